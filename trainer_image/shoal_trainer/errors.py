@@ -7,7 +7,10 @@ TrainerError
 │   └── Unauthorized  a peer could not prove that it belongs to this job
 ├── Fenced          a newer incarnation has replaced this process: stop, write nothing
 ├── Overtaken       another worker has the task now: drop it
-├── NoAccelerator   the pod was promised a GPU and sees none: end, so that another node is tried
+├── WorkerFailed    this worker cannot go on, but another one may: end with the reason, and be replaced
+│   ├── NoAccelerator  the pod was promised a GPU and sees none
+│   ├── OutOfMemory    a step or a task does not fit into the memory of this worker
+│   └── HungStep       a step does not end
 ├── Interrupted     SIGTERM arrived during a task: leave without its result
 ├── Unreachable     a peer or the storage does not answer; callers retry
 │   └── TooSlow       a peer keeps the connection open but misses the deadline
@@ -40,8 +43,23 @@ class Overtaken(TrainerError):
     """Another worker has the task now."""
 
 
-class NoAccelerator(TrainerError):
+class WorkerFailed(TrainerError):
+    """This worker cannot go on, but another one may: it ends, and its replacement is tried on another node.
+
+    The names of its subclasses are in `contract.FAILURE_REASONS`.
+    """
+
+
+class NoAccelerator(WorkerFailed):
     """The pod was promised an accelerator, and TensorFlow sees none."""
+
+
+class OutOfMemory(WorkerFailed):
+    """A step or a task does not fit into the memory of this worker, or of its accelerator."""
+
+
+class HungStep(WorkerFailed):
+    """A training step does not end."""
 
 
 class Interrupted(TrainerError):

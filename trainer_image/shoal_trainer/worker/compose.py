@@ -11,12 +11,11 @@ from functools import partial
 import keras
 import numpy as np
 import numpy.typing as npt
-import tensorflow as tf
 
 from shoal_trainer.contract import RuntimeConfig
 from shoal_trainer.data.preprocessed import preprocessed
 from shoal_trainer.data.user_code import where, with_location
-from shoal_trainer.errors import Unreachable, UserError
+from shoal_trainer.errors import HungStep, OutOfMemory, TrainerError, Unreachable, UserError
 from shoal_trainer.ps.client import PSClient
 from shoal_trainer.security import Credentials
 from shoal_trainer.training import Training
@@ -28,10 +27,12 @@ from shoal_trainer.worker.label_check import LabelCheck
 from shoal_trainer.worker.layout import Average, averages_of, rounded
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.loop import End, Loop, Policy
+from shoal_trainer.worker.memory import memory_is_enough
 from shoal_trainer.worker.optimizers import Placement, accumulated, place
 from shoal_trainer.worker.run_task import run_task
 from shoal_trainer.worker.target import check_target
 from shoal_trainer.worker.tasks import Tasks, evaluated
+from shoal_trainer.worker.watchdog import Watchdog
 from shoal_trainer.worker.work import Coordinator, TaskWork
 
 log = logging.getLogger(__name__)
@@ -45,17 +46,30 @@ class Worker:
     flat_model: FlatModel
     spec: ModelSpec
     leases: Leases
+    watchdog: Watchdog
     close: Callable[[], None]
 
-    def run(self) -> End:
-        """Run until the worker ends. Raises `UserError` if a step or a task runs out of memory."""
+    def run(self, on_hang: Callable[[HungStep], None]) -> End:
+        """Run until the worker ends; `on_hang` is called from another thread if a step hangs.
+
+        Raises `OutOfMemory` if a step or a task does not fit into the worker's memory.
+        """
+        self.watchdog.start(on_hang)
         try:
-            return self.loop.run()
-        except tf.errors.ResourceExhaustedError as error:
-            raise UserError(
-                f"The worker ran out of memory: {where(error)}. Use a smaller batch size (--batch-size, "
-                "or spec.training.batchSize; spec.training.batchSizes sets it per accelerator)."
-            ) from error
+            with memory_is_enough():
+                return self.loop.run()
+        except OutOfMemory:
+            self.leave()
+            raise
+        finally:
+            self.watchdog.stop()
+
+    def leave(self) -> None:
+        """Give the leases to the other workers, at the end of one that cannot go on."""
+        try:
+            self.loop.leave()
+        except TrainerError as error:
+            log.warning("cannot give back what this worker has leased: %s", error)
 
 
 def build_flat_model(job: Training, config: RuntimeConfig) -> FlatModel:
@@ -133,14 +147,26 @@ def compose(
         on_nan=job.on_nan,
         averages=averages,
     )
-    loop = Loop(flat_model, placement, exchange, feed, coordinator, leases, do_task, drain, policy)
+    watchdog = Watchdog()
+    loop = Loop(
+        flat_model,
+        placement,
+        exchange,
+        feed,
+        coordinator,
+        leases,
+        do_task,
+        drain,
+        policy,
+        watch=watchdog.watch,
+    )
 
     def close() -> None:
         feed.stop()
         exchange.close()
         tasks.close()
 
-    return Worker(loop, flat_model, spec, leases, close)
+    return Worker(loop, flat_model, spec, leases, watchdog, close)
 
 
 def _warn(job: Training, flat_model: FlatModel, placement: Placement, averages: tuple[Average, ...]) -> None:

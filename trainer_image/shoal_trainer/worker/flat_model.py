@@ -31,7 +31,7 @@ from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import UserError
 from shoal_trainer.features import flops_per_sample
 from shoal_trainer.ps import kernels
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.wire.messages import MetricSum
 from shoal_trainer.worker.build import BUILD_PARTS, build
 from shoal_trainer.worker.findings import Findings
@@ -40,6 +40,7 @@ from shoal_trainer.worker.hardware import NO_ACCELERATOR, device_name
 from shoal_trainer.worker.keras_internals import call_traced, learning_rate_of, set_current_rate
 from shoal_trainer.worker.layout import Layout, flatten, layout_of, unflatten
 from shoal_trainer.worker.local_step import local_step
+from shoal_trainer.worker.memory import memory_is_enough
 from shoal_trainer.worker.optimizers import has_own_step, unwrap, why_worker
 from shoal_trainer.worker.seeds import keep_drawing, vary_seeds
 from shoal_trainer.worker.training_metrics import TrainingMetrics, as_vector, from_vector
@@ -142,7 +143,8 @@ class FlatModel:
         parameters = aligned(self.layout.size, self.dtype)
         kernels.encode(self.initial(), parameters)
         try:
-            self.step(self.on_device(self.alias(parameters)), self.example)
+            with memory_is_enough():
+                self.step(self.on_device(self.alias(parameters)), self.example)
         finally:
             for variable, value in before:
                 variable.assign(value)

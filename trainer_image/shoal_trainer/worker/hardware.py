@@ -10,7 +10,7 @@ import ctypes
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from shoal_trainer.contract import ACCELERATORS_ENV, RuntimeConfig
@@ -19,6 +19,8 @@ from shoal_trainer.errors import NoAccelerator
 
 NO_ACCELERATOR = "CPU"
 THREADS_ENV = "TF_NUM_INTRAOP_THREADS"
+VISIBLE_ENV = "CUDA_VISIBLE_DEVICES"
+GROWTH_ENV = "TF_FORCE_GPU_ALLOW_GROWTH"
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 CFS = Path("/sys/fs/cgroup/cpu")
 
@@ -59,6 +61,22 @@ def shared_by(processes: int, node: float = 0.0) -> dict[str, str]:
     """
     threads = max(1, math.ceil(cores(node)) // max(1, processes))
     return {THREADS_ENV: os.environ.get(THREADS_ENV, str(threads))}
+
+
+def accelerators_of(
+    index: int, workers: int, devices: Path = Path("/dev"), environment: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Variables with which the GPUs of this machine are divided among its `workers`, whose memory grows by need.
+
+    Each has the same number of GPUs as the others, or one more. With more workers than GPUs, several share a card.
+    """
+    present = sorted((path.name[6:] for path in devices.glob("nvidia[0-9]*")), key=int)
+    chosen = environment.get(VISIBLE_ENV)
+    gpus = present if chosen is None else [name for name in chosen.split(",") if name]
+    if not gpus:
+        return {}
+    own = gpus[index::workers] or [gpus[index % len(gpus)]]
+    return {VISIBLE_ENV: ",".join(own), GROWTH_ENV: environment.get(GROWTH_ENV, "true")}
 
 
 CATALOGUE: tuple[tuple[str, str], ...] = (

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Literal
@@ -20,9 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal_trainer.errors import Unreachable, UserError
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.retry import Backoff
 from shoal_trainer.wire.messages import Pulled, Push, Timings
+from shoal_trainer.worker.beside import Beside
 from shoal_trainer.worker.callbacks import rate_of, set_rate
 from shoal_trainer.worker.exchange import Again, Exchange
 from shoal_trainer.worker.feed import EndOfFile, Failed, Feed, Item, Ready
@@ -81,12 +83,14 @@ class Loop(Upstream):
         drain: threading.Event,
         policy: Policy,
         *,
+        watch: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(flat_model, placement, exchange, coordinator, leases, drain, clock)
         self._feed = feed
         self._do_task = do_task
         self._policy = policy
+        self._watch = watch
         self._input_seconds = self._compute_seconds = 0.0
         self._staleness = 1
         """Pushes between the pull and the push of the last step."""
@@ -98,6 +102,7 @@ class Loop(Upstream):
         self._followed_rate: float | None = None
         self._compiled_rate: float | None = None
         self.steps = 0
+        self.beside = Beside()
 
     # --- the loop -------------------------------------------------------------------------------------------------
 
@@ -107,7 +112,7 @@ class Loop(Upstream):
         self._feed.start()
         while not self._drain.is_set():
             if isinstance(self._deferred, Finished) or self._coordinator.finished():
-                self._leave()
+                self.leave()
                 return End.FINISHED
             if self._outage is not None:
                 self._outage_turn()
@@ -130,7 +135,7 @@ class Loop(Upstream):
                 if isinstance(item, BaseException) and self._outage is None:
                     raise item
                 self._deferred = item
-        self._leave()
+        self.leave()
         return End.DRAINED
 
     def _idle(self) -> None:
@@ -145,7 +150,15 @@ class Loop(Upstream):
             self._probe()
             if self._outage is None:
                 self._report_wasted()
-            self._input_seconds, self._last_push = 0.0, self._clock()
+            self._waited()
+        elif not self._leases.held():  # else the data are slow, which is the step's time
+            self._waited()
+
+    def _waited(self) -> None:
+        """What passed since the last push belongs to no step."""
+        now = self._clock()
+        self.beside.waited(now - self._last_push)
+        self._input_seconds, self._last_push = 0.0, now
 
     def _flush(self) -> None:
         """Push all steps and wait for the answers, before a task or the report of a file's length."""
@@ -161,10 +174,12 @@ class Loop(Upstream):
             self._deferred = item
             return
         if isinstance(item, TaskWork):
+            self.beside.task_begins(self._last_push)
             self._run_task(item)
         else:
             self._file_ended(item)
         self._input_seconds, self._last_push = 0.0, self._clock()
+        self.beside.task_ended(self._last_push)
 
     def _run_task(self, task: TaskWork) -> None:
         """Run a task with the current parameters; if a server is unreachable, defer it and begin an outage.
@@ -256,7 +271,8 @@ class Loop(Upstream):
     def _step(self, parameters: Any, ready: Ready, updates: int) -> Step | None:
         """Run one step; None if it is discarded. Errors name the data."""
         try:
-            with reporting(self._coordinator, f"a training step on {ready.work.source}", self._clock):
+            what = f"a training step on {ready.work.source}"
+            with self._watch(what), reporting(self._coordinator, what, self._clock):
                 step = self._flat_model.step(parameters, ready.batch, updates)
         except UserError as error:
             if self._discarded(ready, error):
@@ -443,7 +459,7 @@ class Loop(Upstream):
         else:
             self._leases.drop(token)
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         """Wait for the push in flight, and release the leases."""
         self._feed.stop()
         if self._in_flight is not None:

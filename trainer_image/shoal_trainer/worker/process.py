@@ -7,6 +7,7 @@ sets a flag that the loop checks after each step. A `UserError` exits with `EXIT
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import logging
 import os
@@ -16,7 +17,9 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from functools import partial
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
@@ -30,10 +33,11 @@ from shoal_trainer.contract import (
     RuntimeConfig,
     TerminationMessage,
 )
-from shoal_trainer.errors import Fenced, NoAccelerator, TrainerError, Unreachable, UserError
+from shoal_trainer.errors import Fenced, HungStep, TrainerError, Unreachable, UserError, WorkerFailed
+from shoal_trainer.process.ending import end_soon
+from shoal_trainer.process.sigterm import in_thread
+from shoal_trainer.process.termination import write_termination
 from shoal_trainer.retry import until_reachable
-from shoal_trainer.sigterm import in_thread
-from shoal_trainer.termination import write_termination
 from shoal_trainer.worker.hardware import (
     device_name,
     equipment,
@@ -43,9 +47,12 @@ from shoal_trainer.worker.hardware import (
     shared_by,
 )
 
+if TYPE_CHECKING:
+    from shoal_trainer.worker.compose import Worker
+
 log = logging.getLogger(__name__)
 
-"""How long threads of the user's code and `atexit` functions can take after the worker has ended."""
+EXIT_FAILED = 1
 
 
 class Drain:
@@ -98,18 +105,33 @@ def main() -> int:
     except Fenced as error:
         log.error("fenced: %s", error)
         return EXIT_FENCED
-    except NoAccelerator as error:  # of this node, not of the job: the replacement goes elsewhere
-        log.error("%s", error)
-        write_termination(
-            TerminationMessage(outcome=Outcome.FAILED, reason="NoAccelerator", message=str(error))
-        )
-        return 1
+    except WorkerFailed as error:
+        return _failed(error)
     except Exception as error:
         traceback.print_exc()
         write_termination(
             TerminationMessage(outcome=Outcome.FAILED, reason="InternalError", message=repr(error))
         )
-        return 1
+        return EXIT_FAILED
+
+
+def _failed(error: WorkerFailed) -> int:
+    """Say why this worker ends; returns the exit code, with which it is replaced."""
+    log.error("%s", error)
+    reason = type(error).__name__
+    write_termination(TerminationMessage(outcome=Outcome.FAILED, reason=reason, message=str(error)))
+    return EXIT_FAILED
+
+
+def abandon(worker: Worker, error: HungStep) -> None:
+    """End this process although its main thread is in a step that does not end. For the watchdog's thread."""
+    code = _failed(error)
+    end_soon(code)
+    try:
+        faulthandler.dump_traceback()
+        worker.leave()
+    finally:
+        os._exit(code)
 
 
 @contextlib.contextmanager
@@ -152,11 +174,11 @@ def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
 
         flat_model = until_reachable(built, drain.flag, "the data")
         facts = equipment(device, flat_model.layout.tensors, config.cores)
-
-        def control() -> ControlPlane:
-            return ControlPlane(config, credentials, job, facts, flat_model.flops_per_sample)
-
-        coordinator = until_reachable(control, drain.flag, "the data")
+        coordinator = until_reachable(
+            lambda: ControlPlane(config, credentials, job, facts, flat_model.flops_per_sample),
+            drain.flag,
+            "the data",
+        )
         coordinator.start()  # send heartbeats while the model is traced
         flat_model.trace()
     traced = time.monotonic()
@@ -170,9 +192,10 @@ def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
         config.batch_size, device,
     )  # fmt: skip
     worker = compose(job, config, flat_model, coordinator, credentials, drain.flag)
+    coordinator.watch(worker.loop.beside)
     drain.hold()
     try:
-        end = worker.run()
+        end = worker.run(partial(abandon, worker))
     except UserError as error:
         try:
             coordinator.failed(error)

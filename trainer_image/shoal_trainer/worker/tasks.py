@@ -21,6 +21,7 @@ from typing import Any
 import keras
 import numpy as np
 import numpy.typing as npt
+import tensorflow as tf
 
 from shoal_trainer.data.batch import Batch, leaves
 from shoal_trainer.data.user_code import where
@@ -134,7 +135,7 @@ class Tasks:
                 self._dataset = dataset_of(lambda: self._rows, first, self._ended)
             with quiet_end(), as_raised(self._ended), _without_xla(model):
                 results = model.evaluate(self._dataset, return_dict=True, verbose=0)
-        except TrainerError:
+        except (TrainerError, tf.errors.ResourceExhaustedError):
             raise
         except (Exception, SystemExit) as error:
             hint = " Yield single samples: do not batch." if "Cannot batch tensors" in str(error) else ""

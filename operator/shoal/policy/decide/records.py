@@ -54,7 +54,17 @@ STEADY = timedelta(minutes=10)
 """A pod that ran this long resets the attempts of its place."""
 BRIEF = timedelta(seconds=60)
 """A worker that is preempted this soon after it started is not replaced at once."""
-EXCUSABLE = frozenset({"Error", "InternalError", "ExitedEarly", "KilledRepeatedly", "InitContainerFailed"})
+EXCUSABLE = frozenset(
+    {
+        "Error",
+        "ExitedEarly",
+        "HungStep",
+        "InitContainerFailed",
+        "InternalError",
+        "KilledRepeatedly",
+        "NoAccelerator",
+    }
+)
 """Failures that a node's end may cause."""
 
 

@@ -8,8 +8,9 @@ import tensorflow as tf
 
 from shoal_trainer import Indexed, Training
 from shoal_trainer.contract import JobIdentity, Role, RuntimeConfig, Shard
-from shoal_trainer.errors import Unreachable, UserError
+from shoal_trainer.errors import OutOfMemory, Unreachable, UserError
 from shoal_trainer.worker.compose import Worker, build_flat_model, compose
+from shoal_trainer.worker.watchdog import Watchdog
 from tests.unit.trainer.worker.fakes import FakeCoordinator
 from tests.unit.trainer.worker.models import DATA, functional, job
 
@@ -49,10 +50,26 @@ def test_user_code_failure_is_a_user_error(model, data, words):
         build_flat_model(Training(model=model, data=data), CONFIG)
 
 
-def test_worker_that_runs_out_of_memory_suggests_a_smaller_batch():
-    loop = SimpleNamespace(run=raises(tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")))
-    with pytest.raises(UserError, match=r"ran out of memory: .*OOM.*Use a smaller batch size"):
-        Worker(loop, None, None, None, lambda: None).run()
+@pytest.mark.parametrize(
+    "error",
+    [
+        tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor with shape[9,9]"),
+        tf.errors.InternalError(None, None, "Dst tensor is not initialized."),
+        tf.errors.InternalError(None, None, "RESOURCE_EXHAUSTED: Out of memory while trying to allocate"),
+    ],
+)
+def test_worker_that_runs_out_of_memory_gives_its_leases_back_and_suggests_a_smaller_batch(error):
+    left = []
+    loop = SimpleNamespace(run=raises(error), leave=lambda: left.append(True))
+    with pytest.raises(OutOfMemory, match=r"ran out of memory: .*Use a smaller batch size"):
+        Worker(loop, None, None, None, Watchdog(), lambda: None).run(print)
+    assert left == [True]
+
+
+def test_other_errors_are_not_out_of_memory():
+    loop = SimpleNamespace(run=raises(tf.errors.InternalError(None, None, "ptxas fatal")))
+    with pytest.raises(tf.errors.InternalError):
+        Worker(loop, None, None, None, Watchdog(), lambda: None).run(print)
 
 
 @pytest.mark.parametrize(

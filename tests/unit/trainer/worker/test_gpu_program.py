@@ -15,7 +15,7 @@ from shoal_trainer.contract import ACCELERATORS_ENV, CONFIG_ENV, JobIdentity, Ro
 from shoal_trainer.data.source import Part
 from shoal_trainer.errors import NoAccelerator
 from shoal_trainer.ps import kernels
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.worker import process
 from shoal_trainer.worker.flat_model import MAX_SHAPES, FlatModel
 from shoal_trainer.worker.hardware import require_accelerators
@@ -289,7 +289,7 @@ import tensorflow as tf
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 from tensorflow.python.eager import context
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.worker.flat_model import FlatModel
 from tests.unit.trainer.worker.models import DATA, functional
 batch = DATA.example(16)

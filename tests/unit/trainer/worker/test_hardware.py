@@ -9,12 +9,20 @@ import pytest
 
 from shoal_trainer.contract import AcceleratorBatch, JobIdentity, Role, RuntimeConfig, Shard
 from shoal_trainer.data.source import Part
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.damping import Damped
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
 from shoal_trainer.worker.flat_model import FlatModel
-from shoal_trainer.worker.hardware import catalogue_name, cores, device_name, equipment, fitted, shared_by
+from shoal_trainer.worker.hardware import (
+    accelerators_of,
+    catalogue_name,
+    cores,
+    device_name,
+    equipment,
+    fitted,
+    shared_by,
+)
 from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.optimizers import place
 from tests.unit.trainer.worker.fakes import FakeCoordinator, Servers
@@ -96,6 +104,27 @@ def test_processes_share_cores_unless_configured(monkeypatch):
     assert shared_by(2) == {"TF_NUM_INTRAOP_THREADS": "5"}
 
 
+@pytest.mark.parametrize(
+    ("gpus", "workers", "visible", "divided"),
+    [
+        (0, 3, None, [None] * 3),
+        (1, 2, None, ["0", "0"]),
+        (2, 3, None, ["0", "1", "0"]),
+        (4, 2, None, ["0,2", "1,3"]),
+        (11, 10, None, ["0,10", *map(str, range(1, 10))]),
+        (4, 2, "2,GPU-7", ["2", "GPU-7"]),
+        (4, 2, "", [None] * 2),
+    ],
+)
+def test_local_workers_divide_the_gpus_or_share_them(tmp_path, gpus, workers, visible, divided):
+    for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{number}" for number in range(gpus))):
+        (tmp_path / name).touch()
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    found = [accelerators_of(index, workers, tmp_path, environment) for index in range(workers)]
+    assert [each.get("CUDA_VISIBLE_DEVICES") for each in found] == divided
+    assert {each.get("TF_FORCE_GPU_ALLOW_GROWTH") for each in found} == {"true" if divided[0] else None}
+
+
 def gradients(size, start):
     """The model, placement and update of a worker for the batch of `size` samples at `start`."""
     batch = next(iter(DATA.read(Part(start, start + size), size)))
@@ -116,10 +145,10 @@ def test_unequal_workers_move_by_the_mean_over_all_samples():
     shard = ShardStore(0, 1, 0)
     model = ModelSpec(fingerprint="0" * 64, parameters=flat_model.layout.size, optimizer=placement.config)
     for slot in (0, 1):
-        shard.connect(slot, 0)
+        shard.workers.connect(slot, 0)
         shard.hello(slot, 0, model)
     shard.initialize(flat_model.initial())
-    base = shard.version
+    base = shard.history.version
     for slot, (samples, update) in enumerate(((8, small), (16, large))):
         io = aligned(update.size)
         io[:] = update

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from shoal_trainer import Indexed
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.worker.compose import build_flat_model
 from shoal_trainer.worker.flat_model import MAX_OVERFLOWS, FlatModel
 from shoal_trainer.worker.loop import End
@@ -82,7 +82,7 @@ def test_skipped_batches_do_not_step_the_optimizer(start_servers):
     first = running.flat_model.initial()
     assert running.start().join() is End.FINISHED
     store = servers.stores[0]
-    assert store.version == DATA.size // 16
+    assert store.history.version == DATA.size // 16
     assert store.model.updates == 0
     flat = np.zeros(running.flat_model.layout.size, np.float32)
     store.pull(0, flat)

@@ -23,7 +23,7 @@ def test_local_steps_are_reported_as_wasted_when_the_worker_leaves():
     bench.loop._probe()
     for start in (0, 2):
         bench.loop._train_locally(bench.batch(start))
-    bench.loop._leave()
+    bench.loop.leave()
     assert bench.coordinator.reports == [2]
 
 
@@ -42,7 +42,7 @@ def test_worker_without_wasted_steps_reports_none():
     bench.now += PROBE_SECONDS
     bench.loop._idle()
     assert bench.coordinator.reports == []
-    bench.loop._leave()
+    bench.loop.leave()
     assert bench.coordinator.reports == [0]
 
 

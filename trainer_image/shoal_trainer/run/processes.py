@@ -44,12 +44,13 @@ from shoal_trainer.contract import (
     TerminationMessage,
     status_token,
 )
-from shoal_trainer.orphans import PARENT_ENV
+from shoal_trainer.errors import OutOfMemory
+from shoal_trainer.process.orphans import PARENT_ENV
+from shoal_trainer.process.termination import TERMINATION_LOG_ENV
 from shoal_trainer.security import Credentials, create_secret_dir
 from shoal_trainer.snapshot.storage import open_storage
 from shoal_trainer.snapshot.store import SnapshotStore
-from shoal_trainer.termination import TERMINATION_LOG_ENV
-from shoal_trainer.worker.hardware import shared_by
+from shoal_trainer.worker.hardware import accelerators_of, shared_by
 
 MAX_WARNINGS = 10
 MAX_FAILURES = 10
@@ -245,6 +246,11 @@ class LocalRun:
         else:
             if not process.killed:
                 self.failures += 1
+            # All workers are on this machine: a model that does not fit into its memory twice will not fit later.
+            full = message is not None and message.reason == OutOfMemory.__name__
+            if full and process.incarnation > 0:
+                self.outcome = message
+                return
             if self.failures > MAX_FAILURES:
                 text = f"{process.name} exited with {code} after {MAX_FAILURES} earlier failures: {tail(process.log)}"
                 self.outcome = TerminationMessage(outcome=Outcome.FAILED, reason="BackoffLimit", message=text)
@@ -269,6 +275,7 @@ class LocalRun:
             "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3"),
             "PYTHONUNBUFFERED": "1",
             **shared_by(self.job.workers),
+            **(accelerators_of(index, self.job.workers) if role is Role.WORKER else {}),
             "TMPDIR": str(self._folder / "tmp"),  # a killed process leaves its files there
             PARENT_ENV: str(os.getpid()),
         }

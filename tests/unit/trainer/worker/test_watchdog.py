@@ -1,0 +1,40 @@
+"""A step that does not end is told from one that is slow."""
+
+import pytest
+
+from shoal_trainer.worker.watchdog import FIRST_SECONDS, Watchdog
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("before", "seconds", "hangs"),
+    [
+        ([], FIRST_SECONDS, False),  # it may compile
+        ([], FIRST_SECONDS + 1, True),
+        ([0.1, 0.2], 600, False),
+        ([0.1, 0.2], 601, True),
+        ([60.0, 0.1], 1200, False),
+        ([60.0, 0.1], 1201, True),
+    ],
+)
+def test_a_step_hangs_after_a_multiple_of_the_longest(before, seconds, hangs):
+    clock = Clock()
+    watchdog = Watchdog(clock)
+    for each in before:
+        with watchdog.watch("a step"):
+            clock.now += each
+    clock.now += 10_000  # no step
+    assert watchdog.hung() is None
+    with watchdog.watch("a step on samples 0-8"):
+        clock.now += seconds
+        found = watchdog.hung()
+    assert (found is not None) == hangs
+    if hangs:
+        assert f"a step on samples 0-8 has not ended in {seconds:.0f} s" in str(found)
+    assert watchdog.hung() is None
