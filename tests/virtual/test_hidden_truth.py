@@ -23,10 +23,10 @@ HALF, NEAR, MOSTLY = 0.08, 0.15, 0.7
 """Of the ends that are predicted at half: the median error, and how many are within 15 %."""
 UNLIKELY = 0.01
 """A share of late jobs that would be seen this seldom if promises were kept."""
-WORSE, ABOUT = 1.4, 1.15
+WORSE, ABOUT = 1.3, 1.05
 """The most that is paid: in the median, as a multiple of the best in hindsight; in all, of uniform progress.
 
-What the project wants is 1.25 and 1. Over the first five seeds it was 1.17 and 1.03 when this was written.
+What the project wants is 1.25 and 1. It was 1.21 and 0.94 over these 50, and 1.12 and 0.91 over 43 others later.
 """
 
 

@@ -33,6 +33,9 @@ from shoal.api.training_job import TrainingJob
 PATIENCE = 2.0
 """A pod waits too long after this many times the pool's start-up time."""
 LEAST_PATIENCE = timedelta(seconds=30)
+UNSEEN, UNSEEN_SECONDS = 4.0, 120.0
+"""While no start was measured: so many times what the spec says, if that is no longer than this. A guess that is too
+short would give up each node just before it comes, and never be corrected."""
 HELD, LONGEST = timedelta(seconds=60), timedelta(minutes=30)
 """A pool stays exhausted for at least this long, twice the wait that showed it, and as long again as it was out of
 nodes before, up to the longest: plans would go back and forth."""
@@ -201,8 +204,12 @@ def _waiting_too_long(seen: Seen, total: Usage) -> list[Pod]:
 
 
 def _patience(seen: Seen, total: Usage) -> timedelta:
-    startup = total.start_seconds / total.starts if total.starts else seen.pool.spec.startup_seconds
-    return max(LEAST_PATIENCE, timedelta(seconds=PATIENCE * startup))
+    if total.starts:
+        seconds = PATIENCE * total.start_seconds / total.starts
+    else:
+        said = float(seen.pool.spec.startup_seconds)
+        seconds = max(PATIENCE * said, min(UNSEEN * said, UNSEEN_SECONDS))
+    return max(LEAST_PATIENCE, timedelta(seconds=seconds))
 
 
 def _still_exhausted(seen: Seen, total: Usage) -> bool:

@@ -6,6 +6,7 @@ import itertools
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -157,6 +158,17 @@ def test_pool_is_exhausted_when_pods_wait_for_longer_than_a_start() -> None:
     assert condition(patient, "Exhausted") == ("False", "NodesAvailable"), (
         "what was measured outweighs the prior"
     )
+
+
+@pytest.mark.parametrize(("said", "waits"), [(5, 30), (20, 80), (30, 120), (60, 120), (180, 360)])
+def test_start_up_that_nobody_measured_is_not_held_to_a_short_guess(said: int, waits: int) -> None:
+    """Else each node is given up just before it comes, and none is ever seen to start."""
+    guessed = pool(startupSeconds=said)
+    for seconds, exhausted in ((waits - 1, "False"), (waits + 1, "True")):
+        status = measure(seen(guessed, waiting=(waiting(seconds),)))
+        assert condition(status, "Exhausted")[0] == exhausted
+    quick = job("a", usage(starts=2, startSeconds=40, startSecondsSquared=800))
+    assert condition(measure(seen(guessed, quick, waiting=(waiting(41),))), "Exhausted")[0] == "True"
 
 
 def test_exhausted_pool_is_tried_again_after_a_while_or_when_a_node_comes() -> None:
