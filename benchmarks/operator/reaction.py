@@ -20,9 +20,12 @@ NODES = 4
 async def nodes(world: World, prefix: str, count: int = NODES) -> AsyncIterator[FakeKubelet]:
     """Fake nodes with room for all."""
     async with FakeKubelet(world.plane.kubeconfig) as kubelet:
-        await kubelet.add_node(f"{prefix}-safe", capacity={"pods": "2000", "cpu": "2000"})
+        size = {"pods": "2000", "cpu": "2000", "memory": "400Gi"}
+        unloved = [
+            {"key": "example.com/safe", "effect": "PreferNoSchedule"}
+        ]  # the workers live on the others
+        await kubelet.add_node(f"{prefix}-safe", capacity=size, taints=unloved)
         for number in range(count):
-            size = {"pods": "2000", "cpu": "2000"}
             await kubelet.add_node(f"{prefix}-{number}", spot=True, capacity=size)
         yield kubelet
         for name in list(kubelet.nodes):
@@ -53,6 +56,7 @@ async def measure(world: World, quick: bool) -> AsyncIterator[Measurement]:
             statuses = [each for each in ramp if each.subresource == "status"]
             spread = (statuses[-1].answered - statuses[0].answered).total_seconds()
             await world.kube.delete("/apis/shoal.dev/v1alpha1/namespaces/big/trainingjobs/big")
+            await until(lambda: _is_empty(world, "big"))
         await world.namespace("bare-one")
         await _bare_pods(world, "bare-one", workers)
         async with world.bare("replace", "bare-one"):
@@ -114,6 +118,10 @@ async def _lose_while_it_ramps(
         if await _made(world, ramp, workers):
             break
     return found
+
+
+async def _is_empty(world: World, namespace: str) -> bool:
+    return await world.pods(namespace) == 0
 
 
 async def _made(world: World, namespace: str, count: int) -> bool:
