@@ -28,7 +28,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from benchmarks.turns import System
-from shoal_trainer.orphans import PARENT_ENV, follow_parent
+from shoal_trainer.process.orphans import PARENT_ENV, follow_parent
 from shoal_trainer.worker.hardware import shared_by
 
 Kind = Literal["shoal", "keras", "echo"]
@@ -179,7 +179,7 @@ def shoal(job: Any, batch: int, done: Done) -> Advance:
 
 def echo(job: Any, batch: int, done: Done, port: int) -> Advance:
     """One step of the worker's function, while the previous update goes to `port` and back."""
-    from shoal_trainer.ps.buffers import octets
+    from shoal_trainer.ps.aligned import octets
 
     flat_model, step = _stepper(job, batch)
     sock = socket.create_connection(("127.0.0.1", port))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 
 BLOCK = 65_536
 RATE, MU, DECAY, EPSILON = 1e-3, 0.9, 1e-5, 1e-7

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.harness import Measurement, summary
 from benchmarks.kernel_peers import BETAS, DECAY, EPSILON, MU, RATE, Blocked, Step, TensorFlow, f, one_thread
 from shoal_trainer.ps import kernels
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 
 SIZES = {"1.7 M": 1_730_000, "25.6 M": 25_600_000, "100 M": 100_000_000}
 ENCODINGS: dict[str, Any] = {"fp32": f, "bf16": np.uint16}

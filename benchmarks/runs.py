@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from shoal_trainer.contract import Role, Staleness, StatusReport, StopAfter, WorkerState
-from shoal_trainer.local import LocalJob, LocalRun
+from shoal_trainer.run.processes import LocalJob, LocalRun
 
 START_SECONDS = 420.0
 PARTS = re.compile(

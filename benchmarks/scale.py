@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from benchmarks.harness import Measurement, summary
 from benchmarks.wire_peers import hot_rate
-from shoal_trainer.local import LocalJob, LocalRun
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.client import PSClient
+from shoal_trainer.run.processes import LocalJob, LocalRun
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Push, WorkerIdentity
 
 SIZES = {"1 M": 1_000_000, "25.6 M": 25_600_000, "100 M": 100_000_000, "500 M": 500_000_000}

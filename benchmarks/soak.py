@@ -20,7 +20,7 @@ from rich.table import Table
 
 from benchmarks.growth import SURVIVOR, Life, Reading, judge
 from shoal_trainer.contract import Role, StatusReport, StopAfter
-from shoal_trainer.local import LocalJob, LocalRun
+from shoal_trainer.run.processes import LocalJob, LocalRun
 
 WARM_UP = 60.0
 """Seconds after the first answer or push of a process before it is read."""

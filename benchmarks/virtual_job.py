@@ -17,8 +17,8 @@ from benchmarks.networks import Vector
 from benchmarks.tasks import BATCH, TASKS, data_of, network_of, updates_of
 from shoal_trainer.contract import Staleness
 from shoal_trainer.ps import schedules
-from shoal_trainer.ps.optimizers import Optimizer, Update
 from shoal_trainer.ps.shard import ShardCopy, ShardStore
+from shoal_trainer.ps.update_rules import Optimizer, Update
 from shoal_trainer.wire.messages import (
     AnswerMeta,
     ModelSpec,
@@ -186,7 +186,7 @@ class VirtualJob(Course):
         self.model = ModelSpec(fingerprint="0" * 64, parameters=self.network.size, optimizer=self.config)
         self.shard.hello(0, 0, self.model)
         self.shard.initialize(self.first)
-        self.shard.set_live_workers(job.workers)
+        self.shard.workers.set_live(job.workers)
         self.held: dict[int, tuple[int, Vector]] = {}
         """The version and the parameters of each worker's last answer."""
         self.computing: dict[int, tuple[int, Vector]] = {}
@@ -203,7 +203,7 @@ class VirtualJob(Course):
     def advance(self) -> None:
         """The next push."""
         self.now, worker = heapq.heappop(self.queue)
-        if self.job.churn and self.shard.version % self.job.churn == self.job.churn - 1:
+        if self.job.churn and self.shard.history.version % self.job.churn == self.job.churn - 1:
             self._replace(worker)
             self.now, worker = heapq.heappop(self.queue)
         self._push(worker)
@@ -242,11 +242,11 @@ class VirtualJob(Course):
         self.known[worker], self.flights[worker] = answer.meta.samples, flight
 
     def _join(self, worker: int) -> None:
-        self.shard.connect(worker, self.incarnations[worker])
+        self.shard.workers.connect(worker, self.incarnations[worker])
         size = self.network.size
         self.anticipations[worker] = Anticipation(self.config, size, size, np.float32, lambda array: array)
         self.computing[worker] = self.held[worker] = self._pull(worker)
-        self.known[worker] = self.shard.samples
+        self.known[worker] = self.shard.history.samples
         self.flights.pop(worker, None)
         heapq.heappush(self.queue, (self.now + self.step_seconds(worker), worker))
 
@@ -255,6 +255,12 @@ class VirtualJob(Course):
         self.incarnations[worker] += 1
         self.seqs[worker] = 0
         self._join(worker)
+
+    def shrink(self, workers: int) -> None:
+        """Only the first `workers` go on; the others leave with the step that they compute."""
+        self.queue = [(at, worker) for at, worker in self.queue if worker < workers]
+        heapq.heapify(self.queue)
+        self.shard.workers.set_live(workers)
 
     def outage(self, steps: int) -> None:
         """An outage of the server, in which each worker takes `steps` local steps; then they push their differences.
@@ -282,7 +288,7 @@ class VirtualJob(Course):
 
         Returns how many updates are lost.
         """
-        lost = self.shard.version
+        lost = self.shard.history.version
         self.shard = ShardStore(0, 1, 1, staleness=Staleness(policy=self.job.policy), clock=lambda: self.now)
         self.shard.restore(snapshot)
         for worker in range(self.job.workers):
@@ -290,10 +296,10 @@ class VirtualJob(Course):
             if self.shard.hello(worker, 0, self.model, version if copies else None).wants_copy:
                 self.shard.offer(worker, 0, version, self.metas[worker], flat.copy())
         self.now += RECOVERY_SECONDS
-        self.shard.set_live_workers(self.job.workers)
+        self.shard.workers.set_live(self.job.workers)
         self.held = {worker: self._pull(worker) for worker in range(self.job.workers)}
         self.computing = dict(self.held)
-        return lost - self.shard.version
+        return lost - self.shard.history.version
 
     def parameters(self) -> Vector:
         """Those that an evaluation pulls."""

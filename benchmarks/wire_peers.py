@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from shoal_trainer.contract import Shard
-from shoal_trainer.ps.buffers import aligned, octets
+from shoal_trainer.ps.aligned import aligned, octets
 from shoal_trainer.ps.client import PSClient
 from shoal_trainer.ps.kernel_loader import load_kernels
 from shoal_trainer.ps.server import DataServer
@@ -95,7 +95,7 @@ def serve(size: int, secret: str, host: str = "127.0.0.1", tls: bool = False) ->
     server.start()
     _print(port=server.port)
     for _ in sys.stdin:
-        _print(cpu=time.process_time(), version=shard.version)
+        _print(cpu=time.process_time(), version=shard.history.version)
     server.close()
 
 

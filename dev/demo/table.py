@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from dev.demo.watch import Picture
-from shoal_trainer import table
+from shoal_trainer.run import table
 
 LAST_LINES = 8
 

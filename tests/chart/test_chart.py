@@ -377,6 +377,7 @@ def test_node_pools_are_sized_by_a_process_that_may_touch_no_pod(tools: Path) ->
         ("leases", "create"),
         ("leases", "get"),
         ("leases", "update"),
+        ("leases", "patch"),
         ("events", "create"),
         ("events", "patch"),
     }

@@ -79,6 +79,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("value-float", with_(spec__training__stopAfter={"metric": "accuracy", "value": 0.97}), "must be of type string"),
     ("value-words", with_(spec__training__stopAfter={"metric": "auc", "value": "most"}), "must be a decimal number"),
     ("value-huge", with_(spec__training__stopAfter={"metric": "auc", "value": "1e999"}), "must be a decimal number"),
+    ("never-reached", with_(spec__training__stopAfter={"metric": "val_accuracy", "value": "1.5"}),
+     "this metric is at most 1 and never rises to value"),
     ("metric-own", with_(spec__training__stopAfter={"metric": "dice", "value": "0.9"}), "mode is required for"),
     ("mode-alone", with_(spec__training__stopAfter={"epochs": 1, "mode": "Min"}), "mode requires metric and value"),
     ("mode-words",

@@ -16,6 +16,7 @@ from typing import Any
 
 from shoal.cluster.transport import Answer, Query, StreamRefused
 from shoal.errors import Unavailable
+from tests.unit.cluster.servers import json_patched
 from tests.virtual.loop import later, now, stamp
 
 Json = dict[str, Any]
@@ -208,6 +209,8 @@ class ApiServer:
                 return _no(409, "Conflict", "the UID in the precondition does not match")
             self.delete(key, (body or {}).get("gracePeriodSeconds"))
             return _ok(self.objects.get(key, {"kind": "Status", "metadata": {}, **old}))
+        if isinstance(body, list) and (body := json_patched(old, body)) is None:
+            return _no(422, "Invalid", "the server rejected our request due to an error in our request")
         given = body.get("metadata", {})
         if given.get("uid") not in {None, old["metadata"]["uid"]}:
             return _no(409, "Conflict", "the UID in the precondition does not match")

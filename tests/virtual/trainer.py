@@ -11,7 +11,9 @@ from shoal.errors import Unavailable
 from shoal.telemetry.coordinator import Endpoint
 from shoal_trainer.contract import (
     EXIT_FENCED,
+    BesideSums,
     DataReport,
+    EpochReport,
     LogSums,
     ModelReport,
     Outcome,
@@ -45,6 +47,10 @@ class Truth:
         fingerprint="ab" * 32, parameters=460_000, tensors=98, flops_per_sample=8.1e7
     )
     noise: float = NOISE
+    epoch: float = 0.0
+    """Samples of an epoch, after each of which one worker evaluates; 0: the job is one epoch, without evaluation."""
+    evaluation: float = 0.0
+    """Seconds that it takes, in which the others wait."""
 
     def alone(self, device: str) -> float:
         """Seconds of a step of a worker with servers that nobody else uses."""
@@ -68,6 +74,7 @@ class Worker:
     fenced: bool = False
     left: bool = False
     device: str = "CPU"
+    beside: float = 0.0
 
 
 @dataclass
@@ -94,6 +101,8 @@ class Training:
     """How many times as long as alone a step takes, because of the servers."""
     active: int = 0
     serving: dict[int, tuple[str, int]] = field(default_factory=dict)
+    evaluates_until: float = 0.0
+    beside: BesideSums = BesideSums()
 
 
 class Trainers:
@@ -144,15 +153,39 @@ class Trainers:
             return
         if run.rate:
             run.wait = sum(run.truth.batch / run.truth.alone(w.device) for w in active) / run.rate
-        run.done = min(run.truth.samples, run.done + run.rate * seconds)
-        for worker in active:
-            self._measure(run, worker, len(active), seconds)
+        if now() < run.evaluates_until:
+            self._evaluate(run, active, seconds)
+        else:
+            self._advance(run, active, seconds)
         if now() - run.saved_at >= SNAPSHOT_SECONDS:
             run.saved, run.saved_at = run.done, now()
-        if run.done >= run.truth.samples and active:
+        if run.done >= run.truth.samples and active and now() >= run.evaluates_until:
             run.finishing_at = run.finishing_at or now() + 3.0
         if run.finishing_at is not None and now() >= run.finishing_at:
             self._end(run)
+
+    def _advance(self, run: Training, active: list[Worker], seconds: float) -> None:
+        """Train, to the end of the epoch at most."""
+        before, length = run.done, run.truth.epoch or run.truth.samples
+        run.done = min(run.truth.samples, run.done + run.rate * seconds)
+        for worker in active:
+            self._measure(run, worker, len(active), seconds)
+        if run.done // length > before // length and run.truth.evaluation:
+            run.evaluates_until = now() + run.truth.evaluation
+            if run.done < run.truth.samples:
+                sums = run.beside
+                run.beside = sums.model_copy(
+                    update={"epochs": sums.epochs + 1, "others": sums.others + len(active) - 1}
+                )
+
+    def _evaluate(self, run: Training, active: list[Worker], seconds: float) -> None:
+        """One evaluates, and the others wait."""
+        for number, worker in enumerate(active):
+            worker.beside += seconds
+            if run.done < run.truth.samples:
+                part = "waits" if number else "tasks"
+                lost = seconds * run.truth.batch / run.truth.alone(worker.device)
+                run.beside = run.beside.model_copy(update={part: getattr(run.beside, part) + lost})
 
     def _serve(self, run: Training, processes: list[Process]) -> bool:
         """Whether all shards are there; a new one takes the newest snapshot."""
@@ -168,7 +201,7 @@ class Trainers:
                 run.serving[index] = key
                 if index == 0:
                     run.epoch = f"{key[0]}-{key[1]}"
-                    run.sums = {}
+                    run.sums, run.beside = {}, BesideSums()
                     run.workers = {}
                 if known is not None:
                     alive = any(p.role == "worker" and p.runs for p in processes)
@@ -263,14 +296,22 @@ class Trainers:
                 done=int(run.done),
                 total=int(run.truth.samples),
                 repeated=int(run.repeated),
-                samples_per_epoch=int(run.truth.samples),
+                samples_per_epoch=int(run.truth.epoch or run.truth.samples),
             ),
             workers=tuple(self._worker(run, w) for _, w in sorted(run.workers.items())),
             shards=tuple(self._shard(run, i) for i in range(run.shards)),
             model=run.truth.model if run.workers else None,
             speed=tuple(self._sums(run, key, row) for key, row in run.sums.items()),
             speed_epoch=run.epoch,
+            beside=run.beside,
+            epochs=self._epochs(run),
         )
+
+    @staticmethod
+    def _epochs(run: Training) -> tuple[EpochReport, ...]:
+        """The last one that ended: its evaluation may still run."""
+        ended = int(run.done // run.truth.epoch) if run.truth.epoch else 0
+        return (EpochReport(epoch=ended - 1, complete=now() >= run.evaluates_until),) if ended else ()
 
     def forget(self, job_uid: str) -> None:
         """See `Coordinator`."""
@@ -298,6 +339,7 @@ class Trainers:
             device=worker.device,
             cores=process.machine.cores,
             node=process.machine.name,
+            beside_seconds=worker.beside,
         )
 
     def _shard(self, run: Training, index: int) -> ShardReport:

@@ -13,9 +13,9 @@ from typing import Literal
 import click
 
 from shoal_trainer.contract import InitialFrom, Staleness, StopAfter
-from shoal_trainer.ending import end_soon
 from shoal_trainer.errors import UserError
-from shoal_trainer.orphans import follow_parent
+from shoal_trainer.process.ending import end_soon
+from shoal_trainer.process.orphans import follow_parent
 
 COUNT = click.IntRange(1)
 MODES: dict[str, Literal["Min", "Max"]] = {"min": "Min", "max": "Max"}
@@ -146,8 +146,8 @@ def run(
 
     Shows a live table, and a line for each epoch.
     """
-    from shoal_trainer.local import LocalJob
-    from shoal_trainer.watch import watch
+    from shoal_trainer.run.processes import LocalJob
+    from shoal_trainer.run.watch import watch
     from shoal_trainer.worker.entrypoint import check
 
     job = LocalJob(

@@ -106,12 +106,14 @@ FALLS = (
     "kl_divergence", "kullback_leibler_divergence", "kld", "ctc", "circle", "perplexity", "false_(positives|negatives)",
 )  # fmt: skip
 """Patterns of metrics that improve as they decrease: Keras' losses and errors, by all of their names."""
-RISES = (
+AT_MOST_ONE = (
     "((binary|(sparse_)?(top_(k|[0-9]+)_)?categorical|(sparse_)?top_(k|[0-9]+))_)?acc(uracy)?", "((roc|pr)_)?auc",
     "(precision|recall|sensitivity|specificity)(_at_(precision|recall|sensitivity|specificity))?",
     "f1(_?score)?", "f_?beta_score", "(one_hot_)?(mean_|binary_|m)?io_?u", "r2(_score)?", "cosine_similarity",
-    "(concordance|pearson)_correlation", "true_(positives|negatives)",
+    "(concordance|pearson)_correlation",
 )  # fmt: skip
+"""Patterns of metrics that improve as they increase up to 1."""
+RISES = (*AT_MOST_ONE, "true_(positives|negatives)")
 """Patterns of metrics that improve as they increase."""
 
 
@@ -266,6 +268,8 @@ class WorkerReport(Message):
     cores: float = 0.0
     """CPU cores that it may use, 0.5 for half of one; 0: unknown."""
     node: str = ""
+    beside_seconds: float = 0.0
+    """In tasks, and without work: of its time, what `step_seconds` leave out. Cumulative."""
     message: str = ""
 
 
@@ -285,7 +289,10 @@ class ShardReport(Message):
     ready: bool = True
     last_snapshot_at: float | None = None
     busy_seconds: float = 0.0
-    """Time in which the shard worked on pushes: the optimizer's update and the conversion of the answer."""
+    """Time in which the shard worked on pushes: the optimizer's update and the conversion of the answer.
+
+    A moment counts once, however many threads work in it.
+    """
     updates: int = 0
     """Pushes applied by this process."""
     bytes_received: int = 0
@@ -389,6 +396,32 @@ class SpeedSums(Message):
         return self.device, self.devices, self.cores, self.batch_size, self.workers, self.servers
 
 
+class BesideSums(Message):
+    """What passes beside training steps: evaluation, callbacks, and the waits for them. Not the last of a job.
+
+    Workers differ in speed, and each does its tasks about as much faster as its steps. So time counts as the samples
+    that this worker would have trained in it.
+    """
+
+    epochs: int = 0
+    """Epochs that ended."""
+    others: int = 0
+    """Workers but one at the end of each of these, summed."""
+    tasks: float = 0.0
+    """Samples that were not trained because of tasks."""
+    waits: float = 0.0
+    """Samples that were not trained because workers had nothing to do."""
+
+    def since(self, earlier: BesideSums) -> BesideSums:
+        """What was added after `earlier`, a report of the same sums."""
+        return BesideSums(
+            epochs=self.epochs - earlier.epochs,
+            others=self.others - earlier.others,
+            tasks=self.tasks - earlier.tasks,
+            waits=self.waits - earlier.waits,
+        )
+
+
 MAX_SPEEDS = 64
 """Configurations in a report; beyond that, the one that was measured longest ago is dropped."""
 
@@ -452,7 +485,9 @@ class StatusReport(Message):
     """The measured steps by configuration, cumulative over the life of the coordinator's process (`speed_epoch`): a
     reader takes differences, so that a missed report loses nothing. At most `MAX_SPEEDS`."""
     speed_epoch: str = ""
-    """Identifies the process whose sums `speed` are: with another one they begin at 0."""
+    """Identifies the process whose sums `speed` and `beside` are: with another one they begin at 0."""
+    beside: BesideSums = BesideSums()
+    """What passed beside training steps, cumulative like `speed`."""
     message: str = ""
 
     @property

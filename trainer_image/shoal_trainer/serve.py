@@ -39,7 +39,7 @@ from shoal_trainer.contract import (
     RuntimeConfig,
     TerminationMessage,
 )
-from shoal_trainer.coordinator.client import ShardControl
+from shoal_trainer.coordinator.control_client import ShardControl
 from shoal_trainer.coordinator.epoch_log import EpochLog
 from shoal_trainer.coordinator.follower import Follower
 from shoal_trainer.coordinator.history_file import HistoryFile
@@ -48,17 +48,17 @@ from shoal_trainer.coordinator.http import ControlServer
 from shoal_trainer.coordinator.metrics import serve_metrics
 from shoal_trainer.coordinator.service import CoordinatorService
 from shoal_trainer.errors import Fenced, TrainerError, UserError
+from shoal_trainer.process.sigterm import in_thread
+from shoal_trainer.process.termination import write_termination
 from shoal_trainer.ps.malloc import return_freed_memory
 from shoal_trainer.ps.server import MAX_CONNECTIONS, DataServer
 from shoal_trainer.ps.shard import ShardStore, State
 from shoal_trainer.retry import until_reachable
 from shoal_trainer.security import Credentials
-from shoal_trainer.sigterm import in_thread
 from shoal_trainer.snapshot.claims import Claim, Watch
 from shoal_trainer.snapshot.initial import load_initial
 from shoal_trainer.snapshot.storage import open_storage
 from shoal_trainer.snapshot.store import SnapshotStore
-from shoal_trainer.termination import write_termination
 
 log = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ from shoal.api.rules import DECIMAL, Positive, rules
 from shoal.errors import NotEnoughData
 
 __all__ = [
+    "BesideSteps",
     "Convergence",
     "LogMoments",
     "MeasuredModel",
@@ -174,6 +175,21 @@ class ServerLoad(Status):
     """When it was last measured (RFC 3339)."""
 
 
+class BesideSteps(Status):
+    """What passes beside training steps (evaluation, callbacks), in samples that would have been trained meanwhile."""
+
+    epochs: str = "0"
+    """Epochs that were measured, a decimal: old ones count less."""
+    others: str = "0"
+    """Workers but one in each of these epochs, summed, a decimal."""
+    task_samples: str = "0"
+    """Samples that were not trained because of tasks, a decimal."""
+    wait_samples: str = "0"
+    """Samples that were not trained because workers had nothing to do, a decimal."""
+    last_seen: str = ""
+    """When it was last measured (RFC 3339)."""
+
+
 class SpeedSource(Status):
     """The reports of one job that are already in `rows` and `serverLoad`, so that none is counted twice."""
 
@@ -217,6 +233,8 @@ class SpeedProfileStatus(Status):
     """The devices that were measured."""
     server_load: tuple[ServerLoad, ...] = Field(default=(), max_length=16)
     """Measured cost of an update on the parameter servers."""
+    beside: BesideSteps | None = None
+    """Measured time beside training steps."""
     convergence: Convergence | None = None
     """The loss curve that was fitted to its jobs."""
     sources: tuple[SpeedSource, ...] = Field(default=(), max_length=MOST_SOURCES)

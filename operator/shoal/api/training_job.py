@@ -18,7 +18,7 @@ from shoal.api.elasticity import Elasticity
 from shoal.api.roles import ParameterServers, Workers
 from shoal.api.rules import DECIMAL, MOST, STORED, Natural, Positive, explained, rules
 from shoal.api.training_job_status import TrainingJobStatus
-from shoal_trainer.contract import FALLS, RISES, names_of
+from shoal_trainer.contract import AT_MOST_ONE, FALLS, RISES, names_of
 
 MANAGED_BY = "shoal.dev/operator"
 """The value of `spec.managedBy` that means Shoal itself, as an unset field does."""
@@ -163,6 +163,13 @@ class StopAfter(Strict):
                 f"!has(self.metric) || has(self.mode) || self.metric.matches('{names_of(*FALLS, *RISES)}')",
                 "mode is required for this metric: set Min to stop when it falls to value, or Max to stop when it"
                 " rises to value",
+            ),
+            (
+                "!has(self.metric) || !has(self.value) || has(self.mode)"
+                f" || !self.metric.matches('{names_of(*AT_MOST_ONE)}') || !self.value.matches('{DECIMAL}')"
+                " || double(self.value) <= 1.0",
+                "this metric is at most 1 and never rises to value: set a value below 1, for example 0.97,"
+                " or, if it is a metric of your own, mode: Max",
             ),
         )
     )

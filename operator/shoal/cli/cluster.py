@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,7 +14,7 @@ import click
 from shoal.errors import ClusterError, NotFound, Refused, ShoalError
 
 if TYPE_CHECKING:
-    pass
+    from rich.console import Console
 
 EXIT_CODES = {
     0: "done; of `wait` and `follow`: the job has succeeded",
@@ -93,6 +95,17 @@ def complete_job(ctx: click.Context, _parameter: click.Parameter, incomplete: st
 
 
 JOB = click.argument("name", metavar="JOB", shell_complete=complete_job)
+
+
+WIDE = 200
+
+
+def console() -> Console:
+    """Where tables are printed: as wide as the terminal; in files and pipes wide enough for whole lines."""
+    from rich.console import Console
+
+    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(width=WIDE if piped else None)
 
 
 def emit(value: Any, output: Format) -> None:

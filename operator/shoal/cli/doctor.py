@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.cluster import Format, cluster_command, emit, output_option
+from shoal.cli.cluster import Format, cluster_command, console, emit, output_option
 
 if TYPE_CHECKING:
     from shoal.client import Client
@@ -20,7 +20,6 @@ STYLES = {"ok": "green", "warning": "yellow", "broken": "bold red", "unknown": "
 @cluster_command
 def doctor(client: Client, *, output: Format) -> None:
     """Check the cluster: what is missing for jobs to run, and what to do."""
-    from rich.console import Console
     from rich.text import Text
 
     from shoal.client.doctor import diagnose, read
@@ -29,11 +28,11 @@ def doctor(client: Client, *, output: Format) -> None:
     if output != "table":
         emit([dataclasses.asdict(each) for each in checks], output)
     else:
-        console = Console()
+        screen = console()
         for each in checks:
-            console.print(
+            screen.print(
                 Text.assemble((f"{each.state:<8} ", STYLES[each.state]), f"{each.name:<13} {each.message}")
             )
             if each.help:
-                console.print(Text.assemble(" " * 23, ("try: ", "green"), each.help))
+                screen.print(Text.assemble(" " * 23, ("try: ", "green"), each.help))
     raise click.exceptions.Exit(any(each.state == "broken" for each in checks))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.cluster import JOB, Format, cluster_command, emit, output_option
+from shoal.cli.cluster import JOB, Format, cluster_command, console, emit, output_option
 from shoal.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -33,15 +33,14 @@ def explain(client: Client, *, name: str, output: Format) -> None:
     if output != "table":
         emit([dataclasses.asdict(each) for each in findings], output)
         return
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console()
+    screen = console()
     if not findings:
-        console.print(
+        screen.print(
             f"{name} is {job.seen.status.phase or 'new'}, and nothing about it needs an explanation."
         )
     for each in findings:
-        console.print(Text.assemble((f"{each.topic:<8} ", "bold"), each.why))
+        screen.print(Text.assemble((f"{each.topic:<8} ", "bold"), each.why))
         if each.help:
-            console.print(Text.assemble(" " * 9, ("try: ", "green"), each.help))
+            screen.print(Text.assemble(" " * 9, ("try: ", "green"), each.help))

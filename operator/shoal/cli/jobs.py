@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shoal.cli.cluster import JOB, Format, cluster_command, emit, output_option
+from shoal.cli.cluster import JOB, Format, cluster_command, console, emit, output_option
 from shoal.errors import ClusterError, UsageError
 
 if TYPE_CHECKING:
@@ -280,6 +280,4 @@ def _end(ended: Any) -> None:
 
 
 def _print(what: Any) -> None:
-    from rich.console import Console
-
-    Console(soft_wrap=False).print(what)
+    console().print(what)

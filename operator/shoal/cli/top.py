@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.cluster import Format, cluster_command, emit, output_option
+from shoal.cli.cluster import Format, cluster_command, console, emit, output_option
 
 if TYPE_CHECKING:
     from shoal.client import Client
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 @cluster_command
 def top(client: Client, *, all_namespaces: bool, every: float, once: bool, output: Format) -> None:
     """All jobs, live: those that train first, the fastest at the top."""
-    from rich.console import Console
     from rich.live import Live
 
     from shoal.api.training_job import TrainingJob
@@ -33,12 +32,12 @@ def top(client: Client, *, all_namespaces: bool, every: float, once: bool, outpu
     if output != "table":
         emit([job.model_dump(mode="json", by_alias=True, exclude_none=True) for job in read()], output)
         return
-    console = Console()
-    if once or not console.is_terminal:
-        console.print(job_table(read(), namespaces=all_namespaces))
+    screen = console()
+    if once or not screen.is_terminal:
+        screen.print(job_table(read(), namespaces=all_namespaces))
         return
     with Live(
-        job_table(read(), namespaces=all_namespaces), console=console, screen=True, auto_refresh=False
+        job_table(read(), namespaces=all_namespaces), console=screen, screen=True, auto_refresh=False
     ) as live:
         while True:
             time.sleep(every)

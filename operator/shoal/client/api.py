@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import urllib3
+import yaml
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
@@ -32,15 +35,22 @@ class Api:
         """Connect as kubectl does: KUBECONFIG or ~/.kube/config, or in a pod with its service account.
 
         Raises:
-            Unavailable: neither is there, or the context does not exist.
+            Unavailable: neither is there, the context does not exist, or the login fails.
         """
         configuration = client.Configuration()
         try:
-            config.load_config(config_file=kubeconfig, context=context, client_configuration=configuration)
-        except (config.ConfigException, OSError, TypeError) as error:
+            with _logged() as words:
+                config.load_config(
+                    config_file=kubeconfig, context=context, client_configuration=configuration
+                )
+        except (config.ConfigException, OSError, TypeError, yaml.YAMLError) as error:
             raise Unavailable(
-                f"no cluster to talk to ({error}). Make `kubectl get nodes` work, or set KUBECONFIG."
+                f"no cluster to talk to ({_short(error)}). Make `kubectl get nodes` work, or set KUBECONFIG."
             ) from error
+        if words and not (configuration.api_key or configuration.cert_file or configuration.username):
+            raise Unavailable(
+                f"the kubeconfig's credentials cannot be had: {words[0]}. Log in, so that `kubectl get nodes` works."
+            )
         configuration.retries = False
         found = namespace or _namespace(kubeconfig, context) or "default"
         return cls(client.ApiClient(configuration), found)
@@ -117,7 +127,10 @@ class Api:
         try:
             answer = self._api.call_api(*serialized, _request_timeout=timeout)
         except (urllib3.exceptions.HTTPError, OSError, ApiException) as error:
-            raise Unavailable(f"the API server does not answer: {_short(error)}") from error
+            raise Unavailable(
+                f"the API server does not answer: {_short(error)}. Does `kubectl get nodes` work? --context and "
+                "KUBECONFIG choose another cluster."
+            ) from error
         if answer.status >= 300:
             raise refusal(answer.status, bytes(answer.read()), path)
         return answer
@@ -128,25 +141,50 @@ def refusal(status: int, body: bytes, path: str) -> ClusterError:
     try:
         words = str(json.loads(body)["message"])
     except (ValueError, KeyError, TypeError):
-        words = body[:300].decode(errors="replace") or f"HTTP {status}"
+        words = " ".join(body[:300].decode(errors="replace").split()) or f"HTTP {status}"
     if status == 404:
-        if f"/apis/{API_VERSION}/" in path and "could not find" in words:
+        # The API server has no object of this name, or, in one of these ways, no such kind.
+        unknown = "could not find the requested resource" in words or words == "404 page not found"
+        if unknown and path.startswith(f"/apis/{API_VERSION}/"):
             return NotFound(
-                "Shoal is not installed on this cluster: it knows no TrainingJobs. See docs/install.md."
+                "Shoal is not installed on this cluster, which knows no TrainingJobs: see docs/install.md, or "
+                "choose another cluster with --context"
             )
         return NotFound(words)
+    if status == 409 and words.endswith("already exists"):
+        return Refused(f"{words}: choose another name, or delete it first")
     if status in {400, 409, 422}:
         return Refused(words)
-    if status in {401, 403}:
-        return Refused(f"{words} (kubectl auth whoami shows who you are)")
+    if status == 401:
+        return Refused(
+            f"the API server does not know you ({words}): log in, so that `kubectl get nodes` works"
+        )
+    if status == 403:
+        return Refused(
+            f"{words}. A namespace's role edit includes its jobs; `kubectl auth whoami` shows who you are"
+        )
     return Unavailable(f"the API server answered {status}: {words}")
+
+
+@contextlib.contextmanager
+def _logged() -> Iterator[list[str]]:
+    """What the official client logs, in one line each. A credential plugin that fails is logged, not raised."""
+    words: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: words.append(" ".join(record.getMessage().split())[:300])  # type: ignore[method-assign]
+    logger = logging.getLogger()
+    logger.addHandler(handler)
+    try:
+        yield words
+    finally:
+        logger.removeHandler(handler)
 
 
 def _namespace(kubeconfig: str | None, context: str | None) -> str | None:
     """The namespace of the kubeconfig's context."""
     try:
         contexts, active = config.list_kube_config_contexts(config_file=kubeconfig)
-    except (config.ConfigException, OSError, TypeError):
+    except (config.ConfigException, OSError, TypeError, yaml.YAMLError):
         return None
     chosen = next((each for each in contexts if each["name"] == context), None) if context else active
     return ((chosen or {}).get("context") or {}).get("namespace")

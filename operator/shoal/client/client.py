@@ -12,7 +12,7 @@ from shoal.api.capacity_pool import CapacityPool
 from shoal.client.api import Api
 from shoal.client.job import Job
 from shoal.client.manifest import Manifests, Submission, manifests
-from shoal.errors import ClusterError, NotFound, UsageError
+from shoal.errors import ClusterError, NotFound, Refused, UsageError
 
 JOBS = f"/apis/{API_VERSION}/namespaces/{{namespace}}/trainingjobs"
 POOLS = f"/apis/{API_VERSION}/capacitypools"
@@ -86,7 +86,13 @@ class Client:
         return manifests(wanted)
 
     def create(self, made: Manifests) -> Job:
-        """Create the objects of a job. The ConfigMap of the code belongs to the job and is deleted with it."""
+        """Create the objects of a job. The ConfigMap of the code belongs to the job and is deleted with it.
+
+        Raises:
+            Refused: the API server does not take the job.
+            UsageError: its storage is a claim that does not exist.
+        """
+        self._must_have_claim(made)
         code_path = f"/api/v1/namespaces/{self.namespace}/configmaps"
         jobs = JOBS.format(namespace=self.namespace)
         if made.code is not None:
@@ -106,6 +112,23 @@ class Client:
                 f"{code_path}/{made.code['metadata']['name']}", {"metadata": {"ownerReferences": [owner]}}
             )
         return Job(self.api, made.name)
+
+    def _must_have_claim(self, made: Manifests) -> None:
+        """Raise UsageError if the claim of the storage does not exist. Who may not read claims is not asked."""
+        name = (made.job["spec"]["storage"].get("volumeClaim") or {}).get("name")
+        if name is None:
+            return
+        claims = f"/api/v1/namespaces/{self.namespace}/persistentvolumeclaims"
+        try:
+            known = [each["metadata"]["name"] for each in self.api.list(claims)]
+        except (NotFound, Refused):
+            return
+        if name not in known:
+            there_are = f"it has {', '.join(sorted(known)[:20])}" if known else "it has none"
+            raise UsageError(
+                f"the namespace {self.namespace} has no PersistentVolumeClaim {name!r}: {there_are}. Create it "
+                "(examples/digits.yaml has one), or choose another --storage"
+            )
 
     def job(self, name: str) -> Job:
         """One job. Raises NotFound, and names similar ones."""

@@ -55,13 +55,15 @@ def _nobody_watches(seen: Seen) -> Iterator[Finding]:
     if job.status.finished or job.status.observed_generation >= job.metadata.generation > 0:
         return
     created = job.metadata.creation_timestamp
-    if created and seen.now - datetime.fromisoformat(created) > STALE:
-        what = (
-            "has not seen this job" if not job.status.phase else "has not seen the newest change of this job"
+    help_ = "shoal doctor says whether an operator is there; training that runs continues without it"
+    if not job.status.observed_generation:
+        words = "no operator has looked at this job: one that runs does so within a second, a new leader within 20"
+        yield Finding("waiting", words, help_)
+    elif created and seen.now - datetime.fromisoformat(created) > STALE:
+        words = (
+            "the operator has not seen the newest change of this job: none runs, or not for this namespace"
         )
-        yield Finding("waiting", f"the operator {what}: none runs, or it does not watch this namespace",
-                      "shoal doctor says whether an operator is there; training that runs continues "
-                      "without it")  # fmt: skip
+        yield Finding("waiting", words, help_)
 
 
 def _conditions(seen: Seen) -> Iterator[Finding]:
@@ -75,6 +77,12 @@ def _conditions(seen: Seen) -> Iterator[Finding]:
         yield Finding(
             "stopped" if stopped else "waiting", f"{kind}, {condition.reason}: {condition.message}", help_
         )
+
+
+def _nobody_works(seen: Seen) -> Iterator[Finding]:
+    job = seen.job
+    if job.spec.workers.replicas == 0 and not job.status.finished and job.spec.elasticity.mode != "Auto":
+        yield Finding("waiting", "no workers are wanted", f"shoal scale {job.metadata.name} 1")
 
 
 HELP = {
@@ -137,6 +145,14 @@ def _not_training(seen: Seen) -> Iterator[Finding]:
         yield Finding(
             "waiting", "workers import TensorFlow, build and trace the model; no step is done yet", ""
         )
+    elif (
+        status.training.last_progress_time
+        and (still := seen.now - status.training.last_progress_time) > STALE
+    ):
+        yield Finding("waiting", f"no step is known for {duration(still.total_seconds())}: training stands, or no "
+                                 "operator runs, whose status has no age of its own",
+                      "shoal doctor says whether an operator works, shoal logs NAME --slot N what a worker "
+                      "does")  # fmt: skip
     if status.training.message:
         yield Finding("waiting", f"the trainer says: {status.training.message}")
 
@@ -194,7 +210,10 @@ def _plan(seen: Seen) -> Iterator[Finding]:
 
 
 def _data(seen: Seen) -> Iterator[Finding]:
-    data = seen.job.status.data
+    data, batch = seen.job.status.data, seen.job.spec.training.batch_size
+    if data.total is not None and 0 < data.total < batch:
+        yield Finding("data", f"an epoch has {data.total:,} samples and a batch {batch:,}: each epoch is one step of "
+                              "one worker", "a smaller training.batchSize, in a new job")  # fmt: skip
     if data.repeated or data.partial or data.lost:
         yield Finding("data", f"after the loss of a parameter server {data.repeated:,} samples were trained "
                               f"twice, {data.partial:,} on "
@@ -203,5 +222,5 @@ def _data(seen: Seen) -> Iterator[Finding]:
 
 
 RULES: tuple[Callable[[Seen], Iterable[Finding]], ...] = (
-    _nobody_watches, _conditions, _pending, _not_training, _slow, _costly, _plan, _data,
+    _nobody_watches, _nobody_works, _conditions, _pending, _not_training, _slow, _costly, _plan, _data,
 )  # fmt: skip

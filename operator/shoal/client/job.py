@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from shoal.client.history import History
 from shoal.client.model_files import download, load
 from shoal.errors import NotFound, ShoalError, Unavailable
 
+UNSEEN = "no operator has looked at it yet: shoal doctor says whether one runs"
 FINISHED = ("Succeeded", "Failed")
 WATCH_SECONDS = 60.0
 """A watch is asked again after so long without news, which also finds one that died silently."""
@@ -78,9 +80,15 @@ class Job:
         mine = [each for each in items if _is_about(each["involvedObject"], self.name)]
         return sorted(mine, key=lambda each: each.get("lastTimestamp") or each.get("eventTime") or "")
 
-    def watch(self, *, clock: Callable[[], float] = time.monotonic) -> Iterator[TrainingJob]:
-        """The job now, and each time that it changes, until it is finished. Raises NotFound when it is deleted."""
-        before = ""
+    def watch(
+        self, *, seconds: float = math.inf, clock: Callable[[], float] = time.monotonic
+    ) -> Iterator[TrainingJob]:
+        """The job now, and each time that it changes, until it is finished or for so long.
+
+        Raises:
+            NotFound: it is deleted.
+        """
+        before, end = "", clock() + seconds
         while True:
             job = self.refresh()
             if job.metadata.resource_version != before:
@@ -88,12 +96,13 @@ class Job:
             if job.status.finished:
                 return
             before = job.metadata.resource_version
-            start = clock()
-            for changed in self._changes(before):
+            if (start := clock()) >= end:
+                return
+            for changed in self._changes(before, min(WATCH_SECONDS, end - start)):
                 before = changed.metadata.resource_version
                 self._seen = changed
                 yield changed
-                if changed.status.finished:
+                if changed.status.finished or clock() >= end:
                     return
             if clock() - start < 0.1:  # the server ends watches at once while it starts or stops
                 time.sleep(0.5)
@@ -105,18 +114,14 @@ class Job:
             JobFailed: it failed while another phase was awaited, or nothing but its end was.
             TimeoutError: it took longer.
         """
-        end = None if timeout is None else time.monotonic() + timeout
-        for job in self.watch():
+        for job in self.watch(seconds=math.inf if timeout is None else timeout):
             status = job.status
             if status.phase == phase or (phase is None and status.phase == "Succeeded"):
                 return status
             if status.finished:
                 raise JobFailed(f"{self.name} has {status.phase.lower()}: {reason_of(status)}")
-            if end is not None and time.monotonic() > end:
-                break
-        raise TimeoutError(
-            f"{self.name} is {self.seen.status.phase or 'not seen by an operator yet'} after {timeout} s"
-        )
+        now = self.seen.status.phase or f"without a phase ({UNSEEN})"
+        raise TimeoutError(f"{self.name} is {now} after {timeout:g} s; shoal explain {self.name} says why")
 
     def follow(self) -> TrainingJobStatus:
         """Show a live table until the job is finished; Ctrl-C stops the table, not the job."""
@@ -176,7 +181,10 @@ class Job:
             )
         if not mine:
             there = sorted(f"{r} {i}" for r, i in {_place(each) for each in self.pods()})
-            raise NotFound(f"{self.name} has no pod of {role} {slot}; it has {', '.join(there) or 'none'}")
+            if not there:
+                now = self.status.phase or UNSEEN
+                raise NotFound(f"{self.name} has no pods ({now}); shoal explain {self.name} says more")
+            raise NotFound(f"{self.name} has no pod of {role} {slot}; it has {', '.join(there)}")
         name = mine[-1]["metadata"]["name"]
         return self._api.lines(f"/api/v1/namespaces/{self.namespace}/pods/{name}/log", query)
 
@@ -197,7 +205,7 @@ class Job:
         status = self.status
         if status.output is None:
             raise JobFailed(
-                f"{self.name} has no model: it is {status.phase or 'not started'}. {reason_of(status)}"
+                f"{self.name} has no model: it is {status.phase or 'not started'}. {reason_of(status)}".rstrip()
             )
         return (
             download(status.output.uri, Path(target), self)
@@ -223,10 +231,10 @@ class Job:
         """Delete the job and its pods. What is in the storage stays."""
         self._api.delete(self.path)
 
-    def _changes(self, version: str) -> Iterator[TrainingJob]:
+    def _changes(self, version: str, seconds: float) -> Iterator[TrainingJob]:
         query = {"watch": "true", "fieldSelector": f"metadata.name={self.name}", "resourceVersion": version}
         query |= {"timeoutSeconds": "300"}
-        lines = self._api.lines(self.path.rpartition("/")[0], query, seconds=WATCH_SECONDS)
+        lines = self._api.lines(self.path.rpartition("/")[0], query, seconds=seconds)
         try:
             for line in lines:
                 event = json.loads(line)

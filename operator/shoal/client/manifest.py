@@ -6,9 +6,11 @@ sent.
 
 from __future__ import annotations
 
+import ast
+import difflib
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,6 +81,8 @@ def manifests(wanted: Submission) -> Manifests:
     name = wanted.name or _name(module)
     files = [*([path] if is_file else []), *wanted.files]
     data = read_code(files) if files else None
+    if data is not None and is_file:
+        _must_define(Path(path).name, data[Path(path).name], attribute)
     if wanted.image is None and not is_file:
         raise UsageError(
             f"{module} is a module of an image: say which with image=…, or give a file: {module}.py:{attribute}"
@@ -162,6 +166,34 @@ def read_code(paths: Sequence[str]) -> dict[str, str]:
             "into the storage, and packages into an image made FROM Shoal's worker image."
         )
     return data
+
+
+def _must_define(file: str, text: str, attribute: str) -> None:
+    """Raise UsageError if the file is no Python, or has no such name at its top level. Nothing of it is run."""
+    try:
+        tree = ast.parse(text, file)
+    except SyntaxError as error:
+        raise UsageError(f"{file}, line {error.lineno}: {error.msg}") from error
+    names = set(_bound(tree.body))
+    first = attribute.partition(".")[0]
+    if first in names or "*" in names:
+        return
+    close = difflib.get_close_matches(first, names, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(sorted(names)) or 'no names'}"
+    raise UsageError(f"{file} has no {first!r} at its top level: {hint}")
+
+
+def _bound(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """The names that these statements bind in their own scope; `*` where they cannot be told."""
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name  # what is inside is another scope
+            continue
+        if isinstance(node, ast.alias):
+            yield node.asname or node.name.partition(".")[0]
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        yield from _bound(ast.iter_child_nodes(node))
 
 
 def _name(module: str) -> str:

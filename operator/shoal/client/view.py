@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.api.training_job import TrainingJob
-from shoal.client.job import reason_of
+from shoal.api.training_job_status import TrainingJobStatus
+from shoal.client.job import UNSEEN, reason_of
 from shoal.client.words import age, decimal, duration, percent
 
 PHASES = {
@@ -23,7 +24,6 @@ PHASES = {
     "Pending": "yellow",
 }
 STATES = {"Running": "green", "Starting": "yellow", "Silent": "yellow", "Draining": "blue", "Ended": "dim"}
-UNSEEN = "no operator has looked at it yet"
 
 
 def job_table(jobs: Iterable[TrainingJob], *, namespaces: bool = False, now: datetime | None = None) -> Table:
@@ -50,7 +50,7 @@ def job_table(jobs: Iterable[TrainingJob], *, namespaces: bool = False, now: dat
             str(status.restarts.disruptions + status.parameter_servers.restarts),
             decimal(status.cost.accumulated, 2) if status.cost else "-",
             age(job.metadata.creation_timestamp, now),
-            status.reason or ("" if status.phase else UNSEEN),
+            status.reason if status.phase else UNSEEN,
         )
     return table
 
@@ -95,7 +95,7 @@ def follow_view(job: TrainingJob, *, now: datetime | None = None) -> RenderableT
     lines += [Text(metrics)] if metrics else []
     lines += [Text(f"plan: {plan.summary}. {plan.reason}")] if plan and plan.summary else []
     lines.append(pods)
-    lines += [Text(each, style="yellow") for each in (reason_of(status), training.message) if each]
+    lines += [Text(each, style="yellow") for each in (why(status), training.message) if each]
     return Group(*lines)
 
 
@@ -103,13 +103,18 @@ def one_line(job: TrainingJob) -> str:
     """A job in one line, for output that is not a terminal."""
     status, training = job.status, job.status.training
     parts = [
-        f"{job.metadata.name} {status.phase or UNSEEN}",
+        f"{job.metadata.name} {status.phase or 'new'}",
         f"workers {status.workers.ready}/{job.spec.workers.replicas}",
         f"epoch {training.epoch} step {training.step:,} loss {decimal(training.loss, 4)}",
         f"{decimal(training.samples_per_second)} samples/s",
         f"{percent(training.progress_percent)} done, left {duration(training.remaining_seconds)}",
     ]
-    return ", ".join(parts) + (f": {reason}" if (reason := reason_of(status)) else "")
+    return ", ".join(parts) + (f": {reason}" if (reason := why(status)) else "")
+
+
+def why(status: TrainingJobStatus) -> str:
+    """What the job waits for or why it ended; empty if it simply trains."""
+    return reason_of(status) if status.phase else UNSEEN
 
 
 def phase(job: TrainingJob) -> Text:

@@ -5,6 +5,11 @@ takes over after it has seen the Lease unchanged for its whole duration *by its 
 from *before* it sent its last renewal and sends nothing after `renew_deadline`, which is shorter than the duration, so
 two leaders never write at the same time. (This is client-go's leaderelection plus that fence.) The process ends when
 the Lease is lost; the next start lists everything again.
+
+Renewing must not depend on how busy the process or the server is. So it may run in a thread of its own (`runs`), and a
+renewal is one request, a JSON patch that tests who holds the Lease and not its version: several may be under way, and
+one that is answered late does not delay the next. A process whose own loop stands still is another matter: it renews no
+more (`beat`).
 """
 
 from __future__ import annotations
@@ -18,7 +23,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from shoal.cluster.transport import Answer, Transport
+from shoal.cluster.own_thread import Runs, here
+from shoal.cluster.transport import JSON, JSON_PATCH, Answer, Transport
 from shoal.errors import LeaseLost, Unavailable
 
 logger = logging.getLogger(__name__)
@@ -31,10 +37,23 @@ class LeaseTimes:
     duration: float = 15.0
     renew_deadline: float = 10.0
     retry_period: float = 2.0
+    stalled: float = 60.0
+    """A holder whose `beat` was not heard for so long leaves the Lease to another."""
+
+
+_NOT_OURS = frozenset({404, 422})
+"""Answers to a renewal where the Lease is gone, or has another holder."""
+RANDOM_START = 0.1
+"""Seconds within which the candidates try that have seen the Lease end at once."""
+MOST_UNANSWERED = 4
+"""Renewals under way at once. Each has a connection."""
 
 
 class Lease:
-    """A candidate for one Lease: `acquire`, then `keep`, and `seconds_left` before every write."""
+    """A candidate for one Lease: `acquire`, then `keep`, and `seconds_left` before every write.
+
+    `runs`: where its requests run; the transport belongs to that event loop.
+    """
 
     def __init__(
         self,
@@ -45,6 +64,8 @@ class Lease:
         identity: str,
         times: LeaseTimes = LeaseTimes(),
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
+        runs: Runs = here,
+        on_renewed: Callable[[float], None] = lambda _seconds: None,
     ) -> None:
         self._transport = transport
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
@@ -53,11 +74,16 @@ class Lease:
         self.identity = identity
         self._times = times
         self._wall = wall
+        self._runs = runs
+        self._on_renewed = on_renewed
+        self._unanswered = 0
+        self._beat_at: float | None = None
         self._renewed_at: float | None = None
         self.abandoned_seconds = 0.0
         """For how long the Lease had not been renewed, by the wall clocks, when it was taken; 0 if it was released."""
         self._seen = ""
-        self._seen_at = 0.0
+        self._free_at = 0.0
+        """When another holder's Lease is over, if it does not change until then."""
 
     @property
     def held(self) -> bool:
@@ -77,8 +103,32 @@ class Lease:
             raise LeaseLost(f"{self.identity} does not hold Lease {self._name}: the request is not sent")
         return left
 
+    def beat(self) -> None:
+        """Show that the process is alive. Once it has, it must again and again while it keeps the Lease."""
+        self._beat_at = self._now()
+
     async def acquire(self) -> None:
         """Wait until the Lease is held."""
+        await self._runs(self._acquire())
+
+    async def keep(self) -> None:
+        """Renew the Lease until it is lost.
+
+        Raises:
+            LeaseLost: another process holds it, it could not be renewed in time, or this process stands still.
+        """
+        try:
+            await self._runs(self._keep())
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
+
+    async def release(self) -> None:
+        """Release the Lease for the next leader. Nothing may be written afterwards."""
+        if self.held:
+            await self._runs(self._release())
+            self._renewed_at = None
+
+    async def _acquire(self) -> None:
         while True:
             try:
                 if await self._try():
@@ -86,36 +136,55 @@ class Lease:
                     return
             except (Unavailable, TimeoutError) as error:
                 logger.warning("%s", error)
-            await asyncio.sleep(self._times.retry_period * random.uniform(1.0, 1.2))
+            await asyncio.sleep(self._until_next_try())
 
-    async def keep(self) -> None:
-        """Renew the Lease until it is lost.
+    async def _keep(self) -> None:
+        async with asyncio.TaskGroup() as tries:
+            while True:
+                await asyncio.sleep(self._times.retry_period)
+                self._check_beat()
+                self.seconds_left()
+                if self._unanswered < MOST_UNANSWERED:
+                    tries.create_task(self._renew())
 
-        Raises:
-            LeaseLost: another process holds it, or it could not be renewed in time.
-        """
-        while True:
-            await asyncio.sleep(self._times.retry_period)
-            try:
-                if not await self._try():
-                    self._renewed_at = None
-                    raise LeaseLost(f"another process holds Lease {self._name}")
-            except (Unavailable, TimeoutError) as error:
-                logger.warning("%s", error)
-            self.seconds_left()
-
-    async def release(self) -> None:
-        """Release the Lease for the next leader. Nothing may be written afterwards."""
-        if not self.held:
-            return
+    async def _renew(self) -> None:
+        self._unanswered += 1
+        began = self._now()
         try:
-            lease = await self._read()
-            if lease is not None and lease["spec"].get("holderIdentity") == self.identity:
-                lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
-                await self._send("PUT", self._path, lease)
+            answer = await self._send("PATCH", self._path, self._renewal(), JSON_PATCH)
+            if answer.status not in _NOT_OURS:
+                self._held_since(began, answer)
+            elif not await self._try():
+                self._renewed_at = None
+                raise LeaseLost(f"another process holds Lease {self._name}")
+            self._on_renewed(self._now() - began)
         except (Unavailable, TimeoutError) as error:
             logger.warning("%s", error)
-        self._renewed_at = None
+        finally:
+            self._unanswered -= 1
+
+    def _check_beat(self) -> None:
+        if self._beat_at is not None and (still := self._now() - self._beat_at) > self._times.stalled:
+            self._renewed_at = None
+            words = f"{self.identity} stands still since {still:.0f} s: Lease {self._name} is left to another"
+            raise LeaseLost(words)
+
+    def _until_next_try(self) -> float:
+        pause = self._times.retry_period * random.uniform(1.0, 1.2)
+        left = self._free_at - self._now()
+        return min(pause, left + RANDOM_START * random.random()) if left > 0 else pause
+
+    async def _release(self) -> None:
+        for _ in range(2):  # a renewal that was under way may have come between
+            try:
+                lease = await self._read()
+                if lease is None or lease["spec"].get("holderIdentity") != self.identity:
+                    return
+                lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
+                if (await self._send("PUT", self._path, lease)).status != 409:
+                    return
+            except (Unavailable, TimeoutError) as error:
+                logger.warning("%s", error)
 
     async def _try(self) -> bool:
         """Try once to take or renew the Lease; whether it is held."""
@@ -131,16 +200,17 @@ class Lease:
             return False
         if self._renewed_at is None:
             self.abandoned_seconds = self._since_renewal(spec)
-        lease["spec"] = self._spec(spec)
-        self._held_since(began, await self._send("PUT", self._path, lease))
+        body = {**lease, "spec": self._spec(spec)}
+        self._held_since(began, await self._send("PUT", self._path, body))
         return True
 
     def _may_take(self, spec: dict[str, Any], version: str) -> bool:
         if (spec.get("holderIdentity") or "") in {"", self.identity}:
             return True
         if version != self._seen:  # not renewTime, which depends on the holder's clock
-            self._seen, self._seen_at = version, self._now()
-        return self._now() >= self._seen_at + float(spec.get("leaseDurationSeconds") or self._times.duration)
+            duration = float(spec.get("leaseDurationSeconds") or self._times.duration)
+            self._seen, self._free_at = version, self._now() + duration
+        return self._now() >= self._free_at
 
     def _since_renewal(self, spec: dict[str, Any]) -> float:
         """Only a hint, since it compares the clocks of two machines."""
@@ -153,7 +223,7 @@ class Lease:
         return max(0.0, (self._wall() - renewed).total_seconds())
 
     def _spec(self, old: dict[str, Any]) -> dict[str, Any]:
-        now = self._wall().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        now = self._wall_time()
         ours = old.get("holderIdentity") == self.identity
         return {
             **old,
@@ -164,10 +234,19 @@ class Lease:
             "leaseTransitions": old.get("leaseTransitions", -1) + (0 if ours else 1),
         }
 
+    def _renewal(self) -> list[dict[str, Any]]:
+        return [
+            {"op": "test", "path": "/spec/holderIdentity", "value": self.identity},
+            {"op": "replace", "path": "/spec/renewTime", "value": self._wall_time()},
+        ]
+
+    def _wall_time(self) -> str:
+        return self._wall().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
     def _held_since(self, began: float, answer: Answer) -> None:
         if not answer.ok:  # including 409: it changed since it was read
             raise Unavailable(f"Lease {self._name}: {answer.status} {answer.message}")
-        self._renewed_at = began
+        self._renewed_at = max(began, self._renewed_at or began)
 
     async def _read(self) -> dict[str, Any] | None:
         answer = await self._transport.request("GET", self._path, timeout=self._timeout)
@@ -178,13 +257,15 @@ class Lease:
         lease: dict[str, Any] = json.loads(answer.body)
         return lease
 
-    async def _send(self, method: str, path: str, body: dict[str, Any]) -> Answer:
-        return await self._transport.request(method, path, body=body, timeout=self._timeout)
+    async def _send(self, method: str, path: str, body: Any, content_type: str = JSON) -> Answer:
+        return await self._transport.request(
+            method, path, body=body, content_type=content_type, timeout=self._timeout
+        )
 
     @property
     def _timeout(self) -> float:
-        """Short enough that a slow request leaves time for another attempt."""
-        return self._times.renew_deadline / 2
+        """Of a renewal: as long as its answer is of use, since others are sent beside it."""
+        return self._times.renew_deadline / (1 if self.held else 2)
 
     @staticmethod
     def _now() -> float:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict, Unpack
 
 JSON = "application/json"
+JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 """Server-side apply. JSON is YAML."""
@@ -27,6 +28,8 @@ class Options(TypedDict, total=False):
     """Default: `JSON`."""
     timeout: float
     """Seconds. Default: `TIMEOUT_SECONDS`."""
+    urgent: bool
+    """It goes before others where there is a limit."""
 
 
 @dataclass(frozen=True)

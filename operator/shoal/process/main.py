@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 
 from shoal.cluster.http import HttpTransport, connect
+from shoal.cluster.lease import MOST_UNANSWERED
+from shoal.cluster.own_thread import OwnThread
 from shoal.controllers.state import sources
 from shoal.errors import Unavailable, UsageError
 from shoal.page import Page
@@ -29,7 +31,7 @@ from shoal.process.settings import Settings
 from shoal.runtime.kopf_watch import KopfWatch, credentials
 from shoal.telemetry.coordinator import HttpsCoordinator
 
-LEASE_CONNECTIONS = 2
+LEASE_CONNECTIONS = MOST_UNANSWERED
 WATCHED_BY_KOPF = ("trainingjobs", "capacitypools", "speedprofiles")
 
 
@@ -69,11 +71,14 @@ async def run(settings: Settings) -> int:
     async with AsyncExitStack() as resources:
         transport = await connect()
         resources.push_async_callback(transport.close)
+        aside = resources.enter_context(OwnThread("lease"))
         lease_transport = await connect(LEASE_CONNECTIONS)
-        resources.push_async_callback(lease_transport.close)
+        resources.push_async_callback(lambda: aside(lease_transport.close()))
         coordinator = HttpsCoordinator()
         resources.push_async_callback(coordinator.close)
-        operator = Operator(transport, settings, coordinator, lease_transport=lease_transport)
+        operator = Operator(
+            transport, settings, coordinator, lease_transport=lease_transport, lease_runs=aside
+        )
         if settings.health_port:
             probes = {"/healthz": healthy, "/readyz": ready(operator.unread)}
             resources.push_async_callback((await serve(settings.health_port, probes)).cleanup)

@@ -14,6 +14,7 @@ from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
 from shoal.cluster.lease import Lease, LeaseTimes
+from shoal.cluster.own_thread import Runs, here
 from shoal.cluster.reflector import Reflector
 from shoal.cluster.transport import Fenced, Transport
 from shoal.controllers.capacitypool.reconcile import PoolReconciler
@@ -47,6 +48,7 @@ from shoal_trainer.contract import StatusReport
 R = TypeVar("R", bound=Resource)
 
 LEASE_TIMES = LeaseTimes()
+URGENT_WORKERS = 8
 NEEDED = ("trainingjobs", "pods", "services", "poddisruptionbudgets")
 SEEN_WITHIN_SECONDS = 5.0
 """A change that kopf has seen and the cache has not, after this time, is one that the reflector misses."""
@@ -61,7 +63,10 @@ def _nothing(_found: Mapping[str, Any], _why: str) -> None:
 
 
 class Operator:
-    """One replica of the operator. `lease_transport`: the connection of the Lease, by default the same."""
+    """One replica of the operator.
+
+    `lease_transport`, `lease_runs`: connection and event loop of the Lease, by default the same as for the rest.
+    """
 
     def __init__(
         self,
@@ -70,6 +75,7 @@ class Operator:
         coordinator: Coordinator,
         *,
         lease_transport: Transport | None = None,
+        lease_runs: Runs = here,
         wall: Callable[[], datetime] = _now,
         monotonic: Callable[[], float] = time.monotonic,
         lease_times: LeaseTimes = LEASE_TIMES,
@@ -89,6 +95,8 @@ class Operator:
             identity=settings.identity,
             times=lease_times,
             wall=wall,
+            runs=lease_runs,
+            on_renewed=metrics.renewal_seconds.observe,
         )
         self._fenced = Limited(
             Fenced(Watched(transport, self._outage), self.lease.seconds_left),
@@ -279,6 +287,7 @@ class Operator:
             reactions=Reactions(self._job_metrics.reacted),
             waited=self._waited,
             wake=self._wake_job,
+            rest=self._rest,
         )
         return Controller(
             "trainingjob",
@@ -286,6 +295,7 @@ class Operator:
             keys=lambda: [key_of(job) for job in state.jobs.all()],
             metrics=self.metrics,
             workers=settings.workers,
+            urgent_workers=URGENT_WORKERS,
         )
 
     def _wake_job(self, key: Key, priority: Priority) -> None:
@@ -293,6 +303,9 @@ class Operator:
 
     def _waited(self, key: Key) -> float:
         return self.jobs.queue.waited(key)
+
+    def _rest(self, key: Key, seconds: float) -> None:
+        self.jobs.queue.rest(key, seconds)
 
     def _wake_pool(self, key: Key, priority: Priority) -> None:
         self.pools.wake(key, priority)

@@ -18,7 +18,8 @@ from shoal.api.base import API_VERSION
 from shoal.api.capacity_pool import CapacityPool
 from shoal.cluster.cache import Cache
 from shoal.cluster.http import connect
-from shoal.cluster.lease import Lease, LeaseTimes
+from shoal.cluster.lease import MOST_UNANSWERED, Lease, LeaseTimes
+from shoal.cluster.own_thread import OwnThread, Runs, here
 from shoal.cluster.reflector import Reflector, Source
 from shoal.cluster.transport import Fenced, Transport
 from shoal.errors import UsageError
@@ -41,7 +42,7 @@ from shoal.runtime.work_queue import Priority
 
 LEASE_TIMES = LeaseTimes()
 CONNECTIONS = 8
-LEASE_CONNECTIONS = 2
+LEASE_CONNECTIONS = MOST_UNANSWERED
 WORKERS = 4
 """Pools sized concurrently."""
 
@@ -88,7 +89,7 @@ def _now() -> datetime:
 
 
 class NodePools:
-    """One replica. `lease_transport`: the connection of the Lease, by default the same."""
+    """One replica. `lease_transport`, `lease_runs`: see `shoal.process.operator.Operator`."""
 
     def __init__(
         self,
@@ -96,6 +97,7 @@ class NodePools:
         settings: PoolSettings,
         *,
         lease_transport: Transport | None = None,
+        lease_runs: Runs = here,
         wall: Callable[[], datetime] = _now,
         lease_times: LeaseTimes = LEASE_TIMES,
         make_drivers: Callable[[Transport], Drivers] = drivers,
@@ -117,6 +119,8 @@ class NodePools:
             identity=settings.identity,
             times=lease_times,
             wall=wall,
+            runs=lease_runs,
+            on_renewed=metrics.renewal_seconds.observe,
         )
         fenced = Limited(
             Fenced(transport, lease.seconds_left),
@@ -202,9 +206,10 @@ async def run(settings: PoolSettings) -> int:
     async with AsyncExitStack() as resources:
         transport = await connect(CONNECTIONS)
         resources.push_async_callback(transport.close)
+        aside = resources.enter_context(OwnThread("lease"))
         lease_transport = await connect(LEASE_CONNECTIONS)
-        resources.push_async_callback(lease_transport.close)
-        pools = NodePools(transport, settings, lease_transport=lease_transport)
+        resources.push_async_callback(lambda: aside(lease_transport.close()))
+        pools = NodePools(transport, settings, lease_transport=lease_transport, lease_runs=aside)
         if settings.health_port:
             probes = {"/healthz": healthy, "/readyz": ready(pools.manager.unread)}
             resources.push_async_callback((await serve(settings.health_port, probes)).cleanup)

@@ -19,7 +19,7 @@ from shoal.runtime.metrics import Metrics
 from shoal.runtime.recorder import Recorder
 
 LAG_SECONDS = 1.0
-"""Interval at which the lag of the event loop is sampled."""
+"""Interval at which the lag of the event loop is sampled, and the Lease hears that it runs."""
 DRAIN_SECONDS = 1.0
 """How long a process that stops posts its last events."""
 
@@ -107,4 +107,5 @@ class Manager:
         while True:
             due = loop.time() + LAG_SECONDS
             await asyncio.sleep(LAG_SECONDS)
+            self.lease.beat()
             self._metrics.loop_lag.observe(max(0.0, loop.time() - due))

@@ -63,6 +63,12 @@ class Metrics:
             buckets=FAST,
             registry=self.registry,
         )
+        self.renewal_seconds = Histogram(
+            "shoal_lease_renewal_seconds",
+            "Duration of one renewal of the Lease.",
+            buckets=FAST,
+            registry=self.registry,
+        )
         self.leading = Gauge(
             "shoal_leading",
             "1 while this process holds the Lease and has read the cluster.",

@@ -18,7 +18,7 @@ LEAST_SECONDS = 20.0
 
 
 class Outage:
-    """Takes the results of requests. `returned_at`: when the last outage ended."""
+    """Takes the results of requests, of any thread. `returned_at`: when the last outage ended."""
 
     def __init__(self, monotonic: Callable[[], float], wall: Callable[[], datetime]) -> None:
         self._monotonic = monotonic
@@ -33,9 +33,9 @@ class Outage:
 
     def answered(self) -> None:
         """A request was answered, with whatever status."""
-        if self._since is not None and self._monotonic() - self._since >= LEAST_SECONDS:
+        since, self._since = self._since, None
+        if since is not None and self._monotonic() - since >= LEAST_SECONDS:
             self.returned_at = self._wall()
-        self._since = None
 
     def assumed(self, seconds: float) -> None:
         """Nobody led for this long, and nobody said that it would be so."""

@@ -96,14 +96,44 @@ def test_a_healthy_job_needs_no_explanation() -> None:
     assert explain(Seen(job(status), [pod_manifest()], NOW)) == []
 
 
-@pytest.mark.parametrize(("minutes", "said"), [(1, False), (10, True)])
-def test_nobody_watches_is_said_after_a_while(minutes: int, said: bool) -> None:
-    seen = job({})
-    metadata = seen.metadata.model_copy(update={"creation_timestamp": stamp(NOW)})
-    findings = explain(
-        Seen(seen.model_copy(update={"metadata": metadata}), (), NOW + timedelta(minutes=minutes))
+STOOD = RUNNING | {"training": {"phase": "Training", "step": 9, "lastProgressTime": stamp(NOW)}}
+
+
+@pytest.mark.parametrize(
+    ("generation", "status", "minutes", "words"),
+    [
+        (1, {}, 0, "no operator has looked at this job"),
+        (2, {"observedGeneration": 1}, 1, ""),
+        (2, {"observedGeneration": 1}, 10, "has not seen the newest change of this job"),
+        (1, STOOD, 1, ""),
+        (1, STOOD, 10, "no step is known for 10m00s"),
+    ],
+)
+def test_nobody_watches_is_said_after_a_while(
+    generation: int, status: dict[str, Any], minutes: int, words: str
+) -> None:
+    seen = job(status)
+    changes = {"creation_timestamp": stamp(NOW), "generation": generation}
+    seen = seen.model_copy(update={"metadata": seen.metadata.model_copy(update=changes)})
+    findings = explain(Seen(seen, (), NOW + timedelta(minutes=minutes)))
+    assert [words in each.why and "shoal doctor" in each.help for each in findings] == (
+        [True] if words else []
     )
-    assert any("has not seen this job" in each.why for each in findings) == said
+
+
+def test_a_batch_that_no_epoch_fills_is_named() -> None:
+    training = {"entrypoint": "digits:job", "stopAfter": {"epochs": 3}, "batchSize": 5000}
+    status = {"observedGeneration": 1, "phase": "Succeeded", "data": {"total": 1437}}
+    [finding] = explain(Seen(job(status, training=training), (), NOW))
+    assert finding.why == "an epoch has 1,437 samples and a batch 5,000: each epoch is one step of one worker"
+    assert "training.batchSize" in finding.help
+
+
+def test_no_workers_is_named() -> None:
+    [finding] = explain(
+        Seen(job({"observedGeneration": 1, "phase": "Pending"}, workers={"replicas": 0}), (), NOW)
+    )
+    assert (finding.why, finding.help) == ("no workers are wanted", "shoal scale digits 1")
 
 
 def test_a_plan_that_is_late_says_by_how_much() -> None:

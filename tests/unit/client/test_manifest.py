@@ -48,7 +48,7 @@ def test_floats_are_decimals_in_the_api(code: Path) -> None:
 
 def test_names_are_new_each_time_and_short(code: Path) -> None:
     long = code / f"{'x_' * 40}.py"
-    long.write_text("")
+    long.write_text("job = None\n")
     names = {manifests(submission(entrypoint=f"{long}:job")).name for _ in range(20)}
     assert len(names) == 20
     assert all(len(name) <= 40 for name in names)

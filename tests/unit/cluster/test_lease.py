@@ -13,7 +13,7 @@ import pytest
 from shoal.cluster.lease import Lease, LeaseTimes
 from shoal.cluster.transport import Answer, Fenced, Query
 from shoal.errors import LeaseLost, Unavailable
-from tests.unit.cluster.servers import SmallServer
+from tests.unit.cluster.servers import SmallServer, json_patched
 
 pytestmark = pytest.mark.looptime
 
@@ -28,6 +28,10 @@ class LeaseServer(SmallServer):
     def answer(self, method: str, path: str, query: Query, body: Any) -> Answer:
         if method == "GET":
             return Answer(200, json.dumps(self.lease).encode()) if self.lease else Answer(404, b"{}")
+        if method == "PATCH":
+            assert self.lease is not None
+            if (body := json_patched(self.lease, body)) is None:
+                return Answer(422, b"{}")
         if (method == "POST") == (self.lease is not None):
             return Answer(409, b"{}")
         if self.lease and body["metadata"]["resourceVersion"] != self.lease["metadata"]["resourceVersion"]:
@@ -125,6 +129,73 @@ async def test_failed_renewal_loses_the_lease() -> None:
     with pytest.raises(LeaseLost):
         await lease.keep()
     assert asyncio.get_running_loop().time() - began <= TIMES.renew_deadline + TIMES.retry_period
+
+
+async def test_server_that_answers_slowly_does_not_lose_the_lease() -> None:
+    """At machine load 20 requests took seconds, and the operator ended."""
+    server = LeaseServer()
+    lease = candidate(server, "one")
+    await lease.acquire()
+    server.delay = TIMES.renew_deadline - TIMES.retry_period - 0.1
+    keeping = asyncio.create_task(lease.keep())
+    for _ in range(300):
+        await asyncio.sleep(1)
+        assert lease.held
+    keeping.cancel()
+
+
+async def test_request_that_hangs_does_not_delay_the_next() -> None:
+    server = LeaseServer()
+    lease = candidate(server, "one")
+    await lease.acquire()
+    keeping = asyncio.create_task(lease.keep())
+    for _ in range(20):
+        server.delay = 3600.0  # until its time-out
+        await asyncio.sleep(TIMES.retry_period)
+        server.delay = 0.0
+        await asyncio.sleep(TIMES.renew_deadline)
+        assert lease.held
+    keeping.cancel()
+
+
+async def test_renewal_is_one_request() -> None:
+    server = LeaseServer()
+    lease = candidate(server, "one")
+    await lease.acquire()
+    asked: list[str] = []
+    server.fault = lambda method, _path: asked.append(method)
+    keeping = asyncio.create_task(lease.keep())
+    await asyncio.sleep(10 * TIMES.retry_period + 1)
+    assert asked == ["PATCH"] * 10
+    keeping.cancel()
+
+
+async def test_holder_that_stands_still_leaves_the_lease_to_another() -> None:
+    """It could renew in its thread for ever, and nobody would decide anything."""
+    server = LeaseServer()
+    lease = candidate(server, "one")
+    await lease.acquire()
+    keeping = asyncio.create_task(lease.keep())
+    for _ in range(100):
+        lease.beat()
+        await asyncio.sleep(1)
+    assert lease.held
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(LeaseLost, match="stands still"):
+        await keeping
+    waited = asyncio.get_running_loop().time() - began
+    assert TIMES.stalled - 1 <= waited <= TIMES.stalled + TIMES.retry_period
+    assert not lease.held
+
+
+async def test_candidate_takes_over_when_the_lease_ends_and_not_at_its_next_look() -> None:
+    for _ in range(20):
+        server = LeaseServer()
+        one, two = candidate(server, "one"), candidate(server, "two")
+        await one.acquire()
+        began = asyncio.get_running_loop().time()
+        await two.acquire()
+        assert asyncio.get_running_loop().time() - began <= TIMES.duration + 0.2
 
 
 async def test_conflicting_update_does_not_lose_the_lease() -> None:

@@ -32,6 +32,7 @@ from shoal.runtime.work_queue import Priority
 from shoal.telemetry.coordinator import Endpoint
 from shoal.telemetry.poller import Poller
 from shoal_trainer.contract import StatusReport
+from tests.unit.cluster.servers import json_patched
 
 Json = dict[str, Any]
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -78,6 +79,7 @@ class Cluster:
         body: Any = None,
         content_type: str = "application/json",
         timeout: float = 30.0,
+        urgent: bool = False,
     ) -> Answer:
         self.requests.append((method, path))
         fault = self.fault(method, path)
@@ -113,10 +115,13 @@ class Cluster:
             return _ok(self.add(path, body))
         return _ok(self.change(where, status=json.loads(json.dumps(body["status"]))))
 
-    def _patch(self, path: str, body: Json) -> Answer:
+    def _patch(self, path: str, body: Any) -> Answer:
         where = path.removesuffix("/status")
         if where not in self.objects:
             return Answer(404, b"{}")
+        if isinstance(body, list):
+            patched = json_patched(self.objects[where], body)
+            return Answer(422, b"{}") if patched is None else _ok(self.add(where, patched))
         return _ok(self.add(where, _merge(self.objects[where], body)))
 
     def _delete(self, path: str, body: Json) -> Answer:
@@ -152,7 +157,7 @@ class UnreachableCoordinator:
 class Rig:
     """The controller around a `Cluster`. Without reflectors: `see` updates the caches."""
 
-    def __init__(self, *, telemetry_seconds: float = 30.0) -> None:
+    def __init__(self, *, telemetry_seconds: float = 30.0, settle_seconds: float = 0.0) -> None:
         self.cluster = Cluster()
         self.woken: list[tuple[Key, Priority]] = []
         self.wall = NOW
@@ -168,7 +173,7 @@ class Rig:
             self.metrics,
             wall=lambda: self.wall,
             telemetry_seconds=telemetry_seconds,
-            settle_seconds=0.0,
+            settle_seconds=settle_seconds,
         )
         self.applier = Applier(
             self.cluster,

@@ -174,6 +174,41 @@ def test_worker_that_a_queue_holds_back_does_not_fall_back() -> None:
     assert [n for n in world.pods if "-worker-" in n] == ["digits-worker-0-0"]
 
 
+def test_pod_waits_for_the_node_of_a_worker_of_the_same_job_that_has_not_left_yet() -> None:
+    """A plan took a worker out of a full pool, and the next one wants one there while the first still drains."""
+    world = Pools(
+        pool("a", limit=2),
+        pool("b", limit=4),
+        nodes={"a": 2, "b": 4},
+        replicas=2,
+        elasticity={"mode": "Auto"},
+    )
+    world.settle()
+    assert world.by_pool() == {"a": 2}
+    world.propose({"a": 1})
+    world.reconcile()
+    draining = next(n for n, p in world.pods.items() if p["metadata"].get("deletionTimestamp"))
+    world.stuck.add(draining)
+    world.propose({"a": 2}, urgent=True)
+    for _ in range(3):
+        world.reconcile()
+    assert sum("-worker-" in name for name in world.pods) == 2
+    world.stuck.clear()
+    world.settle()
+    assert world.by_pool() == {"a": 2}
+
+
+@pytest.mark.parametrize(("age", "adopted"), [(29, False), (31, True)])
+def test_nodes_that_another_job_waits_for_are_left_as_soon_as_workers_are_added(
+    age: int, adopted: bool
+) -> None:
+    world = Pools(pool("a"), nodes={"a": 3}, replicas=3, elasticity={"mode": "Auto"})
+    world.settle()
+    world.propose({"a": 1}, age=age, awaited=True)
+    world.reconcile()
+    assert (world.status["plan"]["pools"] == {"a": 1}) == adopted
+
+
 def test_unknown_pool_is_told_and_workers_run_in_the_others() -> None:
     world = Pools(pool("a"), nodes={"a": 3}, replicas=2)
     world.manifest["spec"]["workers"]["pools"] = ["gone", "a"]

@@ -4,7 +4,7 @@ import types
 from pathlib import Path
 
 from shoal_trainer.contract import Role
-from shoal_trainer.local import LocalJob, LocalRun, Process
+from shoal_trainer.run.processes import LocalJob, LocalRun, Process
 
 
 def process(role, index):

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from shoal_trainer.contract import EXIT_DRAINED, Outcome, Role, StopAfter
-from shoal_trainer.local import LocalJob, LocalRun
-from shoal_trainer.ps.layout import bounds
+from shoal_trainer.ps.shard_bounds import bounds
+from shoal_trainer.run.processes import LocalJob, LocalRun
 from shoal_trainer.snapshot.storage import open_storage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.worker import best_weights

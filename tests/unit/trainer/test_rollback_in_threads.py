@@ -20,9 +20,9 @@ from shoal_trainer.contract import (
 )
 from shoal_trainer.data.arrays import Arrays
 from shoal_trainer.errors import Fenced
+from shoal_trainer.process.termination import TERMINATION_LOG_ENV
 from shoal_trainer.security import create_secret_dir
 from shoal_trainer.serve import ParameterServer
-from shoal_trainer.termination import TERMINATION_LOG_ENV
 from shoal_trainer.worker.compose import build_flat_model, compose
 from shoal_trainer.worker.coordination import ControlPlane
 
@@ -151,7 +151,7 @@ class Job:
 
     @property
     def samples(self):
-        return self.servers[0].shard.samples
+        return self.servers[0].shard.history.samples
 
     def snapshot(self):
         """Train for half an epoch, take a snapshot, and train for half an epoch."""
@@ -238,7 +238,7 @@ def test_one_bad_batch_rolls_back_all_workers_once(start, shards, steps_per_push
     message = job.finish()
     status = job.servers[0].service.coordinator.status()
     assert (status.rollbacks, message.data.lost, message.data.repeated) == (1, BATCH, 0)
-    assert [server.shard.generation for server in job.servers.values()] == [1] * shards
+    assert [server.shard.history.generation for server in job.servers.values()] == [1] * shards
     assert all(worker.loop._generation == 1 for worker, _ in job.workers.values())
     assert status.wasted_steps >= SIZE // 2 // BATCH // steps_per_push
     exact(job, message)
@@ -281,10 +281,10 @@ def test_server_lost_after_a_rollback_restarts_in_its_generation(start, index):
     job.may_end.clear()
     job.snapshot()
     job.bad_batches = 1
-    job.wait(lambda: [server.shard.generation for server in job.servers.values()] == [1, 1])
+    job.wait(lambda: [server.shard.history.generation for server in job.servers.values()] == [1, 1])
     job.wait(lambda: all(worker.loop._generation == 1 for worker, _ in job.workers.values()))
     job.kill_server(index)
-    job.wait(lambda: job.servers[index].shard.generation == 1)
+    job.wait(lambda: job.servers[index].shard.history.generation == 1)
     job.may_end.set()
     message = job.finish()
     assert job.servers[0].service.coordinator.status().rollbacks == 1
@@ -300,7 +300,7 @@ def test_suspended_job_resumes_with_fewer_and_with_more_parameter_servers(start)
         job.suspend()
         arrays, samples = job.arrays(), job.samples
         job.resume_servers(shards, epoch)
-        assert [server.shard.samples for server in job.servers.values()] == [samples] * shards
+        assert [server.shard.history.samples for server in job.servers.values()] == [samples] * shards
         for name, values in job.arrays().items():
             np.testing.assert_array_equal(values, arrays[name], err_msg=name)
         for slot in job.workers:

@@ -26,13 +26,13 @@ from shoal_trainer.contract import (
 from shoal_trainer.coordinator.protocol import DataSpec, Join, Leave, Pushes, TaskDone
 from shoal_trainer.coordinator.reconciler import pushes_of
 from shoal_trainer.errors import Fenced, Overtaken, ProtocolError, Unreachable
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.process.termination import TERMINATION_LOG_ENV
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import State
 from shoal_trainer.security import create_secret_dir
 from shoal_trainer.serve import ParameterServer
 from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.snapshot.store import SnapshotStore
-from shoal_trainer.termination import TERMINATION_LOG_ENV
 from shoal_trainer.wire.messages import AnswerMeta, ModelSpec, OptimizerConfig, Progress, PushMeta
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=4, optimizer=OptimizerConfig(name="delta", batch_size=2))
@@ -65,7 +65,7 @@ def server(tmp_path):
 def trained(tmp_path, shards=1):
     """Parameter server 0 of a job that has trained its only epoch, of two samples."""
     server = ParameterServer(config(tmp_path, shards=shards))
-    server.shard.connect(0, 0)
+    server.shard.workers.connect(0, 0)
     server.shard.hello(0, 0, MODEL)
     server.shard.initialize(aligned(server.shard.size))
     server.service.coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=2), batch_size=2))
@@ -209,7 +209,7 @@ def test_shards_start_from_one_snapshot_of_another_run_that_still_trains(server,
         server.shard.delta(0, 0, 2, 1, entry, aligned(4))
         assert server.service.snapshotter.take().number == 2
         waiting.result(timeout=20)
-    assert [one.shard.samples for one in started] == [2, 2]
+    assert [one.shard.history.samples for one in started] == [2, 2]
 
 
 def test_restart_in_place_before_first_snapshot_asks_workers_first(server, tmp_path):
@@ -219,14 +219,14 @@ def test_restart_in_place_before_first_snapshot_asks_workers_first(server, tmp_p
     server._create_marker()
     again = ParameterServer(config(tmp_path))
     again._restore()
-    again.shard.connect(1, 0)
+    again.shard.workers.connect(1, 0)
     welcome = again.shard.hello(1, 0, MODEL)
     assert welcome.recovering
-    again.shard.connect(0, 0)
+    again.shard.workers.connect(0, 0)
     assert again.shard.hello(0, 0, MODEL, copy_version=1).wants_copy
     again.shard.offer(0, 0, 1, answer.meta, copy)
     again.shard.initialize(aligned(4))
-    assert (again.shard.state, again.shard.version) == (State.READY, 1)
+    assert (again.shard.state, again.shard.history.version) == (State.READY, 1)
     again.service.coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=2), batch_size=2))
     assert again.service.coordinator.gathering
     assert again.service.coordinator.counters.repeated == 0
@@ -269,7 +269,7 @@ def test_replaced_server_exits_and_its_successor_keeps_its_updates(server, tmp_p
     assert shard.hello(0, 0, MODEL, copy_version=answer.version).wants_copy
     held = AnswerMeta(4, 1, {(0, 0): 2}, answer.meta.journal)
     assert not shard.offer(0, 0, answer.version, held, copy).recovering
-    assert (shard.version, shard.samples, shard.applied) == (2, 4, {(0, 0): 2})
+    assert (shard.history.version, shard.history.samples, shard.history.applied) == (2, 4, {(0, 0): 2})
     np.testing.assert_array_equal(shard.copy().arrays["parameters"], copy)
     assert successor._watch.look()
     successor.service.coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=2), batch_size=2))
@@ -417,7 +417,7 @@ def test_another_job_continues_a_run_with_the_same_name(tmp_path):
     before = named(tmp_path, uid="u", first=1000)
     assert not before.shard.follows
     before._restore()
-    before.shard.connect(0, 1000)
+    before.shard.workers.connect(0, 1000)
     before.shard.hello(0, 1000, MODEL)
     before.shard.initialize(aligned(before.shard.size))
     before.service.coordinator.join(Join(slot=0, incarnation=1000, data=DataSpec(size=4), batch_size=2))
@@ -429,7 +429,7 @@ def test_another_job_continues_a_run_with_the_same_name(tmp_path):
     after = named(tmp_path, uid="v", first=2000)
     after._restore()
     assert after._restored
-    assert after.shard.samples == 2
+    assert after.shard.history.samples == 2
     assert (tmp_path / "storage" / "n" / "j" / "nightly").is_dir()
     with pytest.raises(Fenced):
         before._claim.check()  # of the earlier job, if it is not gone yet

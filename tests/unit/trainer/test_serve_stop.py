@@ -10,7 +10,7 @@ import pytest
 from shoal_trainer.contract import EXIT_DRAINED, JobIdentity, Role, RuntimeConfig, Shard, StopAfter
 from shoal_trainer.coordinator.protocol import DataSpec, Join
 from shoal_trainer.errors import Unreachable, UserError
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.security import create_secret_dir
 from shoal_trainer.serve import ParameterServer, stop_on_sigterm
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig
@@ -37,7 +37,7 @@ def server(tmp_path):
             secret_dir=str(tmp_path / "secret"),
         )
         server = ParameterServer(config)
-        server.shard.connect(0, 0)
+        server.shard.workers.connect(0, 0)
         server.shard.hello(0, 0, MODEL)
         server.shard.initialize(aligned(server.shard.size))
         if index == 0:

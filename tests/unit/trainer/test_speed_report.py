@@ -7,7 +7,7 @@ import math
 import pytest
 
 from shoal_trainer.contract import Role, SpeedSums, StatusReport, StopAfter
-from shoal_trainer.local import LocalJob, LocalRun
+from shoal_trainer.run.processes import LocalJob, LocalRun
 from shoal_trainer.worker.hardware import cores
 from tests.unit.trainer.test_local_run import until
 

@@ -19,7 +19,7 @@ from shoal_trainer.contract import (
 )
 from shoal_trainer.coordinator.protocol import DataSpec, Join
 from shoal_trainer.errors import Fenced
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.security import create_secret_dir
 from shoal_trainer.serve import ParameterServer
 from shoal_trainer.snapshot.storage import open_storage
@@ -72,7 +72,7 @@ class Job:
     def train(self, pushes):
         """Initialize the parameters of both shards, and push to both."""
         for server in self.servers:
-            server.shard.connect(0, 0)
+            server.shard.workers.connect(0, 0)
             server.shard.hello(0, 0, MODEL)
             server.shard.initialize(aligned(server.shard.size))
         join = Join(slot=0, incarnation=0, data=DataSpec(size=1000), batch_size=2)

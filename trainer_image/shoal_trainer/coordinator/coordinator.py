@@ -21,7 +21,7 @@ from shoal_trainer.contract import (
 )
 from shoal_trainer.coordinator import report
 from shoal_trainer.coordinator.last_pushes import RESEND_SECONDS
-from shoal_trainer.coordinator.leases import Lease, Segment
+from shoal_trainer.coordinator.lease_index import Lease, Segment
 from shoal_trainer.coordinator.members import Member, Members
 from shoal_trainer.coordinator.model_facts import ModelFacts
 from shoal_trainer.coordinator.protocol import (
@@ -35,8 +35,8 @@ from shoal_trainer.coordinator.protocol import (
 )
 from shoal_trainer.coordinator.protocol import Lease as LeaseMessage
 from shoal_trainer.coordinator.record import Record
-from shoal_trainer.coordinator.target import target_reached
-from shoal_trainer.coordinator.tasks import Task
+from shoal_trainer.coordinator.stop_target import target_reached
+from shoal_trainer.coordinator.task_queue import Task
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.contents import Contents
 from shoal_trainer.ps.shard import AppliedPush, ShardStore
@@ -82,7 +82,7 @@ class Coordinator(Record):
         """
         with self._lock:
             member = self._contact(request.slot, request.incarnation)
-            if request.leases and request.generation != self.shard.generation:
+            if request.leases and request.generation != self.shard.history.generation:
                 raise Unreachable("the job has rolled back: connect to the parameter servers again")
             if 0 < request.number <= member.join_number:
                 raise Unreachable("this worker has sent another request to join")
@@ -95,7 +95,7 @@ class Coordinator(Record):
                 member.state = WorkerState.ACTIVE
             for older in self.members.older(request.slot, request.incarnation):
                 self._remove(older, WorkerState.FENCED, "its successor has joined")
-            self.shard.fence(request.slot, request.incarnation)
+            self.shard.workers.fence(request.slot, request.incarnation)
             self._set_data(request.data)
             self._count_restart(request.known_samples)
             self._joined.add(request.slot)
@@ -127,19 +127,30 @@ class Coordinator(Record):
             if number is not None and number <= member.request_number:
                 current = number == member.request_number and self._still_holds(member)
                 return (current and member.assignment) or self._idle()  # it might never read a new assignment
-            outdated = generation not in {None, self.shard.generation}
+            outdated = generation not in {None, self.shard.history.generation}
             waits = self.ledger is None or self.gathering or outdated or member.left
             member.assignment = self._idle() if waits else self._assign(slot, incarnation)
             member.request_number = number or 0
             return member.assignment
 
     def heartbeat(
-        self, slot: int, incarnation: int, message: str = "", flops_per_sample: float | None = None
+        self,
+        slot: int,
+        incarnation: int,
+        message: str = "",
+        flops_per_sample: float | None = None,
+        beside: tuple[float, float] = (0.0, 0.0),
     ) -> Alive:
-        """Record a heartbeat; the answer asks the first worker that trains to count the model's FLOPs."""
+        """Record a heartbeat; the answer asks the first worker that trains to count the model's FLOPs.
+
+        `beside`: the worker's seconds in tasks, and without work, so far.
+        """
         with self._lock:
             member, now = self._contact(slot, incarnation), self._clock()
             member.message = message
+            tasks, waits = member.passed_beside(*beside)
+            if self._trains:
+                self.beside.passed(member.rate, tasks, waits)
             if flops_per_sample is not None:
                 self.facts.counted(flops_per_sample)
             count = member.steps > 0 and member.pushes(now) and self.facts.wants_flops(now)
@@ -181,14 +192,14 @@ class Coordinator(Record):
         with self._lock:
             member = self._contact(request.slot, request.incarnation)
             self.counters.wasted_steps += member.newly_wasted(request)
-            self.shard.leave(request.slot, request.incarnation)
+            self.shard.workers.leave(request.slot, request.incarnation)
             self._remove(member, WorkerState.DRAINED if self.finished is None else WorkerState.LEFT, "")
 
     def failed(self, slot: int, incarnation: int, message: str) -> None:
         """A worker ends because of an error in the user's code: release its leases."""
         with self._lock:
             member = self._contact(slot, incarnation)
-            self.shard.leave(slot, incarnation)
+            self.shard.workers.leave(slot, incarnation)
             self._remove(member, WorkerState.LEFT, message)
 
     # --- called by the shard --------------------------------------------------------------------------------------
@@ -233,7 +244,7 @@ class Coordinator(Record):
             self.counters.partial = sum(mark.stop - mark.start for mark in marks)
             self.counters.partial_ranges = self.ledger.ranges_of(Segment(*mark) for mark in marks)
             self._last_pushes.epoch_compared(lambda worker: min(s.last(worker) for s in shards), present)
-            if shards[0].spans() == self.shard.contents.spans():
+            if shards[0].spans() == self.shard.history.contents.spans():
                 self._last_pushes.compared(in_flight=in_flight)
             return in_flight
 
@@ -244,7 +255,9 @@ class Coordinator(Record):
         with self._lock:
             for member in self.members.notice_silence(self._clock()):
                 self._fence(member)
-            self.shard.set_live_workers(sum(self.shard.connected(m.slot) for m in self.members.active()) or 1)
+            self.shard.workers.set_live(
+                sum(self.shard.workers.connected(m.slot) for m in self.members.active()) or 1
+            )
             self._advance()
             self._measure()
 
@@ -274,13 +287,20 @@ class Coordinator(Record):
 
     def _measure(self) -> None:
         """Observe who trains: the speeds are sums over a time in which that does not change."""
-        now, over = self._clock(), self.ledger is None or self.gathering or self.tasks.ending or self.stopping
+        now = self._clock()
         if (holder := self.tasks.holder) is not None:
             self.members.get(*holder).last_push = now  # it has a task, and will push again
             self.speeds.task(now)
-        team = [] if over else [member for member in self.members.active() if member.pushes(now)]
+        training = self._trains and not self.tasks.ending
+        team = [member for member in self.members.active() if member.pushes(now)] if training else []
         slowest = max((member.push_seconds or 0.0 for member in team), default=0.0)
         self.speeds.observe(now, frozenset(member.key for member in team), slowest)
+
+    @property
+    def _trains(self) -> bool:
+        """Whether there are epochs to train, after all that is known: not the last tasks, nor a recovery."""
+        ledger = self.ledger
+        return not (ledger is None or ledger.finished or self.gathering or self.stopping)
 
     def _contact(self, slot: int, incarnation: int) -> Member:
         if incarnation < self.members.newest(slot):
@@ -310,7 +330,7 @@ class Coordinator(Record):
             self._finish_training()
 
     def _idle(self) -> Assignment:
-        return Assignment(kind="idle", seconds=max(IDLE_SECONDS, self.shard.live_workers / ASKS_PER_SECOND))
+        return Assignment(kind="idle", seconds=max(IDLE_SECONDS, self.shard.workers.live / ASKS_PER_SECOND))
 
     def _assign(self, slot: int, incarnation: int) -> Assignment:
         """Assign the next task, else the next range; fence silent workers if that frees work for an idle one."""
@@ -381,7 +401,7 @@ class Coordinator(Record):
 
     def _fence(self, member: Member) -> None:
         """Fence a silent worker, so that its pushes are refused, and release its leases."""
-        self.shard.fence(member.slot, member.incarnation + 1)
+        self.shard.workers.fence(member.slot, member.incarnation + 1)
         self._remove(member, WorkerState.FENCED, "silent for too long")
 
     def _remove(self, member: Member, state: WorkerState, reason: str) -> None:
@@ -399,8 +419,10 @@ class Coordinator(Record):
     def _end_epoch(self, epoch: int) -> None:
         assert self.data is not None
         logs = self.means.end(epoch, self.pace.loss)
+        if self._trains:
+            self.beside.epoch_ended(len(self.members.active()))
         self.tasks.epoch_ended(epoch, logs, validation=self.data.validation, callbacks=self.data.callbacks)
-        self._last_pushes.epoch_ended(self.shard.applied, self._clock() + RESEND_SECONDS)
+        self._last_pushes.epoch_ended(self.shard.history.applied, self._clock() + RESEND_SECONDS)
 
     def _stop_after_steps(self) -> None:
         if self.stop_after.steps and self.counters.steps >= self.stop_after.steps:

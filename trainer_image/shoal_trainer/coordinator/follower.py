@@ -61,7 +61,7 @@ class Follower:
     def _roll_back(self, request: RollBackShard) -> Message:
         shard = self._shard
         with self._rolling_back:
-            if shard.generation < request.generation:
+            if shard.history.generation < request.generation:
                 manifest, copy = self._load(request.generation)
                 shard.roll_back(copy)
                 log.warning("rolled back to snapshot %d: version %d", manifest.number, copy.version)

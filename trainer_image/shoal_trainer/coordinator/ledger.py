@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shoal_trainer.coordinator.leases import END, Lease, Leases, Segment, Token
+from shoal_trainer.coordinator.lease_index import END, Lease, Leases, Segment, Token
 from shoal_trainer.ps.positions import Positions
 
 MAX_AHEAD = 4096

@@ -49,6 +49,9 @@ class Member:
     """Between pushes."""
     last_push: float = -math.inf
     message: str = ""
+    task_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    """In tasks, and without work, as it said last."""
     wasted_steps: int = 0
     """In total, as reported to this coordinator process."""
     join_number: int = 0
@@ -83,6 +86,17 @@ class Member:
     def configuration(self) -> tuple[str, int, float, int]:
         """Its device, devices, cores and batch size."""
         return self.device, self.devices, self.cores, self.batch_size
+
+    @property
+    def rate(self) -> float:
+        """Samples a second while it trains; 0 before its first push."""
+        return self.batch_size / self.timings.step if self.timings and self.timings.step > 0 else 0.0
+
+    def passed_beside(self, tasks: float, waits: float) -> tuple[float, float]:
+        """Seconds in tasks and without work since it last said how many there were."""
+        before = self.task_seconds, self.wait_seconds
+        self.task_seconds, self.wait_seconds = max(tasks, before[0]), max(waits, before[1])
+        return self.task_seconds - before[0], self.wait_seconds - before[1]
 
     def pushes(self, now: float) -> bool:
         """Whether it has pushed recently, by its own pace."""
@@ -129,6 +143,7 @@ class Member:
             devices=self.devices,
             cores=self.cores,
             node=self.node,
+            beside_seconds=round(self.task_seconds + self.wait_seconds, 3),
             message=self.message,
         )
 

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from pydantic import Field
 
 from shoal_trainer.contract import Message
-from shoal_trainer.coordinator.leases import Lease as LedgerLease
+from shoal_trainer.coordinator.lease_index import Lease as LedgerLease
 from shoal_trainer.ps.contents import Span
 from shoal_trainer.wire.messages import MAX_JOURNAL, Entry
 
@@ -185,6 +185,10 @@ class Heartbeat(Caller):
     message: str = Field(default="", max_length=MAX_TEXT)
     flops_per_sample: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """The answer to `count_flops`: of one sample's forward pass; 0: they cannot be counted."""
+    task_seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """In all tasks of this worker so far."""
+    wait_seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """In which this worker had no work, so far."""
 
 
 class Alive(Message):

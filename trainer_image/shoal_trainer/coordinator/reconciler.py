@@ -44,10 +44,10 @@ def pushes_of(shard: ShardStore, wanted: Sequence[Span]) -> Pushes:
     with shard.lock:
         if shard.state is not State.READY:
             raise Unreachable(f"shard {shard.index} is {shard.state.value.lower()}")
-        contents, begun = Contents(wanted), shard.begun()
-        entries = shard.journal.entries_of(contents) if contents else ()
+        contents, begun = Contents(wanted), shard.history.begun()
+        entries = shard.history.journal.entries_of(contents) if contents else ()
         return Pushes(
-            spans=shard.contents.spans(),
+            spans=shard.history.contents.spans(),
             begun=_spans(begun),
             entries=(*entries, *(entry for push in begun for entry in _entries(push, contents))),
         )
@@ -111,7 +111,7 @@ class Reconciler:
     def compare(self, *, at_end: bool = False) -> bool:
         """Count the partial samples; returns whether no push is in flight. `Unreachable` if a shard is."""
         with self._lock:
-            generation = self._shard.generation
+            generation = self._shard.history.generation
             shards = [pushes_of(self._shard, ()), *(other.pushes(()) for other in self._others)]
             contents = sides([(pushes.spans, pushes.begun) for pushes in shards])
             self._learn(contents, generation)
@@ -124,7 +124,7 @@ class Reconciler:
         `Unreachable`, once per push, if no journal has a push because a shard was lost after it wrote its part.
         """
         with self._lock:
-            contents, generation = _contents(files), self._shard.generation
+            contents, generation = _contents(files), self._shard.history.generation
             self._know(files, uneven(contents), generation)
             unexplained = set(self._learn(contents, generation).spans())
             if new := unexplained - self._unexplained:
@@ -137,7 +137,7 @@ class Reconciler:
 
     def published(self, files: Sequence[ShardFile]) -> None:
         """The snapshot of these files was published."""
-        with self._lock, self._partial(self._shard.generation) as known:
+        with self._lock, self._partial(self._shard.history.generation) as known:
             known.published(_contents(files))
         self.schedule()
 
@@ -160,7 +160,7 @@ class Reconciler:
     def _partial(self, generation: int) -> Iterator[Partial]:
         """The partial pushes of this generation, under the shard's lock; `Unreachable` if a rollback replaced them."""
         with self._shard.lock:
-            if self._shard.generation != generation:
+            if self._shard.history.generation != generation:
                 raise Unreachable("the job was rolled back while its shards were compared")
             yield self._coordinator.partial
 

@@ -13,16 +13,17 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal_trainer.contract import SILENCE_SECONDS, JobIdentity, StopAfter
+from shoal_trainer.coordinator.beside import Beside
 from shoal_trainer.coordinator.counters import Counters, wasted_after_rollback
 from shoal_trainer.coordinator.epoch_means import EpochMeans
 from shoal_trainer.coordinator.last_pushes import LastPushes
-from shoal_trainer.coordinator.leases import Segment
+from shoal_trainer.coordinator.lease_index import Segment
 from shoal_trainer.coordinator.ledger import Ledger
 from shoal_trainer.coordinator.pace import Pace
 from shoal_trainer.coordinator.partial import Partial
 from shoal_trainer.coordinator.protocol import DataSpec, Join, Renamed
 from shoal_trainer.coordinator.speeds import Speeds
-from shoal_trainer.coordinator.tasks import Tasks
+from shoal_trainer.coordinator.task_queue import Tasks
 from shoal_trainer.errors import UserError
 from shoal_trainer.ps.recovery import JITTER, longest_pause
 from shoal_trainer.ps.shard import ShardStore, State
@@ -60,6 +61,7 @@ class Record:
         self.pace = Pace()
         self.means = EpochMeans()
         self.speeds = Speeds(shard.shards)
+        self.beside = Beside()
         self.shard = shard
         self._stopping = ""
         self._term = shard.boot
@@ -101,7 +103,7 @@ class Record:
         """Replay the journal once the shard has its parameters. Called inside its lock."""
         self._ready = True
         self._nothing_left = self._restarted and not self._resumed and version == 0
-        self._begun_with = self.shard.samples
+        self._begun_with = self.shard.history.samples
         if self._expected is not None:  # some may have joined after the snapshot
             self._expected |= {slot for slot, _ in applied}
         if self._gather_until not in {None, math.inf}:
@@ -155,7 +157,7 @@ class Record:
                 self.stopping = ""
                 self.tasks.resume_after(self.ledger.completed)
                 return
-            self._expected = {slot for slot, _ in self.shard.applied}
+            self._expected = {slot for slot, _ in self.shard.history.applied}
             self._expected |= {lease.slot for lease in self.ledger.leases.values()}
             self._expected = self._expected or None  # a snapshot from before the first lease names no worker
 
@@ -290,7 +292,7 @@ class Record:
         """Apply the journal to the ledger once parameters and ledger exist."""
         if not self._ready or self.ledger is None:
             return
-        for entry in self.shard.journal.since(-1).entries:
+        for entry in self.shard.history.journal.since(-1).entries:
             self.counters.steps += entry.steps
             self._count(entry)
 

@@ -30,7 +30,7 @@ RECENT_EPOCHS = 16
 
 def status(coordinator: Coordinator, now: float) -> StatusReport:
     """The status report, without shards and storage."""
-    ledger, counters, samples = coordinator.ledger, coordinator.counters, coordinator.shard.samples
+    ledger, counters, samples = coordinator.ledger, coordinator.counters, coordinator.shard.history.samples
     done, leased = ledger.counts() if ledger else (0, 0)
     rate, share = coordinator.pace.samples_per_second(now), progress(coordinator)
     remaining = None
@@ -70,6 +70,7 @@ def status(coordinator: Coordinator, now: float) -> StatusReport:
         ),
         model=None if model is None else coordinator.facts.report(model.spec),
         speed=coordinator.speeds.report(),
+        beside=coordinator.beside.report(),
         speed_epoch=f"{coordinator.shard.epoch}-{coordinator.shard.first_boot}",
         message=coordinator.stopping,
     )

@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from shoal_trainer.coordinator.client import ShardControl
+from shoal_trainer.coordinator.control_client import ShardControl
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.counters import Counters, wasted_after_rollback
-from shoal_trainer.coordinator.leases import Segment
+from shoal_trainer.coordinator.lease_index import Segment
 from shoal_trainer.coordinator.ledger import Ledger
 from shoal_trainer.coordinator.protocol import DataSpec, Diverged
 from shoal_trainer.coordinator.snapshotter import Snapshotter
@@ -93,7 +93,7 @@ class Rollback:
                     return
                 manifest = self._publish(manifest, report)
             with self._shard.lock:
-                undone = self._shard.version - copy.version
+                undone = self._shard.history.version - copy.version
                 self._shard.roll_back(replace(copy, generation=manifest.generation))
                 self._coordinator.rewind(manifest.ledger)
             self._snapshotter.set_latest(manifest, copy.version)
@@ -122,7 +122,7 @@ class Rollback:
         """Whether the report needs no rollback: there was one, or training has ended and the batch is not pushed."""
         with self._shard.lock:
             over = self._coordinator.stopping or self._coordinator.finished is not None
-            return bool(over) or report.generation != self._shard.generation
+            return bool(over) or report.generation != self._shard.history.generation
 
     def _publish(self, newest: Manifest, report: Diverged) -> Manifest:
         """Commit the rollback."""
@@ -150,14 +150,18 @@ class Rollback:
             raise Unreachable(str(error)) from None
 
     def _behind(self) -> list[int]:
-        return [index for index in self._others if self._generations.get(index, 0) < self._shard.generation]
+        return [
+            index
+            for index in self._others
+            if self._generations.get(index, 0) < self._shard.history.generation
+        ]
 
     def _run(self) -> None:
         logged = ""
         while not self._stop:
             self._wake.wait(RETRY_SECONDS if self._behind() else None)
             self._wake.clear()
-            generation = self._shard.generation
+            generation = self._shard.history.generation
             for index in self._behind():
                 try:
                     self._others[index].roll_back(generation)

@@ -13,7 +13,7 @@ from typing import IO
 
 from shoal_trainer.contract import Message, RuntimeConfig, StatusReport
 from shoal_trainer.coordinator.artefacts import Artefacts
-from shoal_trainer.coordinator.client import ShardControl
+from shoal_trainer.coordinator.control_client import ShardControl
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.http import Handler
 from shoal_trainer.coordinator.protocol import (
@@ -31,7 +31,7 @@ from shoal_trainer.coordinator.reconciler import Reconciler
 from shoal_trainer.coordinator.rollback import Rollback
 from shoal_trainer.coordinator.shard_reports import ShardReports
 from shoal_trainer.coordinator.snapshotter import Snapshotter
-from shoal_trainer.coordinator.tasks import Task
+from shoal_trainer.coordinator.task_queue import Task
 from shoal_trainer.errors import Fenced, Overtaken, Unreachable
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.security import Credentials
@@ -199,7 +199,11 @@ class CoordinatorService:
 
     def _heartbeat(self, request: Heartbeat) -> Message:
         return self.coordinator.heartbeat(
-            request.slot, request.incarnation, request.message, request.flops_per_sample
+            request.slot,
+            request.incarnation,
+            request.message,
+            request.flops_per_sample,
+            (request.task_seconds, request.wait_seconds),
         )
 
     def _file_ended(self, request: FileEnded) -> Message:

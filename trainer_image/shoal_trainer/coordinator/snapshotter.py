@@ -14,7 +14,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
 from shoal_trainer.contract import SnapshotPolicy
-from shoal_trainer.coordinator.client import ShardControl
+from shoal_trainer.coordinator.control_client import ShardControl
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.protocol import SnapshotShard
 from shoal_trainer.coordinator.reconciler import Reconciler
@@ -39,9 +39,9 @@ def write_part(
 
     `between`: called between the pieces of the copy.
     """
-    if shard.state is State.READY and shard.generation != request.generation:
+    if shard.state is State.READY and shard.history.generation != request.generation:
         raise Unreachable(
-            f"shard {shard.index} is at generation {shard.generation}, not {request.generation}"
+            f"shard {shard.index} is at generation {shard.history.generation}, not {request.generation}"
         )
     copy = shard.copy(between)
     if copy is None:
@@ -49,7 +49,7 @@ def write_part(
     if copy.generation != request.generation:
         raise Unreachable(f"shard {shard.index} has been rolled back")
     with shard.lock:
-        journal = shard.journal
+        journal = shard.history.journal
         journal.published_part((request.epoch, request.published))
     file = store.write_shard(request.number, request.epoch, copy)
     with shard.lock:
@@ -115,7 +115,7 @@ class Snapshotter:
         """Take a snapshot; None if nothing has changed since the last one, or there are no parameters yet."""
         with self.taking:
             with self._shard.lock:
-                unchanged = (self._shard.version, self._coordinator.tasks.ending) == self._state
+                unchanged = (self._shard.history.version, self._coordinator.tasks.ending) == self._state
                 if unchanged or self._coordinator.data_unknown:
                     return None
             ledger: dict[str, Any] = {}
@@ -146,7 +146,7 @@ class Snapshotter:
                 self._store.check(files[1:])
             self.last = self._store.publish(manifest)
             with self._shard.lock:
-                self._shard.journal.published(copy.version)
+                self._shard.history.journal.published(copy.version)
             self._reconciler.published(files)
             self._state, self._published = (copy.version, ending), number
             self._store.prune(self._policy.retain)

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from shoal_trainer.data.arrays import Arrays
 from shoal_trainer.data.batch import Batch, leaves, map_leaves
+from shoal_trainer.data.downloads import Download
 from shoal_trainer.data.items import Batches, Items
 from shoal_trainer.data.source import Extent, Part, Source
-from shoal_trainer.data.store import Local
 from shoal_trainer.data.stream import Stream
 from shoal_trainer.errors import UserError
 
@@ -83,9 +83,9 @@ class ClassWeighted(Source):
         """As the data themselves."""
         return replace(self, source=self.source.placed(seed, worker))
 
-    def read(self, part: Part, batch_size: int, local: Local | None = None) -> Iterator[Batch]:
+    def read(self, part: Part, batch_size: int, download: Download | None = None) -> Iterator[Batch]:
         """As the data themselves, with weights."""
-        return map(self._weighted, self.source.read(part, batch_size, local))
+        return map(self._weighted, self.source.read(part, batch_size, download))
 
     def example(self, batch_size: int) -> Batch:
         """As the data themselves, with weights."""

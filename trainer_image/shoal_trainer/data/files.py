@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from shoal_trainer.data.batch import Batch, batches
+from shoal_trainer.data.downloads import Download, matching
 from shoal_trainer.data.indexed import batched, block_of, check_shuffle, require_dataset, require_end
 from shoal_trainer.data.lengths import Lengths, checked, varying_by
 from shoal_trainer.data.parquet import record_batches
@@ -23,7 +24,6 @@ from shoal_trainer.data.read_errors import is_outage, summary
 from shoal_trainer.data.rows import rebatched
 from shoal_trainer.data.shuffle import Blocks, shuffled
 from shoal_trainer.data.source import Extent, Part, Source
-from shoal_trainer.data.store import Local, matching
 from shoal_trainer.data.user_code import located, where
 from shoal_trainer.errors import TrainerError, Unreachable, UserError
 
@@ -190,7 +190,7 @@ class Files(Source):
                 return batch
         raise UserError(f"Every file that matches {self.pattern!r} is empty.")
 
-    def read(self, part: Part, batch_size: int, local: Local | None = None) -> Iterator[Batch]:
+    def read(self, part: Part, batch_size: int, download: Download | None = None) -> Iterator[Batch]:
         """Read a part of one file; see `Source.read`. Errors name the file."""
         if part.file is None:
             raise UserError(
@@ -198,7 +198,7 @@ class Files(Source):
                 "every worker."
             )
         name, start, stop = part.file, part.start, part.stop
-        with local or Local(name) as path:
+        with download or Download(name) as path:
             try:
                 dataset = self.fn(path)
             except TrainerError:

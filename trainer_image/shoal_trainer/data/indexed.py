@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from shoal_trainer.data.arrays import Arrays
+    from shoal_trainer.data.downloads import Download
     from shoal_trainer.data.items import Items
-    from shoal_trainer.data.store import Local
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class Ranges(Source):
         """The number of samples."""
         return Extent(self.size)
 
-    def read(self, part: Part, batch_size: int, local: Local | None = None) -> Iterator[Batch]:  # noqa: ARG002
+    def read(self, part: Part, batch_size: int, download: Download | None = None) -> Iterator[Batch]:  # noqa: ARG002
         """Read a range of positions; see `Source.read`."""
         if part.stop is None:
             raise UserError(

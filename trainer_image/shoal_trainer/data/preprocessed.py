@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal_trainer.data.batch import Batch, fill, split
+from shoal_trainer.data.downloads import Download
 from shoal_trainer.data.source import Extent, Part, Source
-from shoal_trainer.data.store import Local
 
 
 def preprocessed(data: Source, model: Any) -> Source:
@@ -37,9 +37,9 @@ class Preprocessed(Source):
         """As the data themselves."""
         return replace(self, source=self.source.placed(seed, worker))
 
-    def read(self, part: Part, batch_size: int, local: Local | None = None) -> Iterator[Batch]:
+    def read(self, part: Part, batch_size: int, download: Download | None = None) -> Iterator[Batch]:
         """As the data themselves, preprocessed."""
-        return map(self._applied, self.source.read(part, batch_size, local))
+        return map(self._applied, self.source.read(part, batch_size, download))
 
     def example(self, batch_size: int) -> Batch:
         """As the data themselves, preprocessed."""

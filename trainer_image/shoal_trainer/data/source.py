@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from shoal_trainer.data.batch import Batch
-    from shoal_trainer.data.store import Local
+    from shoal_trainer.data.downloads import Download
 
 
 class Part(NamedTuple):
@@ -50,13 +50,13 @@ class Source(ABC):
         """How much data there is. Raises `UserError` if there is none, `Unreachable` if the storage does not answer."""
 
     @abstractmethod
-    def read(self, part: Part, batch_size: int, local: Local | None = None) -> Iterator[Batch]:
+    def read(self, part: Part, batch_size: int, download: Download | None = None) -> Iterator[Batch]:
         """Read a part in batches of `batch_size` rows.
 
         Args:
             part: What to read. Its form must match the data: a file, or a range with a stop.
             batch_size: Rows of each batch; the last batch is padded (see `Batch`).
-            local: The file of the part if it was downloaded before. It is deleted afterwards.
+            download: The file of the part if it was downloaded before. It is deleted afterwards.
 
         Raises:
             UserError: The data or the data function are wrong.

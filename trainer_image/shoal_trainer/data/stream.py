@@ -26,7 +26,7 @@ from shoal_trainer.data.source import Extent, Part, Source
 from shoal_trainer.errors import UserError
 
 if TYPE_CHECKING:
-    from shoal_trainer.data.store import Local
+    from shoal_trainer.data.downloads import Download
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Stream(Source):
             raise UserError("The training data are empty.")
         return batch
 
-    def read(self, part: Part, batch_size: int, local: Local | None = None) -> Iterator[Batch]:  # noqa: ARG002
+    def read(self, part: Part, batch_size: int, download: Download | None = None) -> Iterator[Batch]:  # noqa: ARG002
         """Take as many samples as the part has from this worker's stream; see `Source.read`."""
         if part.stop is None:
             raise UserError(

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from shoal_trainer.contract import Shard
 from shoal_trainer.errors import Fenced, Unreachable, UserError
 from shoal_trainer.ps import kernels
-from shoal_trainer.ps.buffers import aligned
-from shoal_trainer.ps.layout import Bounds, bounds
+from shoal_trainer.ps.aligned import aligned
+from shoal_trainer.ps.shard_bounds import Bounds, bounds
 from shoal_trainer.ps.shard_client import ShardClient, asks
 from shoal_trainer.security import Credentials
 from shoal_trainer.wire.header import FOLLOWS, IDLE, Codec, Header, Op

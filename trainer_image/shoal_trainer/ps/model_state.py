@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from shoal_trainer.ps import kernels, schedules
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.kernels import Vector
-from shoal_trainer.ps.layout import bounds
-from shoal_trainer.ps.optimizers import Optimizer, Update
 from shoal_trainer.ps.pieces import Payload, parts
+from shoal_trainer.ps.shard_bounds import bounds
+from shoal_trainer.ps.update_rules import Optimizer, Update
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal_trainer.errors import Unreachable
-from shoal_trainer.ps.buffers import ALIGNMENT
+from shoal_trainer.ps.aligned import ALIGNMENT
 from shoal_trainer.ps.pieces import Pieces
 from shoal_trainer.wire.header import Codec
 

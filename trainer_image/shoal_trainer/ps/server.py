@@ -20,7 +20,7 @@ from typing import Any
 
 from shoal_trainer.contract import Role
 from shoal_trainer.errors import Fenced, ProtocolError, TrainerError, Unauthorized, Unreachable, UserError
-from shoal_trainer.ps.buffers import octets
+from shoal_trainer.ps.aligned import octets
 from shoal_trainer.ps.kernel_loader import load_kernels
 from shoal_trainer.ps.memory import memory_limit
 from shoal_trainer.ps.pieces import Pieces
@@ -267,7 +267,7 @@ class DataServer:
         if peer.role is not Role.WORKER:
             return Verdict.REFUSED
         try:
-            self._shard.connect(peer.slot, peer.incarnation)
+            self._shard.workers.connect(peer.slot, peer.incarnation)
         except Fenced:
             return Verdict.FENCED
         return Verdict.WELCOME
@@ -333,7 +333,7 @@ class DataServer:
                 self._apply(channel, peer, request, meta, loan)
         finally:
             if request.op in PUSHES:
-                shard.push_ended(peer.slot)
+                shard.workers.push_ended(peer.slot)
 
     def _exchange_stream(self, channel: Channel, peer: Peer, request: Header, meta: bytearray) -> None:
         """Handle a pull or push of a large shard: one piece after another is received, applied and answered."""
@@ -351,7 +351,7 @@ class DataServer:
                         raise _Interrupted(error) from error
         finally:
             if request.op in PUSHES:
-                shard.push_ended(peer.slot)
+                shard.workers.push_ended(peer.slot)
 
     def _begin(self, peer: Peer, request: Header, meta: bytearray) -> Stream[Answer]:
         shard, boot = self._shard, request.boot
@@ -400,7 +400,7 @@ class DataServer:
             if not shard.wait_ready(deadline - self._clock()):
                 raise Unreachable(f"shard {shard.index} has no parameters yet")
             if request.op in PUSHES:
-                shard.wait_admitted(peer.slot, request.version, deadline - self._clock())
+                shard.workers.wait_admitted(peer.slot, request.version, deadline - self._clock())
 
     def _apply(self, channel: Channel, peer: Peer, request: Header, meta: bytearray, loan: Loan) -> None:
         # Nothing here may keep the payload: its pieces are given back while the reply is sent.

@@ -11,33 +11,25 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import TypeVar
 
 from shoal_trainer.contract import ShardReport, Staleness
 from shoal_trainer.errors import ProtocolError, Unreachable, UserError
-from shoal_trainer.ps.buffers import aligned
-from shoal_trainer.ps.contents import KEPT_INCARNATIONS, Contents, Worker
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.damping import Damping
-from shoal_trainer.ps.journal import PushJournal
+from shoal_trainer.ps.history import History
 from shoal_trainer.ps.kernels import Vector
 from shoal_trainer.ps.load import Load
 from shoal_trainer.ps.model_state import ModelState
-from shoal_trainer.ps.optimizers import Update, normalizes
 from shoal_trainer.ps.pieces import PIECE_VALUES, Payload, nbytes, parts
 from shoal_trainer.ps.recovery import Recovery
 from shoal_trainer.ps.streams import Stream
-from shoal_trainer.ps.values import Answer, AppliedPush, ShardCopy, State, mismatch, record_push, same_shapes
-from shoal_trainer.ps.walks import Begun, Walk, Walks
-from shoal_trainer.ps.workers import WorkerRegistry
-from shoal_trainer.wire.messages import (
-    AnswerMeta,
-    Applied,
-    BegunPush,
-    ModelSpec,
-    PushMeta,
-    ShardWelcome,
-)
+from shoal_trainer.ps.update_rules import Update, normalizes
+from shoal_trainer.ps.values import Answer, AppliedPush, ShardCopy, State, mismatch, same_shapes
+from shoal_trainer.ps.walks import Walk
+from shoal_trainer.ps.workers import Workers
+from shoal_trainer.wire.messages import AnswerMeta, Applied, ModelSpec, PushMeta, ShardWelcome
 
 T = TypeVar("T")
 
@@ -48,7 +40,7 @@ EXPONENTS = {"Constant": 0.0, "InverseSquareRoot": 0.5, "Inverse": 1.0}
 """The learning rate is divided by the normal staleness to this power; see `Damping`."""
 
 
-class ShardStore(WorkerRegistry):
+class ShardStore:
     """Shard `index` of `shards`, at `epoch` (the incarnation of its pod); `boot` identifies the process.
 
     `follows`: whether an earlier pod or container served this shard; None: if `epoch` > 0. `recovery_seconds`: the wait
@@ -72,39 +64,33 @@ class ShardStore(WorkerRegistry):
         large: int = LARGE_VALUES,
         piece: int = PIECE_VALUES,
     ) -> None:
-        super().__init__(staleness, clock)
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        """Notified when the shard may be READY, or a push that waits be admitted."""
+        self._clock = clock
+        staleness = staleness or Staleness()
+        self.history = History()
+        self.workers = Workers(staleness.max, lambda: self.history.version, self.changed, clock)
+        self.stopped = 0
+        """See `AnswerMeta.stopped`; set by the coordinator."""
         self.index = index
         self.shards = shards
         self.epoch = epoch
         self.boot = self.first_boot = secrets.randbits(63) if boot is None else boot
         """`boot` changes at each rollback; `first_boot` identifies the process."""
-        self.generation = 0
         self.on_applied = on_applied
         self.on_ready = on_ready
-        self.samples = 0
         self.model: ModelState | None = None
         """None until the first worker or a snapshot defines the model."""
-        self.applied: Applied = {}
-        self.journal = PushJournal()
-        self.contents = Contents()
-        """The pushes in the parameters."""
-        self.damping = Damping(EXPONENTS[self.staleness.policy])
-        self._last_of: dict[int, int] = {}
-        """The version that each slot's last push made."""
-        self.load = Load()
+        self.damping = Damping(EXPONENTS[staleness.policy])
+        self.load = Load(clock)
         self.initial_samples = 0
         """See `initialize`."""
         self.follows = epoch > 0 if follows is None else follows
         self._state = State.RECOVERING if self.follows else State.EMPTY
         self._recovery = Recovery(recovery_seconds)
         self._other_run = False
-        self._restored = Contents()
-        """The pushes in the snapshot from which the shard was restored."""
-        self._restored_begun: tuple[BegunPush, ...] = ()
         self._large, self._piece = large, piece
-        self._walks = Walks()
-        self._closed: dict[Begun, int] = {}
-        """Pushes of which a part is in the parameters and which nobody continues, and the version then."""
         self._moved = threading.Condition(self.lock)
         """Notified when a walk has moved."""
 
@@ -127,10 +113,11 @@ class ShardStore(WorkerRegistry):
         """The values that a request sends and receives at a time; 0: all at once."""
         return self._piece if self.size > self._large else 0
 
-    def begun(self) -> tuple[BegunPush, ...]:
-        """The pushes of which only a part is in the parameters."""
+    def disconnect(self, slot: int) -> None:
+        """Unregister a connection of a worker."""
         with self.lock:
-            return self._begun(lambda push: push.pieces)
+            if self.workers.disconnect(slot):
+                self._recovery.disconnected(slot)
 
     def hello(
         self,
@@ -146,7 +133,7 @@ class ShardStore(WorkerRegistry):
         computes no gradient meanwhile. `UserError` if the shard holds another model, `Fenced` for a replaced worker.
         """
         with self.lock:
-            self._members.check(slot, incarnation)
+            self.workers.check(slot, incarnation)
             if self.model is None:
                 self._use_model(ModelState(model, self.index, self.shards))
             elif self.model.spec != model:
@@ -154,7 +141,7 @@ class ShardStore(WorkerRegistry):
                     raise UserError(mismatch(self.model.spec, model))
                 self.model.reconfigure(model)
             self._other_run = False
-            self._expect_no_push(slot)
+            self.workers.expect_no_push(slot)
             self._recovery.begin(self._clock(), has_copy=copy_version is not None)
             wants_copy = copy_version is not None and self._is_newer(copy_version, generation)
             if wants_copy:
@@ -182,21 +169,13 @@ class ShardStore(WorkerRegistry):
     ) -> ShardWelcome:
         """Adopt a worker's copy of the parameters (fp32 or bf16) if it is newer than this recovering shard."""
         with self.lock:
-            self._members.check(slot, incarnation)
+            self.workers.check(slot, incarnation)
             model = self._check_size(io)
-            accepted = self.journal.accepts(meta.journal, self._restored)
-            if accepted and self._is_newer(version, generation):
+            if self.history.accepts(meta.journal) and self._is_newer(version, generation):
                 model.adopt(io)
-                self.version, self.samples, self.generation = version, meta.samples, generation
-                self._set_applied(meta.applied)
-                self.journal.adopt(meta.journal)
-                self.contents = Contents(self._restored.spans())
-                for entry in self.journal.since(-1).entries:
-                    self.contents.add((entry.slot, entry.incarnation, entry.seq))
-                # The copy names what its part of the history has begun; what was given up before that is in both.
-                older = (push for push in self._restored_begun if 0 <= push.closed < meta.journal.floor)
-                self._set_begun((*older, *meta.begun))
-                self._recovery.adopted(worker for worker, _ in self.applied)
+                self.history.adopt(version, generation, meta)
+                self._fence_replaced()
+                self._recovery.adopted(worker for worker, _ in self.history.applied)
                 if self._state is State.EMPTY:
                     self._become_ready()
             self._recovery.answered(slot)
@@ -236,13 +215,13 @@ class ShardStore(WorkerRegistry):
         def finish(walk: Walk) -> Answer:
             answer = self._answer(slot, known, walk)
             if idle:
-                self._expect_no_push(slot)
+                self.workers.expect_no_push(slot)
             return answer
 
         with self.lock:
             self._check_ready(boot)
             return self._stream(
-                self._walks.begin(),
+                self.history.walks.begin(),
                 check=lambda: self._check_ready(boot),
                 work=lambda io, _: self._read(io, ahead),
                 finish=finish,
@@ -287,47 +266,51 @@ class ShardStore(WorkerRegistry):
         """
         worker = slot, incarnation
         update: Update | None = None
-        tau, weight, seconds, received, non_finite = 0, meta.scale, 0.0, 0, False
+        tau, weight, received, non_finite = 0, meta.scale, 0, False
 
         def prepare() -> None:
             nonlocal tau, weight, update
             # Above the version: computed on updates that were lost with an earlier process of this shard. Pushes that
             # are under way come before this one.
-            tau = abs(self.version - base) + self._walks.under_way(walk)
+            tau = abs(self.history.version - base) + self.history.walks.under_way(walk)
             if not delta:
-                own = self._last_of.get(slot, -1) > base  # in flight then; see `Damping`
+                own = self.history.pushed_since(slot, base)  # in flight then; see `Damping`
                 self.damping.normalizes = normalizes(model.optimizer.config)
-                damped = self.damping.apply(max(0, tau - own), self._members.live, meta.length)
+                damped = self.damping.apply(max(0, tau - own), self.workers.live, meta.length)
                 weight = model.optimizer.config.weight(meta.samples) * damped.factor
-                update = model.next_update(meta, weight, self.samples, damped.pace, ahead)
+                update = model.next_update(meta, weight, self.history.samples, damped.pace, ahead)
 
         def work(io: Payload, writes: bool) -> None:
-            nonlocal seconds, received, non_finite
+            nonlocal received, non_finite
             if not writes:
                 self._read(io, 0.0 if delta else ahead)
                 return
-            started, received = self._clock(), received + nbytes(io)
-            if update is None:
-                non_finite |= model.add(io, meta.scale)
-            else:
-                now = abs(self.version - base)
-                non_finite |= model.apply_gradient(io, update, now)
-            seconds += self._clock() - started
+            received += nbytes(io)
+            with self.load.working():
+                if update is None:
+                    non_finite |= model.add(io, meta.scale)
+                else:
+                    now = abs(self.history.version - base)
+                    non_finite |= model.apply_gradient(io, update, now)
 
         def complete() -> None:
-            self.load.add(seconds, received)
-            self._members.pushed(slot, incarnation, non_finite=non_finite)
-            self._applied(slot, incarnation, seq, base, tau, weight, meta, delta)
+            self.load.applied(received)
+            self.workers.pushed(slot, incarnation, base, non_finite=non_finite)
+            self.history.record(worker, seq, meta)
+            if self.on_applied is not None:
+                version = self.history.version
+                self.on_applied(AppliedPush(slot, incarnation, seq, version, tau, weight, meta, delta))
+            self.changed.notify_all()
 
         def check() -> None:
-            self._members.check(slot, incarnation)
+            self.workers.check(slot, incarnation)
             self._check_ready(boot)
 
         with self.lock:
             check()
             assert self.model is not None
             model = self.model
-            walk = self._walks.begin(self._begin_push(worker, seq, meta))
+            walk = self.history.walks.begin(self.history.begin(worker, seq, meta))
             return self._stream(
                 walk,
                 check=check,
@@ -359,7 +342,7 @@ class ShardStore(WorkerRegistry):
                 index=self.index,
                 epoch=self.epoch,
                 boot=self.first_boot,
-                version=self.version,
+                version=self.history.version,
                 ready=self.state is State.READY,
                 busy_seconds=self.load.busy_seconds,
                 updates=self.load.updates,
@@ -409,7 +392,7 @@ class ShardStore(WorkerRegistry):
                 return self._copied(arrays, walk)
 
             stream = self._stream(
-                self._walks.begin(steady=True),
+                self.history.walks.begin(steady=True),
                 check=lambda: self._check_ready(boot),
                 work=copy_piece,
                 finish=finish,
@@ -429,17 +412,17 @@ class ShardStore(WorkerRegistry):
             index=self.index,
             shards=self.shards,
             epoch=self.epoch,
-            version=self.version,
-            samples=self.samples,
+            version=self.history.version,
+            samples=self.history.samples,
             updates=self.model.updates,
             low=self.model.low,
             high=self.model.high,
             model=self.model.spec,
-            applied=dict(self.applied),
+            applied=dict(self.history.applied),
             arrays=arrays,
-            contents=self.contents.spans(),
-            begun=self._begun(lambda push: walk.missing.get(push, push.pieces)),
-            generation=self.generation,
+            contents=self.history.contents.spans(),
+            begun=self.history.begun(walk),
+            generation=self.history.generation,
         )
 
     def restore(self, copy: ShardCopy, *, other_run: bool = False, weights_only: bool = False) -> None:
@@ -458,15 +441,11 @@ class ShardStore(WorkerRegistry):
                 model.load_optimizer(copy.arrays, copy.updates)
             self._state = State.RECOVERING
             if self._other_run:
-                self.samples = 0 if weights_only else copy.samples
+                self.history.samples = 0 if weights_only else copy.samples
                 self._recovery.restored(None)
                 return
-            self.version, self.samples, self.generation = copy.version, copy.samples, copy.generation
-            self._set_applied(copy.applied)
-            self.journal = PushJournal(copy.version)
-            self._restored, self._restored_begun = Contents(copy.contents), copy.begun
-            self.contents = Contents(copy.contents)
-            self._set_begun(copy.begun)
+            self.history.load(copy)
+            self._fence_replaced()
             self._recovery.restored({slot for slot, _ in copy.applied})
 
     def roll_back(self, copy: ShardCopy) -> None:
@@ -476,47 +455,21 @@ class ShardStore(WorkerRegistry):
         """
         with self.lock:
             self.boot = secrets.randbits(63)
-            self._moved.wait_for(lambda: not any(walk.working for walk in self._walks.open))
-            self._permits.clear()
-            self._last_of.clear()
+            self._moved.wait_for(lambda: not any(walk.working for walk in self.history.walks.open))
+            self.workers.expect_no_pushes()
             self.restore(copy)
             self._become_ready()
 
     # --- under the lock -------------------------------------------------------------------------------------------
 
-    def _set_applied(self, applied: Mapping[tuple[int, int], int]) -> None:
-        """Set `applied`, and fence replaced incarnations as the lost shard did."""
-        self.applied = dict(applied)
-        for slot, incarnation in applied:
-            self.fence(slot, incarnation)
+    def _fence_replaced(self) -> None:
+        """Fence replaced incarnations as the lost shard did."""
+        for worker in self.history.workers():
+            self.workers.fence(*worker)
 
     def _use_model(self, model: ModelState) -> None:
         self.model = model
-        self._walks = self._new_walks()
-
-    def _new_walks(self, begun: Iterable[Begun] = ()) -> Walks:
-        return Walks(-(-self.size // self.piece) if self.piece else 1, begun)
-
-    def _set_begun(self, pushes: Iterable[BegunPush]) -> None:
-        """Set what the parameters contain in part, of workers that are fenced as in `_set_applied`."""
-        known = {
-            Begun((push.slot, push.incarnation), push.seq, push.progress, push.pieces): push.closed
-            for push in pushes
-            if (push.slot, push.incarnation, push.seq) not in self.contents
-        }
-        for push in known:
-            self.fence(*push.worker)
-        self._walks = self._new_walks(push for push, closed in known.items() if closed < 0)
-        self._closed = {push: closed for push, closed in known.items() if closed >= 0}
-
-    def _begun(self, contained: Callable[[Begun], int], floor: int = 0) -> tuple[BegunPush, ...]:
-        """The pushes of which a state of the shard has `contained` pieces, without those given up before `floor`."""
-        open_ones = dict.fromkeys(self._walks.begun.values(), -1)
-        return tuple(
-            BegunPush(*push.push, pieces, closed, push.progress)
-            for push, closed in (self._closed | open_ones).items()
-            if (pieces := contained(push)) and (closed < 0 or closed >= floor)
-        )
+        self.history.in_pieces(-(-self.size // self.piece) if self.piece else 1)
 
     def _settle(self) -> None:
         """Leave RECOVERING once the wait for workers' copies is over."""
@@ -530,59 +483,29 @@ class ShardStore(WorkerRegistry):
     def _become_ready(self) -> None:
         self._state = State.READY
         if self.on_ready is not None:
-            self.on_ready(self.version, dict(self.applied))
+            self.on_ready(self.history.version, dict(self.history.applied))
         self.changed.notify_all()
 
     def _is_newer(self, version: int, generation: int) -> bool:
         """Whether a copy is newer than a shard that is not READY yet."""
         self._settle()
-        newer = (generation, version) > (self.generation, self.version)
-        return self._state is not State.READY and newer
-
-    def _disconnected(self, slot: int) -> None:
-        self._recovery.disconnected(slot)
+        return self._state is not State.READY and self.history.is_older(version, generation)
 
     def _welcome(self, slot: int, incarnation: int, wants_copy: bool) -> ShardWelcome:
         return ShardWelcome(
             index=self.index,
             epoch=self.epoch,
             boot=self.boot,
-            version=self.version,
-            samples=self.samples,
+            version=self.history.version,
+            samples=self.history.samples,
             initialized=self._state is State.READY or self._recovery.has_parameters,
             recovering=self._state is State.RECOVERING,
             wants_copy=wants_copy,
-            last_seq=self.applied.get((slot, incarnation), 0),
-            live_workers=self.live_workers,
-            generation=self.generation,
+            last_seq=self.history.applied.get((slot, incarnation), 0),
+            live_workers=self.workers.live,
+            generation=self.history.generation,
             stopped=self.stopped,
         )
-
-    def _begin_push(self, worker: Worker, seq: int, meta: PushMeta) -> Begun | None:
-        """The push to apply; None if it was applied before."""
-        if seq < 1:
-            raise ProtocolError(f"sequence number {seq}: sequence numbers begin at 1")
-        if seq <= self.applied.get(worker, 0):
-            return None
-        begun = self._walks.begun.get(worker)
-        given_up = any(push.worker == worker and push.seq >= seq for push in self._closed)
-        if given_up or (begun is not None and begun.seq > seq):
-            raise Unreachable(f"worker {worker[0]}-{worker[1]} has sent a later push than {seq}")
-        for push in list(self._walks.begun.values()):
-            older = push.worker[0] == worker[0] and push.worker < worker
-            if older or (push.worker == worker and push.seq < seq):
-                self._close(push)
-        return begun if begun is not None and begun.seq == seq else Begun(worker, seq, meta.progress)
-
-    def _close(self, push: Begun) -> None:
-        """Nobody will continue this push. As in `Contents`, pushes of older incarnations are forgotten."""
-        self._walks.abandon(push)
-        if push.pieces:
-            self._closed[push] = self.version
-        slot, incarnation = push.worker
-        for other in [other for other in self._closed if other.worker[0] == slot]:
-            if other.worker[1] <= incarnation - KEPT_INCARNATIONS:
-                del self._closed[other]
 
     def _stream(
         self,
@@ -594,11 +517,11 @@ class ShardStore(WorkerRegistry):
         prepare: Callable[[], None] = lambda: None,
         complete: Callable[[], None] = lambda: None,
     ) -> Stream[T]:
-        walks = self._walks
+        walks = self.history.walks
 
         def checked() -> None:
             check()
-            if self._walks is not walks:
+            if self.history.walks is not walks:
                 raise Unreachable("the shard was rolled back to a snapshot")
 
         return Stream(
@@ -627,41 +550,18 @@ class ShardStore(WorkerRegistry):
         """Write the parameters to `io`, those expected after `ahead` more updates."""
         assert self.model is not None
         if ahead:
-            pace = self.damping.pace(self._members.live)
-            self.model.anticipate(io, ahead, self.damping.rate(pace), pace, self.samples)
+            pace = self.damping.pace(self.workers.live)
+            self.model.anticipate(io, ahead, self.damping.rate(pace), pace, self.history.samples)
         else:
             self.model.encode(io)
 
-    def _applied(
-        self,
-        slot: int,
-        incarnation: int,
-        seq: int,
-        base: int,
-        tau: int,
-        weight: float,
-        meta: PushMeta,
-        delta: bool,
-    ) -> None:
-        self.version += 1
-        self._last_of[slot] = self.version
-        self.samples += meta.samples
-        record_push(self.applied, slot, incarnation, seq)
-        self._permits.pushed(slot, base)
-        self.contents.add((slot, incarnation, seq))
-        self.journal.add(self.version, (slot, incarnation, seq), meta)
-        if self.on_applied is not None:
-            self.on_applied(AppliedPush(slot, incarnation, seq, self.version, tau, weight, meta, delta))
-        self.changed.notify_all()
-
     def _answer(self, slot: int, known: int, walk: Walk) -> Answer:
         """`known`: the version up to which the worker has the journal; -1: it has none."""
-        if self.staleness.max is not None and self._members.has(slot):
-            self._permits.pulled(slot, self.version)
-        journal = self.journal.since(known)
-        begun = self._begun(lambda push: walk.missing.get(push, push.pieces), journal.floor)
-        counts = self.samples, self._members.live, dict(self.applied)
-        return Answer(self.version, AnswerMeta(*counts, journal, self.stopped, begun, walk.torn))
+        self.workers.pulled(slot)
+        journal = self.history.journal.since(known)
+        begun = self.history.begun(walk, journal.floor)
+        counts = self.history.samples, self.workers.live, dict(self.history.applied)
+        return Answer(self.history.version, AnswerMeta(*counts, journal, self.stopped, begun, walk.torn))
 
     def _check_size(self, values: Payload) -> ModelState:
         if self.model is None or values.shape != self.model.parameters.shape:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from shoal_trainer.contract import Role, Shard
 from shoal_trainer.errors import Fenced, ProtocolError, Unreachable, UserError
 from shoal_trainer.ps import kernels
-from shoal_trainer.ps.buffers import aligned, octets
+from shoal_trainer.ps.aligned import aligned, octets
 from shoal_trainer.security import Credentials
 from shoal_trainer.wire import handshake, header
 from shoal_trainer.wire.channel import MIN_RATE, Channel

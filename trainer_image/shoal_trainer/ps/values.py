@@ -10,9 +10,6 @@ from shoal_trainer.ps.contents import Span
 from shoal_trainer.ps.kernels import Vector
 from shoal_trainer.wire.messages import AnswerMeta, Applied, BegunPush, ModelSpec, PushMeta
 
-KEPT_INCARNATIONS = 4
-"""Per slot: the number of incarnations that `Applied` holds."""
-
 
 class State(StrEnum):
     """Whether a shard can be read and written."""
@@ -87,12 +84,3 @@ def mismatch(job: ModelSpec, worker: ModelSpec) -> str:
     else:
         difference = "this worker's optimizer is configured differently from the job's"
     return f"{difference}: build the same model in every worker, or start a new run"
-
-
-def record_push(applied: Applied, slot: int, incarnation: int, seq: int) -> None:
-    """Set the last push of a worker, and drop the oldest incarnations of its slot."""
-    if (slot, incarnation) not in applied:
-        older = sorted(key for key in applied if key[0] == slot)
-        for key in older[: max(0, len(older) + 1 - KEPT_INCARNATIONS)]:
-            del applied[key]
-    applied[slot, incarnation] = seq

@@ -1,101 +1,124 @@
-"""The workers of a shard: connections, fencing, and the waits of bounded staleness."""
+"""The workers of a shard: connections, fencing, and the waits of bounded staleness. It shares the shard's lock."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 
-from shoal_trainer.contract import Staleness
-from shoal_trainer.ps.members import Members, Permits
+from shoal_trainer.ps.admission import Incarnations, Permits
 
 
-class WorkerRegistry:
-    """The base class of a shard. It holds the shard's lock, its version, and the workers that may push."""
+class Workers:
+    """Who may push to a shard, and when. Thread-safe.
 
-    def __init__(self, staleness: Staleness | None, clock: Callable[[], float]) -> None:
-        self.staleness = staleness or Staleness()
-        self.version = 0
-        self.stopped = 0
-        """See `AnswerMeta.stopped`; set by the coordinator."""
-        self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
+    `bound`: of the staleness, in versions; None: no push waits. `version`: that of the shard. `changed`: over the
+    shard's lock; notified when a push that waits may be admitted.
+    """
+
+    def __init__(
+        self,
+        bound: int | None,
+        version: Callable[[], int],
+        changed: threading.Condition,
+        clock: Callable[[], float],
+    ) -> None:
+        self._bound = bound
+        self._version = version
+        self._changed = changed
         self._clock = clock
-        self._members = Members()
+        self._incarnations = Incarnations()
         self._permits = Permits()
 
     @property
-    def live_workers(self) -> int:
-        """The count passed to `set_live_workers`, or else the number of connected workers; at least 1."""
-        return self._members.live
+    def live(self) -> int:
+        """The count passed to `set_live`, or else the number of connected workers; at least 1."""
+        return self._incarnations.live
+
+    def set_live(self, count: int | None) -> None:
+        """Set the number of live workers, as the coordinator does; None: count connections."""
+        with self._changed:
+            self._incarnations.reported_live = count
+            self._changed.notify_all()
 
     def connected(self, slot: int) -> bool:
         """Whether a worker of this slot is connected."""
-        return self._members.has(slot)
-
-    def set_live_workers(self, count: int | None) -> None:
-        """Set the number of live workers, as the coordinator does; None: count connections."""
-        with self.lock:
-            self._members.reported_live = count
-            self.changed.notify_all()
+        return self._incarnations.has(slot)
 
     def connect(self, slot: int, incarnation: int) -> None:
         """Register a connection of an authenticated worker; `Fenced` if its slot has a newer incarnation."""
-        with self.lock:
-            self._members.connect(slot, incarnation)
+        with self._changed:
+            self._incarnations.connect(slot, incarnation)
 
-    def disconnect(self, slot: int) -> None:
-        """Unregister a connection."""
-        with self.lock:
-            if not self._members.disconnect(slot):
-                self._disconnected(slot)
-                self._expect_no_push(slot)
+    def disconnect(self, slot: int) -> bool:
+        """Unregister a connection; returns whether it was the slot's last one."""
+        with self._changed:
+            if self._incarnations.disconnect(slot):
+                return False
+            self.expect_no_push(slot)
+            return True
+
+    def check(self, slot: int, incarnation: int) -> None:
+        """`Fenced` if the slot has a newer incarnation, or if this worker has left."""
+        self._incarnations.check(slot, incarnation)
 
     def fence(self, slot: int, minimum_incarnation: int) -> None:
         """Refuse older incarnations of a slot from now on, and stop waiting for their gradients."""
-        with self.lock:
-            if self._members.fence(slot, minimum_incarnation):
-                self._expect_no_push(slot)
+        with self._changed:
+            if self._incarnations.fence(slot, minimum_incarnation):
+                self.expect_no_push(slot)
 
     def leave(self, slot: int, incarnation: int) -> None:
         """Refuse pushes of a worker that has left, until it connects again."""
-        with self.lock:
-            self._members.leave(slot, incarnation)
-            self._expect_no_push(slot)
+        with self._changed:
+            self._incarnations.leave(slot, incarnation)
+            self.expect_no_push(slot)
+
+    # --- bounded staleness ----------------------------------------------------------------------------------------
 
     def wait_admitted(self, slot: int, base: int, timeout: float) -> None:
-        """Bounded staleness: wait, at most `timeout` seconds, while this push would make another gradient too stale.
+        """Wait, at most `timeout` seconds, while this push would make another gradient too stale.
 
         `base`: the version on which the gradient was computed. Until the push is applied, or `push_ended` is called,
         it counts as applied: several pushes that are received at once must not together exceed the bound.
         """
-        if (bound := self.staleness.max) is None:
+        if (bound := self._bound) is None:
             return
-        with self.changed:
+        with self._changed:
             deadline = self._clock() + timeout
             if self._permits.arrive(slot, base):
-                self.changed.notify_all()
+                self._changed.notify_all()
             try:
-                while self._permits.waits(slot) and not self._permits.admits(base, self.version, bound):
+                while self._permits.waits(slot) and not self._permits.admits(base, self._version(), bound):
                     if (remaining := deadline - self._clock()) <= 0:
                         # A worker that blocked this push until its timeout must not block the next ones as well.
-                        self._permits.give_up(slot, self.version, bound)
+                        self._permits.give_up(slot, self._version(), bound)
                         return
-                    self.changed.wait(remaining)
+                    self._changed.wait(remaining)
             finally:
                 self._permits.leave(slot)
 
+    def pulled(self, slot: int) -> None:
+        """A worker has read the parameters; if it is connected, its gradient is expected."""
+        if self._bound is not None and self.connected(slot):
+            self._permits.pulled(slot, self._version())
+
+    def pushed(self, slot: int, incarnation: int, base: int, *, non_finite: bool) -> None:
+        """A push computed on version `base` was applied. `non_finite`: with values that were replaced by 0."""
+        self._incarnations.pushed(slot, incarnation, non_finite=non_finite)
+        self._permits.pushed(slot, base)
+
     def push_ended(self, slot: int) -> None:
         """The admitted push was applied or refused, or its connection broke."""
-        if self.staleness.max is not None:
-            with self.changed:
+        if self._bound is not None:
+            with self._changed:
                 self._permits.ended(slot)
-                self.changed.notify_all()
+                self._changed.notify_all()
 
-    def _expect_no_push(self, slot: int) -> None:
+    def expect_no_push(self, slot: int) -> None:
         """Stop waiting for a worker's gradient, under the lock: other pushes may be admitted now."""
         self._permits.forget(slot)
-        self.changed.notify_all()
+        self._changed.notify_all()
 
-    def _disconnected(self, slot: int) -> None:
-        """Called under the lock when a worker's last connection has ended."""
-        raise NotImplementedError
+    def expect_no_pushes(self) -> None:
+        """Stop waiting for any gradient: a rollback restarts the versions at an older one."""
+        self._permits.clear()

@@ -19,7 +19,7 @@ from typing import IO, Any
 import numpy as np
 
 from shoal_trainer.errors import SnapshotError
-from shoal_trainer.ps.buffers import aligned, octets
+from shoal_trainer.ps.aligned import aligned, octets
 from shoal_trainer.ps.kernels import Vector
 from shoal_trainer.ps.shard import ShardCopy
 from shoal_trainer.wire.messages import applied_to_list

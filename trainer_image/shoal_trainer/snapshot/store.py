@@ -24,9 +24,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from shoal_trainer.errors import Fenced, SnapshotError, Unreachable
 from shoal_trainer.ps.kernels import Vector
-from shoal_trainer.ps.layout import bounds
-from shoal_trainer.ps.optimizers import Optimizer
 from shoal_trainer.ps.shard import ShardCopy
+from shoal_trainer.ps.shard_bounds import bounds
+from shoal_trainer.ps.update_rules import Optimizer
 from shoal_trainer.snapshot import claims, shard_file
 from shoal_trainer.snapshot.claims import FOLDER
 from shoal_trainer.snapshot.manifest import Manifest, ShardFile

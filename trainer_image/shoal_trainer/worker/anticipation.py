@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal_trainer.ps import kernels, schedules
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.damping import Damping
-from shoal_trainer.ps.optimizers import adam_momentum, momentum_at, nadam_parts, normalizes, stretch
+from shoal_trainer.ps.update_rules import adam_momentum, momentum_at, nadam_parts, normalizes, stretch
 from shoal_trainer.wire.messages import OptimizerConfig, Pulled
 from shoal_trainer.worker.send import Send
 

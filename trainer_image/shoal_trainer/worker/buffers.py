@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 
 
 class Buffers:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from shoal_trainer.contract import RuntimeConfig
-from shoal_trainer.coordinator.client import CoordinatorClient
+from shoal_trainer.coordinator.control_client import CoordinatorClient
 from shoal_trainer.coordinator.protocol import (
     MAX_LIST,
     MAX_TEXT,
@@ -26,6 +27,7 @@ from shoal_trainer.retry import FIRST_PAUSE, Backoff
 from shoal_trainer.security import Credentials
 from shoal_trainer.training import Training
 from shoal_trainer.wire.messages import Progress
+from shoal_trainer.worker.beside import Beside
 from shoal_trainer.worker.work import (
     About,
     DataWork,
@@ -63,6 +65,7 @@ class ControlPlane:
             config.parameter_servers[0], credentials, config.index, config.incarnation
         )
         self._data = _spec(job)
+        self._beside = Beside()
         self._messages: dict[About, StatusText] = dict.fromkeys(About, "")
         self._logged: StatusText = ""
         self._uploaded: dict[str, tuple[int, int]] = {}
@@ -73,6 +76,10 @@ class ControlPlane:
         self._stop = threading.Event()
         self._error: TrainerError | None = None
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def watch(self, beside: Beside) -> None:
+        """Report this worker's time beside steps with its heartbeats."""
+        self._beside = beside
 
     def start(self) -> None:
         """Begin to join and to send heartbeats."""
@@ -178,7 +185,7 @@ class ControlPlane:
 
     def _beat(self) -> None:
         flops = self._flops
-        alive = self._client.heartbeat(self._message_text(), flops)
+        alive = self._client.heartbeat(self._message_text(), flops, self._beside.passed(time.monotonic()))
         self._finished, self._learning_rate = alive.finished, alive.learning_rate
         if flops is not None:
             self._flops = None

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from shoal_trainer.data.batch import Batch
+from shoal_trainer.data.downloads import Download, Prefetch, is_remote
 from shoal_trainer.data.source import Part, Source
-from shoal_trainer.data.store import Local, Prefetch, is_remote
 from shoal_trainer.errors import TrainerError, Unreachable, UserError
 from shoal_trainer.retry import FIRST_PAUSE, Backoff
 from shoal_trainer.worker.work import DataWork, Finished, Idle, StatusText, TaskWork, Work, waiting_for
@@ -209,10 +209,10 @@ class Feed:
     def _batches(self, work: DataWork, prefetch: Prefetch | None) -> Iterator[Batch]:
         """Read the batches of a lease, and report slow reads."""
         self._set_message(waiting_for(work.source, self._clock))
-        local = None if prefetch is None else self._downloaded(work, prefetch)
-        if prefetch is None or local is not None:
+        download = None if prefetch is None else self._downloaded(work, prefetch)
+        if prefetch is None or download is not None:
             part = Part(work.start, work.stop, work.epoch, work.file)
-            for batch in self._data.read(part, self._batch_size, local):
+            for batch in self._data.read(part, self._batch_size, download):
                 self._set_message("")
                 try:
                     self._check(batch)
@@ -226,7 +226,7 @@ class Feed:
         self._set_message("")  # it reads no more
         return Failed(work, error)
 
-    def _downloaded(self, work: DataWork, prefetch: Prefetch) -> Local | None:
+    def _downloaded(self, work: DataWork, prefetch: Prefetch) -> Download | None:
         """The downloaded file; None if this worker stops or loses the lease."""
         while not self._stop.is_set() and self._holds(work):
             try:

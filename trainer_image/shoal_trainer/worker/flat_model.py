@@ -31,7 +31,7 @@ from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import UserError
 from shoal_trainer.features import flops_per_sample
 from shoal_trainer.ps import kernels
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.wire.messages import MetricSum
 from shoal_trainer.worker.build import BUILD_PARTS, build
 from shoal_trainer.worker.findings import Findings

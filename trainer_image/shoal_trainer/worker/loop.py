@@ -21,9 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal_trainer.errors import Unreachable, UserError
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.retry import Backoff
 from shoal_trainer.wire.messages import Pulled, Push, Timings
+from shoal_trainer.worker.beside import Beside
 from shoal_trainer.worker.callbacks import rate_of, set_rate
 from shoal_trainer.worker.exchange import Again, Exchange
 from shoal_trainer.worker.feed import EndOfFile, Failed, Feed, Item, Ready
@@ -101,6 +102,7 @@ class Loop(Upstream):
         self._followed_rate: float | None = None
         self._compiled_rate: float | None = None
         self.steps = 0
+        self.beside = Beside()
 
     # --- the loop -------------------------------------------------------------------------------------------------
 
@@ -148,7 +150,15 @@ class Loop(Upstream):
             self._probe()
             if self._outage is None:
                 self._report_wasted()
-            self._input_seconds, self._last_push = 0.0, self._clock()
+            self._waited()
+        elif not self._leases.held():  # else the data are slow, which is the step's time
+            self._waited()
+
+    def _waited(self) -> None:
+        """What passed since the last push belongs to no step."""
+        now = self._clock()
+        self.beside.waited(now - self._last_push)
+        self._input_seconds, self._last_push = 0.0, now
 
     def _flush(self) -> None:
         """Push all steps and wait for the answers, before a task or the report of a file's length."""
@@ -164,10 +174,12 @@ class Loop(Upstream):
             self._deferred = item
             return
         if isinstance(item, TaskWork):
+            self.beside.task_begins(self._last_push)
             self._run_task(item)
         else:
             self._file_ended(item)
         self._input_seconds, self._last_push = 0.0, self._clock()
+        self.beside.task_ended(self._last_push)
 
     def _run_task(self, task: TaskWork) -> None:
         """Run a task with the current parameters; if a server is unreachable, defer it and begin an outage.

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal_trainer.ps import kernels
-from shoal_trainer.ps.buffers import aligned
-from shoal_trainer.ps.optimizers import Optimizer, Update
+from shoal_trainer.ps.aligned import aligned
+from shoal_trainer.ps.update_rules import Optimizer, Update
 from shoal_trainer.wire.messages import OptimizerConfig, Progress, Push
 from shoal_trainer.worker.leases import joined
 from shoal_trainer.worker.send import Send

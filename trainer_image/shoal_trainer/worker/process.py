@@ -33,11 +33,11 @@ from shoal_trainer.contract import (
     RuntimeConfig,
     TerminationMessage,
 )
-from shoal_trainer.ending import end_soon
 from shoal_trainer.errors import Fenced, HungStep, TrainerError, Unreachable, UserError, WorkerFailed
+from shoal_trainer.process.ending import end_soon
+from shoal_trainer.process.sigterm import in_thread
+from shoal_trainer.process.termination import write_termination
 from shoal_trainer.retry import until_reachable
-from shoal_trainer.sigterm import in_thread
-from shoal_trainer.termination import write_termination
 from shoal_trainer.worker.hardware import (
     device_name,
     equipment,
@@ -178,10 +178,11 @@ def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
         def facts() -> Equipment:
             return equipment(device, flat_model.device_count, flat_model.layout.tensors, config.cores)
 
-        def control() -> ControlPlane:
-            return ControlPlane(config, credentials, job, facts, flat_model.flops_per_sample)
-
-        coordinator = until_reachable(control, drain.flag, "the data")
+        coordinator = until_reachable(
+            lambda: ControlPlane(config, credentials, job, facts, flat_model.flops_per_sample),
+            drain.flag,
+            "the data",
+        )
         coordinator.start()  # send heartbeats while the model is traced
         flat_model.trace()
     traced = time.monotonic()
@@ -195,6 +196,7 @@ def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
         config.batch_size, device,
     )  # fmt: skip
     worker = compose(job, config, flat_model, coordinator, credentials, drain.flag)
+    coordinator.watch(worker.loop.beside)
     drain.hold()
     try:
         end = worker.run(partial(abandon, worker))

@@ -20,11 +20,11 @@ from typing import Any, Literal
 
 from shoal_trainer.contract import JobIdentity, Role, RuntimeConfig, StopAfter
 from shoal_trainer.data.batch import Batch, leaves
+from shoal_trainer.data.downloads import Download
 from shoal_trainer.data.source import Extent, Part, Source
-from shoal_trainer.data.store import Local
 from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import TrainerError, UserError
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.training import Training
 from shoal_trainer.worker.alone import validation_batches
 from shoal_trainer.worker.compose import build_flat_model
@@ -60,7 +60,7 @@ class FirstBatch(Source):
         """As many samples as the batch has."""
         return Extent(self.batch.samples)
 
-    def read(self, part: Part, batch_size: int, local: Local | None = None) -> Iterator[Batch]:  # noqa: ARG002
+    def read(self, part: Part, batch_size: int, download: Download | None = None) -> Iterator[Batch]:  # noqa: ARG002
         """Yield the batch."""
         yield self.batch
 

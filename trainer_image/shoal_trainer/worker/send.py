@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal_trainer.ps import kernels
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.wire.messages import MAX_MARKS, MetricSum, Push
 from shoal_trainer.worker.feed import Ready
 from shoal_trainer.worker.flat_model import Step

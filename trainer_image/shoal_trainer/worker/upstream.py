@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps import kernels, schedules
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.journal import PushJournal
 from shoal_trainer.retry import Backoff
 from shoal_trainer.wire.messages import Copy, Pulled, Welcome

@@ -1,7 +1,8 @@
 """How fast each job's workers are now: from the samples that they pushed between two reports, by pool.
 
-Averages of single steps will not do: where a quota stops a process, one step in six takes most of the time. Kept in
-memory for as long as a job is planned; after a restart two reports are enough.
+Time in tasks and waits is left out: it is predicted by itself (`sizing/beside.py`), however long an epoch is. Averages
+of single steps will not do: where a quota stops a process, one step in six takes most of the time. Kept in memory for
+as long as a job is planned; after a restart two reports are enough.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ START_SECONDS = 10.0
 
 class _Point(NamedTuple):
     at: float
+    """On a clock that stands while the worker does not train."""
     samples: int
 
 
@@ -56,14 +58,14 @@ class Paces:
         }
         found: dict[str, list[float]] = defaultdict(list)
         active = {
-            (worker.slot, worker.incarnation): worker.samples
+            (worker.slot, worker.incarnation): _Point(at - worker.beside_seconds, worker.samples)
             for worker in (report.workers if report is not None else ())
             if worker.state is WorkerState.ACTIVE and worker.samples > 0
         }
         for gone in known.points.keys() - active.keys():
             del known.points[gone]
-        for place, samples in active.items():
-            rate = _rate(known.points[place], _Point(at, samples))
+        for place, point in active.items():
+            rate = _rate(known.points[place], point)
             if rate and place in pools:
                 found[pools[place]].append(rate)
         if found:

@@ -18,6 +18,7 @@ from shoal.api.speed_profile import SpeedProfile, SpeedProfileStatus
 from shoal.api.training_job import TrainingJob
 from shoal.errors import UsageError
 from shoal.policy.model import Proposal
+from shoal.sizing.beside import Beside
 from shoal.sizing.fleet import FleetJob, FleetPool, JobPlan, Model, Profile, resources
 from shoal.sizing.fleet.resources import decimal, fleet_pool, profile_of
 from shoal.sizing.speed.measurements import MEASURED
@@ -58,6 +59,7 @@ def fleet_job(
     pods: Iterable[Pod],
     now: datetime,
     speeds_now: Mapping[str, Sequence[float]],
+    beside: Beside | None = None,
 ) -> FleetJob:
     """A job. One whose workers nobody plans (mode Off or Manual) is planned with the number that it has."""
     spec, status = job.spec, job.status
@@ -72,6 +74,7 @@ def fleet_job(
         priority=max((pod.spec.priority for pod in pods), default=0),
         model=model,
         samples_left=left,
+        beside=beside,
         batch_size=spec.training.batch_size,
         batch_sizes={each.accelerator: each.batch_size for each in spec.training.batch_sizes},
         pools=tuple(spec.workers.pools),
@@ -81,6 +84,7 @@ def fleet_job(
         zone_policy=spec.workers.zone_policy,
         parameter_servers=spec.parameter_servers.replicas,
         running=running(job),
+        asked=asked(job),
         deadline_seconds=_deadline(job, now),
         budget_left=None if objective.max_cost is None else float(objective.max_cost) - spent,
         prefer=objective.prefer,
@@ -135,6 +139,13 @@ def running(job: TrainingJob) -> dict[str, int]:
             and slot.state in {"Starting", "Running", "Silent"}
         )
     )
+
+
+def asked(job: TrainingJob) -> tuple[str, ...]:
+    """Pools of which a worker of the job has no node yet."""
+    waiting = {"Planned", "Starting"}
+    slots = (slot for slot in job.status.slots if slot.role == "worker" and slot.pool and not slot.node)
+    return tuple(sorted({slot.pool for slot in slots if slot.state in waiting and not slot.cause}))
 
 
 def model_of(

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from shoal.api.speed_profile import (
     MOST_ROWS,
     MOST_SOURCES,
+    BesideSteps,
     LogMoments,
     MeasuredModel,
     MeasuredRow,
@@ -21,9 +22,10 @@ from shoal.api.speed_profile import (
     SpeedProfileStatus,
     SpeedSource,
 )
-from shoal_trainer.contract import LogSums, ShardReport, SpeedSums, StatusReport
+from shoal_trainer.contract import BesideSums, LogSums, ShardReport, SpeedSums, StatusReport
 
 HALF_LIFE = timedelta(days=30)
+_BESIDE = "beside"
 MOST_SERVER_LOADS = 16
 
 
@@ -55,6 +57,13 @@ def learn(status: SpeedProfileStatus, uid: str, report: StatusReport, now: datet
             number = len(report.shards)
             loads[number] = _loaded(loads.get(number), number, (busy, updates, received), now)
             news = True
+    beside, merged = status.beside, _parse_beside(source.counts.get(_BESIDE, ""))
+    if source.report != report.speed_epoch:
+        merged = BesideSums()
+    if (passed := report.beside.since(merged)).epochs > 0:  # whole epochs: their tasks come after their end
+        beside, merged, news = _passed(beside, passed, now), report.beside, True
+    if merged.epochs:
+        counts[_BESIDE] = " ".join(f"{each:.10g}" for each in _amounts(merged))
     model = _model(status.model, report)
     if not news and model == status.model:
         return status
@@ -68,6 +77,7 @@ def learn(status: SpeedProfileStatus, uid: str, report: StatusReport, now: datet
             "rows": tuple(sorted(kept, key=_key)),
             "row_count": len(kept),
             "devices": ", ".join(sorted({row.device for row in kept})),
+            "beside": beside,
             "server_load": tuple(loads[number] for number in sorted(loads))[-MOST_SERVER_LOADS:],
             "sources": (*others, ours)[-MOST_SOURCES:],
             "last_updated": stamp if news else status.last_updated,
@@ -92,6 +102,8 @@ def moved(old: SpeedProfileStatus, new: SpeedProfileStatus) -> bool:
         count = max(1.0, float(was.compute.count))
         if abs(mean - old_mean) > max(0.02, (float(was.compute.variance_log) / count) ** 0.5):
             return True
+    if (old.beside is None) != (new.beside is None):
+        return True
     loads = {load.parameter_servers for load in new.server_load}
     return old.model != new.model or loads != {load.parameter_servers for load in old.server_load}
 
@@ -168,6 +180,31 @@ def _loaded(
         bytes=f"{received:.6g}",
         last_seen=_stamp(now),
     )
+
+
+def _passed(old: BesideSteps | None, fresh: BesideSums, now: datetime) -> BesideSteps:
+    """What passes beside steps, with what is new of it."""
+    keep = _weight(old.last_seen, now) if old else 0.0
+    before = (old.epochs, old.others, old.task_samples, old.wait_samples) if old else ("0",) * 4
+    epochs, others, tasks, waits = (
+        f"{_number(was) * keep + more:.6g}" for was, more in zip(before, _amounts(fresh), strict=True)
+    )
+    return BesideSteps(
+        epochs=epochs, others=others, task_samples=tasks, wait_samples=waits, last_seen=_stamp(now)
+    )
+
+
+def _amounts(sums: BesideSums) -> tuple[float, float, float, float]:
+    return float(sums.epochs), float(sums.others), sums.tasks, sums.waits
+
+
+def _parse_beside(text: str) -> BesideSums:
+    """The sums that were merged; none for an entry that is none."""
+    try:
+        epochs, others, tasks, waits = (float(part) for part in text.split())
+    except ValueError:
+        return BesideSums()
+    return BesideSums(epochs=int(epochs), others=int(others), tasks=tasks, waits=waits)
 
 
 def _model(known: MeasuredModel | None, report: StatusReport) -> MeasuredModel | None:

@@ -37,6 +37,8 @@ class Wanted:
     homes: Mapping[int, Home] = field(default_factory=dict)
     """Where the workers live; empty if all live where the spec says."""
     servers: Callable[[Place], bool] = lambda _: False
+    limit: Callable[[Home], int] = lambda _: 1_000
+    """The most workers of a home, beside those of other jobs."""
     where_workers: Callable[[Home], Where] | None = None
     where_servers: Where | None = None
     known_pools: Mapping[str, object] = field(default_factory=dict)
@@ -105,6 +107,7 @@ def wanted(facts: Facts) -> Wanted:
     result = Wanted(
         facts.job,
         frozenset(),
+        limit=homes.limit,
         where_workers=homes.where,
         where_servers=server_where(facts),
         known_pools=homes.pools,

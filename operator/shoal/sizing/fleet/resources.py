@@ -6,12 +6,13 @@ from datetime import UTC, datetime
 from functools import partial
 
 from shoal.api.capacity_pool import CapacityPool
-from shoal.api.speed_profile import LogMoments, MeasuredRow, SpeedProfile, SpeedRow
+from shoal.api.speed_profile import LogMoments, MeasuredRow, SpeedProfile, SpeedProfileStatus, SpeedRow
 from shoal.errors import UsageError
+from shoal.sizing.beside import Beside
 from shoal.sizing.fleet.values import FleetPool
 from shoal.sizing.speed.measurements import LogMean, Model, Profile, Row, ServerLoad
 
-__all__ = ["decimal", "fleet_pool", "model_of", "profile_of"]
+__all__ = ["beside_of", "decimal", "fleet_pool", "model_of", "profile_of"]
 
 
 def fleet_pool(pool: CapacityPool, now: datetime | None = None) -> FleetPool:
@@ -19,7 +20,7 @@ def fleet_pool(pool: CapacityPool, now: datetime | None = None) -> FleetPool:
     spec, status = pool.spec, pool.status
     starts = status.startup
     out = next((c for c in status.conditions if c.type == "Exhausted" and c.status == "True"), None)
-    since = out.last_transition_time if out is not None else None
+    since = status.out_since or out.last_transition_time if out is not None else None
     return FleetPool(
         name=pool.metadata.name,
         accelerator=spec.accelerator.name if spec.accelerator else None,
@@ -92,6 +93,17 @@ def model_of(profile: SpeedProfile) -> Model | None:
         return Model(name, flops if flops > 0 else None, known.parameters, max(1, known.tensors))
     except UsageError:
         return None
+
+
+def beside_of(status: SpeedProfileStatus, per_epoch: float | None, behind: int = 0) -> Beside | None:
+    """What a job does beside training steps, as jobs of its model did; None: not measured, or no length of an epoch."""
+    seen = status.beside
+    epochs = decimal(seen.epochs) if seen is not None else 0.0
+    if seen is None or not epochs > 0 or not per_epoch:
+        return None
+    others = decimal(seen.others)
+    tasks, waits = max(decimal(seen.task_samples), 0.0), max(decimal(seen.wait_samples), 0.0)
+    return Beside(per_epoch, tasks / epochs, waits / others if others > 0 else 0.0, behind)
 
 
 def decimal(text: str | None) -> float:

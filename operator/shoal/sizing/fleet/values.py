@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from shoal.sizing.beside import Beside
 from shoal.sizing.speed.measurements import Model
 
 if TYPE_CHECKING:  # numpy
@@ -57,8 +58,10 @@ class FleetJob:
 
     `model` None: not reported yet. `samples_left` None: not known; `work_note` says why. Where the job ends by a
     metric, they are uncertain by `samples_sigma` (of their logarithm), and depend on the workers by `efficiency`.
+    `beside`: what is to be done beside training steps; None: not known.
     `deadline_seconds` and `budget_left` are what is left from now; None: no limit. `running` workers need no start-up.
-    `speeds_now`: samples/s of single workers, by pool, of those that have worked for a while.
+    In the pools of `asked` it waits for nodes. `speeds_now`: samples/s of single workers, by pool, of those that have
+    worked for a while.
     """
 
     name: str
@@ -68,6 +71,7 @@ class FleetJob:
     samples_left: float | None = None
     samples_sigma: float = 0.0
     efficiency: Efficiency | None = None
+    beside: Beside | None = None
     work_note: str = ""
     batch_size: int = 1
     batch_sizes: Mapping[str, int] = field(default_factory=dict)
@@ -77,6 +81,7 @@ class FleetJob:
     zone_policy: Literal["Same", "Preferred", "Any"] = "Same"
     parameter_servers: int = 1
     running: Mapping[str, int] = field(default_factory=dict)
+    asked: tuple[str, ...] = ()
     deadline_seconds: float | None = None
     budget_left: float | None = None
     prefer: Literal["MinCost", "MinTime"] = "MinCost"

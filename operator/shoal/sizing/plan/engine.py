@@ -142,7 +142,7 @@ class Engine:
         if not isinstance(work, StepWork) or work.samples is None:
             return self._in_runs(steps), np.zeros(len(batch), dtype=bool)
         samples = work.samples_of(workers) * np.ones(len(batch))
-        by_samples = np.full(len(batch), True) if work.steps is None else samples / batch <= work.steps
+        by_samples = samples / batch <= steps * (1 + 1e-9)
         amount = self._in_runs(np.where(by_samples, samples, steps))
         if work.is_random:
             own = np.exp(work.sigma * self._work)

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from shoal.errors import UsageError
 from shoal.sizing.availability import Availability, Calm, Markov
+from shoal.sizing.beside import Beside
+from shoal.sizing.speed import priors
 from shoal.sizing.speed.efficiency import Efficiency
 from shoal.sizing.types import PsModel
 
@@ -37,7 +39,7 @@ ZonePolicy = Literal["Same", "Preferred", "Any"]
 
 CONFIDENCE = 0.95
 """Default probability of meeting the deadline."""
-SCALING_SIGMA = 0.2
+SCALING_SIGMA = priors.SERVER_SIGMA[3]
 """Standard deviation of s in the capacity k^s of k servers, beyond the number measured."""
 
 
@@ -105,13 +107,14 @@ class StepWork:
     """A number of steps (mini-batches of one worker) or of samples; with both, the first to be reached.
 
     `sigma`: standard deviation of the logarithm of the samples. `efficiency`: how the samples depend on the number of
-    workers, where the job ends by a loss or metric; None: they do not.
+    workers, where the job ends by a loss or metric; None: they do not. `beside`: what is to be done beside them.
     """
 
     steps: float | None = None
     samples: float | None = None
     sigma: float = 0.0
     efficiency: Efficiency | None = None
+    beside: Beside | None = None
 
     def __post_init__(self) -> None:
         amounts = [amount for amount in (self.steps, self.samples) if amount is not None]
@@ -124,13 +127,21 @@ class StepWork:
     def iterations(self, batch: Floats, workers: Floats) -> Floats:
         """(m,) steps for weighted batch sizes (m,) and numbers of workers (m,)."""
         steps = np.full(np.shape(workers), math.inf if self.steps is None else float(self.steps))
+        if self.beside is not None and self.steps is not None:
+            steps = steps + self.beside.samples(steps * batch, workers) / batch
         return steps if self.samples is None else np.minimum(steps, self.samples_of(workers) / batch)
 
     def samples_of(self, workers: Floats | float, z: Floats | float = 0.0) -> Any:
-        """The samples that so many workers need, `z` standard deviations of the efficiency from the median."""
-        if self.samples is None or self.efficiency is None:
-            return self.samples
-        return self.samples * self.efficiency.factor(workers, z)
+        """The samples that so many workers need, `z` standard deviations of the efficiency from the median.
+
+        With those that they could train in the time of what is to be done beside.
+        """
+        if self.samples is None:
+            return None
+        needed = (
+            self.samples if self.efficiency is None else self.samples * self.efficiency.factor(workers, z)
+        )
+        return needed if self.beside is None else needed + self.beside.samples(needed, workers)
 
     def spread(self, workers: Floats) -> Floats:
         """(m,) standard deviation of the logarithm of the work."""
@@ -269,8 +280,9 @@ class Servers:
 class Objective:
     """The limits, and what to minimize. `deadline` in s from now, `budget` in the currency; None: no limit.
 
-    `spare`: what it is worth to end now rather than at the deadline, as a part of the cost, where that is to be least.
-    What is done early leaves time to wait for nodes when they run out, and no plan knows when that is.
+    `spare`: what it is worth to end now rather than at the deadline, as a part of the cost of the whole job, of which
+    `spent` was paid already, where that is to be least. What is done early leaves time to wait for nodes when they run
+    out, and no plan knows when that is.
     """
 
     deadline: float | None = None
@@ -278,9 +290,11 @@ class Objective:
     prefer: Prefer = "MinCost"
     confidence: float = CONFIDENCE
     spare: float = 0.0
+    spent: float = 0.0
 
     def __post_init__(self) -> None:
         _number(self.spare, "the worth of spare time", least=0)
+        _number(self.spent, "what was spent", least=0)
         if self.deadline is not None:
             _number(self.deadline, "the deadline in seconds", above=0)
         if self.budget is not None:
@@ -289,6 +303,12 @@ class Objective:
             raise UsageError(f"the confidence must be at least 0.5 and below 1, not {self.confidence}")
         if self.prefer not in ("MinCost", "MinTime", "BestValue"):
             raise UsageError(f"prefer MinCost, MinTime or BestValue, not {self.prefer}")
+
+    def with_spare_time(self, cost: Any, seconds: Any) -> Any:
+        """The cost, and what it is worth to end in less than these seconds; numbers or arrays."""
+        if self.deadline is None or not self.spare:
+            return cost
+        return cost + self.spare * (cost + self.spent) * seconds / self.deadline
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from datetime import datetime
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import StopAfter, TrainingJob
 from shoal.errors import UsageError
+from shoal.sizing.fleet.resources import beside_of
 from shoal.sizing.plan.problem import LossWork, StepWork, Work
 
 __all__ = ["seconds_left", "work_left"]
@@ -41,7 +42,11 @@ def work_left(job: TrainingJob, profile: SpeedProfile, notes: list[str]) -> Work
         notes.append(
             f"The job may end earlier, when {stop.metric} reaches {stop.value}: the plan ignores that."
         )
-    return StepWork(steps=_steps_left(job), samples=_samples_left(job, profile, notes))
+    return StepWork(
+        steps=_steps_left(job),
+        samples=_samples_left(job, profile, notes),
+        beside=beside_of(profile.status, profile.model.samples_per_epoch),
+    )
 
 
 def _loss_work(job: TrainingJob, profile: SpeedProfile, notes: list[str]) -> LossWork:

@@ -61,3 +61,18 @@ def test_silent_and_unknown_workers_and_a_restarted_coordinator_count_for_nothin
     for second in range(0, 60, 5):
         paces.observe(JOB, report(1 + 100 * second), float(second))
     assert paces.observe(JOB, report(7), 60.0) == {"spot": [pytest.approx(100.0)]}  # never a negative rate
+
+
+def test_time_in_tasks_slows_no_pace() -> None:
+    """An evaluation of 200 s after each 100 s of training."""
+    paces = Paces()
+    now, trained, beside = 0.0, 1.0, 0.0
+    for second in range(0, 900, 5):
+        evaluates = second % 300 >= 100
+        now += 5.0
+        trained += 0.0 if evaluates else 500.0
+        beside += 5.0 if evaluates else 0.0
+        said = report(int(trained))
+        worker = said.workers[0].model_copy(update={"beside_seconds": beside})
+        found = paces.observe(JOB, said.model_copy(update={"workers": (worker,)}), now)
+    assert found == {"spot": [pytest.approx(100.0)]}

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from shoal.api.speed_profile import MOST_ROWS, MOST_SOURCES, SpeedProfile, SpeedProfileStatus
 from shoal.controllers.speedprofile.learn import HALF_LIFE, forget, learn, moved
 from shoal.sizing.fleet.resources import profile_of
-from shoal_trainer.contract import LogSums, ModelReport, Phase, ShardReport, SpeedSums, StatusReport
+from shoal_trainer.contract import (
+    BesideSums,
+    LogSums,
+    ModelReport,
+    Phase,
+    ShardReport,
+    SpeedSums,
+    StatusReport,
+)
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 MODEL = ModelReport(fingerprint="f" * 64, parameters=1000, tensors=4, flops_per_sample=1e6)
@@ -178,3 +186,36 @@ def test_what_was_learned_of_a_large_model_is_read_by_the_planner() -> None:
     assert found is not None
     assert found.model.flops == 2_416_640.0
     assert len(found.rows) == 1
+
+
+def beside_report(epochs: int, life: str = "a") -> StatusReport:
+    """A report after so many epochs of two workers: tasks of 30 samples and waits of 20 in each."""
+    told = BesideSums(epochs=epochs, others=epochs, tasks=30.0 * epochs, waits=20.0 * epochs)
+    return report(0.1, life=life).model_copy(update={"beside": told})
+
+
+@given(st.sets(st.integers(1, 9)))
+def test_what_passes_beside_steps_counts_once_whichever_reports_were_read(read: set[int]) -> None:
+    status = SpeedProfileStatus()
+    for epochs in [*sorted(read | {9}), 9]:
+        status = learn(status, "job", beside_report(epochs), NOW)
+    again = learn(status, "job", beside_report(1, life="b"), NOW)
+    for found, epochs in ((status, 9), (again, 10)):
+        assert found.beside is not None
+        assert float(found.beside.epochs) == float(found.beside.others) == epochs
+        assert (float(found.beside.task_samples), float(found.beside.wait_samples)) == (
+            30.0 * epochs,
+            20.0 * epochs,
+        )
+
+
+def test_a_task_counts_with_the_next_epoch_and_old_epochs_count_less() -> None:
+    status = learn(SpeedProfileStatus(), "job", beside_report(2), NOW)
+    midway = beside_report(2).model_copy(
+        update={"beside": BesideSums(epochs=2, others=2, tasks=85.0, waits=40.0)}
+    )
+    assert learn(status, "job", midway, NOW) == status
+    later = learn(status, "other", beside_report(1), NOW + HALF_LIFE)
+    assert later.beside is not None
+    assert float(later.beside.epochs) == pytest.approx(2.0)
+    assert float(later.beside.task_samples) == pytest.approx(60.0)

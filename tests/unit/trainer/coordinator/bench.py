@@ -3,7 +3,7 @@
 from shoal_trainer.contract import JobIdentity, StopAfter
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.protocol import DataSpec, Join
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Progress, PushMeta
 
@@ -30,7 +30,7 @@ class Bench:
         self.version = 0
 
     def join(self, slot, incarnation=0, data=None, **fields):
-        self.shard.connect(slot, incarnation)
+        self.shard.workers.connect(slot, incarnation)
         if not self.shard.hello(slot, incarnation, MODEL).initialized:
             self.shard.initialize(aligned(4))
         return self.coordinator.join(
@@ -52,7 +52,7 @@ class Bench:
         self.seq[slot, incarnation] = seq = self.seq.get((slot, incarnation), 0) + 1
         mark = Progress(lease.epoch, lease.number, end - samples, end)
         meta = PushMeta(samples=samples, loss=loss, progress=(mark,), metrics=metrics)
-        self.shard.delta(slot, incarnation, seq, self.shard.version, meta, aligned(4))
+        self.shard.delta(slot, incarnation, seq, self.shard.history.version, meta, aligned(4))
 
     def train(self, slot, incarnation=0):
         """Train until the coordinator assigns something other than data."""

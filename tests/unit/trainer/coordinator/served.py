@@ -8,7 +8,7 @@ import threading
 import time
 
 from shoal_trainer.contract import Phase, Shard, StatusReport
-from shoal_trainer.coordinator.client import ControlClient
+from shoal_trainer.coordinator.control_client import ControlClient
 from shoal_trainer.coordinator.http import ControlServer
 from shoal_trainer.coordinator.protocol import PURPOSE, Assignment, Done, Next
 from shoal_trainer.errors import Unreachable

@@ -6,7 +6,7 @@ from shoal_trainer.contract import StopAfter
 from shoal_trainer.coordinator.artefacts import Artefacts
 from shoal_trainer.coordinator.last_pushes import RESEND_SECONDS, LastPushes
 from shoal_trainer.coordinator.protocol import Leave, TaskDone
-from shoal_trainer.coordinator.tasks import Tasks
+from shoal_trainer.coordinator.task_queue import Tasks
 from shoal_trainer.errors import Fenced, Overtaken
 from shoal_trainer.ps.contents import Contents
 from shoal_trainer.snapshot.storage import LocalStorage
@@ -65,7 +65,7 @@ def test_evaluation_of_an_epoch_waits_until_its_pushes_are_in_every_shard(arrive
         bench.join(slot)
     assert bench.train(0).kind == "idle"
     assert asked
-    whole = bench.shard.contents.spans()
+    whole = bench.shard.history.contents.spans()
     ((slot, incarnation, first, stop),) = whole
     bench.coordinator.count_partial([Contents(whole), Contents([(slot, incarnation, first, stop - 1)])])
     assert bench.ask(1).kind == "idle"

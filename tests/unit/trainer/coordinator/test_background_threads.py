@@ -69,7 +69,7 @@ def test_reconciler_survives_an_unexpected_error(monkeypatch, caplog):
 def test_rollback_survives_an_unexpected_error(monkeypatch, caplog, error):
     monkeypatch.setattr(rollback, "RETRY_SECONDS", 0.001)
     shard = ShardStore(0, 2, 0)
-    shard.generation = 1
+    shard.history.generation = 1
 
     class Other:
         roll_back = Calls(error)

@@ -8,7 +8,7 @@ import ssl
 import pytest
 
 from shoal_trainer.coordinator import http as http_server
-from shoal_trainer.coordinator.client import CONNECT_SECONDS, ControlClient, _Connection
+from shoal_trainer.coordinator.control_client import CONNECT_SECONDS, ControlClient, _Connection
 from shoal_trainer.coordinator.protocol import (
     PURPOSE,
     Assignment,

@@ -46,7 +46,7 @@ def test_shard_rolls_back_once_the_manifest_of_the_generation_exists(store: Snap
         roll_back(follower)
     commit(store, manifest)
     roll_back(follower)
-    assert (stores[1].generation, stores[1].version, follower.failed) == (1, 3, None)
+    assert (stores[1].history.generation, stores[1].history.version, follower.failed) == (1, 3, None)
     roll_back(follower)  # its answer was lost
 
 
@@ -60,7 +60,7 @@ def test_damaged_part_of_a_rollback_fails_the_shard(store: SnapshotStore, tmp_pa
     with pytest.raises(UserError, match=f"Shard 1 cannot load .*{name}.*SHA-256.*remove the manifests"):
         roll_back(follower)
     assert isinstance(follower.failed, UserError)
-    assert stores[1].generation == 0
+    assert stores[1].history.generation == 0
 
 
 def test_damaged_part_of_another_shard_does_not_matter(store: SnapshotStore, tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_damaged_part_of_another_shard_does_not_matter(store: SnapshotStore, tmp
     damage(tmp_path, manifest, 0)
     commit(store, manifest)
     roll_back(follower)
-    assert stores[1].generation == 1
+    assert stores[1].history.generation == 1
 
 
 def test_recovering_shard_with_a_damaged_part_still_waits_for_copies(
@@ -103,7 +103,7 @@ def test_snapshot_replaced_while_it_is_read_fails_nothing(
     with pytest.raises(Unreachable):
         roll_back(follower)
     roll_back(follower)
-    assert (stores[1].generation, follower.failed) == (1, None)
+    assert (stores[1].history.generation, follower.failed) == (1, None)
 
 
 def test_numbered_snapshot_that_does_not_exist_is_an_error(store: SnapshotStore) -> None:

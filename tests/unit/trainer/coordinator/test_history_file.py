@@ -4,7 +4,7 @@ import threading
 from types import SimpleNamespace
 
 from shoal_trainer.coordinator.history_file import HistoryFile, as_csv
-from shoal_trainer.coordinator.tasks import Task, Tasks
+from shoal_trainer.coordinator.task_queue import Task, Tasks
 from shoal_trainer.errors import Unreachable
 
 

@@ -22,8 +22,8 @@ from shoal_trainer.contract import Phase, Role, StatusReport, StopAfter
 from shoal_trainer.coordinator import bounded_http, metrics
 from shoal_trainer.coordinator.bounded_http import HEAD_BYTES
 from shoal_trainer.coordinator.http import MAX_UNPROVEN
-from shoal_trainer.local import LocalJob, LocalRun
 from shoal_trainer.ps.server import MAX_UNAUTHENTICATED
+from shoal_trainer.run.processes import LocalJob, LocalRun
 from tests.unit.trainer.coordinator.served import Served
 from tests.unit.trainer.test_local_run import JOB, trained, until
 

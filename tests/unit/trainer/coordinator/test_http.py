@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from shoal_trainer.contract import STATUS_PATH, Shard
-from shoal_trainer.coordinator.client import MAX_ANSWER, ControlClient, CoordinatorClient
+from shoal_trainer.coordinator.control_client import MAX_ANSWER, ControlClient, CoordinatorClient
 from shoal_trainer.coordinator.http import safe_name
 from shoal_trainer.coordinator.protocol import (
     MAX_BODY,

@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from shoal_trainer.coordinator import leases as leases_module
-from shoal_trainer.coordinator.leases import Lease, Segment
+from shoal_trainer.coordinator import lease_index
+from shoal_trainer.coordinator.lease_index import Lease, Segment
 from shoal_trainer.coordinator.ledger import MAX_RANGES, Ledger
 
 
@@ -243,8 +243,8 @@ def test_push_without_lease_does_not_scan_all_free_ranges(monkeypatch) -> None:
         looked += 1
         return original(first, second)
 
-    original = leases_module.overlap
-    monkeypatch.setattr(leases_module, "overlap", overlap)
+    original = lease_index.overlap
+    monkeypatch.setattr(lease_index, "overlap", overlap)
     for number in range(100):
         assert one.apply(Segment(0, -1, number * 8, number * 8 + 4)) == []
     assert looked <= 200

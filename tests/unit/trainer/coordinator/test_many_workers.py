@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal_trainer.contract import JobIdentity, StopAfter
-from shoal_trainer.coordinator import leases as leases_module
+from shoal_trainer.coordinator import lease_index
 from shoal_trainer.coordinator.coordinator import IDLE_SECONDS, Coordinator
-from shoal_trainer.coordinator.leases import END, Lease, Leases, Segment, overlap
+from shoal_trainer.coordinator.lease_index import END, Lease, Leases, Segment, overlap
 from shoal_trainer.coordinator.members import Members
 from shoal_trainer.coordinator.protocol import DataSpec, Join
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec, Progress, PushMeta
 
@@ -26,7 +26,7 @@ def coordinator():
     shard.hello(0, 0, ModelSpec(fingerprint="0" * 64, parameters=4))
     shard.initialize(aligned(4))
     for slot in range(WORKERS):
-        shard.connect(slot, 0)
+        shard.workers.connect(slot, 0)
         found.join(Join(slot=slot, incarnation=0, data=DataSpec(size=2**20), batch_size=2))
     return found
 
@@ -35,9 +35,7 @@ def test_push_compares_few_of_many_leases(coordinator, monkeypatch):
     leases = [coordinator.next_work(slot, 0).lease for slot in range(WORKERS)]
     assert len(coordinator.ledger.leases) == WORKERS
     looked = []
-    monkeypatch.setattr(
-        leases_module, "overlap", lambda one, other: looked.append(one) or overlap(one, other)
-    )
+    monkeypatch.setattr(lease_index, "overlap", lambda one, other: looked.append(one) or overlap(one, other))
     for seq, lease in enumerate(leases, 1):
         mark = Progress(lease.epoch, -1, lease.start, lease.start + 2)
         meta = PushMeta(samples=2, progress=(mark,))
@@ -59,7 +57,7 @@ def test_request_for_work_reads_no_other_member(coordinator, monkeypatch):
 
 @pytest.mark.parametrize(("workers", "seconds"), [(1, IDLE_SECONDS), (200, IDLE_SECONDS), (1000, 1.0)])
 def test_idle_pause_grows_with_the_number_of_workers(coordinator, workers, seconds):
-    coordinator.shard.set_live_workers(workers)
+    coordinator.shard.workers.set_live(workers)
     generation_to_come = 1
     assert coordinator.next_work(0, 0, generation_to_come).seconds == pytest.approx(seconds)
 

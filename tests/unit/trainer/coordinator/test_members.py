@@ -34,7 +34,7 @@ def test_silent_workers_lease_goes_to_another_worker():
     bench.now = 6.0
     assignment = bench.train(1)
     assert assignment.task == "export"
-    assert bench.shard.samples == 8
+    assert bench.shard.history.samples == 8
     with pytest.raises(Fenced):
         bench.push(0, held, held.stop)
     with pytest.raises(Fenced):
@@ -129,7 +129,7 @@ def test_successor_takes_over_and_fences_its_predecessor():
     with pytest.raises(Fenced):
         bench.coordinator.heartbeat(0, 0)
     bench.train(0, incarnation=1)
-    assert bench.shard.samples == 8
+    assert bench.shard.history.samples == 8
 
 
 def test_leaving_worker_returns_the_rest_of_its_lease():

@@ -14,7 +14,7 @@ from shoal_trainer.coordinator.partial import Partial
 from shoal_trainer.coordinator.protocol import DataSpec, Join, Leave, Pushes
 from shoal_trainer.coordinator.reconciler import Reconciler, pushes_of
 from shoal_trainer.errors import Unreachable
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.contents import KEPT_INCARNATIONS, Contents, arriving, uneven
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import Entry, ModelSpec, OptimizerConfig, Progress, PushMeta
@@ -128,7 +128,7 @@ class Bench:
         self.other = others[0] if others else None
         self.reconciler = Reconciler(self.shards[0], others, self.coordinator)
         for shard in self.shards:
-            shard.connect(0, 0)
+            shard.workers.connect(0, 0)
             shard.hello(0, 0, MODEL)
             shard.initialize(aligned(shard.size))
         self.coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=64), batch_size=2))
@@ -141,7 +141,10 @@ class Bench:
 
     def parts(self):
         """What a snapshot of these shards would contain."""
-        return [SimpleNamespace(pushes=shard.contents.spans(), begun=shard.begun()) for shard in self.shards]
+        return [
+            SimpleNamespace(pushes=shard.history.contents.spans(), begun=shard.history.begun())
+            for shard in self.shards
+        ]
 
     def save(self):
         """The ledger as the snapshotter writes it into a manifest."""
@@ -203,7 +206,7 @@ def test_manifest_keeps_partial_pushes_after_journal_truncation():
     parts = bench.parts()
     saved = bench.reconciler.manifest_part(parts)
     for shard in bench.shards:
-        shard.journal.published(shard.version)
+        shard.history.journal.published(shard.history.version)
     bench.reconciler.published(parts)
     assert bench.reconciler.compare()
     assert bench.counted == (2, {(0, 1)})
@@ -227,7 +230,7 @@ def test_snapshot_is_delayed_once_for_unknown_pushes_of_a_lost_shard():
     bench = Bench()
     bench.push(1, 1)
     parts = bench.parts()
-    bench.shards[1].journal.published(1)
+    bench.shards[1].history.journal.published(1)
     with pytest.raises(Unreachable, match="was lost"):
         bench.reconciler.manifest_part(parts)
     assert bench.reconciler.manifest_part(parts)["pushes"] == []

@@ -6,7 +6,7 @@ from shoal_trainer.contract import StopAfter
 from shoal_trainer.coordinator.protocol import Join, TaskDone
 from shoal_trainer.coordinator.report import ranges
 from shoal_trainer.errors import Fenced
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import State
 from shoal_trainer.wire.messages import AnswerMeta
 from tests.unit.trainer.coordinator.bench import MODEL, Bench
@@ -43,7 +43,7 @@ def test_journal_advances_the_restored_ledger_to_the_copy():
     assert new.coordinator.ledger.done_samples == 4
     counters = new.coordinator.counters
     assert (counters.steps, counters.repeated) == (3, 2)
-    assert new.shard.journal.since(-1).entries == old.shard.journal.since(1).entries
+    assert new.shard.history.journal.since(-1).entries == old.shard.history.journal.since(1).entries
 
 
 def test_restart_in_place_reuses_no_token():
@@ -217,12 +217,12 @@ def test_survivors_have_time_to_join_after_a_late_recovery():
     new.shard.restore(copy)
     new.coordinator.load(saved)
     for slot in (0, 1):
-        new.shard.connect(slot, 0)
+        new.shard.workers.connect(slot, 0)
         new.coordinator.heartbeat(slot, 0)
-    assert new.shard.hello(0, 0, MODEL, old.shard.version + 1).wants_copy
+    assert new.shard.hello(0, 0, MODEL, old.shard.history.version + 1).wants_copy
     new.now += 8.0
-    meta = AnswerMeta(1, 1, dict(old.shard.applied), old.shard.journal.since(-1))
-    new.shard.offer(0, 0, old.shard.version + 1, meta, aligned(4))
+    meta = AnswerMeta(1, 1, dict(old.shard.history.applied), old.shard.history.journal.since(-1))
+    new.shard.offer(0, 0, old.shard.history.version + 1, meta, aligned(4))
     assert new.ask(1).kind == "idle"
     held = lease.model_copy(update={"start": 1})
     assert new.join(0, leases=(held,)).renamed
@@ -241,7 +241,7 @@ def test_step_limit_reached_while_gathering_fences_no_survivor():
     new.shard.restore(copy)
     new.coordinator.load(saved)
     for slot in (0, 1):
-        new.shard.connect(slot, 0)
+        new.shard.workers.connect(slot, 0)
         new.shard.hello(slot, 0, MODEL)
     new.now += 5.0
     new.coordinator.join(Join(slot=0, incarnation=0, data=new.data, batch_size=2))
@@ -264,7 +264,7 @@ def test_final_tasks_wait_for_last_pushes_after_a_restart():
     new = Bench(stop=stop, boot=2, epoch=1)
     new.shard.restore(copy)
     new.coordinator.load(saved | {"stopping": "accuracy reached 0.9"})
-    new.shard.connect(0, 0)
+    new.shard.workers.connect(0, 0)
     new.shard.hello(0, 0, MODEL, 0)
     new.now += 5.0
     new.join(0, leases=(held,))
@@ -313,10 +313,10 @@ def test_live_workers_are_those_connected_to_the_shard():
     bench.join(0)
     bench.coordinator.heartbeat(1, 0)  # it still traces its model
     bench.coordinator.tick()
-    assert bench.shard.live_workers == 1
+    assert bench.shard.workers.live == 1
     bench.join(1)
     bench.coordinator.tick()
-    assert bench.shard.live_workers == 2
+    assert bench.shard.workers.live == 2
 
 
 def test_ranges_of_the_epoch_that_is_not_complete_do_not_count():
@@ -338,7 +338,7 @@ def test_ranges_of_the_epoch_that_is_not_complete_do_not_count():
 def test_restart_from_nothing_is_counted_with_what_is_trained_again():
     """Ephemeral storage: with shard 0 its snapshots are gone, so a worker's journal does not reach back far enough."""
     new = Bench(boot=2, epoch=1)
-    new.shard.connect(0, 0)
+    new.shard.workers.connect(0, 0)
     new.shard.hello(0, 0, MODEL)
     new.now += 60.0
     new.shard.initialize(aligned(4), 6)  # by a worker with a copy

@@ -15,7 +15,7 @@ from shoal_trainer.coordinator.reconciler import Reconciler
 from shoal_trainer.coordinator.rollback import MAX_IN_A_ROW, Rollback
 from shoal_trainer.coordinator.snapshotter import Snapshotter
 from shoal_trainer.errors import Unreachable, UserError
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore, State
 from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import LocalStorage
@@ -49,7 +49,7 @@ class Bench:
         self.rollback = Rollback(
             self.shard, {}, self.coordinator, self.store, self.snapshotter, fenced=self.fenced.append
         )
-        self.shard.connect(0, 0)
+        self.shard.workers.connect(0, 0)
         self.seq = 0
 
     def begin(self):
@@ -60,21 +60,21 @@ class Bench:
 
     def train(self, batches=1):
         for _ in range(batches):
-            lease = self.coordinator.next_work(0, 0, self.shard.generation).lease
+            lease = self.coordinator.next_work(0, 0, self.shard.history.generation).lease
             self.seq += 1
             values = aligned(4)
             values[:] = 1
             meta = PushMeta(samples=2, progress=(Progress(lease.epoch, -1, lease.start, lease.stop),))
-            self.shard.delta(0, 0, self.seq, self.shard.version, meta, values)
+            self.shard.delta(0, 0, self.seq, self.shard.history.version, meta, values)
 
     def lease(self):
-        return self.coordinator.next_work(0, 0, self.shard.generation).lease
+        return self.coordinator.next_work(0, 0, self.shard.history.generation).lease
 
     def diverge(self, lease=None):
         lease = lease or self.lease()
         self.rollback.diverged(
             Diverged(
-                slot=0, incarnation=0, generation=self.shard.generation, epoch=lease.epoch,
+                slot=0, incarnation=0, generation=self.shard.history.generation, epoch=lease.epoch,
                 start=lease.start, stop=lease.stop, reason="loss nan",
             )
         )  # fmt: skip
@@ -91,7 +91,11 @@ def test_rollback_restores_the_snapshot_and_skips_the_batch(bench):
     bench.snapshotter.take()
     bench.train(3)
     boot, bad = bench.shard.boot, bench.diverge()
-    assert (bench.shard.version, bench.shard.generation, bench.shard.state) == (2, 1, State.READY)
+    assert (bench.shard.history.version, bench.shard.history.generation, bench.shard.state) == (
+        2,
+        1,
+        State.READY,
+    )
     assert bench.shard.boot != boot
     assert bench.shard.copy().arrays["parameters"].tolist() == [2.0] * 4
     status = bench.coordinator.status()
@@ -115,7 +119,7 @@ def test_repeated_report_rolls_back_once(bench):
     bench.rollback.diverged(report)
     bench.train()
     bench.rollback.diverged(report)
-    assert (bench.shard.generation, bench.coordinator.counters.rollbacks) == (1, 1)
+    assert (bench.shard.history.generation, bench.coordinator.counters.rollbacks) == (1, 1)
 
 
 def test_requests_and_leases_from_before_a_rollback_are_refused(bench):
@@ -152,7 +156,7 @@ def test_restart_after_a_rollback_starts_from_it(bench, tmp_path):
     new = Bench(tmp_path, epoch=1)
     new.shard.restore(copy)
     new.coordinator.load(manifest.ledger)
-    assert (new.shard.generation, new.shard.version) == (1, 2)
+    assert (new.shard.history.generation, new.shard.history.version) == (1, 2)
     status = new.coordinator.status()
     assert (status.step, status.wasted_steps, status.rollbacks, status.data.lost) == (2, 1, 1, 2)
     assert not new.shard.hello(0, 0, MODEL, 3, 0).wants_copy  # a copy from before the rollback
@@ -165,7 +169,7 @@ def test_interrupted_rollback_is_completed_by_the_next_report(bench):
     newest = bench.store.latest()
     bench.store.publish(newest.model_copy(update={"number": 2, "generation": 1}))
     bench.diverge()
-    assert (bench.shard.generation, bench.store.latest().number) == (1, 2)
+    assert (bench.shard.history.generation, bench.store.latest().number) == (1, 2)
 
 
 def test_job_fails_after_too_many_rollbacks_in_a_row(bench):
@@ -202,9 +206,9 @@ def test_report_during_a_snapshot_is_refused_until_it_is_written(bench, monkeypa
     lease = bench.lease()
     with bench.snapshotter.taking, pytest.raises(Unreachable, match="a snapshot is being written"):
         bench.diverge(lease)
-    assert bench.shard.generation == 0
+    assert bench.shard.history.generation == 0
     bench.diverge(lease)
-    assert bench.shard.generation == 1
+    assert bench.shard.history.generation == 1
     assert not bench.snapshotter.taking.locked()
 
 
@@ -219,7 +223,7 @@ def test_rollback_to_an_older_generation_begins_a_new_one(bench, tmp_path):
     file.write_bytes(bytes(newest.shards[0].size))
     bench.diverge()
     published = bench.store.latest()
-    assert (bench.shard.generation, bench.shard.version) == (2, 1)
+    assert (bench.shard.history.generation, bench.shard.history.version) == (2, 1)
     assert (published.number, published.generation, published.shards[0].version) == (4, 2, 1)
 
 
@@ -248,7 +252,7 @@ def test_manifest_without_generation_has_generation_zero(bench):
 )
 def test_copy_of_an_older_generation_is_not_adopted(held, offers):
     first = ShardStore(0, 1, 0)
-    first.connect(0, 0)
+    first.workers.connect(0, 0)
     first.hello(0, 0, MODEL)
     first.initialize(aligned(4))
     copy = dataclasses.replace(first.copy(), generation=held[0], version=held[1])
@@ -258,14 +262,14 @@ def test_copy_of_an_older_generation_is_not_adopted(held, offers):
     )  # recovery waits for worker 99, which never comes
     best = held
     for slot, (generation, version) in enumerate(offers):
-        shard.connect(slot, 0)
+        shard.workers.connect(slot, 0)
         wants = shard.hello(slot, 0, MODEL, version, generation).wants_copy
         assert wants == ((generation, version) > best)
         values = aligned(4)
         values[:] = generation
         shard.offer(slot, 0, version, first.pull(0, aligned(4)).meta, values, generation=generation)
         best = max(best, (generation, version))
-        assert (shard.generation, shard.version) == best
+        assert (shard.history.generation, shard.history.version) == best
     if best != held:
         assert np.all(shard.model.parameters == best[0])
 
@@ -277,9 +281,9 @@ def test_divergence_after_the_stop_rolls_nothing_back(tmp_path):
     bench.train(1)
     lease = bench.lease()
     bench.coordinator._stop("the target is reached")
-    version = bench.shard.version
+    version = bench.shard.history.version
     bench.diverge(lease)
-    assert (bench.shard.generation, bench.shard.version) == (0, version)
+    assert (bench.shard.history.generation, bench.shard.history.version) == (0, version)
     assert bench.coordinator.stopping == "the target is reached"
 
 
@@ -304,7 +308,7 @@ def test_stop_while_the_snapshot_is_read_cancels_the_rollback(bench):
     stop_during(bench, "load_newest")
     bench.diverge(lease)
     assert bench.coordinator.stopping
-    assert (bench.shard.generation, bench.store.latest().generation) == (0, 0)
+    assert (bench.shard.history.generation, bench.store.latest().generation) == (0, 0)
 
 
 def test_stop_while_the_rollback_is_committed_is_undone(bench):
@@ -315,7 +319,7 @@ def test_stop_while_the_rollback_is_committed_is_undone(bench):
     stop_during(bench, "publish")
     bench.diverge(lease)
     worker.void(lease.term)  # the answer to an earlier push
-    assert (bench.shard.generation, bench.coordinator.stopping, bench.shard.stopped) == (1, "", 0)
+    assert (bench.shard.history.generation, bench.coordinator.stopping, bench.shard.stopped) == (1, "", 0)
     worker.reset(1)
     lease = bench.lease()
     worker.grant(DataWork(lease.token, lease.epoch, lease.start, lease.stop, generation=1))

@@ -3,7 +3,7 @@
 from shoal_trainer.contract import JobIdentity, StopAfter, WorkerState
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.protocol import DataSpec, Join
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec
 

@@ -10,9 +10,9 @@ import pytest
 from shoal_trainer.contract import JobIdentity, SnapshotPolicy
 from shoal_trainer.coordinator import snapshotter as snapshotter_module
 from shoal_trainer.coordinator.snapshotter import Snapshotter
-from shoal_trainer.coordinator.tasks import Tasks
+from shoal_trainer.coordinator.task_queue import Tasks
 from shoal_trainer.errors import Fenced, Unreachable
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.snapshot.claims import Claim
 from shoal_trainer.snapshot.manifest import Manifest
@@ -37,7 +37,7 @@ class Ledger:
         self.shard, self.tasks = shard, Tasks()
 
     def dump(self):
-        return {"version": self.shard.version}
+        return {"version": self.shard.history.version}
 
 
 class Reconciler:
@@ -85,7 +85,7 @@ class Disk(LocalStorage):
 class Bench:
     def __init__(self, folder, *, shards=1, policy=OFTEN):
         self.shard = ShardStore(0, shards, 0)
-        self.shard.connect(0, 0)
+        self.shard.workers.connect(0, 0)
         self.shard.hello(0, 0, MODEL)
         self.disk = Disk(folder)
         self.store = SnapshotStore(self.disk)
@@ -105,7 +105,7 @@ class Bench:
         self.seq += 1
         io = aligned(self.shard.size)
         io += 1.0
-        return self.shard.push(0, 0, self.seq, self.shard.version, PushMeta(samples=1), io).version
+        return self.shard.push(0, 0, self.seq, self.shard.history.version, PushMeta(samples=1), io).version
 
     def train_until(self, condition):
         """Push until `condition` holds; each push gives the snapshotter something to save."""
@@ -156,7 +156,7 @@ def test_full_disk_is_logged_once_and_snapshots_resume(bench, caplog, code):
     bench.disk.error = OSError(code, "the disk cannot", "a name that differs each time")
     bench.snapshotter.start()
     bench.train_until(lambda: bench.disk.refused >= 3)
-    assert bench.shard.version == bench.seq  # every push was applied
+    assert bench.shard.history.version == bench.seq  # every push was applied
     assert bench.store.latest() == good
     failures = [
         message for message in warnings(caplog) if "no snapshot could be taken, training goes on" in message
@@ -220,7 +220,7 @@ def test_snapshot_with_a_part_of_a_replaced_shard_is_not_published(tmp_path):
     """The old server is reached over an open connection; its successor started without this part."""
     bench = Bench(tmp_path / "run", shards=2)
     older = ShardStore(1, 2, 0)
-    older.connect(0, 0)
+    older.workers.connect(0, 0)
     older.hello(0, 0, MODEL)
     older.initialize(aligned(older.size))
 

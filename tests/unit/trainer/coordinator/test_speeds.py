@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shoal_trainer.contract import MAX_SPEEDS, SILENCE_SECONDS, StopAfter
 from shoal_trainer.coordinator.speeds import SETTLE_SECONDS, SETTLE_STEPS, Speeds
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.wire.messages import Progress, PushMeta, Timings
 from tests.unit.trainer.coordinator.bench import MODEL, Bench
 
@@ -179,7 +179,7 @@ def train(
         for slot in slots:
             bench.seq[slot, 0] = seq = bench.seq.get((slot, 0), 0) + 1
             meta = PushMeta(samples=2, loss=0.5, timings=TIMINGS, progress=(Progress(0, -1, 0, 2),))
-            bench.shard.delta(slot, 0, seq, bench.shard.version, meta, aligned(4))
+            bench.shard.delta(slot, 0, seq, bench.shard.history.version, meta, aligned(4))
         bench.coordinator.tick()
         bench.now += step
 
@@ -223,7 +223,7 @@ def test_a_worker_that_joined_but_does_not_push_yet_does_not_count_as_a_member()
 def test_a_worker_that_has_not_joined_a_restarted_coordinator_has_no_row() -> None:
     """Its device is not known yet."""
     bench = Bench(stop=StopAfter(epochs=9))
-    bench.shard.connect(0, 0)
+    bench.shard.workers.connect(0, 0)
     bench.shard.hello(0, 0, MODEL)
     bench.shard.initialize(aligned(4))
     train(bench, (0,), 60)

@@ -5,7 +5,7 @@ import pytest
 from shoal_trainer.contract import JobIdentity, StopAfter
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.protocol import DataSpec, Join, TaskDone
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec, Progress, PushMeta, decode_answer, encode_answer
 from shoal_trainer.worker.leases import Leases
@@ -26,7 +26,7 @@ class Bench:
         self.leases = [Leases() for _ in range(workers)]
         self.at, self.works, self.seq = [0] * workers, [None] * workers, 0
         for slot in range(workers):
-            self.shard.connect(slot, 0)
+            self.shard.workers.connect(slot, 0)
             self.coordinator.join(Join(slot=slot, incarnation=0, data=DataSpec(**data), batch_size=2))
 
     def ask(self, slot):
@@ -49,7 +49,7 @@ class Bench:
         mark = Progress(work.epoch, work.number, self.at[slot], self.at[slot] + 2)
         self.at[slot] += 2
         meta = PushMeta(samples=2, progress=(mark,))
-        answer = self.shard.push(slot, 0, self.seq, self.shard.version, meta, aligned(4))
+        answer = self.shard.push(slot, 0, self.seq, self.shard.history.version, meta, aligned(4))
         found = decode_answer(encode_answer(answer.meta))
         self.leases[slot].void(found.stopped)
         return found.stopped
@@ -104,7 +104,7 @@ def test_void_forgets_the_leases_of_that_term_only(term, left):
 def test_snapshot_is_taken_before_the_final_tasks(stop):
     """A shard that is lost between the final evaluation and the export returns with what was evaluated."""
     bench, versions = Bench(stop, 1, size=8, validation=True), []
-    bench.coordinator.snapshot_soon = lambda: versions.append(bench.shard.version)
+    bench.coordinator.snapshot_soon = lambda: versions.append(bench.shard.history.version)
     while bench.ask(0) == "data":
         assert not versions
         bench.push(0)

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from shoal_trainer.contract import StopAfter
-from shoal_trainer.coordinator.target import target_reached
+from shoal_trainer.coordinator.stop_target import target_reached
 from shoal_trainer.errors import UserError
 
 

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from shoal_trainer.coordinator.client import CoordinatorClient
+from shoal_trainer.coordinator.control_client import CoordinatorClient
 from shoal_trainer.coordinator.protocol import PURPOSE
 from shoal_trainer.errors import Fenced, Overtaken, Unreachable, UserError
 from tests.unit.trainer.coordinator.served import SECONDS

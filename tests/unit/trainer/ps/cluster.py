@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from shoal_trainer.contract import Shard
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.client import PSClient
 from shoal_trainer.ps.server import DataServer
 from shoal_trainer.ps.shard import ShardStore

@@ -17,7 +17,7 @@ from shoal_trainer.contract import Shard
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps import server as server_module
 from shoal_trainer.ps import shard_client
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.client import PSClient
 from shoal_trainer.ps.pool import Loan
 from shoal_trainer.ps.server import DataServer
@@ -128,7 +128,7 @@ def test_a_busy_server_makes_a_worker_wait_longer_than_any_timeout(
         client.pull(aligned(8))
     else:
         client.push_pull(aligned(8), aligned(8), Push(1, 1, (0,)))
-        assert served.shard.version == 1
+        assert served.shard.history.version == 1
     freeing.join()
     assert served.shard.report().busy_answers >= 5
     client.pull(aligned(8))  # the connection goes on
@@ -160,7 +160,7 @@ def test_more_workers_than_memory_all_get_their_turn(served: Served, monkeypatch
     with ThreadPoolExecutor(len(clients)) as pool:
         for done in [pool.submit(work, client) for client in clients]:
             done.result(timeout=30)
-    assert served.shard.version == 36
+    assert served.shard.history.version == 36
 
 
 def test_all_waits_of_a_request_share_one_deadline(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ def test_all_waits_of_a_request_share_one_deadline(served: Served, monkeypatch: 
     served.shard.hello(0, 0, MODEL)
     served.shard.initialize(aligned(8))
     monkeypatch.setattr(served.shard, "wait_ready", wait_ready)
-    monkeypatch.setattr(served.shard, "wait_admitted", wait_admitted)
+    monkeypatch.setattr(served.shard.workers, "wait_admitted", wait_admitted)
     monkeypatch.setattr(served.server._pool, "lend", lend_for)
     client = served.client()
     client.hello(MODEL)

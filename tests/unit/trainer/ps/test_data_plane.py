@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal_trainer.contract import Staleness
 from shoal_trainer.errors import Fenced, Unreachable, UserError
 from shoal_trainer.ps import pool as pool_module
 from shoal_trainer.ps import server as server_module
 from shoal_trainer.ps import shard_client
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.client import PSClient
 from shoal_trainer.ps.damping import Damped
 from shoal_trainer.ps.pool import PiecePool
@@ -98,7 +97,7 @@ def test_workers_share_the_memory_of_one_message(credentials: Credentials, shard
         list(pool.map(train, clients))
     message = N * (2 if dtype == "bf16" else 4) / shards
     for store, server in zip(cluster.stores, cluster.servers, strict=True):
-        assert (store.version, store.contents.last((3, 0))) == (40, 10)
+        assert (store.history.version, store.history.contents.last((3, 0))) == (40, 10)
         assert 0.8 * message <= server._pool.made <= 1.2 * message  # shards differ by some thousand values
     out = aligned(N)
     clients[0].pull(out)
@@ -176,7 +175,7 @@ def test_interrupted_push_goes_on_where_it_was(
 
     def breaks(shard: ShardClient, payload: Any) -> None:
         send(shard, payload[: 3 * PIECE])
-        until(lambda: [one.pieces for one in cluster.stores[0].begun()] == [3])
+        until(lambda: [one.pieces for one in cluster.stores[0].history.begun()] == [3])
         raise Unreachable("the link broke")
 
     monkeypatch.setattr(ShardClient, "send_payload", breaks)
@@ -200,17 +199,17 @@ def test_interrupted_push_goes_on_where_it_was(
 def test_idle_pull_blocks_no_push(cluster: Cluster) -> None:
     cluster.serve()
     store = cluster.stores[0]
-    store.staleness = Staleness(max=0)
+    store.workers._bound = 0
     busy, idle = cluster.client(slot=0), cluster.client(slot=1)
     for client in (busy, idle):
         client.hello(MODEL)
     busy.initialize(flat(0.0))
     for client in (busy, idle):
         client.pull(aligned(N))
-    store._permits.arrive(0, 1)
-    assert not store._permits.admits(1, 1, 0)
+    store.workers._permits.arrive(0, 1)
+    assert not store.workers._permits.admits(1, 1, 0)
     idle.pull(aligned(N), idle=True)
-    assert store._permits.admits(1, 1, 0)
+    assert store.workers._permits.admits(1, 1, 0)
 
 
 def test_bf16_buffers_are_exchanged_directly(cluster: Cluster) -> None:
@@ -234,7 +233,7 @@ def test_live_workers_follow_joins_and_leaves(cluster: Cluster) -> None:
     assert second.pull(out).live_workers == 2
     second.push_pull(flat(1.0), out, Push(1, 1, (0, 0)))
     second.close()
-    until(lambda: cluster.stores[0].live_workers == 1)
+    until(lambda: cluster.stores[0].workers.live == 1)
     pulled = first.push_pull(flat(1.0), out, Push(1, 1, (1, 1)))
     assert pulled.applied[0] == {(0, 0): 1, (1, 0): 1}
     np.testing.assert_array_equal(out[:10], -2)
@@ -299,7 +298,7 @@ def test_worker_survives_the_loss_of_all_parameter_servers(cluster: Cluster, tmp
         found = store.load_newest(index, 2)
         assert found is not None
         shard.restore(found[1])
-        assert shard.version == 4
+        assert shard.history.version == 4
     welcome = client.hello(MODEL, Copy(out.copy(), pulled))
     assert welcome.boots != known.boots
     assert [shard.version for shard in welcome.shards] == [10, 10]
@@ -331,7 +330,7 @@ def test_shard_gets_the_copy_while_another_is_unreachable(
     cluster.servers[lost].close()
     with pytest.raises(Unreachable):
         client.hello(MODEL, Copy(out.copy(), pulled))
-    assert [shard.version for shard in cluster.stores] == ([1, 2] if lost == 0 else [2, 1])
+    assert [shard.history.version for shard in cluster.stores] == ([1, 2] if lost == 0 else [2, 1])
 
 
 def test_client_rejects_an_older_server(cluster: Cluster) -> None:

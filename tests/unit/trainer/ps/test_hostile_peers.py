@@ -18,7 +18,7 @@ import pytest
 
 from shoal_trainer.contract import Role, Shard
 from shoal_trainer.errors import Unauthorized, Unreachable
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.server import HANDSHAKE_SECONDS, RefusalLog
 from shoal_trainer.ps.shard_client import ShardClient
 from shoal_trainer.security import Credentials, create_secret_dir
@@ -324,8 +324,8 @@ def test_push_cut_off_in_the_middle_is_not_applied(cluster: Cluster) -> None:
     with authenticated(cluster) as channel:
         whole = Header(Op.PUSH_PULL, Codec.BF16, slot=9, seq=1, length=N * 2)
         channel.send(header.encode(whole), bytes(N))
-    until(lambda: not cluster.stores[0]._members.has(9))
-    assert cluster.stores[0].version == 0
+    until(lambda: not cluster.stores[0].workers._incarnations.has(9))
+    assert cluster.stores[0].history.version == 0
     check_serving(cluster)
 
 

@@ -18,7 +18,9 @@ def test_answer_lists_pushes_that_worker_and_snapshot_lack() -> None:
     shard = ready()
 
     def push(slot: int, seq: int, base: int) -> Journal:
-        meta = PushMeta(samples=1, progress=(Progress(0, -1, shard.version, shard.version + 1),))
+        meta = PushMeta(
+            samples=1, progress=(Progress(0, -1, shard.history.version, shard.history.version + 1),)
+        )
         return shard.push(slot, 0, seq, base, meta, grad(0.0)).meta.journal
 
     first = push(0, 1, 0)
@@ -30,7 +32,7 @@ def test_answer_lists_pushes_that_worker_and_snapshot_lack() -> None:
     for answer in (first, second):
         worker.follow(answer)
     assert [entry.version for entry in worker.since(-1).entries] == [1, 2, 3]
-    shard.journal.published(2)
+    shard.history.journal.published(2)
     third = push(0, 3, 3)
     assert (third.floor, [entry.version for entry in third.entries]) == (2, [4])
     whole = shard.pull(0, grad(0.0)).meta.journal
@@ -41,22 +43,28 @@ def test_answer_lists_pushes_that_worker_and_snapshot_lack() -> None:
 
 def test_copy_with_journal_starting_after_snapshot_is_not_adopted() -> None:
     old, copy, new = crashed(10, 6, Clock())
-    new.offer(0, 0, old.version, AnswerMeta(old.samples, 1, dict(old.applied), Journal(7)), copy.copy())
-    assert new.version == 6
+    new.offer(
+        0,
+        0,
+        old.history.version,
+        AnswerMeta(old.history.samples, 1, dict(old.history.applied), Journal(7)),
+        copy.copy(),
+    )
+    assert new.history.version == 6
 
 
 def test_copy_that_diverged_before_the_snapshot_is_not_adopted() -> None:
     """Its version 6 holds other pushes than the snapshot's version 6."""
     old, copy, new = crashed(10, 6, Clock())
     other = tuple(Entry(version, 3, 0, version, 1, 0, -1, 0, 1) for version in range(1, 11))
-    meta = AnswerMeta(old.samples, 1, dict(old.applied), Journal(0, other))
-    new.offer(0, 0, old.version, meta, copy.copy())
-    assert new.version == 6
-    assert new.contents.spans() == ((0, 0, 1, 7),)
+    meta = AnswerMeta(old.history.samples, 1, dict(old.history.applied), Journal(0, other))
+    new.offer(0, 0, old.history.version, meta, copy.copy())
+    assert new.history.version == 6
+    assert new.history.contents.spans() == ((0, 0, 1, 7),)
     meta = old.pull(0, copy).meta
-    new.offer(0, 0, old.version, meta, copy)
-    assert new.version == 10
-    assert new.contents.spans() == ((0, 0, 1, 11),)
+    new.offer(0, 0, old.history.version, meta, copy)
+    assert new.history.version == 10
+    assert new.history.contents.spans() == ((0, 0, 1, 11),)
 
 
 def test_late_copy_is_ignored_by_a_ready_shard() -> None:
@@ -65,9 +73,9 @@ def test_late_copy_is_ignored_by_a_ready_shard() -> None:
     new.hello(1, 0, MODEL)
     clock.now += 10.0
     assert new.state is State.READY
-    assert not new.hello(0, 0, MODEL, old.version).wants_copy
-    new.offer(0, 0, old.version, old.pull(0, copy).meta, copy)
-    assert (new.version, new.contents.spans()) == (6, ((0, 0, 1, 7),))
+    assert not new.hello(0, 0, MODEL, old.history.version).wants_copy
+    new.offer(0, 0, old.history.version, old.pull(0, copy).meta, copy)
+    assert (new.history.version, new.history.contents.spans()) == (6, ((0, 0, 1, 7),))
 
 
 def test_late_copy_is_adopted_by_an_empty_shard() -> None:
@@ -76,9 +84,13 @@ def test_late_copy_is_adopted_by_an_empty_shard() -> None:
     new.hello(1, 0, MODEL)
     clock.now += 10.0
     assert new.state is State.EMPTY
-    assert new.hello(0, 0, MODEL, old.version).wants_copy
-    new.offer(0, 0, old.version, old.pull(0, copy).meta, copy)
-    assert (new.state, new.version, new.contents.spans()) == (State.READY, 10, ((0, 0, 1, 11),))
+    assert new.hello(0, 0, MODEL, old.history.version).wants_copy
+    new.offer(0, 0, old.history.version, old.pull(0, copy).meta, copy)
+    assert (new.state, new.history.version, new.history.contents.spans()) == (
+        State.READY,
+        10,
+        ((0, 0, 1, 11),),
+    )
 
 
 def test_a_push_with_several_marks_counts_its_steps_once() -> None:

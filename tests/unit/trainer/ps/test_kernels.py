@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from shoal_trainer.ps import kernels
-from shoal_trainer.ps.buffers import aligned, octets
+from shoal_trainer.ps.aligned import aligned, octets
 from shoal_trainer.ps.kernel_loader import ENCODINGS, KERNELS
 
 F = np.float32

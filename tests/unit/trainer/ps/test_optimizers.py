@@ -11,8 +11,8 @@ import pytest
 
 from shoal_trainer.errors import UserError
 from shoal_trainer.ps import schedules
-from shoal_trainer.ps.optimizers import Optimizer, Update, adam_momentum, momentum_at, stretch
 from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.ps.update_rules import Optimizer, Update, adam_momentum, momentum_at, stretch
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, PushMeta, Schedule
 
 N, STEPS, BATCH = 1000, 20, 8
@@ -109,8 +109,8 @@ def test_schedule_follows_the_samples_of_all_workers() -> None:
     shard.initialize(np.zeros(1, np.float32))
     steps = []
     for slot in range(4):
-        before, io = shard.samples // BATCH, np.ones(1, np.float32)
-        shard.push(slot, 0, 1, shard.version, PushMeta(samples=BATCH), io)
+        before, io = shard.history.samples // BATCH, np.ones(1, np.float32)
+        shard.push(slot, 0, 1, shard.history.version, PushMeta(samples=BATCH), io)
         steps.append((before, float(io[0])))
     assert steps == [(0, -1.0), (1, -2.0), (2, -2.5), (3, -3.0)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from shoal_trainer.ps.members import Permits
+from shoal_trainer.ps.admission import Permits
 
 
 def admits_by_definition(permits: Permits, slot: int, base: int, version: int, bound: int) -> bool:

@@ -16,8 +16,8 @@ from tests.unit.trainer.ps.shards import MODEL, ONE, Clock, N, crashed, grad, re
 
 
 def offer(shard: ShardStore, old: ShardStore, slot: int, io: np.ndarray) -> None:
-    meta = AnswerMeta(old.samples, 1, dict(old.applied))
-    shard.offer(slot, 0, old.version, meta, io)
+    meta = AnswerMeta(old.history.samples, 1, dict(old.history.applied))
+    shard.offer(slot, 0, old.history.version, meta, io)
 
 
 def test_restored_shard_adopts_a_newer_worker_copy() -> None:
@@ -26,7 +26,7 @@ def test_restored_shard_adopts_a_newer_worker_copy() -> None:
     assert (welcome.wants_copy, welcome.recovering, welcome.version) == (True, True, 6)
     offer(new, old, 0, copy.copy())
     assert new.state is State.READY  # every worker in the snapshot has answered
-    assert (new.version, new.applied) == (10, {(0, 0): 10})
+    assert (new.history.version, new.history.applied) == (10, {(0, 0): 10})
     np.testing.assert_array_equal(read(new), read(old))
 
 
@@ -56,15 +56,15 @@ def test_older_copy_is_not_requested_and_recovery_times_out() -> None:
 
 def test_recovery_waits_for_a_requested_copy() -> None:
     old, copy, new = crashed(10, 6, clock := Clock())
-    new.connect(0, 0)
-    new.connect(1, 0)
+    new.workers.connect(0, 0)
+    new.workers.connect(1, 0)
     assert new.hello(0, 0, MODEL, copy_version=10).wants_copy
     assert new.hello(1, 0, MODEL, copy_version=9).wants_copy
     clock.now += 5.0
     assert new.state is State.RECOVERING
     new.disconnect(1)  # it disconnects during its upload
     offer(new, old, 0, copy.copy())
-    assert (new.state, new.version) == (State.READY, 10)
+    assert (new.state, new.history.version) == (State.READY, 10)
 
 
 def test_recovery_gives_up_on_a_missing_copy() -> None:
@@ -73,13 +73,13 @@ def test_recovery_gives_up_on_a_missing_copy() -> None:
     clock.now += LONGEST_WAIT - 0.1
     assert new.state is State.RECOVERING
     clock.now += 0.1
-    assert (new.state, new.version) == (State.READY, 6)
+    assert (new.state, new.history.version) == (State.READY, 6)
 
 
 def test_worker_with_another_connection_has_not_left() -> None:
     _, _, new = crashed(10, 6, Clock())
     for _ in range(2):
-        new.connect(0, 0)
+        new.workers.connect(0, 0)
     assert new.hello(0, 0, MODEL, copy_version=10).wants_copy
     new.hello(1, 0, MODEL)
     new.disconnect(0)
@@ -126,10 +126,14 @@ def test_shard_restarted_from_another_run_adopts_worker_copy(epoch: int, weights
     second.restore(other_copy, other_run=True, weights_only=weights_only)
     welcome = second.hello(1, 0, MODEL)  # a new worker without a copy connects first
     assert (welcome.initialized, welcome.recovering) == (True, True)
-    assert second.hello(0, 0, MODEL, first.version).wants_copy
-    second.offer(0, 0, first.version, first.pull(0, io).meta, io)
-    assert (second.state, second.version, second.samples) == (State.READY, 1, first.samples)
-    assert second.contents.spans() == ((0, 0, 1, 2),)
+    assert second.hello(0, 0, MODEL, first.history.version).wants_copy
+    second.offer(0, 0, first.history.version, first.pull(0, io).meta, io)
+    assert (second.state, second.history.version, second.history.samples) == (
+        State.READY,
+        1,
+        first.history.samples,
+    )
+    assert second.history.contents.spans() == ((0, 0, 1, 2),)
     np.testing.assert_array_equal(read(second), -2)
 
 
@@ -151,9 +155,9 @@ ADAM = OptimizerConfig(name="adam", learning_rate=0.001, batch_size=1)
 def adam_steps(shard: ShardStore, slot: int, count: int = 50) -> float:
     """The mean absolute step of the next `count` pushes with gradients of the same distribution."""
     rng, steps, before = np.random.default_rng(7), [], read(shard)
-    done = shard.applied.get((slot, 0), 0)
+    done = shard.history.applied.get((slot, 0), 0)
     for seq in range(done + 1, done + count + 1):
-        shard.push(slot, 0, seq, shard.version, ONE, io := rng.normal(1, 1, N).astype(np.float32))
+        shard.push(slot, 0, seq, shard.history.version, ONE, io := rng.normal(1, 1, N).astype(np.float32))
         steps.append(np.abs(io - before).mean())
         before = io
     return float(np.mean(steps))
@@ -166,8 +170,8 @@ def test_adam_step_size_is_kept_after_adopting_a_worker_copy() -> None:
     adam_steps(old, 0, 500)
     meta = old.pull(0, io := grad()).meta
     new = ShardStore(0, 1, 1)
-    assert new.hello(0, 0, model, old.version).wants_copy
-    new.offer(0, 0, old.version, meta, io)
+    assert new.hello(0, 0, model, old.history.version).wants_copy
+    new.offer(0, 0, old.history.version, meta, io)
     assert adam_steps(new, 0) < 1.2 * fresh
 
 
@@ -180,8 +184,8 @@ def test_adam_step_size_is_kept_after_adopting_a_copy_over_a_snapshot() -> None:
     meta = old.pull(0, io := grad()).meta
     new = ShardStore(0, 1, 1)
     new.restore(snapshot)
-    new.hello(0, 0, model, old.version)
-    new.offer(0, 0, old.version, meta, io)
+    new.hello(0, 0, model, old.history.version)
+    new.offer(0, 0, old.history.version, meta, io)
     assert new.model is not None
     assert new.model.updates == snapshot.updates  # the updates in its moments
     assert adam_steps(new, 0) < 1.2 * fresh

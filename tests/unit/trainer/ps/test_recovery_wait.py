@@ -3,7 +3,7 @@
 import pytest
 
 from shoal_trainer.errors import UserError
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.recovery import FIRST_COPY_SECONDS, JITTER, LONGEST_PAUSE, Recovery, longest_pause
 from shoal_trainer.ps.shard import ShardStore, State
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, PushMeta
@@ -13,17 +13,17 @@ MODEL = ModelSpec(fingerprint="0" * 64, parameters=8)
 
 def test_connection_without_hello_leaves_the_worker_expected():
     old = ShardStore(0, 1, 0)
-    old.connect(0, 0)
+    old.workers.connect(0, 0)
     old.hello(0, 0, MODEL)
     old.initialize(aligned(8))
     old.delta(0, 0, 1, 0, PushMeta(samples=1), aligned(8))
     new = ShardStore(0, 1, 1)
     new.restore(old.copy())
-    new.connect(0, 0)
+    new.workers.connect(0, 0)
     new.disconnect(0)
-    new.connect(1, 0)
+    new.workers.connect(1, 0)
     assert new.hello(1, 0, MODEL).recovering
-    new.connect(0, 0)
+    new.workers.connect(0, 0)
     assert new.hello(0, 0, MODEL, copy_version=2).wants_copy
     assert new.state is State.RECOVERING
 
@@ -40,7 +40,7 @@ def test_snapshot_from_before_the_first_push_yields_to_a_workers_copy():
     assert new.hello(1, 0, MODEL).recovering
     assert new.hello(0, 0, MODEL, copy_version=1).wants_copy
     new.offer(0, 0, answer.version, answer.meta, io)
-    assert new.version == 1
+    assert new.history.version == 1
 
 
 def test_worker_that_joined_after_the_snapshot_is_awaited():
@@ -63,7 +63,7 @@ def test_worker_that_joined_after_the_snapshot_is_awaited():
     assert new.state is State.RECOVERING
     assert new.hello(1, 0, MODEL, copy_version=second.version).wants_copy
     new.offer(1, 0, second.version, second.meta, later)
-    assert (new.state, new.version) == (State.READY, second.version)
+    assert (new.state, new.history.version) == (State.READY, second.version)
 
 
 def test_worker_disconnected_before_its_copy_arrives_is_not_awaited():
@@ -100,7 +100,7 @@ def test_worker_without_a_copy_leaves_time_for_those_with_one():
     assert new.hello(0, 0, MODEL, copy_version=answer.version).wants_copy
     new.offer(0, 0, answer.version, answer.meta, io)
     now[0] = 6.0
-    assert (new.state, new.version) == (State.READY, answer.version)
+    assert (new.state, new.history.version) == (State.READY, answer.version)
 
 
 @pytest.mark.parametrize(("slots", "seconds"), [({0, 1}, FIRST_COPY_SECONDS), (None, 0.75)])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shoal_trainer.errors import Fenced
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
 
@@ -14,7 +14,7 @@ MODEL = ModelSpec(fingerprint="0" * 64, parameters=8)
 
 
 def push(shard: ShardStore, incarnation: int, seq: int) -> None:
-    shard.delta(3, incarnation, seq, shard.version, PushMeta(samples=1), np.ones(8, np.float32))
+    shard.delta(3, incarnation, seq, shard.history.version, PushMeta(samples=1), np.ones(8, np.float32))
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def before() -> ShardStore:
     shard.hello(3, 0, MODEL)
     shard.initialize(aligned(8))
     for incarnation in (0, 1):
-        shard.connect(3, incarnation)
+        shard.workers.connect(3, incarnation)
         push(shard, incarnation, 1)
     return shard
 
@@ -35,21 +35,21 @@ def test_restored_shard_refuses_a_replaced_incarnation(before: ShardStore) -> No
     shard = ShardStore(0, 1, 1)
     shard.restore(copy)
     with pytest.raises(Fenced, match="incarnation 1"):
-        shard.connect(3, 0)
-    shard.connect(3, 1)
+        shard.workers.connect(3, 0)
+    shard.workers.connect(3, 1)
 
 
 def test_shard_that_adopted_a_copy_refuses_a_replaced_incarnation(before: ShardStore) -> None:
     io = aligned(8)
-    before.connect(4, 0)
+    before.workers.connect(4, 0)
     answer = before.pull(4, io)
     shard = ShardStore(0, 1, 1)
-    shard.connect(4, 0)
+    shard.workers.connect(4, 0)
     assert shard.hello(4, 0, MODEL, answer.version).wants_copy
     shard.offer(4, 0, answer.version, answer.meta, io)
-    assert shard.version == before.version
+    assert shard.history.version == before.history.version
     with pytest.raises(Fenced, match="incarnation 1"):
-        shard.connect(3, 0)
+        shard.workers.connect(3, 0)
 
 
 def test_shard_of_another_run_refuses_no_incarnation(before: ShardStore) -> None:
@@ -57,4 +57,4 @@ def test_shard_of_another_run_refuses_no_incarnation(before: ShardStore) -> None
     assert copy is not None
     shard = ShardStore(0, 1, 0)
     shard.restore(copy, other_run=True)
-    shard.connect(3, 0)
+    shard.workers.connect(3, 0)

@@ -7,8 +7,8 @@ import pytest
 
 from shoal_trainer.contract import Staleness
 from shoal_trainer.errors import Fenced, ProtocolError, Unreachable, UserError
+from shoal_trainer.ps.history import APPLIED_INCARNATIONS
 from shoal_trainer.ps.shard import AppliedPush, ShardStore
-from shoal_trainer.ps.values import KEPT_INCARNATIONS
 from shoal_trainer.wire.messages import (
     ModelSpec,
     OptimizerConfig,
@@ -44,22 +44,22 @@ def test_push_for_another_boot_is_rejected() -> None:
     shard = ready()
     with pytest.raises(Unreachable, match="before its restart"):
         shard.push(0, 0, 1, 0, ONE, grad(), boot=2)
-    assert shard.version == 0
+    assert shard.history.version == 0
 
 
 def test_older_incarnation_is_fenced() -> None:
     shard = ready()
-    shard.connect(3, 1)
+    shard.workers.connect(3, 1)
     shard.push(3, 1, 1, 0, ONE, grad())
-    shard.connect(3, 2)
+    shard.workers.connect(3, 2)
     with pytest.raises(Fenced):
         shard.push(3, 1, 2, 0, ONE, grad())
     with pytest.raises(Fenced):
-        shard.connect(3, 1)
-    shard.fence(4, 5)
+        shard.workers.connect(3, 1)
+    shard.workers.fence(4, 5)
     with pytest.raises(Fenced, match="slot 4 has incarnation 5"):
         shard.hello(4, 4, MODEL)
-    assert shard.version == 1
+    assert shard.history.version == 1
 
 
 def test_malformed_requests_are_rejected() -> None:
@@ -106,7 +106,7 @@ def test_normal_staleness_is_weighted_by_policy(policy: str, weight: float) -> N
     """Five workers that take turns: each gradient is 4 updates old."""
     applied: list[AppliedPush] = []
     shard = ready(staleness=Staleness(policy=policy), on_applied=applied.append)  # type: ignore[arg-type]
-    shard.set_live_workers(5)
+    shard.workers.set_live(5)
     for turn in range(100):
         seq, slot = divmod(turn, 5)
         shard.push(slot, 0, seq + 1, max(0, turn - 4), ONE, grad(0.0))
@@ -161,12 +161,12 @@ def test_worker_side_updates_are_weighted_like_gradients() -> None:
     shard.push(0, 0, 1, 0, PushMeta(samples=4), io)
     np.testing.assert_array_equal(io, 1)  # a delta is added
     for seq in range(2, 5):
-        shard.push(0, 0, seq, shard.version, PushMeta(samples=4), grad(0.0))
+        shard.push(0, 0, seq, shard.history.version, PushMeta(samples=4), grad(0.0))
     io = grad()
     shard.push(1, 0, 1, 0, PushMeta(samples=4), io)  # four updates old, where none is normal
     np.testing.assert_allclose(io, [*[1.25] * (N - 2), *[1.25] * 2])
     io = grad()
-    shard.push(1, 0, 2, shard.version, PushMeta(samples=2), io)  # half a batch
+    shard.push(1, 0, 2, shard.history.version, PushMeta(samples=2), io)  # half a batch
     np.testing.assert_allclose(io[: N - 2], 1.75)
 
 
@@ -184,12 +184,12 @@ def test_non_finite_values_become_zero_and_are_logged_once(
     shard = ready(model)
     for seq in range(1, 4):
         io = np.array([np.nan, np.inf, -np.inf, 1, 1, 1, np.nan, 1], np.float32)
-        shard.push(0, 0, seq, shard.version, ONE, io)
+        shard.push(0, 0, seq, shard.history.version, ONE, io)
         assert np.isfinite(io).all()
         np.testing.assert_array_equal(io[[0, 1, 2, 6]], 0)
         assert io[3] != 0
     io = grad(np.nan)
-    shard.delta(1, 0, 1, shard.version, ONE, io)
+    shard.delta(1, 0, 1, shard.history.version, ONE, io)
     assert np.isfinite(io).all()
     assert [record.getMessage() for record in caplog.records] == [
         f"worker {slot}-0 pushed non-finite values: they were replaced by 0" for slot in (0, 1)
@@ -200,10 +200,10 @@ def test_applied_vector_is_bounded() -> None:
     shard = ready()
     for incarnation in range(20):
         for slot in range(3):
-            shard.push(slot, incarnation, 1, shard.version, ONE, grad(0.0))
-    assert len(shard.applied) == 3 * KEPT_INCARNATIONS
-    assert set(shard.applied) == {
-        (slot, inc) for slot in range(3) for inc in range(20 - KEPT_INCARNATIONS, 20)
+            shard.push(slot, incarnation, 1, shard.history.version, ONE, grad(0.0))
+    assert len(shard.history.applied) == 3 * APPLIED_INCARNATIONS
+    assert set(shard.history.applied) == {
+        (slot, inc) for slot in range(3) for inc in range(20 - APPLIED_INCARNATIONS, 20)
     }
 
 
@@ -211,11 +211,11 @@ def test_momentum_lasts_longer_with_more_live_workers() -> None:
     config = OptimizerConfig(learning_rate=1.0, momentum=0.9, batch_size=1)
     shard = ready(MODEL.model_copy(update={"optimizer": config}), staleness=Staleness(policy="Constant"))
     shard.push(0, 0, 1, 0, ONE, grad())  # m = -1
-    shard.set_live_workers(2)
+    shard.workers.set_live(2)
     io = grad(0.0)
     shard.push(0, 0, 2, 1, ONE, io)  # two workers that wait for their answers: m = 0.9 · -1
     np.testing.assert_allclose(io, -1.9, rtol=1e-6)
-    shard.set_live_workers(17)  # a pace of 16: slower by 16 ** 1.25 = 32
+    shard.workers.set_live(17)  # a pace of 16: slower by 16 ** 1.25 = 32
     io = grad(0.0)
     shard.push(0, 0, 3, 2, ONE, io)  # m = 0.9 / 32 · -0.9
     np.testing.assert_allclose(io, -1.9 - 0.81 / 32, rtol=1e-6)

@@ -34,7 +34,7 @@ class ShardMachine(RuleBasedStateMachine):
         return ShardStore(0, 1, epoch, staleness=in_full, clock=self.clock, on_applied=on_applied)
 
     def hello(self, slot: int) -> None:
-        self.shard.connect(slot, self.newest[slot])
+        self.shard.workers.connect(slot, self.newest[slot])
         self.shard.hello(slot, self.newest[slot], MODEL)
         self.clock.now += 10
         self.shard.initialize(grad(0.0))
@@ -44,17 +44,17 @@ class ShardMachine(RuleBasedStateMachine):
         self.hello(slot)
         identity = slot, self.newest[slot]
         self.seqs[identity] = self.seqs.get(identity, 0) + 1
-        self.shard.push(*identity, self.seqs[identity], self.shard.version, ONE, grad(-1.0))
+        self.shard.push(*identity, self.seqs[identity], self.shard.history.version, ONE, grad(-1.0))
 
     @rule(slot=st.integers(0, 2), back=st.integers(0, 3))
     def resend(self, slot: int, back: int) -> None:
         identity = slot, self.newest[slot]
         seq = self.seqs.get(identity, 0) - back
-        if seq >= 1 and seq <= self.shard.applied.get(identity, 0):
+        if seq >= 1 and seq <= self.shard.history.applied.get(identity, 0):
             self.hello(slot)
-            before = self.shard.version
-            self.shard.push(*identity, seq, self.shard.version, ONE, grad(-1.0))
-            assert self.shard.version == before
+            before = self.shard.history.version
+            self.shard.push(*identity, seq, self.shard.history.version, ONE, grad(-1.0))
+            assert self.shard.history.version == before
 
     @rule(slot=st.integers(0, 2))
     def replace(self, slot: int) -> None:
@@ -76,15 +76,15 @@ class ShardMachine(RuleBasedStateMachine):
             self.shard.restore(self.snapshot[0])
             self.log.extend(self.snapshot[1])
         for identity in self.seqs:
-            self.seqs[identity] = self.shard.applied.get(identity, 0)
+            self.seqs[identity] = self.shard.history.applied.get(identity, 0)
 
     @invariant()
     def every_push_is_in_the_parameters_exactly_once(self) -> None:
         assert len(set(self.log)) == len(self.log)
         if self.shard.state is State.READY:
             np.testing.assert_array_equal(read(self.shard), len(self.log))
-            assert self.shard.version == len(self.log)
-            for (slot, incarnation), seq in self.shard.applied.items():
+            assert self.shard.history.version == len(self.log)
+            for (slot, incarnation), seq in self.shard.history.applied.items():
                 assert seq == max(s for a, b, s in self.log if (a, b) == (slot, incarnation))
 
 

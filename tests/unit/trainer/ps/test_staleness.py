@@ -15,21 +15,21 @@ from tests.unit.trainer.ps.shards import MODEL, ONE, grad, ready
 def test_fast_worker_waits_for_a_slow_but_not_a_dead_worker() -> None:
     shard = ready(staleness=Staleness(max=2))
     for slot in (0, 1):
-        shard.connect(slot, 0)
+        shard.workers.connect(slot, 0)
         shard.pull(slot, grad(0.0))
     for seq in (1, 2):
-        shard.wait_admitted(0, seq - 1, 0.0)
+        shard.workers.wait_admitted(0, seq - 1, 0.0)
         shard.push(0, 0, seq, seq - 1, ONE, grad(0.0))
     passed = threading.Event()
 
     def third() -> None:
-        shard.wait_admitted(0, 2, 30)
+        shard.workers.wait_admitted(0, 2, 30)
         passed.set()
 
     thread = threading.Thread(target=third)
     thread.start()
     assert not passed.wait(0.05)
-    shard.wait_admitted(1, 0, 0.0)  # the slowest worker never waits
+    shard.workers.wait_admitted(1, 0, 0.0)  # the slowest worker never waits
     shard.disconnect(1)  # before its push
     assert passed.wait(30)
     thread.join()
@@ -39,54 +39,54 @@ def test_fenced_worker_blocks_no_push() -> None:
     # Its process is suspended: the kernel keeps the connection open.
     shard = ready(staleness=Staleness(max=0))
     for slot in (0, 1):
-        shard.connect(slot, 0)
+        shard.workers.connect(slot, 0)
         shard.pull(slot, grad(0.0))
     shard.push(0, 0, 1, 0, ONE, grad(0.0))
-    shard.fence(1, 0)  # its own join fences earlier incarnations only
-    assert not shard._permits.admits(1, shard.version, 0)
-    shard.fence(1, 1)
-    assert shard._permits.admits(1, shard.version, 0)
+    shard.workers.fence(1, 0)  # its own join fences earlier incarnations only
+    assert not shard.workers._permits.admits(1, shard.history.version, 0)
+    shard.workers.fence(1, 1)
+    assert shard.workers._permits.admits(1, shard.history.version, 0)
 
 
 def test_worker_that_blocked_one_push_until_timeout_blocks_no_other() -> None:
     shard = ready(staleness=Staleness(max=0))
     for slot in (0, 1, 2):
-        shard.connect(slot, 0)
+        shard.workers.connect(slot, 0)
         shard.pull(slot, grad(0.0))
-    shard.wait_admitted(0, 0, 0.0)
+    shard.workers.wait_admitted(0, 0, 0.0)
     shard.push(0, 0, 1, 0, ONE, grad(0.0))
-    shard.wait_admitted(0, 1, 0.0)  # waits until the timeout
-    assert shard._permits.admits(1, shard.version, 0)
+    shard.workers.wait_admitted(0, 1, 0.0)  # waits until the timeout
+    assert shard.workers._permits.admits(1, shard.history.version, 0)
     shard.pull(1, grad(0.0))  # the next push waits for it again
     shard.push(0, 0, 2, 1, ONE, grad(0.0))
-    assert not shard._permits.admits(2, shard.version, 0)
+    assert not shard.workers._permits.admits(2, shard.history.version, 0)
 
 
 def test_push_after_its_worker_left_is_fenced() -> None:
     # The push waited until its worker left: its positions may have been leased again.
     shard = ready(staleness=Staleness(max=0))
-    shard.connect(0, 0)
-    shard.leave(0, 0)
+    shard.workers.connect(0, 0)
+    shard.workers.leave(0, 0)
     with pytest.raises(Fenced, match="has left"):
         shard.push(0, 0, 1, 0, ONE, grad())
-    assert shard.version == 0
-    shard.connect(0, 0)  # the same process reconnects
+    assert shard.history.version == 0
+    shard.workers.connect(0, 0)  # the same process reconnects
     shard.push(0, 0, 1, 0, ONE, grad())
-    assert shard.version == 1
+    assert shard.history.version == 1
 
 
 def test_idle_worker_blocks_no_push() -> None:
     shard = ready(staleness=Staleness(max=0))
     for slot in (0, 1):
-        shard.connect(slot, 0)
+        shard.workers.connect(slot, 0)
         shard.pull(slot, grad(0.0))
     shard.push(0, 0, 1, 0, ONE, grad(0.0))
-    assert not shard._permits.admits(1, shard.version, 0)
+    assert not shard.workers._permits.admits(1, shard.history.version, 0)
     shard.pull(1, grad(0.0), idle=True)  # it evaluates or waits for work
     for seq in (2, 3):
-        assert shard._permits.admits(seq - 1, shard.version, 0)
+        assert shard.workers._permits.admits(seq - 1, shard.history.version, 0)
         shard.push(0, 0, seq, seq - 1, ONE, grad(0.0))
-    assert shard.version == 3
+    assert shard.history.version == 3
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,8 @@ def test_idle_worker_blocks_no_push() -> None:
         lambda shard: shard.hello(1, 0, MODEL),  # an idle worker's probe
         lambda shard: shard.pull(1, grad(0.0), idle=True),
         lambda shard: shard.disconnect(1),
-        lambda shard: shard.fence(1, 1),
-        lambda shard: shard.leave(1, 0),
+        lambda shard: shard.workers.fence(1, 1),
+        lambda shard: shard.workers.leave(1, 0),
         lambda shard: shard.roll_back(replace(shard.copy(), version=0)),  # refuses the push afterwards
     ],
     ids=["hello", "idle pull", "disconnect", "fence", "leave", "rollback"],
@@ -105,13 +105,13 @@ def test_waiting_push_continues_when_the_other_worker_computes_no_gradient(stop_
     """Shards other than 0 have no timer that would wake the waiting push."""
     shard = ready(staleness=Staleness(max=0))
     for slot in (0, 1):
-        shard.connect(slot, 0)
+        shard.workers.connect(slot, 0)
         shard.pull(slot, grad(0.0))
     shard.push(0, 0, 1, 0, ONE, grad(0.0))
     passed = threading.Event()
 
     def second() -> None:
-        shard.wait_admitted(0, 1, 30)
+        shard.workers.wait_admitted(0, 1, 30)
         passed.set()
 
     thread = threading.Thread(target=second, daemon=True)
@@ -125,23 +125,23 @@ def test_waiting_push_continues_when_the_other_worker_computes_no_gradient(stop_
 def test_push_that_skips_an_older_version_wakes_the_pushes_that_wait_for_it() -> None:
     shard = ready(staleness=Staleness(max=1))
     for slot in (0, 1):
-        shard.connect(slot, 0)
-    shard.version = 1
+        shard.workers.connect(slot, 0)
+    shard.history.version = 1
     shard.pull(1, grad(0.0))  # worker 1 computes no gradient on this version
-    shard.version = 2
+    shard.history.version = 2
     shard.pull(0, grad(0.0))
-    shard.version = 3
+    shard.history.version = 3
     shard.pull(1, grad(0.0))
     passed = threading.Event()
 
     def first() -> None:
-        shard.wait_admitted(0, 2, 30)
+        shard.workers.wait_admitted(0, 2, 30)
         passed.set()
 
     threads = [threading.Thread(target=first, daemon=True)]
     threads[0].start()
     assert not passed.wait(0.05)
-    threads.append(threading.Thread(target=lambda: shard.wait_admitted(1, 3, 30), daemon=True))
+    threads.append(threading.Thread(target=lambda: shard.workers.wait_admitted(1, 3, 30), daemon=True))
     threads[1].start()  # waits for worker 0
     assert passed.wait(10)
     shard.push(0, 0, 1, 2, ONE, grad(0.0))
@@ -153,20 +153,20 @@ def test_push_that_skips_an_older_version_wakes_the_pushes_that_wait_for_it() ->
 def test_an_older_incarnation_does_not_make_the_late_push_of_a_worker_that_left_acceptable() -> None:
     """0-1 drained while its push waited in the server; a zombie of 0-0 connects before that push is applied."""
     shard = ready()
-    shard.connect(0, 1)
-    shard.leave(0, 1)
+    shard.workers.connect(0, 1)
+    shard.workers.leave(0, 1)
     with pytest.raises(Fenced):
-        shard.connect(0, 0)
+        shard.workers.connect(0, 0)
     with pytest.raises(Fenced, match="has left"):
         shard.push(0, 1, 1, 0, ONE, grad())
-    assert shard.version == 0
+    assert shard.history.version == 0
 
 
 def test_a_gradient_of_lost_versions_is_stale() -> None:
     """After a restart from an older snapshot, an interrupted push names a version that the shard has not reached."""
     weights = []
     shard = ready(on_applied=lambda push: weights.append((push.staleness, push.weight)))
-    shard.connect(0, 0)
+    shard.workers.connect(0, 0)
     shard.push(0, 0, 1, 0, ONE, grad())
     shard.push(0, 0, 2, 10, ONE, grad())
     assert [staleness for staleness, _ in weights] == [0, 9]
@@ -175,7 +175,7 @@ def test_a_gradient_of_lost_versions_is_stale() -> None:
 
 def test_a_lower_fence_does_not_replace_a_higher_one() -> None:
     shard = ready()
-    shard.fence(0, 5)
-    shard.fence(0, 3)
+    shard.workers.fence(0, 5)
+    shard.workers.fence(0, 3)
     with pytest.raises(Fenced):
-        shard.connect(0, 4)
+        shard.workers.connect(0, 4)

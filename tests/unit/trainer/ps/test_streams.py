@@ -78,7 +78,7 @@ class Interleaved(RuleBasedStateMachine):
         self.copy: ShardCopy | None = None
 
     def whole(self) -> set[tuple[int, int]]:
-        return {(slot, seq) for slot, _, seq in self.shard.contents}
+        return {(slot, seq) for slot, _, seq in self.shard.history.contents}
 
     @rule(slot=st.integers(0, WORKERS - 1), pull=st.booleans())
     def begin(self, slot: int, pull: bool) -> None:
@@ -93,7 +93,7 @@ class Interleaved(RuleBasedStateMachine):
             self.seqs[slot] += 1
             self.unanswered.add(slot)
         seq = self.seqs[slot]
-        stream = self.shard.pushing(slot, 0, seq, self.shard.version, meta_of(seq), delta=True)
+        stream = self.shard.pushing(slot, 0, seq, self.shard.history.version, meta_of(seq), delta=True)
         self.streams[slot] = stream, vector(slot, seq), True
 
     @precondition(lambda self: self.streams)
@@ -146,14 +146,14 @@ class Interleaved(RuleBasedStateMachine):
         self.shard.restore(self.copy)
         self.shard.hello(0, 0, MODEL)
         self.clock.now += 100
-        self.seqs = {slot: max(self.shard.applied.get((slot, 0), 0), 0) for slot in range(WORKERS)}
-        begun = {push.slot: push.seq for push in self.shard.begun() if push.closed < 0}
+        self.seqs = {slot: max(self.shard.history.applied.get((slot, 0), 0), 0) for slot in range(WORKERS)}
+        begun = {push.slot: push.seq for push in self.shard.history.begun() if push.closed < 0}
         self.unanswered = set(begun)
         self.seqs |= begun
 
     @invariant()
     def parameters_are_what_the_shard_says(self) -> None:
-        parts = {(push.slot, push.seq): push.pieces for push in self.shard.begun()}
+        parts = {(push.slot, push.seq): push.pieces for push in self.shard.history.begun()}
         assert self.shard.model is not None
         assert content(self.shard.model.parameters) == dict.fromkeys(self.whole(), PIECES) | parts
 
@@ -172,11 +172,13 @@ def test_worker_that_vanishes_leaves_a_part_of_its_push_and_may_continue_it() ->
     stream = shard.pushing(0, 0, 1, 0, meta_of(1), delta=True)
     walked(stream, vector(0, 1), 2)
     stream.close()
-    assert (shard.version, shard.contents.spans(), shard.samples) == (0, (), 0)
-    assert [(push.seq, push.pieces, push.progress) for push in shard.begun()] == [(1, 2, meta_of(1).progress)]
+    assert (shard.history.version, shard.history.contents.spans(), shard.history.samples) == (0, (), 0)
+    assert [(push.seq, push.pieces, push.progress) for push in shard.history.begun()] == [
+        (1, 2, meta_of(1).progress)
+    ]
     answer = shard.delta(0, 0, 1, 0, meta_of(1), io := vector(0, 1))
     assert content(io) == {(0, 1): PIECES}
-    assert (answer.version, answer.meta.begun, shard.begun()) == (1, (), ())
+    assert (answer.version, answer.meta.begun, shard.history.begun()) == (1, (), ())
 
 
 def test_part_of_a_push_is_given_up_when_its_worker_sends_the_next_one() -> None:
@@ -185,7 +187,7 @@ def test_part_of_a_push_is_given_up_when_its_worker_sends_the_next_one() -> None
     walked(stream, vector(0, 1), 1)
     stream.close()
     shard.delta(0, 0, 2, 0, meta_of(2), vector(0, 2))
-    assert [(push.seq, push.pieces, push.closed) for push in shard.begun()] == [(1, 1, 0)]
+    assert [(push.seq, push.pieces, push.closed) for push in shard.history.begun()] == [(1, 1, 0)]
     with pytest.raises(Unreachable, match="later push"):
         large_again = shard.pushing(0, 1, 5, 0, meta_of(5), delta=True)
         walked(large_again, vector(0, 5), 1)
@@ -206,10 +208,10 @@ def test_worker_is_fenced_in_the_middle_of_its_push() -> None:
     shard = started()
     stream = shard.pushing(0, 0, 1, 0, meta_of(1), delta=True)
     walked(stream, vector(0, 1), PIECES - 1)
-    shard.fence(0, 1)
+    shard.workers.fence(0, 1)
     with pytest.raises(Fenced):
         stream.step(vector(0, 1), 0)
-    assert shard.version == 0
+    assert shard.history.version == 0
 
 
 def test_incarnation_of_a_part_fences_older_ones_after_a_restart() -> None:
@@ -231,7 +233,7 @@ def test_shard_that_adopts_a_copy_knows_the_part_of_a_push_in_it() -> None:
     walked(stream, vector(0, 1), 2)
     answer = shard.delta(1, 0, 1, 0, meta_of(1), io := vector(1, 1))
     again = adopted(snapshot, answer, io)
-    assert [(push.push, push.pieces) for push in again._walks.begun.values()] == [((0, 0, 1), 2)]
+    assert [(push.push, push.pieces) for push in again.history.walks.begun.values()] == [((0, 0, 1), 2)]
     again.delta(0, 0, 1, 0, meta_of(1), io := vector(0, 1))
     assert content(io) == {(0, 1): PIECES, (1, 1): PIECES}
 
@@ -243,11 +245,13 @@ def test_shard_that_adopts_a_copy_knows_the_parts_that_were_given_up_before_its_
     stream.close()
     shard.delta(0, 0, 2, 0, meta_of(2), vector(0, 2))
     snapshot = shard.copy()
-    shard.journal.published(1)
+    shard.history.journal.published(1)
     answer = shard.delta(1, 0, 1, 1, meta_of(1), io := vector(1, 1))
     assert answer.meta.begun == ()  # every shard that could adopt it has that snapshot
     again = adopted(snapshot, answer, io)
-    assert [(push.slot, push.seq, push.pieces, push.closed) for push in again.begun()] == [(0, 1, 2, 0)]
+    assert [(push.slot, push.seq, push.pieces, push.closed) for push in again.history.begun()] == [
+        (0, 1, 2, 0)
+    ]
 
 
 def adopted(snapshot: ShardCopy | None, answer: Answer, values: np.ndarray) -> ShardStore:
@@ -258,7 +262,7 @@ def adopted(snapshot: ShardCopy | None, answer: Answer, values: np.ndarray) -> S
     assert shard.hello(1, 0, MODEL, answer.version).wants_copy
     shard.offer(1, 0, answer.version, answer.meta, values.copy())
     shard.hello(0, 0, MODEL)
-    assert shard.version == answer.version
+    assert shard.history.version == answer.version
     return shard
 
 
@@ -272,7 +276,7 @@ def test_rollback_ends_the_streams_and_their_parts() -> None:
     with pytest.raises(Unreachable):
         stream.step(vector(0, 1), 0)
     stream.close()
-    assert shard.begun() == ()
+    assert shard.history.begun() == ()
     assert not shard.copy().arrays["parameters"].any()  # type: ignore[union-attr]
 
 
@@ -340,13 +344,13 @@ def test_no_push_overtakes_a_snapshot() -> None:
             assert stream.blocked
             pusher.start()
             waiting.wait(10)
-        seen.append(shard.version)
+        seen.append(shard.history.version)
 
     copy = shard.copy(between)
     pusher.join(10)
     assert copy is not None
     assert seen == [0] * (PIECES - 1)
-    assert (copy.version, shard.version) == (0, 1)
+    assert (copy.version, shard.history.version) == (0, 1)
     assert not copy.arrays["parameters"].any()
 
 

@@ -5,7 +5,7 @@ applied. Each piece of each shard has these counters, and one per computed step,
 shards or pieces contain, and those that a rollback has undone.
 """
 
-from shoal_trainer.ps.layout import GRAIN
+from shoal_trainer.ps.shard_bounds import GRAIN
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig
 
 SAMPLES, BATCH, EPOCHS = 96, 2, 2

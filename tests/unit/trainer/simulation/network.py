@@ -11,7 +11,7 @@ import threading
 from concurrent.futures import TimeoutError as FutureTimeout
 
 from shoal_trainer.errors import Fenced, Unreachable
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.wire.messages import Pulled, PushMeta, Welcome, decode_answer, encode_answer
 
 
@@ -133,7 +133,7 @@ class Exchange:
     def _hello(self, server, copy):
         index, shard = server.shard.index, server.shard
         self.disconnect(index)
-        shard.connect(*self.identity)
+        shard.workers.connect(*self.identity)
         self.servers[index], self.connected[index], self.boots[index] = server, True, shard.boot
         offered = copy()
         version = None if offered is None else offered.version(index)
@@ -151,7 +151,7 @@ class Exchange:
         generation = 0 if offered is None else offered.generation
 
         def hello(server):
-            server.shard.connect(*self.identity)
+            server.shard.workers.connect(*self.identity)
             self.world.later(server, self._closed)
             server.shard.hello(*self.identity, self.world.model, version, generation)
 

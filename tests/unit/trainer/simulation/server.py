@@ -13,7 +13,7 @@ from shoal_trainer.coordinator.reconciler import Reconciler, pushes_of
 from shoal_trainer.coordinator.rollback import Rollback
 from shoal_trainer.coordinator.snapshotter import Snapshotter, write_part
 from shoal_trainer.errors import Fenced, Unreachable
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import LARGE_VALUES, ShardStore
 from shoal_trainer.snapshot.claims import LOOK_SECONDS, Claim
 from shoal_trainer.snapshot.store import SnapshotStore
@@ -124,7 +124,9 @@ class Server:
         """Record the steps with which a generation begins; a rollback makes the shard ready again."""
         self.coordinator.ready(version, applied)
         steps = self.shard.model.parameters.reshape(-1, PIECE)[:, STEPS_AT : STEPS_AT + self.world.steps]
-        self.world.kept.setdefault(self.shard.generation, set(np.flatnonzero(steps.any(axis=0)).tolist()))
+        self.world.kept.setdefault(
+            self.shard.history.generation, set(np.flatnonzero(steps.any(axis=0)).tolist())
+        )
 
     def compare_soon(self):
         """Reconcile the shards in the next turn."""

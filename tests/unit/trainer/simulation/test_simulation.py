@@ -68,7 +68,7 @@ def check_partial(world, context):
 
 def check_lineage(world, context):
     """No gradient from before a rollback is in the parameters after it; no older server publishes after a newer one."""
-    counters, generation = world.final.coordinator.counters, world.final.shard.generation
+    counters, generation = world.final.coordinator.counters, world.final.shard.history.generation
     if counters.rollbacks == 0:
         assert counters.lost == 0, context
     steps = np.flatnonzero(pieces(world, 0)[:, STEPS_AT : STEPS_AT + world.steps].any(axis=0)).tolist()
@@ -96,7 +96,7 @@ def check(seed, world):
     size = world.final.coordinator.ledger.range_size
     expected = {(int(at) // SAMPLES, int(at) % SAMPLES // size) for at in np.flatnonzero(applied > 1)}
     assert counters.repeated_ranges == expected, context
-    assert applied.sum() == world.final.shard.samples, context
+    assert applied.sum() == world.final.shard.history.samples, context
     assert report.ranges(world.final.coordinator).never == 0, context
     check_lineage(world, context)
 
@@ -215,5 +215,5 @@ def test_training_that_stops_early_ends_and_counts_its_repeats(chunk):
         world.end()
         applied, counters = counts(world), world.final.coordinator.counters
         assert np.maximum(applied - 1, 0).sum() == counters.repeated, seed
-        assert applied.sum() == world.final.shard.samples, seed
+        assert applied.sum() == world.final.shard.history.samples, seed
         assert counters.steps >= 10 + seed % 30, seed

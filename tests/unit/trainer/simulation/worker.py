@@ -13,7 +13,7 @@ import numpy as np
 from shoal_trainer.coordinator.protocol import DataSpec, Diverged, Join, Lease, Leave, TaskDone
 from shoal_trainer.data.batch import Batch
 from shoal_trainer.errors import Fenced, Unreachable
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.worker.feed import Ready
 from shoal_trainer.worker.flat_model import Step
 from shoal_trainer.worker.leases import Leases

@@ -12,9 +12,9 @@ import threading
 
 from shoal_trainer.contract import StopAfter
 from shoal_trainer.errors import Fenced, TrainerError, Unreachable
-from shoal_trainer.ps.buffers import aligned
-from shoal_trainer.ps.layout import bounds
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import State
+from shoal_trainer.ps.shard_bounds import bounds
 from shoal_trainer.worker.loop import End
 from tests.unit.trainer.simulation.faults import Faults
 from tests.unit.trainer.simulation.job import EPOCHS, model
@@ -206,9 +206,9 @@ class World:
     def reconcile_shards(self):
         """Roll back shards that missed a rollback, and reconcile those that restarted."""
         for server in self.servers[1:]:
-            if server is not None and server.shard.generation < self.server.shard.generation:
+            if server is not None and server.shard.history.generation < self.server.shard.history.generation:
                 with contextlib.suppress(Unreachable):
-                    server.roll_back(self.server.shard.generation)
+                    server.roll_back(self.server.shard.history.generation)
         if self.server.snapshot_due and not self.server.snapshotter.taking.locked():
             with contextlib.suppress(Unreachable):
                 self.server.snapshotter.take()

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from shoal_trainer.ps.layout import bounds
 from shoal_trainer.ps.shard import ShardCopy, ShardStore
+from shoal_trainer.ps.shard_bounds import bounds
 from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, PushMeta

@@ -30,7 +30,7 @@ class Other:
     def publish(self, retain: int = 3) -> None:
         """Train one step, publish a snapshot, and remove older ones."""
         for shard in self.shards:
-            version = shard.version
+            version = shard.history.version
             shard.push(0, 0, version + 1, version, PushMeta(samples=1), np.ones(shard.size, dtype=np.float32))
         save(self.store, self.shards)
         self.store.prune(retain)

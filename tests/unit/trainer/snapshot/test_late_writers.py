@@ -13,7 +13,7 @@ from shoal_trainer.coordinator.follower import Follower
 from shoal_trainer.coordinator.protocol import SnapshotShard
 from shoal_trainer.coordinator.snapshotter import write_part
 from shoal_trainer.errors import Fenced, Unreachable
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.snapshot.claims import Claim, Watch
 from shoal_trainer.snapshot.manifest import Manifest, ShardFile
@@ -62,7 +62,7 @@ class StaleListing(LocalStorage):
 def shards(count: int) -> list[ShardStore]:
     stores = [ShardStore(index, count, 0) for index in range(count)]
     for shard in stores:
-        shard.connect(0, 0)
+        shard.workers.connect(0, 0)
         shard.hello(0, 0, MODEL)
         shard.initialize(aligned(shard.size))
     return stores

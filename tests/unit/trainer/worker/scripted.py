@@ -9,7 +9,7 @@ import numpy as np
 
 from shoal_trainer.data.batch import Batch
 from shoal_trainer.errors import Unreachable
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.wire.messages import Journal, OptimizerConfig, Pulled, ShardWelcome, Welcome
 from shoal_trainer.worker.feed import Ready
 from shoal_trainer.worker.flat_model import Step

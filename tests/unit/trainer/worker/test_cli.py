@@ -8,7 +8,6 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from shoal_trainer import watch
 from shoal_trainer.cli import main
 from shoal_trainer.contract import (
     DataReport,
@@ -24,8 +23,9 @@ from shoal_trainer.contract import (
     WorkerState,
 )
 from shoal_trainer.errors import Unreachable
-from shoal_trainer.local import LocalRun
-from shoal_trainer.table import duration, line, render
+from shoal_trainer.run import watch
+from shoal_trainer.run.processes import LocalRun
+from shoal_trainer.run.table import duration, line, render
 
 STATUS = StatusReport(
     job_uid="u",

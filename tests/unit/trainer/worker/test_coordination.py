@@ -38,7 +38,7 @@ class Client:
         self.asked = generation, stopped
         return Assignment(kind="idle")
 
-    def heartbeat(self, message, flops=None):
+    def heartbeat(self, message, flops=None, beside=(0.0, 0.0)):
         self.beats.put(message)
         if flops is not None:
             self.counted.put(flops)

@@ -3,7 +3,7 @@
 import pytest
 
 from shoal_trainer.contract import EpochReport, Outcome, Phase, StatusReport, TerminationMessage
-from shoal_trainer.epoch_lines import EpochLines, value
+from shoal_trainer.run.epoch_lines import EpochLines, value
 
 LOSS = {"loss": 0.5}
 EVALUATED = {"loss": 0.5, "val_accuracy": 0.9, "val_loss": 0.25}

@@ -10,7 +10,7 @@ import tensorflow as tf
 from shoal_trainer import UserError
 from shoal_trainer.data.batch import Batch
 from shoal_trainer.data.source import Part
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.layout import flatten
 from shoal_trainer.worker.optimizers import place

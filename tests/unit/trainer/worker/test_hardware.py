@@ -9,7 +9,7 @@ import pytest
 
 from shoal_trainer.contract import AcceleratorBatch, JobIdentity, Role, RuntimeConfig, Shard
 from shoal_trainer.data.source import Part
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.damping import Damped
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
@@ -145,10 +145,10 @@ def test_unequal_workers_move_by_the_mean_over_all_samples():
     shard = ShardStore(0, 1, 0)
     model = ModelSpec(fingerprint="0" * 64, parameters=flat_model.layout.size, optimizer=placement.config)
     for slot in (0, 1):
-        shard.connect(slot, 0)
+        shard.workers.connect(slot, 0)
         shard.hello(slot, 0, model)
     shard.initialize(flat_model.initial())
-    base = shard.version
+    base = shard.history.version
     for slot, (samples, update) in enumerate(((8, small), (16, large))):
         io = aligned(update.size)
         io[:] = update

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.wire.messages import PushMeta
 from shoal_trainer.worker.compose import build_flat_model, compose
 from shoal_trainer.worker.loop import End
@@ -32,7 +32,7 @@ class Bench:
         pull, hello = self.shard.pull, self.shard.hello
 
         def counted(*arguments, **options):
-            self.pulls.append(self.shard.version)
+            self.pulls.append(self.shard.history.version)
             return pull(*arguments, **options)
 
         def probed(*arguments, **options):
@@ -40,7 +40,9 @@ class Bench:
             return hello(*arguments, **options)
 
         self.shard.pull, self.shard.hello = counted, probed
-        self.thread = threading.Thread(target=lambda: self.ends.append(self.worker.run()), daemon=True)
+        self.thread = threading.Thread(
+            target=lambda: self.ends.append(self.worker.run(lambda _hung: None)), daemon=True
+        )
         self.thread.start()
         assert self.probes.acquire(timeout=SECONDS)  # the hello of the start
         with self.coordinator.pushed:
@@ -52,7 +54,9 @@ class Bench:
 
     def push(self):
         self.seq += 1
-        self.shard.push(9, 0, self.seq, self.shard.version, PushMeta(samples=16), aligned(self.shard.size))
+        self.shard.push(
+            9, 0, self.seq, self.shard.history.version, PushMeta(samples=16), aligned(self.shard.size)
+        )
 
     def finish(self):
         self.coordinator.hold = False
@@ -105,7 +109,7 @@ def test_idle_worker_begins_new_work_with_fresh_parameters(bench):
 
 
 def test_idle_worker_pushes_its_pending_gradient(bench):
-    bench.shard._permits.pulled(0, 4)
+    bench.shard.workers._permits.pulled(0, 4)
     bench.probe(2)
-    assert bench.shard._permits.admits(10, 10, 0)
+    assert bench.shard.workers._permits.admits(10, 10, 0)
     bench.finish()

@@ -13,7 +13,7 @@ from shoal_trainer import Indexed
 from shoal_trainer.contract import Phase, StatusReport
 from shoal_trainer.coordinator.members import Members
 from shoal_trainer.coordinator.metrics import StatusCollector
-from shoal_trainer.table import render
+from shoal_trainer.run.table import render
 from shoal_trainer.wire.messages import Timings
 from shoal_trainer.worker.feed import DEPTH, Feed, Ready
 from shoal_trainer.worker.loop import End

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.worker import layout
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.layout import RUN, SMALL, Entry, Layout, layout_of, numbered

@@ -7,7 +7,7 @@ import pytest
 from shoal_trainer import UserError
 from shoal_trainer.contract import StopAfter
 from shoal_trainer.coordinator.protocol import TaskDone
-from shoal_trainer.coordinator.tasks import Tasks as Queue
+from shoal_trainer.coordinator.task_queue import Tasks as Queue
 from shoal_trainer.worker.callbacks import rate_of
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.loop import End

@@ -6,7 +6,7 @@ import pytest
 
 from shoal_trainer import Indexed
 from shoal_trainer.data.source import Part
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.worker.flat_model import FlatModel
 
 L = keras.layers

@@ -99,7 +99,7 @@ def test_non_finite_loss_follows_the_policy(start_servers, policy):
     end = Running(training, servers, coordinator).start().join()
     if policy == "skip":
         assert end is End.FINISHED
-        assert servers.stores[0].samples == 64
+        assert servers.stores[0].history.samples == 64
     else:
         assert isinstance(end, UserError)
         assert "not finite" in str(end)

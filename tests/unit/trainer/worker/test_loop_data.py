@@ -95,7 +95,7 @@ def test_files_of_unknown_length_are_trained_completely(start_servers, tmp_path,
     training = Training(model=lambda: functional(options=options), data=files)
     assert Running(training, servers, coordinator).start().join() is End.FINISHED
     assert [coordinator.lengths[name] for name in files.list()] == sizes
-    assert servers.stores[0].samples == sum(sizes)
+    assert servers.stores[0].history.samples == sum(sizes)
 
 
 class Outage(Files):
@@ -127,7 +127,7 @@ def test_unreadable_file_is_reported_until_it_can_be_read(start_servers):
     servers = start_servers(coordinator)
     training = Training(model=functional, data=files)
     assert Running(training, servers, coordinator).start().join() is End.FINISHED
-    assert servers.stores[0].samples == 32
+    assert servers.stores[0].history.samples == 32
     assert coordinator.messages == ["cannot read s3://bucket/part-3: no answer", ""]
 
 

@@ -24,7 +24,7 @@ def test_restored_server_gets_the_newer_copy_of_the_worker(start_servers):
     saved = servers.stores[0].copy()
     wait(coordinator, lambda: coordinator.pushes >= 20)
     servers.stop(0)
-    version = servers.stores[0].version
+    version = servers.stores[0].history.version
     loop = running.worker.loop
     deadline = time.monotonic() + SECONDS
     while loop.steps < version + 3:  # it continues with local steps
@@ -36,7 +36,7 @@ def test_restored_server_gets_the_newer_copy_of_the_worker(start_servers):
     assert len(coordinator.joins) == 2
     assert [wasted.known_samples > 0 for _, wasted in coordinator.joins] == [False, True]
     # the copy is at most one push behind, and that push is resent
-    assert servers.stores[0].samples >= 8 * DATA.size - 2 * 16
+    assert servers.stores[0].history.samples >= 8 * DATA.size - 2 * 16
     assert [coordinator.applied[epoch, -1].total for epoch in range(8)] == [DATA.size] * 8
 
 
@@ -53,14 +53,14 @@ def lose_with_pushes_in_flight(servers, coordinator):
     push, first = shard.push, threading.Barrier(WORKERS, timeout=SECONDS)
 
     def arriving(*arguments, **options):
-        if not shard.applied:
+        if not shard.history.applied:
             first.wait()
         arrived.release()
         return push(*arguments, **options)
 
     def applied(push):
         coordinator.on_applied(push)
-        if not saved and len(shard.applied) == WORKERS:
+        if not saved and len(shard.history.applied) == WORKERS:
             saved.append(shard.copy())
         if not saved or push.version < saved[0].version + PUSHES:
             arrived.acquire()
@@ -87,13 +87,13 @@ def test_lost_shard_loses_one_push_of_each_worker_and_gets_it_again(start_server
     servers.start(0, epoch=1, restore=saved[0])
     assert [worker.join() for worker in workers] == [End.FINISHED] * WORKERS
     successor, (version, applied) = servers.stores[0], servers.ready[-1]
-    assert shard.version - version == WORKERS
-    assert {worker: seq - applied[worker] for worker, seq in shard.applied.items()} == dict.fromkeys(
+    assert shard.history.version - version == WORKERS
+    assert {worker: seq - applied[worker] for worker, seq in shard.history.applied.items()} == dict.fromkeys(
         applied, 1
     )
-    assert successor.samples == 2 * DATA.size
-    assert successor.contents.spans() == tuple(
-        (*worker, 1, seq + 1) for worker, seq in sorted(successor.applied.items())
+    assert successor.history.samples == 2 * DATA.size
+    assert successor.history.contents.spans() == tuple(
+        (*worker, 1, seq + 1) for worker, seq in sorted(successor.history.applied.items())
     )
     assert [coordinator.applied[epoch, -1].total for epoch in range(2)] == [DATA.size] * 2
 
@@ -147,7 +147,7 @@ def test_push_with_a_lost_answer_is_applied_once(start_servers):
         servers.start(0)
         servers.servers[0]._shard = servers.stores[0] = store
     assert running.join() is End.FINISHED
-    assert servers.stores[0].samples == 4 * DATA.size
+    assert servers.stores[0].history.samples == 4 * DATA.size
     assert coordinator.samples == 4 * DATA.size
 
 
@@ -184,7 +184,7 @@ def test_leases_are_trained_while_the_coordinator_is_unreachable(start_servers, 
     assert running.join() is End.FINISHED
     loop = running.worker.loop
     assert coordinator.unanswered >= 3
-    assert coordinator.samples == servers.stores[0].samples == 2 * DATA.size
+    assert coordinator.samples == servers.stores[0].history.samples == 2 * DATA.size
     assert [coordinator.applied[epoch, -1].total for epoch in range(2)] == [DATA.size] * 2
     assert (loop.steps, loop._wasted, len(coordinator.joins)) == (coordinator.pushes, 0, 1)
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from shoal_trainer import Training
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.worker.compose import build_flat_model
 from shoal_trainer.worker.loop import End
 from tests.unit.trainer.worker.fakes import FakeCoordinator

@@ -40,7 +40,7 @@ def test_server_lost_at_task_adopts_the_copy_of_the_worker_at_task(tmp_path, sna
         old = servers.stores[0]
         flat = np.zeros(old.size, np.float32)
         old.pull(0, flat)
-        last.append((old.version, flat))
+        last.append((old.history.version, flat))
         servers.stop(0)
         servers.start(0, epoch=1, restore=saved[0] if snapshot else None)
 
@@ -52,13 +52,13 @@ def test_server_lost_at_task_adopts_the_copy_of_the_worker_at_task(tmp_path, sna
     flat_model = build_flat_model(training, config)
     worker = compose(training, config, flat_model, coordinator, servers.credentials, drain)
     ends = []
-    thread = threading.Thread(target=lambda: ends.append(worker.run()), daemon=True)
+    thread = threading.Thread(target=lambda: ends.append(worker.run(lambda _hung: None)), daemon=True)
     thread.start()
     thread.join(SECONDS)
     try:
         assert ends == [End.FINISHED]
         version, expected = last[0]
-        assert servers.stores[0].version == version
+        assert servers.stores[0].history.version == version
         flat = np.zeros(servers.stores[0].size, np.float32)
         servers.stores[0].pull(0, flat)
         assert np.array_equal(flat, expected)

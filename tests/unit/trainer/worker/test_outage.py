@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.wire.messages import OptimizerConfig, Progress
 from shoal_trainer.worker.outage import Outage
 

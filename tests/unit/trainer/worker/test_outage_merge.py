@@ -1,6 +1,6 @@
 """The local steps of an outage are pushed as a share of their difference."""
 
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.worker.flat_model import Step
 from tests.unit.trainer.worker.scripted import SIZE, Bench
 

@@ -79,7 +79,7 @@ def test_skipped_batches_do_not_step_the_optimizer(start_servers):
     first = running.flat_model.initial()
     assert running.start().join() is End.FINISHED
     store = servers.stores[0]
-    assert store.version == DATA.size // 16
+    assert store.history.version == DATA.size // 16
     assert store.model.updates == 0
     flat = np.zeros(running.flat_model.layout.size, np.float32)
     store.pull(0, flat)

@@ -24,7 +24,7 @@ from shoal_trainer.contract import (
     status_token,
 )
 from shoal_trainer.errors import Fenced, ProtocolError, Unreachable, UserError
-from shoal_trainer.local import DONE_PATIENCE, MAX_FAILURES, LocalJob, LocalRun
+from shoal_trainer.run.processes import DONE_PATIENCE, MAX_FAILURES, LocalJob, LocalRun
 from shoal_trainer.worker import process
 from shoal_trainer.worker.hardware import THREADS_ENV
 
@@ -60,7 +60,7 @@ def test_local_workers_share_the_cores(monkeypatch):
         threads.append(env[THREADS_ENV])
         return SimpleNamespace(poll=lambda: 0, wait=lambda: 0, pid=-1)
 
-    monkeypatch.setattr("shoal_trainer.local.subprocess.Popen", start)
+    monkeypatch.setattr("shoal_trainer.run.processes.subprocess.Popen", start)
     with LocalRun(LocalJob(entrypoint="a:b", workers=3)) as run:
         assert [process.role for process in run.processes] == [Role.PS, *[Role.WORKER] * 3]
     assert threads == ["2"] * 4
@@ -73,7 +73,7 @@ def test_processes_of_a_local_run_get_no_key_in_arguments_or_environment(monkeyp
         started.append(" ".join([*command, *env, *env.values()]))
         return Ended()
 
-    monkeypatch.setattr("shoal_trainer.local.subprocess.Popen", start)
+    monkeypatch.setattr("shoal_trainer.run.processes.subprocess.Popen", start)
     with LocalRun(LocalJob(entrypoint="a:b", workers=2)) as run:
         key = run.credentials.key
         private = (run.credentials.directory / "tls.key").read_text().splitlines()[1]
@@ -122,7 +122,7 @@ def test_sigterm_while_the_main_thread_holds_the_lock_of_the_flag_is_noticed():
 def test_thread_of_user_code_does_not_keep_the_process_alive():
     code = """
 import atexit, sys, threading
-from shoal_trainer import ending
+from shoal_trainer.process import ending
 ending.EXIT_SECONDS = 0.5
 print("the last words", end="")
 threading.Thread(target=threading.Event().wait).start()
@@ -142,11 +142,20 @@ sys.exit(3)
     ],
 )
 def test_user_error_survives_a_coordinator_that_refuses_it(monkeypatch, caplog, answer, raised):
-    plane = SimpleNamespace(start=lambda: None, close=lambda: None, failed=lambda _error: _raise(answer))
+    plane = SimpleNamespace(
+        start=lambda: None,
+        close=lambda: None,
+        failed=lambda _error: _raise(answer),
+        watch=lambda _beside: None,
+    )
     layout = SimpleNamespace(size=1, tensors=1)
     keras_model = SimpleNamespace(jit_compile=False)
     model = SimpleNamespace(trace=lambda: None, layout=layout, flops_per_sample=None, model=keras_model)
-    worker = SimpleNamespace(run=lambda _on_hang: _raise(UserError("the label is 7")), close=lambda: None)
+    worker = SimpleNamespace(
+        run=lambda _on_hang: _raise(UserError("the label is 7")),
+        close=lambda: None,
+        loop=SimpleNamespace(beside=None),
+    )
     monkeypatch.setattr(process, "fitted", lambda config, _device: config)
     monkeypatch.setattr("shoal_trainer.worker.entrypoint.load", lambda *_: None)
     monkeypatch.setattr("shoal_trainer.security.Credentials.load", lambda _folder: None)
@@ -202,7 +211,7 @@ class Ended:
 
 def test_local_worker_that_exits_early_is_replaced(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("shoal_trainer.local.subprocess.Popen", Ended)
+    monkeypatch.setattr("shoal_trainer.run.processes.subprocess.Popen", Ended)
     with LocalRun(LocalJob(entrypoint="a:b"), clock=lambda: now[0]) as run:
         server, worker = run.processes
         server.popen.code = None
@@ -230,7 +239,7 @@ class Full(Ended):
 
 
 def test_local_job_that_does_not_fit_into_the_memory_twice_fails(monkeypatch):
-    monkeypatch.setattr("shoal_trainer.local.subprocess.Popen", Full)
+    monkeypatch.setattr("shoal_trainer.run.processes.subprocess.Popen", Full)
     with LocalRun(LocalJob(entrypoint="a:b", workers=2)) as run:
         assert run.poll() is None
         assert [process.name for process in run.processes] == ["ps-0-0", "worker-0-1", "worker-1-1"]
@@ -277,7 +286,7 @@ class Endless(Ended):
 )
 def test_kill_every_kills_a_process_which_is_replaced(monkeypatch, kill, names):
     now = [0.0]
-    monkeypatch.setattr("shoal_trainer.local.subprocess.Popen", Endless)
+    monkeypatch.setattr("shoal_trainer.run.processes.subprocess.Popen", Endless)
     with LocalRun(LocalJob(entrypoint="a:b", kill_every=5.0, kill=kill), clock=lambda: now[0]) as run:
         before = list(run.processes)
         for now[0] in (0.0, 4.9):

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.worker.flat_model import FlatModel
 from tests.unit.trainer.worker.models import compiled, functional
 from tests.unit.trainer.worker.trained import BATCHES, SGD

@@ -5,7 +5,7 @@ import pytest
 
 from shoal_trainer import Indexed
 from shoal_trainer.errors import UserError
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.optimizers import place
 from tests.unit.trainer.worker.models import X, Y, compiled, functional

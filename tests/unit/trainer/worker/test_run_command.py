@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from shoal_trainer.cli import main
 from shoal_trainer.contract import InitialFrom, Role
 from shoal_trainer.errors import UserError
-from shoal_trainer.local import LocalRun
+from shoal_trainer.run.processes import LocalRun
 from shoal_trainer.worker.entrypoint import load
 
 
@@ -18,7 +18,7 @@ from shoal_trainer.worker.entrypoint import load
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr("shoal_trainer.watch.watch", lambda _job: pytest.fail("a process was started"))
+    monkeypatch.setattr("shoal_trainer.run.watch.watch", lambda _job: pytest.fail("a process was started"))
     (tmp_path / "flowers.py").write_text("raise RuntimeError('imported')\n")
     return tmp_path
 
@@ -47,7 +47,9 @@ def test_run_with_missing_module_starts_nothing(folder, entrypoint, hint):
 
 
 def test_run_with_existing_module_does_not_import_it(folder, monkeypatch):
-    monkeypatch.setattr("shoal_trainer.watch.watch", lambda job: 0 if job.entrypoint == "flowers:job" else 1)
+    monkeypatch.setattr(
+        "shoal_trainer.run.watch.watch", lambda job: 0 if job.entrypoint == "flowers:job" else 1
+    )
     assert CliRunner().invoke(main, ["run", "flowers:job"]).exit_code == 0
 
 
@@ -72,7 +74,7 @@ def test_broken_package_of_entrypoint_is_user_error(folder, init, words):
 @pytest.mark.parametrize(("mode", "direction"), [("max", "Max"), ("MIN", "Min")])
 def test_mode_of_run_sets_the_direction(folder, monkeypatch, mode, direction):
     jobs = []
-    monkeypatch.setattr("shoal_trainer.watch.watch", lambda job: jobs.append(job) or 0)
+    monkeypatch.setattr("shoal_trainer.run.watch.watch", lambda job: jobs.append(job) or 0)
     arguments = ["run", "flowers:job", "--until", "dice=0.9", "--mode", mode]
     assert CliRunner().invoke(main, arguments).exit_code == 0
     assert jobs[0].stop_after.mode == direction
@@ -80,7 +82,7 @@ def test_mode_of_run_sets_the_direction(folder, monkeypatch, mode, direction):
 
 def test_initial_from_continues_another_run(folder, monkeypatch):
     jobs = []
-    monkeypatch.setattr("shoal_trainer.watch.watch", lambda job: jobs.append(job) or 0)
+    monkeypatch.setattr("shoal_trainer.run.watch.watch", lambda job: jobs.append(job) or 0)
     for options in (["s3://bucket/run"], ["shoal-runs/local/flowers/1", "--weights-only"]):
         assert CliRunner().invoke(main, ["run", "flowers:job", "--initial-from", *options]).exit_code == 0
     configs = [LocalRun(job)._config(Role.PS, 0, 0).initial_from for job in jobs]
@@ -120,6 +122,6 @@ def test_help_and_documentation_of_run_have_the_same_options():
 
 def test_spaces_around_the_target_are_ignored(folder, monkeypatch):
     jobs = []
-    monkeypatch.setattr("shoal_trainer.watch.watch", lambda job: jobs.append(job) or 0)
+    monkeypatch.setattr("shoal_trainer.run.watch.watch", lambda job: jobs.append(job) or 0)
     assert CliRunner().invoke(main, ["run", "flowers:job", "--until", "val_accuracy = 0.9"]).exit_code == 0
     assert (jobs[0].stop_after.metric, jobs[0].stop_after.value) == ("val_accuracy", 0.9)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from shoal_trainer import Indexed
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.worker.flat_model import FlatModel
 
 TOKENS = np.array([[1, 2, 3, 0, 0], [4, 0, 0, 0, 0], [1, 1, 1, 1, 1], [2, 3, 0, 0, 0]] * 2, np.int32)

@@ -3,7 +3,7 @@
 from concurrent.futures import Future
 
 from shoal_trainer.errors import Unreachable
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.worker.flat_model import Step
 from tests.unit.trainer.worker.scripted import SIZE, TERM, Bench
 

@@ -5,7 +5,7 @@ import numpy as np
 
 from shoal_trainer.data.source import Part
 from shoal_trainer.ps import kernels
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
 from shoal_trainer.worker.feed import Ready

@@ -56,7 +56,7 @@ def is_remote(name: str) -> bool:
     return fsspec.utils.get_protocol(name) not in MOUNTED
 
 
-class Local:
+class Download:
     """A context manager for the local path of a file; a file of an object store is downloaded, and deleted on exit."""
 
     def __init__(self, name: str) -> None:
@@ -65,13 +65,13 @@ class Local:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._path: str | None = None
 
-    def open(self) -> Local:
+    def open(self) -> Download:
         """Open the file system, in the calling thread: fsspec keeps its connections per thread."""
         if self._store is None:
             self._store = _opened(self.name, self.name)
         return self
 
-    def fetch(self) -> Local:
+    def fetch(self) -> Download:
         """Download the file if needed. Raises `UserError` (it does not exist or fit) or `Unreachable` (retry)."""
         if self._path is None:
             filesystem, path = self._store or _opened(self.name, self.name)
@@ -142,32 +142,32 @@ class Prefetch:
     """A download of a file in the background, while another file is read."""
 
     def __init__(self, name: str) -> None:
-        self._future: Future[Local] = Future()
+        self._future: Future[Download] = Future()
         try:
-            local = Local(name).open()
+            download = Download(name).open()
         except TrainerError as error:
             self._future.set_exception(error)
         else:
-            threading.Thread(target=self._run, args=(local,), name="fetch", daemon=True).start()
+            threading.Thread(target=self._run, args=(download,), name="fetch", daemon=True).start()
 
-    def get(self, timeout: float) -> Local:
-        """Wait for the file. Raises the errors of `Local.fetch`, or the built-in TimeoutError."""
+    def get(self, timeout: float) -> Download:
+        """Wait for the file. Raises the errors of `Download.fetch`, or the built-in TimeoutError."""
         return self._future.result(timeout)
 
     def discard(self) -> None:
         """Delete the file once it is downloaded."""
         self._future.add_done_callback(_delete)
 
-    def _run(self, local: Local) -> None:
+    def _run(self, download: Download) -> None:
         try:
-            self._future.set_result(local.fetch())
+            self._future.set_result(download.fetch())
         except TrainerError as error:
             self._future.set_exception(error)
         except BaseException as error:
-            self._future.set_exception(Unreachable(f"{local.name}: {error!r}"))
+            self._future.set_exception(Unreachable(f"{download.name}: {error!r}"))
 
 
-def _delete(future: Future[Local]) -> None:
+def _delete(future: Future[Download]) -> None:
     if future.exception() is None:
         future.result().close()
 

@@ -14,7 +14,7 @@ from shoal_trainer.errors import Fenced
 log = logging.getLogger(__name__)
 
 
-class Members:
+class Incarnations:
     """The newest incarnation and the open connections of each slot."""
 
     def __init__(self) -> None:

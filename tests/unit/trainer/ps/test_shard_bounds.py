@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal_trainer.ps.layout import GRAIN, bounds
+from shoal_trainer.ps.shard_bounds import GRAIN, bounds
 
 
 @settings(deadline=None)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shoal_trainer.ps import kernels
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.kernels import Buffer, Vector
 from shoal_trainer.ps.pieces import Payload, parts
 from shoal_trainer.wire.messages import OptimizerConfig

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import takewhile
 
 from shoal_trainer.contract import EpochReport, Phase, StatusReport, TerminationMessage
-from shoal_trainer.table import duration
+from shoal_trainer.run.table import duration
 
 
 class EpochLines:

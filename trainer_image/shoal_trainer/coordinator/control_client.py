@@ -236,9 +236,23 @@ class CoordinatorClient:
         request = Diverged(**self._identity, generation=generation, reason=reason, **positions)
         self._client.call("diverged", request, Done)
 
-    def heartbeat(self, message: str = "", flops_per_sample: float | None = None) -> Alive:
-        """Send a heartbeat over a separate connection; its answer says whether the job has finished."""
-        beat = Heartbeat(**self._identity, message=message, flops_per_sample=flops_per_sample)
+    def heartbeat(
+        self,
+        message: str = "",
+        flops_per_sample: float | None = None,
+        beside: tuple[float, float] = (0.0, 0.0),
+    ) -> Alive:
+        """Send a heartbeat over a separate connection; its answer says whether the job has finished.
+
+        `beside`: seconds in tasks, and without work, as in `Heartbeat`.
+        """
+        beat = Heartbeat(
+            **self._identity,
+            message=message,
+            flops_per_sample=flops_per_sample,
+            task_seconds=beside[0],
+            wait_seconds=beside[1],
+        )
         return self._beats.call("heartbeat", beat, Alive)
 
     def file_ended(self, token: tuple[int, int], length: int) -> None:

@@ -10,10 +10,10 @@ from rich.live import Live
 from rich.markup import escape
 
 from shoal_trainer.contract import EXIT_USER, Outcome, StatusReport, TerminationMessage
-from shoal_trainer.epoch_lines import EpochLines
 from shoal_trainer.errors import TrainerError
-from shoal_trainer.local import LocalJob, LocalRun
-from shoal_trainer.table import line, render
+from shoal_trainer.run.epoch_lines import EpochLines
+from shoal_trainer.run.processes import LocalJob, LocalRun
+from shoal_trainer.run.table import line, render
 
 POLL_SECONDS = 0.25
 LINE_SECONDS = 5.0

@@ -1,0 +1,37 @@
+"""What a job does beside its training steps: evaluation, callbacks, and the waits for them.
+
+It is measured in samples that would have been trained meanwhile, so that it is work like any other, of which a slow
+worker does less in a second. With N workers and E epochs left it is
+
+    E (t + (N - 1) w) + (N - 1) max(t - w, 0)   samples
+
+for t samples of tasks in an epoch, and w of waits of each worker that has no task: w is 0 where the others train on,
+and t where they wait. After the last epoch all wait: the last term. Nothing here needs numpy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Beside"]
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Samples of `tasks` and `waits` in an epoch of `per_epoch` samples; `behind`: epochs that ended without theirs."""
+
+    per_epoch: float
+    tasks: float
+    waits: float = 0.0
+    behind: int = 0
+
+    def share_of_steps(self, workers: float) -> float:
+        """The part of an epoch's time in which so many workers train."""
+        return self.per_epoch / (self.per_epoch + self.tasks + (workers - 1) * self.waits)
+
+    def samples(self, left: Any, workers: Any) -> Any:
+        """What so many workers do not train because of it while `left` samples are trained; numbers or arrays."""
+        epochs = -((1e-6 - left / self.per_epoch) // 1) + self.behind
+        others = workers - 1
+        return epochs * (self.tasks + others * self.waits) + others * max(self.tasks - self.waits, 0.0)

@@ -1,0 +1,67 @@
+"""What passes beside training steps is counted in samples, by epoch: not what comes after the last step."""
+
+from __future__ import annotations
+
+from shoal_trainer.contract import BesideSums, StopAfter
+from shoal_trainer.coordinator.beside import Beside
+from shoal_trainer.ps.aligned import aligned
+from shoal_trainer.wire.messages import Progress, PushMeta, Timings
+from tests.unit.trainer.coordinator.bench import Bench
+
+HALF_A_SECOND = Timings(0.5, 0.4, 0.1, 0.1, 0.0)
+
+
+def timed(bench: Bench, slot: int) -> None:
+    """A push with times: 2 samples in 0.5 s are 4 samples/s."""
+    bench.seq[slot, 0] = seq = bench.seq.get((slot, 0), 0) + 1
+    meta = PushMeta(samples=2, loss=0.5, timings=HALF_A_SECOND, progress=(Progress(0, -1, 0, 2),))
+    bench.shard.delta(slot, 0, seq, bench.shard.history.version, meta, aligned(4))
+
+
+def test_seconds_count_as_the_samples_that_the_worker_would_have_trained() -> None:
+    beside = Beside()
+    beside.passed(100.0, 3.0, 0.5)
+    beside.passed(10.0, 0.0, 2.0)
+    beside.epoch_ended(3)
+    beside.epoch_ended(1)
+    assert beside.report() == BesideSums(epochs=2, others=2, tasks=300.0, waits=70.0)
+    assert beside.report().since(BesideSums(epochs=1, tasks=100.0)) == BesideSums(
+        epochs=1, others=2, tasks=200.0, waits=70.0
+    )
+
+
+def test_heartbeats_carry_sums_of_which_each_second_counts_once() -> None:
+    bench = Bench(stop=StopAfter(epochs=3))
+    for slot in (0, 1):
+        bench.join(slot)
+        timed(bench, slot)
+    for seconds in (1.0, 3.0, 3.0):
+        bench.coordinator.heartbeat(0, 0, beside=(seconds, 0.0))
+    bench.coordinator.heartbeat(1, 0, beside=(0.0, 0.25))
+    status = bench.coordinator.status()
+    assert (status.beside.tasks, status.beside.waits) == (12.0, 1.0)
+    assert [worker.beside_seconds for worker in status.workers] == [3.0, 0.25]
+
+
+def test_a_worker_that_never_pushed_costs_no_samples() -> None:
+    bench = Bench(stop=StopAfter(epochs=3))
+    bench.join(0)
+    bench.coordinator.heartbeat(0, 0, beside=(0.0, 60.0))
+    assert bench.coordinator.status().beside == BesideSums()
+
+
+def test_epochs_count_but_for_the_last_one_whose_tasks_hold_no_step_back() -> None:
+    bench = Bench(stop=StopAfter(epochs=3), validation=True)
+    bench.join(0)
+    timed(bench, 0)
+    for _ in range(3):
+        while (work := bench.ask(0)).kind == "data":
+            bench.finish(0, work.lease)
+        if bench.coordinator.status().epoch < 3:
+            bench.coordinator.heartbeat(0, 0, beside=(float(bench.coordinator.status().epoch), 0.0))
+        bench.coordinator.tasks.done(work.token, {}, bench.now)
+    seen = bench.coordinator.status().beside
+    bench.coordinator.heartbeat(0, 0, beside=(99.0, 0.0))
+    assert bench.coordinator.status().beside == seen
+    assert (seen.epochs, seen.others) == (2, 0)
+    assert seen.tasks == 8.0  # two seconds at 4 samples/s

@@ -1,0 +1,158 @@
+"""Which pushes the parameters of a shard contain, as a whole or in part, and how many samples they trained.
+
+Its owner holds the shard's lock. It never fences: a worker that is named here is, by `workers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from shoal_trainer.errors import ProtocolError, Unreachable
+from shoal_trainer.ps.contents import KEPT_INCARNATIONS, Contents, Worker
+from shoal_trainer.ps.journal import PushJournal
+from shoal_trainer.ps.values import ShardCopy
+from shoal_trainer.ps.walks import Begun, Walk, Walks
+from shoal_trainer.wire.messages import AnswerMeta, Applied, BegunPush, Journal, PushMeta
+
+APPLIED_INCARNATIONS = 4
+"""Per slot: the number of incarnations in `applied`."""
+
+
+class History:
+    """The history of a shard's parameters; a copy of them that is newer replaces it.
+
+    `version`: the pushes that were applied. `generation`: the rollbacks of the job.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.samples = 0
+        self.generation = 0
+        self.applied: Applied = {}
+        """The last push of each worker, of the newest incarnations."""
+        self.journal = PushJournal()
+        self.contents = Contents()
+        """The pushes in the parameters."""
+        self.walks = Walks()
+        """The requests under way, and the pushes of which a part is in the parameters."""
+        self._closed: dict[Begun, int] = {}
+        """Pushes of which a part is in the parameters and which nobody continues, and the version then."""
+        self._last_of: dict[int, int] = {}
+        """The version that each slot's last push made."""
+        self._restored = Contents()
+        """The pushes in the snapshot from which the shard was restored."""
+        self._restored_begun: tuple[BegunPush, ...] = ()
+
+    def in_pieces(self, pieces: int) -> None:
+        """The shard has a model, which is walked over in so many pieces."""
+        self.walks = Walks(pieces)
+
+    def workers(self) -> Iterator[Worker]:
+        """The workers whose pushes are in the parameters: older incarnations may no longer push."""
+        yield from self.applied
+        yield from (push.worker for push in (*self.walks.begun.values(), *self._closed))
+
+    def pushed_since(self, slot: int, version: int) -> bool:
+        """Whether this slot has pushed since that version."""
+        return self._last_of.get(slot, -1) > version
+
+    # --- one push -------------------------------------------------------------------------------------------------
+
+    def begin(self, worker: Worker, seq: int, meta: PushMeta) -> Begun | None:
+        """The push to apply; None if it was applied before."""
+        if seq < 1:
+            raise ProtocolError(f"sequence number {seq}: sequence numbers begin at 1")
+        if seq <= self.applied.get(worker, 0):
+            return None
+        begun = self.walks.begun.get(worker)
+        given_up = any(push.worker == worker and push.seq >= seq for push in self._closed)
+        if given_up or (begun is not None and begun.seq > seq):
+            raise Unreachable(f"worker {worker[0]}-{worker[1]} has sent a later push than {seq}")
+        for push in list(self.walks.begun.values()):
+            older = push.worker[0] == worker[0] and push.worker < worker
+            if older or (push.worker == worker and push.seq < seq):
+                self._close(push)
+        return begun if begun is not None and begun.seq == seq else Begun(worker, seq, meta.progress)
+
+    def record(self, worker: Worker, seq: int, meta: PushMeta) -> None:
+        """A push was applied as a whole."""
+        slot, incarnation = worker
+        self.version += 1
+        self._last_of[slot] = self.version
+        self.samples += meta.samples
+        if worker not in self.applied:
+            older = sorted(key for key in self.applied if key[0] == slot)
+            for key in older[: max(0, len(older) + 1 - APPLIED_INCARNATIONS)]:
+                del self.applied[key]
+        self.applied[worker] = seq
+        self.contents.add((slot, incarnation, seq))
+        self.journal.add(self.version, (slot, incarnation, seq), meta)
+
+    def _close(self, push: Begun) -> None:
+        """Nobody will continue this push. As in `Contents`, pushes of older incarnations are forgotten."""
+        self.walks.abandon(push)
+        if push.pieces:
+            self._closed[push] = self.version
+        slot, incarnation = push.worker
+        for other in [other for other in self._closed if other.worker[0] == slot]:
+            if other.worker[1] <= incarnation - KEPT_INCARNATIONS:
+                del self._closed[other]
+
+    # --- told -----------------------------------------------------------------------------------------------------
+
+    def begun(self, seen: Walk | None = None, floor: int = 0) -> tuple[BegunPush, ...]:
+        """The pushes of which only a part is in the parameters, or in what a walk has seen of them.
+
+        Without those given up before the version `floor`.
+        """
+
+        def contained(push: Begun) -> int:
+            return push.pieces if seen is None else seen.missing.get(push, push.pieces)
+
+        open_ones = dict.fromkeys(self.walks.begun.values(), -1)
+        return tuple(
+            BegunPush(*push.push, pieces, closed, push.progress)
+            for push, closed in (self._closed | open_ones).items()
+            if (pieces := contained(push)) and (closed < 0 or closed >= floor)
+        )
+
+    # --- replaced -------------------------------------------------------------------------------------------------
+
+    def is_older(self, version: int, generation: int) -> bool:
+        """Whether a copy of this version and generation is newer."""
+        return (generation, version) > (self.generation, self.version)
+
+    def accepts(self, journal: Journal) -> bool:
+        """Whether a worker's copy with this journal continues the snapshot that the shard began with."""
+        return self.journal.accepts(journal, self._restored)
+
+    def adopt(self, version: int, generation: int, meta: AnswerMeta) -> None:
+        """That of a worker's copy, which the journal accepts."""
+        self.version, self.samples, self.generation = version, meta.samples, generation
+        self.applied = dict(meta.applied)
+        self.journal.adopt(meta.journal)
+        self.contents = Contents(self._restored.spans())
+        for entry in self.journal.since(-1).entries:
+            self.contents.add((entry.slot, entry.incarnation, entry.seq))
+        # The copy names what its part of the history has begun; what was given up before that is in both.
+        older = (push for push in self._restored_begun if 0 <= push.closed < meta.journal.floor)
+        self._set_begun((*older, *meta.begun))
+
+    def load(self, copy: ShardCopy) -> None:
+        """That of a snapshot of this run."""
+        self.version, self.samples, self.generation = copy.version, copy.samples, copy.generation
+        self.applied = dict(copy.applied)
+        self.journal = PushJournal(copy.version)
+        self._restored, self._restored_begun = Contents(copy.contents), copy.begun
+        self.contents = Contents(copy.contents)
+        self._last_of.clear()
+        self._set_begun(copy.begun)
+
+    def _set_begun(self, pushes: Iterable[BegunPush]) -> None:
+        known = {
+            Begun((push.slot, push.incarnation), push.seq, push.progress, push.pieces): push.closed
+            for push in pushes
+            if (push.slot, push.incarnation, push.seq) not in self.contents
+        }
+        self.walks = Walks(self.walks.pieces, (push for push, closed in known.items() if closed < 0))
+        self._closed = {push: closed for push, closed in known.items() if closed >= 0}
