@@ -62,10 +62,10 @@ bench-operator: install  ## Measure the operator on a real control plane
 soak: install  ## Train for SECONDS_TO_RUN=3600 with a process killed every 20 s
 	@$(PYTHON) -m benchmarks.soak
 
-chaos: install  ## Run the operator through random faults: 200 seeds in virtual time, SHOAL_CHAOS_REAL=3 on a real control plane
+chaos: install  ## Run the operator through random faults from SHOAL_CHAOS_FIRST=0: 200 seeds in virtual time, 200 short and 3 long storms on a real control plane
 	@SHOAL_CHAOS_SEEDS=200 $(PYTHON) -m pytest tests/virtual/test_chaos.py --numprocesses auto
 	@$(PYTHON) -m dev setup
-	@SHOAL_NIGHTLY=1 $(PYTHON) -m pytest tests/control_plane/test_chaos.py --numprocesses 0
+	@SHOAL_NIGHTLY=1 SHOAL_CHAOS_SHORT=200 $(PYTHON) -m pytest tests/control_plane/test_chaos.py --numprocesses 0
 
 nightly: install  ## Run what is slow and rarely fails, the trainer's simulation with 10,000 seeds, its mutants, a hostile pod
 	@$(PYTHON) -m dev setup

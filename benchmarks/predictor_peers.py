@@ -30,7 +30,15 @@ from sklearn.svm import SVR
 
 from shoal.sizing.accelerators import Catalogue
 
-__all__ = ["Published", "checkpoint_regressors", "same_feature_regressors", "worker_regressors"]
+__all__ = [
+    "Published",
+    "SumOfWorkers",
+    "by_sheet",
+    "checkpoint_regressors",
+    "cluster_regressors",
+    "same_feature_regressors",
+    "worker_regressors",
+]
 
 Floats = NDArray[np.float64]
 
@@ -144,6 +152,50 @@ def same_feature_regressors() -> dict[str, Published]:
         "Gaussian process of logarithms, same features": Published(of_log(gauss), logs, True, True),
         "gradient boosting of logarithms, same features": Published(of_log(boosting), logs, True, True),
     }
+
+
+@dataclass
+class SumOfWorkers:
+    """CM-DARE's speed of a cluster: the sum of its workers, each as it was measured alone, however many there are."""
+
+    workers: pd.DataFrame
+
+    def fit(self, _rows: pd.DataFrame) -> SumOfWorkers:
+        """Nothing is fitted."""
+        return self
+
+    def predict(self, rows: pd.DataFrame) -> Floats:
+        """Give (n, 3); low and high are nan."""
+        keys = ["model", "accelerator"]
+        alone = self.workers.groupby(keys)["measured"].median()
+        speed = (
+            alone.loc[[tuple(row) for row in rows[keys].to_numpy()]].to_numpy()
+            * rows["num_workers"].to_numpy()
+        )
+        return np.column_stack([np.full(len(rows), np.nan), speed, np.full(len(rows), np.nan)])
+
+
+def cluster_regressors(workers: pd.DataFrame) -> dict[str, SumOfWorkers | Published]:
+    """The sum of the workers, and a ridge regression that gets what ours gets: workers, servers, and the model."""
+
+    def logs(rows: pd.DataFrame) -> Floats:
+        names = ["num_workers", "num_ps", "flops", "num_tensors", "params"]
+        return np.asarray(np.log(rows[names].to_numpy(float)))
+
+    ridge = TransformedTargetRegressor(
+        make_pipeline(StandardScaler(), Ridge(0.1)), func=np.log, inverse_func=np.exp
+    )
+    return {"sum of workers": SumOfWorkers(workers), "ridge": Published(ridge, logs, True, True)}
+
+
+def by_sheet(known: pd.DataFrame, rows: pd.DataFrame, catalogue: Catalogue, peak: str) -> Floats:
+    """(n,) speeds of models on another accelerator: as measured on the known ones, by the ratio of a sheet's peak."""
+
+    def peaks(found: pd.DataFrame) -> Floats:
+        return np.array([float(getattr(catalogue.find(name), peak)) for name in found["accelerator"]])
+
+    each = known.assign(of_peak=known["measured"] / peaks(known)).groupby("model")["of_peak"].mean()
+    return np.asarray(each.loc[rows["model"]].to_numpy() * peaks(rows))
 
 
 def _svr(**options: Any) -> Any:

@@ -256,6 +256,12 @@ class VirtualJob(Course):
         self.seqs[worker] = 0
         self._join(worker)
 
+    def shrink(self, workers: int) -> None:
+        """Only the first `workers` go on; the others leave with the step that they compute."""
+        self.queue = [(at, worker) for at, worker in self.queue if worker < workers]
+        heapq.heapify(self.queue)
+        self.shard.workers.set_live(workers)
+
     def outage(self, steps: int) -> None:
         """An outage of the server, in which each worker takes `steps` local steps; then they push their differences.
 

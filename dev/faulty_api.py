@@ -5,7 +5,7 @@ async with FaultyApi(plane.kubeconfig, Weather(random.Random(7))) as api:
     kubeconfig = await api.door("replica-a", "system:serviceaccount:shoal:shoal", folder)
     api.weather.share = 0.1            # of requests that meet a fault
     api.disturb(0.5, Trouble.FROZEN)   # half of the open watches
-    api.cut()                          # nobody is answered
+    api.cut()                          # nobody is answered; api.cut("replica-a"): this client is not
     api.heal()                         # the end of all faults
 ```
 Each client has a door of its own. The API server knows it as the user of the door, whose RBAC holds, by impersonation;
@@ -99,8 +99,11 @@ class FaultyApi:
         self.weather = weather
         self._kube = Kube(kubeconfig)
         self._runners: list[web.AppRunner] = []
-        self._watches: list[asyncio.Future[Trouble]] = []
-        self._out = False
+        self._watches: list[tuple[str, asyncio.Future[Trouble]]] = []
+        """Those that are open: whose, and what happens to it."""
+        self._doors: set[str] = set()
+        self._out: set[str] = set()
+        """Doors that are cut."""
         self._healed = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -117,8 +120,9 @@ class FaultyApi:
         """The kubeconfig of one client."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
-            return await self._handle(request, {"Impersonate-User": user, "User-Agent": name})
+            return await self._handle(request, name, {"Impersonate-User": user, "User-Agent": name})
 
+        self._doors.add(name)
         app = web.Application(client_max_size=1 << 24)
         app.router.add_route("*", "/{path:.*}", handle)
         # A request whose client has gone must not be forwarded later: `handler_cancellation`.
@@ -129,21 +133,21 @@ class FaultyApi:
         address, port = runner.addresses[0][:2]
         return _kubeconfig(f"http://{address}:{port}", folder)
 
-    def disturb(self, share: float, trouble: Trouble) -> None:
-        """Trouble for this share of the watches that are open."""
-        for watch in [each for each in self._watches if not each.done()]:
-            if self.weather.chance.random() < share:
+    def disturb(self, share: float, trouble: Trouble, door: str = "") -> None:
+        """Trouble for this share of the watches that are open: of one client, or of all."""
+        for who, watch in self._watches:
+            if not watch.done() and door in {"", who} and self.weather.chance.random() < share:
                 watch.set_result(trouble)
 
-    def cut(self) -> None:
-        """From now on nobody is answered: connections are reset."""
-        self._out = True
-        self.weather.met["outage"] += 1
-        self.disturb(1.0, Trouble.RESET)
+    def cut(self, door: str = "") -> None:
+        """From now on this client, or nobody, is answered: connections are reset."""
+        self._out |= {door} if door else self._doors
+        self.weather.met["partition" if door else "outage"] += 1
+        self.disturb(1.0, Trouble.RESET, door)
 
     def restore(self) -> None:
         """The end of that."""
-        self._out = False
+        self._out.clear()
 
     def heal(self) -> None:
         """The end of all faults. What is half-open is reset, as when a network is whole again."""
@@ -152,9 +156,9 @@ class FaultyApi:
         self._healed.set()
         self._healed = asyncio.Event()
 
-    async def _handle(self, request: web.Request, headers: dict[str, str]) -> web.StreamResponse:
+    async def _handle(self, request: web.Request, door: str, headers: dict[str, str]) -> web.StreamResponse:
         watch = request.query.get("watch", "") in {"1", "true"}
-        if self._out:
+        if door in self._out:
             return _reset(request)
         fault = self.weather.strikes(request.method, watch=watch)
         if fault is not None:
@@ -175,7 +179,7 @@ class FaultyApi:
                 return _reset(request)
         async with self._forward(request, headers) as answer:
             if watch and answer.status == 200:
-                return await self._watch(request, answer)
+                return await self._watch(request, door, answer)
             response = web.Response(status=answer.status, headers=_returned(answer), body=await answer.read())
         if fault is Fault.TWICE:
             async with self._forward(request, headers) as answer:
@@ -199,11 +203,13 @@ class FaultyApi:
         ) as answer:
             yield answer
 
-    async def _watch(self, request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+    async def _watch(
+        self, request: web.Request, door: str, answer: aiohttp.ClientResponse
+    ) -> web.StreamResponse:
         response = web.StreamResponse(headers=_returned(answer))
         await response.prepare(request)
         trouble: asyncio.Future[Trouble] = asyncio.get_running_loop().create_future()
-        self._watches.append(trouble)
+        self._watches.append((door, trouble))
         try:
             await self._pump(answer.content, response, trouble)
             if trouble.done():
@@ -212,7 +218,7 @@ class FaultyApi:
         except (ConnectionError, aiohttp.ClientError):
             request.protocol.force_close()
         finally:
-            self._watches.remove(trouble)
+            self._watches.remove((door, trouble))
         return response
 
     async def _pump(

@@ -23,7 +23,8 @@ Rows = Callable[[World, bool], AsyncIterator[Measurement]]
 SCENARIOS: dict[str, Rows] = {
     "started": throughput.started,
     "reaction": reaction.measure,
-    "lost": throughput.lost,
+    "lost-of-one": throughput.lost_of_one,
+    "lost-of-two": throughput.lost_of_two,
     "leaders": leaders.measure,
     "fleet": fleet.measure,
 }

@@ -16,7 +16,7 @@ from typing import Any
 
 from dev.kube import Json, Kube
 from shoal import manifests
-from shoal.api.labels import INDEX
+from shoal.api.labels import INDEX, ROLE
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.trainingjob.credentials import InstallKey, job_credentials
 from shoal.policy.model import CreateDisruptionBudget, CreatePod, CreateSecret, CreateService
@@ -84,7 +84,11 @@ async def replace(kube: Kube, namespace: str) -> None:
     pods: dict[str, Json] = {}
     path = KINDS["pods"].format(namespace)
     tasks: set[asyncio.Task[Any]] = set()
-    body = next(body for kind, body in objects(namespace, "bare", 1) if kind == "pods")
+    body = next(
+        body
+        for kind, body in objects(namespace, "bare", 1)
+        if kind == "pods" and body["metadata"]["labels"][ROLE] == "worker"
+    )
     made = 0
 
     def post() -> None:

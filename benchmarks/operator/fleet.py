@@ -63,7 +63,7 @@ async def measure(world: World, quick: bool) -> AsyncIterator[Measurement]:
         kubelet = FakeKubelet(world.plane.kubeconfig, heartbeat_seconds=10.0, pod_ip=pod_ip)
         await resources.enter_async_context(kubelet)
         for number in range(10):
-            size = {"pods": "2000", "cpu": "4000"}
+            size = {"pods": "2000", "cpu": "4000", "memory": "8000Gi"}
             await kubelet.add_node(f"fleet-{number}", spot=number > 0, capacity=size)
         operator = await resources.enter_async_context(world.operator())
         resources.push_async_callback(coordinators.close)

@@ -12,7 +12,7 @@ from benchmarks.operator.world import World, job, until
 
 async def measure(world: World, quick: bool) -> AsyncIterator[Measurement]:
     """The rows; each ends with the CREATE that replaces a pod that was taken just before."""
-    workers = 2 if quick else 8
+    workers = 3 if quick else 8
     async with nodes(world, "lead"):
         await world.namespace("lead")
         async with world.operator("operator-a") as first:
@@ -31,7 +31,7 @@ async def measure(world: World, quick: bool) -> AsyncIterator[Measurement]:
                     await first.kill()
                     await first.start()
 
-                restarted = await _until_decided(world, "lead-worker-0-1", restart)
+                restarted = await _until_decided(world, "lead-worker-2-0", restart)
     yield summary("leader killed: next decision", [killed], "s", "", 20.0, at_most=True)
     yield summary("leader stopped: next decision", [stopped], "s", "", 2.0, at_most=True)
     yield summary("leader restarted in place: next decision", [restarted], "s", "", 3.0, at_most=True)

@@ -61,42 +61,52 @@ async def started(world: World, quick: bool) -> AsyncIterator[Measurement]:
     yield summary(f"resident memory, {jobs * PS_AND_WORKERS} pods", [memory], "MiB", "")
 
 
-async def lost(world: World, quick: bool) -> AsyncIterator[Measurement]:
-    """Half of all workers taken at once."""
-    for workers, jobs in [(20, 1), (40, 2)] if quick else [(600, 1), (1000, 2)]:
-        half, everything = workers // 2, workers // 2 * jobs
-        tag = f"{everything} of {workers * jobs} lost at once"
-        async with nodes(world, f"lose-{workers}-{jobs}"):
-            async with world.operator():
-                space = f"lost-{workers}-{jobs}"
-                await world.namespace(space)
-                for number in range(jobs):
-                    await world.apply(job(space, f"big-{number}", workers))
-                for number in range(jobs):
-                    await world.run(space, f"big-{number}", workers)
-                await asyncio.sleep(2.0)
-                names = [f"big-{j}-worker-{i}-0" for j in range(jobs) for i in range(half)]
-                since = len(world.log.read())
-                losses, made = await _take(world, space, names)
-                await asyncio.sleep(2.0)  # the events and the last status
-                writes = len(world.writes(space, user=OPERATOR, since=since))
-                await world.kube.delete(f"/api/v1/namespaces/{space}")
-            bare_space = f"bare-{space}"
-            await world.namespace(bare_space)
-            await world.make_bare(bare_space, jobs, workers)
-            async with world.bare("replace", bare_space):
-                bare_names = [f"bare-{j}-worker-{i}-0" for j in range(jobs) for i in range(half)]
-                bare_losses, bare_made = await _take(world, bare_space, bare_names)
-            await world.kube.delete(f"/api/v1/namespaces/{bare_space}")
-        late = (made[-1].received - losses[-1].answered).total_seconds()
-        bare_late = (bare_made[-1].received - bare_losses[-1].answered).total_seconds()
-        limit = 0.5 if jobs == 1 else None
-        yield summary(f"{tag}: last loss to last CREATE", [max(0.0, late)], "s", "", limit, at_most=True)
-        yield summary(f"{tag}: last loss to last CREATE, a bare client", [max(0.0, bare_late)], "s", "")
-        goal = None if jobs == 1 else 0.8
-        ratio = _window(bare_losses, bare_made) / _window(losses, made)
-        yield summary(f"{tag}: losses replaced a second, ratio", [ratio], "x", "a bare client", goal)
-        yield summary(f"{tag}: writes for each pod", [writes / everything], "", "", 1.5, at_most=True)
+async def lost_of_one(world: World, quick: bool) -> AsyncIterator[Measurement]:
+    """Half of one job's workers taken at once."""
+    async for row in _lost(world, 20 if quick else 600, 1):
+        yield row
+
+
+async def lost_of_two(world: World, quick: bool) -> AsyncIterator[Measurement]:
+    """Half of the workers of two jobs taken at once."""
+    async for row in _lost(world, 40 if quick else 1000, 2):
+        yield row
+
+
+async def _lost(world: World, workers: int, jobs: int) -> AsyncIterator[Measurement]:
+    half, everything = workers // 2, workers // 2 * jobs
+    tag = f"{everything} of {workers * jobs} lost at once"
+    async with nodes(world, f"lose-{workers}-{jobs}"):
+        async with world.operator():
+            space = f"lost-{workers}-{jobs}"
+            await world.namespace(space)
+            for number in range(jobs):
+                await world.apply(job(space, f"big-{number}", workers))
+            for number in range(jobs):
+                await world.run(space, f"big-{number}", workers)
+            await asyncio.sleep(2.0)
+            names = [f"big-{j}-worker-{i}-0" for j in range(jobs) for i in range(half)]
+            since = len(world.log.read())
+            losses, made = await _take(world, space, names)
+            await asyncio.sleep(2.0)  # the events and the last status
+            writes = len(world.writes(space, user=OPERATOR, since=since))
+            await world.kube.delete(f"/api/v1/namespaces/{space}")
+        bare_space = f"bare-{space}"
+        await world.namespace(bare_space)
+        await world.make_bare(bare_space, jobs, workers)
+        async with world.bare("replace", bare_space):
+            bare_names = [f"bare-{j}-worker-{i}-0" for j in range(jobs) for i in range(half)]
+            bare_losses, bare_made = await _take(world, bare_space, bare_names)
+        await world.kube.delete(f"/api/v1/namespaces/{bare_space}")
+    late = (made[-1].received - losses[-1].answered).total_seconds()
+    bare_late = (bare_made[-1].received - bare_losses[-1].answered).total_seconds()
+    limit = 0.5 if jobs == 1 else None
+    yield summary(f"{tag}: last loss to last CREATE", [max(0.0, late)], "s", "", limit, at_most=True)
+    yield summary(f"{tag}: last loss to last CREATE, a bare client", [max(0.0, bare_late)], "s", "")
+    goal = None if jobs == 1 else 0.8
+    ratio = _window(bare_losses, bare_made) / _window(losses, made)
+    yield summary(f"{tag}: losses replaced a second, ratio", [ratio], "x", "a bare client", goal)
+    yield summary(f"{tag}: writes for each pod", [writes / everything], "", "", 1.5, at_most=True)
 
 
 async def _take(world: World, space: str, names: list[str]) -> tuple[list[Write], list[Write]]:

@@ -78,7 +78,7 @@ class Watcher:
         selector = f"shoal.dev/job={self.name}"
         pods = json.loads(self.kubectl("get", "pods", "-l", selector, "-o", "json"))["items"]
         picture = Picture(job, tuple(pods))
-        report = self._ask(picture)
+        report = self.ask(picture)
         if report:
             self._report = report
             for worker in report.workers:
@@ -90,7 +90,8 @@ class Watcher:
         """Kubectl in the job's namespace."""
         return command("kubectl", "--namespace", self.namespace, *args, env=self.backend.env, timeout=60)
 
-    def _ask(self, picture: Picture) -> StatusReport | None:
+    def ask(self, picture: Picture) -> StatusReport | None:
+        """What the coordinator says now, without the API server; `picture`: where it runs. None: it does not answer."""
         servers = [p for p in picture.role("ps") if p["metadata"]["labels"].get("shoal.dev/index") == "0"]
         if not servers:
             return None

@@ -264,6 +264,20 @@ class Job:
 
         return dict(await eventually(runs, what=f"{name} runs"))
 
+    async def slot_runs_again(self, index: int) -> None:
+        """Wait until a later pod of this worker runs. After another leader has begun, a number may be left out."""
+
+        async def runs() -> bool:
+            return any(
+                pod["metadata"]["labels"]["shoal.dev/index"] == str(index)
+                and pod["metadata"]["labels"]["shoal.dev/incarnation"] != "0"
+                and pod["metadata"]["labels"]["shoal.dev/role"] == "worker"
+                and pod["status"].get("phase") == "Running"
+                for pod in (await self.pods()).values()
+            )
+
+        await eventually(runs, what=f"worker {index} runs again")
+
     async def runs(self, workers: int = 2, seconds: float = PATIENCE) -> None:
         """Wait until the phase is Running with this many workers."""
 

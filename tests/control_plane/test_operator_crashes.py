@@ -227,7 +227,7 @@ async def test_standby_takes_over_from_a_disconnected_leader(
         first.off = False
         before = first.writes
         await kube.delete(f"/api/v1/namespaces/{namespace}/pods/digits-worker-0-0", grace_seconds=0)
-        await job.pod_runs("digits-worker-0-1")
+        await job.slot_runs_again(0)
         await counted(job, 2, 1)
         assert first.writes == before
         lease = await kube.get(f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/shoal")

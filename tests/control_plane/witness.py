@@ -15,7 +15,7 @@ from pathlib import Path
 
 import aiohttp
 
-from dev.audit import Write, writes
+from dev.audit import READS, AuditTail, Write
 from dev.kube import ApiError, Json, Kube
 
 SLACK = dt.timedelta(seconds=3)
@@ -88,7 +88,7 @@ class Witness:
         agents: set[str],
         most: Mapping[str, int],
     ) -> None:
-        self._kube, self._log = kube, audit_log
+        self._kube, self._log = kube, AuditTail(audit_log)
         self._namespaces, self._home, self._agents = namespaces, home, agents
         self._most = most
         self.broken: list[str] = []
@@ -130,12 +130,16 @@ class Witness:
 
     def judge(self) -> list[str]:
         """Every rule that was broken, in words."""
-        mine = [
-            write
-            for write in writes(self._log)
-            if write.agent in self._agents and write.code < 300 and write.namespace in self._namespaces
-        ]
+        mine = [write for write in self.written() if write.code < 300]
         return [*self.broken, *self._written_without_the_lease(mine), *self._healthy_servers_deleted(mine)]
+
+    def written(self) -> list[Write]:
+        """What the operators wrote in the namespaces so far, refused or not."""
+        return [
+            write
+            for write in self._log.read()
+            if write.verb not in READS and write.agent in self._agents and write.namespace in self._namespaces
+        ]
 
     def troubled(self, node: str) -> bool:
         """Whether a node is not well, or was not until a while ago."""

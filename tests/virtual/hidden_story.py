@@ -13,7 +13,7 @@ from shoal.api.training_job import TrainingJob
 from shoal.policy.decide.usage import INTERRUPTIONS
 from tests.virtual.cluster import Machine
 from tests.virtual.hidden import HiddenPool, Scenario
-from tests.virtual.loop import BEGIN, now, play
+from tests.virtual.loop import BEGIN, now, play, wall
 from tests.virtual.script import Killer, Trouble, watch_slots
 from tests.virtual.server import Change, Json
 from tests.virtual.world import GROUP, World
@@ -47,6 +47,9 @@ class Told:
     """From the start of each job to its end."""
     promised: dict[str, float] = field(default_factory=dict)
     """The first confidence of each job, of at least `PROMISED`, that rests on measurements."""
+    at_half: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Of each job when half of its work was done: seconds since its start, and from its start to the end that was
+    predicted then."""
     changes: list[PlanChange] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
     worked: Counter[str] = field(default_factory=Counter)
@@ -211,6 +214,7 @@ class Story:
             self._break(f"{name} lost its plan")
         if after is None:
             return
+        self._half(name, change.object)
         confidence = float(after.get("confidence") or 0)
         basis = change.object["status"].get("prediction", {}).get("basis", "")
         if name not in self.told.promised and confidence >= PROMISED and "measured" in basis:
@@ -225,6 +229,16 @@ class Story:
             self._break(f"{name}: {was} -> {counts} without a reason")
         if was and after["reason"].startswith("the job begins"):
             self._break(f"{name} begins again: {was} -> {counts}")
+
+    def _half(self, name: str, job: Json) -> None:
+        """Keep what is predicted when half of the work is done."""
+        status = job["status"]
+        done, said = status.get("training", {}).get("progressPercent"), status.get("prediction", {})
+        if done is None or float(done) < 50 or name in self.told.at_half or "startTime" not in status:
+            return
+        if (left := said.get("remainingSeconds")) is not None:
+            since = _between(datetime.fromisoformat(status["startTime"]), wall())
+            self.told.at_half[name] = since, since + left
 
     def _settle(self) -> None:
         """The accounts, at the end."""

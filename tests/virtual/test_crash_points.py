@@ -38,6 +38,13 @@ def test_killed_at_a_write_the_end_is_the_same(write: int, after: bool, other: b
     assert told.digest == undisturbed().digest, told.tell
 
 
+@pytest.mark.parametrize("write", range(2, WRITES, SLICE))
+def test_pod_that_nobody_recorded_is_not_made_again(write: int) -> None:
+    """The operator is killed after a write, and what it made vanishes: `watch_slots` sees each name once."""
+    told = tell_script(Trouble(write=write, after=True, vanish=True, other=write % 2 == 1))
+    assert told.digest == undisturbed().digest, told.tell
+
+
 @pytest.mark.parametrize("write", [43, 44])
 def test_suspension_ends_though_the_operator_is_killed_while_it_gives_services_and_budget_back(
     write: int,

@@ -19,12 +19,14 @@ from tests.virtual.hindsight import best_in_hindsight, uniform_progress
 
 SEEDS = range(50) if os.environ.get("SHOAL_NIGHTLY") else range(5)
 pytestmark = pytest.mark.timeout(60 * len(SEEDS))
+HALF, NEAR, MOSTLY = 0.08, 0.15, 0.7
+"""Of the ends that are predicted at half: the median error, and how many are within 15 %."""
 UNLIKELY = 0.01
 """A share of late jobs that would be seen this seldom if promises were kept."""
-WORSE, ABOUT = 1.4, 1.15
+WORSE, ABOUT = 1.3, 1.05
 """The most that is paid: in the median, as a multiple of the best in hindsight; in all, of uniform progress.
 
-What the project wants is 1.25 and 1. Over the first five seeds it was 1.17 and 1.03 when this was written.
+What the project wants is 1.25 and 1. It was 1.21 and 0.94 over these 50, and 1.12 and 0.91 over 43 others later.
 """
 
 
@@ -58,6 +60,18 @@ def test_deadlines_are_kept_as_often_as_promised() -> None:
         for n in range(late, promised + 1)
     )
     assert chance >= UNLIKELY, f"{late} of {promised} jobs were late that were promised to be in time"
+
+
+@pytest.mark.nightly
+def test_the_end_that_is_predicted_at_half_is_near_the_true_one() -> None:
+    """Stock-outs that come later are in no prediction: some jobs end much later than was said at half."""
+    errors = []
+    for seed in SEEDS:
+        _, told = played(seed)
+        errors += [end / told.seconds[name] - 1 for name, (_, end) in told.at_half.items()]
+    assert len(errors) >= len(SEEDS)
+    assert median(abs(error) for error in errors) <= HALF
+    assert sum(abs(error) <= NEAR for error in errors) >= MOSTLY * len(errors)
 
 
 @pytest.mark.nightly

@@ -20,7 +20,7 @@ POOL: Json = {
     "price": {"perHour": "1.0"},
     "startupSeconds": 10,
 }
-EPOCHS, TRAINING, EVALUATION = 6, 400.0, 200.0
+EPOCHS, TRAINING, EVALUATION = 4, 320.0, 160.0
 """Seconds of an epoch with two workers."""
 WITHIN = 0.15
 
@@ -41,13 +41,14 @@ def remaining(world: World, name: str) -> float:
     return float(found.remaining_seconds)
 
 
+@pytest.mark.timeout(300)
 def test_a_job_with_long_evaluations_is_predicted_at_half_and_before_its_first_step() -> None:
     truth = Truth(samples=0.0)
     epoch = TRAINING * truth.speed(["T4", "T4"])
     truth = Truth(samples=EPOCHS * epoch, epoch=epoch, evaluation=EVALUATION)
 
     async def story() -> None:
-        world = World(lambda _uid: truth, plan_seconds=10.0)
+        world = World(lambda _uid: truth, plan_seconds=30.0, step_seconds=4.0)
         world.nodes(0, 1)
         for number in range(2):
             world.cluster.add(Machine(f"own-{number}", {"pool": "own", "accelerator": "T4"}))
@@ -57,7 +58,7 @@ def test_a_job_with_long_evaluations_is_predicted_at_half_and_before_its_first_s
             world.replica("a")
             apply(world, "first")
             await world.until(lambda: progress(world) >= 50, 4000, "half is trained")
-            await asyncio.sleep(15)  # a plan
+            await asyncio.sleep(35)  # a plan
             half, said = now(), remaining(world, "first")
             await world.until(lambda: world.job("first").status.finished, 6000, "the first ends")
             took = now() - half

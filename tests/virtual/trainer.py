@@ -13,6 +13,7 @@ from shoal_trainer.contract import (
     EXIT_FENCED,
     BesideSums,
     DataReport,
+    EpochReport,
     LogSums,
     ModelReport,
     Outcome,
@@ -303,7 +304,14 @@ class Trainers:
             speed=tuple(self._sums(run, key, row) for key, row in run.sums.items()),
             speed_epoch=run.epoch,
             beside=run.beside,
+            epochs=self._epochs(run),
         )
+
+    @staticmethod
+    def _epochs(run: Training) -> tuple[EpochReport, ...]:
+        """The last one that ended: its evaluation may still run."""
+        ended = int(run.done // run.truth.epoch) if run.truth.epoch else 0
+        return (EpochReport(epoch=ended - 1, complete=now() >= run.evaluates_until),) if ended else ()
 
     def forget(self, job_uid: str) -> None:
         """See `Coordinator`."""

@@ -289,7 +289,10 @@ class ShardReport(Message):
     ready: bool = True
     last_snapshot_at: float | None = None
     busy_seconds: float = 0.0
-    """Time in which the shard worked on pushes: the optimizer's update and the conversion of the answer."""
+    """Time in which the shard worked on pushes: the optimizer's update and the conversion of the answer.
+
+    A moment counts once, however many threads work in it.
+    """
     updates: int = 0
     """Pushes applied by this process."""
     bytes_received: int = 0

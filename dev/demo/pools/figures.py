@@ -57,8 +57,12 @@ def throughput(moments: Sequence[Moment]) -> dict[str, float]:
 
 
 def job_speed(moments: Sequence[Moment]) -> float | None:
-    """Samples a second of the whole job while all its workers trained, after their start (a boot is faster)."""
-    settled = [m for m in moments if m.workers and all(w.step_seconds is not None for w in m.workers)]
+    """Samples a second of the whole job while all its workers trained, after their start (a boot is faster).
+
+    Not of the evaluation after the last step and the export.
+    """
+    training = [m for m in moments if m.progress is None or m.progress < 100]
+    settled = [m for m in training if m.workers and all(w.step_seconds is not None for w in m.workers)]
     most = max((len(m.workers) for m in settled), default=0)
     full = [m for m in settled if len(m.workers) == most]
     full = [m for m in full if m.at >= full[0].at + START_SECONDS]

@@ -349,6 +349,8 @@ class CapacityPoolStatus(Status):
     """Measured interruptions."""
     unfulfilled: UnfulfilledWaits = UnfulfilledWaits()
     """Requests for a node that were not fulfilled."""
+    out_since: datetime | None = None
+    """Since when pods waited for a node in vain, if none has come since, however often it was tried again."""
     recommended: Recommendation = Recommendation()
     """The recommended size, and why."""
     shares: tuple[OperatorShare, ...] = ()

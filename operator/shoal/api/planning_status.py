@@ -37,13 +37,14 @@ class PredictionStatus(Status):
     """How fast the job is expected to be with its workers, and how wrong that was."""
 
     samples_per_second: str | None = None
-    """Expected speed of the whole job, a decimal."""
+    """Expected samples per second of the whole job, with what passes beside steps, a decimal."""
     remaining_seconds: int | None = None
-    """Expected seconds until training ends."""
+    """Expected seconds until training ends, with the workers that are planned now. It does not foresee that nodes run
+    out, nor that others are planned later because they are cheaper and still in time."""
     earliest_seconds: int | None = None
-    """The same in a good case: it takes longer in 95 % of simulated runs."""
+    """The same in a good case: it takes longer in 95 % of simulated runs of this plan."""
     latest_seconds: int | None = None
-    """The same in a bad case: it takes less in 95 % of simulated runs."""
+    """The same in a bad case: it takes less in 95 % of simulated runs of this plan."""
     relative_error: str | None = None
     """By how much the measured speed differs from the expected one, as a share of it, a decimal."""
     basis: str = ""

@@ -31,7 +31,7 @@ class Slot(Status):
     index: int
     """The slot of a worker or the shard of a parameter server."""
     incarnation: int = 0
-    """How many earlier pods had this role and index; 0 is left out."""
+    """The number of its pod among those of this role and index; a number may have been left out. 0 is left out here."""
     state: SlotState = "Running"
     """Planned (recorded before its pod is created), Starting, Running (left out), Silent (the coordinator no longer
     hears from it), Draining or Ended."""

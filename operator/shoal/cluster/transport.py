@@ -28,6 +28,8 @@ class Options(TypedDict, total=False):
     """Default: `JSON`."""
     timeout: float
     """Seconds. Default: `TIMEOUT_SECONDS`."""
+    urgent: bool
+    """It goes before others where there is a limit."""
 
 
 @dataclass(frozen=True)

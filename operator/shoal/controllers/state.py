@@ -6,6 +6,7 @@ of it: the plan that led to it has said when to plan again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -76,7 +77,7 @@ class ClusterState:
         self.nodes: Cache[Node] = Cache(self._node_changed)
         self.pools: Cache[CapacityPool] = Cache(self._pool_changed)
         self.profiles: Cache[SpeedProfile] = Cache(self._profile_changed)
-        self._deleted_pods: dict[tuple[str, str], None] = {}
+        self._deleted_pods: dict[tuple[str, str, str | None], None] = {}
         self._deleted_nodes: dict[str, None] = {}
         self._said_platform = self._platform = platform
         self.nodes_by_name: Mapping[str, Node] = MappingProxyType(self._nodes)
@@ -116,9 +117,9 @@ class ClusterState:
         if seen.spec.workers.pools and _wants(old) != _wants(new):
             self._wakes.plans()
 
-    def was_deleted(self, namespace: str, name: str) -> bool:
-        """Whether a pod of this name was lately seen to be gone, other than by not being seen."""
-        return (namespace, name) in self._deleted_pods
+    def was_deleted(self, namespace: str, name: str, owner: str | None) -> bool:
+        """Whether a pod of this name and owner (uid) was lately seen to be gone, other than by not being seen."""
+        return (namespace, name, owner) in self._deleted_pods
 
     def node_was_deleted(self, name: str) -> bool:
         """The same of a node."""
@@ -127,7 +128,7 @@ class ClusterState:
     def _pod_changed(self, old: Pod | None, new: Pod | None, ours: bool) -> None:
         seen = new or old
         if new is None and old is not None:
-            self._deleted_pods[old.metadata.namespace, old.metadata.name] = None
+            self._deleted_pods[old.metadata.namespace, old.metadata.name, old.metadata.controller_uid] = None
             if len(self._deleted_pods) > MOST_DELETED:
                 del self._deleted_pods[next(iter(self._deleted_pods))]
         if seen is not None and not ours and (key := _job_of(seen)) is not None:
@@ -156,7 +157,8 @@ class ClusterState:
                 del self._deleted_nodes[next(iter(self._deleted_nodes))]
         if old is not None and new is not None and _without_version(old) == _without_version(new):
             return  # only a heartbeat
-        for key in {key for pod in self.pods.indexed("node", name) if (key := _job_of(pod)) is not None}:
+        jobs = Counter(key for pod in self.pods.indexed("node", name) if (key := _job_of(pod)) is not None)
+        for key, _ in reversed(jobs.most_common()):  # those with few pods are soon done
             self._wakes.jobs(key, Priority.URGENT)
 
     def _pool_changed(self, old: CapacityPool | None, new: CapacityPool | None, ours: bool) -> None:

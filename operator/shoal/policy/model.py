@@ -92,7 +92,9 @@ class Proposal:
     feasible: bool = True
     """Whether deadline and budget can be kept with the wanted confidence."""
     urgent: bool = False
-    """Deadline or budget are at risk, or another job is to have nodes of this one: the change is not waited for."""
+    """Deadline or budget are at risk, or a job of higher priority is to have nodes of it: the change is at once."""
+    awaited: bool = False
+    """Another job is to have nodes of this one: fewer workers are waited for no longer than more."""
     samples_per_second: float | None = None
     remaining_seconds: float | None = None
     remaining_range: tuple[float, float] | None = None
@@ -115,6 +117,8 @@ class Observation:
     now: datetime
     """Wall clock, with a time zone."""
     images: Images
+    first_look: bool = False
+    """This process has recorded nothing of the job yet: an earlier leader may have died before it recorded a pod."""
     pods: tuple[Pod, ...] = ()
     """Pods controlled by the job, including terminating and finished ones."""
     services: Mapping[str, Service] = field(default_factory=dict)

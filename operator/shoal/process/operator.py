@@ -48,6 +48,7 @@ from shoal_trainer.contract import StatusReport
 R = TypeVar("R", bound=Resource)
 
 LEASE_TIMES = LeaseTimes()
+URGENT_WORKERS = 8
 NEEDED = ("trainingjobs", "pods", "services", "poddisruptionbudgets")
 SEEN_WITHIN_SECONDS = 5.0
 """A change that kopf has seen and the cache has not, after this time, is one that the reflector misses."""
@@ -286,6 +287,7 @@ class Operator:
             reactions=Reactions(self._job_metrics.reacted),
             waited=self._waited,
             wake=self._wake_job,
+            rest=self._rest,
         )
         return Controller(
             "trainingjob",
@@ -293,6 +295,7 @@ class Operator:
             keys=lambda: [key_of(job) for job in state.jobs.all()],
             metrics=self.metrics,
             workers=settings.workers,
+            urgent_workers=URGENT_WORKERS,
         )
 
     def _wake_job(self, key: Key, priority: Priority) -> None:
@@ -300,6 +303,9 @@ class Operator:
 
     def _waited(self, key: Key) -> float:
         return self.jobs.queue.waited(key)
+
+    def _rest(self, key: Key, seconds: float) -> None:
+        self.jobs.queue.rest(key, seconds)
 
     def _wake_pool(self, key: Key, priority: Priority) -> None:
         self.pools.wake(key, priority)

@@ -3,6 +3,9 @@
 The API server sheds load with 429 and a Retry-After. A process that goes on meanwhile with all its other requests is
 what it has to shed next, so every request waits out the longest pause that was asked for. Watches do not pass here, nor
 does the Lease, which has a connection of its own: it must be renewed above all when the server is busy.
+
+Some places are kept for urgent requests, such as the replacement of a lost pod: they do not wait behind the many of a
+job that begins.
 """
 
 from __future__ import annotations
@@ -15,12 +18,14 @@ from typing import Unpack
 from shoal.cluster.transport import Answer, Options, Transport, Wrapper
 from shoal.errors import Unavailable
 
-MAX_IN_FLIGHT = 64
-"""Concurrent requests. Fewer than the connections, so that none waits where its time-out already runs."""
+MAX_IN_FLIGHT, KEPT = 64, 8
+"""Concurrent requests, and how many of them are kept for urgent ones.
+
+Fewer than the connections, so that none waits where its time-out already runs."""
 
 
 class Limited(Wrapper):
-    """A transport with at most `in_flight` requests, that honours Retry-After.
+    """A transport with at most `in_flight` requests, `kept` of them for urgent ones, that honours Retry-After.
 
     `on_answer` is told the verb, the HTTP status (0: no answer) and the seconds of each request.
     """
@@ -29,16 +34,24 @@ class Limited(Wrapper):
         self,
         inner: Transport,
         in_flight: int = MAX_IN_FLIGHT,
+        kept: int = KEPT,
         *,
         on_answer: Callable[[str, int, float], None] = lambda _verb, _code, _seconds: None,
     ) -> None:
         super().__init__(inner)
         self._on_answer = on_answer
         self._places = asyncio.Semaphore(in_flight)
+        self._ordinary = asyncio.Semaphore(max(1, in_flight - kept))
         self._closed_until = 0.0
 
     async def request(self, method: str, path: str, **options: Unpack[Options]) -> Answer:
         """See `Transport`."""
+        if options.pop("urgent", False):
+            return await self._request(method, path, **options)
+        async with self._ordinary:
+            return await self._request(method, path, **options)
+
+    async def _request(self, method: str, path: str, **options: Unpack[Options]) -> Answer:
         async with self._places:
             await self._open()
             began, code = self._now(), 0

@@ -27,8 +27,8 @@ MAX_WAITING = 2048
 """Events that wait to be posted; beyond it the oldest are dropped."""
 MAX_COUNTS = 4096
 MAX_MESSAGE_LENGTH = 1024  # limit of core/v1 Event
-BURST = 5
-"""Events of one object and reason that are posted singly within a window."""
+BURST = {"Warning": 5, "Normal": 2}
+"""Events of one object and reason that are posted singly within a window: that all is well again is worth fewer."""
 WINDOW_SECONDS = 60.0
 PAUSE_SECONDS = 0.5
 """Between the writes of one combined event, so that a wave is few of them."""
@@ -97,7 +97,7 @@ class Recorder:
             await self._post(*self._waiting.popitem(last=False))
 
     def _add(self, about: Resource, event: Event) -> None:
-        combined = self._in_window(about.metadata.uid, event.reason) > BURST
+        combined = self._in_window(about.metadata.uid, event.reason) > BURST.get(event.type, 2)
         content = "combined" if combined else event.message
         name = _name(about, event.reason, content)
         if (known := self._waiting.get(name) or self._resting.get(name)) is not None:

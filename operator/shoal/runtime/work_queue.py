@@ -3,6 +3,9 @@
 A key is never processed twice concurrently. Additions of a waiting key coalesce; an addition of a key in process queues
 it again afterwards. Failures back off with jitter; disruptions precede resyncs. Each key has at most one timer: a newer
 delay replaces the earlier one.
+
+A key whose processing is long may `rest` afterwards: what changes meanwhile is answered together, and the events of one
+large object do not keep the loop from those of the others. Urgent changes and timers do not wait for it.
 """
 
 from __future__ import annotations
@@ -47,6 +50,8 @@ class WorkQueue(Generic[K]):
         self._again: dict[K, Priority] = {}
         self._failures: dict[K, int] = {}
         self._timers: dict[K, asyncio.TimerHandle] = {}
+        self._rests: dict[K, asyncio.TimerHandle] = {}
+        self._after_rest: dict[K, Priority] = {}
         self._order = itertools.count()
         self._filled = asyncio.Event()
 
@@ -56,6 +61,23 @@ class WorkQueue(Generic[K]):
 
     def add(self, key: K, priority: Priority = Priority.NORMAL) -> None:
         """Queue the key once, however often it is added."""
+        if key in self._rests and priority is not Priority.URGENT:
+            self._after_rest[key] = min(priority, self._after_rest.get(key, priority))
+        else:
+            self._queue(key, priority)
+
+    def rest(self, key: K, seconds: float) -> None:
+        """From now on, changes that are not urgent wait for so long."""
+        if (earlier := self._rests.pop(key, None)) is not None:
+            earlier.cancel()
+        self._rests[key] = asyncio.get_running_loop().call_later(seconds, self._rested, key)
+
+    def _rested(self, key: K) -> None:
+        del self._rests[key]
+        if (priority := self._after_rest.pop(key, None)) is not None:
+            self._queue(key, priority)
+
+    def _queue(self, key: K, priority: Priority) -> None:
         known = self._again if key in self._busy else self._waiting
         if key in known and known[key] <= priority:
             return
@@ -74,11 +96,17 @@ class WorkQueue(Generic[K]):
         loop = asyncio.get_running_loop()
         self._timers[key] = loop.call_later(max(0.0, delay), self._timer, key)
 
-    async def work(self, reconcile: Callable[[K], Awaitable[float | None]]) -> None:
-        """Process keys until cancelled. `reconcile` returns the seconds until the key is queued again, or None."""
+    async def work(
+        self, reconcile: Callable[[K], Awaitable[float | None]], least: Priority = Priority.ROUTINE
+    ) -> None:
+        """Process keys of at least this priority until cancelled.
+
+        `reconcile` returns the seconds until the key is queued again, or None.
+        """
         while True:
-            key = await self._take()
+            key = await self._take(least)
             self._cancel_timer(key)
+            self._after_rest.pop(key, None)
             try:
                 delay = await reconcile(key)
             except Exception as error:  # broad: an error of one job must not stop the queue
@@ -108,9 +136,9 @@ class WorkQueue(Generic[K]):
         )
         self.add_after(key, delay)
 
-    async def _take(self) -> K:
+    async def _take(self, least: Priority) -> K:
         while True:
-            while self._heap:
+            while self._heap and self._heap[0][0] <= least:
                 priority, _, key = heapq.heappop(self._heap)
                 if self._waiting.get(key) == priority:  # else it was taken with a higher priority
                     del self._waiting[key]
@@ -127,7 +155,7 @@ class WorkQueue(Generic[K]):
 
     def _timer(self, key: K) -> None:
         del self._timers[key]
-        self.add(key, Priority.ROUTINE)
+        self._queue(key, Priority.ROUTINE)
 
     def _cancel_timer(self, key: K) -> None:
         if (timer := self._timers.pop(key, None)) is not None:

@@ -26,6 +26,10 @@ class Beside:
     waits: float = 0.0
     behind: int = 0
 
+    def share_of_steps(self, workers: float) -> float:
+        """The part of an epoch's time in which so many workers train."""
+        return self.per_epoch / (self.per_epoch + self.tasks + (workers - 1) * self.waits)
+
     def samples(self, left: Any, workers: Any) -> Any:
         """What so many workers do not train because of it while `left` samples are trained; numbers or arrays."""
         epochs = -((1e-6 - left / self.per_epoch) // 1) + self.behind

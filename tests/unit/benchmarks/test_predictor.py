@@ -4,9 +4,11 @@ import re
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from benchmarks.predictor import write_report
+from benchmarks.predictor_servers import PARAMETER, TENSOR, simulated
 from shoal.errors import UsageError
 from shoal.sizing.accelerators import catalogue
 
@@ -39,6 +41,14 @@ def test_report_compares_with_published_regressors(tmp_path: Path) -> None:
     )
     figures = [[float(found) for found in re.findall(number, text)] for text in (page, kept)]
     assert figures[0] == pytest.approx(figures[1], rel=0.02)
+
+
+def test_simulated_second_server_brings_at_most_a_second_capacity() -> None:
+    single = pd.DataFrame([{"model": "a", "params": 5e6, "num_tensors": 100.0, "measured": 50.0}])
+    rows = simulated(single, range(1, 9, 7), seed=0).set_index(["num_ps", "num_workers"])["measured"]
+    assert rows[1, 1] == pytest.approx(1 / (0.02 + 100 * TENSOR + 5e6 * PARAMETER), rel=0.1)
+    assert rows[1, 8] == pytest.approx(1 / (100 * TENSOR + 5e6 * PARAMETER), rel=0.1)  # the server is busy
+    assert 1.1 < rows[2, 8] / rows[1, 8] < 2.05
 
 
 def test_invalid_folder_leaves_no_partial_files(tmp_path: Path) -> None:

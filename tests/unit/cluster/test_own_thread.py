@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from shoal.cluster.lease import Lease
+from shoal.cluster.lease import Lease, LeaseTimes
 from shoal.cluster.own_thread import OwnThread
 from shoal.cluster.transport import Answer, Query
 from shoal.errors import LeaseLost
 from tests.unit.cluster.test_lease import LeaseServer
 
 PATIENCE = 60.0
+TIMES = LeaseTimes(duration=60, renew_deadline=50, retry_period=0.1)
+"""It must not be lost on a busy machine."""
 
 
 class CountingServer(LeaseServer):
@@ -33,7 +35,7 @@ class CountingServer(LeaseServer):
 async def test_lease_is_renewed_while_the_main_loop_stands_still() -> None:
     server = CountingServer()
     with OwnThread("lease") as aside:
-        lease = Lease(server, namespace="n", name="shoal", identity="one", runs=aside)
+        lease = Lease(server, namespace="n", name="shoal", identity="one", times=TIMES, runs=aside)
         await lease.acquire()
         keeping = asyncio.create_task(lease.keep())
         await asyncio.sleep(0)
@@ -54,7 +56,7 @@ async def stand_still(until: threading.Event) -> bool:
 async def test_loss_is_told_in_the_main_loop() -> None:
     server = LeaseServer()
     with OwnThread("lease") as aside:
-        lease = Lease(server, namespace="n", name="shoal", identity="one", runs=aside)
+        lease = Lease(server, namespace="n", name="shoal", identity="one", times=TIMES, runs=aside)
         await lease.acquire()
         assert server.lease is not None
         server.lease["spec"]["holderIdentity"] = "two"

@@ -79,6 +79,7 @@ class Cluster:
         body: Any = None,
         content_type: str = "application/json",
         timeout: float = 30.0,
+        urgent: bool = False,
     ) -> Answer:
         self.requests.append((method, path))
         fault = self.fault(method, path)
@@ -156,7 +157,7 @@ class UnreachableCoordinator:
 class Rig:
     """The controller around a `Cluster`. Without reflectors: `see` updates the caches."""
 
-    def __init__(self, *, telemetry_seconds: float = 30.0) -> None:
+    def __init__(self, *, telemetry_seconds: float = 30.0, settle_seconds: float = 0.0) -> None:
         self.cluster = Cluster()
         self.woken: list[tuple[Key, Priority]] = []
         self.wall = NOW
@@ -172,7 +173,7 @@ class Rig:
             self.metrics,
             wall=lambda: self.wall,
             telemetry_seconds=telemetry_seconds,
-            settle_seconds=0.0,
+            settle_seconds=settle_seconds,
         )
         self.applier = Applier(
             self.cluster,

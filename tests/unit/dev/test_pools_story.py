@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,8 @@ def test_speeds_are_measured_from_the_samples_of_settled_workers() -> None:
     assert throughput(run_of("fast", "slow")) == {"fast": pytest.approx(100), "slow": pytest.approx(100)}
     assert job_speed(run_of("fast", "slow")) == pytest.approx(200)
     assert throughput(run_of("fast", count=5)) == {}
+    exports = [replace(run_of("fast")[-1], at=30.0 + t, progress=100.0) for t in range(20)]
+    assert job_speed([*run_of("fast"), *exports]) == pytest.approx(100)
     assert job_speed([]) is None
     assert errors({"fast": 0.11}, {"fast": 0.1, "slow": 1.0}) == {"fast": 0.1}
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(300)  # hundreds of simulated jobs
 
 FAULTS = [
     "notice", "kill_node", "remake_node", "exit 1", "exit 137", "exit 143", "exit 0", "oom", "vanish", "evict",
-    "hush", "fence", "taint", "crash", "suspend", "scale", "quota", "tick", "wait",
+    "hush", "fence", "taint", "crash", "crash_unseen", "suspend", "scale", "quota", "tick", "wait",
 ]  # fmt: skip
 steps = st.lists(st.tuples(st.sampled_from(FAULTS), st.integers(0, 999)), max_size=25)
 
@@ -41,6 +41,9 @@ def do(world: World, fault: str, number: int) -> bool:
         case ["crash"]:
             world.reconcile(crash_after=number % 4)
             return False
+        case ["crash_unseen"]:
+            leader_dies_unseen(world, number % 4)
+            return False
         case ["suspend"]:
             world.manifest["spec"]["suspend"] = not world.manifest["spec"].get("suspend", False)
         case ["scale"]:
@@ -53,6 +56,39 @@ def do(world: World, fault: str, number: int) -> bool:
         case ["wait"]:
             world.tick(seconds=61)
     return True
+
+
+def leader_dies_unseen(world: World, after: int) -> None:
+    """The operator crashes after so many actions; the pods that it made vanish before anyone reads them."""
+    world.reconcile(crash_after=after)
+    for name in sorted(world.unrecorded & world.pods.keys()):
+        if "-worker-" in name:
+            world.vanish(name)
+
+
+@pytest.mark.parametrize("first", range(9))
+@pytest.mark.parametrize("second", [0, 1, 2, 3])
+def test_incarnation_is_never_used_twice(first: int, second: int) -> None:
+    """Though a leader dies before it recorded a pod, and the pod vanishes before anyone else reads it; twice."""
+    world = World()
+    leader_dies_unseen(world, first)
+    leader_dies_unseen(world, second)
+    world.settle()
+    for name in [name for name in world.pods if "-worker-" in name][:2]:
+        world.vanish(name)
+    leader_dies_unseen(world, first % 5)
+    leader_dies_unseen(world, second)
+    world.settle()
+    assert len([name for name in world.pods if "-worker-" in name]) == world.workers
+
+
+def test_pod_that_is_gone_before_it_is_recorded_is_not_made_again() -> None:
+    """By the same leader: its watch told it."""
+    world = World()
+    world.settle()
+    world.vanish("digits-worker-1-0")
+    world.asked |= {"digits-worker-1-0", "digits-worker-1-1"}
+    assert "digits-worker-1-2" in {getattr(each, "name", "") for each in world.reconcile().actions}
 
 
 def draining(world: World, name: str) -> bool:
@@ -94,6 +130,7 @@ def check(world: World, before: dict[str, Any]) -> None:
         and n not in world.ever_lost
         and world.pods[n]["spec"].get("nodeName") not in world.dead_nodes
         and world.pods[n]["spec"].get("nodeName") not in announced  # they do not use up maxSurge
+        and n not in world.noticed
     ]
     surplus = len(alive) - len(set(alive))
     assert surplus <= world.surge, f"more than maxSurge surplus pods: {sorted(alive)}"

@@ -198,6 +198,17 @@ def test_pod_waits_for_the_node_of_a_worker_of_the_same_job_that_has_not_left_ye
     assert world.by_pool() == {"a": 2}
 
 
+@pytest.mark.parametrize(("age", "adopted"), [(29, False), (31, True)])
+def test_nodes_that_another_job_waits_for_are_left_as_soon_as_workers_are_added(
+    age: int, adopted: bool
+) -> None:
+    world = Pools(pool("a"), nodes={"a": 3}, replicas=3, elasticity={"mode": "Auto"})
+    world.settle()
+    world.propose({"a": 1}, age=age, awaited=True)
+    world.reconcile()
+    assert (world.status["plan"]["pools"] == {"a": 1}) == adopted
+
+
 def test_unknown_pool_is_told_and_workers_run_in_the_others() -> None:
     world = Pools(pool("a"), nodes={"a": 3}, replicas=2)
     world.manifest["spec"]["workers"]["pools"] = ["gone", "a"]

@@ -14,7 +14,7 @@ from typing import Any
 from shoal.api.kube import Node, Pod
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Slot
-from shoal.manifests.names import secret_name
+from shoal.manifests.names import first_incarnation, secret_name
 from shoal.policy.model import (
     ConfirmAbsent,
     CreateDisruptionBudget,
@@ -83,6 +83,8 @@ class World:
         self.taken: set[str] = set()
         """Pods that were disrupted or failed, by name: each may be counted once."""
         self.ever_lost: set[str] = set()
+        self.noticed: set[str] = set()
+        """Pods whose node was announced to go, though that may have been withdrawn since."""
         self.created: list[str] = []
         self.deleted: list[str] = []
         self.unrecorded: set[str] = set()
@@ -91,6 +93,8 @@ class World:
         """Pods that the API server said do not exist."""
         self.asked_nodes: set[str] = set()
         self.last_plan: Plan | None = None
+        self.first_look = False
+        """The operator crashed, and has recorded nothing since."""
 
     # --- the operator -----------------------------------------------------------------------------------------------
 
@@ -118,6 +122,7 @@ class World:
         return Observation(
             job=self.job,
             now=self.now,
+            first_look=self.first_look,
             images=build.IMAGES,
             pods=tuple(self.pod(name) for name in self.pods),
             services={n: Service.model_validate(s) for n, s in self.services.items()},
@@ -168,11 +173,13 @@ class World:
                 if crash_after is not None:
                     self.refusals, self.asked = {}, set()
                     self.existing -= {secret_name(self.job)}
+                    self.first_look = bool(self.services)
                     return made
                 if not to_make:
                     break
             self.last_plan = made
             self.status = made.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+            self.first_look = False
             events += made.events
             self.unrecorded -= self.pods.keys()
             for action in made.actions:
@@ -226,7 +233,8 @@ class World:
             self.refusals[name] = Refusal(RefusalKind.QUOTA, name, "exceeded quota: pods", 1, self.now)
             return
         self.refusals.pop(name, None)
-        assert name not in self.created or name in self.unrecorded, f"{name} existed before"
+        first_server = action.role == "ps" and action.incarnation == first_incarnation(self.job)
+        assert name not in self.created or first_server, f"{name} existed before"
         self.created.append(name)
         self.unrecorded.add(name)
         manifest = build.pod_manifest(
@@ -316,6 +324,7 @@ class World:
 
     def notice(self, node: str) -> None:
         """The node says that it is shutting down."""
+        self.noticed |= set(self._on(node))
         if node not in self.dead_nodes and node in self.nodes:
             ready = {"type": "Ready", "status": "False", "message": "node is shutting down"}
             self.nodes[node]["status"]["conditions"] = [ready]
@@ -323,6 +332,7 @@ class World:
 
     def taint(self, node: str, *, on: bool = True) -> None:
         """The node's kubelet is late with its heartbeat, for less time than pods tolerate; or it is back."""
+        self.noticed |= set(self._on(node))
         taint = {"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}
         self.nodes[node]["spec"]["taints"] = [taint] if on else []
 

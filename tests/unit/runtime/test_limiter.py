@@ -29,12 +29,26 @@ async def test_requests_are_bounded() -> None:
             now -= 1
 
     server.request = counted  # type: ignore[method-assign,assignment]
-    limited = Limited(server, in_flight=4)
+    limited = Limited(server, in_flight=4, kept=0)
     async with asyncio.TaskGroup() as tasks:
         for _ in range(40):
             tasks.create_task(limited.request("GET", "/x"))
     assert most == 4
     assert asyncio.get_running_loop().time() == pytest.approx(10, abs=0.1)
+
+
+async def test_urgent_request_does_not_wait_behind_those_of_a_job_that_begins() -> None:
+    server = SmallServer()
+    server.delay = 1.0
+    limited = Limited(server, in_flight=4, kept=1)
+    loop = asyncio.get_running_loop()
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(30):
+            tasks.create_task(limited.request("POST", "/pods"))
+        await asyncio.sleep(0.5)
+        await limited.request("POST", "/pods", urgent=True)
+        assert loop.time() == pytest.approx(1.5, abs=0.1)
+    assert loop.time() == pytest.approx(10, abs=0.1)
 
 
 async def test_all_requests_wait_out_the_pause_that_the_server_asks_for() -> None:

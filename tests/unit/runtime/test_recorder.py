@@ -81,10 +81,11 @@ async def test_a_wave_of_events_is_few_requests() -> None:
     )
     assert not rig.cluster.requests, "recording sends nothing itself"
     await rig.recorder.drain()
-    assert len(rig.cluster.requests) == BURST + 1
+    burst = BURST["Warning"]
+    assert len(rig.cluster.requests) == burst + 1
     combined = max(events(rig), key=lambda event: int(str(event["count"])))
-    assert combined["count"] == 1000 - BURST
-    assert combined["message"] == f"{1000 - BURST} more of these; the last: worker 999 was disrupted"
+    assert combined["count"] == 1000 - burst
+    assert combined["message"] == f"{1000 - burst} more of these; the last: worker 999 was disrupted"
 
 
 async def test_another_reason_is_not_lost_in_a_wave() -> None:
@@ -118,7 +119,7 @@ async def test_combined_events_are_written_at_a_bounded_rate() -> None:
         await asyncio.sleep(0.05)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert len(rig.cluster.requests) <= BURST + 5 / PAUSE_SECONDS + 2
+    assert len(rig.cluster.requests) <= BURST["Warning"] + 5 / PAUSE_SECONDS + 2
 
 
 async def test_events_about_a_cluster_scoped_object_are_in_the_default_namespace() -> None:

@@ -55,6 +55,48 @@ async def test_additions_coalesce_and_keys_are_processed_one_at_a_time() -> None
     assert sorted(passes) == ["a", "a", "b"]
 
 
+async def test_changes_during_a_rest_are_answered_together_and_urgent_ones_at_once() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    passes: list[tuple[str, float]] = []
+
+    async def reconcile(key: str) -> None:
+        passes.append((key, round(now(), 3)))
+        queue.rest(key, 1.0)
+
+    async with working(queue, reconcile):
+        for _ in range(90):  # events of one object, 50 a second
+            queue.add("large")
+            await asyncio.sleep(0.02)
+        assert passes == [("large", 0.0), ("large", 1.0)]
+        queue.add("large", Priority.URGENT)
+        await asyncio.sleep(0.01)
+        assert passes[2:] == [("large", 1.8)]  # with what waited
+        queue.add_after("large", 0.1)
+        await asyncio.sleep(5.0)
+        assert [at for _, at in passes[3:]] == [1.91]
+
+
+async def test_urgent_key_finds_a_worker_though_all_others_are_busy() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    passes: list[str] = []
+
+    async def reconcile(key: str) -> None:
+        await asyncio.sleep(0.0 if key == "lost" else 10.0)
+        passes.append(key)
+
+    spare = asyncio.create_task(queue.work(reconcile, Priority.URGENT))
+    async with working(queue, reconcile, workers=2):
+        for number in range(10):
+            queue.add(f"begins-{number}")
+        await asyncio.sleep(0.1)
+        queue.add("lost", Priority.URGENT)
+        await asyncio.sleep(0.1)
+        assert passes == ["lost"]
+        await asyncio.sleep(60)
+    assert len(passes) == 11
+    spare.cancel()
+
+
 async def test_urgent_keys_go_first() -> None:
     queue: WorkQueue[str] = WorkQueue()
     passes: list[str] = []

@@ -64,7 +64,7 @@ def test_a_plan_counts_them_in_its_time_cost_and_confidence() -> None:
     assert not plan(
         Problem([pool], replace(work, beside=beside), objective=tight, min_workers=2, max_workers=2)
     ).feasible
-    assert replace(work, beside=beside).share_of_steps(2) == pytest.approx(60_000 / 90_000)
+    assert beside.share_of_steps(2) == pytest.approx(60_000 / 90_000)
 
 
 def test_steps_are_counted_like_samples() -> None:

@@ -94,9 +94,9 @@ class Member:
 
     def passed_beside(self, tasks: float, waits: float) -> tuple[float, float]:
         """Seconds in tasks and without work since it last said how many there were."""
-        fresh = max(tasks - self.task_seconds, 0.0), max(waits - self.wait_seconds, 0.0)
-        self.task_seconds, self.wait_seconds = tasks, waits
-        return fresh
+        before = self.task_seconds, self.wait_seconds
+        self.task_seconds, self.wait_seconds = max(tasks, before[0]), max(waits, before[1])
+        return self.task_seconds - before[0], self.wait_seconds - before[1]
 
     def pushes(self, now: float) -> bool:
         """Whether it has pushed recently, by its own pace."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections import deque
@@ -22,6 +23,8 @@ from shoal_trainer.errors import UserError
 
 LOOKED_AT = 64
 """The first items, which show the arrays that vary in length."""
+RETRIES = 2
+"""Of a batch whose reading raises a SystemError."""
 
 
 @dataclass(frozen=True)
@@ -102,14 +105,22 @@ class Batches(Ranges):
 
     @functools.cached_property
     def _first(self) -> Any:
-        return _as_batch(connected(lambda: self.dataset[0], "the batch 0"))
+        return _as_batch(connected(lambda: self._read(0), "the batch 0"))
 
     @property
     def _each(self) -> int:
         return count(self._first)
 
     def _batch(self, index: int) -> Any:
-        return _as_batch(connected(lambda: self.dataset[index], f"the batch {index}"))
+        return _as_batch(connected(lambda: self._read(index), f"the batch {index}"))
+
+    def _read(self, index: int) -> Any:
+        # CPython counts the depth of `ast.literal_eval` for all threads together, so threads that read `.npz` files at
+        # once may raise a SystemError (python/cpython#106905).
+        for _ in range(RETRIES):
+            with contextlib.suppress(SystemError):
+                return self.dataset[index]
+        return self.dataset[index]
 
     def _elements(self, epoch: int | None, start: int, stop: int, batch_size: int) -> Iterator[Any]:
         each = self._each

@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
-@dataclass
 class Load:
-    """See `ShardReport`. Changed under the shard's lock."""
+    """See `ShardReport`. Thread-safe."""
 
-    busy_seconds: float = 0.0
-    updates: int = 0
-    bytes_received: int = 0
-    busy_answers: int = 0
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.busy_seconds = 0.0
+        self.updates = 0
+        self.bytes_received = 0
+        self.busy_answers = 0
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._at_work = 0
+        self._since = 0.0
 
-    def add(self, seconds: float, nbytes: int) -> None:
-        """Count an applied push of so many bytes, which took so long to apply and to answer."""
-        self.busy_seconds += seconds
-        self.updates += 1
-        self.bytes_received += nbytes
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """A thread applies and answers a piece. A moment in which several do so counts once."""
+        with self._lock:
+            if not self._at_work:
+                self._since = self._clock()
+            self._at_work += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._at_work -= 1
+                if not self._at_work:
+                    self.busy_seconds += self._clock() - self._since
+
+    def applied(self, nbytes: int) -> None:
+        """Count a push of so many bytes that was applied as a whole."""
+        with self._lock:
+            self.updates += 1
+            self.bytes_received += nbytes

@@ -83,7 +83,7 @@ class ShardStore:
         self.model: ModelState | None = None
         """None until the first worker or a snapshot defines the model."""
         self.damping = Damping(EXPONENTS[staleness.policy])
-        self.load = Load()
+        self.load = Load(clock)
         self.initial_samples = 0
         """See `initialize`."""
         self.follows = epoch > 0 if follows is None else follows
@@ -266,7 +266,7 @@ class ShardStore:
         """
         worker = slot, incarnation
         update: Update | None = None
-        tau, weight, seconds, received, non_finite = 0, meta.scale, 0.0, 0, False
+        tau, weight, received, non_finite = 0, meta.scale, 0, False
 
         def prepare() -> None:
             nonlocal tau, weight, update
@@ -281,20 +281,20 @@ class ShardStore:
                 update = model.next_update(meta, weight, self.history.samples, damped.pace, ahead)
 
         def work(io: Payload, writes: bool) -> None:
-            nonlocal seconds, received, non_finite
+            nonlocal received, non_finite
             if not writes:
                 self._read(io, 0.0 if delta else ahead)
                 return
-            started, received = self._clock(), received + nbytes(io)
-            if update is None:
-                non_finite |= model.add(io, meta.scale)
-            else:
-                now = abs(self.history.version - base)
-                non_finite |= model.apply_gradient(io, update, now)
-            seconds += self._clock() - started
+            received += nbytes(io)
+            with self.load.working():
+                if update is None:
+                    non_finite |= model.add(io, meta.scale)
+                else:
+                    now = abs(self.history.version - base)
+                    non_finite |= model.apply_gradient(io, update, now)
 
         def complete() -> None:
-            self.load.add(seconds, received)
+            self.load.applied(received)
             self.workers.pushed(slot, incarnation, base, non_finite=non_finite)
             self.history.record(worker, seq, meta)
             if self.on_applied is not None:

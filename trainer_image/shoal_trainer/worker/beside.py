@@ -17,27 +17,26 @@ class Passed(NamedTuple):
 
 
 class Beside:
-    """Adds it up. One thread writes, any may read."""
+    """Adds it up. One thread writes, any may read: what they read is replaced as a whole."""
 
     def __init__(self) -> None:
-        self._passed = Passed()
-        self._task_since: float | None = None
+        self._now: tuple[Passed, float | None] = Passed(), None
+        """What is over, and since when a task runs."""
 
     def task_begins(self, since: float) -> None:
         """A task begins; `since` the last push, the time is no step's."""
-        self._task_since = since
+        self._now = self._now[0], since
 
     def task_ended(self, now: float) -> None:
-        """The task is over."""
-        if self._task_since is not None:
-            self._passed = self._passed._replace(tasks=self._passed.tasks + max(now - self._task_since, 0.0))
-        self._task_since = None
+        """The task is over, if there was one."""
+        self._now = self.passed(now), None
 
     def waited(self, seconds: float) -> None:
         """There was no work for so long."""
-        self._passed = self._passed._replace(waits=self._passed.waits + max(seconds, 0.0))
+        passed, since = self._now
+        self._now = passed._replace(waits=passed.waits + max(seconds, 0.0)), since
 
     def passed(self, now: float) -> Passed:
         """All of it, with the task that runs."""
-        passed, since = self._passed, self._task_since
+        passed, since = self._now
         return passed if since is None else passed._replace(tasks=passed.tasks + max(now - since, 0.0))

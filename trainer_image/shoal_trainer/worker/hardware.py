@@ -83,7 +83,7 @@ CATALOGUE: tuple[tuple[str, str], ...] = (
     ("A100-80GB", "a100 80gb"), ("A100-40GB", "a100"), ("V100-32GB", "v100 32gb"), ("V100-16GB", "v100"),
     ("H100-80GB", "h100"), ("H200-141GB", "h200"), ("GB200", "gb200"), ("B200", "b200"), ("B300", "b300"),
     ("RTX-PRO-6000-Blackwell-SE", "rtx pro 6000"), ("L40S", "l40s"), ("L4", "l4"), ("A10G", "a10g"), ("T4", "t4"),
-    ("P100", "p100"), ("P4", "p4"), ("K80", "k80"),
+    ("P100", "p100"), ("P4", "p4"), ("M60", "m60"), ("K80", "k80"),
 )  # fmt: skip
 """The names of accelerators in the operator's catalogue, and the words of the names that drivers give them: the first
 entry whose words are all in a device's name is its name. A test compares this with the catalogue."""

@@ -33,8 +33,12 @@ from shoal.api.training_job import TrainingJob
 PATIENCE = 2.0
 """A pod waits too long after this many times the pool's start-up time."""
 LEAST_PATIENCE = timedelta(seconds=30)
-HELD = timedelta(seconds=60)
-"""A pool stays exhausted for at least this long, and twice the wait that showed it: plans would go back and forth."""
+UNSEEN, UNSEEN_SECONDS = 4.0, 120.0
+"""While no start was measured: so many times what the spec says, if that is no longer than this. A guess that is too
+short would give up each node just before it comes, and never be corrected."""
+HELD, LONGEST = timedelta(seconds=60), timedelta(minutes=30)
+"""A pool stays exhausted for at least this long, twice the wait that showed it, and as long again as it was out of
+nodes before, up to the longest: plans would go back and forth."""
 NAMED_JOBS = 3
 RENEWED = timedelta(minutes=30)
 """Interval at which an operator repeats what it said."""
@@ -73,6 +77,7 @@ def measure(seen: Seen) -> CapacityPoolStatus:
     total = _sum([retired, *counted])
     shares = _shares(seen, total)
     pending = sum(share.pending for share in shares)
+    still = _still_exhausted(seen, total)
     return CapacityPoolStatus(
         observed_generation=pool.metadata.generation,
         nodes=len(seen.nodes),
@@ -81,11 +86,12 @@ def measure(seen: Seen) -> CapacityPoolStatus:
         startup=_startup(total),
         interruptions=_interruptions(total, before),
         unfulfilled=UnfulfilledWaits(waits=total.unfulfilled, pending=pending),
+        out_since=_out_since(seen, exhausted=bool(pending) or still),
         recommended=_recommended(shares, pool.spec.limits.nodes),
         shares=shares,
         counted=tuple(counted),
         retired=retired,
-        conditions=_conditions(seen, pending, still=_still_exhausted(seen, total)),
+        conditions=_conditions(seen, pending, still=still),
         scaling=before.scaling,
     )
 
@@ -198,18 +204,40 @@ def _waiting_too_long(seen: Seen, total: Usage) -> list[Pod]:
 
 
 def _patience(seen: Seen, total: Usage) -> timedelta:
-    startup = total.start_seconds / total.starts if total.starts else seen.pool.spec.startup_seconds
-    return max(LEAST_PATIENCE, timedelta(seconds=PATIENCE * startup))
+    if total.starts:
+        seconds = PATIENCE * total.start_seconds / total.starts
+    else:
+        said = float(seen.pool.spec.startup_seconds)
+        seconds = max(PATIENCE * said, min(UNSEEN * said, UNSEEN_SECONDS))
+    return max(LEAST_PATIENCE, timedelta(seconds=seconds))
 
 
 def _still_exhausted(seen: Seen, total: Usage) -> bool:
     """Nobody waits any more, but it is too soon to try again, and no node has come since."""
-    before = next((c for c in seen.pool.status.conditions if c.type == "Exhausted"), None)
+    before = _exhausted(seen)
     if before is None or before.status != "True" or before.last_transition_time is None:
         return False
-    return len(seen.nodes) <= seen.pool.status.nodes and seen.now - before.last_transition_time < max(
-        HELD, 2 * _patience(seen, total)
-    )
+    since = seen.pool.status.out_since or before.last_transition_time
+    held = max(HELD, 2 * _patience(seen, total), min(before.last_transition_time - since, LONGEST))
+    return not _has_grown(seen) and seen.now - before.last_transition_time < held
+
+
+def _out_since(seen: Seen, *, exhausted: bool) -> datetime | None:
+    """When the first pod was seen to wait in vain; forgotten with the next node, or when nobody tries for long."""
+    known, before = seen.pool.status.out_since, _exhausted(seen)
+    if exhausted:
+        return known if known is not None and not _has_grown(seen) else seen.now.replace(microsecond=0)
+    tried = before.last_transition_time if before is not None and before.status == "False" else seen.now
+    return None if _has_grown(seen) or tried is None or seen.now - tried > LONGEST else known
+
+
+def _has_grown(seen: Seen) -> bool:
+    return len(seen.nodes) > seen.pool.status.nodes
+
+
+def _exhausted(seen: Seen) -> Condition | None:
+    """The condition as it was."""
+    return next((c for c in seen.pool.status.conditions if c.type == "Exhausted"), None)
 
 
 def _created(pod: Pod, now: datetime) -> datetime:

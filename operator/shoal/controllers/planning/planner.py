@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Literal
 
 from shoal.api.training_job import MANAGED_BY, TrainingJob
 from shoal.controllers.capacitypool.measure import matches
@@ -120,6 +121,7 @@ class Planner:
         ]
         profiles = self._profiles(now)
         fleet = [(job, self._job(job, now)) for job in jobs.values()]
+        priorities = {planned.name: planned.priority for _, planned in fleet}
         began = self._now()
 
         def solve() -> FleetPlan:
@@ -135,20 +137,26 @@ class Planner:
             same = old is not None and dict(old.proposal.pools) == counts
             since = old.proposal.since if old is not None and same and old.proposal.since else now
             fresh = proposal(job, plan, now, since)
-            if self._is_awaited(job, found):
-                fresh = replace(fresh, urgent=True)
+            by = self._awaited_by(job, found, priorities)
+            fresh = replace(fresh, urgent=fresh.urgent or by == "higher", awaited=bool(by))
             self._known[job.metadata.uid] = _Known(fresh, self._now())
             self._wake(key_of(job), Priority.NORMAL)
 
-    def _is_awaited(self, job: TrainingJob, found: FleetPlan) -> bool:
-        """Whether the job has nodes of a pool that the plan gives to others."""
+    def _awaited_by(
+        self, job: TrainingJob, found: FleetPlan, priorities: Mapping[str, int]
+    ) -> Literal["", "others", "higher"]:
+        """Who waits for nodes that the job has and its plan gives up: jobs of higher priority, others, or none."""
+        own = job_name(job)
+        awaited: Literal["", "others"] = ""
         for name, held in holdings(job).items():
-            pool, own = self._state.pools.get(name), found.jobs[job_name(job)].counts.get(name, 0)
-            if pool is not None and held > own:
-                wanted = sum(plan.counts.get(name, 0) for plan in found.jobs.values())
-                if held - own + wanted > pool.spec.limits.nodes:
-                    return True
-        return False
+            pool, kept = self._state.pools.get(name), found.jobs[own].counts.get(name, 0)
+            takers = {other: plan.counts.get(name, 0) for other, plan in found.jobs.items()}
+            if pool is None or held <= kept or held - kept + sum(takers.values()) <= pool.spec.limits.nodes:
+                continue
+            if any(count and priorities[other] > priorities[own] for other, count in takers.items()):
+                return "higher"
+            awaited = "others"
+        return awaited
 
     def _job(self, job: TrainingJob, now: datetime) -> FleetJob:
         report, age = self._poller.latest(job.metadata.uid)

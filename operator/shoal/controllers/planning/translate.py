@@ -84,6 +84,7 @@ def fleet_job(
         zone_policy=spec.workers.zone_policy,
         parameter_servers=spec.parameter_servers.replicas,
         running=running(job),
+        asked=asked(job),
         deadline_seconds=_deadline(job, now),
         budget_left=None if objective.max_cost is None else float(objective.max_cost) - spent,
         prefer=objective.prefer,
@@ -138,6 +139,13 @@ def running(job: TrainingJob) -> dict[str, int]:
             and slot.state in {"Starting", "Running", "Silent"}
         )
     )
+
+
+def asked(job: TrainingJob) -> tuple[str, ...]:
+    """Pools of which a worker of the job has no node yet."""
+    waiting = {"Planned", "Starting"}
+    slots = (slot for slot in job.status.slots if slot.role == "worker" and slot.pool and not slot.node)
+    return tuple(sorted({slot.pool for slot in slots if slot.state in waiting and not slot.cause}))
 
 
 def model_of(

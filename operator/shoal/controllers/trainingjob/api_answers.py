@@ -33,6 +33,8 @@ class ApiAnswers:
     """Recorded pods of which the API server said that they do not exist: no pod of a run has the name again."""
     gone_nodes: dict[str, datetime] = field(default_factory=dict)
     """The same of nodes, whose names are used again; asked again after a while."""
+    first_look: bool = True
+    """This process has not recorded the job's status yet, and others may have made pods of it before."""
     conflicting: dict[str, tuple[NameConflict, datetime]] = field(default_factory=dict)
     """Objects of other owners, and when they were seen."""
 

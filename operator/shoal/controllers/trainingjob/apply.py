@@ -8,6 +8,7 @@ plan; an answer that may differ on retry is an error, after which the work queue
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from collections.abc import Callable
@@ -65,6 +66,8 @@ _ADMISSION = ("admission webhook", "ValidatingAdmissionPolicy")
 FIELD_MANAGER = "shoal-operator"
 MAX_IN_FLIGHT = 16
 """Concurrent requests of one job, so that a large job does not delay the others."""
+GROWTH_IN_FLIGHT = 8
+"""Of these, those for pods that replace none: more would only wait in the API server, and losses behind them."""
 
 
 @dataclass(frozen=True)
@@ -101,13 +104,13 @@ class Applier:
         """Carry out the actions in order; consecutive ones that belong together run concurrently."""
         errors: list[ClusterError] = []
         changed, refused = 0, False
-        limit = asyncio.Semaphore(MAX_IN_FLIGHT)
+        limit, growth = asyncio.Semaphore(MAX_IN_FLIGHT), asyncio.Semaphore(GROWTH_IN_FLIGHT)
 
         async def one(action: Action) -> None:
             nonlocal changed, refused
             kind = type(action).__name__
             try:
-                async with limit:
+                async with growth if _grows(job, action) else contextlib.nullcontext(), limit:
                     done = await self._do(job, action)
             except ClusterError as error:
                 errors.append(error)
@@ -135,7 +138,10 @@ class Applier:
         answers = self._answers.get(job.metadata.uid)
         match action:
             case CreatePod(name, manifest):
-                return await self._create(job, answers, "/api/v1", "pods", name, manifest, self._saw_pod)
+                urgent = not _grows(job, action)
+                return await self._create(
+                    job, answers, "/api/v1", "pods", name, manifest, self._saw_pod, urgent=urgent
+                )
             case CreateService(name, manifest):
                 return await self._create(
                     job, answers, "/api/v1", "services", name, manifest, self._saw_service
@@ -192,6 +198,7 @@ class Applier:
         saw: Callable[[bytes], None] | None,
         *,
         unique: bool = False,
+        urgent: bool = False,
     ) -> bool:
         """Create an object; True if it exists now and belongs to the job.
 
@@ -201,7 +208,11 @@ class Applier:
         if known is None or known.metadata.uid != job.metadata.uid or known.metadata.deletion_timestamp:
             return False  # the job was deleted meanwhile
         answer = await self._transport.request(
-            "POST", _path(group, job, plural), query={"fieldValidation": "Strict"}, body=manifest
+            "POST",
+            _path(group, job, plural),
+            query={"fieldValidation": "Strict"},
+            body=manifest,
+            urgent=urgent,
         )
         exists = answer.status == 409 and answer.reason == "AlreadyExists"
         # A full quota refuses a create even if the object exists already.
@@ -318,6 +329,11 @@ class Applier:
 
     def _saw_budget(self, body: bytes) -> None:
         self._state.budgets.put(DisruptionBudget.model_validate_json(body), ours=True)
+
+
+def _grows(job: TrainingJob, action: Action) -> bool:
+    """Whether it makes a pod that replaces none."""
+    return isinstance(action, CreatePod) and action.incarnation == names.first_incarnation(job)
 
 
 def _stage(action: Action) -> str:

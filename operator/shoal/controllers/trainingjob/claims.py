@@ -1,8 +1,8 @@
 """Which nodes of each pool the jobs have, so that all of them together keep to `limits.nodes`.
 
 A job plans for itself when it is reconciled, from a proposal that is made for all jobs together. But others leave their
-nodes late: until then, these are not to be had. A plan that was decided counts before it is in the cache, so that two
-jobs that are reconciled at the same moment never take the same node.
+nodes late: until then, these are not to be had. What was decided counts before it is in the cache, the workers that are
+made next included, so that two jobs that are reconciled at the same moment never take the same node.
 """
 
 from __future__ import annotations
@@ -10,15 +10,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
+from shoal.api.labels import POOL
 from shoal.api.training_job import TrainingJob
-from shoal.api.training_job_status import TrainingJobStatus
+from shoal.policy.model import CreatePod, Plan
 
 
-def holdings(job: TrainingJob, status: TrainingJobStatus | None = None) -> Counter[str]:
-    """Nodes by pool that a job has or plans to have. `status`: a newer one than its own."""
-    status = status or job.status
+def holdings(job: TrainingJob, decided: Plan | None = None) -> Counter[str]:
+    """Nodes by pool that a job has or plans to have. `decided`: a newer plan than its status."""
+    status = decided.status if decided else job.status
     places = {(slot.pool, slot.index) for slot in status.slots if slot.pool and slot.state != "Ended"}
-    slots = Counter(pool for pool, _ in places)  # a worker and its successor in one pool count once
+    for action in decided.actions if decided else ():
+        if isinstance(action, CreatePod) and action.role == "worker":
+            places.add((action.manifest["metadata"]["labels"].get(POOL, ""), action.index))
+    slots = Counter(pool for pool, _ in places if pool)  # a worker and its successor in one pool count once
     carried_out = job.spec.elasticity.mode == "Auto" and not (status.finished or job.spec.suspend)
     return slots | Counter(status.plan.pools) if carried_out and status.plan is not None else slots
 
@@ -31,10 +35,10 @@ class Claims:
         self._decided: dict[str, Counter[str]] = {}
         self._read: dict[str, tuple[str | None, Counter[str]]] = {}
 
-    def decide(self, job: TrainingJob, status: TrainingJobStatus) -> None:
+    def decide(self, job: TrainingJob, decided: Plan) -> None:
         """Remember what was decided for a job, until it is decided again."""
         if job.spec.workers.pools:
-            self._decided[job.metadata.uid] = holdings(job, status)
+            self._decided[job.metadata.uid] = holdings(job, decided)
 
     def of_others(self, job: TrainingJob) -> Mapping[str, int]:
         """Nodes by pool of all jobs but this one."""

@@ -67,12 +67,14 @@ class Observer:
                 services[service.metadata.name] = service
             else:
                 conflicts[service.metadata.name] = name_conflict(service.metadata, job)
+        answers.first_look = answers.first_look and bool(services)  # they are made before the pods
         report, age = self._poller.latest(uid)
         failing, because = self._poller.unreachable(uid)
         signals = self._node_signals()
         return Observation(
             job=job,
             now=now,
+            first_look=answers.first_look,
             images=self._images,
             pods=tuple(sorted(pods, key=lambda pod: pod.metadata.name)),
             services=services,
@@ -85,7 +87,7 @@ class Observer:
             unreachable_seconds=failing,
             unreachable_because=because,
             refusals=answers.refusals(now, job.metadata.generation),
-            confirmed_absent=_Gone(answers, self._state, namespace),
+            confirmed_absent=_Gone(answers, self._state, namespace, uid),
             absent_nodes=_GoneNodes(answers.absent_nodes(now), self._state),
             api_returned_at=self._api_returned_at(),
             platform=self._state.platform,
@@ -102,11 +104,13 @@ class Observer:
 class _Gone(Container[str]):
     """The pods that are known not to exist: they were seen to be deleted, or the API server was asked."""
 
-    def __init__(self, answers: ApiAnswers, state: ClusterState, namespace: str) -> None:
-        self._answers, self._state, self._namespace = answers, state, namespace
+    def __init__(self, answers: ApiAnswers, state: ClusterState, namespace: str, uid: str) -> None:
+        self._answers, self._state, self._namespace, self._uid = answers, state, namespace, uid
 
     def __contains__(self, name: object) -> bool:
-        return name in self._answers.gone_pods or self._state.was_deleted(self._namespace, str(name))
+        return name in self._answers.gone_pods or self._state.was_deleted(
+            self._namespace, str(name), self._uid
+        )
 
 
 class _GoneNodes(Container[str]):

@@ -33,6 +33,9 @@ NAME_CONFLICT_SECONDS = 3.0
 """Interval of retries after a name conflict: no watch reports when the name is free."""
 UNCHANGED_SECONDS = 1.0
 """Delay after a reconcile that had objects to create but changed nothing."""
+REST_SECONDS_PER_POD = 150e-6
+"""A plan takes a tenth of this for each pod, so that a job of any size has a tenth of the event loop."""
+LEAST_REST_SECONDS = 0.01
 
 _REMOVALS = (DeletePod, DeleteService, DeleteDisruptionBudget, DeleteJob)
 
@@ -40,7 +43,8 @@ _REMOVALS = (DeletePod, DeleteService, DeleteDisruptionBudget, DeleteJob)
 class Reconciler:
     """Called by the work queue with the key of a job; returns the seconds until the next reconcile, or None.
 
-    `waited`: for how long the key that is being reconciled had waited in the queue.
+    `waited`: for how long the key that is being reconciled had waited in the queue. `rest`: has it wait before the next
+    reconcile, unless that is urgent.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class Reconciler:
         reactions: Reactions,
         waited: Callable[[Key], float],
         wake: Wake,
+        rest: Callable[[Key, float], None] = lambda _key, _seconds: None,
     ) -> None:
         self._observer = observer
         self._applier = applier
@@ -71,12 +76,16 @@ class Reconciler:
         self._reactions = reactions
         self._waited = waited
         self._wake = wake
+        self._rest = rest
         self._uids: dict[Key, str] = {}
+        self._large: set[Key] = set()
 
     async def __call__(self, key: Key) -> float | None:
         """Reconcile one job."""
         woken = self._now() - self._waited(key)
         await self._complaints.complain(key)
+        if key in self._large:
+            await asyncio.sleep(0)  # what was decided for others just now is sent first
         self._forget_earlier_runs(key)
         failed: ClusterError | None = None
         changed = False
@@ -91,10 +100,16 @@ class Reconciler:
                 break
             outcome = await self._applier.apply(seen.job, to_make)
             failed, changed = outcome.error, outcome.changed
+        if (rest := REST_SECONDS_PER_POD * len(seen.pods)) > LEAST_REST_SECONDS:
+            self._large.add(key)
+            self._rest(key, rest)
+        else:
+            self._large.discard(key)
         self._listen(key, seen)
         # Only the last plan is reported: an earlier one may have given the same loss another reason.
         reported = await self._reporter.report(seen.job, decided.status, decided.events)
         if reported.recorded:
+            self._answers.get(seen.job.metadata.uid).first_look = False
             to_remove = tuple(a for a in decided.actions if isinstance(a, _REMOVALS))
             failed = (await self._applier.apply(seen.job, to_remove)).error or failed
         if failed is not None:
@@ -123,7 +138,7 @@ class Reconciler:
                 ) as refused:  # what is raised is the fault itself, with its traceback
                     error.add_note(f"The error could not be recorded in the status of the job: {refused}")
             raise
-        self._claims.decide(seen.job, decided.status)  # at once: nothing is awaited since the observation
+        self._claims.decide(seen.job, decided)  # at once: nothing is awaited since the observation
         return decided
 
     def _forget_earlier_runs(self, key: Key) -> None:
@@ -139,6 +154,7 @@ class Reconciler:
             self._reactions.forget(old)
         if uid is None:
             self._uids.pop(key, None)
+            self._large.discard(key)
         else:
             self._uids[key] = uid
 

@@ -2,7 +2,7 @@
 
 Writes that only update telemetry are rate-limited, and so are, to one a second, those that only follow pods as they
 start: what a large job does within a second is one write. A loss is recorded at once, since its pod may be deleted only
-when the reason is in the status.
+when the reason is in the status; a wave of losses in a few writes, that the replacements do not wait for.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ DUE_SECONDS = 1e-3
 """A wait so short is over: it is a rounding error, and a timer of it may fire before the clock has moved."""
 SETTLE_SECONDS = 1.0
 """Minimum interval of writes that record neither a loss nor an end."""
+WAVE_SECONDS = 0.2
+"""Minimum interval of writes that record the losses of workers and nothing else that is urgent."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +92,16 @@ class Reporter:
 
     def _too_soon(self, job: TrainingJob, status: TrainingJobStatus, telemetry_only: bool) -> float | None:
         last = self._written.get(job.metadata.uid)
-        if last is None or (not telemetry_only and _is_urgent(job.status, status)):
+        if last is None:
             return None
-        left = last + (self._telemetry_seconds if telemetry_only else self._settle_seconds) - self._now()
+        pause = self._telemetry_seconds
+        if not telemetry_only:
+            if _is_awaited(job.status, status):
+                return None
+            pause = self._settle_seconds
+            if _counts_losses(job.status, status):
+                pause = min(WAVE_SECONDS, pause)
+        left = last + pause - self._now()
         return left if left > DUE_SECONDS else None
 
     @staticmethod
@@ -100,18 +109,26 @@ class Reporter:
         return asyncio.get_running_loop().time()
 
 
-def _is_urgent(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:
-    """Whether the new status records what must not be lost, or what people and programs wait for."""
-    if (old.phase, old.reason, old.restarts) != (new.phase, new.reason, new.restarts):
+def _is_awaited(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:
+    """Whether people, programs or the next pod of a server wait for what the new status says."""
+    if (old.phase, old.observed_generation) != (new.phase, new.observed_generation):
         return True
-    if old.observed_generation != new.observed_generation or old.parameter_servers != new.parameter_servers:
+    if old.parameter_servers != new.parameter_servers:
         return True
-    before, after = ({_identity(slot) for slot in status.slots} for status in (old, new))
+    before, after = (
+        {(slot.index, slot.incarnation, slot.cause) for slot in status.slots if slot.role == "ps"}
+        for status in (old, new)
+    )
     return before != after
 
 
-def _identity(slot: Slot) -> tuple[str, int, int, str] | None:
-    """What of a slot is written at once: the servers, whose incarnation is an epoch, and why a pod goes."""
-    if slot.role == "ps" or slot.cause:
-        return slot.role, slot.index, slot.incarnation, slot.cause
-    return None
+def _counts_losses(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:
+    """Whether the new status says why pods go."""
+    if (old.reason, old.restarts) != (new.reason, new.restarts):
+        return True
+    before, after = ({_loss(slot) for slot in status.slots if slot.cause} for status in (old, new))
+    return before != after
+
+
+def _loss(slot: Slot) -> tuple[int, int, str]:
+    return slot.index, slot.incarnation, slot.cause

@@ -50,9 +50,12 @@ class Creator:
         last = members[-1] if members else None
         if last and (due := not_before(last)) is not None and self.actions.timers.pending(due):
             return None
-        place = Place(
-            self._role, index, last.place.incarnation + 1 if last else self._facts.first_incarnation
-        )
+        number = last.place.incarnation if last else self._facts.first_incarnation - 1
+        if last is None or not last.planned:
+            number += 1
+        place = Place(self._role, index, number)
+        while self._name(place) in self._facts.seen.confirmed_absent:  # made, and gone before it was recorded
+            place = place._replace(incarnation=place.incarnation + 1)
         return place if self.may_create(place) else None
 
     def may_create(self, place: Place) -> bool:

@@ -137,7 +137,8 @@ def _is_due(
     since = proposal.since
     if proposal.urgent or since is None:
         return proposal.urgent
-    return not facts.timers.pending(since + timedelta(seconds=wait.up if grows else wait.down))
+    seconds = wait.up if grows or proposal.awaited else wait.down
+    return not facts.timers.pending(since + timedelta(seconds=seconds))
 
 
 def _waits_for_measurement(facts: Facts, proposal: Proposal) -> bool:

@@ -43,13 +43,11 @@ def create_servers(facts: Facts, servers: ByIndex, wanted: Wanted, actions: Acti
 
 def _create(facts: Facts, shard: int, members: list[Member], creator: Creator) -> None:
     last = members[-1] if members else None
-    if last is not None and last.planned and not _is_old(facts, last):
-        if creator.may_create(last.place):
-            creator.create(last.place)
-        return
     if (place := creator.next_place(shard, members)) is None:
         return
-    if place.incarnation == facts.first_incarnation:
+    if last is not None and last.planned and _is_old(facts, last) and place == last.place:
+        place = place._replace(incarnation=place.incarnation + 1)
+    if place.incarnation == facts.first_incarnation or (last is not None and place == last.place):
         creator.create(place)
         return
     planned = Slot(

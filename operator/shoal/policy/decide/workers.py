@@ -5,6 +5,11 @@ that still use their nodes; pods on nodes that were announced to go, or are not 
 number of replacements may be unscheduled, so that neither the scheduler nor an autoscaler is flooded.
 
 A pod of a pool that is full waits until the worker that is to leave it has left.
+
+An incarnation is never used twice: a push of the second pod would be taken for one of the first. A leader records a pod
+with the next status, which would be too late if it died, and the pod vanished, before. So there is at most one such pod
+for each slot, and the next leader, who cannot know of it, leaves its number out: at its first look at a job it records
+the incarnation after that for each vacant slot, and creates the pod then. In any other case nothing waits for a write.
 """
 
 from __future__ import annotations
@@ -13,12 +18,16 @@ from collections import Counter
 from collections.abc import Sequence
 from math import ceil
 
+from shoal.api.labels import Place
+from shoal.api.training_job_status import Slot
 from shoal.policy.common.timers import Timers
+from shoal.policy.decide.backoff import not_before
 from shoal.policy.decide.creation import Actions, Creator
 from shoal.policy.decide.members import MOVED, OWN_CAUSES, ByIndex, Member
 from shoal.policy.decide.wanted import Wanted
 from shoal.policy.facts.read import Facts
 from shoal.policy.facts.signals import Meaning
+from shoal.policy.facts.verdict import HEALTHY
 
 MIN_UNSCHEDULED = 16
 UNSCHEDULED_SHARE = 0.25
@@ -45,7 +54,11 @@ def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Acti
     ]
     if not vacant:
         return
+    if facts.seen.first_look:
+        _plan_ahead(facts, workers, vacant, wanted, timers)
+        return
     creator = Creator(facts, "worker", wanted, actions)
+    unrecorded = {each.place for each in facts.sightings["worker"] if not each.recorded}
     leaving = _nodes_that_go(facts)
     holding = {
         index: sum(_holds(each, timers, leaving) for each in workers[index])
@@ -67,6 +80,9 @@ def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Acti
         group = workers.get(index, [])
         if (index in needs_surge and surge_left <= 0) or (group and unscheduled_left <= 0):
             continue
+        if group and group[-1].place in unrecorded:
+            timers.after(0.0)  # when it is recorded
+            continue
         if not rooms.has_one(index):
             timers.after(ROOM_SECONDS)
             continue
@@ -76,6 +92,27 @@ def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Acti
             rooms.take(index)
             surge_left -= index in needs_surge
             unscheduled_left -= bool(group)
+
+
+def _plan_ahead(facts: Facts, workers: ByIndex, vacant: list[int], wanted: Wanted, timers: Timers) -> None:
+    """Record the next pod of each vacant slot, after the one that an earlier leader may have made unseen."""
+    for index in vacant:
+        last = workers[index][-1] if index in workers else None
+        if last and (due := not_before(last)) is not None and timers.pending(due):
+            continue  # nobody made one yet
+        number = facts.first_incarnation if last is None else last.place.incarnation + 1
+        place = Place("worker", index, number + 1)
+        home = wanted.home(place)
+        slot = Slot(
+            index=index,
+            incarnation=place.incarnation,
+            state="Planned",
+            attempts=last.slot.attempts if last else 0,
+            pool=home.pool,
+            on_demand=home.on_demand,
+        )
+        workers.setdefault(index, []).append(Member(place, slot, None, HEALTHY, recorded=False))
+        timers.after(0.0)  # when this is written
 
 
 class _Rooms:

@@ -115,15 +115,21 @@ class _Reader:
         if pod is None:
             assert record is not None
             return Sighting(place, record, None, self._vanished(record), self._signal_after(record))
-        slot = record or Slot(
-            role=place.role,
-            index=place.index,
-            incarnation=place.incarnation,
-            state="Starting",
-            attempts=older.slot.attempts if older else 0,
-            pool=pod.metadata.labels.get(POOL, "") if place.role == "worker" else "",
-            on_demand=ON_DEMAND in pod.metadata.labels,
-            created_at=parse_time(pod.metadata.creation_timestamp),
+        planned = record is not None and record.state == "Planned"
+        before = record if planned else older.slot if older else None
+        slot = (
+            record
+            if record is not None and not planned
+            else Slot(
+                role=place.role,
+                index=place.index,
+                incarnation=place.incarnation,
+                state="Starting",
+                attempts=before.attempts if before else 0,
+                pool=pod.metadata.labels.get(POOL, "") if place.role == "worker" else "",
+                on_demand=ON_DEMAND in pod.metadata.labels,
+                created_at=parse_time(pod.metadata.creation_timestamp),
+            )
         )
         node_name = pod.spec.node_name
         node = seen.nodes.get(node_name) if node_name else None

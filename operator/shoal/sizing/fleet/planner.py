@@ -1,9 +1,13 @@
-"""Plan all jobs that share pools: by priority, then by least slack; each sees what the ones before it left."""
+"""Plan all jobs that share pools: by priority, then by least slack; each sees what the ones before it left.
+
+Where that is dear, or leaves one without the nodes that it needs, they are planned together (`plan_together`).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from shoal.errors import UsageError
@@ -25,6 +29,11 @@ SPARE = 0.1
 """What a running job with spot workers gains by ending early, as a part of its cost: see `Objective.spare`."""
 AS_FAST = 1.05
 """A plan that takes up to this times as long as the fastest one is as fast: speeds are not known any better."""
+WORTH_A_TRADE = 0.1
+"""Jobs trade pools where all of them together then cost less by this part, since less is not known any better; or less
+at all, if that moves fewer workers: what was traded stays so."""
+MOST_TRADERS = 8
+"""Of more jobs no cheaper trade is looked for: it takes a third of a second for each, once a minute."""
 WORTH_A_SERVER = 0.1
 """One more parameter server is worth a word if it makes the job faster by this part."""
 
@@ -50,7 +59,7 @@ def plan_fleet(
     speeds = SpeedModel(profiles)
     left = {pool.name: pool.limit for pool in pools}
     plans: dict[str, JobPlan] = {}
-    order = sorted(jobs, key=lambda job: (-job.priority, _slack(job, pools, speeds), job.name))
+    order = sorted(jobs, key=lambda job: (-job.priority, *_urgency(job, pools, speeds), job.name))
     for job in order:
         planned = _one(job, pools, left, speeds, confidence, seed)
         plans[job.name] = planned
@@ -67,9 +76,10 @@ def _traded(
     speeds: SpeedModel,
     confidence: float,
 ) -> dict[str, JobPlan]:
-    """Better plans where a job misses its limits because of what others took, and they could do with other pools."""
+    """Better plans where a job misses its limits, or pays more, because of what others took that need it less."""
     able = [job for job in order if plans[job.name].finish_seconds is not None]
-    if len(able) < 2 or all(plans[job.name].feasible for job in able):
+    kept = all(plans[job.name].feasible for job in able)
+    if len(able) < 2 or (kept and not (len(able) <= MOST_TRADERS and _is_contended(able, plans, pools))):
         return {}
     limits = {pool.name: pool.limit for pool in pools}
     for job in order:
@@ -95,27 +105,63 @@ def _traded(
 
     if not all(any(plan.counts) for plan in found):
         return {}
-    if missed([plan.feasible for plan in found]) >= missed([plans[job.name].feasible for job in able]):
-        return {}
-    return {
+    traded = {
         job.name: _answer(job, one, answer) for job, one, answer in zip(able, problems, found, strict=True)
     }
+    then, now = ([each[job.name].feasible for job in able] for each in (traded, plans))
+    cost, alone = (sum(each[job.name].cost or 0.0 for job in able) for each in (traded, plans))
+    moves, otherwise = (sum(_moved(job, each[job.name]) for job in able) for each in (traded, plans))
+    cheaper = cost < (alone if moves < otherwise else (1 - WORTH_A_TRADE) * alone)
+    if missed(then) > missed(now) or (missed(then) == missed(now) and not cheaper):
+        return {}
+    return traded
 
 
-def _slack(job: FleetJob, pools: Sequence[FleetPool], speeds: SpeedModel) -> float:
-    """The time to the deadline, over the time that the job takes with all the workers that it may have."""
+def _moved(job: FleetJob, plan: JobPlan) -> int:
+    """Workers that a plan starts or ends."""
+    return sum(
+        abs(plan.counts.get(pool, 0) - job.running.get(pool, 0)) for pool in {*plan.counts, *job.running}
+    )
+
+
+def _is_contended(jobs: Sequence[FleetJob], plans: Mapping[str, JobPlan], pools: Sequence[FleetPool]) -> bool:
+    """Whether a job uses a dearer pool than one that it names and of which others have all nodes."""
+    used = Counter[str]()
+    for job in jobs:
+        used.update({name: n for name, n in plans[job.name].counts.items() if n})
+    full = {pool.name for pool in pools if used[pool.name] >= pool.limit > 0}
+    prices = {pool.name: pool.price_per_hour or 0.0 for pool in pools}
+
+    def dear(plan: JobPlan, name: str) -> float:
+        return prices[name] / plan.speeds[name] if plan.speeds.get(name) else math.inf
+
+    for job in jobs:
+        plan = plans[job.name]
+        most = max((dear(plan, name) for name, n in plan.counts.items() if n), default=0.0)
+        for name in full.intersection(job.pools):
+            if plan.counts.get(name, 0) < used[name] and dear(plan, name) < most:
+                return True
+    return False
+
+
+def _urgency(job: FleetJob, pools: Sequence[FleetPool], speeds: SpeedModel) -> tuple[bool, float]:
+    """Whether the job's speed was never measured; and the time to the deadline, over the least that the job takes.
+
+    What is known to need a pool goes before what is only thought to.
+    """
     if job.deadline_seconds is None or job.model is None or job.samples_left is None:
-        return math.inf
+        return False, math.inf
     try:
         one = job_problem(job, job.model, _work(job), pools, {p.name: p.limit for p in pools}, speeds, 0.95)
     except UsageError:
-        return math.inf
+        return False, math.inf
     rates = sorted(
         (pool.batch / pool.step_seconds for pool in one.problem.pools for _ in range(pool.limit)),
         reverse=True,
     )
     fastest = sum(rates[: job.max_workers])
-    return job.deadline_seconds * fastest / max(job.samples_left, 1.0)
+    slack = job.deadline_seconds * fastest / max(job.samples_left, 1.0)
+    return MEASURED not in one.basis.values(), slack
 
 
 def _one(
@@ -192,7 +238,8 @@ def _with_trial(job: FleetJob, one: JobProblem, found: Plan, answer: JobPlan) ->
     unmeasured = {name for name, basis in one.basis.items() if basis != MEASURED}
     if not found.feasible or job.min_workers == job.max_workers:
         return answer
-    trial = worth_measuring(one.problem, found.counts, found.cost, found.seconds, unmeasured)
+    begun = {*job.asked, *(name for name, n in job.running.items() if n)}
+    trial = worth_measuring(one.problem, found.counts, found.cost, found.seconds, unmeasured, begun)
     if trial is None:
         return answer
     price = next(pool.price for pool in one.problem.pools if pool.name == trial.pool)
@@ -223,8 +270,8 @@ def _answer(job: FleetJob, one: JobProblem, found: Plan) -> JobPlan:
     used = [(pool.name, n) for pool, n in zip(problem.pools, found.counts, strict=True)]
     hourly = sum(pool.price * n for pool, n in zip(problem.pools, found.counts, strict=True))
     expected = samples_per_second(problem, found.counts)
-    if isinstance(problem.work, StepWork):
-        expected *= problem.work.share_of_steps(max(sum(found.counts), 1))
+    if job.beside is not None:
+        expected *= job.beside.share_of_steps(max(sum(found.counts), 1))
     return JobPlan(
         counts=dict(used),
         parameter_servers=found.servers,

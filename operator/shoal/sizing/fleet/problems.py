@@ -91,6 +91,7 @@ def job_problem(
             prefer=job.prefer,
             confidence=confidence,
             spare=spare if any(option.spot for option in options) else 0.0,
+            spent=job.spent,
         ),
         min_workers=job.min_workers,
         max_workers=job.max_workers,

@@ -20,7 +20,7 @@ def fleet_pool(pool: CapacityPool, now: datetime | None = None) -> FleetPool:
     spec, status = pool.spec, pool.status
     starts = status.startup
     out = next((c for c in status.conditions if c.type == "Exhausted" and c.status == "True"), None)
-    since = out.last_transition_time if out is not None else None
+    since = status.out_since or out.last_transition_time if out is not None else None
     return FleetPool(
         name=pool.metadata.name,
         accelerator=spec.accelerator.name if spec.accelerator else None,

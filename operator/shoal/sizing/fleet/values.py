@@ -60,7 +60,8 @@ class FleetJob:
     metric, they are uncertain by `samples_sigma` (of their logarithm), and depend on the workers by `efficiency`.
     `beside`: what is to be done beside training steps; None: not known.
     `deadline_seconds` and `budget_left` are what is left from now; None: no limit. `running` workers need no start-up.
-    `speeds_now`: samples/s of single workers, by pool, of those that have worked for a while.
+    In the pools of `asked` it waits for nodes. `speeds_now`: samples/s of single workers, by pool, of those that have
+    worked for a while.
     """
 
     name: str
@@ -80,6 +81,7 @@ class FleetJob:
     zone_policy: Literal["Same", "Preferred", "Any"] = "Same"
     parameter_servers: int = 1
     running: Mapping[str, int] = field(default_factory=dict)
+    asked: tuple[str, ...] = ()
     deadline_seconds: float | None = None
     budget_left: float | None = None
     prefer: Literal["MinCost", "MinTime"] = "MinCost"

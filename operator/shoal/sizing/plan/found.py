@@ -38,9 +38,7 @@ def ranks(objective: Objective, out: Evaluated) -> tuple[Floats, Floats]:
     if objective.prefer == "BestValue":
         # Speed over cost is work / (time x cost): the smallest product is the most speed for the cost.
         return out.seconds * out.cost, out.cost
-    if objective.deadline is not None and objective.spare:
-        return out.cost * (1 + objective.spare * out.seconds / objective.deadline), out.seconds
-    return out.cost, out.seconds
+    return objective.with_spare_time(out.cost, out.seconds), out.seconds
 
 
 def feasible(objective: Objective, out: Evaluated) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

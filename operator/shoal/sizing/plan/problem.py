@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from shoal.errors import UsageError
 from shoal.sizing.availability import Availability, Calm, Markov
 from shoal.sizing.beside import Beside
+from shoal.sizing.speed import priors
 from shoal.sizing.speed.efficiency import Efficiency
 from shoal.sizing.types import PsModel
 
@@ -38,7 +39,7 @@ ZonePolicy = Literal["Same", "Preferred", "Any"]
 
 CONFIDENCE = 0.95
 """Default probability of meeting the deadline."""
-SCALING_SIGMA = 0.2
+SCALING_SIGMA = priors.SERVER_SIGMA[3]
 """Standard deviation of s in the capacity k^s of k servers, beyond the number measured."""
 
 
@@ -141,13 +142,6 @@ class StepWork:
             self.samples if self.efficiency is None else self.samples * self.efficiency.factor(workers, z)
         )
         return needed if self.beside is None else needed + self.beside.samples(needed, workers)
-
-    def share_of_steps(self, workers: float) -> float:
-        """The part of the time in which so many workers train."""
-        if self.samples is None or self.beside is None:
-            return 1.0
-        needed = float(self.samples_of(workers))
-        return float(replace(self, beside=None).samples_of(workers)) / needed
 
     def spread(self, workers: Floats) -> Floats:
         """(m,) standard deviation of the logarithm of the work."""
@@ -286,8 +280,9 @@ class Servers:
 class Objective:
     """The limits, and what to minimize. `deadline` in s from now, `budget` in the currency; None: no limit.
 
-    `spare`: what it is worth to end now rather than at the deadline, as a part of the cost, where that is to be least.
-    What is done early leaves time to wait for nodes when they run out, and no plan knows when that is.
+    `spare`: what it is worth to end now rather than at the deadline, as a part of the cost of the whole job, of which
+    `spent` was paid already, where that is to be least. What is done early leaves time to wait for nodes when they run
+    out, and no plan knows when that is.
     """
 
     deadline: float | None = None
@@ -295,9 +290,11 @@ class Objective:
     prefer: Prefer = "MinCost"
     confidence: float = CONFIDENCE
     spare: float = 0.0
+    spent: float = 0.0
 
     def __post_init__(self) -> None:
         _number(self.spare, "the worth of spare time", least=0)
+        _number(self.spent, "what was spent", least=0)
         if self.deadline is not None:
             _number(self.deadline, "the deadline in seconds", above=0)
         if self.budget is not None:
@@ -306,6 +303,12 @@ class Objective:
             raise UsageError(f"the confidence must be at least 0.5 and below 1, not {self.confidence}")
         if self.prefer not in ("MinCost", "MinTime", "BestValue"):
             raise UsageError(f"prefer MinCost, MinTime or BestValue, not {self.prefer}")
+
+    def with_spare_time(self, cost: Any, seconds: Any) -> Any:
+        """The cost, and what it is worth to end in less than these seconds; numbers or arrays."""
+        if self.deadline is None or not self.spare:
+            return cost
+        return cost + self.spare * (cost + self.spent) * seconds / self.deadline
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ def switch_gain(
         return float(np.mean(then.finish < now.finish)), kept >= objective.confidence
     left = zip(problem.pools, current, new, strict=True)
     drained = sum(max(old - n, 0) * pool.price * pool.idle_seconds for pool, old, n in left) / 3600
-    spare = 0.0 if objective.deadline is None else objective.spare / objective.deadline
-    better = (then.cost + drained) * (1 + spare * then.finish) < now.cost * (1 + spare * now.finish)
+    better = objective.with_spare_time(then.cost + drained, then.finish) < objective.with_spare_time(
+        now.cost, now.finish
+    )
     return float(np.mean(better)), kept >= objective.confidence

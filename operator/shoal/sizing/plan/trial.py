@@ -28,6 +28,8 @@ KNOWN_SIGMA = 0.03
 DRAWS = tuple(NormalDist().inv_cdf((n + 0.5) / 7) for n in range(7))
 LEAST_SHARE = 0.02
 """A saving of less than this part of the cost is within what the plan does not model."""
+GIVEN_UP = 0.5
+"""A measurement that has begun is given up where it is worth less than this part of what makes one begin."""
 MOST_COMBINATIONS = 20_000
 """Beyond, the search takes too long to be repeated for every speed."""
 
@@ -42,7 +44,12 @@ class Trial:
 
 
 def worth_measuring(
-    problem: Problem, counts: Sequence[int], cost: float, seconds: float, unmeasured: Collection[str]
+    problem: Problem,
+    counts: Sequence[int],
+    cost: float,
+    seconds: float,
+    unmeasured: Collection[str],
+    begun: Collection[str] = (),
 ) -> Trial | None:
     """The pool whose measurement is worth most beyond its price; None: of none it is.
 
@@ -52,6 +59,7 @@ def worth_measuring(
         cost: its expected cost.
         seconds: its expected time.
         unmeasured: pools whose speed rests on other accelerators or models.
+        begun: those of them in which a worker runs already, or was asked for.
 
     """
     full = problem.max_workers is not None and sum(counts) >= problem.max_workers
@@ -63,7 +71,8 @@ def worth_measuring(
             before = (_startup(pool) + MEASURE_SECONDS) / seconds
             saving = max(1 - before, 0.0) * _saving(problem, at, cost)
             price = _price(pool, problem, cost)
-            if saving > max(price, LEAST_SHARE * cost):
+            least = max(price, LEAST_SHARE * cost)
+            if saving > least * (GIVEN_UP if pool.name in begun else 1.0):
                 found.append(Trial(pool.name, saving, price))
     return max(found, key=lambda trial: trial.saving - trial.price, default=None)
 

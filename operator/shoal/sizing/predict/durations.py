@@ -51,7 +51,7 @@ class SnapshotTime:
         )
         known = len(set(models))
         self.notes = [
-            "the intervals are wider by what equal runs of CM-DARE differ from day to day"
+            "the intervals are wider by what stores differ between days and places, which shifts all times together"
             if self.elsewhere
             else "the intervals are for the storage and the day that were measured: another one shifts all times"
         ]
@@ -66,7 +66,7 @@ class SnapshotTime:
         if self._fit is None:
             raise NotEnoughData("no measurement of a snapshot's time is known: call fit first")
         mean, sigma = self._fit.predict(
-            self._matrix(rows), elsewhere=priors.ANOTHER_DAY if self.elsewhere else 0.0
+            self._matrix(rows), elsewhere=priors.ANOTHER_STORE if self.elsewhere else 0.0
         )
         return np.exp(np.column_stack([mean - Z90 * sigma, mean, mean + Z90 * sigma]))
 

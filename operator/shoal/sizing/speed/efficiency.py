@@ -29,13 +29,17 @@ __all__ = ["Efficiency", "WorkLeft", "samples_to_target"]
 
 Floats = NDArray[np.float64]
 
-PENALTY, PENALTY_SIGMA = 0.2, 1.0
-"""The prior of k: median, and standard deviation of its logarithm. Measured on the real shard: 0.3 to 0.6 on digits,
-0.05 to 0.5 on MNIST, less the longer the training (docs/benchmarks/efficiency.md)."""
+PENALTY, PENALTY_SIGMA = 0.25, 0.7
+"""The prior of k: median, and standard deviation of its logarithm. Measured on the real shard with 4, 8 and 16 workers:
+0.24, and 0.12 to 0.60 in 90 %, of digits, MNIST, a table and words (docs/benchmarks/efficiency.md); a little wider,
+since those are small."""
 LEAST_POINTS = 5
 MOST_POINTS = 200
 MOST_WAY_LEFT = 0.25
 """Before three quarters of the way from the first value to the target, the beginning of a curve misleads."""
+BEGINNING = 0.3
+"""The part of the way from which a curve teaches k. From its start, that of an embedding, which is flat for a while, it
+taught a k three times too large; what is left is foreseen from all of it."""
 MOST_COUNTED = 8
 """Points beyond these sharpen nothing: the deviations of a real curve from the form are not independent."""
 FARTHEST = 20.0
@@ -138,14 +142,14 @@ def samples_to_target(
     shared = prior.copy()
     for x, y, n in everything[1:]:
         if len(x) >= LEAST_POINTS:
-            shared *= _marginal(_fitted(x, y, n, np.ones(len(_PENALTIES)), rises))
+            shared *= _taught(x, y, n, np.ones(len(_PENALTIES)), rises)
     shared /= shared.sum()
     x, y, n = everything[0]
     if len(x) < LEAST_POINTS:
         known = f"{LEAST_POINTS} evaluations are needed to foresee when it ends, and there were {len(x)}"
         return WorkLeft(None, 0.0, _efficiency(shared, workers), _narrowed(shared, prior), known)
     fit = _fitted(x, y, n, shared, rises)
-    penalty = _marginal(fit)
+    penalty = _taught(x, y, n, shared, rises)
     efficiency, learned = _efficiency(penalty, workers), _narrowed(penalty, prior)
     reached = (y[-1] >= target) if rises else (y[-1] <= target)
     if reached:
@@ -232,6 +236,14 @@ def _fitted(x: Floats, y: Floats, n: Floats, weight: Floats, rises: bool) -> _Fi
     variance = sse / max(len(y) - 3, 1) * len(y) / counted
     root = np.linalg.cholesky(np.linalg.inv(normal) * variance[:, None, None])
     return _Fit(chance / chance.sum(), _PENALTIES[k], delay, p, best, root, e[k, -1])
+
+
+def _taught(x: Floats, y: Floats, n: Floats, weight: Floats, rises: bool) -> Floats:
+    """(k,) what a curve teaches of the penalty, `weight` its prior: from where it has begun."""
+    moved = np.abs(y - y[0]) >= BEGINNING * float(np.ptp(y))
+    first = min(int(np.argmax(moved)), len(y) - LEAST_POINTS)
+    before = x[first - 1] if first else 0.0
+    return _marginal(_fitted(x[first:] - before, y[first:], n[first:], weight, rises))
 
 
 def _marginal(fit: _Fit) -> Floats:

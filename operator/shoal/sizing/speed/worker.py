@@ -1,12 +1,13 @@
 """The step time of one worker: one hierarchical model over all networks and accelerators.
 
-    ln t = ln(a_g + b_g F B / d + c_g N + e B / C) + r_g ln d + discrepancy
+    ln t = ln(a_g + b_g W (W / N)^-o + c_g N + e B / C) + r_g ln d + discrepancy
 
-for F FLOPs of a sample, a batch of B samples on d accelerators of kind g, N tensors, and C cores that feed it. The
-coefficients of an accelerator are its data sheet's times what was learned of all accelerators and of this one; the
-discrepancy is a Gaussian process with an effect of the network, one of the network on this accelerator, and a smooth
-part over the size of the work that grows where nothing was measured. So a new network, a new accelerator and both at
-once are answered by the same posterior, and its variance says how sure it is. docs/sizing.md has the derivation.
+for W = F B / d, F FLOPs of a sample, a batch of B samples on d accelerators of kind g, N tensors, and C cores that feed
+it; W / N is the work of a kernel, and large ones fill an accelerator better. The coefficients of an accelerator are its
+data sheet's times what was learned of all accelerators and of this one; the discrepancy is a Gaussian process with an
+effect of the network, one of the network on this accelerator, and a smooth part over the size of the work that grows
+where nothing was measured. So a new network, a new accelerator and both at once are answered by the same posterior, and
+its variance says how sure it is. docs/sizing.md has the derivation.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ __all__ = ["Configuration", "Observation", "WorkerModel"]
 
 Floats = NDArray[np.float64]
 
-GLOBAL = 6  # ln a, ln b, ln c, ln e, the weight of arithmetic, the exponent of overheads
+GLOBAL = 7  # ln a, ln b, ln c, ln e, weight of arithmetic, logit of the host's part of overheads, occupancy
 OWN = 4  # of an accelerator: deviations of a, b, c, and the loss of efficiency over several devices
 
 
@@ -60,6 +61,7 @@ class _Table:
         self.log_devices = np.log([float(row.devices) for row in rows])
         self.work = np.array([_flops(row.model) * row.batch / row.devices for row in rows])
         self.tensors = np.array([float(row.model.tensors) for row in rows])
+        self.filled = np.log(self.work / self.tensors / priors.REFERENCE_KERNEL)
         parameters = np.array([float(row.model.parameters) for row in rows])
         self.guessed = np.array([float(row.model.flops is None) for row in rows])
         arithmetic = np.log([sheet.arithmetic_tflops / priors.REFERENCE_TFLOPS for sheet in found])
@@ -120,7 +122,12 @@ class WorkerModel:
     def _mean(self, table: _Table, theta: Floats) -> tuple[Floats, Floats]:
         """(n,) ln seconds by the form, and its derivatives (n, p)."""
         n = len(table.models)
-        a, b, c, e, weight, overhead = theta[:GLOBAL]
+        a, b, c, e, weight, host, occupancy = theta[:GLOBAL]
+        # The host launches kernels as fast for any accelerator; the rest of an overhead is the accelerator's.
+        part = 1 / (1 + np.exp(-np.clip(host, -30.0, 30.0)))
+        slower = part + (1 - part) * np.exp(-table.small)
+        overhead = np.log(slower)
+        work = np.log(table.work) - occupancy * table.filled
         own = np.zeros((n, OWN))
         own[:, -1] = priors.DEVICES_LOSS
         known = np.array([self._at.get(name, -1) for name in table.devices], dtype=int)
@@ -129,9 +136,9 @@ class WorkerModel:
                 own[i] = theta[GLOBAL + OWN * at : GLOBAL + OWN * (at + 1)]
         parts = np.column_stack(
             [
-                a + own[:, 0] - overhead * table.small,
-                b + own[:, 1] - table.memory - weight * table.balance + np.log(table.work),
-                c + own[:, 2] - overhead * table.small + np.log(table.tensors),
+                a + own[:, 0] + overhead,
+                b + own[:, 1] - table.memory - weight * table.balance + work,
+                c + own[:, 2] + overhead + np.log(table.tensors),
                 e + table.feeding,
             ]
         )
@@ -141,7 +148,8 @@ class WorkerModel:
         jacobian = np.zeros((n, len(theta)))
         jacobian[:, :4] = share
         jacobian[:, 4] = -share[:, 1] * table.balance
-        jacobian[:, 5] = -(share[:, 0] + share[:, 2]) * table.small
+        jacobian[:, 5] = (share[:, 0] + share[:, 2]) * part * (1 - part) * (1 - np.exp(-table.small)) / slower
+        jacobian[:, 6] = -share[:, 1] * table.filled
         for i, at in enumerate(known):
             if at >= 0:
                 jacobian[i, GLOBAL + OWN * at : GLOBAL + OWN * (at + 1)] = [

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -158,6 +160,17 @@ def test_pool_is_exhausted_when_pods_wait_for_longer_than_a_start() -> None:
     )
 
 
+@pytest.mark.parametrize(("said", "waits"), [(5, 30), (20, 80), (30, 120), (60, 120), (180, 360)])
+def test_start_up_that_nobody_measured_is_not_held_to_a_short_guess(said: int, waits: int) -> None:
+    """Else each node is given up just before it comes, and none is ever seen to start."""
+    guessed = pool(startupSeconds=said)
+    for seconds, exhausted in ((waits - 1, "False"), (waits + 1, "True")):
+        status = measure(seen(guessed, waiting=(waiting(seconds),)))
+        assert condition(status, "Exhausted")[0] == exhausted
+    quick = job("a", usage(starts=2, startSeconds=40, startSecondsSquared=800))
+    assert condition(measure(seen(guessed, quick, waiting=(waiting(41),))), "Exhausted")[0] == "True"
+
+
 def test_exhausted_pool_is_tried_again_after_a_while_or_when_a_node_comes() -> None:
     first = measure(seen(pool(), waiting=(waiting(500),)))
 
@@ -170,6 +183,30 @@ def test_exhausted_pool_is_tried_again_after_a_while_or_when_a_node_comes() -> N
     assert later(241, waiting=(waiting(500),)) == ("True", "NoNodes")
     node = Node.model_validate({"metadata": {"name": "n", "labels": {"pool": "spot"}}})
     assert later(1, nodes=[node]) == ("False", "NodesAvailable")
+
+
+def test_pool_that_stays_out_of_nodes_is_tried_less_and_less_often() -> None:
+    """Each try is 130 s of a pod that waits; a try does not begin before the pool counts as having nodes."""
+    status, tries, waits = measure(seen(pool())), [], None
+    for second in range(0, 7200, 10):
+        now = NOW + timedelta(seconds=second)
+        if condition(status, "Exhausted")[0] == "False" and waits is None:
+            waits = second
+            tries.append(second)
+        elif condition(status, "Exhausted")[0] == "True":
+            waits = None
+        created = (NOW + timedelta(seconds=waits or 0)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        pod = Pod.model_validate({"metadata": {"name": "p", "uid": "u", "creationTimestamp": created}})
+        status = measure(seen(pool(status), now=now, waiting=() if waits is None else (pod,)))
+    assert status.out_since is not None
+    gaps = [later - earlier for earlier, later in itertools.pairwise(tries)]
+    assert gaps == sorted(gaps)
+    assert len(tries) <= 7
+    assert max(gaps) <= 1800 + 150
+    node = Node.model_validate({"metadata": {"name": "n", "labels": {"pool": "spot"}}})
+    found = measure(seen(pool(status), now=NOW + timedelta(hours=2), nodes=[node]))
+    assert found.out_since is None
+    assert condition(found, "Exhausted")[0] == "False"
 
 
 def test_transition_time_is_kept_while_a_condition_holds() -> None:

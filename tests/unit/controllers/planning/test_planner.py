@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,12 +13,13 @@ import pytest
 
 from shoal.api.base import Condition
 from shoal.api.capacity_pool import CapacityPool
+from shoal.api.kube import Pod
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import Answer
 from shoal.controllers.planning.metrics import PlanMetrics
 from shoal.controllers.planning.planner import Planner
-from shoal.controllers.planning.translate import END_SECONDS, fleet_job, profile_values, running
+from shoal.controllers.planning.translate import END_SECONDS, asked, fleet_job, profile_values, running
 from shoal.controllers.speedprofile.reconcile import (
     ANNOTATION,
     LATE_SECONDS,
@@ -28,7 +30,7 @@ from shoal.controllers.speedprofile.reconcile import (
 from shoal.controllers.state import ClusterState, Key, Wakes
 from shoal.runtime.metrics import Metrics
 from shoal.runtime.status_writer import StatusWriter
-from shoal.sizing.fleet import FleetPlan, plan_fleet
+from shoal.sizing.fleet import FleetJob, FleetPlan, JobPlan, plan_fleet
 from shoal.sizing.speed import efficiency
 from shoal.telemetry.poller import Poller, Seen
 from shoal_trainer.contract import (
@@ -393,6 +395,7 @@ async def test_workers_that_wait_in_an_exhausted_pool_do_not_run_there() -> None
     bound = [{**slot, "node": f"n{slot['index']}"} for slot in slots]
     assert running(TrainingJob.model_validate({**manifest, "status": {"slots": bound}})) == {"spot": 2}
     assert running(job) == {}
+    assert asked(job) == ("spot",)
 
 
 async def test_a_job_begins_with_its_replicas_until_something_is_known() -> None:
@@ -464,3 +467,31 @@ async def test_job_that_ends_by_a_metric_is_planned_once_its_course_is_known(
     assert "is an assumption until the job has run with different numbers" in known.reason
     assert len(threads) == 2
     assert threading.main_thread() not in threads  # tens of milliseconds: not for the event loop
+
+
+@pytest.mark.parametrize(("priority", "urgent"), [(0, False), (7, True)])
+async def test_nodes_are_given_up_at_once_for_a_higher_priority_only(priority: int, urgent: bool) -> None:
+    """Plans of equals change places with every report; what is carried out has held for a while."""
+    counts = {"team/digits": {"spot": 2}, "team/other": {"spot": 6}}
+
+    def plans(_pools: object, _profiles: object, jobs: list[FleetJob]) -> FleetPlan:
+        empty = JobPlan({}, 1, 60.0, None, None, 1.0, 1.0, 0.99, True, None, "", None, None, "spot: measured")
+        return FleetPlan({job.name: replace(empty, counts=counts[job.name]) for job in jobs})
+
+    world = World(plan=plans)
+    slots = [{"index": n, "pool": "spot", "state": "Running", "node": f"n{n}"} for n in range(4)]
+    first = TrainingJob.model_validate({**job_manifest(), "status": {"slots": slots}})
+    manifest = job_manifest()
+    manifest["metadata"] = {**manifest["metadata"], "name": "other", "uid": "uid-other"}
+    other = TrainingJob.model_validate(manifest)
+    world.add(first, other, pool("spot", "0.3", True))
+    labels = {"shoal.dev/job": "other", "shoal.dev/role": "worker"}
+    meta = {"name": "other-worker-0-0", "namespace": "team", "uid": "p", "labels": labels}
+    world.state.pods.put(Pod.model_validate({"metadata": meta, "spec": {"priority": priority}}))
+    await world.planner.plan_once()
+    found = world.planner.proposal(first.metadata.uid)
+    assert found is not None
+    assert (found.awaited, found.urgent) == (True, urgent)
+    theirs = world.planner.proposal(other.metadata.uid)
+    assert theirs is not None
+    assert not theirs.awaited

@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.trainingjob.claims import Claims, holdings
+from shoal.policy.model import CreatePod, Plan
+from shoal.policy.plan import plan
 from tests.unit.policy import build
+from tests.unit.policy.test_pools import pool
 
 
 def job(name: str, version: int = 1, *, mode: str = "Auto", **status: Any) -> TrainingJob:
@@ -20,6 +23,27 @@ def job(name: str, version: int = 1, *, mode: str = "Auto", **status: Any) -> Tr
 
 def slot(index: int, pool: str, state: str = "Running", incarnation: int = 0) -> dict[str, Any]:
     return {"role": "worker", "index": index, "incarnation": incarnation, "pool": pool, "state": state}
+
+
+def decided(mine: TrainingJob) -> Plan:
+    return Plan((), mine.status)
+
+
+def test_jobs_that_are_applied_in_the_same_instant_keep_to_a_pool_together() -> None:
+    """In mode Off, where no plan counts: the workers that are about to be made do."""
+    pools = {"a": pool("a", limit=4)}
+    jobs = {}
+    for name in "xy":
+        found = build.job_manifest(workers={"replicas": 3, "pools": ["a"]}, elasticity={"mode": "Off"})
+        found["metadata"] |= {"name": name, "uid": name, "resourceVersion": "1"}
+        jobs[name] = TrainingJob.model_validate(found)
+    claims = Claims(jobs.values)
+    made = 0
+    for each in jobs.values():  # none of them is in the cache with what was decided for it before
+        made_now = plan(build.observe(each, pools=pools, taken=claims.of_others(each)))
+        claims.decide(each, made_now)
+        made += sum(isinstance(a, CreatePod) and a.role == "worker" for a in made_now.actions)
+    assert made == 4
 
 
 def test_plan_and_workers_count_and_those_that_leave_too() -> None:
@@ -34,11 +58,11 @@ def test_what_was_decided_counts_before_it_is_seen() -> None:
     jobs = {"x": job("x"), "y": job("y")}
     claims = Claims(jobs.values)
     assert claims.of_others(jobs["y"]) == {}
-    claims.decide(jobs["x"], job("x", plan={"pools": {"a": 3}}).status)
+    claims.decide(jobs["x"], decided(job("x", plan={"pools": {"a": 3}})))
     assert claims.of_others(jobs["y"]) == {"a": 3}
     assert claims.of_others(jobs["x"]) == {}
     jobs["x"] = job("x", 2, plan={"pools": {"a": 3}})
-    claims.decide(jobs["x"], job("x", plan={"pools": {"a": 1}}).status)
+    claims.decide(jobs["x"], decided(job("x", plan={"pools": {"a": 1}})))
     assert claims.of_others(jobs["y"]) == {"a": 3}  # it has not left them
     jobs["x"] = job("x", 3, plan={"pools": {"a": 1}})
     assert claims.of_others(jobs["y"]) == {"a": 1}
@@ -56,7 +80,7 @@ def test_jobs_that_keep_to_what_others_leave_never_have_more_than_a_pool(
     for name, wish in wishes:
         room = 10 - claims.of_others(jobs[name]).get("a", 0)
         mine = job(name, plan={"pools": {"a": min(wish, room)}}).status
-        claims.decide(jobs[name], mine)
+        claims.decide(jobs[name], Plan((), mine))
         version += 1
         if version % 3:  # else the write is still on its way
             jobs[name] = jobs[name].model_copy(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 
 import pytest
 
+from shoal.controllers.trainingjob.report import SETTLE_SECONDS, WAVE_SECONDS
 from tests.unit.controllers.clusters import KEY, Rig
 from tests.unit.policy import build
 
@@ -59,3 +61,25 @@ async def test_a_wave_of_losses_shares_the_status_and_few_events() -> None:
     assert writes["pods"] == 50
     assert writes["trainingjobs"] <= 3
     assert writes.total() <= 1.5 * 50
+
+
+async def test_losses_one_after_the_other_are_replaced_at_once_and_recorded_together() -> None:
+    lost = 15  # fewer than may wait for nodes
+    rig = Rig(settle_seconds=SETTLE_SECONDS)
+    rig.apply(workers={"replicas": 20, "maxReplicas": 20})
+    await settle(rig)
+    run(rig)
+    await asyncio.sleep(60)
+    await settle(rig)
+    rig.cluster.requests.clear()
+    for index in range(lost):
+        pod = rig.cluster.objects.pop(f"/api/v1/namespaces/ns/pods/digits-worker-{index}-0")
+        rig.state.pods.drop(pod["metadata"]["uid"])
+        await rig.reconcile(KEY)
+        assert f"digits-worker-{index}-1" in rig.pods()
+        await asyncio.sleep(0.05)
+    writes = Counter(path.endswith("/status") for verb, path in rig.cluster.requests if verb == "PUT")
+    assert writes[True] <= 1 + lost * 0.05 / WAVE_SECONDS
+    await asyncio.sleep(WAVE_SECONDS)
+    await rig.reconcile(KEY)
+    assert rig.job.status.restarts.disruptions == lost

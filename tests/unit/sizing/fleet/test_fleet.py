@@ -86,6 +86,44 @@ def test_less_slack_goes_first_at_equal_priority() -> None:
     assert found["b"].feasible
 
 
+def test_job_that_was_never_measured_takes_no_pool_from_one_that_is_known_to_need_it() -> None:
+    """Its slack is a guess. It has what is left until it is measured, minutes later."""
+    tight = [replace(SPOT, limit=4), replace(STEADY, limit=12)]
+    new = replace(MODEL, fingerprint="new")
+    known = job("known", deadline_seconds=4000.0)
+    unknown = job("unknown", model=new, deadline_seconds=3400.0)
+    found = plan_fleet(tight, [PROFILE], [unknown, known]).jobs
+    assert (found["known"].counts["spot"], found["unknown"].counts["spot"]) == (4, 0)
+    measured = [PROFILE, replace(PROFILE, model=new)]
+    assert plan_fleet(tight, measured, [unknown, known]).jobs["unknown"].counts["spot"] == 4
+
+
+def test_jobs_trade_pools_where_all_together_cost_less() -> None:
+    """The one with less slack would take the spot nodes, though it has others that cost little more."""
+    small = replace(SPOT, limit=4)
+    own = replace(STEADY, name="own", price_per_hour=0.6)
+    urgent = job("urgent", pools=("spot", "own"), deadline_seconds=3700.0)
+    other = job("other", pools=("spot", "steady"), deadline_seconds=3900.0)
+    found = plan_fleet([small, own, STEADY], [PROFILE], [urgent, other]).jobs
+    assert all(plan.feasible for plan in found.values())
+    assert (found["urgent"].counts["spot"], found["other"].counts["spot"]) == (0, 4)
+    dear = replace(own, price_per_hour=1.4)  # little is won
+    kept = plan_fleet([small, dear, STEADY], [PROFILE], [urgent, other]).jobs
+    assert (kept["urgent"].counts["spot"], kept["other"].counts["spot"]) == (4, 0)
+    running = [replace(urgent, running=found["urgent"].counts), replace(other, running=found["other"].counts)]
+    stays = plan_fleet([small, dear, STEADY], [PROFILE], running).jobs
+    assert (stays["urgent"].counts["spot"], stays["other"].counts["spot"]) == (0, 4)
+
+
+def test_nearly_done_job_does_not_go_on_for_long_with_few_workers_to_save_pennies() -> None:
+    """Four workers end it in a minute and a half; one would take six, and save what servers lose to contention."""
+    slow_server = replace(PROFILE, server_load={1: ServerLoad(120.0, 6000)})
+    ending = job(samples_left=5e5, running={"spot": 4}, deadline_seconds=900.0)
+    pools = [replace(SPOT, idle_seconds=0.0), STEADY]
+    assert plan_fleet(pools, [slow_server], [ending]).jobs["a"].counts["spot"] < 4
+    assert plan_fleet(pools, [slow_server], [replace(ending, spent=2.0)]).jobs["a"].counts["spot"] >= 4
+
+
 def test_pool_without_price_is_no_offer_and_is_said_so() -> None:
     found = plan_fleet([replace(SPOT, price_per_hour=None), STEADY], [PROFILE], [job()]).jobs["a"]
     assert found.counts.get("spot", 0) == 0

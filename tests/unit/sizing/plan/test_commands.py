@@ -11,6 +11,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from shoal.api.speed_profile import BesideSteps
 from shoal.api.training_job import TrainingJob
 from shoal.cli import main
 from shoal.errors import Unavailable, UsageError
@@ -190,6 +191,18 @@ def test_first_of_epochs_and_steps_ends_job(tmp_path: Path, stop: str, status: s
     made = problem.work.iterations(np.array([128.0, 128.0]), np.array([1.0, 4.0]))
     assert made == pytest.approx([steps, steps])
     assert any("may end earlier, when accuracy" in note for note in problem.notes) == ("metric" in stop)
+
+
+def test_evaluation_that_the_profile_measured_is_part_of_the_work(tmp_path: Path) -> None:
+    job = _job(tmp_path, "{epochs: 2}")
+    (profile,) = read_profiles(EXAMPLES / "profiles.yaml")
+    beside = BesideSteps(epochs="3", others="6", task_samples="30000", wait_samples="60000")
+    seen = profile.model_copy(update={"status": profile.status.model_copy(update={"beside": beside})})
+    pools = read_pools(EXAMPLES / "pools.yaml")
+    problem = problem_of(job, pools, seen, [seen], deadline=None, now=datetime.now(UTC))
+    made = problem.work.iterations(np.array([128.0, 128.0]), np.array([1.0, 4.0]))
+    # Two epochs, each with a task of 10,000 samples, while which each of the other workers waits.
+    assert made == pytest.approx([(100_000 + 2 * 10_000) / 128, (100_000 + 2 * 4 * 10_000) / 128])
 
 
 def test_running_workers_and_servers_need_no_startup(tmp_path: Path) -> None:

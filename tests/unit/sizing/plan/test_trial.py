@@ -45,6 +45,23 @@ def test_measurement_that_cannot_pay_is_not_made() -> None:
     assert tried(max_workers=3) is None  # there is no room for one more
 
 
+def test_measurement_that_has_begun_is_not_given_up_for_little() -> None:
+    """Its worth varies from plan to plan: a worker that comes and goes with it teaches nothing."""
+    work = StepWork(samples=12 * 36_000 * 128)
+    problem = Problem([KNOWN, NEW], work, objective=Objective(deadline=12 * 1200.0), max_workers=6)
+    found = plan(problem)
+
+    def told(cost: float, *begun: str) -> Trial | None:
+        return worth_measuring(problem, found.counts, cost, found.seconds, {"new"}, begun)
+
+    costs = [found.cost * (1 - n / 200) for n in range(200)]
+    begins = min(cost for cost in costs if told(cost))
+    goes_on = min(cost for cost in costs if told(cost, "new"))
+    assert goes_on < begins
+    assert told(goes_on) is None
+    assert told(min(costs), "new") is None
+
+
 def test_measured_pool_and_the_fastest_plan_need_no_trial() -> None:
     problem = Problem([KNOWN, NEW], StepWork(samples=1e7), objective=Objective(prefer="MinTime"))
     assert worth_measuring(problem, (6, 0), 10.0, 1e4, {"new"}) is None

@@ -55,6 +55,25 @@ def test_penalty_is_learned_from_different_numbers_of_workers_only() -> None:
     assert constant.efficiency.sigma > 0.5
 
 
+def test_flat_beginning_of_a_curve_is_not_taken_for_a_cost_of_its_workers() -> None:
+    rng = np.random.default_rng(0)
+    points, e = [], 0.0
+    for number, workers in enumerate([8] * 12 + [1] * 24, start=1):
+        e += EPOCH / (1 + 0.15 * (workers - 1))
+        value = 0.2 + 2 / (1 + (e / 60_000) ** 2.5) * np.exp(rng.normal(0, 0.005))
+        points.append(Evaluation(number * EPOCH, value, workers))
+    found = samples_to_target(points, 0.1, rises=False)
+    low, high = (found.efficiency.penalty * np.exp(z * found.efficiency.sigma) for z in (-1.6449, 1.6449))
+    assert found.learned
+    assert low <= 0.15 <= high < 0.6
+
+
+def test_nothing_measured_is_what_many_workers_cost_on_small_sets() -> None:
+    unknown = samples_to_target([], 0.1, rises=False).efficiency
+    low, high = (unknown.penalty * np.exp(z * unknown.sigma) for z in (-1.6449, 1.6449))
+    assert low < 0.12 < unknown.penalty < 0.60 < high  # docs/benchmarks/efficiency.md
+
+
 def test_other_jobs_of_the_model_teach_the_penalty() -> None:
     other = course([1] * 6 + [16] * 30 + [4] * 10, penalty=1.0)
     found = samples_to_target(course([4] * 20, penalty=1.0), 0.4, rises=False, workers=4, others=[other])

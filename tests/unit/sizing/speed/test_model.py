@@ -50,6 +50,18 @@ def test_nothing_measured_is_the_sheet_with_a_wide_interval() -> None:
     assert found.basis == "data sheets"
 
 
+def test_host_keeps_its_part_of_the_overheads_on_a_much_faster_accelerator() -> None:
+    small = Model("small", 1e6, 100_000, 300)  # nearly all overhead
+    slow, fast = (SpeedModel().worker(small, name, 1, 0, 32).seconds for name in ("P100", "B200"))
+    assert 1.5 < slow / fast < 5  # the sheets say 24
+
+
+def test_larger_kernels_fill_an_accelerator_better() -> None:
+    few, many = (Model(name, 1e12, 10_000_000, tensors) for name, tensors in (("few", 20), ("many", 400)))
+    thin, thick = (SpeedModel().worker(each, "P100", 1, 0, 64).seconds for each in (many, few))
+    assert 1.1 < thin / thick < 2.0  # the work is the same, and far larger than any overhead
+
+
 def test_model_on_another_accelerator_is_between_the_two() -> None:
     measured = model(alone("K80", 0.218))
     found, sheet = measured.worker(MODEL, "P100", 1, 0, 128), SpeedModel().worker(MODEL, "P100", 1, 0, 128)

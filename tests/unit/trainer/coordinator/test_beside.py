@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from shoal_trainer.ps.buffers import aligned
-
 from shoal_trainer.contract import BesideSums, StopAfter
 from shoal_trainer.coordinator.beside import Beside
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.wire.messages import Progress, PushMeta, Timings
 from tests.unit.trainer.coordinator.bench import Bench
 
@@ -16,7 +15,7 @@ def timed(bench: Bench, slot: int) -> None:
     """A push with times: 2 samples in 0.5 s are 4 samples/s."""
     bench.seq[slot, 0] = seq = bench.seq.get((slot, 0), 0) + 1
     meta = PushMeta(samples=2, loss=0.5, timings=HALF_A_SECOND, progress=(Progress(0, -1, 0, 2),))
-    bench.shard.delta(slot, 0, seq, bench.shard.version, meta, aligned(4))
+    bench.shard.delta(slot, 0, seq, bench.shard.history.version, meta, aligned(4))
 
 
 def test_seconds_count_as_the_samples_that_the_worker_would_have_trained() -> None:

@@ -137,6 +137,21 @@ def test_batches_of_a_pydataset_must_be_alike():
         list(training(Uneven()).data.read(Part(0, 40, 0), 8))
 
 
+def test_threads_that_parse_at_once_do_not_end_the_job():
+    failed = set()
+
+    class Parsing(Sequence):
+        def __getitem__(self, index):
+            if index not in failed:
+                failed.add(index)
+                raise SystemError("AST constructor recursion depth mismatch (before=45, after=42)")
+            return super().__getitem__(index)
+
+    batches = list(training(Parsing(workers=2)).data.read(Part(0, len(X), 0), 16))
+    assert sum(batch.samples for batch in batches) == len(X)
+    assert len(failed) == len(Parsing())
+
+
 def test_items_of_different_shapes_need_lengths():
     items = [np.arange(n) for n in (1, 2, 3)]
     with pytest.raises(UserError, match=r"lengths=\["):

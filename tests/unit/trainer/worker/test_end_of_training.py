@@ -30,7 +30,9 @@ class Running:
             self.servers.credentials,
             self.drain,
         )
-        self.thread = threading.Thread(target=lambda: self.ends.append(self.worker.run()), daemon=True)
+        self.thread = threading.Thread(
+            target=lambda: self.ends.append(self.worker.run(lambda _hung: None)), daemon=True
+        )
         self.thread.start()
 
     def end(self):

@@ -40,7 +40,9 @@ class Bench:
             return hello(*arguments, **options)
 
         self.shard.pull, self.shard.hello = counted, probed
-        self.thread = threading.Thread(target=lambda: self.ends.append(self.worker.run()), daemon=True)
+        self.thread = threading.Thread(
+            target=lambda: self.ends.append(self.worker.run(lambda _hung: None)), daemon=True
+        )
         self.thread.start()
         assert self.probes.acquire(timeout=SECONDS)  # the hello of the start
         with self.coordinator.pushed:

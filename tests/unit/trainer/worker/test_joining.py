@@ -27,7 +27,7 @@ def test_coordinator_replaced_while_worker_traces_is_joined(tmp_path):
     worker = compose(
         training, config, build_flat_model(training, config), coordinator, servers.credentials, drain
     )
-    thread = threading.Thread(target=lambda: ends.append(worker.run()), daemon=True)
+    thread = threading.Thread(target=lambda: ends.append(worker.run(lambda _hung: None)), daemon=True)
     thread.start()
     thread.join(20)
     try:

@@ -52,7 +52,7 @@ def test_server_lost_at_task_adopts_the_copy_of_the_worker_at_task(tmp_path, sna
     flat_model = build_flat_model(training, config)
     worker = compose(training, config, flat_model, coordinator, servers.credentials, drain)
     ends = []
-    thread = threading.Thread(target=lambda: ends.append(worker.run()), daemon=True)
+    thread = threading.Thread(target=lambda: ends.append(worker.run(lambda _hung: None)), daemon=True)
     thread.start()
     thread.join(SECONDS)
     try:
