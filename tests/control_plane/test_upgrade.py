@@ -12,8 +12,10 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from dev.audit import writes
 from dev.cluster import ControlPlane
@@ -24,6 +26,8 @@ from dev.tools.build import ensure
 from tests.control_plane.operators import Job, OperatorProcess, free_ports
 
 PREVIOUS = "ecec2410b0ee1bdce34ecc84385fadf660c07ccf"
+BY_HAND = ("--take-ownership", "--force-conflicts")
+"""What docs/install.md adds to `helm install` where the CRDs were applied by hand before."""
 PARTS = ("operator", "trainer_image", "charts", "crds")
 
 
@@ -38,15 +42,31 @@ def previous(tmp_path: Path) -> Path:
     return tmp_path / "previous"
 
 
-def helm(plane: ControlPlane, namespace: str, verb: str, chart: Path, *more: str) -> None:
-    words = [verb, "shoal", str(chart), "--namespace", namespace, *more]
-    done = subprocess.run(
-        [ensure(("helm",))["helm"], "--kubeconfig", str(plane.kubeconfig), *words],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def helm(plane: ControlPlane, namespace: str, *words: str) -> str:
+    """What helm prints; it must succeed."""
+    done = run_helm(plane, namespace, *words)
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run_helm(plane: ControlPlane, namespace: str, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [ensure(("helm",))["helm"], "--kubeconfig", str(plane.kubeconfig), "--namespace", namespace]
+    return subprocess.run([*command, *words], capture_output=True, text=True, check=False)
+
+
+def has_newest_rules(plane: ControlPlane) -> bool:
+    """Whether the CRD of TrainingJobs is that of this checkout, as far as its spec goes."""
+    file = yaml.safe_load((ROOT / "crds" / "shoal.dev_trainingjobs.yaml").read_text())
+    served = yaml.safe_load(plane.kubectl("get", "crd", file["metadata"]["name"], "-o", "yaml"))
+    ours, theirs = (without_empty(each["spec"]["versions"][0]["schema"]) for each in (file, served))
+    return bool(ours == theirs)
+
+
+def without_empty(value: Any) -> Any:
+    """The API server drops `properties: {}`."""
+    if isinstance(value, dict):
+        return {key: without_empty(each) for key, each in value.items() if key != "properties" or each}
+    return [without_empty(each) for each in value] if isinstance(value, list) else value
 
 
 def identity(pod: Json) -> tuple[str, list[int]]:
@@ -73,11 +93,13 @@ async def test_an_upgrade_restarts_nothing(
         "trainer.psImage": "shoal/ps:test",
         "trainer.workerImage": "shoal/worker:test",
         "scope.namespace": namespace,
-        "crds.install": "false",  # as in docs/install.md: they are applied by themselves, before
     }
     sets = [f"--set={name}={value}" for name, value in values.items()]
-    control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(previous / "crds"))
-    helm(control_plane, namespace, "install", previous / "charts" / "shoal", *sets)
+    install = ["install", "shoal", str(previous / "charts" / "shoal"), *sets]
+    refused = run_helm(control_plane, namespace, *install)  # the CRDs are there, applied by hand
+    assert "invalid ownership metadata" in refused.stderr
+    helm(control_plane, namespace, *install, *BY_HAND)
+    assert not has_newest_rules(control_plane)
 
     job = Job(kube, namespace)
     older = os.pathsep.join(str(previous / each) for each in ("operator", "trainer_image"))
@@ -88,8 +110,8 @@ async def test_an_upgrade_restarts_nothing(
         before = {name: identity(pod) for name, pod in (await job.pods()).items()}
         images = (await job.status())["images"]
 
-        control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"))
-        helm(control_plane, namespace, "upgrade", ROOT / "charts" / "shoal", "--reuse-values")
+        helm(control_plane, namespace, "upgrade", "shoal", str(ROOT / "charts" / "shoal"), "--reuse-values")
+        assert has_newest_rules(control_plane)
         assert await old.stop() == 0
 
     [port] = free_ports(1)
