@@ -136,9 +136,8 @@ class SeveralDevices:
                 with tf.device(device), counted_whole(self._step.model, whole):
                     found = self._step.part(self._decode(flat), data, scale, outside)
                     loss = tf.reduce_mean(tf.cast(found.loss, tf.float32))
-                    if (
-                        found.loss.shape.rank
-                    ):  # the values were multiplied, so that their gradients' mean is the sum
+                    # Values of samples were multiplied, so that their gradients' mean is the sum.
+                    if found.loss.shape.rank:
                         loss /= whole
                     pieces = [*found.gradients, *found.differences]
                     self._shapes = [(piece.shape, piece.dtype) for piece in pieces]
