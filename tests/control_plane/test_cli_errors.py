@@ -23,7 +23,7 @@ Change = Callable[[Json], Any]
 
 
 def invoke(words: list[str]) -> tuple[int, str]:
-    result = CliRunner().invoke(main, words)
+    result = CliRunner().invoke(main, words, env={"COLUMNS": None})  # pytest-xdist sets it
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result.exit_code, result.output
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.policy.world import World
@@ -165,6 +165,7 @@ def own_reason(world: World, reason: str) -> int:
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@example([("quota", 0), ("tick", 0), ("notice", 2), ("scale", 1)], 1, 0)  # slot 0 is given up, not 1
 @given(steps, st.integers(1, 2), st.integers(0, 2))
 def test_invariants_hold_under_random_faults(faults: list[tuple[str, int]], servers: int, surge: int) -> None:
     world = World(servers=servers, surge=surge, spot_nodes=7)
@@ -183,9 +184,11 @@ def test_invariants_hold_under_random_faults(faults: list[tuple[str, int]], serv
         check(world, world.status)
     world.settle()
     running = [n for n, p in world.pods.items() if p["status"]["phase"] == "Running"]
-    assert sorted(place(n) for n in running) == sorted(
-        [f"digits-worker-{i}" for i in range(wanted)] + [f"digits-ps-{i}" for i in range(servers)]
-    )
+    assert sorted(place(n) for n in running if "-ps-" in n) == [f"digits-ps-{i}" for i in range(servers)]
+    workers = {
+        place(n) for n in running if "-worker-" in n
+    }  # any slots: those are given up that are missed least
+    assert len(workers) == len(running) - servers == wanted
     for shard in range(servers):
         newest = max(int(n.rsplit("-", 1)[1]) for n in running if place(n) == f"digits-ps-{shard}")
         selector = world.services[f"digits-ps-{shard}"]["spec"]["selector"]
