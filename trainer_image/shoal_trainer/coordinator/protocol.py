@@ -26,6 +26,7 @@ MAX_LIST = 28 << 20
 MAX_JOIN = MAX_LIST + MAX_BODY
 MAX_FILE = 64 << 30
 MAX_TEXT = 4096
+MOST_SECONDS = 1e9
 MAX_SPANS = 1 << 20
 
 
@@ -185,9 +186,9 @@ class Heartbeat(Caller):
     message: str = Field(default="", max_length=MAX_TEXT)
     flops_per_sample: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """The answer to `count_flops`: of one sample's forward pass; 0: they cannot be counted."""
-    task_seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    task_seconds: float = Field(default=0.0, ge=0, le=MOST_SECONDS, allow_inf_nan=False)
     """In all tasks of this worker so far."""
-    wait_seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    wait_seconds: float = Field(default=0.0, ge=0, le=MOST_SECONDS, allow_inf_nan=False)
     """In which this worker had no work, so far."""
 
 

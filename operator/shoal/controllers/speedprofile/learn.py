@@ -48,7 +48,7 @@ def learn(status: SpeedProfileStatus, uid: str, report: StatusReport, now: datet
     loads = {load.parameter_servers: load for load in status.server_load}
     for shard in report.shards:
         name = f"shard/{shard.index}/{shard.boot}"
-        before = [float(part) for part in source.counts.get(name, "0 0 0").split()]
+        before = _numbers(source.counts.get(name, ""), 3)
         busy, updates, received = (
             max(0.0, value - old) for value, old in zip(_work(shard), before, strict=True)
         )
@@ -98,9 +98,9 @@ def moved(old: SpeedProfileStatus, new: SpeedProfileStatus) -> bool:
         was = before.get(_key(row))
         if was is None:
             return True
-        mean, old_mean = float(row.compute.mean_log), float(was.compute.mean_log)
-        count = max(1.0, float(was.compute.count))
-        if abs(mean - old_mean) > max(0.02, (float(was.compute.variance_log) / count) ** 0.5):
+        mean, old_mean = _number(row.compute.mean_log), _number(was.compute.mean_log)
+        count = max(1.0, _number(was.compute.count))
+        if abs(mean - old_mean) > max(0.02, (_number(was.compute.variance_log) / count) ** 0.5):
             return True
     if (old.beside is None) != (new.beside is None):
         return True
@@ -113,10 +113,17 @@ def _key(row: MeasuredRow) -> tuple[str, int, float, int, int, int]:
 
 
 def _number(text: str) -> float:
+    """A decimal of the status."""
+    return _numbers(text, 1)[0]
+
+
+def _numbers(text: str, count: int) -> list[float]:
+    """So many decimals of the status; zeros for what none of our writers wrote, since anyone may edit it."""
     try:
-        return float(text)
+        found = [float(part) for part in text.split()]
     except ValueError:
-        return 0.0  # someone edited the status by hand
+        return [0.0] * count
+    return found if len(found) == count and all(map(math.isfinite, found)) else [0.0] * count
 
 
 def _parts(sums: SpeedSums) -> tuple[LogSums, LogSums, LogSums]:
@@ -147,12 +154,12 @@ def _pooled(old: LogMoments, fresh: LogSums, keep: float) -> LogMoments:
     """Mean and variance of both together (Chan, Golub, LeVeque 1979), the old ones with the weight that they keep."""
     if fresh.count <= 0:
         return old
-    n, m = float(old.count) * keep, float(fresh.count)
-    mean, other = float(old.mean_log), fresh.mean
+    n, m = _number(old.count) * keep, float(fresh.count)
+    mean, other = _number(old.mean_log), fresh.mean
     total = n + m
     gap = other - mean
-    variance = (n * float(old.variance_log) + m * fresh.variance + gap * gap * n * m / total) / total
-    was = _number(old.mean_seconds) or _lognormal(mean, float(old.variance_log))
+    variance = (n * _number(old.variance_log) + m * fresh.variance + gap * gap * n * m / total) / total
+    was = _number(old.mean_seconds) or _lognormal(mean, _number(old.variance_log))
     seconds = (n * was + (fresh.seconds or m * _lognormal(other, fresh.variance))) / total
     return LogMoments(
         mean_seconds=f"{seconds:.6g}",
@@ -171,7 +178,7 @@ def _loaded(
     old: ServerLoad | None, number: int, fresh: tuple[float, float, float], now: datetime
 ) -> ServerLoad:
     keep = _weight(old.last_seen, now) if old else 0.0
-    before = (float(old.busy_seconds), float(old.updates), float(old.bytes)) if old else (0.0, 0.0, 0.0)
+    before = (_number(old.busy_seconds), _number(old.updates), _number(old.bytes)) if old else (0.0, 0.0, 0.0)
     busy, updates, received = (was * keep + more for was, more in zip(before, fresh, strict=True))
     return ServerLoad(
         parameter_servers=number,
@@ -199,11 +206,8 @@ def _amounts(sums: BesideSums) -> tuple[float, float, float, float]:
 
 
 def _parse_beside(text: str) -> BesideSums:
-    """The sums that were merged; none for an entry that is none."""
-    try:
-        epochs, others, tasks, waits = (float(part) for part in text.split())
-    except ValueError:
-        return BesideSums()
+    """The sums that were merged."""
+    epochs, others, tasks, waits = _numbers(text, 4)
     return BesideSums(epochs=int(epochs), others=int(others), tasks=tasks, waits=waits)
 
 
@@ -231,15 +235,11 @@ def _format(parts: Iterable[LogSums]) -> str:
 
 
 def _parse(text: str) -> tuple[LogSums, LogSums, LogSums]:
-    """What `_format` wrote; nothing for an entry that it did not write."""
-    try:
-        found = [float(part) for part in text.split()]
-        one, two, three = (
-            LogSums(count=int(n), total=total, squares=squares, seconds=seconds)
-            for n, total, squares, seconds in zip(*[iter(found)] * 4, strict=True)
-        )
-    except ValueError:
-        return _NOTHING
+    """What `_format` wrote."""
+    one, two, three = (
+        LogSums(count=int(n), total=total, squares=squares, seconds=seconds)
+        for n, total, squares, seconds in zip(*[iter(_numbers(text, 12))] * 4, strict=True)
+    )
     return one, two, three
 
 

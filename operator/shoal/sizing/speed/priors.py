@@ -70,6 +70,6 @@ SNAPSHOT_NOISE = 0.08
 # so it is stated and not learned. Nominally equal runs of CM-DARE: four of ResNet-15 on a P100 at 20.9 to 25.9 steps/s
 # (0.105), 2-5 % between extremes on a K80; 0.075 together, times Student's t with three degrees of freedom over 1.645.
 ANOTHER_DAY = 0.1
-# Of a store, whose throughput differs between hosts, zones and days (Schad, Dittrich, Quiané-Ruiz, VLDB 2010; Leitner
-# and Cito, 2016); 0.15 is a round number for what they report.
+# Of a store, which differs between places, too, and not only days: a guess, half as much again. Nothing measured stands
+# behind it: all snapshots that are known are of one store.
 ANOTHER_STORE = 0.15

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.api.speed_profile import MOST_ROWS, MOST_SOURCES, SpeedProfile, SpeedProfileStatus
+from shoal.api.speed_profile import MOST_ROWS, MOST_SOURCES, LogMoments, SpeedProfile, SpeedProfileStatus
 from shoal.controllers.speedprofile.learn import HALF_LIFE, forget, learn, moved
 from shoal.sizing.fleet.resources import profile_of
 from shoal_trainer.contract import (
@@ -150,6 +150,29 @@ def test_edited_source_is_not_an_error() -> None:
     broken = status.sources[0].model_copy(update={"counts": {"T4/1/4/16/2/1": "garbage"}})
     status = learn(status.model_copy(update={"sources": (broken,)}), "one", report(1.0, 1.0), NOW)
     assert float(status.rows[0].compute.count) == 3
+
+
+@pytest.mark.parametrize(
+    "text", ["", "garbage", "1 2", *(" ".join([word] * n) for word in ("nan", "inf") for n in (3, 4, 12))]
+)
+def test_whatever_was_edited_the_next_report_is_learned(text: str) -> None:
+    status = learn(SpeedProfileStatus(), "one", beside_report(1), NOW)
+    counts = dict.fromkeys(status.sources[0].counts, text)
+    source = status.sources[0].model_copy(update={"counts": counts})
+    assert status.beside is not None
+    beside = status.beside.model_copy(update={"task_samples": text, "wait_samples": text})
+    moments = LogMoments(count=text, mean_log=text, variance_log=text, mean_seconds=text)
+    rows = (status.rows[0].model_copy(update={"compute": moments}),)
+    load = status.server_load[0].model_copy(update={"busy_seconds": text, "updates": text, "bytes": text})
+    edited = status.model_copy(
+        update={"sources": (source,), "beside": beside, "rows": rows, "server_load": (load,)}
+    )
+    learned = learn(edited, "one", beside_report(2), NOW)
+    assert moved(edited, learned)
+    assert float(learned.rows[0].compute.mean_log) == pytest.approx(math.log(0.1), abs=1e-5)
+    assert float(learned.server_load[0].updates) == 1
+    assert learned.beside is not None
+    assert (float(learned.beside.task_samples), float(learned.beside.wait_samples)) == (60.0, 40.0)
 
 
 def test_shares_of_a_core_are_rows_of_their_own() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+from pydantic import ValidationError
+
 from shoal_trainer.contract import BesideSums, StopAfter
 from shoal_trainer.coordinator.beside import Beside
+from shoal_trainer.coordinator.protocol import Heartbeat
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.wire.messages import Progress, PushMeta, Timings
 from tests.unit.trainer.coordinator.bench import Bench
@@ -65,3 +69,10 @@ def test_epochs_count_but_for_the_last_one_whose_tasks_hold_no_step_back() -> No
     assert bench.coordinator.status().beside == seen
     assert (seen.epochs, seen.others) == (2, 0)
     assert seen.tasks == 8.0  # two seconds at 4 samples/s
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 1e300, float("inf"), float("nan")])
+@pytest.mark.parametrize("field", ["task_seconds", "wait_seconds"])
+def test_seconds_that_no_worker_can_have_spent_are_refused(field, seconds):
+    with pytest.raises(ValidationError):
+        Heartbeat(slot=0, incarnation=0, **{field: seconds})
