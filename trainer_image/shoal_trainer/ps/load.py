@@ -23,17 +23,19 @@ class Load:
     @contextmanager
     def working(self) -> Iterator[None]:
         """A thread applies and answers a piece. A moment in which several do so counts once."""
-        with self._lock:
-            if not self._at_work:
-                self._since = self._clock()
-            self._at_work += 1
+        self._count(1)
         try:
             yield
         finally:
-            with self._lock:
-                self._at_work -= 1
-                if not self._at_work:
-                    self.busy_seconds += self._clock() - self._since
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        """A thread begins or ends. What has passed is added at once: a busy server may never have an idle moment."""
+        with self._lock:
+            now = self._clock()
+            if self._at_work:
+                self.busy_seconds += now - self._since
+            self._at_work, self._since = self._at_work + change, now
 
     def applied(self, nbytes: int) -> None:
         """Count a push of so many bytes that was applied as a whole."""

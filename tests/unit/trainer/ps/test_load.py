@@ -32,3 +32,19 @@ def test_work_that_fails_counts_as_time_but_as_no_update() -> None:
     assert (load.busy_seconds, load.updates) == (1.0, 0)
     load.applied(8)
     assert (load.updates, load.bytes_received) == (1, 8)
+
+
+def test_a_server_that_never_rests_is_seen_to_be_busy() -> None:
+    """Threads that take turns without a gap: a server at its limit, which is when its capacity is learned."""
+    now = [0.0]
+    load = Load(lambda: now[0])
+    running = load.working()
+    running.__enter__()
+    for _ in range(10):
+        now[0] += 1.0
+        following = load.working()
+        following.__enter__()
+        running.__exit__(None, None, None)
+        running = following
+        load.applied(1)
+    assert load.busy_seconds == load.updates == 10
