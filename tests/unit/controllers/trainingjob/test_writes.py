@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from typing import Any
 
 import pytest
 
+from shoal.cluster.transport import Answer
+from shoal.controllers.trainingjob.apply import GROWTH_IN_FLIGHT, MAX_IN_FLIGHT
 from shoal.controllers.trainingjob.report import SETTLE_SECONDS, WAVE_SECONDS
 from tests.unit.controllers.clusters import KEY, Rig
 from tests.unit.policy import build
@@ -61,6 +64,36 @@ async def test_a_wave_of_losses_shares_the_status_and_few_events() -> None:
     assert writes["pods"] == 50
     assert writes["trainingjobs"] <= 3
     assert writes.total() <= 1.5 * 50
+
+
+async def test_growth_leaves_the_rest_of_a_jobs_requests_to_replacements(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig()
+    rig.state.nodes.put(build.node("spot-0"))
+    rig.apply(workers={"replicas": 100, "maxReplicas": 100})
+    most: Counter[bool] = Counter()
+    open_, request = 0, rig.cluster.request
+
+    async def slow(method: str, path: str, **options: Any) -> Answer:
+        nonlocal open_
+        if (method, path.rpartition("/")[2]) == ("POST", "pods"):
+            open_ += 1
+            urgent = bool(options.get("urgent"))
+            most[urgent] = max(most[urgent], open_)
+            await asyncio.sleep(1)
+            open_ -= 1
+        return await request(method, path, **options)
+
+    monkeypatch.setattr(rig.cluster, "request", slow)
+    await settle(rig)
+    run(rig)
+    await settle(rig)
+    for index in range(50):
+        pod = rig.cluster.objects.pop(f"/api/v1/namespaces/ns/pods/digits-worker-{index}-0")
+        rig.state.pods.drop(pod["metadata"]["uid"])
+    await settle(rig)
+    assert most == {False: GROWTH_IN_FLIGHT, True: MAX_IN_FLIGHT}
 
 
 async def test_losses_one_after_the_other_are_replaced_at_once_and_recorded_together() -> None:
