@@ -50,7 +50,7 @@ def work() -> None:
 
 
 @main.command()
-@click.argument("entrypoint", metavar="MODULE:OBJECT")
+@click.argument("entrypoint", metavar="MODULE:OBJECT", callback=lambda _ctx, _param, text: _entrypoint(text))
 @click.option("--workers", default=1, show_default=True, type=COUNT, metavar="N", help="Worker processes.")
 @click.option(
     "--parameter-servers",
@@ -142,7 +142,7 @@ def run(
     initial_from: str | None, weights_only: bool, snapshot_every: int, max_staleness: int | None, tls: bool,
     kill_every: float | None, kill: str,
 ) -> None:  # fmt: skip
-    """Train MODULE:OBJECT with parameter servers and workers as local processes.
+    """Train MODULE:OBJECT (or FILE.py:OBJECT) with parameter servers and workers as local processes.
 
     Shows a live table, and a line for each epoch.
     """
@@ -173,7 +173,7 @@ def run(
 
 
 @main.command()
-@click.argument("entrypoint", metavar="MODULE:OBJECT")
+@click.argument("entrypoint", metavar="MODULE:OBJECT", callback=lambda _ctx, _param, text: _entrypoint(text))
 @click.option(
     "--batch-size", default=32, show_default=True, type=COUNT, metavar="N", help="Samples per step."
 )
@@ -201,6 +201,13 @@ def check(
     given = dict(_argument(text) for text in args)
     stop_after = _stop_after(1 if until is None else None, None, until, mode)
     sys.exit(rehearse(entrypoint, given, batch_size, workers, stop_after, output))
+
+
+def _entrypoint(text: str) -> str:
+    """MODULE:OBJECT, also from FILE.py:OBJECT of a file in or below this folder."""
+    file, _, name = text.rpartition(":")
+    module = file.removeprefix("./").removesuffix(".py").replace("/", ".")
+    return f"{module}:{name}" if file.endswith(".py") and not file.startswith(("/", "..")) else text
 
 
 def _uri(folder: str) -> str:

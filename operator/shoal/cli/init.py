@@ -12,15 +12,15 @@ from shoal.errors import UsageError
 
 HELP = """{file} has no shoal_trainer.Training. Add one, such as
 
-    from shoal_trainer import Indexed, Training
+    from shoal_trainer import Training
 
     def build():
         ...                      # what makes your model, up to model.compile(...)
         return model
 
-    job = Training(model=build, data=Indexed.from_arrays(x, y))
+    job = Training(model=build, data=(x, y))     # what fit() gets; callbacks=lambda: [...], validation=...
 
-and take out {fit}. docs/keras.md has the rest."""
+and take out {fit}. Then `shoal-trainer check {module}:job` says what is missing; docs/keras.md has the rest."""
 
 
 @click.command()
@@ -76,7 +76,7 @@ def training_in(file: Path) -> str:
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "fit"
     ]
-    raise UsageError(HELP.format(file=file, fit=" and ".join(fits) or "the call of fit()"))
+    raise UsageError(HELP.format(file=file, module=file.stem, fit=" and ".join(fits) or "the call of fit()"))
 
 
 def _is_training(node: ast.expr | None) -> bool:

@@ -140,7 +140,7 @@ def _not_training(seen: Seen) -> Iterator[Finding]:
     if not status.training.phase:
         yield Finding("waiting", "workers run, but the operator has no report from parameter server 0",
                       "after a minute: a NetworkPolicy may block port 7071 from the operator "
-                      "(docs/install.md)")  # fmt: skip
+                      "(docs/operating.md)")  # fmt: skip
     elif status.training.step == 0:
         yield Finding(
             "waiting", "workers import TensorFlow, build and trace the model; no step is done yet", ""

@@ -37,6 +37,18 @@ def end_server_0(world: World, outcome: Outcome, message: str = "") -> None:
     world.reconcile()
 
 
+def test_an_image_that_does_not_exist_is_for_a_person() -> None:
+    world = World()
+    world.reconcile()
+    for pod in world.pods.values():
+        waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}
+        pod["status"] |= {"phase": "Pending", "containerStatuses": [{"name": "worker", "state": waiting}]}
+    world.reconcile()
+    status, message = of(world)
+    assert status == "Degraded"
+    assert "check the image in the job's template" in message
+
+
 def test_job_progresses_until_it_runs() -> None:
     world = World()
     assert of(world)[0] == "Progressing"

@@ -24,7 +24,7 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "entrypoint", ["flowers", "flowers:", ":job", "flowers.py:job", "./flowers:job", "a..b:job"]
+    "entrypoint", ["flowers", "flowers:", ":job", "../flowers.py:job", "./flowers:job", "a..b:job"]
 )
 def test_run_with_malformed_entrypoint_starts_nothing(folder, entrypoint):
     result = CliRunner().invoke(main, ["run", entrypoint])
@@ -46,11 +46,13 @@ def test_run_with_missing_module_starts_nothing(folder, entrypoint, hint):
     assert hint in output
 
 
-def test_run_with_existing_module_does_not_import_it(folder, monkeypatch):
+@pytest.mark.parametrize("entrypoint", ["flowers:job", "flowers.py:job", "./flowers.py:job"])
+def test_run_with_existing_module_does_not_import_it(folder, monkeypatch, entrypoint):
+    """A file may be named as for `shoal submit`."""
     monkeypatch.setattr(
         "shoal_trainer.run.watch.watch", lambda job: 0 if job.entrypoint == "flowers:job" else 1
     )
-    assert CliRunner().invoke(main, ["run", "flowers:job"]).exit_code == 0
+    assert CliRunner().invoke(main, ["run", entrypoint]).exit_code == 0
 
 
 @pytest.mark.parametrize(
