@@ -1,0 +1,59 @@
+"""Every command of `shoal`, `shoal-trainer`, `make` and `python -m dev` on any page exists, with its options."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from dev.cli import main as dev
+from shoal.cli import main as shoal
+from shoal_trainer.cli import main as trainer
+from tests.unit.docs.pages import PAGES, ROOT, read
+
+PROGRAMS: dict[str, click.Group] = {"shoal": shoal, "shoal-trainer": trainer, "dev": dev}
+TARGETS = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
+NAMED = re.compile(r"`((?:[A-Z_]+=\S+ )*(?:shoal|shoal-trainer|make|python -m dev) [a-z][^`…|]*)`")
+
+
+def commands(page: str) -> Iterator[list[str]]:
+    """In blocks of a shell, and in the text."""
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines() if language in {"sh", "console"} else ():
+            if language == "sh" or line.startswith("$ "):
+                for part in re.split(r"&&|;|\|", line.removeprefix("$ ")):
+                    yield shlex.split(part, comments=True)
+    for span in NAMED.findall(re.sub(r"^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL)):
+        yield shlex.split(span)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_exist(page: Path) -> None:
+    for words in commands(page.read_text(encoding="utf-8")):
+        words = [word for word in words if not re.match(r"[A-Z_]+=", word)]
+        if words[1:3] == ["-m", "dev"]:
+            words = words[2:]
+        if not words or len(words) < 2:
+            continue
+        if words[0] == "make":
+            assert words[1] in TARGETS, words
+        if words[0] in PROGRAMS:
+            check(words)
+
+
+def check(words: list[str]) -> None:
+    command: click.Command = PROGRAMS[words[0]]
+    rest = words[1:]
+    while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
+        found = command.get_command(click.Context(command), rest[0])
+        assert found is not None, f"no such command: {words}"
+        command, rest = found, rest[1:]
+    known = {
+        option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)
+    }
+    used = {word.partition("=")[0] for word in rest if word.startswith("--")}
+    assert used <= known | {"--help", "--version"}, f"no such option: {words}"
