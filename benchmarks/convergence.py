@@ -35,6 +35,7 @@ CONSTANT_RATES = {"digits": "momentum", "MNIST": "momentum", "words": "Adam"}
 SHOAL = "Shoal"
 RULES: dict[str, tuple[type[Course], dict[str, Any]]] = {
     SHOAL: (VirtualJob, {}),
+    "Shoal, no rounds": (VirtualJob, {"rounds": False}),
     "Shoal, three times the rate": (VirtualJob, {"rate": 3.0}),
     "Shoal, equal workers": (VirtualJob, {"speeds": "equal"}),
     "Shoal, a worker lost and replaced every 20 updates": (VirtualJob, {"churn": 20}),

@@ -1,7 +1,8 @@
 """The main loop of a worker: join, train, train locally during outages, run tasks, leave.
 
 The push of a step and the pull of the next parameters overlap with the next step, which computes on what is expected to
-come of them (`anticipation`). With `staleness.max = 0` the loop waits for each push instead.
+come of them (`anticipation`). The loop waits for each push instead with `staleness.max = 0`, and where a push and a pull
+take so little time that it takes part in rounds (`ps/rounds`).
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ CHEAP_SHARE = 0.03
 """A pull of this share is waited for if the step was faster than expected."""
 PULL_SHARE = 0.1
 """The largest share of a pull in that time: a second pull costs the servers as much as the first one."""
+ROUND_SHARE = 0.05
+"""The largest share of a push and a pull in that time, when they are waited for: the servers may have to serve all
+workers one after the other, as these push at the same time."""
 
 
 class End(Enum):
@@ -63,6 +67,7 @@ class Policy:
     """The job's options for the loop."""
 
     sequential: bool = False
+    rounds: bool = False
     steps_per_push: int = 1
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
     averages: tuple[Average, ...] = ()
@@ -99,6 +104,10 @@ class Loop(Upstream):
         """Whether an earlier push was in flight while the pending steps were computed."""
         self._period: float | None = None
         """The usual time between two pushes, in seconds."""
+        self._exchange_seconds: float | None = None
+        """The usual time of a push and a pull, without the wait for other workers."""
+        self._in_round = False
+        """Whether the worker waits for the others after its pushes."""
         self._followed_rate: float | None = None
         self._compiled_rate: float | None = None
         self.steps = 0
@@ -255,7 +264,7 @@ class Loop(Upstream):
         if self._outage is not None:
             return
         self._send(base)
-        if self._policy.sequential:
+        if self._policy.sequential or self._in_round:
             self._collect()
 
     def _parameters(self, base: Pulled) -> Any:
@@ -294,6 +303,7 @@ class Loop(Upstream):
         steps = len(self._pending)
         marks = [self._leases.mark(ready.work.token, ready.batch.end) for _, ready in self._pending]
         now = self._clock()
+        self._follow(now - self._last_push, base)
         self._seq += 1
         push = Push(
             seq=self._seq,
@@ -311,7 +321,7 @@ class Loop(Upstream):
             learning_rate=self._learning_rate(base),
             steps=steps,
             metrics=added(self._pending),
-            ahead=self._anticipation.ahead(in_flight=not self._policy.sequential),
+            ahead=self._anticipation.ahead(in_flight=not (self._policy.sequential or self._in_round)),
             length=length(update[: self._flat_model.layout.trainable]) if base.live_workers > 1 else math.nan,
         )
         self._pending.clear()
@@ -319,10 +329,11 @@ class Loop(Upstream):
         send = Send(update, push, local=skipped, overlapped=self._overlapped)
         if skipped:  # a difference does not change the optimizer's state, as in Keras
             future = self._exchange.push_delta(update, self._buffers.spare, push, scale=1.0)
-        elif (again := self._again(base, push.timings.step * steps, send)) is not None:
-            future = self._exchange.push_pull(update, self._buffers.spare, push, again=again)
+        elif self._in_round:
+            future = self._exchange.push_round(update, self._buffers.spare, push)
         else:
-            future = self._exchange.push_pull(update, self._buffers.spare, push)
+            again = self._again(base, send)
+            future = self._exchange.push_pull(update, self._buffers.spare, push, again=again)
         self._in_flight = (future, send)
 
     def _follow_rate(self) -> None:
@@ -342,14 +353,24 @@ class Loop(Upstream):
             return rate
         return None if self._placement.rate is None else self._placement.rate(base.samples)
 
-    def _again(self, base: Pulled, period: float, send: Send) -> Again | None:
+    def _follow(self, period: float, base: Pulled) -> None:
+        """Follow the usual `period` between two pushes, and decide whether the worker takes part in rounds.
+
+        It does if it would have the time even if the servers served one worker after the other, and until it has not.
+        """
+        self._period = _mixed(self._period, period)
+        self._exchange_seconds = _mixed(self._exchange_seconds, base.push_seconds + base.pull_seconds)
+        served = 1 if self._in_round else base.live_workers
+        cheap = served * self._exchange_seconds <= ROUND_SHARE * self._period
+        self._in_round = self._policy.rounds and base.live_workers > 1 and cheap
+
+    def _again(self, base: Pulled, send: Send) -> Again | None:
         """When to pull once more, just before the next step; None: not at all.
 
-        Without it, a gradient would be as stale as twice as many workers make it. `period`: seconds between the last
-        two pushes. Only with other workers, and if a pull costs little of it.
+        Without it, a gradient would be as stale as twice as many workers make it. Only with other workers, and if a
+        pull costs little of the time between two pushes.
         """
-        usual = self._period or period
-        self._period = usual + PERIOD_SMOOTHING * (min(period, 2 * usual) - usual)
+        assert self._period is not None
         if self._policy.sequential or base.live_workers < 2 or base.pull_seconds > PULL_SHARE * self._period:
             return None
         after = (1 - PERIOD_RESERVE) * self._period - 2 * base.pull_seconds
@@ -474,3 +495,9 @@ class Loop(Upstream):
             self._coordinator.leave(Wasted(self._wasted, self._acknowledged))
         except Unreachable as error:
             log.warning("cannot report that this worker leaves: %s", error)
+
+
+def _mixed(usual: float | None, seconds: float) -> float:
+    """The usual time with one more in it; a single long one counts little."""
+    usual = seconds if usual is None else usual
+    return usual + PERIOD_SMOOTHING * (min(seconds, 2 * usual) - usual)

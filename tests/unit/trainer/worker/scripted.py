@@ -30,7 +30,7 @@ class Server:
     def pull(self, *_arguments, **_options):
         return self._answer(self.pulled)
 
-    def push_pull(self, _update, _out, push):
+    def push_pull(self, _update, _out, push, again=None):
         if self.reachable:
             self.pushes.append(push)
         return self._answer(self.pulled)
