@@ -1,8 +1,9 @@
 """How gradients that were computed on older parameters are applied, so that asynchrony stays stable.
 
 With W workers a gradient normally arrives W - 1 updates after its parameters were read (one more if the worker overlaps
-its push with the next step), in `rounds` half as many. A delay lowers the rate up to which training is stable, and momentum lowers it further. So
-both are set by the *pace*, the normal staleness of the shard, and never by who is connected:
+its push with the next step), in `rounds` half as many. A delay lowers the rate up to which training is stable, and
+momentum lowers it further. So both are set by the *pace*, the normal staleness of the shard, and never by who is
+connected:
 
 - momentum lasts longer: SGD's mu becomes 1 - (1 - mu) / pace**1.25, with a learning rate that is lower by as much, so a
   gradient does as much as before, over more steps; Adam's beta_1 becomes 1 - (1 - beta_1) / pace**0.75;

@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PATIENCE = 0.5
-"""The most that a wait adds to a step, as a share of the worker's usual step. With less, workers of equal speed that began
-half a step apart would never get in step. A table: docs/benchmarks/convergence.md."""
+"""The most that a wait adds to a step, as a share of the worker's usual step. With less, workers of equal speed that
+began half a step apart would never get in step. A table: docs/benchmarks/convergence.md."""
 SMOOTHING = 0.2
 """The share of the newest step in the usual one."""
 

@@ -346,9 +346,7 @@ class DataServer:
             if request.op in PUSHES:
                 shard.workers.push_ended(peer.slot)
 
-    def _exchange_stream(
-        self, channel: Channel, peer: Peer, request: Header, meta: bytearray
-    ) -> int | None:
+    def _exchange_stream(self, channel: Channel, peer: Peer, request: Header, meta: bytearray) -> int | None:
         """Handle a pull or push of a large shard: one piece after another is received, applied and answered.
 
         Returns the version that a PUSH has made, of which no piece is answered.

@@ -1,8 +1,8 @@
 """The main loop of a worker: join, train, train locally during outages, run tasks, leave.
 
 The push of a step and the pull of the next parameters overlap with the next step, which computes on what is expected to
-come of them (`anticipation`). The loop waits for each push instead with `staleness.max = 0`, and where a push and a pull
-take so little time that it takes part in rounds (`ps/rounds`).
+come of them (`anticipation`). The loop waits for each push instead with `staleness.max = 0`, and where a push and a
+pull take so little time that it takes part in rounds (`ps/rounds`).
 """
 
 from __future__ import annotations
@@ -499,5 +499,5 @@ class Loop(Upstream):
 
 def _mixed(usual: float | None, seconds: float) -> float:
     """The usual time with one more in it; a single long one counts little."""
-    usual = seconds if usual is None else usual
+    usual = usual or seconds
     return usual + PERIOD_SMOOTHING * (min(seconds, 2 * usual) - usual)
