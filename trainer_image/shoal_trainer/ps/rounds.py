@@ -1,9 +1,9 @@
 """Rounds: who waits for whom, so that few workers compute on parameters that lack what a neighbour is about to push.
 
-A gradient is applied when it comes; its worker then waits for those that compute and are usually back before the step
-of the waiting worker would have taken, with the wait, 1 + `PATIENCE` times its usual time. So equal workers go on
-together, and nobody waits for a straggler that would cost more. One that hangs or is lost delays each other worker
-once, at most until then; and one that is late is back in step with the others by waiting for them.
+A gradient is applied when it comes; its worker then waits for those that compute and are about as fast, or faster, and
+expected before its step would have taken, with the wait, 1 + `PATIENCE` times its usual time. So equal workers go on
+together, and nobody waits for a straggler, which itself waits for the faster ones until it is in step with them. A
+worker that hangs delays each other one once, at most until then.
 
 Pure: no lock, and times are the caller's.
 """
@@ -15,6 +15,9 @@ from dataclasses import dataclass
 PATIENCE = 0.5
 """The most that a wait adds to a step, as a share of the worker's usual step. With less, workers of equal speed that
 began half a step apart would never get in step. A table: docs/benchmarks/convergence.md."""
+STRAGGLER = 1.2
+"""A worker whose usual step is longer than so many times another one's is not waited for by that one, which it would
+slow down at every step. So a mix of accelerators is about as fast as the sum of its workers."""
 SMOOTHING = 0.2
 """The share of the newest step in the usual one."""
 
@@ -46,9 +49,8 @@ class Rounds:
             took = now - since
             usual = self._usual.get(slot, took)
             self._usual[slot] = usual = usual + SMOOTHING * (min(took, 2 * usual) - usual)
-            most = (1 + PATIENCE) * usual
-            until = min(since + most, now + longest)
-            awaited = {other for other in self._since if self._comes(other, now, until, most)}
+            until = min(since + (1 + PATIENCE) * usual, now + longest)
+            awaited = {other for other in self._since if self._comes(other, now, until, usual)}
         self._waits[slot] = _Wait(until, awaited)
 
     def release(self, now: float) -> list[int]:
@@ -75,12 +77,11 @@ class Rounds:
         self._waits.pop(slot, None)
         self._meet(slot)
 
-    def _comes(self, slot: int, now: float, until: float, most: float) -> bool:
-        """Whether a worker that computes is no straggler, expected before `until`, and not overdue."""
-        usual = self._usual.get(slot)
-        if usual is None or usual > most:
+    def _comes(self, slot: int, now: float, until: float, own: float) -> bool:
+        """Whether a worker that computes is no straggler beside the `own` usual step, expected in time, not overdue."""
+        since, usual = self._since[slot], self._usual.get(slot)
+        if usual is None or usual > STRAGGLER * own:
             return False
-        since = self._since[slot]
         return since + usual <= until and now < since + (1 + PATIENCE) * usual
 
     def _meet(self, slot: int) -> None:
