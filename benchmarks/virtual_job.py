@@ -41,7 +41,7 @@ FIXED_SHARE = 0.2
 """The share of a step of 32 samples that a smaller batch does not save."""
 
 Policy = Literal["Constant", "InverseSquareRoot", "Inverse"]
-Speeds = Literal["equal", "unequal", "straggler", "slower", "mixed"]
+Speeds = Literal["equal", "slower", "straggler", "mixed", "unequal"]
 """Equal: steps vary by a tenth. Unequal: by a third, and workers differ by up to 2x. Straggler: equal, but for one of
 half speed; slower: one whose steps are 1.4 times as long. Mixed: half of the workers have a quarter of the speed."""
 
