@@ -27,8 +27,7 @@ class World:
     """Runs a job to its end, with random faults from `seed`.
 
     `faults`, `ps_faults`, `safe`, `survival`: see `Faults`. `begins_with`: the snapshots of another run. `steps`:
-    training stops after this many. `streams`: whether shards are so large that pushes and pulls are streams. `rounds`:
-    whether workers wait for each other.
+    training stops after this many. `streams`: whether shards are so large that pushes and pulls are streams.
     """
 
     def __init__(
@@ -45,7 +44,6 @@ class World:
         steps=None,
         steps_per_push=1,
         streams=False,
-        rounds=True,
     ):
         self.random, self.beats = random.Random(seed), random.Random(~seed)
         self.now = 0.0
@@ -53,7 +51,9 @@ class World:
         self.storage = MemoryStorage()
         self.begins_with = begins_with
         self.stop_after = StopAfter(epochs=EPOCHS, steps=steps)
-        self.steps_per_push, self.rounds = steps_per_push, rounds
+        self.steps_per_push = steps_per_push
+        self.rounds = seed % 4 < 2
+        """Whether workers wait for each other after their pushes."""
         self.shards, self.model, self.streams = shards, model(shards), streams
         self.bounds = bounds(self.model.size, shards)
         self.faults = Faults(self, faults, ps_faults, safe=safe, survival=survival)
