@@ -50,9 +50,8 @@ CHEAP_SHARE = 0.03
 """A pull of this share is waited for if the step was faster than expected."""
 PULL_SHARE = 0.1
 """The largest share of a pull in that time: a second pull costs the servers as much as the first one."""
-ROUND_SHARE = 0.05
-"""The largest share of a push and a pull in that time, when they are waited for: the servers may have to serve all
-workers one after the other, as these push at the same time."""
+ROUND_SHARE = 0.03
+"""The largest share of a push and a pull in that time, where they are waited for."""
 
 
 class End(Enum):
@@ -108,6 +107,9 @@ class Loop(Upstream):
         """The usual time of a push and a pull, without the wait for other workers."""
         self._in_round = False
         """Whether the worker waits for the others after its pushes."""
+        self._caution = 1
+        """It does from when its exchange takes so many times less than it may."""
+        self._live = 1
         self._followed_rate: float | None = None
         self._compiled_rate: float | None = None
         self.steps = 0
@@ -356,13 +358,19 @@ class Loop(Upstream):
     def _follow(self, period: float, base: Pulled) -> None:
         """Follow the usual `period` between two pushes, and decide whether the worker takes part in rounds.
 
-        It does if it would have the time even if the servers served one worker after the other, and until it has not.
+        In a round all workers push at once, so an exchange may take longer than before, and longer than it may. Then
+        the worker takes part no more before it takes half as long; with other workers it tries anew.
         """
         self._period = _mixed(self._period, period)
         self._exchange_seconds = _mixed(self._exchange_seconds, base.push_seconds + base.pull_seconds)
-        served = 1 if self._in_round else base.live_workers
-        cheap = served * self._exchange_seconds <= ROUND_SHARE * self._period
-        self._in_round = self._policy.rounds and base.live_workers > 1 and cheap
+        if base.live_workers != self._live:
+            self._live, self._caution = base.live_workers, 1
+        longest = ROUND_SHARE * self._period
+        if self._in_round and self._exchange_seconds > longest:
+            self._in_round, self._caution = False, 2 * self._caution
+        elif self._caution * self._exchange_seconds <= longest:
+            self._in_round = self._policy.rounds
+        self._in_round &= self._live > 1
 
     def _again(self, base: Pulled, send: Send) -> Again | None:
         """When to pull once more, just before the next step; None: not at all.

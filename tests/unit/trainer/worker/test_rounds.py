@@ -37,24 +37,28 @@ def test_switched_off_or_alone_a_worker_waits_for_nobody(options: dict[str, bool
 def test_worker_waits_for_the_others_where_its_messages_take_little_time() -> None:
     bench = Bench(rounds=True)
     bench.server.live = 4
-    share(bench, 0.2)  # the servers would serve all four within the share
+    share(bench, 0.9)
     assert run(bench, 30)[-20:] == [True] * 20
     assert bench.loop._in_flight is None
     assert not bench.loop._overlapped
-    share(bench, 0.9)  # which they do now: all push at once
-    assert run(bench, 30)[-20:] == [True] * 20
+    share(bench, 1.1)  # all push at once
+    assert run(bench, 40)[-20:] == [False] * 20
+    share(bench, 0.9)  # as before it took part
+    assert run(bench, 30)[-20:] == [False] * 20
+    share(bench, 0.4)
+    assert run(bench, 40)[-20:] == [True] * 20
     share(bench, 1.1)
     assert run(bench, 40)[-20:] == [False] * 20
-    share(bench, 0.9)  # no sooner than they would take four times as long
+    share(bench, 0.4)
     assert run(bench, 30)[-20:] == [False] * 20
-    share(bench, 0.2)
-    assert run(bench, 40)[-20:] == [True] * 20
+    bench.server.live = 3
+    assert run(bench, 30)[-20:] == [True] * 20
 
 
 def test_next_gradient_is_expected_where_the_worker_waits_for_its_answer() -> None:
     bench = Bench(rounds=True)
     bench.server.live = 4
-    share(bench, 0.9)
+    share(bench, 1.1)
     run(bench, 3)
     overlapped = bench.server.pushes[-1].ahead
     share(bench, 0.0)
