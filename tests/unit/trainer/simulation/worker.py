@@ -30,6 +30,26 @@ class Killed(BaseException):
     """The worker was killed."""
 
 
+class Total:
+    """A push of several steps contains the sum of their updates, because the parameters are counters."""
+
+    def __init__(self):
+        self.clear()
+
+    def add(self, update, samples):
+        del samples
+        self.sum = self.sum + update
+        update.fill(math.nan)  # makes a later read of the update visible
+
+    def result(self, samples):
+        del samples
+        total, self.sum = self.sum, 0.0
+        return total
+
+    def clear(self):
+        self.sum = 0.0
+
+
 class Worker:
     """One incarnation of one slot; also the feed and the coordinator client of its loop."""
 
@@ -52,6 +72,9 @@ class Worker:
             dtype=np.float32,
             alias=lambda array: array,
             on_device=lambda array: array,
+            upload=lambda array: array,
+            mean=Total,
+            inclusion=lambda: None,
             initial=lambda: aligned(world.model.size),
             step=self.step,
             reuse=lambda update: update.fill(math.nan),  # makes a later read of the update visible
@@ -66,7 +89,7 @@ class Worker:
 
     def _record_epochs(self):
         """Record the epoch of the current item in `epoch`: batches do not contain it."""
-        train, alone, take = self.loop._train, self.loop._local_step, self.loop._next_item
+        train, alone, take = self.loop._train, self.loop._train_locally, self.loop._next_item
 
         def recording(function):
             def recorded(*arguments):
@@ -81,7 +104,7 @@ class Worker:
                 self.epoch = item.work.epoch
             return item
 
-        self.loop._train, self.loop._local_step, self.loop._next_item = (
+        self.loop._train, self.loop._train_locally, self.loop._next_item = (
             recording(train),
             recording(alone),
             taken,
