@@ -297,7 +297,8 @@ upload = model._uploads.submit(model._inputs, first)
 assert all(tensor.device.endswith("CPU:1") for tensor in upload.result()[0])
 model._ahead = first, upload  # as if a step had run before: metadata are those of a function's first call
 context.context().enable_run_metadata()
-model.step(parameters, first, 0, second)
+step = model.step(parameters, first, 0, second)
+assert all(tensor.device.endswith("CPU:1") for tensor in step.update.tensors)
 nodes = [
     node
     for function in context.context().export_run_metadata().function_graphs
@@ -319,7 +320,7 @@ def test_what_crosses_to_the_device_and_back_in_a_step():
     assert done.returncode == 0, done.stderr[-2000:]
     into, out = map(int, done.stdout.split())
     assert into <= 1  # a constant; the parameters and the batch are there already
-    assert out == 2  # the update, and the loss with the metrics
+    assert out == 1  # the loss with the metrics, and what is known of the update, which stays there
 
 
 @as_on_gpu
