@@ -72,6 +72,8 @@ def install(seconds: float, bus: float = PCIE_4_X16) -> None:
     from shoal_trainer.worker.flat_model import FlatModel
     from shoal_trainer.worker.on_device import OnDevice, cut
 
+    module: Any = flat_model
+    model: Any = FlatModel  # whose methods are replaced
     device, into, back = Queue(), Queue(), Queue()
     resident, inputs_of = Resident(), FlatModel._inputs
 
@@ -110,8 +112,8 @@ def install(seconds: float, bus: float = PCIE_4_X16) -> None:
         device.add(8 * update.size / MEMORY)
         return current
 
-    flat_model.device_name = lambda: "a simulated accelerator"
+    module.device_name = lambda: "a simulated accelerator"
     on_device._read = read
-    FlatModel._inputs, FlatModel.upload, FlatModel._call = inputs, upload, call
-    FlatModel.inclusion = lambda _: included
-    FlatModel.mean = lambda self: Mean(device, lambda: OnDevice(update_of(self), 1.0, self._readbacks))
+    model._inputs, model.upload, model._call = inputs, upload, call
+    model.inclusion = lambda _: included
+    model.mean = lambda self: Mean(device, lambda: OnDevice(update_of(self), 1.0, self._readbacks))

@@ -212,7 +212,9 @@ class FlatModel:
             return compute
 
         def fetched(*tensors: Any) -> Any:
-            pieces, numbers = compute(*tensors)  # the update is read while the next step runs
+            pieces, numbers = compute(*tensors)
+            with tf.device(self._device):  # the update is read while the next step runs
+                pieces = [tf.identity(piece) for piece in pieces]
             with tf.device("/CPU:0"):
                 return pieces, tf.identity(numbers)
 

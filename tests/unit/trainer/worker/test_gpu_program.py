@@ -297,8 +297,7 @@ upload = model._uploads.submit(model._inputs, first)
 assert all(tensor.device.endswith("CPU:1") for tensor in upload.result()[0])
 model._ahead = first, upload  # as if a step had run before: metadata are those of a function's first call
 context.context().enable_run_metadata()
-step = model.step(parameters, first, 0, second)
-assert all(tensor.device.endswith("CPU:1") for tensor in step.update.tensors)
+model.step(parameters, first, 0, second)
 nodes = [
     node
     for function in context.context().export_run_metadata().function_graphs
