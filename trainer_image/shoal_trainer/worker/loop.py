@@ -35,7 +35,7 @@ from shoal_trainer.worker.leases import Leases, joined
 from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.send import Send, length
 from shoal_trainer.worker.upstream import PROBE_SECONDS, Upstream
-from shoal_trainer.worker.work import Coordinator, Finished, TaskWork, Wasted, reporting
+from shoal_trainer.worker.work import JOINED, Coordinator, Finished, TaskWork, Wasted, reporting
 
 log = logging.getLogger(__name__)
 
@@ -226,7 +226,8 @@ class Loop(Upstream):
             self._leases.reset(welcome.generation)
             self._seq = max(shard.last_seq for shard in welcome.shards)
             self._last_push = self._clock()
-            log.info("joined: hello %.3f s, pull %.3f s", greeted - started, self._last_push - greeted)
+            now = self._last_push
+            log.info("%s: hello %.3f s, pull %.3f s", JOINED, greeted - started, now - greeted)
             return
 
     # --- a step ---------------------------------------------------------------------------------------------------
