@@ -343,6 +343,25 @@ class FlatModel:
         with tf.device(self._device):
             return tf.identity(parameters)
 
+    def upload_when(self, answer: Future[Any], parameters: Any) -> Future[Any] | None:
+        """What `upload` gives once the answer is there, made while a step runs; None without an accelerator.
+
+        The future has None if the answer is an error.
+        """
+        if self._on_host:
+            return None
+        copy: Future[Any] = Future()
+
+        def arrived(answer: Future[Any]) -> None:
+            try:
+                failed = answer.cancelled() or answer.exception() is not None
+                copy.set_result(None if failed else self.upload(parameters))
+            except Exception as error:  # such as no memory
+                copy.set_exception(error)
+
+        answer.add_done_callback(arrived)
+        return copy
+
     def initial(self) -> npt.NDArray[np.float32]:
         """The model's current parameters, fp32, shape (layout.size,)."""
         return flatten(self.model, self.layout)

@@ -11,7 +11,6 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -321,21 +320,8 @@ class Loop(Upstream):
             future = self._exchange.push_pull(update, self._buffers.spare, push, again=again)
         else:
             future = self._exchange.push_pull(update, self._buffers.spare, push)
-        self._in_flight = (self._uploaded(future), send)
-
-    def _uploaded(self, answer: Future[Pulled]) -> Future[tuple[Pulled, Any]]:
-        """The answer with a copy of its parameters where steps compute, made as it comes: while a step runs."""
-        both: Future[tuple[Pulled, Any]] = Future()
-        received = self._buffers.spare_tensor
-
-        def arrived(answer: Future[Pulled]) -> None:
-            try:
-                both.set_result((answer.result(), self._flat_model.upload(received)))
-            except BaseException as error:
-                both.set_exception(error)
-
-        answer.add_done_callback(arrived)
-        return both
+        self._in_flight = (future, send)
+        self._copy = self._flat_model.upload_when(future, self._buffers.spare_tensor)
 
     def _follow_rate(self) -> None:
         """Give the optimizer on this worker the learning rate that a callback has set; else that of `compile()`."""
@@ -374,7 +360,7 @@ class Loop(Upstream):
         (future, send), self._in_flight = self._in_flight, None
         send.hurry.set()
         try:
-            pulled, copy = future.result()
+            pulled = future.result()
         except Unreachable as error:
             self._begin_outage(error, send)
         else:
@@ -383,7 +369,7 @@ class Loop(Upstream):
             self._pulled = pulled
             self._anticipation.answered(pulled, send.push.base_versions[0], overlapped=send.overlapped)
             self._staleness = max(1, pulled.staleness(send.push.base_versions[0]))
-            self._buffers.swap(copy)
+            self._buffers.swap(None if self._copy is None else self._copy.result())
             self._leases.answered(send.push)
             self._leases.void(pulled.stopped)
             self._flat_model.reuse(send.update)

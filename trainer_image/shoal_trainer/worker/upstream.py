@@ -69,8 +69,9 @@ class Upstream:
         self._generation = 0
         self._boots: tuple[tuple[int, int], ...] = ()
         self._seq = 0
-        self._in_flight: tuple[Future[tuple[Pulled, Any]], Send] | None = None
-        """Its answer, with a copy of the parameters where steps compute."""
+        self._in_flight: tuple[Future[Pulled], Send] | None = None
+        self._copy: Future[Any] | None = None
+        """Of the answer's parameters, on its way to an accelerator."""
         self._unsent: list[Send] = []
         self._outage: Outage | None = None
         self._reconnect: Future[Welcome] | None = None

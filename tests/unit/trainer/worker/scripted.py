@@ -103,7 +103,7 @@ class Bench:
         self.items, self.loss = [], 0.1
         model = SimpleNamespace(
             layout=SimpleNamespace(size=SIZE, trainable=SIZE), dtype=np.float32, alias=lambda flat: flat,
-            on_device=lambda tensor: tensor, upload=lambda tensor: tensor, mean=HostMean,
+            on_device=lambda tensor: tensor, upload=lambda tensor: tensor, upload_when=lambda *_: None, mean=HostMean,
             inclusion=lambda: HostInclusion(SIZE, np.float32, lambda flat: flat),
             step=lambda *_: Step(aligned(SIZE), self.loss, math.isfinite(self.loss)), reuse=lambda _update: None,
         )  # fmt: skip
