@@ -58,7 +58,7 @@ class Worker:
         )
         self.loop = Loop(
             flat_model, Placement(world.model.optimizer), self.exchange, self, self, self.leases, self.task, self.drain,
-            Policy(on_nan="rollback", steps_per_push=world.steps_per_push), clock=world.clock,
+            Policy(on_nan="rollback", steps_per_push=world.steps_per_push, rounds=world.rounds), clock=world.clock,
         )  # fmt: skip
         self._record_epochs()
         self.thread = threading.Thread(target=self.run, daemon=True)
@@ -145,6 +145,9 @@ class Worker:
                 return None
         return self.queue.pop(0) if self.queue else None
 
+    def upcoming(self):
+        return self.queue[0].batch if self.queue and isinstance(self.queue[0], Ready) else None
+
     def items(self):
         if self.fenced is not None:
             raise self.fenced
@@ -179,8 +182,8 @@ class Worker:
 
     # --- as `FlatModel`
 
-    def step(self, parameters, batch, updates):
-        del parameters, updates
+    def step(self, parameters, batch, updates, upcoming):
+        del parameters, updates, upcoming
         self.pause()
         world, epoch = self.world, self.epoch
         if world.faults.makes_step_diverge():
