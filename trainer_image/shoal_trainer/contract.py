@@ -20,9 +20,10 @@ from pydantic.alias_generators import to_camel
 
 VERSION = 1
 CONFIG_ENV = "SHOAL_CONFIG"
-ACCELERATORS_ENV = "SHOAL_ACCELERATORS"
-"""How many GPUs the limits of a worker's container have."""
 """The environment variable with a pod's `RuntimeConfig` as JSON."""
+
+ACCELERATORS_ENV = "SHOAL_ACCELERATORS"
+"""The environment variable with how many GPUs the limits of a worker's container have."""
 
 SECRET_DIR = "/var/run/shoal/secret"
 """The mount path of the job's Secret: `key` (32 bytes), `key-id`, `tls.crt`, `tls.key`.
@@ -149,10 +150,14 @@ class StopAfter(Message):
 
 
 class Staleness(Message):
-    """The learning rate over n**p, p = 0, 1/2, 1, of the normal staleness n (`ps/damping.py`). `max`: bounded."""
+    """The learning rate over n**p, p = 0, 1/2, 1, of the normal staleness n (`ps/damping.py`). `max`: bounded.
+
+    `rounds`: whether workers wait for each other (`ps/rounds.py`) where pushes take little time.
+    """
 
     max: int | None = None
     policy: Literal["Constant", "InverseSquareRoot", "Inverse"] = "InverseSquareRoot"
+    rounds: bool = True
 
 
 class SnapshotPolicy(Message):

@@ -219,6 +219,9 @@ class Staleness(Strict):
     before its next step. Unset: no limit."""
     policy: Literal["Constant", "InverseSquareRoot", "Inverse"] = "InverseSquareRoot"
     """Constant (p = 0), InverseSquareRoot (p = 1/2) or Inverse (p = 1)."""
+    rounds: bool = True
+    """Whether workers of about equal speed wait for each other after each push, so that gradients are less stale. A
+    worker does so only where a push and a pull take a small part of its time."""
 
 
 class AcceleratorBatchSize(Strict):
@@ -363,6 +366,12 @@ class TrainingJob(Resource):
         ),
         Column(
             "Disruptions", ".status.restarts.disruptions", "integer", description="Disruptions of workers"
+        ),
+        Column(
+            "PS-Restarts",
+            ".status.parameterServers.restarts",
+            "integer",
+            description="Parameter servers lost and restarted",
         ),
         Column("Age", ".metadata.creationTimestamp", "date"),
         Column(

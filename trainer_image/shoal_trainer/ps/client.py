@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -191,6 +192,16 @@ class PSClient:
         self._check(out)
         return self._call(Op.PUSH_PULL, Op.PARAMETERS, gradient, out, push, ahead=push.ahead)
 
+    def push_round(self, gradient: Vector, out: NDArray[Any], push: Push) -> Pulled:
+        """As `push_pull`, but the parameters are those after the other workers' pushes (`ps/rounds`).
+
+        The wait for these is in neither of `Pulled`'s times.
+        """
+        self._check(gradient)
+        pushed = self._call(Op.PUSH, Op.OK, gradient, None, push)
+        pulled = self.pull(out, ahead=push.ahead, known=push.base_versions)
+        return replace(pulled, push_seconds=pushed.push_seconds, made=pushed.versions[0])
+
     def push_delta(self, delta: Vector, out: NDArray[Any], push: Push, *, scale: float = 1.0) -> Pulled:
         """Parameters += scale * delta, and write the new parameters to `out`."""
         self._check(delta)
@@ -267,11 +278,15 @@ class PSClient:
         def receive(index: int) -> tuple[Header, bytearray]:
             return self._shards[index].receive(expected, received_into(index), coding)
 
+        def large(index: int) -> bool:
+            low, high = self._bounds[index]
+            return asks((high - low) * coding.itemsize)
+
         def exchange(index: int) -> tuple[Header, bytearray]:
             """One large request: nothing of another one is sent meanwhile, as they would share the worker's link."""
             piece = send(index)
             low, high = self._bounds[index]
-            if payload is None or not asks((high - low) * coding.itemsize):
+            if payload is None or not large(index):
                 return receive(index)
             target = received_into(index)
             if piece and target is not None and self._tls:
@@ -284,11 +299,13 @@ class PSClient:
 
         order = range(len(self._shards))
         try:
-            if any(asks((high - low) * coding.itemsize) for low, high in self._bounds):
+            if out is not None and any(map(large, order)):
                 answers = [exchange(index) for index in order]
             else:
                 for index in order:
                     send(index)
+                    if payload is not None and large(index):
+                        send_payload(index)
                 answers = [receive(index) for index in order]
         except BaseException:
             self.close()

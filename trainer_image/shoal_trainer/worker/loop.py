@@ -1,7 +1,8 @@
 """The main loop of a worker: join, train, train locally during outages, run tasks, leave.
 
 The push of a step and the pull of the next parameters overlap with the next step, which computes on what is expected to
-come of them (`anticipation`). With `staleness.max = 0` the loop waits for each push instead.
+come of them (`anticipation`). The loop waits for each push instead with `staleness.max = 0`, and where a push and a
+pull take so little time that it takes part in rounds (`ps/rounds`).
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ CHEAP_SHARE = 0.03
 """A pull of this share is waited for if the step was faster than expected."""
 PULL_SHARE = 0.1
 """The largest share of a pull in that time: a second pull costs the servers as much as the first one."""
+ROUND_SHARE = 0.03
+"""The largest share of a push and a pull in that time, where they are waited for."""
 
 
 class End(Enum):
@@ -63,6 +66,7 @@ class Policy:
     """The job's options for the loop."""
 
     sequential: bool = False
+    rounds: bool = False
     steps_per_push: int = 1
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
     averages: tuple[Average, ...] = ()
@@ -99,6 +103,13 @@ class Loop(Upstream):
         """Whether an earlier push was in flight while the pending steps were computed."""
         self._period: float | None = None
         """The usual time between two pushes, in seconds."""
+        self._exchange_seconds: float | None = None
+        """The usual time of a push and a pull, without the wait for other workers."""
+        self._in_round = False
+        """Whether the worker waits for the others after its pushes."""
+        self._caution = 1
+        """It does from when its exchange takes so many times less than it may."""
+        self._live = 1
         self._followed_rate: float | None = None
         self._compiled_rate: float | None = None
         self.steps = 0
@@ -256,7 +267,7 @@ class Loop(Upstream):
         if self._outage is not None:
             return
         self._send(base)
-        if self._policy.sequential:
+        if self._policy.sequential or self._in_round:
             self._collect()
 
     def _parameters(self, base: Pulled) -> Any:
@@ -291,6 +302,7 @@ class Loop(Upstream):
         staleness = 1 if skipped else self._staleness  # the servers do not divide a difference by it
         update, steps = pile.update(self._averages, staleness), len(pile)
         now = self._clock()
+        self._follow(now - self._last_push, base)
         self._seq += 1
         push = Push(
             seq=self._seq,
@@ -308,7 +320,7 @@ class Loop(Upstream):
             learning_rate=self._learning_rate(base),
             steps=steps,
             metrics=pile.metrics,
-            ahead=self._anticipation.ahead(in_flight=not self._policy.sequential),
+            ahead=self._anticipation.ahead(in_flight=not (self._policy.sequential or self._in_round)),
             length=length(update, self._flat_model.layout.trainable) if base.live_workers > 1 else math.nan,
         )
         pile.clear()
@@ -316,10 +328,11 @@ class Loop(Upstream):
         send = Send(update, push, local=skipped, overlapped=self._overlapped)
         if skipped:  # a difference does not change the optimizer's state, as in Keras
             future = self._exchange.push_delta(update, self._buffers.spare, push, scale=1.0)
-        elif (again := self._again(base, push.timings.step * steps, send)) is not None:
-            future = self._exchange.push_pull(update, self._buffers.spare, push, again=again)
+        elif self._in_round:
+            future = self._exchange.push_round(update, self._buffers.spare, push)
         else:
-            future = self._exchange.push_pull(update, self._buffers.spare, push)
+            again = self._again(base, send)
+            future = self._exchange.push_pull(update, self._buffers.spare, push, again=again)
         self._in_flight = (future, send)
         self._copy = self._flat_model.upload_when(future, self._buffers.spare_tensor)
 
@@ -340,14 +353,30 @@ class Loop(Upstream):
             return rate
         return None if self._placement.rate is None else self._placement.rate(base.samples)
 
-    def _again(self, base: Pulled, period: float, send: Send) -> Again | None:
+    def _follow(self, period: float, base: Pulled) -> None:
+        """Follow the usual `period` between two pushes, and decide whether the worker takes part in rounds.
+
+        In a round all workers push at once, so an exchange may take longer than before, and longer than it may. Then
+        the worker takes part no more before it takes half as long; with other workers it tries anew.
+        """
+        self._period = _mixed(self._period, period)
+        self._exchange_seconds = _mixed(self._exchange_seconds, base.push_seconds + base.pull_seconds)
+        if base.live_workers != self._live:
+            self._live, self._caution = base.live_workers, 1
+        longest = ROUND_SHARE * self._period
+        if self._in_round and self._exchange_seconds > longest:
+            self._in_round, self._caution = False, 2 * self._caution
+        elif self._caution * self._exchange_seconds <= longest:
+            self._in_round = self._policy.rounds
+        self._in_round &= self._live > 1
+
+    def _again(self, base: Pulled, send: Send) -> Again | None:
         """When to pull once more, just before the next step; None: not at all.
 
-        Without it, a gradient would be as stale as twice as many workers make it. `period`: seconds between the last
-        two pushes. Only with other workers, and if a pull costs little of it.
+        Without it, a gradient would be as stale as twice as many workers make it. Only with other workers, and if a
+        pull costs little of the time between two pushes.
         """
-        usual = self._period or period
-        self._period = usual + PERIOD_SMOOTHING * (min(period, 2 * usual) - usual)
+        assert self._period is not None
         if self._policy.sequential or base.live_workers < 2 or base.pull_seconds > PULL_SHARE * self._period:
             return None
         after = (1 - PERIOD_RESERVE) * self._period - 2 * base.pull_seconds
@@ -473,3 +502,9 @@ class Loop(Upstream):
             self._coordinator.leave(Wasted(self._wasted, self._acknowledged))
         except Unreachable as error:
             log.warning("cannot report that this worker leaves: %s", error)
+
+
+def _mixed(usual: float | None, seconds: float) -> float:
+    """The usual time with one more in it; a single long one counts little."""
+    usual = usual or seconds
+    return usual + PERIOD_SMOOTHING * (min(seconds, 2 * usual) - usual)

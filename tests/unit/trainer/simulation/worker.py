@@ -82,7 +82,7 @@ class Worker:
         )
         self.loop = Loop(
             flat_model, Placement(world.model.optimizer), self.exchange, self, self, self.leases, self.task, self.drain,
-            Policy(on_nan="rollback", steps_per_push=world.steps_per_push), clock=world.clock,
+            Policy(on_nan="rollback", steps_per_push=world.steps_per_push, rounds=world.rounds), clock=world.clock,
         )  # fmt: skip
         self._record_epochs()
         self.thread = threading.Thread(target=self.run, daemon=True)

@@ -23,18 +23,26 @@ SIZE, TERM = 4, 111
 
 
 class Server:
-    """Its answers. `stopped`: the term that has ended training; `reachable`: False while it is lost."""
+    """Its answers. `stopped`: the term that has ended training; `reachable`: False while it is lost.
+
+    `live`: workers; `seconds`: of a push and a pull together; `rounds`: the pushes that wait for other workers.
+    """
 
     def __init__(self):
-        self.stopped, self.reachable, self.pushes, self.deltas = 0, True, [], []
+        self.stopped, self.reachable, self.pushes, self.deltas, self.rounds = 0, True, [], [], []
+        self.live, self.seconds = 1, 0.0
 
     def pull(self, *_arguments, **_options):
         return self._answer(self.pulled)
 
-    def push_pull(self, _update, _out, push):
+    def push_pull(self, _update, _out, push, again=None):
         if self.reachable:
             self.pushes.append(push)
         return self._answer(self.pulled)
+
+    def push_round(self, update, out, push):
+        self.rounds.append(push)
+        return self.push_pull(update, out, push)
 
     def push_delta(self, _delta, _out, push, *, scale):
         if self.reachable:
@@ -52,7 +60,16 @@ class Server:
         pass
 
     def pulled(self):
-        return Pulled((5,), ({},), 0, 1, (0,), journals=(Journal(),), stopped=self.stopped)
+        return Pulled(
+            (5,),
+            ({},),
+            0,
+            self.live,
+            (0,),
+            pull_seconds=self.seconds,
+            journals=(Journal(),),
+            stopped=self.stopped,
+        )
 
     def welcome(self):
         welcome = ShardWelcome(index=0, epoch=0, boot=TERM, version=5, initialized=True, stopped=self.stopped)
