@@ -18,6 +18,7 @@ from shoal_trainer.worker.feed import Ready
 from shoal_trainer.worker.flat_model import Step
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.loop import Loop, Policy
+from shoal_trainer.worker.on_host import HostInclusion
 from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.run_task import run_task
 from shoal_trainer.worker.tasks import Outcome
@@ -75,7 +76,7 @@ class Worker:
             upload=lambda array: array,
             upload_when=lambda _answer, _array: None,
             mean=Total,
-            inclusion=lambda: None,
+            inclusion=lambda: HostInclusion(world.model.size, np.float32, lambda array: array),
             initial=lambda: aligned(world.model.size),
             step=self.step,
             reuse=lambda update: update.fill(math.nan),  # makes a later read of the update visible
