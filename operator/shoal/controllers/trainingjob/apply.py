@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from shoal import manifests
 from shoal.api import labels
 from shoal.api.base import API_VERSION
 from shoal.api.kube import DisruptionBudget, Node, Pod, Service
+from shoal.api.kueue import KUEUE, Workload
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import APPLY_PATCH, JSON, MERGE_PATCH, Answer, Transport
 from shoal.controllers.state import ClusterState
@@ -30,6 +32,7 @@ from shoal.controllers.trainingjob.observe import name_conflict
 from shoal.errors import ClusterError, Unavailable
 from shoal.manifests import names
 from shoal.manifests.objects import POD_GROUPS
+from shoal.manifests.workload import ADMISSION_MANAGER, POD_PRIORITY, priority_class, requeued, told
 from shoal.policy.model import (
     Action,
     ApplyPodGroup,
@@ -38,13 +41,17 @@ from shoal.policy.model import (
     CreatePod,
     CreateSecret,
     CreateService,
+    CreateWorkload,
     DeleteDisruptionBudget,
     DeleteJob,
     DeletePod,
     DeleteService,
+    DeleteWorkload,
     Manifest,
     Refusal,
     RefusalKind,
+    RequeueWorkload,
+    TellWorkload,
     UpdateService,
 )
 
@@ -165,6 +172,17 @@ class Applier:
                 )
             case ApplyPodGroup(name, manifest):
                 return await self._apply_pod_group(job, answers, name, manifest)
+            case CreateWorkload(name, manifest):
+                return await self._create_workload(job, answers, name, manifest)
+            case TellWorkload(name, uid, kind, status, reason, message):
+                meta = {"name": name, "namespace": job.metadata.namespace, "uid": uid}
+                body = told(meta, kind, status, reason, message, self._wall())
+                await self._apply_workload(job, name, body, f"{FIELD_MANAGER}-{kind}")
+            case RequeueWorkload(name, uid):
+                await self._requeue(job, name, uid)
+            case DeleteWorkload(name, uid):
+                _accept(await self._delete(_path(f"/apis/{KUEUE}", job, "workloads", name), uid), 404, 409)
+                self._state.workloads.drop(uid)
             case DeletePod(name, uid, grace_seconds):
                 await self._delete_pod(job, name, uid, grace_seconds)
             case UpdateService(name, selector):
@@ -198,11 +216,13 @@ class Applier:
         saw: Callable[[bytes], None] | None,
         *,
         unique: bool = False,
+        strict: bool = True,
         urgent: bool = False,
     ) -> bool:
         """Create an object; True if it exists now and belongs to the job.
 
         `saw`: None for kinds without a watch. `unique`: its name contains the job's uid, so what has it is the job's.
+        `strict`: a field that the API server does not know is an error.
         """
         known = self._state.jobs.get(job.metadata.name, job.metadata.namespace)
         if known is None or known.metadata.uid != job.metadata.uid or known.metadata.deletion_timestamp:
@@ -210,7 +230,7 @@ class Applier:
         answer = await self._transport.request(
             "POST",
             _path(group, job, plural),
-            query={"fieldValidation": "Strict"},
+            query={"fieldValidation": "Strict" if strict else "Ignore"},
             body=manifest,
             urgent=urgent,
         )
@@ -254,6 +274,70 @@ class Applier:
         refusal = Refusal(RefusalKind.FORBIDDEN, key, answer.message, job.metadata.generation, self._wall())
         answers.refused[key] = refusal
         return False
+
+    async def _create_workload(
+        self, job: TrainingJob, answers: ApiAnswers, name: str, manifest: Manifest
+    ) -> bool:
+        """Create a Workload with the priority of its class; False if it was refused, or if there is no such class."""
+        source, wanted = priority_class(job)
+        plural = "workloadpriorityclasses" if source.startswith("kueue") else "priorityclasses"
+        group = KUEUE if source.startswith("kueue") else "scheduling.k8s.io/v1"
+        path = f"/apis/{group}/{plural}"
+        answer = await self._transport.request("GET", f"{path}/{wanted}" if wanted else path)
+        if not answer.ok:
+            if answer.status not in {*_REFUSED, 404}:
+                raise Unavailable(f"cannot read the priority of {name}: {answer.status} {answer.message}")
+            answers.refused[name] = Refusal(
+                RefusalKind.FORBIDDEN, name, answer.message, job.metadata.generation, self._wall()
+            )
+            return False
+        found = json.loads(answer.body)
+        defaults = [each for each in found.get("items", [found]) if wanted or each.get("globalDefault")]
+        if defaults:
+            chosen = min(defaults, key=lambda each: int(each.get("value", 0)))
+            priority = {
+                "priorityClassSource": source or POD_PRIORITY,
+                "priorityClassName": chosen["metadata"]["name"],
+                "priority": chosen.get("value", 0),
+            }
+        else:
+            priority = {"priority": 0}
+        manifest = {**manifest, "spec": {**manifest["spec"], **priority}}
+        return await self._create(
+            job,
+            answers,
+            f"/apis/{KUEUE}",
+            "workloads",
+            name,
+            manifest,
+            self._saw_workload,
+            unique=True,
+            strict=False,
+        )  # not strict: Kueue may know fewer fields of a pod than the cluster
+
+    async def _requeue(self, job: TrainingJob, name: str, uid: str) -> None:
+        answer = await self._transport.request("GET", _path(f"/apis/{KUEUE}", job, "workloads", name))
+        if answer.status == 404:
+            self._state.workloads.drop(uid)
+            return
+        _accept(answer)
+        if (body := requeued(json.loads(answer.body), self._wall())) is not None:
+            await self._apply_workload(job, name, body, ADMISSION_MANAGER)
+        else:
+            self._state.workloads.put(Workload.model_validate_json(answer.body))
+
+    async def _apply_workload(self, job: TrainingJob, name: str, body: Manifest, manager: str) -> None:
+        """Apply a part of a Workload's status; a Workload that changed meanwhile wakes the job."""
+        answer = await self._transport.request(
+            "PATCH",
+            f"{_path(f'/apis/{KUEUE}', job, 'workloads', name)}/status",
+            query={"fieldManager": manager, "force": "true"},
+            body=body,
+            content_type=APPLY_PATCH,
+        )
+        _accept(answer, 404, 409)
+        if answer.ok:
+            self._state.workloads.put(Workload.model_validate_json(answer.body))
 
     async def _already_exists(
         self, job: TrainingJob, answers: ApiAnswers, path: str, name: str, saw: Callable[[bytes], None]
@@ -326,6 +410,9 @@ class Applier:
 
     def _saw_service(self, body: bytes) -> None:
         self._state.services.put(Service.model_validate_json(body), ours=True)
+
+    def _saw_workload(self, body: bytes) -> None:
+        self._state.workloads.put(Workload.model_validate_json(body), ours=True)
 
     def _saw_budget(self, body: bytes) -> None:
         self._state.budgets.put(DisruptionBudget.model_validate_json(body), ours=True)
