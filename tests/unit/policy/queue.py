@@ -14,12 +14,8 @@ from shoal.manifests.workload import requeued, stands_for
 from shoal.policy.model import CreatePod
 from tests.unit.policy import build
 
-FLAVOR = ResourceFlavor.model_validate(
-    {
-        "metadata": {"name": "t4"},
-        "spec": {"nodeLabels": {"gpu": "t4"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]},
-    }
-)
+NODES = {"nodeLabels": {"gpu": "t4"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]}
+FLAVOR = ResourceFlavor.model_validate({"metadata": {"name": "t4"}, "spec": NODES})
 
 
 class Queue:
@@ -40,17 +36,13 @@ class Queue:
 
     # --- what the operator asks for ---------------------------------------------------------------------------------
 
-    def create(self, name: str, manifest: dict[str, Any], now: datetime) -> None:
+    def create(self, name: str, manifest: dict[str, Any]) -> None:
         """POST; a 409 is success."""
         if name in self.workloads:
             return
         fresh = copy.deepcopy(manifest)
         self.made += 1
-        fresh["metadata"] |= {
-            "uid": f"uid-{name}-{self.made}",
-            "creationTimestamp": build.stamp(now),
-            "resourceVersion": "1",
-        }
+        fresh["metadata"] |= {"uid": f"uid-{name}-{self.made}", "resourceVersion": "1"}
         self.workloads[name] = {**fresh, "status": {"conditions": []}}
 
     def tell(self, name: str, kind: str, status: str, reason: str, message: str = "") -> None:

@@ -193,9 +193,8 @@ def test_who_asks_for_something_else_is_queued_again() -> None:
 
 def test_more_workers_and_another_image_are_no_reason_to_queue_again() -> None:
     template = {"spec": {"containers": [{"name": "worker", "image": "x:2", "env": [{"name": "A"}]}]}}
-    before = build.job(
-        runPolicy=AS_WORKLOAD, workers={**WORKERS, "template": {"spec": {"containers": [{"name": "worker"}]}}}
-    )
+    bare = {"spec": {"containers": [{"name": "worker"}]}}
+    before = build.job(runPolicy=AS_WORKLOAD, workers={**WORKERS, "template": bare})
     after = build.job(runPolicy=AS_WORKLOAD, workers={**WORKERS, "replicas": 9, "template": template})
     assert workload_name(before) == workload_name(after)
     template["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "2"}}
@@ -276,7 +275,7 @@ STEPS = st.sampled_from(
 
 @settings(max_examples=150)
 @given(st.lists(st.tuples(STEPS, st.integers(0, 3)), max_size=30))
-def test_whatever_happens_quota_is_held_while_pods_run_and_the_job_runs_in_the_end(
+def test_quota_is_kept_while_pods_run_and_the_job_runs_in_the_end(
     steps: list[tuple[str, int]],
 ) -> None:
     """`Queue.check` and `World` assert at each step: no pod without quota, none given back while a pod runs."""

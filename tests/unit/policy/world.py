@@ -230,7 +230,7 @@ class World:
                 if name not in there:
                     (self.asked if kind == "Pod" else self.asked_nodes).add(name)
             case CreateWorkload(name, manifest):
-                self.queue.create(name, manifest, self.now)
+                self.queue.create(name, manifest)
             case TellWorkload(name, _, kind, status, reason, message):
                 self.queue.tell(name, kind, status, reason, message)
             case RequeueWorkload(name) | DeleteWorkload(name):
