@@ -114,7 +114,7 @@ class SchedulingPolicy(Strict):
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
-                "self.queueAs == 'Pods' || self.queue != ''",
+                "!has(self.queueAs) || self.queueAs == 'Pods' || (has(self.queue) && self.queue != '')",
                 "queueAs Workload needs a queue: set queue to the name of a LocalQueue",
             ),
         )
