@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from dev import kueue
 from dev.cluster import ControlPlane
 from dev.fake_kubelet import FakeKubelet
 from dev.kube import Json, Kube, tolerant
-from shoal.process.operator import Operator
 from shoal_trainer.contract import Outcome, TerminationMessage
 from tests.control_plane.operators import Job, eventually, running_operator
 
@@ -23,6 +21,7 @@ QUEUES = f"{API}/clusterqueues"
 WORKLOADS = f"{API}/namespaces/{NAMESPACE}/workloads"
 LABEL = "kueue.x-k8s.io/queue-name"
 WORKERS = 3
+FLAVOR = {"flavor": "whole"}
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
@@ -123,23 +122,102 @@ async def test_pods_wait_for_quota_run_with_it_give_way_and_come_back(plane: Con
 
 
 class Whole:
-    """A job that waits as one Workload in the queue `whole`, with an operator that is replaced before each step."""
+    """A job that waits as one Workload in the queue `whole`. Its steps are named for what happens to it."""
 
-    def __init__(self, plane: ControlPlane, kube: Kube) -> None:
-        self.plane, self.kube = plane, kube
+    def __init__(self, kube: Kube, kubelet: FakeKubelet) -> None:
+        self.kube, self.kubelet = kube, kubelet
         self.job = Job(kube, NAMESPACE, "whole")
+        self.rivals: list[Json] = []
 
-    def operator(self) -> AbstractAsyncContextManager[Operator]:
-        """Another operator."""
-        return running_operator(self.plane.kubeconfig, NAMESPACE, kueue=True)
-
-    async def apply(self) -> None:
+    async def is_queued(self) -> None:
         manifest = self.job.manifest(
             runPolicy={"schedulingPolicy": {"queue": "whole", "queueAs": "Workload"}},
             workers={"replicas": WORKERS, "minReplicas": WORKERS - 1, "maxSurge": 1},
         )
         manifest["metadata"]["labels"] = {"kueue.x-k8s.io/priority-class": "modest"}
         await self.kube.create(self.job.path.rpartition("/")[0], manifest)
+        await self._waits()
+        spec = (await self.workload())["spec"]
+        assert (spec["priority"], spec["priorityClassName"]) == (50, "modest")
+        assert {each["name"]: each["count"] for each in spec["podSets"]} == {"ps": 1, "worker": WORKERS - 1}
+        await eventually(lambda: self._has_event("Queued"), what="it is told")
+
+    async def is_admitted(self) -> None:
+        """With quota for all but one worker, which waits by itself."""
+        await quota(self.kube, WORKERS, "whole")
+        await self.job.runs(WORKERS - 1)
+        last = "whole-worker-2-0"
+        pods = await self.job.pods()
+        assert [name for name, pod in pods.items() if pod["spec"].get("schedulingGates")] == [last]
+        assert all(pod["spec"]["nodeSelector"] == FLAVOR for name, pod in pods.items() if name != last)
+        await quota(self.kube, 1 + WORKERS, "whole")
+        await self._all_ready()
+
+    async def keeps_what_it_has(self) -> None:
+        """Less quota: Kueue takes nothing back for that, and neither does Shoal."""
+        before = await self._uids()
+        await quota(self.kube, 1, "whole")
+        await self._touched()
+        assert await self._uids() == before
+        await quota(self.kube, 1 + WORKERS, "whole")
+
+    async def is_preempted(self) -> None:
+        """The first of two pods takes the place of the last worker, the second that of the others together."""
+        pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
+        self.rivals = [await self.kube.create(pods, _rival(number, "whole")) for number in (7, 8)]
+
+        async def evicted() -> bool:
+            return await self._says("Evicted") == "True"
+
+        await eventually(evicted, what="Kueue evicts the job")
+
+    async def drains(self) -> None:
+        await self._waits()
+        assert await self._says("Requeued") == "True"
+        assert "admission" not in (await self.workload())["status"]
+        assert (await self.job.status())["restarts"]["failures"] == 0
+        await eventually(lambda: self._has_event("Evicted"), what="it is told")
+
+    async def is_admitted_again(self) -> None:
+        for pod in self.rivals:
+            path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}"
+            await self.kube.delete(path, grace_seconds=0)
+        await self._all_ready()
+        assert "whole-ps-0-1" in await self.job.pods()
+
+    async def loses_its_workload(self) -> None:
+        before, workload = await self._uids(), await self.workload()
+        await self.kube.delete(f"{WORKLOADS}/{workload['metadata']['name']}")
+        await self._is_another(workload)
+        assert await self._uids() == before
+
+    async def asks_for_more(self) -> None:
+        workload = await self.workload()
+        await self.kube.patch(self.job.path, {"spec": {"workers": {"minReplicas": WORKERS}}})
+        await self._is_another(workload)
+
+    async def is_suspended_and_resumed(self) -> None:
+        await self.kube.patch(self.job.path, {"spec": {"suspend": True}})
+
+        async def without() -> bool:
+            return not (await self.kube.get(WORKLOADS, labelSelector="shoal.dev/job=whole"))["items"]
+
+        await eventually(without, what="a suspended job has no Workload")
+        await self.kube.patch(self.job.path, {"spec": {"suspend": False}})
+        await self._all_ready()
+
+    async def ends(self) -> None:
+        message = TerminationMessage(outcome=Outcome.SUCCEEDED).to_json()
+        [server] = [name for name in await self.job.pods() if "-ps-" in name]
+        await self.kubelet.succeed_pod(NAMESPACE, server, message=message)
+
+        async def finished() -> bool:
+            return await self._says("Finished") == "True"
+
+        await eventually(finished, what="Kueue knows that it is finished")
+        restarts = (await self.job.status())["restarts"]
+        assert restarts["failures"] == 0
+        assert restarts["byReason"].keys() <= {"EvictedByKueue"}
 
     async def workload(self) -> Json:
         """The job's Workload."""
@@ -147,145 +225,79 @@ class Whole:
         [found] = listed["items"]
         return dict(found)
 
-    async def says(self, kind: str) -> str:
-        """The status of a condition of the Workload."""
+    async def _says(self, kind: str) -> str:
         conditions = (await self.workload()).get("status", {}).get("conditions", [])
         return next((str(each["status"]) for each in conditions if each["type"] == kind), "")
 
-    async def uids(self) -> dict[str, str]:
-        """The job's pods."""
+    async def _has_event(self, reason: str) -> bool:
+        return reason in await self.job.events()
+
+    async def _uids(self) -> dict[str, str]:
         return {name: pod["metadata"]["uid"] for name, pod in (await self.job.pods()).items()}
 
-    async def is_queued(self) -> None:
-        """Wait until the job has no pods, and its Workload waits for quota."""
+    async def _waits(self) -> None:
+        """Until the job has no pods, and its Workload no quota."""
 
         async def queued() -> bool:
+            reason = (await self.job.condition("Suspended")).get("reason")
             return (
                 not await self.job.pods()
-                and (await self.job.condition("Suspended")).get("reason") == "Queued"
-                and await self.says("QuotaReserved") == "False"
+                and reason == "Queued"
+                and await self._says("QuotaReserved") == "False"
             )
 
         await eventually(queued, what="the job is queued")
 
-    async def all_ready(self) -> None:
-        """Wait until all its workers run, and Kueue was told."""
+    async def _all_ready(self) -> None:
+        """Until all workers run, and Kueue was told."""
         await self.job.runs(WORKERS)
 
         async def told() -> bool:
-            return await self.says("PodsReady") == "True"
+            return await self._says("PodsReady") == "True"
 
         await eventually(told, what="PodsReady")
 
+    async def _is_another(self, workload: Json) -> None:
+        """Until there is another Workload, and the job runs with it."""
 
-async def test_a_job_waits_as_a_whole_is_preempted_as_a_whole_and_goes_on(plane: ControlPlane) -> None:
-    async with (
-        Kube(plane.kubeconfig) as kube,
-        FakeKubelet(plane.kubeconfig, stop_seconds=1.0) as kubelet,
-    ):
-        labels = {"flavor": "whole"}
-        await kubelet.add_node("safe-2", labels=labels)
-        await kubelet.add_node("spot-2", labels=labels, spot=True)
+        async def admitted() -> bool:
+            listed = (await self.kube.get(WORKLOADS, labelSelector="shoal.dev/job=whole"))["items"]
+            others = [each for each in listed if each["metadata"]["uid"] != workload["metadata"]["uid"]]
+            return bool(others) and len(listed) == 1 and await self._says("Admitted") == "True"
+
+        await eventually(admitted, what="another Workload is admitted")
+        await self._all_ready()
+
+    async def _touched(self) -> None:
+        """Until the operator has looked at the job again."""
+        job = await self.kube.patch(self.job.path, {"spec": {"runPolicy": {"backoffLimit": 7}}})
+        await self.job.reaches(observedGeneration=job["metadata"]["generation"])
+
+
+async def test_a_job_waits_is_preempted_and_goes_on_as_a_whole(plane: ControlPlane) -> None:
+    """Another operator begins before each step, also in the midst of a preemption."""
+    async with Kube(plane.kubeconfig) as kube, FakeKubelet(plane.kubeconfig, stop_seconds=1.0) as kubelet:
+        await kubelet.add_node("safe-1", labels=FLAVOR)
+        await kubelet.add_node("spot-1", labels=FLAVOR, spot=True)
         await priorities(kube)
         modest = {**_object("WorkloadPriorityClass", "modest"), "value": 50}
         await kube.create(f"{API}/workloadpriorityclasses", modest)
-        await queues(kube, "whole", nodeLabels=labels)
-        whole = Whole(plane, kube)
-        job = whole.job
-        async with whole.operator():
-            await whole.apply()
-            await whole.is_queued()
-            spec = (await whole.workload())["spec"]
-            assert (spec["priority"], spec["priorityClassName"]) == (50, "modest")
-            assert {each["name"]: each["count"] for each in spec["podSets"]} == {
-                "ps": 1,
-                "worker": WORKERS - 1,
-            }
-            assert "Queued" in await job.events()
-
-        async with whole.operator():
-            await quota(kube, WORKERS, "whole")  # one too few: the last worker waits by itself
-            await job.runs(WORKERS - 1)
-            pods = await job.pods()
-            assert [n for n, pod in pods.items() if pod["spec"].get("schedulingGates")] == [
-                "whole-worker-2-0"
-            ]
-            assert all(
-                pod["spec"]["nodeSelector"] == labels for n, pod in pods.items() if n != "whole-worker-2-0"
-            )
-            await quota(kube, 1 + WORKERS, "whole")
-            await whole.all_ready()
-
-        async with whole.operator():
-            before = await whole.uids()
-            await quota(kube, 1, "whole")  # Kueue takes nothing back for that, and neither does Shoal
-            await job.pod_runs("whole-ps-0-0")
-            assert await whole.uids() == before
-            await quota(kube, 1 + WORKERS, "whole")
-            rivals = [
-                await kube.create(f"/api/v1/namespaces/{NAMESPACE}/pods", _rival(n, "whole")) for n in (7, 8)
-            ]
-
-            async def evicted() -> bool:
-                return await whole.says("Evicted") == "True"
-
-            await eventually(evicted, what="Kueue evicts the job")
-        async with whole.operator():  # another one, in the midst of it
-            await whole.is_queued()
-            assert await whole.says("Requeued") == "True"
-            assert "admission" not in (await whole.workload())["status"]
-            assert (await job.status())["restarts"]["failures"] == 0
-            assert "Evicted" in await job.events()
-
-        async with whole.operator():
-            for pod in rivals:
-                path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}"
-                await kube.delete(path, grace_seconds=0)
-            await whole.all_ready()
-            assert "whole-ps-0-1" in await job.pods()
-
-        async with whole.operator():
-            before, workload = await whole.uids(), await whole.workload()
-            await kube.delete(f"{WORKLOADS}/{workload['metadata']['name']}")
-
-            async def made_again() -> bool:
-                return await whole.says("Admitted") == "True"
-
-            await eventually(made_again, what="another Workload is admitted")
-            assert (await whole.workload())["metadata"]["uid"] != workload["metadata"]["uid"]
-            await whole.all_ready()
-            assert await whole.uids() == before
-
-        async with whole.operator():
-            await kube.patch(job.path, {"spec": {"workers": {"minReplicas": WORKERS}}})
-
-            async def asks_for_more() -> bool:
-                name = (await whole.workload())["metadata"]["name"]
-                return name != workload["metadata"]["name"] and await whole.says("Admitted") == "True"
-
-            await eventually(asks_for_more, what="it is queued for more")
-            await whole.all_ready()
-            await kube.patch(job.path, {"spec": {"suspend": True}})
-
-            async def without() -> bool:
-                return not (await kube.get(WORKLOADS, labelSelector="shoal.dev/job=whole"))["items"]
-
-            await eventually(without, what="a suspended job has no Workload")
-            await kube.patch(job.path, {"spec": {"suspend": False}})
-            await whole.all_ready()
-
-        async with whole.operator():
-            message = TerminationMessage(outcome=Outcome.SUCCEEDED).to_json()
-            [server] = [name for name in await job.pods() if "-ps-" in name]
-            await kubelet.succeed_pod(NAMESPACE, server, message=message)
-
-            async def finished() -> bool:
-                return await whole.says("Finished") == "True"
-
-            await eventually(finished, what="Kueue knows that it is finished")
-            restarts = (await job.status())["restarts"]
-            assert restarts["failures"] == 0
-            assert restarts["byReason"].keys() <= {"EvictedByKueue"}
+        await queues(kube, "whole", nodeLabels=FLAVOR)
+        whole = Whole(kube, kubelet)
+        for step in (
+            whole.is_queued,
+            whole.is_admitted,
+            whole.keeps_what_it_has,
+            whole.is_preempted,
+            whole.drains,
+            whole.is_admitted_again,
+            whole.loses_its_workload,
+            whole.asks_for_more,
+            whole.is_suspended_and_resumed,
+            whole.ends,
+        ):
+            async with running_operator(plane.kubeconfig, NAMESPACE, kueue=True):
+                await step()
 
 
 def _rival(number: int, queue: str = "all") -> Json:
