@@ -54,6 +54,7 @@ class Replica:
             images=Images(ps="ps:1", worker="worker:1"),
             identity=self.name,
             plan_seconds=world.plan_seconds,
+            kueue=True,
         )
         self.operator = Operator(
             self.client,
