@@ -13,6 +13,7 @@ from dev.cluster import ControlPlane
 from dev.fake_kubelet import FakeKubelet
 from dev.kube import Json, Kube, tolerant
 from shoal_trainer.contract import Outcome, TerminationMessage
+from tests.control_plane.installed import as_service_account
 from tests.control_plane.operators import Job, eventually, running_operator
 
 NAMESPACE = "team"
@@ -212,9 +213,9 @@ class Whole:
         await self.kubelet.succeed_pod(NAMESPACE, server, message=message)
 
         async def finished() -> bool:
-            return await self._says("Finished") == "True"
+            return await self._says("Finished") == "True" and set(await self.job.pods()) == {server}
 
-        await eventually(finished, what="Kueue knows that it is finished")
+        await eventually(finished, what="Kueue knows that it is finished, and its workers are gone")
         restarts = (await self.job.status())["restarts"]
         assert restarts["failures"] == 0
         assert restarts["byReason"].keys() <= {"EvictedByKueue"}
@@ -274,8 +275,8 @@ class Whole:
         await self.job.reaches(observedGeneration=job["metadata"]["generation"])
 
 
-async def test_a_job_waits_is_preempted_and_goes_on_as_a_whole(plane: ControlPlane) -> None:
-    """Another operator begins before each step, also in the midst of a preemption."""
+async def test_a_job_waits_is_preempted_and_goes_on_as_a_whole(plane: ControlPlane, tmp_path: Path) -> None:
+    """Another operator, with the chart's permissions, begins before each step, also in the midst of a preemption."""
     async with Kube(plane.kubeconfig) as kube, FakeKubelet(plane.kubeconfig, stop_seconds=1.0) as kubelet:
         await kubelet.add_node("safe-1", labels=FLAVOR)
         await kubelet.add_node("spot-1", labels=FLAVOR, spot=True)
@@ -283,6 +284,8 @@ async def test_a_job_waits_is_preempted_and_goes_on_as_a_whole(plane: ControlPla
         modest = {**_object("WorkloadPriorityClass", "modest"), "value": 50}
         await kube.create(f"{API}/workloadpriorityclasses", modest)
         await queues(kube, "whole", nodeLabels=FLAVOR)
+        values = ("kueue.enabled=true", f"scope.namespace={NAMESPACE}")
+        account = await as_service_account(plane, kube, NAMESPACE, tmp_path, *values)
         whole = Whole(kube, kubelet)
         for step in (
             whole.is_queued,
@@ -296,7 +299,7 @@ async def test_a_job_waits_is_preempted_and_goes_on_as_a_whole(plane: ControlPla
             whole.is_suspended_and_resumed,
             whole.ends,
         ):
-            async with running_operator(plane.kubeconfig, NAMESPACE, kueue=True):
+            async with running_operator(account, NAMESPACE, kueue=True):
                 await step()
 
 

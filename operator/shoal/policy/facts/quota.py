@@ -72,7 +72,8 @@ def _said(current: Workload | None, outdated: tuple[Workload, ...]) -> Reason | 
     """Why the job has no quota, if that is certain."""
     if outdated:
         return _CHANGED
-    for kind, status in (("Evicted", "True"), ("QuotaReserved", "False")):
+    # An eviction is told until there is quota again, also while the Workload waits for it.
+    for kind, status in (("QuotaReserved", "False"), ("Evicted", "True")):
         found = current.condition(kind) if current is not None else None
         if found is not None and found.status == status:
             return Reason(found.reason or PENDING, found.message or "Kueue gives no reason")
