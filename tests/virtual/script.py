@@ -210,6 +210,8 @@ async def queued_life(world: World) -> None:
     world.edit(suspend=False)
     await world.until(runs, 200, "resumed")
     for run in world.trainers.runs.values():
+        if run.repeated or not run.done:
+            world.faults_of_the_operator.append(AssertionError(f"{run.repeated} samples were trained twice"))
         run.done = run.truth.samples
     await world.until(lambda: world.job().status.finished and kueue.is_told_finished(), 200, "the end")
 
