@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,10 +28,10 @@ from shoal.controllers.trainingjob.api_answers import AnswerStore, ApiAnswers
 from shoal.controllers.trainingjob.credentials import JobCredentials
 from shoal.controllers.trainingjob.metrics import JobMetrics
 from shoal.controllers.trainingjob.observe import name_conflict
-from shoal.errors import ClusterError, Unavailable
+from shoal.controllers.trainingjob.workloads import Workloads
+from shoal.errors import ClusterError, Refused, Unavailable
 from shoal.manifests import names
 from shoal.manifests.objects import POD_GROUPS
-from shoal.manifests.workload import ADMISSION_MANAGER, POD_PRIORITY, priority_class, requeued, told
 from shoal.policy.model import (
     Action,
     ApplyPodGroup,
@@ -106,6 +105,7 @@ class Applier:
         self._credentials = credentials
         self._wall = wall
         self._metrics = metrics
+        self._workloads = Workloads(transport, state.workloads, manager=FIELD_MANAGER, wall=wall)
 
     async def apply(self, job: TrainingJob, actions: tuple[Action, ...]) -> Outcome:
         """Carry out the actions in order; consecutive ones that belong together run concurrently."""
@@ -174,15 +174,12 @@ class Applier:
                 return await self._apply_pod_group(job, answers, name, manifest)
             case CreateWorkload(name, manifest):
                 return await self._create_workload(job, answers, name, manifest)
-            case TellWorkload(name, uid, kind, status, reason, message):
-                meta = {"name": name, "namespace": job.metadata.namespace, "uid": uid}
-                body = told(meta, kind, status, reason, message, self._wall())
-                await self._apply_workload(job, name, body, f"{FIELD_MANAGER}-{kind}")
-            case RequeueWorkload(name, uid):
-                await self._requeue(job, name, uid)
+            case TellWorkload():
+                await self._workloads.tell(job, action)
+            case RequeueWorkload(name):
+                await self._workloads.requeue(job, name)
             case DeleteWorkload(name, uid):
-                _accept(await self._delete(_path(f"/apis/{KUEUE}", job, "workloads", name), uid), 404, 409)
-                self._state.workloads.drop(uid)
+                await self._workloads.delete(job, name, uid)
             case DeletePod(name, uid, grace_seconds):
                 await self._delete_pod(job, name, uid, grace_seconds)
             case UpdateService(name, selector):
@@ -278,66 +275,18 @@ class Applier:
     async def _create_workload(
         self, job: TrainingJob, answers: ApiAnswers, name: str, manifest: Manifest
     ) -> bool:
-        """Create a Workload with the priority of its class; False if it was refused, or if there is no such class."""
-        source, wanted = priority_class(job)
-        plural = "workloadpriorityclasses" if source.startswith("kueue") else "priorityclasses"
-        group = KUEUE if source.startswith("kueue") else "scheduling.k8s.io/v1"
-        path = f"/apis/{group}/{plural}"
-        answer = await self._transport.request("GET", f"{path}/{wanted}" if wanted else path)
-        if not answer.ok:
-            if answer.status not in {*_REFUSED, 404}:
-                raise Unavailable(f"cannot read the priority of {name}: {answer.status} {answer.message}")
-            answers.refused[name] = Refusal(
-                RefusalKind.FORBIDDEN, name, answer.message, job.metadata.generation, self._wall()
-            )
+        """Create a Workload; False if it was refused, or if its priority class does not exist."""
+        try:
+            manifest = await self._workloads.with_priority(job, manifest)
+        except Refused as error:  # asked again: it may be made
+            kind = RefusalKind.FORBIDDEN
+            answers.refused[name] = Refusal(kind, name, str(error), job.metadata.generation, self._wall())
             return False
-        found = json.loads(answer.body)
-        defaults = [each for each in found.get("items", [found]) if wanted or each.get("globalDefault")]
-        if defaults:
-            chosen = min(defaults, key=lambda each: int(each.get("value", 0)))
-            priority = {
-                "priorityClassSource": source or POD_PRIORITY,
-                "priorityClassName": chosen["metadata"]["name"],
-                "priority": chosen.get("value", 0),
-            }
-        else:
-            priority = {"priority": 0}
-        manifest = {**manifest, "spec": {**manifest["spec"], **priority}}
+        group, saw = f"/apis/{KUEUE}", self._saw_workload
+        # Not strict: Kueue may know fewer fields of a pod than the cluster.
         return await self._create(
-            job,
-            answers,
-            f"/apis/{KUEUE}",
-            "workloads",
-            name,
-            manifest,
-            self._saw_workload,
-            unique=True,
-            strict=False,
-        )  # not strict: Kueue may know fewer fields of a pod than the cluster
-
-    async def _requeue(self, job: TrainingJob, name: str, uid: str) -> None:
-        answer = await self._transport.request("GET", _path(f"/apis/{KUEUE}", job, "workloads", name))
-        if answer.status == 404:
-            self._state.workloads.drop(uid)
-            return
-        _accept(answer)
-        if (body := requeued(json.loads(answer.body), self._wall())) is not None:
-            await self._apply_workload(job, name, body, ADMISSION_MANAGER)
-        else:
-            self._state.workloads.put(Workload.model_validate_json(answer.body))
-
-    async def _apply_workload(self, job: TrainingJob, name: str, body: Manifest, manager: str) -> None:
-        """Apply a part of a Workload's status; a Workload that changed meanwhile wakes the job."""
-        answer = await self._transport.request(
-            "PATCH",
-            f"{_path(f'/apis/{KUEUE}', job, 'workloads', name)}/status",
-            query={"fieldManager": manager, "force": "true"},
-            body=body,
-            content_type=APPLY_PATCH,
+            job, answers, group, "workloads", name, manifest, saw, unique=True, strict=False
         )
-        _accept(answer, 404, 409)
-        if answer.ok:
-            self._state.workloads.put(Workload.model_validate_json(answer.body))
 
     async def _already_exists(
         self, job: TrainingJob, answers: ApiAnswers, path: str, name: str, saw: Callable[[bytes], None]

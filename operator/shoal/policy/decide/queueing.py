@@ -13,33 +13,29 @@ from shoal.policy.facts.read import Facts
 from shoal.policy.model import Action, CreateWorkload, DeleteWorkload, RequeueWorkload, TellWorkload
 
 FINISHED, PODS_READY = "Finished", "PodsReady"
+_READY = ("True", "Started", "all pods have been ready")
+_NOT_READY = ("False", "WaitForStart", "not all pods have been ready")
 
 
 def keep_workload(facts: Facts, servers: ByIndex, workers: ByIndex) -> list[Action]:
     """What is done about the Workload of an active job."""
-    seen, quota = facts.seen, facts.quota
-    current = quota.current
-    unwanted = quota.outdated
-    if facts.job.spec.suspend and current is not None:
-        unwanted, current = (*unwanted, current), None
+    quota, suspend = facts.quota, facts.job.spec.suspend
+    current = None if suspend else quota.current
+    unwanted = (*quota.outdated, *((quota.current,) if suspend and quota.current else ()))
+    used = any(not pod.ended for pod in facts.seen.pods)
     if unwanted:
-        needed = quota.wanted and any(not pod.ended for pod in seen.pods)
-        return [] if needed else [DeleteWorkload(w.metadata.name, w.metadata.uid) for w in unwanted]
+        free = not (quota.wanted and used)
+        return [DeleteWorkload(each.metadata.name, each.metadata.uid) for each in unwanted if free]
     if current is None:
-        return _make(facts) if quota.wanted and not facts.job.spec.suspend else []
+        return _make(facts) if quota.wanted and not suspend else []
     name, uid = current.metadata.name, current.metadata.uid
     if current.says("Evicted") and current.says("QuotaReserved"):
-        return [] if any(not pod.ended for pod in seen.pods) else [RequeueWorkload(name, uid)]
+        return [] if used else [RequeueWorkload(name, uid)]
     # Once they were ready, a lost worker is replaced, and no reason for Kueue to evict the others.
     ready = quota.lacks is None and (current.says(PODS_READY) or _all_ready(facts, servers, workers))
-    if ready != current.says(PODS_READY):
-        words = (
-            ("Started", "all pods have been ready")
-            if ready
-            else ("WaitForStart", "not all pods have been ready")
-        )
-        return [TellWorkload(name, uid, PODS_READY, "True" if ready else "False", *words)]
-    return []
+    if ready == current.says(PODS_READY):
+        return []
+    return [TellWorkload(name, uid, PODS_READY, *(_READY if ready else _NOT_READY))]
 
 
 def finish_workload(facts: Facts) -> list[Action]:
@@ -56,9 +52,7 @@ def finish_workload(facts: Facts) -> list[Action]:
 
 def _make(facts: Facts) -> list[Action]:
     seen, name = facts.seen, facts.quota.wanted
-    there = any(
-        each.metadata.name == name for each in seen.workloads
-    )  # an earlier one, that is being deleted
+    there = any(each.metadata.name == name for each in seen.workloads)  # it is being deleted
     if there or seen.no_workloads or refused_recently(seen, name, facts.timers):
         return []
     return [CreateWorkload(name, workload(facts.job, seen.images, seen.platform))]

@@ -75,13 +75,12 @@ def _homes(facts: Facts, decided: Decisions) -> Iterator[Event]:
 def _suspension(before: TrainingJobStatus, after: TrainingJobStatus) -> Iterator[Event]:
     """Suspended and Resumed."""
     was, now = (_is_suspended(status) for status in (before, after))
-    suspended = after.condition("Suspended")
-    queued = suspended is not None and suspended.reason == "Queued"
-    if now and not was and (after.start_time or not queued):
-        yield Event(
-            "Normal", "Suspended", "the job is suspended: its servers saved a final snapshot and ended"
-        )
-    if was and not now and (before.start_time or after.condition("QuotaReserved") is None):
+    if now == was or (before.start_time is None and after.condition("QuotaReserved") is not None):
+        return  # it has only waited for quota
+    if now:
+        words = "the job is suspended: its servers saved a final snapshot and ended"
+        yield Event("Normal", "Suspended", words)
+    else:
         yield Event("Normal", "Resumed", "the job resumes from its last snapshot")
 
 
