@@ -18,7 +18,7 @@ from dev.cluster.containerd import ensure_template
 from dev.cluster.control_plane import ControlPlane, load, orphans
 from dev.cluster.local import DEFAULT_NODES, NUMBERS, LocalCluster
 from dev.cluster.node import GRACE_SECONDS
-from dev.commands import side_by_side
+from dev.commands import exports, side_by_side
 from dev.console import console, say
 from dev.demo.kind import Kind
 from dev.errors import DevError
@@ -295,4 +295,4 @@ def demo() -> None:
 
 
 def _print_environment(plane: ControlPlane) -> None:
-    click.echo(f"export KUBECONFIG={plane.kubeconfig} PATH={plane.tools.folder}:$PATH")
+    click.echo(exports(plane.env))

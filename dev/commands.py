@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import subprocess
 import threading
 from collections.abc import Callable, Mapping
@@ -50,6 +52,13 @@ def command(
     if check and process.returncode != 0:
         raise DevError(f"`{' '.join(words)}` failed:\n{(err.strip() or out)[-3000:]}")
     return out
+
+
+def exports(env: Mapping[str, str]) -> str:
+    """The line of a shell that sets KUBECONFIG, and what PATH begins with, as in `env`."""
+    added = env["PATH"].removesuffix(os.environ.get("PATH", "")).rstrip(os.pathsep)
+    path = f" PATH={shlex.quote(added)}:$PATH" if added else ""
+    return f"export KUBECONFIG={shlex.quote(env['KUBECONFIG'])}{path}"
 
 
 def side_by_side(*work: Callable[[], Any]) -> None:

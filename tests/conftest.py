@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,13 @@ class ByCluster(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return group(nodeid)
+
+
+def pytest_collection_finish() -> None:
+    """What the imports made stays. Without this each full collection walks it again: `keras.backend.clear_session()`,
+    which nearly every test of a model calls, then costs ten times as much, and all of the trainer's tests twice."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)  # also with `-p no:xdist`

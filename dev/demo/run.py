@@ -15,7 +15,7 @@ from types import FrameType
 from rich.live import Live
 
 from dev.audit import writes
-from dev.commands import command
+from dev.commands import command, exports
 from dev.console import console, say, step
 from dev.demo.backend import Backend, choose
 from dev.demo.chart import Moment, draw, moment
@@ -203,9 +203,8 @@ def ended(backend: Backend, *, keep: bool) -> Iterator[None]:
         yield
     finally:
         if keep:
-            say(
-                f"KEEP=1: the cluster is kept. `make demo-down` removes it.\nexport KUBECONFIG={backend.kubeconfig}"
-            )
+            say("KEEP=1: the cluster is kept; `make demo-down` removes it. In a shell of yours:")
+            print(exports(backend.env))  # on one line, however long
         else:
             with step("removing the cluster"):
                 backend.down()

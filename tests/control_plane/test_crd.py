@@ -137,6 +137,12 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("env-map",
      template("workers", containers=[{**TRAINS, "env": {"A": "1"}}]),
      'unknown field "spec.workers.template.spec.containers[0].env.A"'),
+    ("quantity",
+     template("workers", containers=[{**TRAINS, "resources": {"limits": {"cpu": "100mm"}}}]),
+     'containers[0].resources.limits.cpu: Invalid value: "100mm"'),
+    ("quantity-init",
+     template("workers", initContainers=[{"name": "a", "resources": {"requests": {"memory": "2GB"}}}]),
+     "(n|u|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|"),
     ("restart", template("workers", restartPolicy="Always"), "restartPolicy is set by Shoal"),
     ("node-name", template("workers", nodeName="n"), "use nodeSelector"),
     ("host-network", template("workers", hostNetwork=True), "hostNetwork would open the job's ports on the node"),
@@ -261,6 +267,13 @@ def test_template_keeps_unknown_fields(control_plane: ControlPlane, namespace: s
     assert kept["spec"]["workers"]["template"]["spec"] == manifest["spec"]["workers"]["template"]["spec"]
 
 
+@pytest.mark.parametrize("cpu", ["500m", 2, "2", "0.5", ".5", "2.", "+1", "1e3", "12E-1", "3k", "8Gi", "5E"])
+def test_a_quantity_is_accepted(control_plane: ControlPlane, cpu: int | str) -> None:
+    manifest = template("workers", containers=[{**TRAINS, "resources": {"requests": {"cpu": cpu}}}])
+    done = kubectl(control_plane, "apply", "--dry-run=server", "-f", "-", stdin=json.dumps(manifest))
+    assert done.returncode == 0, done.stderr
+
+
 def test_kubectl_explain_shows_descriptions(control_plane: ControlPlane) -> None:
     fields = {
         "etj": "keeps training while its spot workers come and go",
@@ -305,6 +318,7 @@ def test_printer_columns(control_plane: ControlPlane, namespace: str) -> None:
         "SAMPLES/S",
         "PROGRESS(%)",
         "DISRUPTIONS",
+        "PS-RESTARTS",
         "AGE",
     ]
     wide = kubectl(control_plane, "get", "-n", namespace, "etj", "-o", "wide").stdout.splitlines()[0].split()

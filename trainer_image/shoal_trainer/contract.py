@@ -20,9 +20,10 @@ from pydantic.alias_generators import to_camel
 
 VERSION = 1
 CONFIG_ENV = "SHOAL_CONFIG"
-ACCELERATORS_ENV = "SHOAL_ACCELERATORS"
-"""How many GPUs the limits of a worker's container have."""
 """The environment variable with a pod's `RuntimeConfig` as JSON."""
+
+ACCELERATORS_ENV = "SHOAL_ACCELERATORS"
+"""The environment variable with how many GPUs the limits of a worker's container have."""
 
 SECRET_DIR = "/var/run/shoal/secret"
 """The mount path of the job's Secret: `key` (32 bytes), `key-id`, `tls.crt`, `tls.key`.

@@ -11,6 +11,10 @@ from typing import Any
 
 from shoal.api.rules import rules
 
+QUANTITY = "^[+]?([0-9]+[.]?[0-9]*|[.][0-9]+)(n|u|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][+-]?[0-9]+)?$"
+"""A Kubernetes quantity. A pattern, whose error names field, value and units: a CEL rule on that many strings exceeds
+the API server's cost limit, and without either the pod is refused later, with neither field nor value."""
+
 RESERVED_FIELDS = {
     "restartPolicy": "restartPolicy is set by Shoal (workers Never, parameter servers OnFailure): remove it",
     "hostname": "hostname is set by Shoal: remove it",
@@ -42,6 +46,27 @@ def _metadata() -> dict[str, Any]:
     }
 
 
+def _quantities(description: str) -> dict[str, Any]:
+    quantity = {
+        "x-kubernetes-int-or-string": True,
+        "anyOf": [{"type": "integer"}, {"type": "string"}],
+        "pattern": QUANTITY,
+    }
+    return {"type": "object", "description": description, "additionalProperties": quantity}
+
+
+def _resources() -> dict[str, Any]:
+    return {
+        "type": "object",
+        "x-kubernetes-preserve-unknown-fields": True,
+        "description": "Requests and limits, merged over Shoal's requests. Quantities such as 500m, 2 or 8Gi.",
+        "properties": {
+            "requests": _quantities("What the scheduler reserves."),
+            "limits": _quantities("A resource with a limit and no request requests the limit."),
+        },
+    }
+
+
 def _containers(container: str) -> dict[str, Any]:
     return {
         "type": "array",
@@ -64,18 +89,7 @@ def _containers(container: str) -> dict[str, Any]:
                         "properties": {"name": {"type": "string", "description": "Name of the variable."}},
                     },
                 },
-                "resources": {
-                    "type": "object",
-                    "x-kubernetes-preserve-unknown-fields": True,
-                    "description": "Requests and limits, merged over Shoal's requests.",
-                    "properties": {
-                        "limits": {
-                            "type": "object",
-                            "x-kubernetes-preserve-unknown-fields": True,
-                            "description": "A resource with a limit and no request requests the limit.",
-                        }
-                    },
-                },
+                "resources": _resources(),
             },
         },
         **rules(
@@ -103,6 +117,15 @@ def pod_template_schema(container: str) -> dict[str, Any]:
                 "description": "A PodSpec, merged over Shoal's defaults.",
                 "properties": {
                     "containers": _containers(container),
+                    "initContainers": {
+                        "type": "array",
+                        "description": "Containers that end before the others start.",
+                        "items": {
+                            "type": "object",
+                            "x-kubernetes-preserve-unknown-fields": True,
+                            "properties": {"resources": _resources()},
+                        },
+                    },
                     **{
                         name: {"type": "string", "maxLength": 253, "description": "Must not be set."}
                         for name in RESERVED_FIELDS

@@ -392,6 +392,12 @@ class TrainingJob(Resource):
         Column(
             "Disruptions", ".status.restarts.disruptions", "integer", description="Disruptions of workers"
         ),
+        Column(
+            "PS-Restarts",
+            ".status.parameterServers.restarts",
+            "integer",
+            description="Parameter servers lost and restarted",
+        ),
         Column("Age", ".metadata.creationTimestamp", "date"),
         Column(
             "ETA(s)",

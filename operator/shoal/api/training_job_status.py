@@ -51,6 +51,8 @@ class Slot(Status):
     """Its first push is counted as a start of the pool."""
     unfulfilled: bool = False
     """Its wait for a node is counted as unfulfilled."""
+    replaces: bool = False
+    """It follows a pod that was lost, and not one that was given up (suspended, scaled down)."""
     restarts: int = 0
     """Container restarts in place that have been counted (parameter servers)."""
     attempts: int = 0

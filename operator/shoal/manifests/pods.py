@@ -158,6 +158,7 @@ def _defaults(
         ]
         container["readinessProbe"] = {
             "tcpSocket": {"port": DATA_PORT},
+            "initialDelaySeconds": 2,  # it starts in 0.5 s of CPU time; each probe that fails is a Warning event
             "periodSeconds": 1,
             "failureThreshold": 2,
         }

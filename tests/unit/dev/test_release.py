@@ -78,6 +78,8 @@ def test_jobs_wait_for_what_they_use_and_have_no_more_rights_than_they_need() ->
         for used in re.findall(r"needs\.(\w+)\.outputs\.(\w+)", json.dumps(job)):
             assert used[0] == needed, name
             assert used[1] in JOBS[used[0]]["outputs"]
+        signs = any("cosign sign" in step.get("run", "") for step in job["steps"])
+        assert signs == any("cosign-installer" in step.get("uses", "") for step in job["steps"]), name
         for used in re.findall(r"steps\.(\w+)\.", json.dumps(job)):
             assert used in {step.get("id") for step in job["steps"]}
         for used in set(re.findall(r"matrix\.image\.(\w+)", json.dumps(job))):
@@ -106,6 +108,13 @@ def test_images_are_those_of_the_dockerfiles_and_have_the_names_of_the_chart() -
 def test_the_plugin_is_built_for_every_platform() -> None:
     built = {(each["os"], each["arch"]) for each in JOBS["plugin"]["strategy"]["matrix"]["include"]}
     assert built == release.PLATFORMS
+
+
+@pytest.mark.timeout(300)  # the first run compiles actionlint
+def test_actionlint_finds_nothing() -> None:
+    words = ["go", "tool", "actionlint", *map(str, (ROOT / ".github/workflows").glob("*.yaml"))]
+    done = subprocess.run(words, cwd=ROOT / "dev/checks", capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 # --- its steps -------------------------------------------------------------------------------------------------------

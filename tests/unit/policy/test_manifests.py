@@ -83,6 +83,11 @@ def test_restart_policies_and_grace_periods() -> None:
     assert server()["metadata"]["annotations"]["karpenter.sh/do-not-disrupt"] == "true"
 
 
+def test_a_server_binds_its_port_before_it_is_probed() -> None:
+    """A probe that fails is a Warning in the job's events, at each start."""
+    assert server()["spec"]["containers"][0]["readinessProbe"]["initialDelaySeconds"] >= 2
+
+
 def test_runtime_config_of_a_worker() -> None:
     training = {
         "entrypoint": "digits:job",

@@ -34,6 +34,32 @@ def test_suspending_deletes_workers_before_servers_and_counts_nothing() -> None:
     assert "digits-ps-0-1" in world.pods
 
 
+def test_what_was_given_up_and_is_wanted_again_replaces_nothing() -> None:
+    """Suspended and resumed, or scaled down and up; a loss meanwhile is told as ever."""
+    world = running_world()
+    told: list[str] = []
+
+    def settle() -> None:
+        for _ in range(20):
+            told.extend(event.reason for event in world.reconcile().events)
+            assert world.condition("Disrupted").get("status", "False") == "False"
+            world.tick()
+
+    world.manifest["spec"]["suspend"] = True
+    settle()
+    world.manifest["spec"]["suspend"] = False
+    settle()
+    world.manifest["spec"]["workers"]["replicas"] = 1
+    settle()
+    world.manifest["spec"]["workers"]["replicas"] = 3
+    settle()
+    assert sorted(told) == ["Resumed", "ScaledDown", "ScaledUp", "Suspended"]
+    world.vanish("digits-worker-2-2")
+    made = world.settle()
+    assert "digits-worker-2-3" in world.pods
+    assert made.status.restarts.disruptions == 1
+
+
 def test_suspending_deletes_shard_0_before_the_other_shards() -> None:
     world = running_world(servers=2)
     world.manifest["spec"]["suspend"] = True

@@ -109,6 +109,12 @@ class Feed:
                 self._changed.notify()
             return item
 
+    def upcoming(self) -> Batch | None:
+        """The batch that `get` returns next; None if it is not read yet, or something else is next."""
+        with self._changed:
+            item = self._queue[0] if self._queue else None
+        return item.batch if isinstance(item, Ready) else None
+
     def task_finished(self) -> None:
         """The worker has finished its task: request more work."""
         self._task_done.set()

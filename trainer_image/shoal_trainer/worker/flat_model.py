@@ -7,7 +7,8 @@ eager assignment of each variable would take 48 ms for a ResNet-110). The receiv
 (dlpack); the caller must not receive into a buffer while a step reads it.
 
 An accelerator decodes, encodes and concatenates by itself, in one XLA cluster where Keras uses XLA. So the flat vectors
-cross the bus in the wire's format, half the bytes in bf16, and parameters once per push. Without one, TensorFlow's
+cross the bus in the wire's format, half the bytes in bf16, and parameters once per push; a batch crosses it while the
+step before it runs. Without one, TensorFlow's
 casts and concatenation would take several passes over memory, so parameters are passed as fp32, and a kernel encodes
 gradients in one pass into the update. Only small ones are concatenated first: a deep model has hundreds, and each
 output of the function has a cost of its own in Python.
@@ -18,6 +19,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -50,6 +52,7 @@ from shoal_trainer.worker.xla import INSTEAD, unsupported
 log = logging.getLogger(__name__)
 
 Wire = Literal["bf16", "fp32"]
+Inputs = tuple[list[Any], tuple[Any, ...]]
 MAX_SHAPES = 8
 """Shapes of batches for which the step is traced with its shapes fixed; XLA compiles it for each."""
 ONE_DEVICE = "the model computes on one of this worker's accelerators"
@@ -117,6 +120,9 @@ class FlatModel:
         """By the shapes of a batch."""
         self._overflows = 0
         self._spare: list[npt.NDArray[Any]] = []
+        self._uploads = ThreadPoolExecutor(1, thread_name_prefix="upload")
+        self._ahead: tuple[Batch, Future[Inputs]] | None = None
+        """The batch of the next step, on its way to the accelerator."""
 
     def trace(self) -> None:
         """Trace the step function. Raises `UserError` with the message of Keras or TensorFlow if that fails."""
@@ -206,17 +212,18 @@ class FlatModel:
 
         return fetched
 
-    def step(self, parameters: Any, batch: Batch, updates: int = 0) -> Step:
+    def step(self, parameters: Any, batch: Batch, updates: int = 0, upcoming: Batch | None = None) -> Step:
         """Run one step at `parameters`, a tensor that `alias` made of the receive buffer, after `updates` updates.
 
-        Raises `UserError` for a batch with which the model cannot compute.
+        `upcoming`, if it is known: the batch of the next step, which is copied to the accelerator meanwhile. Raises
+        `UserError` for a batch with which the model cannot compute.
         """
         if not self._traced:
             self.trace()
         if self._updates is not None:
             self._updates.assign(updates)
         try:
-            pieces, numbers = self._call(parameters, batch)
+            pieces, numbers = self._call(parameters, batch, upcoming)
         except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
             if refused := unsupported(error):
                 raise UserError(
@@ -238,12 +245,14 @@ class FlatModel:
         overflow = skipped and self._overflows <= MAX_OVERFLOWS
         return Step(update, loss, overflow or (finite and math.isfinite(loss)), skipped, metrics)
 
-    def _call(self, parameters: Any, batch: Batch) -> tuple[list[Any], Any]:
-        tensors, shapes = self._inputs(parameters, batch)
+    def _call(self, parameters: Any, batch: Batch, upcoming: Batch | None) -> tuple[list[Any], Any]:
+        given, shapes = self._placed(batch, upcoming)
+        several = self.device_count > 1
+        copies = self.on_device(parameters) if several and not isinstance(parameters, list) else parameters
+        tensors = [*copies, *given] if several else [copies, *given]
         traced = self._traced.get(shapes)
         # The short batch of a custom train_step may have any size, and XLA would compile for each.
         if traced is None and not self._own_step and len(self._traced) < MAX_SHAPES:
-            given = tensors[self.device_count :]
             traced = self._trace([tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in given])
         pieces: list[Any]
         if traced is not None:
@@ -258,18 +267,24 @@ class FlatModel:
         pieces, numbers = self._function(*tensors)
         return pieces, numbers
 
-    def _inputs(self, parameters: Any, batch: Batch) -> tuple[list[Any], tuple[Any, ...]]:
-        """The arguments of a traced function, and the shapes of those that come from the batch."""
+    def _placed(self, batch: Batch, upcoming: Batch | None) -> Inputs:
+        """The inputs of a step, copied by now if its batch was `upcoming` before; starts to copy the one after it."""
+        ahead, self._ahead = self._ahead, None
+        inputs = ahead[1].result() if ahead is not None and ahead[0] is batch else self._inputs(batch)
+        if upcoming is not None and not self._on_host:
+            self._ahead = upcoming, self._uploads.submit(self._inputs, upcoming)
+        return inputs
+
+    def _inputs(self, batch: Batch) -> Inputs:
+        """The arguments of a traced function that come from the batch, where it computes, and their shapes."""
         shares = [list(leaves(arguments)) for arguments in self._arguments(batch)]
         shapes = tuple(np.shape(leaf) for share in shares for leaf in share)
         specs = self._specs[: len(self._specs) // len(shares)]
-        if len(shares) == 1:
-            given = zip(shares[0], specs, strict=True)
-            return [parameters, *(_tensor(leaf, spec) for leaf, spec in given)], shapes
-        tensors = list(parameters if isinstance(parameters, list) else self.on_device(parameters))
-        for device, share in zip(self.devices, shares, strict=True):
+        tensors: list[Any] = []
+        for device, share in zip(self.devices or (None,), shares, strict=True):
             with tf.device(device):
-                tensors += [_tensor(leaf, spec) for leaf, spec in zip(share, specs, strict=True)]
+                given = [_tensor(leaf, spec) for leaf, spec in zip(share, specs, strict=True)]
+                tensors += given if self._on_host else map(tf.identity, given)
         return tensors, shapes
 
     def _unlike(self, batch: Batch) -> str:

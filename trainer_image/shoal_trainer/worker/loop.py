@@ -269,11 +269,11 @@ class Loop(Upstream):
         return self._computed_on
 
     def _step(self, parameters: Any, ready: Ready, updates: int) -> Step | None:
-        """Run one step; None if it is discarded. Errors name the data."""
+        """Run one step, while the next batch goes to the accelerator; None if it is discarded. Errors name the data."""
         try:
             what = f"a training step on {ready.work.source}"
             with self._watch(what), reporting(self._coordinator, what, self._clock):
-                step = self._flat_model.step(parameters, ready.batch, updates)
+                step = self._flat_model.step(parameters, ready.batch, updates, self._feed.upcoming())
         except UserError as error:
             if self._discarded(ready, error):
                 return None

@@ -26,6 +26,11 @@ OVERSTAY = timedelta(seconds=5)
 """A pod that still exists this long after its grace period is not waited for: a finalizer or its kubelet holds it."""
 
 
+def leaves_a_gap(last: Slot) -> bool:
+    """Whether the next incarnation after this one replaces a lost pod: not after what was given up."""
+    return last.replaces if last.cause in {OUTDATED, FELL_BACK} else last.cause != UNWANTED
+
+
 @dataclass(slots=True)
 class Member:
     """One incarnation of a place, with its record, its pod and the verdict on it."""

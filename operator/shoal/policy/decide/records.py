@@ -33,6 +33,7 @@ from shoal.policy.decide.members import (
     ByIndex,
     Member,
     by_index,
+    leaves_a_gap,
 )
 from shoal.policy.decide.surge import settle
 from shoal.policy.decide.wanted import Wanted
@@ -149,6 +150,8 @@ class _Updater:
     def member(self, seen: Sighting) -> Member:
         slot, pod = seen.slot, seen.pod
         had_cause = seen.recorded and bool(slot.cause)
+        if not seen.recorded and self._older is not None:
+            slot = slot.model_copy(update={"replaces": leaves_a_gap(self._older.slot)})
         if pod is not None and slot.role == "ps":
             rules = self._facts.job.spec.run_policy.failure_rules
             slot = restarted_in_place(slot, pod, rules, self._counters)

@@ -16,7 +16,7 @@ from shoal.api.training_job_status import Slot
 from shoal.manifests import names
 from shoal.policy.decide.admission import name_conflict_gate, refused_recently
 from shoal.policy.decide.creation import Actions, Creator
-from shoal.policy.decide.members import ByIndex, Member
+from shoal.policy.decide.members import ByIndex, Member, leaves_a_gap
 from shoal.policy.decide.wanted import Wanted
 from shoal.policy.facts.read import Facts
 from shoal.policy.facts.verdict import HEALTHY, PodOutcome
@@ -56,6 +56,7 @@ def _create(facts: Facts, shard: int, members: list[Member], creator: Creator) -
         incarnation=place.incarnation,
         state="Planned",
         attempts=last.slot.attempts if last else 0,
+        replaces=last is not None and leaves_a_gap(last.slot),
         created_at=facts.now,
     )
     members.append(Member(place, planned, None, HEALTHY, recorded=False))

@@ -23,7 +23,7 @@ from shoal.api.training_job_status import Slot
 from shoal.policy.common.timers import Timers
 from shoal.policy.decide.backoff import not_before
 from shoal.policy.decide.creation import Actions, Creator
-from shoal.policy.decide.members import MOVED, OWN_CAUSES, ByIndex, Member
+from shoal.policy.decide.members import MOVED, OWN_CAUSES, ByIndex, Member, leaves_a_gap
 from shoal.policy.decide.wanted import Wanted
 from shoal.policy.facts.read import Facts
 from shoal.policy.facts.signals import Meaning
@@ -108,6 +108,7 @@ def _plan_ahead(facts: Facts, workers: ByIndex, vacant: list[int], wanted: Wante
             incarnation=place.incarnation,
             state="Planned",
             attempts=last.slot.attempts if last else 0,
+            replaces=last is not None and leaves_a_gap(last.slot),
             pool=home.pool,
             on_demand=home.on_demand,
         )

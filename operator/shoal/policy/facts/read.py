@@ -134,6 +134,7 @@ class _Reader:
                 incarnation=place.incarnation,
                 state="Starting",
                 attempts=before.attempts if before else 0,
+                replaces=record is not None and record.replaces,
                 pool=pod.metadata.labels.get(POOL, "") if place.role == "worker" else "",
                 on_demand=ON_DEMAND in pod.metadata.labels,
                 created_at=parse_time(pod.metadata.creation_timestamp),

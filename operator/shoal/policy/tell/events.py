@@ -36,7 +36,7 @@ def _replacements(facts: Facts, decided: Decisions) -> Iterator[Event]:
     recorded = None
     for each in every(decided.servers, decided.workers):
         place = each.place
-        if place.incarnation == facts.first_incarnation or each.slot.state != "Running" or not each.pod:
+        if not each.slot.replaces or each.slot.state != "Running" or not each.pod:
             continue
         if recorded is None:
             recorded = {slot.place: slot for slot in facts.job.status.slots}

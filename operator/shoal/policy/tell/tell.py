@@ -16,7 +16,7 @@ from shoal.policy.common.wording import role_word
 from shoal.policy.decide import records, suspension
 from shoal.policy.decide.admission import missing_disruption_budget, missing_pod_group, missing_workload
 from shoal.policy.decide.decide import Decisions
-from shoal.policy.decide.members import MOVED, Member, every
+from shoal.policy.decide.members import MOVED, Member, every, leaves_a_gap
 from shoal.policy.facts.read import Facts
 from shoal.policy.model import CreatePod, Plan, Reason
 from shoal.policy.tell import pod_problems, progress
@@ -248,7 +248,7 @@ class _Teller:
                 ("worker", self._decided.workers, wanted.workers),
             )
             for index, members in members_of.items()
-            if index in indices and _awaits_replacement(members, self._facts.first_incarnation)
+            if index in indices and _awaits_replacement(members)
         ]
         if not waiting:
             return None
@@ -265,12 +265,12 @@ class _Teller:
         return Reason("BelowMinReplicas", message)
 
 
-def _awaits_replacement(members: list[Member], first: int) -> bool:
+def _awaits_replacement(members: list[Member]) -> bool:
     if not members:
         return False
     newest = members[-1]
     if newest.at_rest:
-        return newest.slot.state != "Running" and newest.place.incarnation > first
+        return newest.slot.replaces and newest.slot.state != "Running"
     if any(each.running or each.awaiting_job_end or each.missing for each in members):
         return False
-    return newest.place.incarnation > first or not newest.active
+    return newest.slot.replaces if newest.active or newest.planned else leaves_a_gap(newest.slot)

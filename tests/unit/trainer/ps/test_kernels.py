@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from shoal_trainer.ps import kernels
+from shoal_trainer.ps import kernel_loader, kernels
 from shoal_trainer.ps.aligned import aligned, octets
 from shoal_trainer.ps.kernel_loader import ENCODINGS, KERNELS
 
@@ -391,6 +391,23 @@ def test_kernels_are_compiled_once_and_read_without_numba(tmp_path: Path) -> Non
     stored.write_bytes(stored.read_bytes()[:-1])  # a damaged file is replaced
     assert start(["-c", USE], folder, tmp_path, **cpu)[:2] == (0, RESULT)
     assert stored.stat().st_mtime_ns != written[stored]
+
+
+@pytest.mark.parametrize(("machine", "cpu"), [("x86_64", "haswell"), ("aarch64", "neoverse-n1")])
+def test_an_images_kernels_are_for_any_node_of_its_architecture(
+    monkeypatch: pytest.MonkeyPatch, machine: str, cpu: str
+) -> None:
+    """One Dockerfile is built for both."""
+    for name in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setenv(kernel_loader.FOLDER_ENV, "/nowhere")
+    assert kernel_loader.target() == (cpu, "")
+    monkeypatch.setenv("NUMBA_CPU_NAME", "znver4")
+    assert kernel_loader.target() == ("znver4", "")
+    monkeypatch.delenv(kernel_loader.FOLDER_ENV)
+    monkeypatch.delenv("NUMBA_CPU_NAME")
+    assert kernel_loader.target()[0] == kernel_loader.llvm.get_host_cpu_name()
 
 
 @pytest.mark.nightly

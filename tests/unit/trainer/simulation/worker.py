@@ -145,6 +145,9 @@ class Worker:
                 return None
         return self.queue.pop(0) if self.queue else None
 
+    def upcoming(self):
+        return self.queue[0].batch if self.queue and isinstance(self.queue[0], Ready) else None
+
     def items(self):
         if self.fenced is not None:
             raise self.fenced
@@ -179,8 +182,8 @@ class Worker:
 
     # --- as `FlatModel`
 
-    def step(self, parameters, batch, updates):
-        del parameters, updates
+    def step(self, parameters, batch, updates, upcoming):
+        del parameters, updates, upcoming
         self.pause()
         world, epoch = self.world, self.epoch
         if world.faults.makes_step_diverge():

@@ -108,6 +108,7 @@ class Bench:
         feed = SimpleNamespace(
             start=lambda: None,
             stop=lambda: None,
+            upcoming=lambda: None,
             get=lambda _timeout: self.items.pop(0) if self.items else None,
         )
         self.loop = Loop(

@@ -355,3 +355,15 @@ def test_finished_job_stops_reading_its_file(monkeypatch, tmp_path):
     stored = Stored(monkeypatch, tmp_path, a=range(10_000))
     works = iter([stored.work("a", 1)])
     assert len(items_of(Feed(stored.data, 16, lambda: next(works, Finished()), [].append))) == 0
+
+
+def test_what_comes_next_is_known_once_it_is_read(monkeypatch):
+    works = iter([DataWork((0, 1), 0, 0, None, "a", 0), Finished()])
+    monkeypatch.setattr(feeds, "is_remote", lambda _: False)
+    feed = Feed(Flaky("*", lambda _path: None).away_at([]), LENGTH, lambda: next(works), [].append)
+    assert feed.upcoming() is None
+    feed.start()
+    feed._thread.join(SECONDS)
+    upcoming = feed.upcoming()
+    assert feed.get(SECONDS).batch is upcoming
+    assert feed.upcoming() is None  # the end of the file is next

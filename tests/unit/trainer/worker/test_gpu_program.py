@@ -283,17 +283,21 @@ import tensorflow as tf
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 from tensorflow.python.eager import context
+from shoal_trainer.data.source import Part
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.worker.flat_model import FlatModel
 from tests.unit.trainer.worker.models import DATA, functional
-batch = DATA.example(16)
-model = FlatModel(functional(norm=True), batch, "bf16", on_host=False, devices=["/CPU:1"])
+first, second = DATA.read(Part(0, 32), 16)
+model = FlatModel(functional(norm=True), first, "bf16", on_host=False, devices=["/CPU:1"])
 model.trace()
 buffer = aligned(model.layout.size, model.dtype)
 parameters = model.on_device(model.alias(buffer))
 assert parameters.device.endswith("CPU:1")
+upload = model._uploads.submit(model._inputs, first)
+assert all(tensor.device.endswith("CPU:1") for tensor in upload.result()[0])
+model._ahead = first, upload  # as if a step had run before: metadata are those of a function's first call
 context.context().enable_run_metadata()
-model.step(parameters, batch)
+model.step(parameters, first, 0, second)
 nodes = [
     node
     for function in context.context().export_run_metadata().function_graphs
@@ -307,12 +311,25 @@ print(ways.count(["0", "1"]), ways.count(["1", "0"]))
 """
 
 
-def test_parameters_go_to_the_device_once_and_the_update_comes_back_once():
+def test_what_crosses_to_the_device_and_back_in_a_step():
     root = Path(__file__).parents[4]
     done = subprocess.run(
         [sys.executable, "-c", COPIES], cwd=root, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
     into, out = map(int, done.stdout.split())
-    assert into <= 5  # x, y, the weights, the number of samples, a constant; the parameters are there already
+    assert into <= 1  # a constant; the parameters and the batch are there already
     assert out == 2  # the update, and the loss with the metrics
+
+
+@as_on_gpu
+def test_only_the_next_batch_is_copied_ahead_and_only_for_its_step():
+    flat_model, alone = (FlatModel(functional(), BATCHES[0], "fp32") for _ in range(2))
+    copied, inputs = [], flat_model._inputs
+    flat_model._inputs = lambda batch: (copied.append(batch), inputs(batch))[1]
+    # The second batch is not what came next, as after a rollback; the last one is the end of a lease.
+    steps = [(BATCHES[0], BATCHES[1]), (BATCHES[2], BATCHES[1]), (BATCHES[1], None)]
+    losses = [flat_model.step(parameters(flat_model), batch, 0, ahead).loss for batch, ahead in steps]
+    assert [id(batch) for batch in copied] == [id(BATCHES[index]) for index in (0, 1, 2, 1)]
+    assert flat_model._ahead is None
+    assert losses == [alone.step(parameters(alone), batch).loss for batch, _ in steps]
