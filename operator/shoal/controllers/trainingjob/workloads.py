@@ -55,7 +55,10 @@ class Workloads:
             found = min(defaults, key=lambda each: int(each["value"]), default={})
         priority: dict[str, Any] = {"priority": found.get("value", 0)}
         if found:
-            named = {"priorityClassSource": source or POD_PRIORITY, "priorityClassName": found["metadata"]["name"]}
+            named = {
+                "priorityClassSource": source or POD_PRIORITY,
+                "priorityClassName": found["metadata"]["name"],
+            }
             priority |= named
         return {**manifest, "spec": {**manifest["spec"], **priority}}
 

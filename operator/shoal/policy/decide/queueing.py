@@ -6,15 +6,18 @@ the job is suspended or asks for something else.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from shoal.manifests.workload import stands_for, workload
 from shoal.policy.decide.admission import refused_recently
 from shoal.policy.decide.members import ByIndex, every
 from shoal.policy.facts.read import Facts
 from shoal.policy.model import Action, CreateWorkload, DeleteWorkload, RequeueWorkload, TellWorkload
 
+Told = tuple[Literal["True", "False"], str, str]
 FINISHED, PODS_READY = "Finished", "PodsReady"
-_READY = ("True", "Started", "all pods have been ready")
-_NOT_READY = ("False", "WaitForStart", "not all pods have been ready")
+_READY: Told = ("True", "Started", "all pods have been ready")
+_NOT_READY: Told = ("False", "WaitForStart", "not all pods have been ready")
 
 
 def keep_workload(facts: Facts, servers: ByIndex, workers: ByIndex) -> list[Action]:
