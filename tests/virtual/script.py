@@ -193,6 +193,9 @@ async def queued_life(world: World) -> None:
     await world.until(waits, 200, "queued")
     kueue.room = True
     await world.until(runs, 200, "admitted")
+    pod: Any = world.pod_at("worker", 1)
+    world.cluster.notice(pod["spec"]["nodeName"])
+    await world.until(lambda: runs() and world.job().status.restarts.disruptions == 1, 200, "replaced")
     kueue.preempt()
     await world.until(lambda: waits() and kueue.is_free(), 200, "preempted")
     kueue.room = True
