@@ -119,7 +119,7 @@ def tell_script(trouble: Trouble, life: Life | None = None) -> Told:
 
 async def _script(trouble: Trouble, life: Life) -> Told:
     killer = Killer(trouble)
-    world = killer.world = World(lambda _uid: Truth(samples=1e9), faults=killer)
+    world = killer.world = World(lambda _uid: Truth(samples=1e9), faults=killer, kueue=life is queued_life)
     world.nodes(6, 3)
     events = 0
 
