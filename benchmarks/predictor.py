@@ -209,7 +209,7 @@ def _page(sections: list[_Section], new: Mapping[str, tuple[Evaluation, Mapping[
         "times from being negative: less than 1 % of the shortest time that was fitted counts as that 1 %, a speed",
         "hundreds of times too high, so the error of the step time stands beside it.",
         "",
-        "How it is predicted: [sizing](../sizing.md). Data: `tests/data/cmdare` (source and licence there).",
+        "How it is predicted: [sizing](../sizing-model.md). Data: `tests/data/cmdare` (source and licence there).",
     ]
     for s in sections:
         accelerators = sorted(set(s.ours.rows["accelerator"]))

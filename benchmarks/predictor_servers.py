@@ -17,7 +17,7 @@ __all__ = ["simulated"]
 
 Floats = NDArray[np.float64]
 
-# What CM-DARE's clusters show of one server (docs/sizing.md): seconds for a tensor and for a parameter.
+# What CM-DARE's clusters show of one server (docs/sizing-model.md): seconds for a tensor and for a parameter.
 TENSOR, PARAMETER = 94e-6, 5.5e-9
 SIZES = 1.5  # spread of the logarithm of a tensor's size
 COMPUTE, SERVICE = 0.05, 0.2  # spread of the logarithm of a step's compute, of a service

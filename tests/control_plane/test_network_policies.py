@@ -103,7 +103,7 @@ def _is_to(ports: Sequence[Json] | None, port: int, target: Peer) -> bool:
 
 def documented() -> Json:
     """The policy of a job's namespace, from the page that has people copy it."""
-    page = (ROOT / "docs" / "install.md").read_text()
+    page = (ROOT / "docs" / "operating.md").read_text()
     blocks = re.findall(r"```yaml\n(apiVersion: networking.+?)```", page, re.DOTALL)
     [policy] = (yaml.safe_load(each) for each in blocks)
     return dict(policy)

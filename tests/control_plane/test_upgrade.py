@@ -27,7 +27,7 @@ from tests.control_plane.operators import Job, OperatorProcess, free_ports
 
 PREVIOUS = "ecec2410b0ee1bdce34ecc84385fadf660c07ccf"
 BY_HAND = ("--take-ownership", "--force-conflicts")
-"""What docs/install.md adds to `helm install` where the CRDs were applied by hand before."""
+"""What docs/operating.md adds to `helm install` where the CRDs were applied by hand before."""
 PARTS = ("operator", "trainer_image", "charts", "crds")
 
 

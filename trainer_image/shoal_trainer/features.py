@@ -1,4 +1,4 @@
-"""The features that predict a model's speed: FLOPs per sample, parameters and tensors (docs/sizing.md).
+"""The features that predict a model's speed: FLOPs per sample, parameters and tensors (docs/sizing-model.md).
 
 A worker of each job counts the FLOPs of its model once. As a library function: with it, users fill in the model of a
 SpeedProfile before the first run.

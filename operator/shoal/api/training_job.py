@@ -233,6 +233,9 @@ class Staleness(Strict):
     before its next step. Unset: no limit."""
     policy: Literal["Constant", "InverseSquareRoot", "Inverse"] = "InverseSquareRoot"
     """Constant (p = 0), InverseSquareRoot (p = 1/2) or Inverse (p = 1)."""
+    rounds: bool = True
+    """Whether workers of about equal speed wait for each other after each push, so that gradients are less stale. A
+    worker does so only where a push and a pull take a small part of its time."""
 
 
 class AcceleratorBatchSize(Strict):

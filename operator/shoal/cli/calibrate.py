@@ -22,7 +22,7 @@ __all__ = ["calibrate"]
     required=True,
     multiple=True,
     type=FILE,
-    help="A trace of the spot pool (CSV or JSON, docs/planning.md). Repeat it for several.",
+    help="A trace of the spot pool (CSV or JSON, docs/simulate.md). Repeat it for several.",
 )
 @click.argument("more_traces", nargs=-1, type=FILE, metavar="[TRACE]...")
 @click.option("--confidence", type=float, default=0.95, show_default=True, help="What is promised.")
@@ -38,7 +38,7 @@ def calibrate(
 ) -> None:
     """Test on recorded traces whether plans keep their deadlines as often as they promise.
 
-    Plans are made from a part of each trace and replayed on the part that was left out (docs/planning.md).
+    Plans are made from a part of each trace and replayed on the part that was left out (docs/simulate.md).
     """
     from shoal.sizing.simulate.calibrate import calibrate as run
     from shoal.sizing.simulate.scenario import pair_of

@@ -45,7 +45,7 @@ def plan(
 ) -> None:
     """Find the cheapest nodes that meet a deadline, or the fastest for a budget.
 
-    docs/planning.md explains the files and the formulas.
+    docs/planning.md explains the files, docs/planning-model.md the formulas.
 
     Exit code: 0 with a plan; 3 if no plan meets deadline and budget (the fastest one is shown); 2 for invalid input.
     """

@@ -73,7 +73,7 @@ def plan_workload(
 ) -> None:
     """Plan a workload in spotDNN's form.
 
-    docs/planning.md explains the files. The exit codes are those of `shoal plan`.
+    docs/simulate.md explains the files. The exit codes are those of `shoal plan`.
     """
     from shoal.sizing.plan import planner, spotdnn_files
     from shoal.sizing.plan.problem import Objective

@@ -28,7 +28,7 @@ MOST_SECONDS = 100 * 86400.0
     required=True,
     multiple=True,
     type=FILE,
-    help="A revocation trace (CSV or JSON, docs/planning.md). The runs are divided among several traces.",
+    help="A revocation trace (CSV or JSON, docs/simulate.md). The runs are divided among several traces.",
 )
 @click.argument("more_traces", nargs=-1, type=FILE, metavar="[TRACE]...")
 @click.option(

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -89,7 +90,9 @@ def follow_view(job: TrainingJob, *, now: datetime | None = None) -> RenderableT
     plan = status.plan
     lines: list[RenderableType] = [
         head,
-        ProgressBar(total=100, completed=training.progress_percent or 0, width=60),
+        Padding(
+            ProgressBar(total=100, completed=training.progress_percent or 0, width=60), 0
+        ),  # ends its line
         Text(counts),
     ]
     lines += [Text(metrics)] if metrics else []

@@ -94,8 +94,8 @@ class Proposal:
     """Whether deadline and budget can be kept with the wanted confidence."""
     urgent: bool = False
     """Deadline or budget are at risk, or a job of higher priority is to have nodes of it: the change is at once."""
-    awaited: bool = False
-    """Another job is to have nodes of this one: fewer workers are waited for no longer than more."""
+    traded: frozenset[str] = frozenset()
+    """Pools of which nodes go from this job to another, or to it: both change at the same time."""
     samples_per_second: float | None = None
     remaining_seconds: float | None = None
     remaining_range: tuple[float, float] | None = None

@@ -1,4 +1,4 @@
-"""The health checks for Argo CD (docs/install.md) and Flux (examples/gitops), run on the statuses of a job's life."""
+"""The health checks for Argo CD (docs/gitops.md) and Flux (examples/gitops), run on the statuses of a job's life."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.unit.policy.world import World, running_world
 
 def health(manifest: dict[str, Any], status: dict[str, Any]) -> tuple[str, str]:
     """(status, message) that Argo CD shows for a TrainingJob."""
-    block = re.search(r"```yaml\n(data:.*?)```", section(read("docs/install.md"), "GitOps"), re.DOTALL)
-    assert block, "docs/install.md has no health check"
+    block = re.search(r"```yaml\n(data:.*?)```", section(read("docs/gitops.md"), "Argo CD"), re.DOTALL)
+    assert block, "docs/gitops.md has no health check"
     script = yaml.safe_load(block[1])["data"]["resource.customizations.health.shoal.dev_TrainingJob"]
     lua = lua51.LuaRuntime()
     lua.globals().obj = lua.table_from({**manifest, **({"status": status} if status else {})}, recursive=True)

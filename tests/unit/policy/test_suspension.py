@@ -24,6 +24,8 @@ def test_suspending_deletes_workers_before_servers_and_counts_nothing() -> None:
     assert {a.name for a in made.actions if isinstance(a, DeletePod)} == {
         f"digits-worker-{i}-0" for i in range(3)
     }
+    assert made.status.reason == ""
+    assert world.condition("Running")["reason"] == "Suspended", "nobody has to raise workers.replicas"
     world.settle()
     assert not world.pods
     assert world.status["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}

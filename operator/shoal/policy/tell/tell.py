@@ -133,6 +133,8 @@ class _Teller:
         initialized = before.start_time is not None or self._has_pods
         conditions.set("Initialized", initialized, "Initialized" if initialized else "Creating")
         set_pod_conditions(conditions, counts)
+        if seen.job.spec.suspend:
+            conditions.set("Running", False, "Suspended", "the job is suspended")
         conditions.set_exceptional("Disrupted", self._outstanding_replacements(), "Recovered")
         degraded = (
             pod_problems.find(facts)

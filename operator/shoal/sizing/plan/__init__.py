@@ -1,6 +1,6 @@
 """The planner: how many workers of each capacity pool, and how many parameter servers, and why.
 
-`plan(Problem(...))` is the whole of it; `explain(plan)` says it in words. docs/planning.md has the formulas.
+`plan(Problem(...))` is the whole of it; `explain(plan)` says it in words. docs/planning-model.md has the formulas.
 """
 
 from shoal.sizing.plan.explain import explain

@@ -39,7 +39,7 @@ def problem_of(
     now: datetime,
     max_servers: int | None = None,
 ) -> Problem:
-    """Assemble the problem. The units are those of docs/planning.md.
+    """Assemble the problem. The units are those of docs/planning-model.md.
 
     Args:
         job: the job, with its status if it has started.

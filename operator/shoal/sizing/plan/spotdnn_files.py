@@ -1,6 +1,6 @@
 """Read spotDNN's inputs: a workload (JSON) and a table of instance types (CSV).
 
-docs/planning.md documents the fields and columns. The same two files feed spotDNN's own formulas and Shoal's model.
+docs/simulate.md documents the fields and columns. The same two files feed spotDNN's own formulas and Shoal's model.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def _cell(
 def _part(data: Mapping[str, Any], name: str, path: Path) -> Mapping[str, Any]:
     part = data.get(name)
     if not isinstance(part, dict):
-        raise UsageError(f"{path} has no object {name!r}: add it, as described in docs/planning.md")
+        raise UsageError(f"{path} has no object {name!r}: add it, as described in docs/simulate.md")
     return part
 
 

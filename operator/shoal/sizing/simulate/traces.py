@@ -1,6 +1,6 @@
 """Read revocation traces: when spot nodes were added and removed, or how many there were.
 
-The form is recognized by the content of the file (docs/planning.md has examples):
+The form is recognized by the content of the file (docs/simulate.md has examples):
 
 - events, CSV `time,add|remove,node`: without a header the time is in milliseconds, as Bamboo records it
   (Thorpe et al., "Bamboo: Making Preemptible Instances Resilient for Affordable Training of Large DNNs", NSDI 2023);

@@ -13,7 +13,7 @@ REFERENCE_KERNEL = 1e8  # forward FLOPs of a step for each tensor at which b is 
 
 # ln a: 3 ms a step; ln b: seconds per forward FLOP, with a training step of three times the forward pass at 40 % of
 # the P100's peak; ln c: 0.15 ms a tensor, a dozen kernel launches of 10 us. CM-DARE's fits with TensorFlow 1.10 are
-# 10 ms, 76 % and 0.45 ms (docs/sizing.md); one standard deviation covers that and today's compiled steps.
+# 10 ms, 76 % and 0.45 ms (docs/sizing-model.md); one standard deviation covers that and today's compiled steps.
 GLOBAL_MEAN = (
     math.log(3e-3),
     math.log(3 / (0.4 * 9.3e12)),

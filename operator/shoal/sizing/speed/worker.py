@@ -7,7 +7,7 @@ it; W / N is the work of a kernel, and large ones fill an accelerator better. Th
 data sheet's times what was learned of all accelerators and of this one; the discrepancy is a Gaussian process with an
 effect of the network, one of the network on this accelerator, and a smooth part over the size of the work that grows
 where nothing was measured. So a new network, a new accelerator and both at once are answered by the same posterior, and
-its variance says how sure it is. docs/sizing.md has the derivation.
+its variance says how sure it is. docs/sizing-model.md has the derivation.
 """
 
 from __future__ import annotations

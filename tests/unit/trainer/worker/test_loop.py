@@ -151,7 +151,7 @@ def test_push_is_sent_when_its_marks_are_full(start_servers, cut_off):
     exchange = running.worker.loop._exchange
     push_pull = exchange.push_pull
 
-    def cut(*arguments):
+    def cut(*_arguments, **_options):
         exchange.push_pull = push_pull
         return exchange._pool.submit(unreachable)
 
