@@ -20,7 +20,16 @@ from shoal.controllers.trainingjob.reactions import Reactions
 from shoal.controllers.trainingjob.report import Reporter
 from shoal.controllers.trainingjob.unreadable import Complaints
 from shoal.errors import ClusterError, Refused, ShoalError, Unavailable
-from shoal.policy.model import DeleteDisruptionBudget, DeleteJob, DeletePod, DeleteService, Observation, Plan
+from shoal.policy.model import (
+    DeleteDisruptionBudget,
+    DeleteJob,
+    DeletePod,
+    DeleteService,
+    DeleteWorkload,
+    Observation,
+    Plan,
+    RequeueWorkload,
+)
 from shoal.policy.plan import plan
 from shoal.policy.tell.internal_error import internal_error
 from shoal.runtime.work_queue import Priority
@@ -37,7 +46,7 @@ REST_SECONDS_PER_POD = 150e-6
 """A plan takes a tenth of this for each pod, so that a job of any size has a tenth of the event loop."""
 LEAST_REST_SECONDS = 0.01
 
-_REMOVALS = (DeletePod, DeleteService, DeleteDisruptionBudget, DeleteJob)
+_REMOVALS = (DeletePod, DeleteService, DeleteDisruptionBudget, DeleteJob, DeleteWorkload, RequeueWorkload)
 
 
 class Reconciler:
