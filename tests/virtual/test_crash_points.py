@@ -89,6 +89,15 @@ def test_leader_that_made_a_budget_again_gives_it_back() -> None:
     assert told.digest == undisturbed(EVENTFUL).digest, told.tell
 
 
+@pytest.mark.parametrize("past", range(26, 34))
+def test_leader_that_saw_the_job_before_its_services_makes_no_pod_again(past: int) -> None:
+    """No pod is made before the service is: a service that is there tells it that others have made pods. It waits for
+    news instead of writing the status again and again."""
+    told = EVENTFUL.told(write=58, after=True, past=past)
+    assert told.digest == undisturbed(EVENTFUL).digest, told.tell
+    assert told.writes < undisturbed(EVENTFUL).writes + 40
+
+
 @pytest.mark.parametrize(
     ("script", "event"),
     [

@@ -111,6 +111,8 @@ class Applier:
         """Carry out the actions in order; consecutive ones that belong together run concurrently."""
         errors: list[ClusterError] = []
         changed, refused = 0, False
+        answers = self._answers.get(job.metadata.uid)
+        known = answers.first_look
         limit, growth = asyncio.Semaphore(MAX_IN_FLIGHT), asyncio.Semaphore(GROWTH_IN_FLIGHT)
 
         async def one(action: Action) -> None:
@@ -136,8 +138,8 @@ class Applier:
             async with asyncio.TaskGroup() as together:
                 for action in group:
                     together.create_task(one(action))
-            if refused and stage == _FIRST:
-                break
+            if stage == _FIRST and (refused or answers.first_look and not known):
+                break  # the pods are planned anew
         return Outcome(changed=changed > 0, error=errors[0] if errors else None)
 
     async def _do(self, job: TrainingJob, action: Action) -> bool:
@@ -299,6 +301,7 @@ class Applier:
         found = Pod.model_validate_json(answer.body)  # or any other object with an owner
         if found.metadata.controller_uid == job.metadata.uid and found.metadata.labels.get(labels.JOB):
             answers.refused.pop(name, None)
+            answers.first_look = True  # what another leader has made by now, this one has not seen
             saw(answer.body)
             return True
         answers.conflicting[name] = (name_conflict(found.metadata, job, found.spec.node_name), self._wall())

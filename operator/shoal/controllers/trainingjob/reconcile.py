@@ -123,7 +123,9 @@ class Reconciler:
             failed = (await self._applier.apply(seen.job, to_remove)).error or failed
         if failed is not None:
             raise failed
-        delays = [decided.wake_after, reported.wait]
+        delays = [reported.wait]
+        if not reported.conflict:
+            delays.append(decided.wake_after)
         if to_make:
             delays.append(0.0 if changed else UNCHANGED_SECONDS)
         answers = self._answers.get(seen.job.metadata.uid)
