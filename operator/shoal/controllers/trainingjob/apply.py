@@ -138,7 +138,7 @@ class Applier:
             async with asyncio.TaskGroup() as together:
                 for action in group:
                     together.create_task(one(action))
-            if stage == _FIRST and (refused or answers.first_look and not known):
+            if stage == _FIRST and (refused or (answers.first_look and not known)):
                 break  # the pods are planned anew
         return Outcome(changed=changed > 0, error=errors[0] if errors else None)
 
@@ -178,8 +178,8 @@ class Applier:
                 return await self._create_workload(job, answers, name, manifest)
             case TellWorkload():
                 await self._workloads.tell(job, action)
-            case RequeueWorkload(name):
-                await self._workloads.requeue(job, name)
+            case RequeueWorkload(name, uid):
+                await self._workloads.requeue(job, name, uid)
             case DeleteWorkload(name, uid):
                 await self._workloads.delete(job, name, uid)
             case DeletePod(name, uid, grace_seconds):
@@ -236,6 +236,8 @@ class Applier:
         exists = answer.status == 409 and answer.reason == "AlreadyExists"
         # A full quota refuses a create even if the object exists already.
         exists_still = answer.status == 403 and unique and name in answers.existing
+        if exists:
+            answers.made_before = True
         if exists and not unique:
             assert saw is not None
             return await self._already_exists(job, answers, _path(group, job, plural, name), name, saw)
@@ -286,9 +288,7 @@ class Applier:
             return False
         group, saw = f"/apis/{KUEUE}", self._saw_workload
         # Not strict: Kueue may know fewer fields of a pod than the cluster.
-        return await self._create(
-            job, answers, group, "workloads", name, manifest, saw, unique=True, strict=False
-        )
+        return await self._create(job, answers, group, "workloads", name, manifest, saw, strict=False)
 
     async def _already_exists(
         self, job: TrainingJob, answers: ApiAnswers, path: str, name: str, saw: Callable[[bytes], None]
@@ -301,7 +301,6 @@ class Applier:
         found = Pod.model_validate_json(answer.body)  # or any other object with an owner
         if found.metadata.controller_uid == job.metadata.uid and found.metadata.labels.get(labels.JOB):
             answers.refused.pop(name, None)
-            answers.first_look = True  # what another leader has made by now, this one has not seen
             saw(answer.body)
             return True
         answers.conflicting[name] = (name_conflict(found.metadata, job, found.spec.node_name), self._wall())

@@ -70,7 +70,8 @@ class Observer:
                 services[service.metadata.name] = service
             else:
                 conflicts[service.metadata.name] = name_conflict(service.metadata, job)
-        answers.first_look = answers.first_look and bool(services)  # they are made before the pods
+        if answers.made_before is None:
+            answers.made_before = bool(services)
         report, age = self._poller.latest(uid)
         failing, because = self._poller.unreachable(uid)
         signals = self._node_signals()

@@ -118,7 +118,7 @@ class Reconciler:
         # Only the last plan is reported: an earlier one may have given the same loss another reason.
         reported = await self._reporter.report(seen.job, decided.status, decided.events)
         if reported.recorded:
-            self._answers.get(seen.job.metadata.uid).first_look = False
+            self._answers.get(seen.job.metadata.uid).recorded = True
             to_remove = tuple(a for a in decided.actions if isinstance(a, _REMOVALS))
             failed = (await self._applier.apply(seen.job, to_remove)).error or failed
         if failed is not None:

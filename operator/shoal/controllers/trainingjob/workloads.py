@@ -68,11 +68,12 @@ class Workloads:
         body = told(meta, told_.kind, told_.status, told_.reason, told_.message, self._wall())
         await self._apply(job, told_.name, body, f"{self._manager}-{told_.kind}")
 
-    async def requeue(self, job: TrainingJob, name: str) -> None:
+    async def requeue(self, job: TrainingJob, name: str, uid: str) -> None:
         """Give the quota back, if the Workload is still evicted and has some."""
         answer = await self._transport.request("GET", _path(job, name))
         if answer.status == 404:
-            return  # the watch will say so
+            self._cache.drop(uid)
+            return
         _accept(answer)
         if (body := requeued(json.loads(answer.body), self._wall())) is not None:
             await self._apply(job, name, body, ADMISSION_MANAGER)
@@ -94,9 +95,12 @@ class Workloads:
             body=body,
             content_type=APPLY_PATCH,
         )
-        _accept(answer, 404, 409)  # it is gone, or has changed: the watch will say so
+        _accept(answer, 404, 409)
+        meta = body["metadata"]
         if answer.ok:
             self._cache.put(Workload.model_validate_json(answer.body))
+        elif answer.status == 404 or "resourceVersion" not in meta:
+            self._cache.drop(meta["uid"])  # it is gone, and another one may have its name
 
 
 def _path(job: TrainingJob, name: str) -> str:

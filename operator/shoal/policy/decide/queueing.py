@@ -42,14 +42,17 @@ def keep_workload(facts: Facts, servers: ByIndex, workers: ByIndex) -> list[Acti
 
 
 def finish_workload(facts: Facts) -> list[Action]:
-    """Tell Kueue that a job is finished, which gives its quota back."""
+    """Tell Kueue that a job is finished, which gives its quota back. Workloads that it does not use are deleted."""
     status = facts.job.status
     reason = "Succeeded" if status.phase == "Succeeded" else "Failed"
     words = f"the TrainingJob is finished: {status.reason}"
     return [
         TellWorkload(each.metadata.name, each.metadata.uid, FINISHED, "True", reason, words)
+        if each.metadata.name == facts.quota.wanted
+        else DeleteWorkload(each.metadata.name, each.metadata.uid)
         for each in facts.seen.workloads
-        if not each.says(FINISHED)
+        if not each.metadata.deletion_timestamp
+        and not (each.metadata.name == facts.quota.wanted and each.says(FINISHED))
     ]
 
 
