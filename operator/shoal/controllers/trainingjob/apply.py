@@ -236,13 +236,12 @@ class Applier:
         exists = answer.status == 409 and answer.reason == "AlreadyExists"
         # A full quota refuses a create even if the object exists already.
         exists_still = answer.status == 403 and unique and name in answers.existing
-        if exists:
-            answers.made_before = True
         if exists and not unique:
             assert saw is not None
             return await self._already_exists(job, answers, _path(group, job, plural, name), name, saw)
         if answer.ok or exists or exists_still:
             answers.refused.pop(name, None)
+            answers.made_before = answers.made_before or exists
             if unique and not (answer.ok and saw):  # what the watch will report is not remembered here
                 answers.existing[name] = self._wall()
             if answer.ok and saw is not None:
@@ -301,6 +300,7 @@ class Applier:
         found = Pod.model_validate_json(answer.body)  # or any other object with an owner
         if found.metadata.controller_uid == job.metadata.uid and found.metadata.labels.get(labels.JOB):
             answers.refused.pop(name, None)
+            answers.made_before = True
             saw(answer.body)
             return True
         answers.conflicting[name] = (name_conflict(found.metadata, job, found.spec.node_name), self._wall())
