@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from benchmarks.harness import Measurement, summary, write
 from benchmarks.tasks import TASKS
@@ -23,18 +23,20 @@ from benchmarks.virtual_job import (
     Asynchronous,
     Course,
     Job,
+    Speeds,
     VirtualJob,
     accuracy_after_outage,
 )
 
 WORKERS = (1, 2, 4, 8, 16, 32)
-CHEAP = ("digits", "MNIST", "table", "words")
+CHEAP = ("digits", "MNIST", "table", "words", "rings")
 """Sets whose networks are in NumPy."""
 CONSTANT_RATES = {"digits": "momentum", "MNIST": "momentum", "words": "Adam"}
 """Sets for the time to an accuracy: a run may need more samples than a schedule has."""
 SHOAL = "Shoal"
 RULES: dict[str, tuple[type[Course], dict[str, Any]]] = {
     SHOAL: (VirtualJob, {}),
+    "Shoal, no rounds": (VirtualJob, {"rounds": False}),
     "Shoal, three times the rate": (VirtualJob, {"rate": 3.0}),
     "Shoal, equal workers": (VirtualJob, {"speeds": "equal"}),
     "Shoal, a worker lost and replaced every 20 updates": (VirtualJob, {"churn": 20}),
@@ -43,6 +45,13 @@ RULES: dict[str, tuple[type[Course], dict[str, Any]]] = {
     "all-reduce, rate × √W": (AllReduce, {"rate": math.sqrt}),
     "all-reduce, rate × W": (AllReduce, {"rate": float}),
 }
+TIMED = (
+    SHOAL,
+    "Shoal, no rounds",
+    "each gradient a step of Keras",
+    "all-reduce",
+    "all-reduce, rate × √W",
+)
 TOLERANCE = 0.005
 """The accuracy that a run must reach is that of one worker at its end, less this."""
 MOST_SAMPLES = 3.0
@@ -57,6 +66,13 @@ def accuracy(case: tuple[str, Job]) -> float:
     run = course(*case)
     run.train(run.updates)
     return run.accuracy()
+
+
+def share(case: tuple[str, Job]) -> float:
+    """The steps that the workers make, as a share of what they would if none waited for another one."""
+    run = course(*case)
+    run.train(run.updates)
+    return run.share
 
 
 def course(rule: str, job: Job) -> Course:
@@ -78,47 +94,67 @@ def seconds_to(case: tuple[str, Job, float]) -> float:
 
 
 def equal_samples(
-    pool: ProcessPoolExecutor, sets: Sequence[str], workers: Sequence[int], seeds: int, rules: Sequence[str]
+    pool: ProcessPoolExecutor,
+    sets: Sequence[str],
+    workers: Sequence[int],
+    seeds: Sequence[int],
+    rules: Sequence[str],
 ) -> Iterator[tuple[str, str, str, int, Measurement]]:
     """(set, optimizer, rule, workers, accuracy on the samples of one worker)."""
     for name in sets:
         for optimizer, rule, number in itertools.product(TASKS[name].optimizers, rules, workers):
             if number == 1 and rule not in {SHOAL, "Shoal, three times the rate"}:
                 continue
-            jobs = [(rule, Job(name, number, seed, optimizer)) for seed in range(seeds)]
+            jobs = [(rule, Job(name, number, seed, optimizer)) for seed in seeds]
             label = f"accuracy, {name}, {optimizer}, {number} workers, {rule}"
-            row = summary(label, pool.map(accuracy, jobs), "", f"{seeds} seeds, {TASKS[name].passes} passes")
+            row = summary(
+                label, pool.map(accuracy, jobs), "", f"{len(seeds)} seeds, {TASKS[name].passes} passes"
+            )
             yield name, optimizer, rule, number, row
 
 
 def times(
-    pool: ProcessPoolExecutor, sets: Sequence[str], workers: Sequence[int], seeds: int
+    pool: ProcessPoolExecutor, sets: Sequence[str], workers: Sequence[int], seeds: Sequence[int]
 ) -> Iterator[tuple[str, str, str, int, Measurement]]:
     """(set, speeds, rule, workers, by how much faster than one worker it reaches its accuracy)."""
     for name in (each for each in sets if each in CONSTANT_RATES):
         optimizer = CONSTANT_RATES[name]
-        one = [Job(name, 1, seed, optimizer, speeds="equal") for seed in range(seeds)]
+        one = [Job(name, 1, seed, optimizer, speeds="equal") for seed in seeds]
         target = statistics.median(pool.map(accuracy, [(SHOAL, job) for job in one])) - TOLERANCE
         alone = list(pool.map(seconds_to, [(SHOAL, job, target) for job in one]))
-        for speeds, number in itertools.product(("equal", "straggler"), workers):
-            for rule in (SHOAL, "each gradient a step of Keras", "all-reduce", "all-reduce, rate × √W"):
-                jobs = [(rule, _with(job, workers=number, speeds=speeds), target) for job in one]
-                faster = [
-                    a / b if math.isfinite(a) else math.nan
-                    for a, b in zip(alone, pool.map(seconds_to, jobs), strict=True)
-                ]
-                known = [ratio for ratio in faster if not math.isnan(ratio)]
-                label = f"time to the accuracy of one worker ({target:.3f}), {name}, {number} workers, {speeds}, {rule}"
-                row = summary(label, known, "x", f"one worker, {len(known)} seeds")
-                yield name, f"{speeds} ({target:.3f})", rule, number, row
+        for speeds, rule, number in itertools.product(("equal", "straggler", "unequal"), TIMED, workers):
+            jobs = [(rule, _with(job, workers=number, speeds=speeds), target) for job in one]
+            faster = [
+                a / b if math.isfinite(a) else math.nan
+                for a, b in zip(alone, pool.map(seconds_to, jobs), strict=True)
+            ]
+            known = [ratio for ratio in faster if not math.isnan(ratio)]
+            label = f"time to the accuracy of one worker ({target:.3f}), {name}, {number} workers, {speeds}, {rule}"
+            row = summary(label, known, "x", f"one worker, {len(known)} seeds")
+            yield name, f"{speeds} ({target:.3f})", rule, number, row
+
+
+def waits(
+    pool: ProcessPoolExecutor, sets: Sequence[str], workers: Sequence[int], seeds: Sequence[int]
+) -> Iterator[tuple[str, str, str, int, Measurement]]:
+    """(set, speeds, rule, workers, steps as a share of those of workers that never wait)."""
+    for name, speeds in itertools.product(sets, get_args(Speeds)):
+        for rule, number in itertools.product((SHOAL, "all-reduce"), workers):
+            optimizer = next(iter(TASKS[name].optimizers))
+            jobs = [(rule, Job(name, number, seed, optimizer, speeds=speeds)) for seed in seeds]
+            label = f"steps of workers that never wait, {name}, {number} workers, {speeds}, {rule}"
+            row = summary(
+                label, pool.map(share, jobs), "", f"the sum of the workers' speeds, {len(seeds)} seeds"
+            )
+            yield name, speeds, rule, number, row
 
 
 def outages(
-    pool: ProcessPoolExecutor, sets: Sequence[str], workers: Sequence[int], seeds: int
+    pool: ProcessPoolExecutor, sets: Sequence[str], workers: Sequence[int], seeds: Sequence[int]
 ) -> Iterator[Measurement]:
     """Accuracy after an outage of the server in which workers train on their own."""
     for name, number, steps in itertools.product(sets, workers, (8, 64)):
-        jobs = [Job(name, number, seed) for seed in range(seeds)]
+        jobs = [Job(name, number, seed) for seed in seeds]
         found = list(pool.map(accuracy_after_outage, jobs, itertools.repeat(steps)))
         of = f"{name}, {number} workers, outage of {steps} steps each"
         yield summary(f"accuracy at once, {of}", [f[0] for f in found], "", "the moment all are back")
@@ -127,12 +163,14 @@ def outages(
 
 def measure(quick: bool = False) -> Iterator[Measurement]:
     """The tables of the cheap sets, and those of outages."""
-    seeds, sets = (1, ("digits",)) if quick else (5, CHEAP)
+    seeds, sets = (range(1), ("digits",)) if quick else (range(5), CHEAP)
     workers = (1, 8) if quick else WORKERS
     with _pool() as pool:
         for *_, row in equal_samples(pool, sets, workers, seeds, list(RULES)):
             yield row
         for *_, row in times(pool, sets, (8,), seeds):
+            yield row
+        for *_, row in waits(pool, sets[:1], (8,), seeds):
             yield row
         yield from outages(pool, sets[:2], (4,) if quick else (4, 8, 16), seeds)
 
@@ -155,25 +193,32 @@ def main() -> None:
     parser.add_argument("--workers", nargs="*", type=int, default=list(WORKERS))
     parser.add_argument("--rules", nargs="*", choices=list(RULES), default=list(RULES))
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument(
         "--times", nargs="*", type=int, default=[8], metavar="WORKERS", help="of the second table"
     )
     parser.add_argument("--output", type=Path, default=Path("build/convergence.json"))
     parser.add_argument("--record", action="store_true", help=f"replace the tables of {PAGE}")
     options = parser.parse_args()
+    seeds = range(options.first, options.first + options.seeds)
     with _pool() as pool:
         rows = []
-        for row in equal_samples(pool, options.sets, options.workers, options.seeds, options.rules):
+        for row in equal_samples(pool, options.sets, options.workers, seeds, options.rules):
             print(f"{row[4].name}: {_cell(row[4])}", flush=True)
             rows.append(row)
         timed = []
-        for row in times(pool, options.sets, options.times, options.seeds):
+        for row in times(pool, options.sets, options.times, seeds):
             print(f"{row[4].name}: {_cell(row[4])}", flush=True)
             timed.append(row)
-    write(options.output, [row[4] for row in (*rows, *timed)])
+        waited = []
+        for row in waits(pool, options.sets[:1] if options.times else (), options.times, seeds):
+            print(f"{row[4].name}: {_cell(row[4])}", flush=True)
+            waited.append(row)
+    write(options.output, [row[4] for row in (*rows, *timed, *waited)])
     tables = [table("accuracy on the samples of one worker", rows)]
     if timed:
         tables.append(table("times as fast as one worker", timed))
+        tables.append(table("steps, as a share of those of workers that never wait", waited))
     text = "\n\n".join(tables)
     print(text)
     if options.record:

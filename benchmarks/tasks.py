@@ -128,6 +128,14 @@ def _table() -> tuple[Any, Any]:
     return (x / x.std(0)).astype(np.float32), y
 
 
+def _rings() -> tuple[Any, Any]:
+    """scikit-learn's made-up rings: 5,000 points of 8 dimensions in 5 classes, by their distance from the middle."""
+    from sklearn.datasets import make_gaussian_quantiles
+
+    x, y = make_gaussian_quantiles(n_samples=5000, n_features=8, n_classes=5, random_state=0)
+    return x.astype(np.float32), y
+
+
 def _words() -> tuple[Any, Any]:
     """24 words in a row of Python's standard library, as counts; the package in which they stand is the class."""
     from scipy.sparse import csr_matrix
@@ -181,6 +189,9 @@ TASKS = {
         lambda x: Perceptron(x.shape[1], 128, 64, 4),
         6,
         {"momentum": sgd(0.05), "AdamW, warm-up, cosine": warmed(adam(0.003), 1125, 0.01)},
+    ),
+    "rings": Task(
+        _rings, lambda x: Perceptron(x.shape[1], 64, 64, 5), 8, {"momentum": sgd(0.05), "Adam": adam(0.003)}
     ),
     "words": Task(_words, lambda _: Perceptron(WORDS, 16, 10, embeds=True), 8, {"Adam": adam(0.003)}),
     "residual": Task(

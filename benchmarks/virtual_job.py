@@ -1,13 +1,15 @@
 """A job in virtual time: the real parameter-server shard and the worker's real look-ahead; workers as a queue of times.
 
-A step takes 100 ms, more or less by worker and step. A worker computes on the answer to its last push, or to the one
-before if its pushes overlap its steps, so staleness arises as in a cluster.
+A step takes 100 ms, more or less by worker and step; messages take no time. A worker waits for the others as in the
+rounds of the server, and computes on the answer to its last push, or without a wait on the one before if its pushes
+overlap its steps. So staleness arises as in a cluster.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,7 +19,7 @@ from benchmarks.networks import Vector
 from benchmarks.tasks import BATCH, TASKS, data_of, network_of, updates_of
 from shoal_trainer.contract import Staleness
 from shoal_trainer.ps import schedules
-from shoal_trainer.ps.shard import ShardCopy, ShardStore
+from shoal_trainer.ps.shard import Answer, ShardCopy, ShardStore
 from shoal_trainer.ps.update_rules import Optimizer, Update
 from shoal_trainer.wire.messages import (
     AnswerMeta,
@@ -29,6 +31,7 @@ from shoal_trainer.wire.messages import (
     PushMeta,
 )
 from shoal_trainer.worker.anticipation import Anticipation
+from shoal_trainer.worker.on_host import HostInclusion
 from shoal_trainer.worker.outage import Outage
 from shoal_trainer.worker.send import Send, length
 
@@ -39,9 +42,9 @@ FIXED_SHARE = 0.2
 """The share of a step of 32 samples that a smaller batch does not save."""
 
 Policy = Literal["Constant", "InverseSquareRoot", "Inverse"]
-Speeds = Literal["equal", "unequal", "straggler"]
+Speeds = Literal["equal", "slower", "straggler", "mixed", "unequal"]
 """Equal: steps vary by a tenth. Unequal: by a third, and workers differ by up to 2x. Straggler: equal, but for one of
-half speed."""
+half speed; slower: one whose steps are 1.4 times as long. Mixed: half of the workers have a quarter of the speed."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class Job:
     overlaps: bool = False
     anticipates: bool = True
     """Whether gradients are computed where they will be applied."""
+    rounds: bool = True
     churn: int = 0
     """One worker is lost and replaced after so many updates; 0: none."""
 
@@ -82,6 +86,8 @@ class Course:
             "equal": np.ones(job.workers),
             "unequal": self.rng.uniform(2 / 3, 4 / 3, job.workers),
             "straggler": np.where(np.arange(job.workers) == 0, 2.0, 1.0),
+            "slower": np.where(np.arange(job.workers) == 0, 1.4, 1.0),
+            "mixed": np.where(np.arange(job.workers) < job.workers // 2, 4.0, 1.0),
         }[job.speeds]
         self.speed = STEP_SECONDS * (FIXED_SHARE + (1 - FIXED_SHARE) * job.batch / BATCH) * factors
         self.order: Any = itertools.chain.from_iterable(
@@ -114,6 +120,11 @@ class Course:
     def updates(self) -> int:
         """How many batches of 32 the whole run has."""
         return updates_of(self.job.task)
+
+    @property
+    def share(self) -> float:
+        """The steps so far, as a share of what the workers would have made if none had waited."""
+        return self.samples / self.job.batch / (self.now * float((1 / self.speed).sum()))
 
     def gradient(self, flat: Vector, samples: int = 0) -> Vector:
         """That of the next batch."""
@@ -182,7 +193,7 @@ class VirtualJob(Course):
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         self.known: dict[int, int] = {}
-        self.shard = ShardStore(0, 1, 0, staleness=Staleness(policy=job.policy))
+        self.shard = self._server(0)
         self.model = ModelSpec(fingerprint="0" * 64, parameters=self.network.size, optimizer=self.config)
         self.shard.hello(0, 0, self.model)
         self.shard.initialize(self.first)
@@ -194,6 +205,9 @@ class VirtualJob(Course):
         self.flights: dict[int, Send] = {}
         self.metas: dict[int, AnswerMeta] = {}
         self.queue: list[tuple[float, int]] = []
+        """When each worker that computes ends its step."""
+        self.waiting: dict[int, tuple[int, float, Answer]] = {}
+        """Of each worker that waits for others: its push's base and `ahead`, and its answer."""
         self.seqs = [0] * job.workers
         self.incarnations = [0] * job.workers
         self.anticipations: dict[int, Anticipation] = {}
@@ -202,19 +216,42 @@ class VirtualJob(Course):
 
     def advance(self) -> None:
         """The next push."""
-        self.now, worker = heapq.heappop(self.queue)
+        worker = self._next()
         if self.job.churn and self.shard.history.version % self.job.churn == self.job.churn - 1:
             self._replace(worker)
-            self.now, worker = heapq.heappop(self.queue)
+            worker = self._next()
         self._push(worker)
+
+    def _next(self) -> int:
+        """The next worker that ends its step, after the waits that are over before."""
+        while (over := self.shard.workers.rounds.next()) <= self.queue[0][0]:
+            self.now = over
+            self._release()
+        self.now, worker = heapq.heappop(self.queue)
+        return worker
+
+    def _release(self) -> None:
+        """The workers whose wait is over pull, and begin their next step."""
+        for worker in self.shard.workers.rounds.release(self.now):
+            self._go_on(worker)
+
+    def _go_on(self, worker: int) -> None:
+        base, ahead, answer = self.waiting.pop(worker)
+        version, made = self._pull(worker, ahead), answer.version
+        self.held[worker] = self.computing[worker] = version
+        pulled = Pulled((version[0],), ({},), answer.meta.samples, answer.meta.live_workers, made=made)
+        self.anticipations[worker].answered(pulled, base, overlapped=False)
+        self._begin(worker)
+
+    def _begin(self, worker: int) -> None:
         heapq.heappush(self.queue, (self.now + self.step_seconds(worker), worker))
 
     def _push(self, worker: int) -> None:
-        """A worker ends its step, pushes, and begins the next one."""
+        """A worker ends its step, pushes, and begins the next one or waits."""
         base, flat = self.computing[worker]
         anticipation, overlaps = self.anticipations[worker], self.job.overlaps
         io = self.gradient(flat)
-        long = length(io)
+        long = length(io, io.size)
         push = Push(self.seqs[worker], self.job.batch, (base,))
         flight = Send(io.copy(), push, overlapped=worker in self.flights)
         self.seqs[worker] += 1
@@ -225,9 +262,16 @@ class VirtualJob(Course):
         )
         answer = self.shard.push(*who, base, meta, io, ahead=ahead)
         self.samples += self.job.batch
+        self.metas[worker] = answer.meta
+        if self.job.rounds and not overlaps:
+            self.waiting[worker] = base, ahead, answer
+            self.shard.workers.rounds.arrive(worker, self.now, math.inf)
+            self._release()
+            return
+        self._begin(worker)
         pulled = Pulled((answer.version,), ({},), answer.meta.samples, answer.meta.live_workers)
         before = self.held[worker]
-        self.held[worker], self.metas[worker] = (answer.version, io), answer.meta
+        self.held[worker] = answer.version, io
         if not overlaps:
             anticipation.answered(pulled, base, overlapped=False)
             self.computing[worker] = self.held[worker]
@@ -237,43 +281,54 @@ class VirtualJob(Course):
         if self.job.anticipates:
             known = Pulled((before[0],), ({},), self.known.get(worker, 0), answer.meta.live_workers)
             ahead_of = anticipation.include(before[1], flight, known)
-            self.computing[worker] = before[0], before[1] if ahead_of is None else ahead_of.copy()
+            self.computing[worker] = before[0], ahead_of.copy()
         anticipation.answered(pulled, base, overlapped=flight.overlapped)
         self.known[worker], self.flights[worker] = answer.meta.samples, flight
 
     def _join(self, worker: int) -> None:
         self.shard.workers.connect(worker, self.incarnations[worker])
         size = self.network.size
-        self.anticipations[worker] = Anticipation(self.config, size, size, np.float32, lambda array: array)
+        self.anticipations[worker] = Anticipation(
+            self.config, size, HostInclusion(size, np.float32, lambda array: array)
+        )
         self.computing[worker] = self.held[worker] = self._pull(worker)
         self.known[worker] = self.shard.history.samples
         self.flights.pop(worker, None)
-        heapq.heappush(self.queue, (self.now + self.step_seconds(worker), worker))
+        self._begin(worker)
 
     def _replace(self, worker: int) -> None:
         """The worker is lost with the step that it computes; another one takes its slot at once."""
         self.incarnations[worker] += 1
         self.seqs[worker] = 0
+        self.shard.workers.rounds.forget(worker)
+        self._release()
         self._join(worker)
 
     def shrink(self, workers: int) -> None:
         """Only the first `workers` go on; the others leave with the step that they compute."""
+        self._end_waits()
         self.queue = [(at, worker) for at, worker in self.queue if worker < workers]
         heapq.heapify(self.queue)
         self.shard.workers.set_live(workers)
+
+    def _end_waits(self) -> None:
+        for worker in list(self.waiting):
+            self.shard.workers.rounds.forget(worker)
+            self._go_on(worker)
 
     def outage(self, steps: int) -> None:
         """An outage of the server, in which each worker takes `steps` local steps; then they push their differences.
 
         As in the real worker, with its `Outage`: the difference is scaled by 1/W.
         """
+        self._end_waits()
         workers, rate = self.job.workers, schedules.learning_rate(self.config.learning_rate, 0)
         for worker in range(workers):
             base, flat = self.held[worker]
             alone = Outage(flat, self.config, self.network.size, rate, lambda: 0.0)
             local = flat.copy()
             for _ in range(steps):
-                alone.step(self.gradient(local), BATCH, Progress(0, -1, 0, 0))
+                alone.step(self.gradient(local), BATCH, [Progress(0, -1, 0, 0)])
                 alone.parameters_into(local)
             delta = np.empty_like(flat)
             alone.difference_into(delta)
@@ -288,8 +343,9 @@ class VirtualJob(Course):
 
         Returns how many updates are lost.
         """
+        self._end_waits()
         lost = self.shard.history.version
-        self.shard = ShardStore(0, 1, 1, staleness=Staleness(policy=self.job.policy), clock=lambda: self.now)
+        self.shard = self._server(1)
         self.shard.restore(snapshot)
         for worker in range(self.job.workers):
             version, flat = self.held[worker]
@@ -305,9 +361,13 @@ class VirtualJob(Course):
         """Those that an evaluation pulls."""
         return self._pull(0)[1]
 
-    def _pull(self, worker: int) -> tuple[int, Vector]:
+    def _server(self, epoch: int) -> ShardStore:
+        policy = Staleness(policy=self.job.policy)
+        return ShardStore(0, 1, epoch, staleness=policy, clock=lambda: self.now)
+
+    def _pull(self, worker: int, ahead: float = 0.0) -> tuple[int, Vector]:
         out = np.empty(self.network.size, np.float32)
-        return self.shard.pull(worker, out).version, out
+        return self.shard.pull(worker, out, ahead=ahead).version, out
 
 
 def accuracy_after_loss(job: Job, copies: bool) -> tuple[int, float]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from shoal.api.training_job import TrainingJob
 from shoal.policy.decide.usage import INTERRUPTIONS
@@ -22,6 +23,8 @@ STEP = 4.0
 PROMISED = 0.95
 UNSEEN = 40.0
 """Seconds of a node that are not counted where it came while the operator was down."""
+SOON, SAME = 60.0, 0.01
+"""A plan that is back within so many seconds went there for nothing, where the speeds that it rests on are the same."""
 TWICE = 1.02
 """By so much may be counted more than there was: whole seconds."""
 
@@ -59,13 +62,17 @@ class Told:
 class _Kills(Killer):
     """Kills the operator at several of its writes."""
 
-    def __init__(self, kills: tuple[tuple[int, bool], ...]) -> None:
+    def __init__(self, kills: tuple[tuple[int, bool], ...], told: Callable[[], None]) -> None:
         super().__init__(Trouble())
         self._kills = set(kills)
+        self._told = told
 
     def strikes(self, *, after: bool) -> bool:
         """See `Killer`."""
-        return (self.writes - 1, after) in self._kills
+        strikes = (self.writes - 1, after) in self._kills
+        if strikes:
+            self._told()
+        return strikes
 
 
 class Story:
@@ -73,7 +80,12 @@ class Story:
 
     def __init__(self, scenario: Scenario, *, kills: bool = True) -> None:
         self.scenario, self.told = scenario, Told()
-        faults = _Kills(scenario.kills if kills else ())
+        faults = _Kills(scenario.kills if kills else (), self._heard)
+        self._news = -SOON
+        """When something last happened that a plan may follow."""
+        self._stock: dict[str, int] = {}
+        self._left: dict[str, tuple[float, Mapping[str, int], float]] = {}
+        """By job: when it left its last plan, its counts, and the speed that it was expected to have."""
         self._truths = {job.name: job.truth() for job in scenario.jobs}
         self.world = faults.world = World(
             lambda uid: self._truths[self._name(uid)], faults=faults, step_seconds=STEP
@@ -115,7 +127,11 @@ class Story:
             await asyncio.sleep(60)  # idle nodes are given back
             self._settle()
 
+    def _heard(self) -> None:
+        self._news = now()
+
     def _apply(self, name: str) -> None:
+        self._heard()
         job = next(job for job in self.scenario.jobs if job.name == name)
         names = [pool.name for pool in self.scenario.pools]
         self.world.apply(
@@ -161,6 +177,9 @@ class Story:
             ):
                 self.told.worked[process.machine.pool] += STEP  # type: ignore[assignment]
         for pool in self.scenario.pools:
+            if pool.nodes_at(now()) != self._stock.setdefault(pool.name, pool.limit):
+                self._stock[pool.name] = pool.nodes_at(now())
+                self._heard()
             staying = self._staying(pool)
             while self._happened[pool.name] < len(pool.losses):
                 at, place = pool.losses[self._happened[pool.name]]
@@ -181,6 +200,7 @@ class Story:
             if process.machine is machine and process.end is None and not leaving:
                 self._taken.add((process.job, process.index, process.incarnation))
         cluster.notice(machine.name)
+        self._heard()
 
     # --- what must hold
 
@@ -202,6 +222,8 @@ class Story:
         self.told.broken.append(f"at {now():.0f}: {words}")
 
     def _plans(self, change: Change, old: Json | None) -> None:
+        if old is not None and _facts(change.object) != _facts(old):
+            self._heard()
         if change.key[0] != "trainingjobs" or old is None:
             return
         name = change.key[2]
@@ -227,8 +249,19 @@ class Story:
             self._break(f"{name}: revision {after['revision']} follows on {before}")
         if not after.get("reason"):
             self._break(f"{name}: {was} -> {counts} without a reason")
+        self._back(name, was, counts, old, change.object)
         if was and after["reason"].startswith("the job begins"):
             self._break(f"{name} begins again: {was} -> {counts}")
+
+    def _back(
+        self, name: str, was: Mapping[str, int], counts: Mapping[str, int], old: Json, new: Json
+    ) -> None:
+        """A plan that is left and taken up again, though nothing happened, should have been kept."""
+        at, before, speed = self._left.get(name, (-SOON, {}, 0.0))
+        same = abs(_speed(new) - speed) <= SAME * speed
+        if counts == before and now() - at <= SOON and self._news <= at and same:
+            self._break(f"{name} goes back for nothing: {before} -> {was} at {at:.0f} -> {counts}")
+        self._left[name] = now(), was, _speed(old)
 
     def _half(self, name: str, job: Json) -> None:
         """Keep what is predicted when half of the work is done."""
@@ -263,6 +296,22 @@ class Story:
             seconds, true = sum(used.node_seconds for used in counted), told.worked[pool.name]
             if not true / TWICE - UNSEEN * pool.limit <= seconds <= TWICE * true + 2 * pool.limit:
                 self._break(f"{pool.name}: {true:.0f} node seconds, {seconds} are counted")
+
+
+def _facts(job_or_pool: Json) -> tuple[Any, ...]:
+    """What an object says that others plan by: its end, what its speed rests on, whether there are nodes."""
+    status = job_or_pool.get("status", {})
+    conditions = [(c["type"], c["status"]) for c in status.get("conditions", []) if c["type"] == "Exhausted"]
+    return (
+        status.get("phase") in {"Succeeded", "Failed"},
+        status.get("prediction", {}).get("basis"),
+        conditions,
+    )
+
+
+def _speed(job: Json) -> float:
+    """Samples/s that a job is expected to make by its plan."""
+    return float(job.get("status", {}).get("prediction", {}).get("samplesPerSecond") or 0)
 
 
 def _between(begin: datetime, end: datetime) -> float:

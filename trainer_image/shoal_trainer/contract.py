@@ -150,10 +150,14 @@ class StopAfter(Message):
 
 
 class Staleness(Message):
-    """The learning rate over n**p, p = 0, 1/2, 1, of the normal staleness n (`ps/damping.py`). `max`: bounded."""
+    """The learning rate over n**p, p = 0, 1/2, 1, of the normal staleness n (`ps/damping.py`). `max`: bounded.
+
+    `rounds`: whether workers wait for each other (`ps/rounds.py`) where pushes take little time.
+    """
 
     max: int | None = None
     policy: Literal["Constant", "InverseSquareRoot", "Inverse"] = "InverseSquareRoot"
+    rounds: bool = True
 
 
 class SnapshotPolicy(Message):

@@ -62,7 +62,7 @@ def runtime_config(job: TrainingJob, place: Place, cores: float = 0.0) -> Runtim
             value=float(stop.value) if stop.value is not None else None,
             mode=stop.mode,
         ),
-        staleness=Staleness(max=training.staleness.max, policy=training.staleness.policy),
+        staleness=Staleness(**training.staleness.model_dump()),
         snapshot=SnapshotPolicy(every_seconds=servers.snapshot.every_seconds, retain=servers.snapshot.retain),
         storage_uri=storage_uri(job),
         initial_from=InitialFrom(uri=begin.uri, weights_only=begin.weights_only) if begin else None,

@@ -30,7 +30,8 @@ BLOCK_SECONDS = 7200.0
 class Supply:
     """For every run and interval, as parts of the pool's limit: nodes that there are, and nodes lost in it.
 
-    Both are (runs, steps); `lost` counts nodes that were there when the interval began.
+    Both are (runs, steps), or (1, steps) where all runs are the same; `lost` counts nodes that were there when the
+    interval began.
     """
 
     there: Floats
@@ -58,7 +59,7 @@ class Calm:
 
     def supply(self, rng: np.random.Generator, runs: int, steps: int, step: float, limit: int) -> Supply:  # noqa: ARG002
         """All nodes, in every run."""
-        return Supply(np.ones((runs, steps)), np.zeros((runs, steps)))
+        return Supply(np.ones((1, steps)), np.zeros((1, steps)))
 
 
 @dataclass(frozen=True)

@@ -204,9 +204,27 @@ def test_nodes_that_another_job_waits_for_are_left_as_soon_as_workers_are_added(
 ) -> None:
     world = Pools(pool("a"), nodes={"a": 3}, replicas=3, elasticity={"mode": "Auto"})
     world.settle()
-    world.propose({"a": 1}, age=age, awaited=True)
+    world.propose({"a": 1}, age=age, traded=frozenset({"a"}))
     world.reconcile()
     assert (world.status["plan"]["pools"] == {"a": 1}) == adopted
+
+
+def test_workers_stay_until_others_have_left_the_nodes_that_they_move_to() -> None:
+    """A job that gets two of three nodes now moves two workers now; what is to go to others is left all the same."""
+    world = Pools(pool("a", limit=9), pool("b", limit=3), nodes={"a": 4, "b": 3}, replicas=4,
+                  elasticity={"mode": "Auto"})  # fmt: skip
+    world.settle()
+    world.elsewhere = {"b": 3}
+    world.propose({"b": 3}, urgent=True, traded=frozenset({"b"}))
+    for others, expected in ((3, {"a": 4}), (1, {"a": 2, "b": 2}), (0, {"b": 3})):
+        world.elsewhere = {"b": others}
+        world.settle()
+        assert world.status["plan"]["pools"] == expected
+        assert world.by_pool() == expected
+    world.elsewhere = {"a": 7}
+    world.propose({"a": 2, "b": 1}, urgent=True, traded=frozenset({"a", "b"}))
+    world.settle()
+    assert world.by_pool() == {"a": 2, "b": 1}
 
 
 def test_unknown_pool_is_told_and_workers_run_in_the_others() -> None:

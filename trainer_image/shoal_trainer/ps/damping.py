@@ -1,8 +1,9 @@
 """How gradients that were computed on older parameters are applied, so that asynchrony stays stable.
 
 With W workers a gradient normally arrives W - 1 updates after its parameters were read (one more if the worker overlaps
-its push with the next step). A delay lowers the rate up to which training is stable, and momentum lowers it further. So
-both are set by the *pace*, the normal staleness of the shard, and never by who is connected:
+its push with the next step), in `rounds` half as many. A delay lowers the rate up to which training is stable, and
+momentum lowers it further. So both are set by the *pace*, the normal staleness of the shard, and never by who is
+connected:
 
 - momentum lasts longer: SGD's mu becomes 1 - (1 - mu) / pace**1.25, with a learning rate that is lower by as much, so a
   gradient does as much as before, over more steps; Adam's beta_1 becomes 1 - (1 - beta_1) / pace**0.75;
@@ -54,8 +55,11 @@ class Damping:
         return self._staleness or 0.0
 
     def pace(self, live_workers: int) -> float:
-        """The normal staleness, at least 1. The number of workers counts where it rises faster than the mean."""
-        return max(1.0, live_workers - 1.0, self.staleness)
+        """The normal staleness, at least 1. The number of workers counts where it rises faster than the mean.
+
+        In rounds a gradient meets on average half of the others' in the parameters.
+        """
+        return max(1.0, (live_workers - 1) / 2, self.staleness)
 
     def rate(self, pace: float) -> float:
         """The factor of the learning rate at a normal staleness of `pace`."""

@@ -49,7 +49,7 @@ PATIENCE_SECONDS = 0.25
 """How long a stream waits in all for the answers of slower ones, which it would tear (see `walks`)."""
 PAUSE_SECONDS = 0.05
 """Before the next accept if the process has reached its limit of file descriptors or threads."""
-PUSHES = {Op.PUSH_PULL, Op.DELTA_PULL}
+PUSHES = {Op.PUSH, Op.PUSH_PULL, Op.DELTA_PULL}
 
 
 class _Interrupted(Exception):
@@ -306,7 +306,7 @@ class DataServer:
                 raise  # close the connection: an unread payload would be parsed as the next header
 
     def _exchange(self, channel: Channel, peer: Peer, request: Header, meta: bytearray) -> None:
-        """Handle a request with a payload in either direction, which is received into and answered from one loan."""
+        """Handle a request with a payload in either direction."""
         shard, size, codec = self._shard, self._shard.size, request.codec
         if shard.model is None:
             raise ProtocolError(f"{request.op.name} before HELLO")
@@ -319,8 +319,19 @@ class DataServer:
         deadline = self._clock() + WAIT_SECONDS
         self._wait(peer, request, deadline)
         if shard.piece and (request.op is Op.PULL or request.op in PUSHES):
-            self._exchange_stream(channel, peer, request, meta)
-            return
+            made = self._exchange_stream(channel, peer, request, meta)
+        else:
+            made = self._exchange_whole(channel, peer, request, meta, nbytes, deadline)
+        if made is not None:  # the memory of the message is given back: another one may need it for its push
+            shard.workers.wait_round(peer.slot, deadline - self._clock())
+            self._send(channel, Op.OK, version=made)
+
+    def _exchange_whole(
+        self, channel: Channel, peer: Peer, request: Header, meta: bytearray, nbytes: int, deadline: float
+    ) -> int | None:
+        """Receive a request into one loan and answer it from there; returns the version that a PUSH has made."""
+        shard = self._shard
+        assert shard.model is not None
         try:
             patience = deadline - self._clock()
             with self._pool.lend(nbytes, shard.model.nbytes, patience=patience) as loan:
@@ -330,23 +341,26 @@ class DataServer:
                 for piece in loan.take():
                     if request.length:
                         channel.receive(octets(piece), deadline=receive_by + loan.waited)
-                self._apply(channel, peer, request, meta, loan)
+                return self._apply(channel, peer, request, meta, loan)
         finally:
             if request.op in PUSHES:
                 shard.workers.push_ended(peer.slot)
 
-    def _exchange_stream(self, channel: Channel, peer: Peer, request: Header, meta: bytearray) -> None:
-        """Handle a pull or push of a large shard: one piece after another is received, applied and answered."""
+    def _exchange_stream(self, channel: Channel, peer: Peer, request: Header, meta: bytearray) -> int | None:
+        """Handle a pull or push of a large shard: one piece after another is received, applied and answered.
+
+        Returns the version that a PUSH has made, of which no piece is answered.
+        """
         shard, codec = self._shard, request.codec
         assert shard.model is not None
         size = shard.piece * codec.itemsize
         try:
             with self._pool.lend(size, shard.model.nbytes) as loan:
-                self._await_memory(channel, request, loan, piece=size)
+                self._await_memory(channel, request, loan, piece=0 if request.op is Op.PUSH else size)
                 # Only now: what a waiting request has not begun holds up nobody.
                 with contextlib.closing(self._begin(peer, request, meta)) as stream:
                     try:
-                        self._send_stream(channel, request, stream, loan)
+                        return self._send_stream(channel, request, stream, loan)
                     except TrainerError as error:
                         raise _Interrupted(error) from error
         finally:
@@ -361,9 +375,13 @@ class DataServer:
         delta = request.op is Op.DELTA_PULL
         return shard.pushing(*push, delta=delta, boot=boot, ahead=0.0 if delta else request.ahead)
 
-    def _send_stream(self, channel: Channel, request: Header, stream: Stream[Answer], loan: Loan) -> None:
+    def _send_stream(
+        self, channel: Channel, request: Header, stream: Stream[Answer], loan: Loan
+    ) -> int | None:
         codec, nbytes = request.codec, self._shard.size * request.codec.itemsize
-        channel.send(header.encode(self._header(Op.STREAM, 0, codec=codec, length=nbytes)))
+        answers = request.op is not Op.PUSH
+        if answers:
+            channel.send(header.encode(self._header(Op.STREAM, 0, codec=codec, length=nbytes)))
         receive_by, patience = self._clock() + 10 + request.length / MIN_RATE, PATIENCE_SECONDS
         memory = next(loan.take())
         for low, high in stream.spans():
@@ -374,11 +392,15 @@ class DataServer:
             stream.wait(patience)
             patience = max(0.0, patience - (self._clock() - received))
             stream.step(piece.view(codec.dtype))
-            channel.send(octets(piece))
+            if answers:
+                channel.send(octets(piece))
             receive_by += self._clock() - received  # the client had to wait for this
+        if not answers:
+            return stream.result.version
         answer = encode_answer(stream.result.meta)
         head = self._header(Op.PARAMETERS, len(answer), codec=codec, version=stream.result.version)
         channel.send(header.encode(head) + answer)
+        return None
 
     def _await_memory(self, channel: Channel, request: Header, loan: Loan, *, piece: int = 0) -> None:
         """Make a client wait that sends nothing meanwhile, for as long as it takes: the queue moves.
@@ -402,7 +424,9 @@ class DataServer:
             if request.op in PUSHES:
                 shard.workers.wait_admitted(peer.slot, request.version, deadline - self._clock())
 
-    def _apply(self, channel: Channel, peer: Peer, request: Header, meta: bytearray, loan: Loan) -> None:
+    def _apply(
+        self, channel: Channel, peer: Peer, request: Header, meta: bytearray, loan: Loan
+    ) -> int | None:
         # Nothing here may keep the payload: its pieces are given back while the reply is sent.
         shard, codec = self._shard, request.codec
         match request.op:
@@ -417,16 +441,19 @@ class DataServer:
                 pulled = loan.payload(codec)
                 reply = shard.pull(peer.slot, pulled, boot=request.boot, **_pull_options(request))
                 self._reply(channel, codec, reply, loan)
+            case Op.PUSH:
+                return self._push(peer, request, meta, loan.payload(codec)).version
             case op if op in PUSHES:
                 self._reply(channel, codec, self._push(peer, request, meta, loan.payload(codec)), loan)
             case _:
                 raise ProtocolError(f"{request.op.name} is not a request")
+        return None
 
     def _push(self, peer: Peer, request: Header, meta: bytearray, io: Pieces) -> Answer:
         push, arguments = decode_push(meta), (peer.slot, peer.incarnation, request.seq, request.version)
-        if request.op is Op.PUSH_PULL:
-            return self._shard.push(*arguments, push, io, boot=request.boot, ahead=request.ahead)
-        return self._shard.delta(*arguments, push, io, boot=request.boot)
+        if request.op is Op.DELTA_PULL:
+            return self._shard.delta(*arguments, push, io, boot=request.boot)
+        return self._shard.push(*arguments, push, io, boot=request.boot, ahead=request.ahead)
 
     def _reply(self, channel: Channel, codec: Codec, reply: Answer, loan: Loan) -> None:
         meta = encode_answer(reply.meta)
@@ -438,8 +465,8 @@ class DataServer:
         if first:
             channel.send(*first)
 
-    def _send(self, channel: Channel, op: Op, meta: bytes = b"", *, seq: int = 0) -> None:
-        channel.send(header.encode(self._header(op, len(meta), seq=seq)) + meta)
+    def _send(self, channel: Channel, op: Op, meta: bytes = b"", **fields: int) -> None:
+        channel.send(header.encode(self._header(op, len(meta), **fields)) + meta)
 
     def _header(self, op: Op, meta: int, **fields: Any) -> Header:
         shard = self._shard

@@ -70,7 +70,8 @@ class ShardStore:
         self._clock = clock
         staleness = staleness or Staleness()
         self.history = History()
-        self.workers = Workers(staleness.max, lambda: self.history.version, self.changed, clock)
+        released = threading.Condition(self.lock)
+        self.workers = Workers(staleness.max, lambda: self.history.version, self.changed, released, clock)
         self.stopped = 0
         """See `AnswerMeta.stopped`; set by the coordinator."""
         self.index = index

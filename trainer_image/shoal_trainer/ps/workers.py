@@ -1,4 +1,7 @@
-"""The workers of a shard: connections, fencing, and the waits of bounded staleness. It shares the shard's lock."""
+"""The workers of a shard: connections, fencing, and the waits of bounded staleness and of rounds.
+
+It shares the shard's lock.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,14 @@ import threading
 from collections.abc import Callable
 
 from shoal_trainer.ps.admission import Incarnations, Permits
+from shoal_trainer.ps.rounds import Rounds
 
 
 class Workers:
     """Who may push to a shard, and when. Thread-safe.
 
     `bound`: of the staleness, in versions; None: no push waits. `version`: that of the shard. `changed`: over the
-    shard's lock; notified when a push that waits may be admitted.
+    shard's lock; notified when a push that waits may be admitted; `released`: over the same lock, for rounds.
     """
 
     def __init__(
@@ -20,14 +24,17 @@ class Workers:
         bound: int | None,
         version: Callable[[], int],
         changed: threading.Condition,
+        released: threading.Condition,
         clock: Callable[[], float],
     ) -> None:
         self._bound = bound
         self._version = version
         self._changed = changed
+        self._released = released
         self._clock = clock
         self._incarnations = Incarnations()
         self._permits = Permits()
+        self.rounds = Rounds()
 
     @property
     def live(self) -> int:
@@ -118,7 +125,38 @@ class Workers:
         """Stop waiting for a worker's gradient, under the lock: other pushes may be admitted now."""
         self._permits.forget(slot)
         self._changed.notify_all()
+        self.rounds.forget(slot)
+        self._release()
 
     def expect_no_pushes(self) -> None:
         """Stop waiting for any gradient: a rollback restarts the versions at an older one."""
         self._permits.clear()
+
+    # --- rounds ---------------------------------------------------------------------------------------------------
+
+    def wait_round(self, slot: int, timeout: float) -> None:
+        """Wait for other workers, at most `timeout` seconds: a push of this one was applied (see `rounds`)."""
+        with self._changed:
+            self.arrive(slot, timeout)
+            while (remaining := self.waits(slot)) > 0:
+                self._released.wait(remaining)
+
+    def arrive(self, slot: int, longest: float) -> None:
+        """A worker waits for others from now on, at most `longest` seconds: a push of it was applied."""
+        with self._changed:
+            self._permits.forget(slot)  # until it pulls, no gradient of it is in flight
+            self._changed.notify_all()
+            self.rounds.arrive(slot, self._clock(), longest)
+            self._release()
+
+    def waits(self, slot: int) -> float:
+        """For how many seconds a worker that has arrived still waits at most; 0: it may go on."""
+        with self._changed:
+            return self.rounds.remaining(slot, self._release())
+
+    def _release(self) -> float:
+        """Let those go on whose wait is over; returns the time."""
+        now = self._clock()
+        if self.rounds.release(now):
+            self._released.notify_all()
+        return now

@@ -15,7 +15,7 @@ import numpy as np
 from shoal_trainer.errors import ProtocolError
 
 MAGIC = b"SHOL"
-VERSION = 3
+VERSION = 4
 _LAYOUT = struct.Struct("<4sBBBBHHIIIIQQQQf")
 SIZE = _LAYOUT.size
 
@@ -43,6 +43,8 @@ class Op(IntEnum):
     PULL = 4
     PUSH_PULL = 5
     DELTA_PULL = 6
+    PUSH = 7
+    """Answered with OK, when its worker has waited for the others (`ps/rounds`); a PULL follows."""
     BYE = 8
     OK = 64
     WELCOME = 65

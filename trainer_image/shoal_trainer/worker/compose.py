@@ -143,6 +143,7 @@ def compose(
     )
     policy = Policy(
         sequential=config.staleness.max == 0,
+        rounds=config.staleness.rounds,
         steps_per_push=steps_per_push(flat_model.model) if placement.on_server else 1,
         on_nan=job.on_nan,
         averages=averages,

@@ -72,6 +72,10 @@ class Exchange:
             return self._pool.submit(self._client.push_pull, update, out, push)
         return self._pool.submit(self._push_pull_again, update, out, push, again)
 
+    def push_round(self, update: npt.NDArray[Any], out: npt.NDArray[Any], push: Push) -> Future[Pulled]:
+        """Push, wait for the other workers (`ps/rounds`), and get the parameters with their pushes in `out`."""
+        return self._pool.submit(self._client.push_round, update, out, push)
+
     def push_delta(
         self, delta: npt.NDArray[Any], out: npt.NDArray[Any], push: Push, *, scale: float
     ) -> Future[Pulled]:

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Literal
 
 from shoal.api.training_job import MANAGED_BY, TrainingJob
 from shoal.controllers.capacitypool.measure import matches
@@ -137,26 +136,27 @@ class Planner:
             same = old is not None and dict(old.proposal.pools) == counts
             since = old.proposal.since if old is not None and same and old.proposal.since else now
             fresh = proposal(job, plan, now, since)
-            by = self._awaited_by(job, found, priorities)
-            fresh = replace(fresh, urgent=fresh.urgent or by == "higher", awaited=bool(by))
+            traded, higher = self._trade(job, found, priorities)
+            fresh = replace(fresh, urgent=fresh.urgent or higher, traded=traded)
             self._known[job.metadata.uid] = _Known(fresh, self._now())
             self._wake(key_of(job), Priority.NORMAL)
 
-    def _awaited_by(
+    def _trade(
         self, job: TrainingJob, found: FleetPlan, priorities: Mapping[str, int]
-    ) -> Literal["", "others", "higher"]:
-        """Who waits for nodes that the job has and its plan gives up: jobs of higher priority, others, or none."""
-        own = job_name(job)
-        awaited: Literal["", "others"] = ""
-        for name, held in holdings(job).items():
-            pool, kept = self._state.pools.get(name), found.jobs[own].counts.get(name, 0)
-            takers = {other: plan.counts.get(name, 0) for other, plan in found.jobs.items()}
-            if pool is None or held <= kept or held - kept + sum(takers.values()) <= pool.spec.limits.nodes:
+    ) -> tuple[frozenset[str], bool]:
+        """Pools of which this job gives nodes to others or gets theirs, and whether a higher priority gets some."""
+        own, held = job_name(job), {job_name(other): holdings(other) for other in self._state.jobs.all()}
+        traded, higher = set[str](), False
+        for name in {*held[own], *found.jobs[own].counts}:
+            wanted = {other: plan.counts.get(name, 0) for other, plan in found.jobs.items()}
+            pool, before, after = self._state.pools.get(name), held[own][name], wanted[own]
+            meanwhile = sum(max(wanted.get(other, 0), has[name]) for other, has in held.items())
+            if pool is None or before == after or meanwhile <= pool.spec.limits.nodes:
                 continue
-            if any(count and priorities[other] > priorities[own] for other, count in takers.items()):
-                return "higher"
-            awaited = "others"
-        return awaited
+            traded.add(name)
+            above = any(count and priorities[other] > priorities[own] for other, count in wanted.items())
+            higher |= before > after and above
+        return frozenset(traded), higher
 
     def _job(self, job: TrainingJob, now: datetime) -> FleetJob:
         report, age = self._poller.latest(job.metadata.uid)

@@ -84,6 +84,7 @@ def fleet_job(
         zone_policy=spec.workers.zone_policy,
         parameter_servers=spec.parameter_servers.replicas,
         running=running(job),
+        planned=status.plan.pools if spec.elasticity.mode == "Auto" and status.plan is not None else {},
         asked=asked(job),
         deadline_seconds=_deadline(job, now),
         budget_left=None if objective.max_cost is None else float(objective.max_cost) - spent,

@@ -82,13 +82,13 @@ def _auto(
     readiness: tuple[Reason | None, Reason | None] = (None, _WAITING)
     if proposal is not None:
         readiness = _readiness(proposal)
-        proposed = _clamped(homes, proposal.pools, counts)
+        proposed = _clamped(homes, proposal, counts)
         if sum(proposed.values()) < homes.job.spec.workers.min_replicas:
             words = f"{proposal.reason} (fewer than workers.minReplicas: the workers stay as they are)"
             readiness = None, Reason("NotFeasible", words)
         elif before is None or known != counts or _is_due(facts, homes, counts, proposed, proposal):
             known, reason = proposed, proposal.reason
-    fits = proposal is not None and _clamped(homes, proposal.pools, known) == known
+    fits = proposal is not None and _clamped(homes, proposal, known) == known
     status = _status(facts, before, known, proposal if fits else None, reason)
     changes = _changes(before, status, "")
     return Planned(sum(known.values()), known, status, *readiness, events=changes)
@@ -106,17 +106,24 @@ def _first_counts(homes: Homes, replicas: int) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def _clamped(homes: Homes, proposed: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
-    """The proposal within what the spec and the pools allow; what the job has already is not given up for others."""
+def _clamped(homes: Homes, proposal: Proposal, now: Mapping[str, int]) -> dict[str, int]:
+    """The proposal within what the spec and the pools allow; what the job has already is not given up for others.
+
+    While other jobs have nodes that workers are to move to, these stay where no other job is to have theirs.
+    """
     left = homes.job.spec.workers.max_replicas or 1_000
-    counts = {}
+    proposed, counts = proposal.pools, dict[str, int]()
     for home in homes.all():
         room = max(homes.limit(home), min(now.get(home.pool, 0), homes.pools[home.pool].spec.limits.nodes))
-        take = max(0, min(proposed.get(home.pool, 0), room, left))
-        left -= take
-        if take:
-            counts[home.pool] = take
-    return counts
+        counts[home.pool] = max(0, min(proposed.get(home.pool, 0), room, left))
+        left -= counts[home.pool]
+    if any(count < proposed.get(name, 0) for name, count in counts.items()):
+        left = min(left, sum(now.values()) - sum(counts.values()))
+        for name in sorted(counts.keys() - proposal.traded):
+            stay = max(0, min(now.get(name, 0) - counts[name], left))
+            counts[name] += stay
+            left -= stay
+    return {name: count for name, count in counts.items() if count}
 
 
 def _is_due(
@@ -137,7 +144,7 @@ def _is_due(
     since = proposal.since
     if proposal.urgent or since is None:
         return proposal.urgent
-    seconds = wait.up if grows or proposal.awaited else wait.down
+    seconds = wait.up if grows or proposal.traded else wait.down
     return not facts.timers.pending(since + timedelta(seconds=seconds))
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from shoal.errors import UsageError
 from shoal.sizing.fleet.pace import samples_per_second
@@ -17,7 +19,7 @@ from shoal.sizing.fleet.values import FleetJob, FleetPlan, FleetPool, JobPlan
 from shoal.sizing.plan.explain import explain, fleet, money
 from shoal.sizing.plan.planner import Plan, plan
 from shoal.sizing.plan.problem import Problem, StepWork
-from shoal.sizing.plan.switch import SURE, switch_gain
+from shoal.sizing.plan.switch import SURE, gain, is_sure, switch
 from shoal.sizing.plan.together import Request, plan_together
 from shoal.sizing.plan.trial import worth_measuring
 from shoal.sizing.speed.measurements import MEASURED, Profile
@@ -58,63 +60,104 @@ def plan_fleet(
     """
     speeds = SpeedModel(profiles)
     left = {pool.name: pool.limit for pool in pools}
-    plans: dict[str, JobPlan] = {}
+    alone: dict[str, _Solved] = {}
     order = sorted(jobs, key=lambda job: (-job.priority, *_urgency(job, pools, speeds), job.name))
     for job in order:
-        planned = _one(job, pools, left, speeds, confidence, seed)
-        plans[job.name] = planned
-        for name, count in planned.counts.items():
+        alone[job.name] = solved = _one(job, pools, left, speeds, confidence, seed)
+        for name, count in solved.answer.counts.items():
             left[name] = max(left[name] - count, 0)
-    plans |= _traded(order, plans, pools, speeds, confidence)
-    return FleetPlan({job.name: plans[job.name] for job in jobs})
+    chosen = alone | _together([alone[job.name] for job in order], pools, speeds, confidence)
+    return FleetPlan({job.name: chosen[job.name].answer for job in jobs})
+
+
+@dataclass(frozen=True)
+class _Solved:
+    """A job's plan, and the problem that it solves; None: there was none to solve."""
+
+    job: FleetJob
+    answer: JobPlan
+    one: JobProblem | None = None
+    found: Plan | None = None
+
+
+def _together(
+    order: Sequence[_Solved], pools: Sequence[FleetPool], speeds: SpeedModel, confidence: float
+) -> dict[str, _Solved]:
+    """What is better than the jobs' own plans, one after another: a trade between them, or what is planned already."""
+    able = [each for each in order if each.found is not None]
+    if len(able) < 2:
+        return {}
+    limits = {pool.name: pool.limit for pool in pools}
+    for each in order:
+        if each.found is None:
+            for name, count in each.answer.counts.items():
+                limits[name] = max(limits[name] - count, 0)
+    try:
+        problems = [_problem(each.job, pools, limits, speeds, confidence) for each in able]
+        best = _traded(able, problems, pools) or able
+        best = _kept(best, problems, limits) or best
+    except UsageError:
+        return {}
+    return {each.job.name: each for each in best}
 
 
 def _traded(
-    order: Sequence[FleetJob],
-    plans: dict[str, JobPlan],
-    pools: Sequence[FleetPool],
-    speeds: SpeedModel,
-    confidence: float,
-) -> dict[str, JobPlan]:
+    alone: Sequence[_Solved], problems: Sequence[JobProblem], pools: Sequence[FleetPool]
+) -> list[_Solved] | None:
     """Better plans where a job misses its limits, or pays more, because of what others took that need it less."""
-    able = [job for job in order if plans[job.name].finish_seconds is not None]
-    kept = all(plans[job.name].feasible for job in able)
-    if len(able) < 2 or (kept and not (len(able) <= MOST_TRADERS and _is_contended(able, plans, pools))):
-        return {}
-    limits = {pool.name: pool.limit for pool in pools}
-    for job in order:
-        if job not in able:
-            for name, count in plans[job.name].counts.items():
-                limits[name] -= count
-    try:
-        problems = [
-            job_problem(job, job.model, _work(job), pools, limits, speeds, confidence, spare=SPARE)
-            for job in able
-            if job.model is not None and job.samples_left is not None
-        ]
-        found = plan_together(
-            [Request(one.problem, job.priority) for job, one in zip(able, problems, strict=True)]
-        )
-    except UsageError:
-        return {}
-
-    def missed(feasible: Sequence[bool]) -> list[tuple[int, int]]:
-        levels = sorted({job.priority for job in able}, reverse=True)
-        pairs = list(zip(able, feasible, strict=True))
-        return [(-level, sum(not ok for job, ok in pairs if job.priority == level)) for level in levels]
-
+    kept = all(each.answer.feasible for each in alone)
+    if kept and not (len(alone) <= MOST_TRADERS and _is_contended(alone, pools)):
+        return None
+    requests = [Request(one.problem, each.job.priority) for each, one in zip(alone, problems, strict=True)]
+    found = plan_together(requests)
     if not all(any(plan.counts) for plan in found):
-        return {}
-    traded = {
-        job.name: _answer(job, one, answer) for job, one, answer in zip(able, problems, found, strict=True)
-    }
-    then, now = ([each[job.name].feasible for job in able] for each in (traded, plans))
-    cost, alone = (sum(each[job.name].cost or 0.0 for job in able) for each in (traded, plans))
-    moves, otherwise = (sum(_moved(job, each[job.name]) for job in able) for each in (traded, plans))
-    cheaper = cost < (alone if moves < otherwise else (1 - WORTH_A_TRADE) * alone)
-    if missed(then) > missed(now) or (missed(then) == missed(now) and not cheaper):
-        return {}
-    return traded
+        return None
+    traded = [
+        _Solved(each.job, _answer(each.job, one, plan), one, plan)
+        for each, one, plan in zip(alone, problems, found, strict=True)
+    ]
+    if _missed(traded) != _missed(alone):
+        return traded if _missed(traded) < _missed(alone) else None
+    cost, before = (sum(each.answer.cost or 0.0 for each in plans) for plans in (traded, alone))
+    moves, otherwise = (sum(_moved(each.job, each.answer) for each in plans) for plans in (traded, alone))
+    return traded if cost < (before if moves < otherwise else (1 - WORTH_A_TRADE) * before) else None
+
+
+def _missed(plans: Sequence[_Solved]) -> list[int]:
+    """How many jobs miss their limits, those of higher priority first."""
+    levels = sorted({each.job.priority for each in plans}, reverse=True)
+    return [
+        sum(each.job.priority == level and not each.answer.feasible for each in plans) for level in levels
+    ]
+
+
+def _kept(
+    best: Sequence[_Solved], problems: Sequence[JobProblem], limits: Mapping[str, int]
+) -> list[_Solved] | None:
+    """The plans that are being carried out, where they fit, keep all limits, and the best are not surely better.
+
+    Together: what one job gains by nodes of another is no gain if that one loses as much.
+    """
+    plans, saved = list[_Solved](), np.zeros(1)
+    for each, one in zip(best, problems, strict=True):
+        counts = [_current(each.job).get(pool.name, 0) for pool in one.problem.pools]
+        if each.found is None or not _fits(each.job, one.problem, counts):
+            return None
+        if tuple(counts) == each.found.counts:
+            plans.append(each)
+            continue
+        change = switch(one.problem, counts, each.found.counts, each.found.servers)
+        same = _exactly(one.problem, counts)
+        if not (change.kept and same.feasible):
+            return None
+        saved = saved + change.saved
+        plans.append(_Solved(each.job, _answer(each.job, one, same), one, same))
+    used = Counter[str]()
+    for each in plans:
+        used.update(each.answer.counts)
+    if is_sure(saved) or any(n > limits[name] for name, n in used.items()):
+        return None
+    return plans
 
 
 def _moved(job: FleetJob, plan: JobPlan) -> int:
@@ -124,21 +167,21 @@ def _moved(job: FleetJob, plan: JobPlan) -> int:
     )
 
 
-def _is_contended(jobs: Sequence[FleetJob], plans: Mapping[str, JobPlan], pools: Sequence[FleetPool]) -> bool:
+def _is_contended(plans: Sequence[_Solved], pools: Sequence[FleetPool]) -> bool:
     """Whether a job uses a dearer pool than one that it names and of which others have all nodes."""
     used = Counter[str]()
-    for job in jobs:
-        used.update({name: n for name, n in plans[job.name].counts.items() if n})
+    for each in plans:
+        used.update(each.answer.counts)
     full = {pool.name for pool in pools if used[pool.name] >= pool.limit > 0}
     prices = {pool.name: pool.price_per_hour or 0.0 for pool in pools}
 
     def dear(plan: JobPlan, name: str) -> float:
         return prices[name] / plan.speeds[name] if plan.speeds.get(name) else math.inf
 
-    for job in jobs:
-        plan = plans[job.name]
+    for each in plans:
+        plan = each.answer
         most = max((dear(plan, name) for name, n in plan.counts.items() if n), default=0.0)
-        for name in full.intersection(job.pools):
+        for name in full.intersection(each.job.pools):
             if plan.counts.get(name, 0) < used[name] and dear(plan, name) < most:
                 return True
     return False
@@ -152,7 +195,7 @@ def _urgency(job: FleetJob, pools: Sequence[FleetPool], speeds: SpeedModel) -> t
     if job.deadline_seconds is None or job.model is None or job.samples_left is None:
         return False, math.inf
     try:
-        one = job_problem(job, job.model, _work(job), pools, {p.name: p.limit for p in pools}, speeds, 0.95)
+        one = _problem(job, pools, {p.name: p.limit for p in pools}, speeds, 0.95)
     except UsageError:
         return False, math.inf
     rates = sorted(
@@ -164,57 +207,83 @@ def _urgency(job: FleetJob, pools: Sequence[FleetPool], speeds: SpeedModel) -> t
     return MEASURED not in one.basis.values(), slack
 
 
+def _problem(
+    job: FleetJob,
+    pools: Sequence[FleetPool],
+    limits: Mapping[str, int],
+    speeds: SpeedModel,
+    confidence: float,
+) -> JobProblem:
+    """The problem of a job whose model and work are known."""
+    assert job.model is not None
+    return job_problem(job, job.model, _work(job), pools, limits, speeds, confidence, spare=SPARE)
+
+
 def _one(
     job: FleetJob,
     pools: Sequence[FleetPool],
-    left: dict[str, int],
+    left: Mapping[str, int],
     speeds: SpeedModel,
     confidence: float,
     seed: int,
-) -> JobPlan:
+) -> _Solved:
     if job.model is None or job.samples_left is None:
         missing = (
             "The model is not known before a worker has reported it"
             if job.model is None
             else f"The work left is not known: {job.work_note or 'the job ends by a metric'}"
         )
-        return _unplanned(
-            job, pools, left, f"{missing}: what runs is kept, and at least the workers that it begins with."
-        )
-    try:
-        if job.deadline_seconds is not None and job.deadline_seconds <= 0:
-            late = replace(job, deadline_seconds=None, prefer="MinTime")
-            return _late(
-                _one(late, pools, left, speeds, confidence, seed), "deadline", "The deadline has passed."
+        words = f"{missing}: what runs is kept, and at least the workers that it begins with."
+        return _Solved(job, _unplanned(job, pools, left, words))
+    for limit, value, words in (
+        ("deadline", job.deadline_seconds, "The deadline has passed."),
+        ("budget", job.budget_left, "The budget is spent."),
+    ):
+        if value is not None and value <= 0:
+            faster = {"deadline_seconds": None, "prefer": "MinTime"}
+            without = replace(job, **(faster if limit == "deadline" else {"budget_left": None}))
+            return _Solved(
+                job, _late(_one(without, pools, left, speeds, confidence, seed).answer, limit, words)
             )
-        if job.budget_left is not None and job.budget_left <= 0:
-            spent = replace(job, budget_left=None)
-            return _late(_one(spent, pools, left, speeds, confidence, seed), "budget", "The budget is spent.")
-        one = job_problem(job, job.model, _work(job), pools, left, speeds, confidence, spare=SPARE)
+    try:
+        one = _problem(job, pools, left, speeds, confidence)
         found = _affordable(one.problem, _settled(job, one.problem, plan(one.problem, seed=seed)), seed)
-        return _with_trial(job, one, found, _answer(job, one, found))
+        return _Solved(job, _with_trial(job, one, found, _answer(job, one, found)), one, found)
     except UsageError as error:
-        return _unplanned(job, pools, left, f"{str(error)[:1].upper()}{str(error)[1:]}.")
+        return _Solved(job, _unplanned(job, pools, left, f"{str(error)[:1].upper()}{str(error)[1:]}."))
+
+
+def _current(job: FleetJob) -> Mapping[str, int]:
+    """What the job runs, or is on its way to."""
+    return job.planned or job.running
+
+
+def _fits(job: FleetJob, problem: Problem, counts: Sequence[int]) -> bool:
+    """Whether a job may run these workers."""
+    within = all(n <= pool.limit for n, pool in zip(counts, problem.pools, strict=True))
+    return within and max(job.min_workers, 1) <= sum(counts) <= job.max_workers
+
+
+def _exactly(problem: Problem, counts: Sequence[int], seed: int = 0) -> Plan:
+    """The plan of these workers."""
+    pools = tuple(replace(pool, limit=n) for pool, n in zip(problem.pools, counts, strict=True))
+    return plan(replace(problem, pools=pools, min_workers=sum(counts)), seed=seed)
 
 
 def _settled(job: FleetJob, problem: Problem, best: Plan) -> Plan:
     """The best plan, or what runs if that keeps the limits and the gain is not sure enough to switch."""
-    current = tuple(job.running.get(pool.name, 0) for pool in problem.pools)
-    within = all(n <= pool.limit for n, pool in zip(current, problem.pools, strict=True))
-    if current == best.counts or not any(current) or not within or not best.feasible:
+    current = tuple(_current(job).get(pool.name, 0) for pool in problem.pools)
+    if current == best.counts or not best.feasible or not _fits(job, problem, current):
         return best
-    if sum(current) < job.min_workers or sum(current) > job.max_workers:
+    change = switch(problem, current, best.counts, best.servers)
+    if not change.kept or is_sure(change.saved):
         return best
-    gain, kept = switch_gain(problem, current, best.counts, best.servers)
-    if not kept or gain >= SURE:
-        return best
-    pools = tuple(replace(pool, limit=n) for pool, n in zip(problem.pools, current, strict=True))
-    same = plan(replace(problem, pools=pools, min_workers=sum(current)))
+    same = _exactly(problem, current)
     if not same.feasible:
         return best
     note = (
-        f"What runs is kept: the best plan, {fleet(best.pools, best.counts)}, would be better in {gain:.0%} of the "
-        f"simulated runs, and a switch needs {SURE:.0%}."
+        f"What runs is kept: the best plan, {fleet(best.pools, best.counts)}, would be better in "
+        f"{gain(change.saved):.0%} of the simulated runs, and a switch needs {SURE:.0%}."
     )
     return replace(same, notes=(*same.notes, note))
 
@@ -227,8 +296,7 @@ def _affordable(problem: Problem, found: Plan, seed: int) -> Plan:
     cheapest = min(near, key=lambda point: point.cost, default=None)
     if cheapest is None or cheapest.counts == found.counts:
         return found
-    pools = tuple(replace(pool, limit=n) for pool, n in zip(problem.pools, cheapest.counts, strict=True))
-    instead = plan(replace(problem, pools=pools, min_workers=sum(cheapest.counts)), seed=seed)
+    instead = _exactly(problem, cheapest.counts, seed)
     note = f"The very fastest, {fleet(found.pools, found.counts)}, would cost {money(found.cost, '')}."
     return replace(instead, notes=(*instead.notes, note))
 
@@ -318,7 +386,7 @@ def _efficiency(job: FleetJob, workers: int) -> list[str]:
     return said
 
 
-def _unplanned(job: FleetJob, pools: Sequence[FleetPool], left: dict[str, int], reason: str) -> JobPlan:
+def _unplanned(job: FleetJob, pools: Sequence[FleetPool], left: Mapping[str, int], reason: str) -> JobPlan:
     """What runs, and at least the workers that the job requires, in its order of preference."""
     by_name = {pool.name: pool for pool in pools}
     usable = [name for name in job.pools if name in by_name and unusable(by_name[name]) is None]

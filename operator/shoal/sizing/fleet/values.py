@@ -59,9 +59,9 @@ class FleetJob:
     `model` None: not reported yet. `samples_left` None: not known; `work_note` says why. Where the job ends by a
     metric, they are uncertain by `samples_sigma` (of their logarithm), and depend on the workers by `efficiency`.
     `beside`: what is to be done beside training steps; None: not known.
-    `deadline_seconds` and `budget_left` are what is left from now; None: no limit. `running` workers need no start-up.
-    In the pools of `asked` it waits for nodes. `speeds_now`: samples/s of single workers, by pool, of those that have
-    worked for a while.
+    `deadline_seconds` and `budget_left` are what is left from now; None: no limit. `running` workers need no start-up;
+    `planned` are those of the plan that is being carried out. In the pools of `asked` it waits for nodes. `speeds_now`:
+    samples/s of single workers, by pool, of those that have worked for a while.
     """
 
     name: str
@@ -81,6 +81,7 @@ class FleetJob:
     zone_policy: Literal["Same", "Preferred", "Any"] = "Same"
     parameter_servers: int = 1
     running: Mapping[str, int] = field(default_factory=dict)
+    planned: Mapping[str, int] = field(default_factory=dict)
     asked: tuple[str, ...] = ()
     deadline_seconds: float | None = None
     budget_left: float | None = None

@@ -58,6 +58,7 @@ class Engine:
         self._failures = self._rng.random(runs), self._rng.random(runs)
         self._work, self._efficiency = self._rng.standard_normal((2, runs))
         self._cache: dict[tuple[str, int, float], tuple[Floats, Floats]] = {}
+        self._alone: dict[tuple[str, int, float], Floats] = {}
 
     # -- one plan -----------------------------------------------------------------------------------------------
 
@@ -156,7 +157,10 @@ class Engine:
         return np.broadcast_to(work[:, None], (len(work), self.runs))
 
     def _workers(self, pool: Pool, n: int, ready: float) -> tuple[Floats, Floats]:
-        """(runs, steps) workers that a job with n of this pool's nodes pays for, and those that train."""
+        """(runs, steps) workers that a job with n of this pool's nodes pays for, and those that train.
+
+        Where all runs are the same, (1, steps).
+        """
         key = pool.name, n, ready
         if key not in self._cache:
             self._cache[key] = self._followed(pool, n, ready)
@@ -167,9 +171,10 @@ class Engine:
         held = np.minimum(np.floor(supply.there * pool.limit + 1e-9), n)
         out = min(round(pool.out_seconds / self.step), STEPS)
         held[:, :out] = np.minimum(held[:, :out], pool.running)
-        before = np.concatenate([np.full((self.runs, 1), float(min(pool.running, n))), held[:, :-1]], axis=1)
+        runs = len(held)
+        before = np.concatenate([np.full((runs, 1), float(min(pool.running, n))), held[:, :-1]], axis=1)
         # The job's part of what the pool loses, rounded so that its mean is right.
-        lost = np.minimum(np.floor(supply.lost * before + self._rounding), before)
+        lost = np.minimum(np.floor(supply.lost * before + self._rounding[:runs]), before)
         fresh = np.maximum(held - np.maximum(before - lost, 0.0), 0.0)
         wait = max(pool.startup_seconds, ready)
         starting = _mean_in_queue(fresh, wait / self.step)
@@ -183,20 +188,21 @@ class Engine:
     def chances(self, counts: NDArray[np.int64], servers: int, hourly: Floats) -> tuple[Floats, Floats]:
         """(m,) how likely plans (k, m) keep the deadline, and the budget; 1 where there is no such limit.
 
-        The work of each pool until the horizon is simulated for every number of workers; of plans only the sums.
+        The work of each pool until then is simulated for every number of workers that occurs; of plans only the sums.
         `hourly` (m,) is what a plan pays in an hour with all its workers.
         """
         objective, horizon = self.problem.objective, self.step * STEPS
         kept, paid = np.ones(counts.shape[1]), np.ones(counts.shape[1])
         until = objective.deadline or horizon
-        tables = [self._table(pool, until, servers) for pool in self.problem.pools]
+        pools, tables = self.problem.pools, list[tuple[Floats, NDArray[np.intp]]]()
+        for pool, row in zip(pools, counts, strict=True):
+            numbers, rows = np.unique(row, return_inverse=True)
+            tables.append((self._table(pool, numbers, until, servers), rows))
         for at in range(0, counts.shape[1], 2048):
             part = counts[:, at : at + 2048]
-            alone = sum(table[0][row] for table, row in zip(tables, part, strict=True))
-            samples = sum(
-                table[0][row] * pool.batch
-                for table, row, pool in zip(tables, part, self.problem.pools, strict=True)
-            )
+            made = [table[rows[at : at + 2048]] for table, rows in tables]
+            alone = sum(made)
+            samples = sum(steps * pool.batch for steps, pool in zip(made, pools, strict=True))
             sigma = np.array([pool.step_sigma / pool.step_seconds for pool in self.problem.pools]) @ part
             rate = np.array([1 / pool.step_seconds for pool in self.problem.pools]) @ part
             noise = np.exp(-(sigma / np.maximum(rate, 1e-300))[:, None] * self._speed)
@@ -212,26 +218,28 @@ class Engine:
                 paid[at : at + 2048] = (spent <= objective.budget).mean(axis=1)
         return kept if objective.deadline is not None else np.ones_like(kept), paid
 
-    def _table(self, pool: Pool, until: float, servers: int) -> tuple[Floats]:
-        """(limit + 1, runs) steps that so many workers make alone until then."""
-        numbers = np.unique(np.linspace(0, pool.limit, min(pool.limit + 1, POINTS)).round().astype(int))
-        ready = self.problem.servers.wait(servers)
-        made = np.zeros((len(numbers), self.runs))
-        for row, n in enumerate(numbers):
-            if n:
-                _, working = self._followed(pool, int(n), ready)
-                whole = np.concatenate(
-                    [np.zeros((self.runs, 1)), np.cumsum(working * self.step, axis=1)], axis=1
-                )
-                made[row] = _at(whole, np.full(self.runs, min(until / self.step, STEPS))) / pool.step_seconds
-        every = np.arange(pool.limit + 1)
-        if len(numbers) < len(every):
-            above = np.searchsorted(numbers, every)
-            below = np.maximum(above - 1, 0)
-            width = np.maximum(numbers[above] - numbers[below], 1)
-            part = ((every - numbers[below]) / width)[:, None]
-            made = made[below] * (1 - part) + made[above] * part
-        return (made,)
+    def _table(self, pool: Pool, numbers: NDArray[np.int64], until: float, servers: int) -> Floats:
+        """(m, runs) steps that so many workers (m,) make alone until then; of many numbers, most are interpolated."""
+        if len(numbers) <= POINTS:
+            return np.stack([self._made(pool, int(n), until, servers) for n in numbers])
+        points = np.unique(np.linspace(numbers[0], numbers[-1], POINTS).round().astype(np.int64))
+        made = self._table(pool, points, until, servers)
+        above = np.searchsorted(points, numbers)
+        below = np.maximum(above - 1, 0)
+        width = np.maximum(points[above] - points[below], 1)
+        part = ((numbers - points[below]) / width)[:, None]
+        return np.asarray(made[below] * (1 - part) + made[above] * part)
+
+    def _made(self, pool: Pool, n: int, until: float, servers: int) -> Floats:
+        """(runs,) steps that n workers make alone until then."""
+        key = pool.name, n, self.problem.servers.wait(servers)
+        if key not in self._alone:
+            _, working = self._followed(pool, *key[1:])
+            whole = np.concatenate(
+                [np.zeros((len(working), 1)), np.cumsum(working * self.step, axis=1)], axis=1
+            )
+            self._alone[key] = _at(whole, np.full(len(whole), min(until / self.step, STEPS)))
+        return self._alone[key] / pool.step_seconds
 
 
 def _mean_in_queue(fresh: Floats, wait: float) -> Floats:

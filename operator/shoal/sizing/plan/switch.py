@@ -6,27 +6,46 @@ Prices and speeds change all the time, and a plan that follows every change spen
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from shoal.sizing.plan.elastic import ElasticModel
-from shoal.sizing.plan.problem import Problem
+from shoal.sizing.plan.problem import Floats, Problem
 from shoal.sizing.plan.risk import engine_for
 
-__all__ = ["SURE", "switch_gain"]
+__all__ = ["SURE", "Switch", "gain", "is_sure", "switch"]
 
 SURE = 0.8
 """A plan must be better than what runs in this part of the simulated runs to replace it."""
 
 
-def switch_gain(
-    problem: Problem, current: Sequence[int], new: Sequence[int], servers: int
-) -> tuple[float, bool]:
-    """In which part of simulated runs `new` is better than `current`, and whether `current` still keeps the limits.
+@dataclass(frozen=True)
+class Switch:
+    """What leaving what runs for another plan saves in every simulated run (runs,), in money."""
 
-    Better is less cost, or time by the objective. Both see the same nodes and speeds in every run (common random
-    numbers); what runs needs no start-up, so the start-ups of what is new are part of the cost of
-    the switch; the other is that nodes are paid for a while after their workers have left (`idle_seconds`).
+    saved: Floats
+    kept: bool
+    """What runs keeps the limits with the confidence asked for."""
+
+
+def is_sure(saved: Floats) -> bool:
+    """Whether a switch, or several at once, saves something often enough to be made."""
+    return gain(saved) >= SURE
+
+
+def gain(saved: Floats) -> float:
+    """In which part of the runs it saves something."""
+    return float(np.mean(saved > 0))
+
+
+def switch(problem: Problem, current: Sequence[int], new: Sequence[int], servers: int) -> Switch:
+    """Compare `new` with `current`, what runs or is on its way.
+
+    Better is less cost, or time by the objective: then what runs pays for the seconds that are saved. Both see the same
+    nodes and speeds in every run (common random numbers); what runs needs no start-up, so the start-ups of what is new
+    are part of the cost of the switch; the other is that nodes are paid for a while after their workers have left
+    (`idle_seconds`).
     """
     objective = problem.objective
     engine = engine_for(problem, ElasticModel(problem).seconds(current, servers))
@@ -36,11 +55,13 @@ def switch_gain(
         kept = min(kept, float(np.mean(now.finish <= objective.deadline)))
     if objective.budget is not None:
         kept = min(kept, float(np.mean(now.cost <= objective.budget)))
-    if objective.prefer == "MinTime":
-        return float(np.mean(then.finish < now.finish)), kept >= objective.confidence
-    left = zip(problem.pools, current, new, strict=True)
-    drained = sum(max(old - n, 0) * pool.price * pool.idle_seconds for pool, old, n in left) / 3600
-    better = objective.with_spare_time(then.cost + drained, then.finish) < objective.with_spare_time(
-        now.cost, now.finish
-    )
-    return float(np.mean(better)), kept >= objective.confidence
+    pairs = [*zip(problem.pools, current, new, strict=True)]
+    with np.errstate(invalid="ignore"):  # neither ever ends
+        if objective.prefer == "MinTime":
+            paid = sum(pool.price * old for pool, old, _ in pairs) / 3600
+            saved = (now.finish - then.finish) * (paid or 1.0)
+        else:
+            drained = sum(max(old - n, 0) * pool.price * pool.idle_seconds for pool, old, n in pairs) / 3600
+            saved = objective.with_spare_time(now.cost, now.finish)
+            saved = saved - objective.with_spare_time(then.cost + drained, then.finish)
+    return Switch(saved, kept >= objective.confidence)

@@ -491,7 +491,7 @@ async def test_nodes_are_given_up_at_once_for_a_higher_priority_only(priority: i
     await world.planner.plan_once()
     found = world.planner.proposal(first.metadata.uid)
     assert found is not None
-    assert (found.awaited, found.urgent) == (True, urgent)
+    assert (found.traded, found.urgent) == ({"spot"}, urgent)
     theirs = world.planner.proposal(other.metadata.uid)
     assert theirs is not None
-    assert not theirs.awaited
+    assert (theirs.traded, theirs.urgent) == ({"spot"}, False)  # it takes them when they are left

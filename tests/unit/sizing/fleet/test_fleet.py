@@ -6,6 +6,7 @@ import math
 import pickle
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 
 from shoal.sizing.fleet import FleetJob, FleetPool, LogMean, Model, Profile, Row, ServerLoad, plan_fleet
 from shoal.sizing.fleet.pace import at_present_pace, samples_per_second
-from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers, StepWork
+from shoal.sizing.plan.engine import RUNS, TABLE_RUNS, Engine
+from shoal.sizing.plan.problem import Floats, Objective, Pool, Problem, Servers, StepWork
 from shoal.sizing.speed.efficiency import Efficiency
 from shoal.sizing.types import PsModel
 
@@ -113,6 +115,9 @@ def test_jobs_trade_pools_where_all_together_cost_less() -> None:
     running = [replace(urgent, running=found["urgent"].counts), replace(other, running=found["other"].counts)]
     stays = plan_fleet([small, dear, STEADY], [PROFILE], running).jobs
     assert (stays["urgent"].counts["spot"], stays["other"].counts["spot"]) == (0, 4)
+    begun = [replace(each, running={}, planned=each.running) for each in running]  # their nodes start
+    goes_on = plan_fleet([small, dear, STEADY], [PROFILE], begun).jobs
+    assert (goes_on["urgent"].counts["spot"], goes_on["other"].counts["spot"]) == (0, 4)
 
 
 def test_nearly_done_job_does_not_go_on_for_long_with_few_workers_to_save_pennies() -> None:
@@ -298,6 +303,27 @@ def test_limits_hold_for_any_jobs(limits: tuple[int, int], sizes: list[float], l
         assert each.reason
         assert sum(each.counts.values()) <= 16
         assert all(math.isfinite(x) for x in (each.finish_seconds, each.cost) if x is not None)
+
+
+def test_only_numbers_of_workers_that_a_job_may_have_are_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty jobs of eight workers: how large the pools are is no matter."""
+    simulated = Counter[str]()
+    follow = Engine._followed
+
+    def counted(self: Engine, pool: Pool, n: int, ready: float) -> tuple[Floats, Floats]:
+        held, working = follow(self, pool, n, ready)
+        simulated["numbers"] += 1
+        simulated["runs"] += len(working)
+        return held, working
+
+    monkeypatch.setattr(Engine, "_followed", counted)
+    others = [replace(pool, name=f"{pool.name}-2", price_per_hour=2.0) for pool in (SPOT, STEADY)]
+    pools = [replace(pool, limit=400) for pool in (SPOT, STEADY, *others)]
+    names = tuple(pool.name for pool in pools)
+    jobs = [job(f"{n}", pools=names, max_workers=8, samples_left=(1 + n / 20) * 1e7) for n in range(20)]
+    assert all(plan.feasible for plan in plan_fleet(pools, [PROFILE], jobs).jobs.values())
+    assert simulated["numbers"] <= 20 * 4 * (9 + 1)
+    assert simulated["runs"] <= 20 * 2 * (9 * TABLE_RUNS + RUNS) + 20 * 2 * (9 + 1)
 
 
 def test_planner_imports_numpy_only_and_stays_small() -> None:

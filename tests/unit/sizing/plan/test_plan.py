@@ -15,7 +15,7 @@ from shoal.sizing.plan import LossWork, Objective, Pool, Problem, Servers, StepW
 from shoal.sizing.plan.cost import capped, wire_bytes
 from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.risk import chance, finish_times
-from shoal.sizing.plan.switch import SURE, switch_gain
+from shoal.sizing.plan.switch import Switch, is_sure, switch
 from shoal.sizing.types import PsModel
 
 HOUR = 3600.0
@@ -266,22 +266,28 @@ class TestSwitch:
             pool("a", startup_seconds=200), pool("b", startup_seconds=200, running=3), servers=quiet()
         )
 
-    def gain(self, price: float, new: tuple[int, int] = (3, 0)) -> tuple[float, bool]:
+    def switch(self, price: float, new: tuple[int, int] = (3, 0)) -> Switch:
         a, b = self.problem.pools
-        return switch_gain(replace(self.problem, pools=(replace(a, price=price), b)), (0, 3), new, 1)
+        return switch(replace(self.problem, pools=(replace(a, price=price), b)), (0, 3), new, 1)
 
     def test_equal_pool_is_no_gain_since_its_nodes_must_start(self) -> None:
-        assert self.gain(1.0)[0] < SURE
+        assert not is_sure(self.switch(1.0).saved)
 
     def test_gain_must_outweigh_the_nodes_that_are_left_and_still_paid(self) -> None:
-        assert self.gain(0.93)[0] < SURE
-        assert self.gain(0.3)[0] >= SURE
+        assert not is_sure(self.switch(0.93).saved)
+        assert is_sure(self.switch(0.3).saved)
 
     def test_what_runs_is_judged_by_the_limits(self) -> None:
-        assert self.gain(1.0)[1]
+        assert self.switch(1.0).kept
         unsure = tuple(replace(p, step_sigma=0.1) for p in self.problem.pools)
         # Three workers are in time by 7 % on average, but late in a quarter of the runs.
-        assert not switch_gain(replace(self.problem, pools=unsure), (0, 3), (3, 0), 1)[1]
+        assert not switch(replace(self.problem, pools=unsure), (0, 3), (3, 0), 1).kept
+
+    def test_faster_plan_is_worth_what_runs_pays_meanwhile(self) -> None:
+        hurry = replace(self.problem, objective=Objective(prefer="MinTime"))
+        saved = switch(hurry, (0, 3), (3, 3), 1).saved
+        now, then = (finish_times(hurry, counts, 1) for counts in ((0, 3), (3, 3)))
+        assert saved.mean() == pytest.approx((now - then).mean() * 3 * hurry.pools[1].price / 3600, rel=0.01)
 
 
 def test_other_number_of_servers_restarts_all_workers_from_a_snapshot() -> None:

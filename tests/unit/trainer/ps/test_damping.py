@@ -33,14 +33,14 @@ def test_the_rate_never_rises_and_the_pace_is_that_of_the_workers(
         stalest = max(stalest, staleness)
         factor, pace = damping.apply(staleness, live, length)
         assert 0 < factor <= 1
-        assert max(1, live - 1) <= pace <= max(stalest, live - 1)
+        assert max(1, (live - 1) / 2) <= pace <= max(stalest, (live - 1) / 2)
 
 
 def test_pace_follows_workers_that_join_at_once_and_leave() -> None:
     damping = Damping(0.5)
     for _ in range(50):
         damping.apply(0, 1)
-    assert damping.apply(3, 16).pace == 15  # before their staleness is seen
+    assert damping.apply(3, 16).pace == 7.5  # before their staleness is seen
     for _ in range(100):
         damping.apply(15, 16)
     for _ in range(100):

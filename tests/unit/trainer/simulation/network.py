@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import replace
 
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.aligned import aligned
@@ -201,17 +202,36 @@ class Exchange:
             return Answer(finished)
         return future
 
+    def push_round(self, update, out, push):
+        """As `PSClient.push_round`: push to all shards, wait for other workers in each, and pull."""
+
+        def wait(server, _part):
+            while server.shard.workers.waits(self.worker.slot) > 0:
+                world.sleep(self.worker, 0.02)
+                self._check_link(server, server.shard.index)
+
+        def pushed_and_pulled():
+            made = self._push(update, out, push, arrives=True).versions[0]
+            self._on_all(wait)
+            return replace(self.pull(out).result(), made=made)
+
+        world = self.world
+        return Answer(pushed_and_pulled)
+
     def push_delta(self, delta, out, push, *, scale):
         del scale  # local steps count fully in the simulation
         return Answer(lambda: self._push(delta, out, push))
 
-    def _push(self, update, out, push):
+    def _push(self, update, out, push, *, arrives=False):
         meta = PushMeta(samples=push.samples, steps=push.steps, progress=push.progress)
 
         def apply(server, part):
             base, boot = push.base_versions[server.shard.index], self.boots[server.shard.index]
             stream = server.shard.pushing(*self.identity, push.seq, base, meta, delta=True, boot=boot)
-            return self._walk(server, stream, update[part].copy())
+            answer = self._walk(server, stream, update[part].copy())
+            if arrives:
+                server.shard.workers.arrive(self.worker.slot, 20.0)
+            return answer
 
         def late(index, part):
             sent, base, boot = update[part].copy(), push.base_versions[index], self.boots[index]

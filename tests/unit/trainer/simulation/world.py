@@ -52,6 +52,8 @@ class World:
         self.begins_with = begins_with
         self.stop_after = StopAfter(epochs=EPOCHS, steps=steps)
         self.steps_per_push = steps_per_push
+        self.rounds = seed % 4 < 2
+        """Whether workers wait for each other after their pushes."""
         self.shards, self.model, self.streams = shards, model(shards), streams
         self.bounds = bounds(self.model.size, shards)
         self.faults = Faults(self, faults, ps_faults, safe=safe, survival=survival)

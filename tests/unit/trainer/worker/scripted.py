@@ -15,6 +15,7 @@ from shoal_trainer.worker.feed import Ready
 from shoal_trainer.worker.flat_model import Step
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.loop import Loop, Policy
+from shoal_trainer.worker.on_host import HostInclusion, HostMean
 from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.work import About, DataWork
 
@@ -22,18 +23,26 @@ SIZE, TERM = 4, 111
 
 
 class Server:
-    """Its answers. `stopped`: the term that has ended training; `reachable`: False while it is lost."""
+    """Its answers. `stopped`: the term that has ended training; `reachable`: False while it is lost.
+
+    `live`: workers; `seconds`: of a push and a pull together; `rounds`: the pushes that wait for other workers.
+    """
 
     def __init__(self):
-        self.stopped, self.reachable, self.pushes, self.deltas = 0, True, [], []
+        self.stopped, self.reachable, self.pushes, self.deltas, self.rounds = 0, True, [], [], []
+        self.live, self.seconds = 1, 0.0
 
     def pull(self, *_arguments, **_options):
         return self._answer(self.pulled)
 
-    def push_pull(self, _update, _out, push):
+    def push_pull(self, _update, _out, push, again=None):
         if self.reachable:
             self.pushes.append(push)
         return self._answer(self.pulled)
+
+    def push_round(self, update, out, push):
+        self.rounds.append(push)
+        return self.push_pull(update, out, push)
 
     def push_delta(self, _delta, _out, push, *, scale):
         if self.reachable:
@@ -51,7 +60,16 @@ class Server:
         pass
 
     def pulled(self):
-        return Pulled((5,), ({},), 0, 1, (0,), journals=(Journal(),), stopped=self.stopped)
+        return Pulled(
+            (5,),
+            ({},),
+            0,
+            self.live,
+            (0,),
+            pull_seconds=self.seconds,
+            journals=(Journal(),),
+            stopped=self.stopped,
+        )
 
     def welcome(self):
         welcome = ShardWelcome(index=0, epoch=0, boot=TERM, version=5, initialized=True, stopped=self.stopped)
@@ -102,7 +120,8 @@ class Bench:
         self.items, self.loss = [], 0.1
         model = SimpleNamespace(
             layout=SimpleNamespace(size=SIZE, trainable=SIZE), dtype=np.float32, alias=lambda flat: flat,
-            on_device=lambda tensor: tensor,
+            on_device=lambda tensor: tensor, upload=lambda tensor: tensor, upload_when=lambda *_: None, mean=HostMean,
+            inclusion=lambda: HostInclusion(SIZE, np.float32, lambda flat: flat),
             step=lambda *_: Step(aligned(SIZE), self.loss, math.isfinite(self.loss)), reuse=lambda _update: None,
         )  # fmt: skip
         feed = SimpleNamespace(
