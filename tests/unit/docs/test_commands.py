@@ -33,11 +33,11 @@ def commands(page: str) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_exist(page: Path) -> None:
-    for words in commands(page.read_text(encoding="utf-8")):
-        words = [word for word in words if not re.match(r"[A-Z_]+=", word)]
+    for line in commands(page.read_text(encoding="utf-8")):
+        words = [word for word in line if not re.match(r"[A-Z_]+=", word)]
         if words[1:3] == ["-m", "dev"]:
             words = words[2:]
-        if not words or len(words) < 2:
+        if len(words) < 2:
             continue
         if words[0] == "make":
             assert words[1] in TARGETS, words
@@ -46,6 +46,7 @@ def test_commands_exist(page: Path) -> None:
 
 
 def check(words: list[str]) -> None:
+    """Assert that the subcommand and its options exist."""
     command: click.Command = PROGRAMS[words[0]]
     rest = words[1:]
     while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
