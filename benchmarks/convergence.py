@@ -122,17 +122,16 @@ def times(
         one = [Job(name, 1, seed, optimizer, speeds="equal") for seed in seeds]
         target = statistics.median(pool.map(accuracy, [(SHOAL, job) for job in one])) - TOLERANCE
         alone = list(pool.map(seconds_to, [(SHOAL, job, target) for job in one]))
-        for speeds, number in itertools.product(("equal", "straggler", "unequal"), workers):
-            for rule in TIMED:
-                jobs = [(rule, _with(job, workers=number, speeds=speeds), target) for job in one]
-                faster = [
-                    a / b if math.isfinite(a) else math.nan
-                    for a, b in zip(alone, pool.map(seconds_to, jobs), strict=True)
-                ]
-                known = [ratio for ratio in faster if not math.isnan(ratio)]
-                label = f"time to the accuracy of one worker ({target:.3f}), {name}, {number} workers, {speeds}, {rule}"
-                row = summary(label, known, "x", f"one worker, {len(known)} seeds")
-                yield name, f"{speeds} ({target:.3f})", rule, number, row
+        for speeds, rule, number in itertools.product(("equal", "straggler", "unequal"), TIMED, workers):
+            jobs = [(rule, _with(job, workers=number, speeds=speeds), target) for job in one]
+            faster = [
+                a / b if math.isfinite(a) else math.nan
+                for a, b in zip(alone, pool.map(seconds_to, jobs), strict=True)
+            ]
+            known = [ratio for ratio in faster if not math.isnan(ratio)]
+            label = f"time to the accuracy of one worker ({target:.3f}), {name}, {number} workers, {speeds}, {rule}"
+            row = summary(label, known, "x", f"one worker, {len(known)} seeds")
+            yield name, f"{speeds} ({target:.3f})", rule, number, row
 
 
 def waits(

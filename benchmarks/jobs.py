@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from benchmarks import models
+from benchmarks import accelerator, models
 from shoal_trainer import Indexed, Training
 
 SAMPLES = 50_000
@@ -70,3 +71,14 @@ def sleeping(parameters: int, milliseconds: int, tensors: int = 8, wire: str = "
         return models.compiled(model)
 
     return Training(model=build, data=_data((16,)), wire="fp32" if wire == "fp32" else "bf16")
+
+
+def on_accelerator(parameters: int, milliseconds: int, steps: int = 1) -> Training:
+    """A step on a simulated accelerator behind a bus (`accelerator`); `steps` of them per push."""
+    job = sleeping(parameters, milliseconds)
+
+    def build() -> Any:
+        accelerator.install(milliseconds / 1000)
+        return models.compiled(job.model(), steps_per_execution=steps)
+
+    return replace(job, model=build)

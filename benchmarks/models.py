@@ -40,12 +40,13 @@ def mlp(hidden: int = 1024) -> Any:
     )
 
 
-def compiled(model: Any) -> Any:
+def compiled(model: Any, **options: Any) -> Any:
     """Compile with the loss and optimizer of all figures: cross entropy, momentum 0.9."""
     import keras
 
     model.compile(
         optimizer=keras.optimizers.SGD(0.01, momentum=0.9),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        **options,
     )
     return model

@@ -31,6 +31,7 @@ from shoal_trainer.wire.messages import (
     PushMeta,
 )
 from shoal_trainer.worker.anticipation import Anticipation
+from shoal_trainer.worker.on_host import HostInclusion
 from shoal_trainer.worker.outage import Outage
 from shoal_trainer.worker.send import Send, length
 
@@ -250,7 +251,7 @@ class VirtualJob(Course):
         base, flat = self.computing[worker]
         anticipation, overlaps = self.anticipations[worker], self.job.overlaps
         io = self.gradient(flat)
-        long = length(io)
+        long = length(io, io.size)
         push = Push(self.seqs[worker], self.job.batch, (base,))
         flight = Send(io.copy(), push, overlapped=worker in self.flights)
         self.seqs[worker] += 1
@@ -280,14 +281,16 @@ class VirtualJob(Course):
         if self.job.anticipates:
             known = Pulled((before[0],), ({},), self.known.get(worker, 0), answer.meta.live_workers)
             ahead_of = anticipation.include(before[1], flight, known)
-            self.computing[worker] = before[0], before[1] if ahead_of is None else ahead_of.copy()
+            self.computing[worker] = before[0], ahead_of.copy()
         anticipation.answered(pulled, base, overlapped=flight.overlapped)
         self.known[worker], self.flights[worker] = answer.meta.samples, flight
 
     def _join(self, worker: int) -> None:
         self.shard.workers.connect(worker, self.incarnations[worker])
         size = self.network.size
-        self.anticipations[worker] = Anticipation(self.config, size, size, np.float32, lambda array: array)
+        self.anticipations[worker] = Anticipation(
+            self.config, size, HostInclusion(size, np.float32, lambda array: array)
+        )
         self.computing[worker] = self.held[worker] = self._pull(worker)
         self.known[worker] = self.shard.history.samples
         self.flights.pop(worker, None)
@@ -325,7 +328,7 @@ class VirtualJob(Course):
             alone = Outage(flat, self.config, self.network.size, rate, lambda: 0.0)
             local = flat.copy()
             for _ in range(steps):
-                alone.step(self.gradient(local), BATCH, Progress(0, -1, 0, 0))
+                alone.step(self.gradient(local), BATCH, [Progress(0, -1, 0, 0)])
                 alone.parameters_into(local)
             delta = np.empty_like(flat)
             alone.difference_into(delta)

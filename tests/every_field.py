@@ -29,6 +29,7 @@ REFUSED = {
     'managedBy="kueue.x-k8s.io/multikueue"': "managedBy is immutable",
     "parameterServers.replicas=2": "can change only while the job is suspended",
     'runPolicy.schedulingPolicy.gang="PodGroup"': "can change only while the job is suspended",
+    'runPolicy.schedulingPolicy.queueAs="Workload"': "can change only while the job is suspended",
     "workers.minReplicas=4": "replicas must not be less than minReplicas",
     "workers.maxReplicas=2": "replicas must not exceed maxReplicas",
     'elasticity.mode="Advise"': "need workers.pools",

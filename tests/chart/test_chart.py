@@ -213,6 +213,25 @@ def test_without_access_to_nodes_and_pools_nothing_is_cluster_wide(tools: Path) 
     assert {"name": "SHOAL_NODE_SIGNALS", "value": "false"} in environment
 
 
+def test_kueue_needs_a_value(tools: Path) -> None:
+    scope = ("scope.namespace=team-a", "scope.nodes=false", "scope.pools=false", "crds.install=false")
+    without, documents = render(tools, *scope), render(tools, *scope, "kueue.enabled=true")
+    assert not {resource for resource, _ in granted(without, "Role")} & {"workloads", "workloads/status"}
+    assert granted(documents, "Role") - granted(without, "Role") == {
+        *(("workloads", verb) for verb in ("get", "list", "watch", "create", "delete")),
+        ("workloads/status", "patch"),
+    }
+    assert granted(documents, "ClusterRole") == {
+        ("resourceflavors", "list"),
+        ("resourceflavors", "watch"),
+        ("workloadpriorityclasses", "get"),
+        ("priorityclasses", "get"),
+        ("priorityclasses", "list"),
+    }
+    environment = of_kind(documents, "Deployment")[0]["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert {"name": "SHOAL_KUEUE", "value": "true"} in environment
+
+
 def test_users_with_the_builtin_roles_may_use_jobs(tools: Path) -> None:
     roles = {r["metadata"]["name"]: r for r in of_kind(render(tools), "ClusterRole")}
     edit, view = roles["shoal-trainingjobs-edit"], roles["shoal-trainingjobs-view"]

@@ -199,7 +199,7 @@ def test_valid_manifest_gets_its_defaults(control_plane: ControlPlane, namespace
         "backoffLimit": 6,
         "cleanPodPolicy": "Running",
         "forceDeleteAfterSeconds": 60,
-        "schedulingPolicy": {"gang": "None", "queue": ""},
+        "schedulingPolicy": {"gang": "None", "queue": "", "queueAs": "Pods"},
     }
     snapshot = {"everySeconds": 60, "retain": 3}
     assert spec["parameterServers"] == {"replicas": 1, "capacity": "OnDemand", "snapshot": snapshot}

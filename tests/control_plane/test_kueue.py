@@ -1,23 +1,28 @@
-"""The real Kueue admits the pods of a job one by one: queued, admitted, preempted, and admitted again."""
+"""The real Kueue: queued, admitted, preempted, and admitted again; pods one by one, or the job as a whole."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dev import kueue
 from dev.cluster import ControlPlane
 from dev.fake_kubelet import FakeKubelet
-from dev.kube import Json, Kube
+from dev.kube import Json, Kube, tolerant
+from shoal_trainer.contract import Outcome, TerminationMessage
+from tests.control_plane.installed import as_service_account
 from tests.control_plane.operators import Job, eventually, running_operator
 
 NAMESPACE = "team"
 API = "/apis/kueue.x-k8s.io/v1beta1"
-QUEUE = f"{API}/clusterqueues/all"
+QUEUES = f"{API}/clusterqueues"
+WORKLOADS = f"{API}/namespaces/{NAMESPACE}/workloads"
 LABEL = "kueue.x-k8s.io/queue-name"
 WORKERS = 3
+FLAVOR = {"flavor": "whole"}
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
@@ -33,7 +38,7 @@ def plane() -> Iterator[ControlPlane]:
             yield plane
 
 
-async def quota(kube: Kube, pods: int) -> None:
+async def quota(kube: Kube, pods: int, queue: str = "all") -> None:
     """Room for so many pods."""
     resources = [
         {"name": "cpu", "nominalQuota": "1k"},
@@ -42,19 +47,27 @@ async def quota(kube: Kube, pods: int) -> None:
     ]
     group = {
         "coveredResources": [each["name"] for each in resources],
-        "flavors": [{"name": "default", "resources": resources}],
+        "flavors": [{"name": queue, "resources": resources}],
     }
-    await kube.patch(QUEUE, {"spec": {"resourceGroups": [group]}})
+    await kube.patch(f"{QUEUES}/{queue}", {"spec": {"resourceGroups": [group]}})
 
 
-async def queues(kube: Kube) -> None:
-    """One ClusterQueue without room, and a LocalQueue named `all`."""
+async def queues(kube: Kube, name: str = "all", **nodes: Any) -> None:
+    """A ClusterQueue without room, of one flavor, and a LocalQueue of the same name. `nodes`: those of the flavor."""
     spec: Json = {"namespaceSelector": {}, "preemption": {"withinClusterQueue": "LowerPriority"}}
-    await kube.create(f"{API}/resourceflavors", _object("ResourceFlavor", "default"))
-    await kube.create(f"{API}/clusterqueues", {**_object("ClusterQueue", "all"), "spec": spec})
-    await quota(kube, 0)
-    local = {**_object("LocalQueue", "all"), "spec": {"clusterQueue": "all"}}
+    await kube.create(f"{API}/resourceflavors", {**_object("ResourceFlavor", name), "spec": nodes})
+    await kube.create(QUEUES, {**_object("ClusterQueue", name), "spec": spec})
+    await quota(kube, 0, name)
+    local = {**_object("LocalQueue", name), "spec": {"clusterQueue": name}}
     await kube.create(f"{API}/namespaces/{NAMESPACE}/localqueues", local)
+
+
+async def priorities(kube: Kube) -> None:
+    """The priority classes high and low."""
+    for name, value in (("high", 100), ("low", 1)):
+        body = {"metadata": {"name": name}, "value": value, "preemptionPolicy": "Never"}
+        with tolerant(409):
+            await kube.create("/apis/scheduling.k8s.io/v1/priorityclasses", body)
 
 
 def _object(kind: str, name: str) -> Json:
@@ -65,9 +78,7 @@ async def test_pods_wait_for_quota_run_with_it_give_way_and_come_back(plane: Con
     async with Kube(plane.kubeconfig) as kube, FakeKubelet(plane.kubeconfig) as kubelet:
         await kubelet.add_node("safe-1")
         await kubelet.add_node("spot-1", spot=True)
-        for name, value in (("high", 100), ("low", 1)):
-            body = {"metadata": {"name": name}, "value": value, "preemptionPolicy": "Never"}
-            await kube.create("/apis/scheduling.k8s.io/v1/priorityclasses", body)
+        await priorities(kube)
         await queues(kube)
         job = Job(kube, NAMESPACE)
         async with running_operator(plane.kubeconfig, NAMESPACE):
@@ -111,7 +122,188 @@ async def test_pods_wait_for_quota_run_with_it_give_way_and_come_back(plane: Con
             assert (await job.status())["restarts"] == status["restarts"]
 
 
-def _rival(number: int) -> Json:
+class Whole:
+    """A job that waits as one Workload in the queue `whole`. Its steps are named for what happens to it."""
+
+    def __init__(self, kube: Kube, kubelet: FakeKubelet) -> None:
+        self.kube, self.kubelet = kube, kubelet
+        self.job = Job(kube, NAMESPACE, "whole")
+        self.rivals: list[Json] = []
+
+    async def is_queued(self) -> None:
+        manifest = self.job.manifest(
+            runPolicy={"schedulingPolicy": {"queue": "whole", "queueAs": "Workload"}},
+            workers={"replicas": WORKERS, "minReplicas": WORKERS - 1, "maxSurge": 1},
+        )
+        manifest["metadata"]["labels"] = {"kueue.x-k8s.io/priority-class": "modest"}
+        await self.kube.create(self.job.path.rpartition("/")[0], manifest)
+        await self._waits()
+        spec = (await self.workload())["spec"]
+        assert (spec["priority"], spec["priorityClassName"]) == (50, "modest")
+        assert {each["name"]: each["count"] for each in spec["podSets"]} == {"ps": 1, "worker": WORKERS - 1}
+        await eventually(lambda: self._has_event("Queued"), what="it is told")
+
+    async def is_admitted(self) -> None:
+        """With quota for all but one worker, which waits by itself."""
+        await quota(self.kube, WORKERS, "whole")
+        await self.job.runs(WORKERS - 1)
+        last = "whole-worker-2-0"
+        pods = await self.job.pods()
+        assert [name for name, pod in pods.items() if pod["spec"].get("schedulingGates")] == [last]
+        assert all(pod["spec"]["nodeSelector"] == FLAVOR for name, pod in pods.items() if name != last)
+        await quota(self.kube, 1 + WORKERS, "whole")
+        await self._all_ready()
+
+    async def keeps_what_it_has(self) -> None:
+        """Less quota: Kueue takes nothing back for that, and neither does Shoal."""
+        before = await self._uids()
+        await quota(self.kube, 1, "whole")
+        await self._touched()
+        assert await self._uids() == before
+        await quota(self.kube, 1 + WORKERS, "whole")
+
+    async def is_preempted(self) -> None:
+        """The first of two pods takes the place of the last worker, the second that of the others together."""
+        pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
+        self.rivals = [await self.kube.create(pods, _rival(number, "whole")) for number in (7, 8)]
+
+        async def evicted() -> bool:
+            return await self._says("Evicted") == "True"
+
+        await eventually(evicted, what="Kueue evicts the job")
+
+    async def drains(self) -> None:
+        await self._waits()
+        assert await self._says("Requeued") == "True"
+        assert "admission" not in (await self.workload())["status"]
+        assert (await self.job.status())["restarts"]["failures"] == 0
+        await eventually(lambda: self._has_event("Evicted"), what="it is told")
+
+    async def is_admitted_again(self) -> None:
+        for pod in self.rivals:
+            path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}"
+            await self.kube.delete(path, grace_seconds=0)
+        await self._all_ready()
+        assert "whole-ps-0-1" in await self.job.pods()
+
+    async def loses_its_workload(self) -> None:
+        before, workload = await self._uids(), await self.workload()
+        await self.kube.delete(f"{WORKLOADS}/{workload['metadata']['name']}")
+        await self._is_another(workload)
+        assert await self._uids() == before
+
+    async def asks_for_more(self) -> None:
+        workload = await self.workload()
+        await self.kube.patch(self.job.path, {"spec": {"workers": {"minReplicas": WORKERS}}})
+        await self._is_another(workload)
+
+    async def is_suspended_and_resumed(self) -> None:
+        await self.kube.patch(self.job.path, {"spec": {"suspend": True}})
+
+        async def without() -> bool:
+            return not (await self.kube.get(WORKLOADS, labelSelector="shoal.dev/job=whole"))["items"]
+
+        await eventually(without, what="a suspended job has no Workload")
+        await self.kube.patch(self.job.path, {"spec": {"suspend": False}})
+        await self._all_ready()
+
+    async def ends(self) -> None:
+        message = TerminationMessage(outcome=Outcome.SUCCEEDED).to_json()
+        [server] = [name for name in await self.job.pods() if "-ps-" in name]
+        await self.kubelet.succeed_pod(NAMESPACE, server, message=message)
+
+        async def finished() -> bool:
+            return await self._says("Finished") == "True" and set(await self.job.pods()) == {server}
+
+        await eventually(finished, what="Kueue knows that it is finished, and its workers are gone")
+        restarts = (await self.job.status())["restarts"]
+        assert restarts["failures"] == 0
+        assert restarts["byReason"].keys() <= {"EvictedByKueue"}
+
+    async def workload(self) -> Json:
+        """The job's Workload."""
+        listed = await self.kube.get(WORKLOADS, labelSelector="shoal.dev/job=whole")
+        [found] = listed["items"]
+        return dict(found)
+
+    async def _says(self, kind: str) -> str:
+        conditions = (await self.workload()).get("status", {}).get("conditions", [])
+        return next((str(each["status"]) for each in conditions if each["type"] == kind), "")
+
+    async def _has_event(self, reason: str) -> bool:
+        return reason in await self.job.events()
+
+    async def _uids(self) -> dict[str, str]:
+        return {name: pod["metadata"]["uid"] for name, pod in (await self.job.pods()).items()}
+
+    async def _waits(self) -> None:
+        """Until the job has no pods, and its Workload no quota."""
+
+        async def queued() -> bool:
+            reason = (await self.job.condition("Suspended")).get("reason")
+            return (
+                not await self.job.pods()
+                and reason == "Queued"
+                and await self._says("QuotaReserved") == "False"
+            )
+
+        await eventually(queued, what="the job is queued")
+
+    async def _all_ready(self) -> None:
+        """Until all workers run, and Kueue was told."""
+        await self.job.runs(WORKERS)
+
+        async def told() -> bool:
+            return await self._says("PodsReady") == "True"
+
+        await eventually(told, what="PodsReady")
+
+    async def _is_another(self, workload: Json) -> None:
+        """Until there is another Workload, and the job runs with it."""
+
+        async def admitted() -> bool:
+            listed = (await self.kube.get(WORKLOADS, labelSelector="shoal.dev/job=whole"))["items"]
+            others = [each for each in listed if each["metadata"]["uid"] != workload["metadata"]["uid"]]
+            return bool(others) and len(listed) == 1 and await self._says("Admitted") == "True"
+
+        await eventually(admitted, what="another Workload is admitted")
+        await self._all_ready()
+
+    async def _touched(self) -> None:
+        """Until the operator has looked at the job again."""
+        job = await self.kube.patch(self.job.path, {"spec": {"runPolicy": {"backoffLimit": 7}}})
+        await self.job.reaches(observedGeneration=job["metadata"]["generation"])
+
+
+async def test_a_job_waits_is_preempted_and_goes_on_as_a_whole(plane: ControlPlane, tmp_path: Path) -> None:
+    """Another operator, with the chart's permissions, begins before each step, also in the midst of a preemption."""
+    async with Kube(plane.kubeconfig) as kube, FakeKubelet(plane.kubeconfig, stop_seconds=1.0) as kubelet:
+        await kubelet.add_node("safe-1", labels=FLAVOR)
+        await kubelet.add_node("spot-1", labels=FLAVOR, spot=True)
+        await priorities(kube)
+        modest = {**_object("WorkloadPriorityClass", "modest"), "value": 50}
+        await kube.create(f"{API}/workloadpriorityclasses", modest)
+        await queues(kube, "whole", nodeLabels=FLAVOR)
+        values = ("kueue.enabled=true", f"scope.namespace={NAMESPACE}")
+        account = await as_service_account(plane, kube, NAMESPACE, tmp_path, *values)
+        whole = Whole(kube, kubelet)
+        for step in (
+            whole.is_queued,
+            whole.is_admitted,
+            whole.keeps_what_it_has,
+            whole.is_preempted,
+            whole.drains,
+            whole.is_admitted_again,
+            whole.loses_its_workload,
+            whole.asks_for_more,
+            whole.is_suspended_and_resumed,
+            whole.ends,
+        ):
+            async with running_operator(account, NAMESPACE, kueue=True):
+                await step()
+
+
+def _rival(number: int, queue: str = "all") -> Json:
     container = {"name": "c", "image": "x", "resources": {"requests": {"cpu": "1"}}}
-    metadata = {"name": f"rival-{number}", "labels": {LABEL: "all"}}
+    metadata = {"name": f"rival-{number}", "labels": {LABEL: queue}}
     return {"metadata": metadata, "spec": {"priorityClassName": "high", "containers": [container]}}

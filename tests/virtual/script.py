@@ -1,12 +1,17 @@
-"""One job's whole life, as a script: a reclaim, the loss of a parameter server, scaling, suspension, the end."""
+"""One job's whole life, as a script: a reclaim, the loss of a parameter server, scaling, suspension, the end.
+
+And that of a job in a queue: it waits, is admitted, preempted, and admitted again.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.api.labels import INCARNATION, INDEX, ROLE
+from tests.virtual.kueue import Kueue
 from tests.virtual.loop import now, play
 from tests.virtual.server import Change, Client, Faults, Json, Watch
 from tests.virtual.trainer import Truth
@@ -104,14 +109,17 @@ def _drop_unrecorded(world: World) -> None:
             world.server.delete(("pods", pod["metadata"]["namespace"], pod["metadata"]["name"]), 0)
 
 
-def tell_script(trouble: Trouble) -> Told:
+Life = Callable[[World], Coroutine[Any, Any, None]]
+
+
+def tell_script(trouble: Trouble, life: Life | None = None) -> Told:
     """Play it."""
-    return play(lambda: _script(trouble))
+    return play(lambda: _script(trouble, life or eventful_life))
 
 
-async def _script(trouble: Trouble) -> Told:
+async def _script(trouble: Trouble, life: Life) -> Told:
     killer = Killer(trouble)
-    world = killer.world = World(lambda _uid: Truth(samples=1e9), faults=killer)
+    world = killer.world = World(lambda _uid: Truth(samples=1e9), faults=killer, kueue=life is queued_life)
     world.nodes(6, 3)
     events = 0
 
@@ -124,13 +132,15 @@ async def _script(trouble: Trouble) -> Told:
     watch_slots(world)
     async with world.living():
         world.replica("a")
-        world.apply(runPolicy={"cleanPodPolicy": "All"})
-        await _life(world)
+        await life(world)
         await world.quiet(QUIET_SECONDS)
         return Told(world.digest(), killer.writes, events, tell=world.tell())
 
 
-async def _life(world: World) -> None:
+async def eventful_life(world: World) -> None:
+    """Of a job that is not queued."""
+    world.apply(runPolicy={"cleanPodPolicy": "All"})
+
     def ready(workers: int, disruptions: int = 0, restarts: int = 0) -> bool:
         status = world.job().status
         return (
@@ -163,6 +173,50 @@ async def _life(world: World) -> None:
     for run in world.trainers.runs.values():
         run.done = run.truth.samples
     await world.until(lambda: world.job().status.finished, 200, "the end")
+
+
+async def queued_life(world: World) -> None:
+    """Of a job that waits in Kueue as one Workload."""
+    kueue = Kueue(world)
+    workers = {"replicas": 3, "minReplicas": 2, "maxReplicas": 6, "maxSurge": 1}
+    policy = {"queue": "team", "queueAs": "Workload"}
+    world.apply(runPolicy={"cleanPodPolicy": "All", "schedulingPolicy": policy}, workers=workers)
+
+    def runs() -> bool:
+        status = world.job().status
+        settled = status.observed_generation == world.job().metadata.generation and kueue.is_told_ready()
+        return settled and (status.parameter_servers.ready, status.workers.ready) == (1, 3)
+
+    def waits(reason: str = "Queued") -> bool:
+        return not world.server.all("pods") and world.job().status.reason == reason
+
+    await world.until(waits, 200, "queued")
+    kueue.room = True
+    await world.until(runs, 200, "admitted")
+    pod: Any = world.pod_at("worker", 1)
+    world.cluster.notice(pod["spec"]["nodeName"])
+    await world.until(lambda: runs() and world.job().status.restarts.disruptions == 1, 200, "replaced")
+    kueue.preempt()
+    await world.until(lambda: waits() and kueue.is_free(), 200, "preempted")
+    kueue.room = True
+    await world.until(runs, 200, "admitted again")
+    uids = {pod["metadata"]["uid"] for pod in world.server.all("pods")}
+    [workload] = world.server.all("workloads")
+    world.server.remove(("workloads", "team", workload["metadata"]["name"]))
+    await world.until(runs, 200, "another Workload is admitted")
+    if {pod["metadata"]["uid"] for pod in world.server.all("pods")} != uids:
+        world.faults_of_the_operator.append(AssertionError("a pod ended because its Workload was gone"))
+    world.edit(workers={**workers, "minReplicas": 3})
+    await world.until(lambda: runs() and kueue.asks() == {"ps": 1, "worker": 3}, 200, "queued for more")
+    world.edit(suspend=True)
+    await world.until(lambda: waits("Suspended") and not world.server.all("workloads"), 200, "suspended")
+    world.edit(suspend=False)
+    await world.until(runs, 200, "resumed")
+    for run in world.trainers.runs.values():
+        if run.repeated or not run.done:
+            world.faults_of_the_operator.append(AssertionError(f"{run.repeated} samples were trained twice"))
+        run.done = run.truth.samples
+    await world.until(lambda: world.job().status.finished and kueue.is_told_finished(), 200, "the end")
 
 
 def watch_slots(world: World) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from shoal.cluster.transport import Answer, Query, StreamRefused
 from shoal.errors import Unavailable
+from shoal.manifests.workload import ADMISSION_MANAGER
 from tests.unit.cluster.servers import json_patched
 from tests.virtual.loop import later, now, stamp
 
@@ -190,6 +191,8 @@ class ApiServer:
             found = self.objects.get((plural, ns, name))
             return _ok(found) if found else _no(404, "NotFound", f'{plural} "{name}" not found')
         key = (plural, ns, name or body["metadata"].get("name", ""))
+        if verb == "PATCH" and plural == "workloads" and key in self.objects:
+            body = applied(self.objects[key], body, query["fieldManager"])
         if plural != "events" and verb != "DELETE":
             body = json.loads(json.dumps(body))
         answer = self._write(verb, key, sub, body)
@@ -355,6 +358,14 @@ def merged(old: Any, patch: Any) -> Any:
         return patch
     both = {**old, **{key: merged(old.get(key), value) for key, value in patch.items()}}
     return {key: value for key, value in both.items() if value is not None}
+
+
+def applied(old: Json, body: Json, manager: str) -> Json:
+    """The status of a Workload that one manager applies, as a merge patch: the conditions of others stay."""
+    status, fresh = old.get("status", {}), body["status"]
+    conditions = {c["type"]: c for c in (*status.get("conditions", []), *fresh.get("conditions", []))}
+    gone = {"admission": None} if manager == ADMISSION_MANAGER and "admission" not in fresh else {}
+    return {**body, "status": {**fresh, **gone, "conditions": list(conditions.values())}}
 
 
 def _ok(found: Json, status: int = 200) -> Answer:

@@ -54,6 +54,7 @@ class Replica:
             images=Images(ps="ps:1", worker="worker:1"),
             identity=self.name,
             plan_seconds=world.plan_seconds,
+            kueue=world.kueue,
         )
         self.operator = Operator(
             self.client,
@@ -108,6 +109,7 @@ class World:
         faults: Faults | None = None,
         plan_seconds: float = 60.0,
         step_seconds: float = STEP_SECONDS,
+        kueue: bool = False,
     ) -> None:
         self.server = ApiServer()
         self.cluster = Cluster(self.server)
@@ -116,6 +118,7 @@ class World:
         self.lease_faults = Faults()
         self.plan_seconds = plan_seconds
         self.step_seconds = step_seconds
+        self.kueue = kueue
         self.replicas: list[Replica] = []
         self.faults_of_the_operator: list[BaseException] = []
         self.watchers: list[Callable[[], None]] = []
@@ -272,7 +275,12 @@ def digest_of(job: Json) -> Json:
     return {
         "phase": status.get("phase"),
         "reason": status.get("reason"),
-        "conditions": sorted((c["type"], c["status"], c["reason"]) for c in status.get("conditions", [])),
+        "conditions": sorted(
+            (c["type"], c["status"], c["reason"])
+            for c in status.get("conditions", [])
+            if (c["type"], c["status"])
+            != ("Disrupted", "False")  # as if it had never been told: it may be so brief
+        ),
         "restarts": {k: v for k, v in status.get("restarts", {}).items() if k != "byReason"},
         "reasons": sum(status.get("restarts", {}).get("byReason", {}).values()),
         "servers": {k: v for k, v in status.get("parameterServers", {}).items() if k != "lastSnapshotTime"},

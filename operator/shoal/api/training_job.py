@@ -111,14 +111,28 @@ class FailureRule(Strict):
 class SchedulingPolicy(Strict):
     """How the job's pods are queued and scheduled."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "!has(self.queueAs) || self.queueAs == 'Pods' || (has(self.queue) && self.queue != '')",
+                "queueAs Workload needs a queue: set queue to the name of a LocalQueue",
+            ),
+        )
+    )
+
     gang: Literal["None", "PodGroup"] = "None"
     """PodGroup: no pod starts before there is room for all parameter servers and workers.minReplicas. It needs the
     PodGroups of scheduler-plugins and a scheduler with its plugin Coscheduling, which the templates name in
     schedulerName unless it is the default one. Where PodGroups are not installed, the job runs without, and is Degraded
     with reason NoPodGroup. Can change only while the job is suspended."""
     queue: str = Field("", max_length=63)
-    """The LocalQueue of Kueue, where it is installed with its integration for plain pods: each pod is admitted by
-    itself, so training begins with those that are. Empty: pods are not queued."""
+    """The LocalQueue of Kueue. Empty: pods are not queued."""
+    queue_as: Literal["Pods", "Workload"] = "Pods"
+    """What waits in the queue. Pods: each pod by itself (Kueue's integration for plain pods), so training begins with
+    those that are admitted. Workload: all parameter servers and workers.minReplicas together, as one Workload that
+    Shoal makes; until it is admitted the job has no pods, and where it is preempted the job is suspended. Workers above
+    minReplicas wait as Pods. It needs the chart's value kueue.enabled, and Kueue chooses the nodes, so that
+    pools, onDemandBase and fallback are not available. Can change only while the job is suspended."""
 
 
 class RunPolicy(Strict):
@@ -299,6 +313,20 @@ class TrainingJobSpec(Strict):
                 "self.runPolicy.schedulingPolicy.gang == oldSelf.runPolicy.schedulingPolicy.gang"
                 " || (self.suspend && oldSelf.suspend)",
                 "runPolicy.schedulingPolicy.gang can change only while the job is suspended: set suspend to true first",
+            ),
+            (
+                "self.runPolicy.schedulingPolicy.queueAs == oldSelf.runPolicy.schedulingPolicy.queueAs"
+                " || (self.suspend && oldSelf.suspend)",
+                "runPolicy.schedulingPolicy.queueAs can change only while the job is suspended: set suspend to true"
+                " first",
+            ),
+            (
+                "self.runPolicy.schedulingPolicy.queueAs != 'Workload'"
+                " || (!(has(self.workers.pools) && size(self.workers.pools) > 0)"
+                " && !(has(self.parameterServers.pools) && size(self.parameterServers.pools) > 0)"
+                " && self.workers.onDemandBase == 0 && !has(self.workers.fallback))",
+                "with runPolicy.schedulingPolicy.queueAs Workload Kueue chooses the nodes: remove pools,"
+                " onDemandBase and fallback",
             ),
             (
                 "!(self.elasticity.mode in ['Advise', 'Auto'])"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
+from shoal.api.labels import JOB
 from shoal.api.training_job import TrainingJob
 from shoal.client.words import count, duration
 
@@ -79,6 +80,23 @@ def _conditions(seen: Seen) -> Iterator[Finding]:
         )
 
 
+def _queued(seen: Seen) -> Iterator[Finding]:
+    quota = seen.job.status.condition("QuotaReserved")
+    if seen.job.status.finished or quota is None or quota.status != "False" or quota.reason in OWN_REASONS:
+        return
+    queue = seen.job.spec.run_policy.scheduling_policy.queue
+    yield Finding(
+        "waiting",
+        f"Kueue has given no quota, {quota.reason}: {quota.message}",
+        f"kubectl get workloads -l {JOB}={seen.job.metadata.name} shows what it asks for, kubectl describe localqueue "
+        f"{queue} who else waits; nothing is lost meanwhile",
+    )
+
+
+OWN_REASONS = frozenset({"Suspended", "NotQueued", "Finished"})
+"""Why a job has no quota that asks for none."""
+
+
 def _nobody_works(seen: Seen) -> Iterator[Finding]:
     job = seen.job
     if job.spec.workers.replicas == 0 and not job.status.finished and job.spec.elasticity.mode != "Auto":
@@ -93,6 +111,7 @@ HELP = {
     "NoProgress": "the message names what a worker waits for; shoal logs NAME --slot N shows its log",
     "UserError": "shoal-trainer check MODULE:OBJECT finds such an error in seconds, without a cluster",
     "BackoffLimitExceeded": "shoal logs NAME --slot N --previous shows the last failure",
+    "NoWorkload": "docs/sharing.md says what a job that waits in Kueue as a whole needs",
     "Invalid": "correct the template: the message has the API server's words",
     "QuotaExceeded": "nothing, it continues when there is room; or raise the ResourceQuota",
 }
@@ -222,5 +241,5 @@ def _data(seen: Seen) -> Iterator[Finding]:
 
 
 RULES: tuple[Callable[[Seen], Iterable[Finding]], ...] = (
-    _nobody_watches, _nobody_works, _conditions, _pending, _not_training, _slow, _costly, _plan, _data,
+    _nobody_watches, _nobody_works, _queued, _conditions, _pending, _not_training, _slow, _costly, _plan, _data,
 )  # fmt: skip

@@ -15,6 +15,7 @@ from typing import Any
 from shoal.api.base import API_VERSION, Resource
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.kube import DisruptionBudget, Node, Pod, Service
+from shoal.api.kueue import KUEUE, ResourceFlavor, Workload
 from shoal.api.labels import JOB
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
@@ -56,7 +57,10 @@ def key_of(about: Resource) -> Key:
     return about.metadata.namespace, about.metadata.name
 
 
-def _job_of(owned: Pod | Service | DisruptionBudget) -> Key | None:
+Owned = Pod | Service | DisruptionBudget | Workload
+
+
+def _job_of(owned: Owned) -> Key | None:
     name = owned.metadata.labels.get(JOB)
     return (owned.metadata.namespace, name) if name else None
 
@@ -68,12 +72,15 @@ class ClusterState:
         self._wakes = wakes
         self._nodes: dict[str, Node] = {}
         self._pools: dict[str, CapacityPool] = {}
+        self._flavors: dict[str, ResourceFlavor] = {}
         self.jobs: Cache[TrainingJob] = Cache(self._job_changed)
         self.pods: Cache[Pod] = Cache(
             self._pod_changed, {"job": _job_of, "node": lambda pod: pod.spec.node_name}
         )
         self.services: Cache[Service] = Cache(self._owned_changed, {"job": _job_of})
         self.budgets: Cache[DisruptionBudget] = Cache(self._owned_changed, {"job": _job_of})
+        self.workloads: Cache[Workload] = Cache(self._owned_changed, {"job": _job_of})
+        self.flavors: Cache[ResourceFlavor] = Cache(self._flavor_changed)
         self.nodes: Cache[Node] = Cache(self._node_changed)
         self.pools: Cache[CapacityPool] = Cache(self._pool_changed)
         self.profiles: Cache[SpeedProfile] = Cache(self._profile_changed)
@@ -82,6 +89,7 @@ class ClusterState:
         self._said_platform = self._platform = platform
         self.nodes_by_name: Mapping[str, Node] = MappingProxyType(self._nodes)
         self.pools_by_name: Mapping[str, CapacityPool] = MappingProxyType(self._pools)
+        self.flavors_by_name: Mapping[str, ResourceFlavor] = MappingProxyType(self._flavors)
 
     @property
     def platform(self) -> Platform:
@@ -134,11 +142,17 @@ class ClusterState:
         if seen is not None and not ours and (key := _job_of(seen)) is not None:
             self._wakes.jobs(key, Priority.URGENT if new is None or _is_leaving(new) else Priority.NORMAL)
 
-    def _owned_changed(
-        self, old: Service | DisruptionBudget | None, new: Service | DisruptionBudget | None, ours: bool
-    ) -> None:
+    def _owned_changed(self, old: Owned | None, new: Owned | None, ours: bool) -> None:
         seen = new or old
         if seen is not None and not ours and (key := _job_of(seen)) is not None:
+            self._wakes.jobs(key, Priority.NORMAL)
+
+    def _flavor_changed(self, old: ResourceFlavor | None, new: ResourceFlavor | None, _ours: bool) -> None:
+        if new is not None:
+            self._flavors[new.metadata.name] = new
+        elif old is not None:
+            self._flavors.pop(old.metadata.name, None)
+        for key in {key for each in self.workloads.all() if (key := _job_of(each)) is not None}:
             self._wakes.jobs(key, Priority.NORMAL)
 
     def _node_changed(self, old: Node | None, new: Node | None, _ours: bool) -> None:
@@ -204,11 +218,19 @@ def _without_version(node: Node) -> Node:
     return node.model_copy(update={"metadata": node.metadata.model_copy(update={"resource_version": ""})})
 
 
-def sources(namespace: str) -> dict[str, Source[Any]]:
-    """What to list and watch, by name of the resource: in one namespace or, if empty, in all."""
+def sources(namespace: str, *, kueue: bool = False) -> dict[str, Source[Any]]:
+    """What to list and watch, by name of the resource: in one namespace or, if empty, in all.
+
+    `kueue`: also what jobs that are queued as a Workload need.
+    """
     within = f"/namespaces/{namespace}" if namespace else ""
     custom = f"/apis/{API_VERSION}"
+    queues: dict[str, Source[Any]] = {
+        "workloads": Source(f"/apis/{KUEUE}{within}/workloads", Workload, JOB),
+        "resourceflavors": Source(f"/apis/{KUEUE}/resourceflavors", ResourceFlavor),
+    }
     return {
+        **(queues if kueue else {}),
         "trainingjobs": Source(f"{custom}{within}/{TrainingJob.PLURAL}", TrainingJob),
         "pods": Source(f"/api/v1{within}/pods", Pod, JOB),
         "services": Source(f"/api/v1{within}/services", Service, JOB),

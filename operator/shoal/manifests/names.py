@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from datetime import datetime
 
 from shoal.api.labels import INCARNATION, INDEX, JOB, JOB_UID, POOL, ROLE, TEMPLATE, Place
+from shoal.api.roles import ParameterServers, Workers
 from shoal.api.training_job import TrainingJob
 
+PRIORITY_CLASS = "kueue.x-k8s.io/priority-class"
+"""Kueue's label of a job: its WorkloadPriorityClass."""
+_PLACEMENT = (
+    "affinity",
+    "nodeSelector",
+    "overhead",
+    "priorityClassName",
+    "resources",
+    "runtimeClassName",
+    "tolerations",
+)
+"""Fields of a PodSpec by which quota and nodes are chosen."""
+_OF_A_CONTAINER = ("name", "resources", "restartPolicy")
 _YEAR_2020 = 1_577_836_800
 """Unix seconds; to keep names short."""
 
@@ -63,6 +79,34 @@ def group_name(job: TrainingJob) -> str:
 def group_key(job: TrainingJob) -> str:
     """Its name with its content: by this it is known whether it is as it should be."""
     return f"{group_name(job)}-{gang_size(job)}"
+
+
+def workload_name(job: TrainingJob) -> str:
+    """Kueue's Workload of the job: `<job>-<uid>-<what it asks for>`.
+
+    What is admitted cannot change, so that who asks for something else has another Workload. The digest is one of the
+    spec and not of the pods: a newer operator with other defaults must queue no job again.
+    """
+    spec = job.spec
+    asked = [
+        spec.run_policy.scheduling_policy.queue,
+        job.metadata.labels.get(PRIORITY_CLASS, ""),
+        spec.parameter_servers.replicas,
+        spec.workers.min_replicas,
+        *(_asks(role) for role in (spec.parameter_servers, spec.workers)),
+    ]
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
+    return f"{job.metadata.name}-{job.metadata.uid[:8]}-{digest}"
+
+
+def _asks(role: ParameterServers | Workers) -> list[object]:
+    """What of a role decides about its quota and its nodes."""
+    spec = role.template.get("spec") or {}
+    containers = {
+        kind: [[each.get(field) for field in _OF_A_CONTAINER] for each in spec.get(kind) or ()]
+        for kind in ("initContainers", "containers")
+    }
+    return [role.capacity, containers, *(spec.get(field) for field in _PLACEMENT)]
 
 
 def gang_size(job: TrainingJob) -> int:

@@ -7,7 +7,8 @@ machine within seconds instead of five minutes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from shoal.api.capacity_pool import CapacityPool
@@ -24,6 +25,16 @@ _HARD = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 @dataclass(frozen=True)
+class Assigned:
+    """What a queue's admission adds to a pod."""
+
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Where:
     """The nodes that a pod may run on."""
 
@@ -34,11 +45,13 @@ class Where:
     """Whether it runs in the zone of parameter server 0."""
     excluded: tuple[str, ...] = ()
     """Nodes to avoid."""
+    assigned: Assigned | None = None
+    """What the admission of the job's Workload says, for a pod that it stands for."""
 
     @property
-    def key(self) -> tuple[str, str]:
-        """What tells this from the other answers of one plan."""
-        return self.capacity, self.pool.metadata.name if self.pool else ""
+    def key(self) -> tuple[str, str, bool]:
+        """What tells this from the other answers of one plan for a role."""
+        return self.capacity, self.pool.metadata.name if self.pool else "", self.assigned is not None
 
 
 def default_where(job: TrainingJob, place: Place) -> Where:
@@ -96,7 +109,9 @@ def _node_terms(where: Where, platform: Platform) -> list[dict[str, Any]]:
 
 
 def node_selector(where: Where) -> dict[str, str]:
-    """The labels of the pool's nodes."""
+    """The labels of the pool's nodes, or of the admitted flavors'."""
+    if where.assigned is not None:
+        return dict(where.assigned.node_selector)
     return dict(where.pool.spec.node_selector) if where.pool else {}
 
 
@@ -106,6 +121,8 @@ def tolerations(where: Where, platform: Platform, *, gpu: bool) -> list[dict[str
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 15}
         for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
     ]
+    if where.assigned is not None:
+        tolerated += [dict(each) for each in where.assigned.tolerations]
     if gpu:
         tolerated.append({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"})
     if where.pool is not None:

@@ -10,12 +10,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.api.labels import ON_DEMAND, Place
+from shoal.api.labels import ON_DEMAND, Place, RoleName
 from shoal.api.training_job import TrainingJob
 from shoal.manifests import names
 from shoal.manifests.merge import merge
 from shoal.manifests.objects import PORTS, Manifest, owner
-from shoal.manifests.placement import Where, affinity, default_where, node_selector, tolerations
+from shoal.manifests.placement import Assigned, Where, affinity, default_where, node_selector, tolerations
 from shoal.manifests.platforms import GENERIC, Platform
 from shoal.manifests.runtime_config import NODE_NAME_ENV, POD_IP_ENV, ConfigTemplate
 from shoal_trainer.contract import ACCELERATORS_ENV, CODE_DIR, CONFIG_ENV, DATA_PORT, SECRET_DIR, STORAGE_DIR
@@ -23,6 +23,7 @@ from shoal_trainer.contract import ACCELERATORS_ENV, CODE_DIR, CONFIG_ENV, DATA_
 USER = 65532
 GRACE_SECONDS = {"worker": 20, "ps": 60}
 """A worker finishes its step and pushes within the notice of a spot node. A server takes a final snapshot."""
+RESTARTS = {"worker": "Never", "ps": "OnFailure"}
 QUEUE = "kueue.x-k8s.io/queue-name"
 POD_GROUP = "scheduling.x-k8s.io/pod-group"
 GPU = "nvidia.com/gpu"
@@ -68,27 +69,41 @@ class PodFactory:
             for each in spec["containers"]
         ]
         policy = job.spec.run_policy.scheduling_policy
+        given = where.assigned or Assigned()
+        labels = {
+            **({QUEUE: policy.queue} if policy.queue else {}),
+            **({POD_GROUP: names.group_name(job)} if policy.gang == "PodGroup" else {}),
+            **(metadata.get("labels") or {}),
+            **given.labels,
+            **names.place_labels(job, place, where.pool.metadata.name if where.pool else ""),
+            **({ON_DEMAND: "true"} if on_demand else {}),
+        }
+        if where.assigned is not None:
+            labels.pop(QUEUE, None)  # the job's Workload stands for it
         return {
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {
                 "name": names.pod_name(job.metadata.name, place),
                 "namespace": job.metadata.namespace,
-                "labels": {
-                    **({QUEUE: policy.queue} if policy.queue else {}),
-                    **({POD_GROUP: names.group_name(job)} if policy.gang == "PodGroup" else {}),
-                    **(metadata.get("labels") or {}),
-                    **names.place_labels(job, place, where.pool.metadata.name if where.pool else ""),
-                    **({ON_DEMAND: "true"} if on_demand else {}),
-                },
-                "annotations": metadata.get("annotations") or {},
+                "labels": labels,
+                "annotations": {**(metadata.get("annotations") or {}), **given.annotations},
                 "ownerReferences": [owner(job)],
             },
             "spec": {
                 **spec,
                 "containers": containers,
-                "restartPolicy": "OnFailure" if place.role == "ps" else "Never",
+                "restartPolicy": RESTARTS[place.role],
             },
+        }
+
+    def template(self, role: RoleName) -> Manifest:
+        """What the pods of a role have in common, for whoever decides about all of them at once."""
+        place = Place(role, 0, 0)
+        merged = self._template(place, default_where(self._job, place))
+        return {
+            "metadata": {"labels": merged["metadata"].get("labels") or {}},
+            "spec": {**merged["spec"], "restartPolicy": RESTARTS[role]},
         }
 
     def _template(self, place: Place, where: Where) -> Manifest:

@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.events import Event
 from shoal.api.kube import Node, Pod, Service, ServiceSpec
+from shoal.api.kueue import ResourceFlavor, Workload
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import TrainingJobStatus
 from shoal.manifests.objects import Manifest
@@ -128,6 +129,12 @@ class Observation:
     server confirmed it within the last minutes: nobody may read Secrets, and nobody watches PodGroups."""
     name_conflicts: Mapping[str, NameConflict] = field(default_factory=dict)
     """Names that the job needs and objects of other owners have. Names of pods and Services never coincide."""
+    workloads: tuple[Workload, ...] = ()
+    """Workloads of Kueue controlled by the job."""
+    no_workloads: str = ""
+    """Why Workloads cannot be read now; empty: they can."""
+    flavors: Mapping[str, ResourceFlavor] = field(default_factory=dict)
+    """All ResourceFlavors of Kueue by name."""
     nodes: Mapping[str, Node] = field(default_factory=dict)
     """All nodes by name; empty where nodes cannot be read."""
     node_signals: bool = True
@@ -228,6 +235,42 @@ class ApplyPodGroup:
 
 
 @dataclass(frozen=True)
+class CreateWorkload:
+    """POST a Workload of Kueue, with the priority that its class has now. A 409 means that it exists already."""
+
+    name: str
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class TellWorkload:
+    """Server-side apply of one condition of a Workload."""
+
+    name: str
+    uid: str
+    kind: str
+    status: Literal["True", "False"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class RequeueWorkload:
+    """Give the quota of an evicted Workload back (`shoal.manifests.workload.requeued`), so that it is queued again."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True)
+class DeleteWorkload:
+    """DELETE a Workload of Kueue, which gives its quota back."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True)
 class DeleteDisruptionBudget:
     """DELETE a PodDisruptionBudget. The name contains the job's uid; a 404 means that it is gone already."""
 
@@ -262,6 +305,10 @@ Action = (
     | CreateSecret
     | CreateDisruptionBudget
     | ApplyPodGroup
+    | CreateWorkload
+    | TellWorkload
+    | RequeueWorkload
+    | DeleteWorkload
     | DeleteDisruptionBudget
     | ConfirmAbsent
     | DeleteJob
@@ -287,10 +334,12 @@ __all__ = [
     "CreatePod",
     "CreateSecret",
     "CreateService",
+    "CreateWorkload",
     "DeleteDisruptionBudget",
     "DeleteJob",
     "DeletePod",
     "DeleteService",
+    "DeleteWorkload",
     "Event",
     "Images",
     "Manifest",
@@ -301,7 +350,9 @@ __all__ = [
     "Reason",
     "Refusal",
     "RefusalKind",
+    "RequeueWorkload",
     "Service",
     "ServiceSpec",
+    "TellWorkload",
     "UpdateService",
 ]

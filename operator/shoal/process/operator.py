@@ -183,6 +183,8 @@ class Operator:
             "pods": state.pods,
             "services": state.services,
             "poddisruptionbudgets": state.budgets,
+            "workloads": state.workloads,
+            "resourceflavors": state.flavors,
             "nodes": state.nodes,
             "capacitypools": state.pools,
             "speedprofiles": state.profiles,
@@ -195,7 +197,7 @@ class Operator:
                 on_restart=partial(self._restarted, name),
                 on_unreadable=self._unreadable if name == "trainingjobs" else _nothing,
             )
-            for name, source in sources(settings.namespace).items()
+            for name, source in sources(settings.namespace, kueue=settings.kueue).items()
             if name != "nodes" or settings.node_signals
         }
 
@@ -266,6 +268,7 @@ class Operator:
                 claims,
                 images=settings.images,
                 node_signals=self._nodes_readable,
+                no_workloads=self._no_workloads,
                 api_returned_at=lambda: self._outage.returned_at,
                 proposal=self.planner.proposal,
                 wall=wall,
@@ -315,6 +318,15 @@ class Operator:
 
     def _replan(self) -> None:
         self.planner.trigger()
+
+    def _no_workloads(self) -> str:
+        """Why Workloads of Kueue cannot be read; empty: they can."""
+        reflectors = [self._reflectors.get(name) for name in ("workloads", "resourceflavors")]
+        if not all(reflectors):
+            return "the operator has nothing to do with Kueue: set the chart's value kueue.enabled"
+        if any(each is not None and (each.denied or not each.synced.is_set()) for each in reflectors):
+            return "Kueue's Workloads and ResourceFlavors cannot be listed: it is not installed, or not permitted"
+        return ""
 
     def _nodes_readable(self) -> bool:
         nodes = self._reflectors.get("nodes")

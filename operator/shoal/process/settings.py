@@ -27,6 +27,8 @@ class Settings:
     """The namespace to watch; empty for all namespaces."""
     node_signals: bool = True
     """Whether to watch nodes."""
+    kueue: bool = False
+    """Whether to watch Workloads and ResourceFlavors of Kueue."""
     platform: Platform | None = None
     """The platform of the nodes; None: as their labels say."""
     identity: str = "shoal"
@@ -65,6 +67,7 @@ class Settings:
             ),
             namespace=get("SHOAL_NAMESPACE", ""),
             node_signals=_flag(environment, "SHOAL_NODE_SIGNALS", True),
+            kueue=_flag(environment, "SHOAL_KUEUE", False),
             platform=_platform(environment),
             identity=identity_of(environment),
             lease_namespace=get("POD_NAMESPACE") or "default",

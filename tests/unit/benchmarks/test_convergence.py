@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from benchmarks.convergence import SHOAL, accuracy, seconds_to
+from benchmarks.convergence import SHOAL, accuracy, seconds_to, share
 from benchmarks.virtual_job import Job
 
 SEEDS = range(3)
@@ -40,3 +40,17 @@ def test_a_straggler_costs_all_reduce_half_its_speed_and_shoal_its_own():
     mine, synchronous = (seconds_to((rule, job, 0.93)) for rule in (SHOAL, "all-reduce, rate × √W"))
     assert mine < synchronous < math.inf
     assert seconds_to((SHOAL, Job("digits", 1, 0, "Adam", speeds="equal"), 0.93)) > 2.5 * mine
+
+
+def test_rounds_keep_the_accuracy_of_sixteen_workers() -> None:
+    without = median("Shoal, no rounds", "digits", 16, "momentum")
+    assert median(SHOAL, "digits", 16, "momentum") >= without + 0.015
+
+
+@pytest.mark.parametrize(
+    ("speeds", "of_all_reduce"), [("equal", 0.95), ("slower", 1.15), ("straggler", 1.5), ("mixed", 2.0)]
+)
+def test_rounds_cost_little_of_the_workers_speed(speeds, of_all_reduce) -> None:
+    """They cost how much steps vary, here by a tenth; a straggler costs the others nothing."""
+    job = Job("digits", 8, 0, speeds=speeds)
+    assert share((SHOAL, job)) >= max(0.88, of_all_reduce * share(("all-reduce", job)))

@@ -77,6 +77,12 @@ RUNNING = {"observedGeneration": 1, "phase": "Running", "workers": {"ready": 3}}
             [], "12.00 so far, 1.50 an hour now; on-demand nodes would have cost 30.00 more", "",
         ),
         (
+            {"phase": "Suspended", "conditions": [
+                {"type": "QuotaReserved", "status": "False", "lastTransitionTime": stamp(NOW), "reason": "Pending",
+                 "message": "insufficient unused quota for cpu"}]},
+            [], "Kueue has given no quota, Pending: insufficient unused quota for cpu", "describe localqueue",
+        ),
+        (
             RUNNING | {"training": {"phase": "Training", "step": 9}, "data": {"repeated": 5, "lost": 2}},
             [], "5 samples were trained twice", "guarantees.md",
         ),

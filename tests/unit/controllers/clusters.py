@@ -10,6 +10,7 @@ from typing import Any
 
 from shoal.api.events import Event
 from shoal.api.kube import DisruptionBudget, Pod
+from shoal.api.kueue import ResourceFlavor, Workload
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import APPLY_PATCH, Answer, Query
 from shoal.controllers.state import ClusterState, Key, Wakes
@@ -85,7 +86,9 @@ class Cluster:
         fault = self.fault(method, path)
         if isinstance(fault, Exception):
             raise fault
-        if fault is None and content_type == APPLY_PATCH and path not in self.objects:
+        if content_type == APPLY_PATCH and path.endswith("/status"):
+            body = self._applied(path, body)
+        elif fault is None and content_type == APPLY_PATCH and path not in self.objects:
             self.add(path, body)
         answer: Answer = fault or getattr(self, f"_{method.lower()}")(path, body)
         if self.loses_answer(method, path):
@@ -123,6 +126,14 @@ class Cluster:
             patched = json_patched(self.objects[where], body)
             return Answer(422, b"{}") if patched is None else _ok(self.add(where, patched))
         return _ok(self.add(where, _merge(self.objects[where], body)))
+
+    def _applied(self, path: str, body: Json) -> Json:
+        """A status with the conditions of other managers; what a manager leaves out stays, as nobody needs it here."""
+        known = self.objects.get(path.removesuffix("/status"), {}).get("status", {})
+        by_type = {each["type"]: each for each in known.get("conditions", [])}
+        by_type |= {each["type"]: each for each in body["status"].get("conditions", [])}
+        meta = {key: value for key, value in body["metadata"].items() if key != "resourceVersion"}
+        return {**body, "metadata": meta, "status": {**body["status"], "conditions": list(by_type.values())}}
 
     def _delete(self, path: str, body: Json) -> Answer:
         known = self.objects.get(path)
@@ -225,7 +236,7 @@ class Rig:
         """The job in the cluster."""
         return TrainingJob.model_validate(self.cluster.objects[JOB_PATH])
 
-    def apply(self, **spec: Any) -> TrainingJob:
+    def apply(self, *, labels: dict[str, str] | None = None, **spec: Any) -> TrainingJob:
         whole = {
             "storage": {"ephemeral": {}},
             "training": {"entrypoint": "digits:job", "stopAfter": {"epochs": 1}},
@@ -235,7 +246,7 @@ class Rig:
         body = {
             "apiVersion": "shoal.dev/v1alpha1",
             "kind": "TrainingJob",
-            "metadata": {"name": "digits", "namespace": "ns"},
+            "metadata": {"name": "digits", "namespace": "ns", "labels": labels or {}},
             "spec": whole,
         }
         self.cluster.add(JOB_PATH, body)
@@ -250,6 +261,8 @@ class Rig:
             ("pods", self.state.pods, Pod),
             ("services", self.state.services, Service),
             ("poddisruptionbudgets", self.state.budgets, DisruptionBudget),
+            ("workloads", self.state.workloads, Workload),
+            ("resourceflavors", self.state.flavors, ResourceFlavor),
         ]
         for kind, cache, model in kinds:
             found = [o for p, o in self.cluster.objects.items() if re.search(f"/{kind}/", p)]

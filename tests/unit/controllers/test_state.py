@@ -84,6 +84,12 @@ def test_sources_of_one_or_all_namespaces() -> None:
         "capacitypools": "/apis/shoal.dev/v1alpha1/capacitypools",
         "speedprofiles": "/apis/shoal.dev/v1alpha1/speedprofiles",
     }
+    assert {
+        source.path for name, source in sources("ml", kueue=True).items() if name not in sources("ml")
+    } == {
+        "/apis/kueue.x-k8s.io/v1beta1/namespaces/ml/workloads",
+        "/apis/kueue.x-k8s.io/v1beta1/resourceflavors",
+    }
     within = sources("ml")
     assert within["pods"].path == "/api/v1/namespaces/ml/pods"
     assert within["pods"].query == {"labelSelector": "shoal.dev/job"}

@@ -21,21 +21,26 @@ from shoal.policy.model import (
     CreatePod,
     CreateSecret,
     CreateService,
+    CreateWorkload,
     DeleteDisruptionBudget,
     DeletePod,
     DeleteService,
+    DeleteWorkload,
     Observation,
     Plan,
     Refusal,
     RefusalKind,
+    RequeueWorkload,
     Service,
+    TellWorkload,
     UpdateService,
 )
 from shoal.policy.plan import plan
 from shoal_trainer.contract import StatusReport
 from tests.unit.policy import build
+from tests.unit.policy.queue import Queue
 
-REMOVALS = (DeletePod, DeleteService, DeleteDisruptionBudget)
+REMOVALS = (DeletePod, DeleteService, DeleteDisruptionBudget, DeleteWorkload, RequeueWorkload)
 
 
 @dataclass
@@ -80,6 +85,7 @@ class World:
         """A report that replaces the true one."""
         self.report_age = 0.0
         self.quota: int | None = None
+        self.queue = Queue()
         self.taken: set[str] = set()
         """Pods that were disrupted or failed, by name: each may be counted once."""
         self.ever_lost: set[str] = set()
@@ -127,6 +133,9 @@ class World:
             pods=tuple(self.pod(name) for name in self.pods),
             services={n: Service.model_validate(s) for n, s in self.services.items()},
             existing=frozenset(self.existing),
+            workloads=self.queue.seen(),
+            no_workloads=self.queue.unreadable,
+            flavors=self.queue.flavors,
             nodes={n: Node.model_validate(o) for n, o in self.nodes.items()},
             report=report,
             report_age=self.report_age,
@@ -220,6 +229,13 @@ class World:
                 there = self.pods if kind == "Pod" else self.nodes
                 if name not in there:
                     (self.asked if kind == "Pod" else self.asked_nodes).add(name)
+            case CreateWorkload(name, manifest):
+                self.queue.create(name, manifest)
+            case TellWorkload(name, _, kind, status, reason, message):
+                self.queue.tell(name, kind, status, reason, message)
+            case RequeueWorkload(name) | DeleteWorkload(name):
+                assert all(p["status"]["phase"] in {"Failed", "Succeeded"} for p in self.pods.values())
+                self.queue.give_back(name, self.now, delete=isinstance(action, DeleteWorkload))
             case DeletePod(name, uid, grace):
                 assert self.pods[name]["metadata"]["uid"] == uid
                 self.deleted.append(name)
@@ -233,6 +249,7 @@ class World:
             self.refusals[name] = Refusal(RefusalKind.QUOTA, name, "exceeded quota: pods", 1, self.now)
             return
         self.refusals.pop(name, None)
+        self.queue.check(self.job, action)
         first_server = action.role == "ps" and action.incarnation == first_incarnation(self.job)
         assert name not in self.created or first_server, f"{name} existed before"
         self.created.append(name)
@@ -396,6 +413,7 @@ class World:
             self.taint(node, on=False)
         self.quota, self.silent = None, set()
         self.manifest["spec"]["suspend"] = False
+        self.queue.heal()
 
 
 def running_world(**how: Any) -> World:

@@ -3,6 +3,8 @@
 import types
 from pathlib import Path
 
+import pytest
+
 from shoal_trainer.contract import Role
 from shoal_trainer.run.processes import LocalJob, LocalRun, Process
 
@@ -31,3 +33,28 @@ def test_kill_of_never_killed_processes_only_kills_none():
     run.processes = [process(Role.PS, 0)]
     assert run.kill() is None
     assert run.kills == 0
+
+
+@pytest.mark.parametrize("log", ["", "INFO shoal_trainer.worker.loop: joined: hello 0.1 s, pull 0.1 s\n"])
+def test_kill_of_a_worker_that_has_not_started_yet_is_told_once(tmp_path, log):
+    now = [0.0]
+    run = LocalRun(LocalJob("m:job", kill_every=5.0, kill="worker"), clock=lambda: now[0])
+    worker = process(Role.WORKER, 0)
+    worker.log = tmp_path / "log"
+    worker.log.write_text(log)
+    run.processes, run._next_kill = [worker], 5.0
+    run.poll()
+    assert run.too_often == ""
+    now[0] = 5.2
+    run.poll()
+    assert run.kills == 1
+    if log:
+        assert run.too_often == ""
+        return
+    assert (
+        "worker-0-0 was killed 5 s after its start, before it had joined: with --kill-every 5"
+        in run.too_often
+    )
+    told, now[0] = run.too_often, 30.0
+    run.poll()
+    assert run.too_often is told

@@ -93,7 +93,7 @@ class Batches(Ranges):
     size: int = field(init=False)
     remark = (
         "a PyDataset is read by index, and Shoal shuffles: its on_epoch_end() is not called. The batch size is that of "
-        "the job."
+        "the job"
     )
 
     def __post_init__(self) -> None:

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from shoal_trainer.data.downloads import Download
 
 
+UNPLACED = "and not each of them exactly once"
+"""In the remark of data whose ranges are not the same samples for every worker."""
+
+
 class Part(NamedTuple):
     """The positions [start, stop) in the order of an epoch, or of a file (`stop` None: to its end).
 

@@ -22,7 +22,7 @@ from shoal_trainer.data.batch import Batch, batches, fill, leaves, map_leaves, s
 from shoal_trainer.data.indexed import connected, reached, require_dataset
 from shoal_trainer.data.lengths import checked
 from shoal_trainer.data.rows import count, rebatched, taken
-from shoal_trainer.data.source import Extent, Part, Source
+from shoal_trainer.data.source import UNPLACED, Extent, Part, Source
 from shoal_trainer.errors import UserError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Stream(Source):
         """See `Source`."""
         return (
             f"{_name(self.data)} cannot be read from any position, so each worker reads it from a place of its own: an "
-            f"epoch is {self._size:,} samples, and not each of them exactly once"
+            f"epoch is {self._size:,} samples, {UNPLACED}"
         )
 
     def describe(self) -> Extent:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from shoal_trainer.contract import Shard
 from shoal_trainer.errors import Fenced, Unreachable, UserError
 from shoal_trainer.ps import kernels
 from shoal_trainer.ps.aligned import aligned
+from shoal_trainer.ps.pieces import InPieces, Payload, section
 from shoal_trainer.ps.shard_bounds import Bounds, bounds
 from shoal_trainer.ps.shard_client import ShardClient, asks
 from shoal_trainer.security import Credentials
@@ -46,6 +47,17 @@ from shoal_trainer.wire.messages import (
 )
 
 T = TypeVar("T")
+
+
+class Parted(InPieces, Protocol):
+    """A vector that is read in pieces while it is sent."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of its values: that of the wire."""
+
+
+Vector = NDArray[Any] | Parted
 
 CODECS = {"fp32": Codec.FP32, "bf16": Codec.BF16}
 
@@ -174,13 +186,13 @@ class PSClient:
             Op.PULL, Op.PARAMETERS, None, out, codec=codec, flags=flags, ahead=ahead, known=known
         )
 
-    def push_pull(self, gradient: NDArray[Any], out: NDArray[Any], push: Push) -> Pulled:
+    def push_pull(self, gradient: Vector, out: NDArray[Any], push: Push) -> Pulled:
         """Apply the mean gradient of `push.samples` samples, and write the parameters to `out`, `push.ahead` later."""
         self._check(gradient)
         self._check(out)
         return self._call(Op.PUSH_PULL, Op.PARAMETERS, gradient, out, push, ahead=push.ahead)
 
-    def push_round(self, gradient: NDArray[Any], out: NDArray[Any], push: Push) -> Pulled:
+    def push_round(self, gradient: Vector, out: NDArray[Any], push: Push) -> Pulled:
         """As `push_pull`, but the parameters are those after the other workers' pushes (`ps/rounds`).
 
         The wait for these is in neither of `Pulled`'s times.
@@ -190,7 +202,7 @@ class PSClient:
         pulled = self.pull(out, ahead=push.ahead, known=push.base_versions)
         return replace(pulled, push_seconds=pushed.push_seconds, made=pushed.versions[0])
 
-    def push_delta(self, delta: NDArray[Any], out: NDArray[Any], push: Push, *, scale: float = 1.0) -> Pulled:
+    def push_delta(self, delta: Vector, out: NDArray[Any], push: Push, *, scale: float = 1.0) -> Pulled:
         """Parameters += scale * delta, and write the new parameters to `out`."""
         self._check(delta)
         self._check(out)
@@ -212,7 +224,7 @@ class PSClient:
         if not welcome.wants_copy:
             return welcome
         shard, (low, high) = self._shards[welcome.index], self._bounds[welcome.index]
-        part, pulled = self._encode(copy.flat)[low:high], copy.pulled
+        part, pulled = section(self._encode(copy.flat), low, high), copy.pulled
         request = Header(Op.OFFER, self.codec, seq=copy.generation, version=pulled.versions[shard.index])
         self._send(shard, request, encode_answer(copy.meta(shard.index)), part)
         return decode_json(ShardWelcome, shard.receive(Op.WELCOME)[1])
@@ -221,7 +233,7 @@ class PSClient:
         self,
         op: Op,
         expected: Op,
-        values: NDArray[Any] | None,
+        values: Vector | None,
         out: NDArray[Any] | None,
         push: Push | None = None,
         *,
@@ -247,7 +259,7 @@ class PSClient:
             start, (low, high) = self._clock(), self._bounds[index]
             base = versions[index] if versions else samples
             request = Header(op, payload_codec, seq=seq, version=base, flags=flags, ahead=ahead)
-            part = None if payload is None else payload[low:high]
+            part = None if payload is None else section(payload, low, high)
             piece = self._shards[index].send(request, meta, part)
             sending += self._clock() - start
             return piece
@@ -256,7 +268,7 @@ class PSClient:
             nonlocal sending
             start, (low, high) = self._clock(), self._bounds[index]
             assert payload is not None
-            self._shards[index].send_payload(payload[low:high])
+            self._shards[index].send_payload(section(payload, low, high))
             sending += self._clock() - start
 
         def received_into(index: int) -> NDArray[Any] | None:
@@ -278,7 +290,8 @@ class PSClient:
                 return receive(index)
             target = received_into(index)
             if piece and target is not None and self._tls:
-                return self._shards[index].exchange(piece, payload[low:high], expected, target, coding)
+                part = section(payload, low, high)
+                return self._shards[index].exchange(piece, part, expected, target, coding)
             if not piece:
                 send_payload(index)
                 return receive(index)
@@ -327,23 +340,24 @@ class PSClient:
                 raise reason from None  # why the server closed the connection during `send`
             raise
 
-    def _send(self, shard: ShardClient, request: Header, meta: bytes, payload: NDArray[Any]) -> None:
+    def _send(self, shard: ShardClient, request: Header, meta: bytes, payload: Payload) -> None:
         shard.send(request, meta, payload)
-        if asks(payload.nbytes):
+        if asks(payload.size * request.codec.itemsize):
             shard.send_payload(payload)
 
-    def _encode(self, flat: NDArray[Any]) -> NDArray[Any]:
-        if self.codec is Codec.FP32 or flat.dtype == np.uint16:
+    def _encode(self, flat: Vector) -> Payload:
+        if self.codec is Codec.FP32 or flat.dtype == np.uint16 or not isinstance(flat, np.ndarray):
             return flat
         kernels.encode(flat, self._outgoing)
         return self._outgoing
 
-    def _check(self, flat: NDArray[Any]) -> None:
+    def _check(self, flat: Vector) -> None:
         size = self._bounds[-1][1] if self._bounds else -1
         if size < 0:
             raise Unreachable("not connected: call hello first")
+        contiguous = not isinstance(flat, np.ndarray) or flat.flags.c_contiguous
         dtypes = (np.float32, np.uint16) if self.codec is Codec.BF16 else (np.float32,)
-        if flat.shape != (size,) or flat.dtype not in dtypes or not flat.flags.c_contiguous:
+        if flat.shape != (size,) or flat.dtype not in dtypes or not contiguous:
             raise ValueError(
                 f"a flat vector has shape ({size},) in float32, not {flat.shape} in {flat.dtype}"
             )

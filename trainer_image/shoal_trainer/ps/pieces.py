@@ -6,6 +6,9 @@ An array is one piece. The update rules go through the pieces in order, so they 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
 
 from shoal_trainer.ps.kernels import Buffer
 
@@ -47,14 +50,49 @@ class Window:
             yield slice(part.start + first, part.stop + first), values
 
 
-Payload = Buffer | Pieces | Window
+class Section:
+    """The values [low, high) of a vector, as a vector."""
+
+    def __init__(self, values: Payload, low: int, high: int) -> None:
+        self.size = high - low
+        self.shape = (self.size,)
+        self._values, self._low = values, low
+
+    def parts(self, low: int, high: int) -> Iterator[tuple[slice, Buffer]]:
+        """The values [low, high), as in `parts`."""
+        first = self._low
+        for part, values in parts(self._values, low + first, high + first):
+            yield slice(part.start - first, part.stop - first), values
+
+
+class InPieces(Protocol):
+    """A vector that is not one array."""
+
+    @property
+    def size(self) -> int:
+        """The number of values."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(size,)."""
+
+    def parts(self, low: int, high: int) -> Iterator[tuple[slice, Buffer]]:
+        """The values [low, high), as in `parts`."""
+
+
+Payload = Buffer | InPieces
 """The values of a request or answer, of shape (size,), in fp32 or bf16; or a part of them."""
+
+
+def section(io: Payload, low: int, high: int) -> Payload:
+    """The values [low, high) of `io`."""
+    return io[low:high] if isinstance(io, np.ndarray) else Section(io, low, high)
 
 
 def parts(io: Payload, low: int = 0, high: int | None = None) -> Iterator[tuple[slice, Buffer]]:
     """The values [low, high) of `io`, piece by piece: (their positions in `io`, a view of them)."""
     high = io.size if high is None else high
-    if isinstance(io, Pieces | Window):
+    if not isinstance(io, np.ndarray):
         yield from io.parts(low, high)
     elif low < high:
         yield slice(low, high), io[low:high]

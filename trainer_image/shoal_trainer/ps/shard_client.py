@@ -16,6 +16,7 @@ from shoal_trainer.contract import Role, Shard
 from shoal_trainer.errors import Fenced, ProtocolError, Unreachable, UserError
 from shoal_trainer.ps import kernels
 from shoal_trainer.ps.aligned import aligned, octets
+from shoal_trainer.ps.pieces import Payload, parts, section
 from shoal_trainer.security import Credentials
 from shoal_trainer.wire import handshake, header
 from shoal_trainer.wire.channel import MIN_RATE, Channel
@@ -103,14 +104,14 @@ class ShardClient:
         self.minimum_epoch = server.epoch
         self._link = _Link(channel, server)
 
-    def send(self, request: Header, meta: bytes = b"", payload: NDArray[Any] | None = None) -> int:
+    def send(self, request: Header, meta: bytes = b"", payload: Payload | None = None) -> int:
         """Send one request; read its answer with `receive`.
 
         If the client `asks`, the payload is left for `send_payload`, and the server is ready for it.
         Returns the bytes of a piece if the server answers it piece by piece, else 0.
         """
         link = self._connected()
-        body = memoryview(b"") if payload is None else octets(payload)
+        length = 0 if payload is None else payload.size * request.codec.itemsize
         complete = request._replace(
             shard=self.index,
             slot=self._identity.slot,
@@ -118,12 +119,13 @@ class ShardClient:
             epoch=link.server.epoch,
             boot=link.server.boot,
             meta=len(meta),
-            length=len(body),
-            flags=request.flags | (ASK if asks(len(body)) else 0),
+            length=length,
+            flags=request.flags | (ASK if asks(length) else 0),
         )
         head = header.encode(complete) + meta
         if not complete.flags & ASK:
-            link.channel.send(head, *((body,) if len(body) else ()))
+            body = [] if payload is None else [octets(values) for _, values in parts(payload)]
+            link.channel.send(head, *body)
             return 0
         link.channel.send(head)
         answer, _ = self._answer(link.channel)
@@ -131,9 +133,10 @@ class ShardClient:
             raise ProtocolError(f"shard {self.index} answered {answer.op.name}, expected GO")
         return answer.seq
 
-    def send_payload(self, payload: NDArray[Any]) -> None:
-        """Send the payload of a request, or a part of it."""
-        self._connected().channel.send(octets(payload))
+    def send_payload(self, payload: Payload) -> None:
+        """Send the payload of a request, or a part of it, in the pieces that it has."""
+        for _, values in parts(payload):
+            self._connected().channel.send(octets(values))
 
     def receive(
         self, expected: Op, out: NDArray[Any] | None = None, codec: Codec = Codec.FP32
@@ -148,13 +151,13 @@ class ShardClient:
         return answer, meta
 
     def exchange(
-        self, piece: int, payload: NDArray[Any], expected: Op, out: NDArray[Any], codec: Codec
+        self, piece: int, payload: Payload, expected: Op, out: NDArray[Any], codec: Codec
     ) -> tuple[Header, bytearray]:
         """Send the payload of a request, and receive its answer as `receive` does, piece by piece from one thread."""
         step = piece // codec.itemsize
         self._next(out.size * codec.itemsize, Op.STREAM)
         for low in range(0, out.size, step):
-            self.send_payload(payload[low : low + step])
+            self.send_payload(section(payload, low, min(out.size, low + step)))
             self.receive_payload(out[low : low + step], codec)
         return self._next(0, expected)
 

@@ -51,6 +51,7 @@ from shoal_trainer.security import Credentials, create_secret_dir
 from shoal_trainer.snapshot.storage import open_storage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.worker.hardware import accelerators_of, shared_by
+from shoal_trainer.worker.work import JOINED
 
 MAX_WARNINGS = 10
 MAX_FAILURES = 10
@@ -95,6 +96,7 @@ class Process:
     popen: subprocess.Popen[bytes]
     log: Path
     termination: Path
+    started_at: float = 0.0
     killed: bool = False
     done_at: float | None = None
     """When its exit code 0 was first seen."""
@@ -112,6 +114,8 @@ class LocalRun:
         self.job = job
         self.processes: list[Process] = []
         self.kills = 0
+        self.too_often = ""
+        """Says that a worker was killed before it had joined: training may never go on."""
         self.failures = 0
         self.outcome: TerminationMessage | None = None
         name = job.entrypoint.partition(":")[0].replace(".", "-")
@@ -197,7 +201,12 @@ class LocalRun:
             self._ended(process, code)
         if self.outcome is None and self._clock() >= self._next_kill:
             self._next_kill = self._clock() + float(self.job.kill_every or 0)
-            self.kill()
+            if (victim := self.kill()) is not None and not self.too_often and not _joined(victim):
+                age = self._clock() - victim.started_at
+                self.too_often = (
+                    f"{victim.name} was killed {age:.0f} s after its start, before it had joined: with --kill-every "
+                    f"{self.job.kill_every:g}, training may never go on. Use a longer interval than a worker's start."
+                )
         return self.outcome
 
     def kill(self, role: Role | None = None, how: int = signal.SIGKILL) -> Process | None:
@@ -285,7 +294,7 @@ class LocalRun:
                 env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                 process_group=0,  # Ctrl-C in a terminal is for this process, which then ends them in order
             )  # fmt: skip
-        self.processes.append(Process(role, index, incarnation, popen, log, termination))
+        self.processes.append(Process(role, index, incarnation, popen, log, termination, self._clock()))
 
     def _config(self, role: Role, index: int, incarnation: int) -> RuntimeConfig:
         job = self.job
@@ -308,6 +317,11 @@ class LocalRun:
             data_tls=job.data_tls,
             node_name="local",
         )
+
+
+def _joined(process: Process) -> bool:
+    """Whether a worker has reached the parameter servers; True for a server."""
+    return process.role is Role.PS or f" {JOINED}: " in process.log.read_text(errors="replace")
 
 
 def tail(log: Path, lines: int = 3) -> str:

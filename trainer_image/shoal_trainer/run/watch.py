@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.markup import escape
 
 from shoal_trainer.contract import EXIT_USER, Outcome, StatusReport, TerminationMessage
+from shoal_trainer.data.source import UNPLACED
 from shoal_trainer.errors import TrainerError
 from shoal_trainer.run.epoch_lines import EpochLines
 from shoal_trainer.run.processes import LocalJob, LocalRun
@@ -47,7 +48,7 @@ def _follow(processes: LocalRun, title: str, console: Console, started: float) -
     report: StatusReport | None = None
     reported_at = started
     printed_at = 0.0
-    epochs = EpochLines()
+    epochs, told = EpochLines(), False
     with Live(console=console, auto_refresh=False, transient=False) as live:
         while (outcome := processes.poll()) is None:
             now = time.monotonic()
@@ -55,6 +56,11 @@ def _follow(processes: LocalRun, title: str, console: Console, started: float) -
             if newest is not None:
                 report, reported_at = newest, now
                 _print_lines(console, epochs.update(newest, now))
+            if processes.too_often and not told:
+                told = True
+                console.print(
+                    f"[yellow]warning[/yellow] {escape(processes.too_often)}", highlight=False, soft_wrap=True
+                )
             note = f"{len(processes.processes)} processes, {processes.kills} killed, {now - started:.0f} s"
             if report is not None and now - reported_at > UNREACHABLE_SECONDS:
                 note += f", coordinator unreachable for {now - reported_at:.0f} s"
@@ -96,14 +102,18 @@ def _print_result(console: Console, outcome: TerminationMessage, warnings: list[
     console.print(
         f"[green]Succeeded[/green] in {seconds:.0f} s, {outcome.step:,} steps  {metrics}", soft_wrap=True
     )
-    _print_lines(console, [f"data: {describe_data(outcome)}"])
+    placed = not any(UNPLACED in warning for warning in warnings)
+    _print_lines(console, [f"data: {describe_data(outcome, placed=placed)}"])
     for warning in warnings:
         console.print(f"[yellow]warning[/yellow] {escape(warning)}", highlight=False, soft_wrap=True)
     _print_lines(console, [f"end: {outcome.message}", f"model: {outcome.model_uri}"])
 
 
-def describe_data(outcome: TerminationMessage) -> str:
-    """How often the samples of the complete epochs were trained, in words."""
+def describe_data(outcome: TerminationMessage, *, placed: bool = True) -> str:
+    """How often the samples of the complete epochs were trained, in words.
+
+    `placed`: a range of samples has the same ones for every worker.
+    """
     ranges, lost = outcome.ranges, outcome.data.lost
     others = [
         (ranges.repeated, "more than once"),
@@ -114,6 +124,8 @@ def describe_data(outcome: TerminationMessage) -> str:
     if not exceptions and not lost:
         if not ranges.once:
             return "training stopped before the end of the first epoch"
+        if not placed:
+            return "every completed epoch had as many samples as the data"
         return "every sample was trained exactly once per completed epoch"
     text = ", ".join([f"ranges of samples trained once: {ranges.once:,}", *exceptions])
     return f"{text}; {lost:,} samples left out" if lost else text

@@ -11,9 +11,20 @@ from shoal_trainer.ps.aligned import aligned
 
 
 class Buffers:
-    """`current` holds parameters to compute on (`FlatModel.dtype`, shape (size,)); `spare` may be received into."""
+    """`current` holds parameters to compute on (`FlatModel.dtype`, shape (size,)); `spare` may be received into.
 
-    def __init__(self, size: int, dtype: npt.DTypeLike, alias: Callable[[npt.NDArray[Any]], Any]) -> None:
+    `alias` makes a tensor of an array, and `upload` a copy of it where steps compute.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        dtype: npt.DTypeLike,
+        alias: Callable[[npt.NDArray[Any]], Any],
+        upload: Callable[[Any], Any] = lambda tensor: tensor,
+    ) -> None:
+        self._upload = upload
+        self._copy: Any = None
         self._arrays = [aligned(size, dtype) for _ in range(2)]
         self._tensors = [alias(array) for array in self._arrays]
         self._index = 0
@@ -34,10 +45,17 @@ class Buffers:
         return self._tensors[self._index]
 
     @property
+    def copy(self) -> Any:
+        """`current` where steps compute: uploaded once."""
+        if self._copy is None:
+            self._copy = self._upload(self.tensor)
+        return self._copy
+
+    @property
     def spare_tensor(self) -> Any:
         """`spare` as a tensor over the same memory."""
         return self._tensors[1 - self._index]
 
-    def swap(self) -> None:
-        """Make the received parameters current."""
-        self._index = 1 - self._index
+    def swap(self, copy: Any = None) -> None:
+        """Make the received parameters current. `copy`: of them, if they were uploaded when they came."""
+        self._index, self._copy = 1 - self._index, copy

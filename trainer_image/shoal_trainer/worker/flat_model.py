@@ -7,11 +7,11 @@ eager assignment of each variable would take 48 ms for a ResNet-110). The receiv
 (dlpack); the caller must not receive into a buffer while a step reads it.
 
 An accelerator decodes, encodes and concatenates by itself, in one XLA cluster where Keras uses XLA. So the flat vectors
-cross the bus in the wire's format, half the bytes in bf16, and parameters once per push; a batch crosses it while the
-step before it runs. Without one, TensorFlow's
-casts and concatenation would take several passes over memory, so parameters are passed as fp32, and a kernel encodes
-gradients in one pass into the update. Only small ones are concatenated first: a deep model has hundreds, and each
-output of the function has a cost of its own in Python.
+cross the bus in the wire's format, half the bytes in bf16, each once per push; a batch crosses it while the step before
+it runs, and an update, of which a step returns only a few numbers, while the next one runs (`on_device`). Without an
+accelerator, TensorFlow's casts and concatenation would take several passes over memory, so parameters are passed as
+fp32, and a kernel encodes gradients in one pass into the update. Only small ones are concatenated first: a deep model
+has hundreds, and each output of the function has a cost of its own in Python.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ from shoal_trainer.worker.keras_internals import call_traced, learning_rate_of, 
 from shoal_trainer.worker.layout import Layout, flatten, layout_of, unflatten
 from shoal_trainer.worker.local_step import local_step
 from shoal_trainer.worker.memory import memory_is_enough
+from shoal_trainer.worker.on_device import DeviceInclusion, DeviceMean, OnDevice, cut, encoded, squares
+from shoal_trainer.worker.on_host import HostInclusion, HostMean, Inclusion, Mean
 from shoal_trainer.worker.optimizers import has_own_step, unwrap, why_worker
 from shoal_trainer.worker.seeds import keep_drawing, vary_seeds
 from shoal_trainer.worker.several_devices import NotPure, SeveralDevices, shares
@@ -67,7 +69,8 @@ class Step:
     `skipped`: mixed_float16 discarded the gradient (an overflow, a non-finite batch); the optimizer takes no step.
     """
 
-    update: npt.NDArray[Any]
+    update: Any
+    """An array on the host, `OnDevice` on an accelerator."""
     loss: float
     finite: bool
     skipped: bool = False
@@ -120,6 +123,9 @@ class FlatModel:
         """By the shapes of a batch."""
         self._overflows = 0
         self._spare: list[npt.NDArray[Any]] = []
+        self._gradients = len(cut(self.layout.trainable, self.layout.trainable))
+        """The pieces of an update on an accelerator that are gradients."""
+        self._readbacks = ThreadPoolExecutor(1, thread_name_prefix="readback")
         self._uploads = ThreadPoolExecutor(1, thread_name_prefix="upload")
         self._ahead: tuple[Batch, Future[Inputs]] | None = None
         """The batch of the next step, on its way to the accelerator."""
@@ -189,7 +195,7 @@ class FlatModel:
 
         def on_one(flat: Any, *arguments: Any) -> Any:
             rest = iter(arguments)
-            with tf.device(self.devices[0] if self.devices else None):
+            with tf.device(self._device):
                 pieces, loss, sums = step(self._decode(flat), map_leaves(lambda _: next(rest), structure))
                 self.found.metrics = tuple(sums)
                 # With `reduction=None`, a loss has one value per sample.
@@ -207,8 +213,10 @@ class FlatModel:
 
         def fetched(*tensors: Any) -> Any:
             pieces, numbers = compute(*tensors)
+            with tf.device(self._device):  # the update is read while the next step runs
+                pieces = [tf.identity(piece) for piece in pieces]
             with tf.device("/CPU:0"):
-                return [tf.identity(piece) for piece in pieces], tf.identity(numbers)
+                return pieces, tf.identity(numbers)
 
         return fetched
 
@@ -238,9 +246,9 @@ class FlatModel:
                 f"A training step failed: {where(error)}.{self._unlike(batch)} Make all samples alike in structure, "
                 "dtype and shape."
             ) from error
-        update, finite, numbers = self._update(pieces, np.asarray(numbers))
+        update, finite, moves, numbers = self._update(pieces, np.asarray(numbers))
         loss, metrics = from_vector(self.found.metrics, numbers)
-        skipped = self._may_overflow and not _any(update[: self.layout.trainable])
+        skipped = self._may_overflow and not moves
         self._overflows = self._overflows + 1 if skipped else 0
         overflow = skipped and self._overflows <= MAX_OVERFLOWS
         return Step(update, loss, overflow or (finite and math.isfinite(loss)), skipped, metrics)
@@ -292,6 +300,18 @@ class FlatModel:
         found, first = _described(batch), _described(self.example)
         return "" if found == first else f" The batch has {found}; the first one has {first}."
 
+    def mean(self) -> Mean:
+        """The mean of updates, where they are."""
+        if self._on_host:
+            return HostMean(self.reuse)
+        return DeviceMean(self._device, self._gradients, self._readbacks)
+
+    def inclusion(self) -> Inclusion:
+        """Adds updates to parameters, where both are."""
+        if self._on_host:
+            return HostInclusion(self.layout.size, self.dtype, self.alias)
+        return DeviceInclusion(self._device, xla=bool(self.model.jit_compile))
+
     def reuse(self, update: npt.NDArray[Any]) -> None:
         """Let a later step overwrite this update, which saves the allocation of new pages."""
         if self._on_host and not self._spare:
@@ -310,11 +330,37 @@ class FlatModel:
         """
         if self._on_host:
             return parameters
-        copies: list[Any] = []
-        for device in self.devices or (None,):
+        copies = [self.upload(parameters)]
+        for device in self.devices[1:]:
             with tf.device(device):
-                copies.append(tf.identity(copies[0] if copies else parameters))
+                copies.append(tf.identity(copies[0]))
         return copies[0] if len(copies) == 1 else copies
+
+    def upload(self, parameters: Any) -> Any:
+        """A copy of the parameters on the first accelerator; itself if they are there already, or without one."""
+        if self._on_host:
+            return parameters
+        with tf.device(self._device):
+            return tf.identity(parameters)
+
+    def upload_when(self, answer: Future[Any], parameters: Any) -> Future[Any] | None:
+        """What `upload` gives once the answer is there, made while a step runs; None without an accelerator.
+
+        The future has None if the answer is an error.
+        """
+        if self._on_host:
+            return None
+        copy: Future[Any] = Future()
+
+        def arrived(answer: Future[Any]) -> None:
+            try:
+                failed = answer.cancelled() or answer.exception() is not None
+                copy.set_result(None if failed else self.upload(parameters))
+            except Exception as error:  # such as no memory
+                copy.set_exception(error)
+
+        answer.add_done_callback(arrived)
+        return copy
 
     def initial(self) -> npt.NDArray[np.float32]:
         """The model's current parameters, fp32, shape (layout.size,)."""
@@ -331,6 +377,11 @@ class FlatModel:
     def load(self, flat: npt.NDArray[np.float32]) -> None:
         """Set the model's variables, to evaluate or save it."""
         unflatten(self.model, self.layout, flat)
+
+    @property
+    def _device(self) -> str | None:
+        """The first device, by name; None if TensorFlow chooses it."""
+        return self.devices[0] if self.devices else None
 
     @property
     def device_count(self) -> int:
@@ -371,30 +422,38 @@ class FlatModel:
         return [tf.cast(tf.reshape(piece, entry.shape), entry.dtype) for entry, piece in found]
 
     def _encode(self, pieces: list[Any], numbers: Any) -> tuple[list[Any], Any]:
-        kind = tf.bfloat16 if self.wire == "bf16" and not self._on_host else tf.float32
-        pieces = [tf.cast(tf.reshape(piece, [-1]), kind) for piece in pieces]
+        flat = [tf.reshape(piece, [-1]) for piece in pieces]
         if self._on_host:
-            return [tf.concat(pieces[run], 0) for run in self.layout.runs], numbers
-        flat = tf.concat(pieces, 0)
-        finite = tf.reduce_all(tf.math.is_finite(tf.cast(flat, tf.float32)))
-        if self.wire == "bf16":
-            flat = tf.bitcast(flat, tf.uint16)
-        return [flat], tf.concat([numbers, [tf.cast(finite, tf.float32)]], 0)
+            flat = [tf.cast(piece, tf.float32) for piece in flat]
+            return [tf.concat(flat[run], 0) for run in self.layout.runs], numbers
+        kind = tf.bfloat16 if self.wire == "bf16" else tf.float32
+        values = tf.concat([tf.cast(piece, kind) for piece in flat], 0)
+        sizes = cut(self.layout.size, self.layout.trainable)
+        update = [encoded(piece, self._wire_dtype) for piece in tf.split(values, sizes)]
+        finite = tf.reduce_all(tf.math.is_finite(tf.cast(values, tf.float32)))
+        moves = tf.reduce_any(values[: self.layout.trainable] != 0)
+        of_update = [
+            squares(update[: self._gradients]),
+            *(tf.cast(flag, tf.float32) for flag in (moves, finite)),
+        ]
+        return update, tf.concat([numbers, tf.stack(of_update)], 0)
 
     def _update(
         self, pieces: list[Any], numbers: npt.NDArray[Any]
-    ) -> tuple[npt.NDArray[Any], bool, npt.NDArray[Any]]:
-        """The result of `_encode`: the update in the wire's format, whether it is finite, and the other numbers."""
-        arrays = [np.asarray(memoryview(piece)) for piece in pieces]
+    ) -> tuple[Any, bool, bool, npt.NDArray[Any]]:
+        """The result of `_encode`: the update, whether it is finite, whether it is not zero, the other numbers."""
         if not self._on_host:
-            return arrays[0], bool(numbers[-1]), numbers[:-1]
+            numbers, (square, moves, finite) = numbers[:-3], numbers[-3:].tolist()
+            return OnDevice(pieces, math.sqrt(square), self._readbacks), bool(finite), bool(moves), numbers
         update = self._spare.pop() if self._spare else np.empty(self.layout.size, self._wire_dtype)
         finite, low = True, 0
-        for array in arrays:
+        for piece in pieces:
+            array = np.asarray(memoryview(piece))
             high = low + array.size
             finite &= kernels.encode(array, update[low:high])
             low = high
-        return update, finite, numbers
+        moves = not self._may_overflow or _any(update[: self.layout.trainable])
+        return update, finite, moves, numbers
 
 
 def _any(values: npt.NDArray[Any]) -> bool:

@@ -33,9 +33,9 @@ from shoal_trainer.worker.flat_model import FlatModel, Step
 from shoal_trainer.worker.layout import Average
 from shoal_trainer.worker.leases import Leases, joined
 from shoal_trainer.worker.optimizers import Placement
-from shoal_trainer.worker.send import Send, added, combined, full, length
+from shoal_trainer.worker.send import Send, length
 from shoal_trainer.worker.upstream import PROBE_SECONDS, Upstream
-from shoal_trainer.worker.work import Coordinator, Finished, TaskWork, Wasted, reporting
+from shoal_trainer.worker.work import JOINED, Coordinator, Finished, TaskWork, Wasted, reporting
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class Loop(Upstream):
         watch: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(flat_model, placement, exchange, coordinator, leases, drain, clock)
+        super().__init__(flat_model, placement, exchange, coordinator, leases, drain, policy.averages, clock)
         self._feed = feed
         self._do_task = do_task
         self._policy = policy
@@ -236,7 +236,8 @@ class Loop(Upstream):
             self._leases.reset(welcome.generation)
             self._seq = max(shard.last_seq for shard in welcome.shards)
             self._last_push = self._clock()
-            log.info("joined: hello %.3f s, pull %.3f s", greeted - started, self._last_push - greeted)
+            now = self._last_push
+            log.info("%s: hello %.3f s, pull %.3f s", JOINED, greeted - started, now - greeted)
             return
 
     # --- a step ---------------------------------------------------------------------------------------------------
@@ -258,9 +259,9 @@ class Loop(Upstream):
         if (step := self._step(self._parameters(base), ready, updates)) is None:
             return
         self._compute_seconds = self._clock() - started + (self._compute_seconds if self._pending else 0.0)
-        self._pending.append((step, ready))
+        self._pending.add(step, ready)
         self.steps += 1
-        if not full(self._pending, self._policy.steps_per_push):
+        if not self._pending.full(self._policy.steps_per_push):
             return
         self._collect()
         if self._outage is not None:
@@ -272,11 +273,11 @@ class Loop(Upstream):
     def _parameters(self, base: Pulled) -> Any:
         """The parameters to compute on. Steps of one push share them."""
         if not self._pending:
-            tensor = None
+            tensor = self._buffers.copy
             if self._in_flight is not None:
-                tensor = self._anticipation.include(self._buffers.current, self._in_flight[1], base)
+                tensor = self._anticipation.include(tensor, self._in_flight[1], base)
             self._overlapped = self._in_flight is not None
-            self._computed_on = self._flat_model.on_device(self._buffers.tensor if tensor is None else tensor)
+            self._computed_on = self._flat_model.on_device(tensor)
         return self._computed_on
 
     def _step(self, parameters: Any, ready: Ready, updates: int) -> Step | None:
@@ -293,26 +294,22 @@ class Loop(Upstream):
 
     def _send(self, base: Pulled) -> None:
         """Pass the pending steps to the exchange thread as one push."""
-        # Steps of reassigned leases are dropped: the other worker pushes these samples.
-        held = [pair for pair in self._pending if self._leases.token(pair[1].work.token) is not None]
-        self._wasted += len(self._pending) - len(held)
-        self._pending = held
-        if not self._pending:
+        pile = self._pending
+        if not (marks := self._marks()):
+            pile.clear()
             return
-        skipped = all(step.skipped for step, _ in self._pending)
+        skipped = pile.skipped
         staleness = 1 if skipped else self._staleness  # the servers do not divide a difference by it
-        update, samples, loss = combined(self._pending, self._policy.averages, staleness)
-        steps = len(self._pending)
-        marks = [self._leases.mark(ready.work.token, ready.batch.end) for _, ready in self._pending]
+        update, steps = pile.update(self._averages, staleness), len(pile)
         now = self._clock()
         self._follow(now - self._last_push, base)
         self._seq += 1
         push = Push(
             seq=self._seq,
-            samples=samples,
+            samples=pile.samples,
             base_versions=base.versions,
             progress=joined(marks),
-            loss=loss,
+            loss=pile.loss,
             timings=Timings(
                 (now - self._last_push) / steps,
                 self._compute_seconds / steps,
@@ -322,11 +319,11 @@ class Loop(Upstream):
             ),
             learning_rate=self._learning_rate(base),
             steps=steps,
-            metrics=added(self._pending),
+            metrics=pile.metrics,
             ahead=self._anticipation.ahead(in_flight=not (self._policy.sequential or self._in_round)),
-            length=length(update[: self._flat_model.layout.trainable]) if base.live_workers > 1 else math.nan,
+            length=length(update, self._flat_model.layout.trainable) if base.live_workers > 1 else math.nan,
         )
-        self._pending.clear()
+        pile.clear()
         self._input_seconds, self._last_push = 0.0, now
         send = Send(update, push, local=skipped, overlapped=self._overlapped)
         if skipped:  # a difference does not change the optimizer's state, as in Keras
@@ -337,6 +334,7 @@ class Loop(Upstream):
             again = self._again(base, send)
             future = self._exchange.push_pull(update, self._buffers.spare, push, again=again)
         self._in_flight = (future, send)
+        self._copy = self._flat_model.upload_when(future, self._buffers.spare_tensor)
 
     def _follow_rate(self) -> None:
         """Give the optimizer on this worker the learning rate that a callback has set; else that of `compile()`."""
@@ -400,7 +398,7 @@ class Loop(Upstream):
             self._pulled = pulled
             self._anticipation.answered(pulled, send.push.base_versions[0], overlapped=send.overlapped)
             self._staleness = max(1, pulled.staleness(send.push.base_versions[0]))
-            self._buffers.swap()
+            self._buffers.swap(None if self._copy is None else self._copy.result())
             self._leases.answered(send.push)
             self._leases.void(pulled.stopped)
             self._flat_model.reuse(send.update)
@@ -415,7 +413,7 @@ class Loop(Upstream):
             return None
         if self._policy.on_nan == "skip":
             log.warning("the loss is not finite: skipping the batch before position %d", ready.batch.end)
-            return replace(step, update=np.zeros_like(step.update), skipped=True)
+            return replace(step, update=np.zeros(step.update.shape, step.update.dtype), skipped=True)
         if self._discarded(ready, f"the loss is {step.loss}"):
             return None
         raise UserError(
@@ -461,7 +459,8 @@ class Loop(Upstream):
         assert self._pulled is not None
         updates = self._placement.config.step_after(self._pulled.samples)
         if (step := self._step(self._buffers.spare_tensor, ready, updates)) is not None:
-            self._local_step(step, ready)
+            self._pending.add(step, ready)
+            self._local_steps()
             self.steps += 1
 
     # --- helpers --------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ apply it twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,22 +67,22 @@ class Outage:
         """Whether local training has reached its limit; then the worker waits."""
         return self.steps >= self._max_steps or self._clock() - self._started >= self._max_seconds
 
-    def absorb(self, update: npt.NDArray[Any], samples: int, *, gradient: bool = True) -> None:
+    def absorb(self, update: Any, samples: int, *, gradient: bool = True) -> None:
         """Apply a step that is pushed separately: it is not part of the difference."""
         self._apply(update, samples, gradient)
         self.base[:] = self.master
 
-    def step(
-        self, update: npt.NDArray[Any], samples: int, progress: Progress, *, gradient: bool = True
-    ) -> None:
+    def step(self, update: Any, samples: int, progress: Sequence[Progress], *, gradient: bool = True) -> None:
         """Take a local step. `update` in wire format: gradients, then differences of the statistics.
+
+        `progress`: the mark of each step of which the update is the mean.
 
         `gradient` False: the step was skipped, and the optimizer does not run.
         """
         self._apply(update, samples, gradient)
-        self.steps += 1
+        self.steps += len(progress)
         self.samples += samples
-        self.progress.append(progress)
+        self.progress += progress
 
     def parameters_into(self, out: npt.NDArray[Any]) -> None:
         """Write the local parameters in the encoding of `out`."""
@@ -112,7 +112,7 @@ class Outage:
         self.rebase()
         return Send(delta, push, local=True)
 
-    def _apply(self, update: npt.NDArray[Any], samples: int, gradient: bool) -> None:
+    def _apply(self, update: Any, samples: int, gradient: bool) -> None:
         if self._scratch.shape != update.shape or self._scratch.dtype != update.dtype:
             self._scratch = aligned(update.size, update.dtype)
         self._scratch[:] = update  # the kernels overwrite their input

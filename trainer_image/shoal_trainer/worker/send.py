@@ -1,4 +1,4 @@
-"""Combines steps into a push."""
+"""The steps of a push, as one update."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from shoal_trainer.ps import kernels
 from shoal_trainer.ps.aligned import aligned
@@ -18,13 +17,16 @@ from shoal_trainer.wire.messages import MAX_MARKS, MetricSum, Push
 from shoal_trainer.worker.feed import Ready
 from shoal_trainer.worker.flat_model import Step
 from shoal_trainer.worker.layout import Average
+from shoal_trainer.worker.on_device import OnDevice
+from shoal_trainer.worker.on_host import Mean
 
 
 @dataclass(frozen=True)
 class Send:
     """A push and its update. The servers must apply pushes in order."""
 
-    update: npt.NDArray[Any]
+    update: Any
+    """An array, or `OnDevice`."""
     push: Push
     local: bool = False
     """A difference of local steps (to be divided by the number of workers), not a gradient."""
@@ -39,68 +41,106 @@ MAX_AVERAGE_STEP = 0.1
 shares, the sum of the pushes in flight could make a variance negative."""
 
 
-def full(pending: Sequence[tuple[Step, Ready]], limit: int) -> bool:
-    """Whether to push: there are `limit` steps, or another one might exceed the marks of a push.
+class Taken(NamedTuple):
+    """A step that is not pushed yet; its update is in the sum of the pile."""
 
-    Assumes one mark per lease, although adjacent leases share one.
-    """
-    if len(pending) >= limit:
-        return True
-    changes = sum(a.work.token != b.work.token for (_, a), (_, b) in pairwise(pending))
-    return changes + 1 >= MAX_MARKS
+    ready: Ready
+    loss: float
+    skipped: bool
+    metrics: tuple[MetricSum, ...]
 
 
-def combined(
-    pending: list[tuple[Step, Ready]], averages: Sequence[Average] = (), staleness: int = 1
-) -> tuple[npt.NDArray[Any], int, float]:
-    """The mean update of the steps (weighted by samples), their number of samples, and their mean loss.
+class Pile:
+    """The steps of the next push, whose updates are added up as they come."""
 
-    All steps started with the same statistics, so their mean is one step's change. `averages` are scaled to the change
-    of consecutive steps, and by `staleness` (pushes between pull and push, of the previous push), by which the servers
-    divide changes of statistics; both together are limited by `MAX_AVERAGE_STEP`.
-    """
-    samples = sum(ready.batch.samples for _, ready in pending)
-    loss = sum(step.loss * ready.batch.samples for step, ready in pending) / samples
-    update = pending[0][0].update if len(pending) == 1 else _mean(pending, samples)
-    for average in averages:
-        factor = np.float32(_average_factor(average, len(pending), staleness))
-        if factor != 1:
-            if not update.flags.writeable:  # memory of TensorFlow
-                update = update.copy()
-            part = update[average.low : average.high]
+    def __init__(self, mean: Mean) -> None:
+        self._mean = mean
+        self._first: Any = None
+        self.steps: list[Taken] = []
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def add(self, step: Step, ready: Ready) -> None:
+        """Add a step. One that was skipped changes nothing, but its samples count."""
+        if not self.steps:
+            self._first = step.update
+        elif len(self.steps) == 1 and not self.steps[0].skipped:
+            self._mean.add(self._first, self.samples)
+        if self.steps and not step.skipped:
+            self._mean.add(step.update, ready.batch.samples)
+        self.steps.append(Taken(ready, step.loss, step.skipped, step.metrics))
+
+    def clear(self) -> None:
+        """Drop all steps."""
+        self._mean.clear()
+        self._first, self.steps = None, []
+
+    def full(self, limit: int) -> bool:
+        """Whether to push: there are `limit` steps, or another one might exceed the marks of a push.
+
+        Assumes one mark per lease, although adjacent leases share one.
+        """
+        if len(self.steps) >= limit:
+            return True
+        changes = sum(a.ready.work.token != b.ready.work.token for a, b in pairwise(self.steps))
+        return changes + 1 >= MAX_MARKS
+
+    @property
+    def samples(self) -> int:
+        """The samples of all steps."""
+        return sum(step.ready.batch.samples for step in self.steps)
+
+    @property
+    def skipped(self) -> bool:
+        """Whether all steps were."""
+        return all(step.skipped for step in self.steps)
+
+    @property
+    def loss(self) -> float:
+        """The mean loss of the samples."""
+        return sum(step.loss * step.ready.batch.samples for step in self.steps) / self.samples
+
+    @property
+    def metrics(self) -> tuple[MetricSum, ...]:
+        """The metrics of the steps, added up."""
+        sums: dict[str, MetricSum] = {}
+        for step in self.steps:
+            for name, total, weight in step.metrics:
+                _, before, weighed = sums.get(name, (name, 0.0, 0.0))
+                sums[name] = MetricSum(name, before + total, weighed + weight)
+        return tuple(sums.values())
+
+    def update(self, averages: Sequence[Average] = (), staleness: int = 1) -> Any:
+        """The mean update of the steps, weighted by samples.
+
+        All steps started with the same statistics, so their mean is one step's change. `averages` are scaled to the
+        change of consecutive steps, and by `staleness` (pushes between pull and push, of the previous push), by which
+        the servers divide changes of statistics; both together are limited by `MAX_AVERAGE_STEP`.
+        """
+        alone = len(self.steps) == 1 or self.skipped
+        update = self._first if alone else self._mean.result(self.samples)
+        factors = [np.float32(_average_factor(each, len(self.steps), staleness)) for each in averages]
+        if all(factor == 1 for factor in factors):
+            return update
+        first = min(average.low for average in averages)
+        statistics = update.statistics(first) if isinstance(update, OnDevice) else update[first:]
+        for average, factor in zip(averages, factors, strict=True):
+            part = statistics[average.low - first : average.high - first]
             values = aligned(part.size)
             kernels.decode(part, values)
             values *= factor
             kernels.encode(values, part)
-    return update, samples, loss
+        return update
 
 
-def length(gradient: npt.NDArray[Any]) -> float:
-    """The Euclidean length of a gradient in the encoding of the wire."""
+def length(update: Any, trainable: int) -> float:
+    """The Euclidean length of the gradient in an update."""
+    if isinstance(update, OnDevice):
+        return update.length
     sums = np.zeros(3)
-    kernels.squares(gradient, sums)
+    kernels.squares(update[:trainable], sums)
     return math.sqrt(sums[0])
-
-
-def added(pending: Sequence[tuple[Step, Ready]]) -> tuple[MetricSum, ...]:
-    """The metrics of the steps, added up."""
-    sums: dict[str, MetricSum] = {}
-    for step, _ in pending:
-        for name, total, weight in step.metrics:
-            _, before, weighed = sums.get(name, (name, 0.0, 0.0))
-            sums[name] = MetricSum(name, before + total, weighed + weight)
-    return tuple(sums.values())
-
-
-def _mean(pending: list[tuple[Step, Ready]], samples: int) -> npt.NDArray[Any]:
-    first = pending[0][0].update
-    total = aligned(first.size)
-    scratch = aligned(first.size, first.dtype)
-    for step, ready in pending:
-        scratch[:] = step.update
-        kernels.add(total, scratch, np.float32(ready.batch.samples / samples))
-    kernels.encode(total, scratch)
-    return scratch
 
 
 def _average_factor(average: Average, steps: int, staleness: int) -> float:

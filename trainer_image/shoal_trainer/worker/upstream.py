@@ -9,26 +9,28 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
+from typing import Any
 
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps import kernels, schedules
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.journal import PushJournal
 from shoal_trainer.retry import Backoff
-from shoal_trainer.wire.messages import Copy, Pulled, Welcome
+from shoal_trainer.wire.messages import Copy, Progress, Pulled, Welcome
 from shoal_trainer.worker.anticipation import Anticipation
 from shoal_trainer.worker.buffers import Buffers
 from shoal_trainer.worker.exchange import Exchange
 from shoal_trainer.worker.feed import EndOfFile, Item, Ready
 from shoal_trainer.worker.flat_model import FlatModel, Step
+from shoal_trainer.worker.layout import Average
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.outage import MAX_STEPS, Outage
-from shoal_trainer.worker.send import Send
+from shoal_trainer.worker.send import Pile, Send
 from shoal_trainer.worker.work import About, Coordinator, DataWork, Token, Wasted
 
 log = logging.getLogger(__name__)
@@ -48,17 +50,18 @@ class Upstream:
         coordinator: Coordinator,
         leases: Leases,
         drain: threading.Event,
+        averages: Sequence[Average],
         clock: Callable[[], float],
     ) -> None:
         self._flat_model, self._placement = flat_model, placement
         self._exchange, self._coordinator = exchange, coordinator
         self._leases = leases
         self._drain = drain
+        self._averages = averages
         self._clock = clock
-        self._buffers = Buffers(flat_model.layout.size, flat_model.dtype, flat_model.alias)
-        size, trainable = flat_model.layout.size, flat_model.layout.trainable
+        self._buffers = Buffers(flat_model.layout.size, flat_model.dtype, flat_model.alias, flat_model.upload)
         self._anticipation = Anticipation(
-            placement.config, trainable, size, flat_model.dtype, flat_model.alias
+            placement.config, flat_model.layout.trainable, flat_model.inclusion()
         )
         self._pulled: Pulled | None = None
         self._journals: tuple[PushJournal, ...] = ()
@@ -67,13 +70,15 @@ class Upstream:
         self._boots: tuple[tuple[int, int], ...] = ()
         self._seq = 0
         self._in_flight: tuple[Future[Pulled], Send] | None = None
+        self._copy: Future[Any] | None = None
+        """Of the answer's parameters, on its way to an accelerator."""
         self._unsent: list[Send] = []
         self._outage: Outage | None = None
         self._reconnect: Future[Welcome] | None = None
         self._deferred: Item | None = None
         """An item that waits for the end of an outage."""
         self._last_push = self._last_answer = clock()
-        self._pending: list[tuple[Step, Ready]] = []
+        self._pending = Pile(flat_model.mean())
         """Steps that are not pushed yet."""
         self._outdated = False
         """Whether to pull newer parameters before the next step."""
@@ -125,9 +130,8 @@ class Upstream:
         if send is not None:
             self._outage.absorb(send.update, send.push.samples, gradient=not send.local)
             self._unsent.append(send)
-        for step, ready in self._pending:
-            self._local_step(step, ready)
-        self._pending.clear()
+        if self._pending:
+            self._local_steps()
         self._reconnect = self._reconnect_with_copy()
 
     def _local_training(self, rate: float | None, *, max_steps: int = MAX_STEPS) -> Outage:
@@ -155,13 +159,24 @@ class Upstream:
         copy = Copy(self._buffers.current, replace(self._pulled, journals=journals), self._generation)
         return self._exchange.connect(lambda: copy)
 
-    def _local_step(self, step: Step, ready: Ready) -> None:
+    def _local_steps(self) -> None:
+        """Apply the pending steps to the local parameters, as one push."""
         assert self._outage is not None
-        mark = self._leases.mark(ready.work.token, ready.batch.end)
-        if mark is None:
-            self._wasted += 1
-        else:
-            self._outage.step(step.update, ready.batch.samples, mark, gradient=not step.skipped)
+        pile = self._pending
+        if marks := self._marks():
+            update = pile.update(self._averages)
+            self._outage.step(update, pile.samples, marks, gradient=not pile.skipped)
+        pile.clear()
+
+    def _marks(self) -> list[Progress]:
+        """The marks of the pending steps, without those of reassigned leases, whose samples another worker pushes.
+
+        A coordinator takes all leases or none while steps are pending, so none has to be taken out of their sum.
+        """
+        steps = self._pending.steps
+        marks = [self._leases.mark(step.ready.work.token, step.ready.batch.end) for step in steps]
+        self._wasted += marks.count(None)
+        return [mark for mark in marks if mark is not None]
 
     def _end_outage(self, welcome: Welcome) -> None:
         """Push what the servers lack, and continue with their parameters; after a rollback, only the latter."""
@@ -240,8 +255,8 @@ class Upstream:
 
     def _report_divergence(self, step: Step, ready: Ready) -> None:
         """Make the whole job roll back to its newest snapshot, and reconnect."""
-        for _, pending in self._pending:
-            self._leases.mark(pending.work.token, pending.batch.end)
+        for pending in self._pending.steps:
+            self._leases.mark(pending.ready.work.token, pending.ready.batch.end)
         batch = self._leases.mark(ready.work.token, ready.batch.end)
         self._wasted += 1
         if batch is None:  # reassigned: the other worker will report it

@@ -79,6 +79,9 @@ class About(Enum):
     STEP = "a training step"
 
 
+JOINED = "joined"
+"""In a worker's log, once it has the parameters."""
+
 SLOW_SECONDS = 30.0
 """The heartbeats report a read that takes longer."""
 SLOW_WORK_SECONDS = 300.0

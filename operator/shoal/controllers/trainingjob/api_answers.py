@@ -33,10 +33,17 @@ class ApiAnswers:
     """Recorded pods of which the API server said that they do not exist: no pod of a run has the name again."""
     gone_nodes: dict[str, datetime] = field(default_factory=dict)
     """The same of nodes, whose names are used again; asked again after a while."""
-    first_look: bool = True
-    """This process has not recorded the job's status yet, and others may have made pods of it before."""
+    recorded: bool = False
+    """This process has stored a status of the job: it then knew what others had made."""
+    made_before: bool | None = None
+    """Whether others may have made pods of it: there are objects that are made before them. None: not looked yet."""
     conflicting: dict[str, tuple[NameConflict, datetime]] = field(default_factory=dict)
     """Objects of other owners, and when they were seen."""
+
+    @property
+    def first_look(self) -> bool:
+        """Whether there may be pods of others that no status records."""
+        return not self.recorded and bool(self.made_before)
 
     def existing_names(self, now: datetime) -> frozenset[str]:
         """Names that were lately confirmed to exist."""

@@ -20,6 +20,7 @@ from shoal import manifests
 from shoal.api import labels
 from shoal.api.base import API_VERSION
 from shoal.api.kube import DisruptionBudget, Node, Pod, Service
+from shoal.api.kueue import KUEUE, Workload
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import APPLY_PATCH, JSON, MERGE_PATCH, Answer, Transport
 from shoal.controllers.state import ClusterState
@@ -27,7 +28,8 @@ from shoal.controllers.trainingjob.api_answers import AnswerStore, ApiAnswers
 from shoal.controllers.trainingjob.credentials import JobCredentials
 from shoal.controllers.trainingjob.metrics import JobMetrics
 from shoal.controllers.trainingjob.observe import name_conflict
-from shoal.errors import ClusterError, Unavailable
+from shoal.controllers.trainingjob.workloads import Workloads
+from shoal.errors import ClusterError, Refused, Unavailable
 from shoal.manifests import names
 from shoal.manifests.objects import POD_GROUPS
 from shoal.policy.model import (
@@ -38,13 +40,17 @@ from shoal.policy.model import (
     CreatePod,
     CreateSecret,
     CreateService,
+    CreateWorkload,
     DeleteDisruptionBudget,
     DeleteJob,
     DeletePod,
     DeleteService,
+    DeleteWorkload,
     Manifest,
     Refusal,
     RefusalKind,
+    RequeueWorkload,
+    TellWorkload,
     UpdateService,
 )
 
@@ -99,11 +105,14 @@ class Applier:
         self._credentials = credentials
         self._wall = wall
         self._metrics = metrics
+        self._workloads = Workloads(transport, state.workloads, manager=FIELD_MANAGER, wall=wall)
 
     async def apply(self, job: TrainingJob, actions: tuple[Action, ...]) -> Outcome:
         """Carry out the actions in order; consecutive ones that belong together run concurrently."""
         errors: list[ClusterError] = []
         changed, refused = 0, False
+        answers = self._answers.get(job.metadata.uid)
+        known = answers.first_look
         limit, growth = asyncio.Semaphore(MAX_IN_FLIGHT), asyncio.Semaphore(GROWTH_IN_FLIGHT)
 
         async def one(action: Action) -> None:
@@ -129,8 +138,8 @@ class Applier:
             async with asyncio.TaskGroup() as together:
                 for action in group:
                     together.create_task(one(action))
-            if refused and stage == _FIRST:
-                break
+            if stage == _FIRST and (refused or (answers.first_look and not known)):
+                break  # the pods are planned anew
         return Outcome(changed=changed > 0, error=errors[0] if errors else None)
 
     async def _do(self, job: TrainingJob, action: Action) -> bool:
@@ -165,6 +174,14 @@ class Applier:
                 )
             case ApplyPodGroup(name, manifest):
                 return await self._apply_pod_group(job, answers, name, manifest)
+            case CreateWorkload(name, manifest):
+                return await self._create_workload(job, answers, name, manifest)
+            case TellWorkload():
+                await self._workloads.tell(job, action)
+            case RequeueWorkload(name, uid):
+                await self._workloads.requeue(job, name, uid)
+            case DeleteWorkload(name, uid):
+                await self._workloads.delete(job, name, uid)
             case DeletePod(name, uid, grace_seconds):
                 await self._delete_pod(job, name, uid, grace_seconds)
             case UpdateService(name, selector):
@@ -198,11 +215,13 @@ class Applier:
         saw: Callable[[bytes], None] | None,
         *,
         unique: bool = False,
+        strict: bool = True,
         urgent: bool = False,
     ) -> bool:
         """Create an object; True if it exists now and belongs to the job.
 
         `saw`: None for kinds without a watch. `unique`: its name contains the job's uid, so what has it is the job's.
+        `strict`: a field that the API server does not know is an error.
         """
         known = self._state.jobs.get(job.metadata.name, job.metadata.namespace)
         if known is None or known.metadata.uid != job.metadata.uid or known.metadata.deletion_timestamp:
@@ -210,7 +229,7 @@ class Applier:
         answer = await self._transport.request(
             "POST",
             _path(group, job, plural),
-            query={"fieldValidation": "Strict"},
+            query={"fieldValidation": "Strict" if strict else "Ignore"},
             body=manifest,
             urgent=urgent,
         )
@@ -222,6 +241,7 @@ class Applier:
             return await self._already_exists(job, answers, _path(group, job, plural, name), name, saw)
         if answer.ok or exists or exists_still:
             answers.refused.pop(name, None)
+            answers.made_before = answers.made_before or exists
             if unique and not (answer.ok and saw):  # what the watch will report is not remembered here
                 answers.existing[name] = self._wall()
             if answer.ok and saw is not None:
@@ -255,6 +275,20 @@ class Applier:
         answers.refused[key] = refusal
         return False
 
+    async def _create_workload(
+        self, job: TrainingJob, answers: ApiAnswers, name: str, manifest: Manifest
+    ) -> bool:
+        """Create a Workload; False if it was refused, or if its priority class does not exist."""
+        try:
+            manifest = await self._workloads.with_priority(job, manifest)
+        except Refused as error:  # asked again: it may be made
+            kind = RefusalKind.FORBIDDEN
+            answers.refused[name] = Refusal(kind, name, str(error), job.metadata.generation, self._wall())
+            return False
+        group, saw = f"/apis/{KUEUE}", self._saw_workload
+        # Not strict: Kueue may know fewer fields of a pod than the cluster.
+        return await self._create(job, answers, group, "workloads", name, manifest, saw, strict=False)
+
     async def _already_exists(
         self, job: TrainingJob, answers: ApiAnswers, path: str, name: str, saw: Callable[[bytes], None]
     ) -> bool:
@@ -266,6 +300,7 @@ class Applier:
         found = Pod.model_validate_json(answer.body)  # or any other object with an owner
         if found.metadata.controller_uid == job.metadata.uid and found.metadata.labels.get(labels.JOB):
             answers.refused.pop(name, None)
+            answers.made_before = True
             saw(answer.body)
             return True
         answers.conflicting[name] = (name_conflict(found.metadata, job, found.spec.node_name), self._wall())
@@ -326,6 +361,9 @@ class Applier:
 
     def _saw_service(self, body: bytes) -> None:
         self._state.services.put(Service.model_validate_json(body), ours=True)
+
+    def _saw_workload(self, body: bytes) -> None:
+        self._state.workloads.put(Workload.model_validate_json(body), ours=True)
 
     def _saw_budget(self, body: bytes) -> None:
         self._state.budgets.put(DisruptionBudget.model_validate_json(body), ours=True)

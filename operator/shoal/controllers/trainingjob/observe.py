@@ -19,7 +19,8 @@ class Observer:
     """Takes observations.
 
     `node_signals`: whether nodes can be read now. `api_returned_at`: when the API server was back after an outage.
-    `proposal`: what the planner proposes for the job with this uid.
+    `no_workloads`: why Workloads of Kueue cannot be read now; empty: they can. `proposal`: what the planner proposes
+    for the job with this uid.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Observer:
         *,
         images: Images,
         node_signals: Callable[[], bool],
+        no_workloads: Callable[[], str] = lambda: "",
         api_returned_at: Callable[[], datetime | None] = lambda: None,
         proposal: Callable[[str], Proposal | None] = lambda _uid: None,
         wall: Callable[[], datetime],
@@ -41,6 +43,7 @@ class Observer:
         self._claims = claims
         self._images = images
         self._node_signals = node_signals
+        self._no_workloads = no_workloads
         self._api_returned_at = api_returned_at
         self._proposal = proposal
         self._wall = wall
@@ -67,7 +70,8 @@ class Observer:
                 services[service.metadata.name] = service
             else:
                 conflicts[service.metadata.name] = name_conflict(service.metadata, job)
-        answers.first_look = answers.first_look and bool(services)  # they are made before the pods
+        if answers.made_before is None:
+            answers.made_before = bool(services)
         report, age = self._poller.latest(uid)
         failing, because = self._poller.unreachable(uid)
         signals = self._node_signals()
@@ -80,6 +84,13 @@ class Observer:
             services=services,
             existing=answers.existing_names(now) | self._budgets(key, uid),
             name_conflicts=conflicts,
+            workloads=tuple(
+                each
+                for each in self._state.workloads.indexed("job", key)
+                if each.metadata.controller_uid == uid
+            ),
+            no_workloads=self._no_workloads(),
+            flavors=self._state.flavors_by_name,
             nodes=self._state.nodes_by_name if signals else {},
             node_signals=signals,
             report=report,

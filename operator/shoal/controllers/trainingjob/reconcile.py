@@ -20,7 +20,16 @@ from shoal.controllers.trainingjob.reactions import Reactions
 from shoal.controllers.trainingjob.report import Reporter
 from shoal.controllers.trainingjob.unreadable import Complaints
 from shoal.errors import ClusterError, Refused, ShoalError, Unavailable
-from shoal.policy.model import DeleteDisruptionBudget, DeleteJob, DeletePod, DeleteService, Observation, Plan
+from shoal.policy.model import (
+    DeleteDisruptionBudget,
+    DeleteJob,
+    DeletePod,
+    DeleteService,
+    DeleteWorkload,
+    Observation,
+    Plan,
+    RequeueWorkload,
+)
 from shoal.policy.plan import plan
 from shoal.policy.tell.internal_error import internal_error
 from shoal.runtime.work_queue import Priority
@@ -37,7 +46,7 @@ REST_SECONDS_PER_POD = 150e-6
 """A plan takes a tenth of this for each pod, so that a job of any size has a tenth of the event loop."""
 LEAST_REST_SECONDS = 0.01
 
-_REMOVALS = (DeletePod, DeleteService, DeleteDisruptionBudget, DeleteJob)
+_REMOVALS = (DeletePod, DeleteService, DeleteDisruptionBudget, DeleteJob, DeleteWorkload, RequeueWorkload)
 
 
 class Reconciler:
@@ -109,12 +118,14 @@ class Reconciler:
         # Only the last plan is reported: an earlier one may have given the same loss another reason.
         reported = await self._reporter.report(seen.job, decided.status, decided.events)
         if reported.recorded:
-            self._answers.get(seen.job.metadata.uid).first_look = False
+            self._answers.get(seen.job.metadata.uid).recorded = True
             to_remove = tuple(a for a in decided.actions if isinstance(a, _REMOVALS))
             failed = (await self._applier.apply(seen.job, to_remove)).error or failed
         if failed is not None:
             raise failed
-        delays = [decided.wake_after, reported.wait]
+        delays = [reported.wait]
+        if not reported.conflict:
+            delays.append(decided.wake_after)
         if to_make:
             delays.append(0.0 if changed else UNCHANGED_SECONDS)
         answers = self._answers.get(seen.job.metadata.uid)

@@ -36,6 +36,8 @@ class Reported:
 
     recorded: bool
     """The status is stored, except perhaps the newest telemetry."""
+    conflict: bool = False
+    """The job has changed since it was seen: its watch wakes it, and what the plan would do next is out of date."""
     wait: float | None = None
     """Report again after this many seconds."""
 
@@ -84,7 +86,7 @@ class Reporter:
             return Reported(recorded=telemetry_only, wait=wait)
         stored = await self._writer.write(job, status)
         if stored is None:
-            return Reported(recorded=False, wait=CONFLICT_SECONDS)
+            return Reported(recorded=False, conflict=True, wait=CONFLICT_SECONDS)
         self._written[job.metadata.uid] = self._now()
         self._metrics.count_changes(job.metadata.uid, job.status, status, self._wall())
         self._recorder.record(stored, events)

@@ -9,9 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from shoal.manifests.names import budget_name, group_key, group_name, place_of_name, secret_name
+from shoal.manifests.names import (
+    budget_name,
+    group_key,
+    group_name,
+    place_of_name,
+    secret_name,
+    workload_name,
+)
 from shoal.policy.common.timers import Timers
 from shoal.policy.decide.members import OVERSTAY
+from shoal.policy.facts.quota import Quota
 from shoal.policy.model import NameConflict, Observation, Reason, Refusal, RefusalKind
 
 RETRY_AFTER = {RefusalKind.QUOTA: timedelta(seconds=5), RefusalKind.FORBIDDEN: timedelta(seconds=30)}
@@ -57,7 +65,7 @@ def _blocks(name: str, role: str, seen: Observation) -> bool:
     if name == secret_name(seen.job):
         # Running pods have mounted it: then it exists, and only a full quota answers a second create with a refusal.
         return not any(pod.running for pod in seen.pods)
-    alone = name == budget_name(seen.job) or name.startswith(group_name(seen.job))
+    alone = name in {budget_name(seen.job), workload_name(seen.job)} or name.startswith(group_name(seen.job))
     return not alone and name not in seen.services
 
 
@@ -110,6 +118,18 @@ def missing_pod_group(seen: Observation) -> Reason | None:
         f" {refusal.message}"
     )
     return Reason("NoPodGroup", message)
+
+
+def missing_workload(seen: Observation, quota: Quota) -> Reason | None:
+    """Degraded: the job is to be queued as a Workload, and has none."""
+    if not quota.wanted or quota.current is not None or seen.job.spec.suspend:
+        return None
+    refusal = _refusal_of(seen, quota.wanted)
+    because = seen.no_workloads or (refusal and refusal.message)
+    if not because:
+        return None
+    runs = "" if quota.held else ", and the job runs without quota"
+    return Reason("NoWorkload", f"the job can have no Workload of Kueue{runs}: {because}")
 
 
 def _refusal_of(seen: Observation, name: str) -> Refusal | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from shoal.policy.decide import cleanup
+from shoal.policy.decide.queueing import finish_workload
 from shoal.policy.facts.read import Facts
 from shoal.policy.model import Action, DeleteJob
 
@@ -32,7 +33,11 @@ def clean_up(facts: Facts) -> CleanUp:
         for action in cleanup.force(facts, each.pod, each.verdict.outcome, facts.timers)
     ]
     servers_run = any(each.pod is not None and not each.pod.ended for each in facts.sightings["ps"])
-    return CleanUp(pods, [*rest, *stuck, *_expired(facts)], released=not (pods or rest or servers_run))
+    return CleanUp(
+        pods,
+        [*rest, *stuck, *finish_workload(facts), *_expired(facts)],
+        released=not (pods or rest or servers_run),
+    )
 
 
 def _expired(facts: Facts) -> list[Action]:

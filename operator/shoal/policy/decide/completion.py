@@ -9,14 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
-from shoal.policy.common.timers import Timers
 from shoal.policy.common.wording import short
 from shoal.policy.decide.counters import Counters
 from shoal.policy.decide.members import ByIndex, every
 from shoal.policy.decide.suspension import suspended_seconds
 from shoal.policy.facts.read import Facts
 from shoal.policy.facts.verdict import terminated, termination_message
-from shoal.policy.model import Observation
 from shoal_trainer.contract import EXIT_OK, Outcome, TerminationMessage
 
 
@@ -56,7 +54,7 @@ def decide(facts: Facts, servers: ByIndex, workers: ByIndex, counters: Counters)
         if disruptions > policy.max_disruptions:
             words = f"{disruptions} disruptions exceed runPolicy.maxDisruptions ({policy.max_disruptions})"
             return End(False, "MaxDisruptionsExceeded", words)
-    return _deadline(facts.seen, facts.timers)
+    return _deadline(facts)
 
 
 def _evidence(servers: ByIndex) -> TerminationMessage | None:
@@ -68,11 +66,11 @@ def _evidence(servers: ByIndex) -> TerminationMessage | None:
     return None
 
 
-def _deadline(seen: Observation, timers: Timers) -> End | None:
-    limit, start = seen.job.spec.run_policy.active_deadline_seconds, seen.job.status.start_time
-    if limit is None or start is None or seen.job.spec.suspend:
+def _deadline(facts: Facts) -> End | None:
+    limit, start = facts.job.spec.run_policy.active_deadline_seconds, facts.job.status.start_time
+    if limit is None or start is None or facts.suspended:
         return None
-    if timers.pending(start + timedelta(seconds=limit + suspended_seconds(seen))):
+    if facts.timers.pending(start + timedelta(seconds=limit + suspended_seconds(facts))):
         return None
     words = f"active for longer than runPolicy.activeDeadlineSeconds ({limit} s)"
     return End(False, "DeadlineExceeded", words)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from shoal.api.labels import Place, RoleName
 from shoal.manifests import PodFactory
 from shoal.manifests.names import pod_name
+from shoal.manifests.workload import stands_for
 from shoal.policy.common.timers import Timers
 from shoal.policy.decide.admission import Gate, gate, name_conflict_gate
 from shoal.policy.decide.backoff import not_before
@@ -62,6 +63,8 @@ class Creator:
         """Whether the gate is open and the name is free."""
         if not self._gate.open or (self._gate.quota and self._tried):
             return False
+        if stands_for(self._facts.job, place) and place.role not in self._facts.quota.assigned:
+            return False  # a change of its Workload, or of a flavor, wakes the job
         if (conflict := name_conflict_gate(self._facts.seen, self._name(place))) is not None:
             self.actions.closed(conflict)
             return False

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from shoal import manifests
 from shoal.manifests import names
-from shoal.policy.decide import cleanup, completion, records, suspension
+from shoal.policy.decide import cleanup, completion, queueing, records, suspension
 from shoal.policy.decide.admission import refused_recently, was_refused
 from shoal.policy.decide.completion import End
 from shoal.policy.decide.counters import Counters
@@ -27,11 +27,20 @@ from shoal.policy.model import (
     CreatePod,
     CreateSecret,
     CreateService,
+    CreateWorkload,
     Observation,
     UpdateService,
 )
 
-_FIRST_ACTIONS = (ConfirmAbsent, CreateSecret, ApplyPodGroup, CreateService, UpdateService, CreatePod)
+_FIRST_ACTIONS = (
+    ConfirmAbsent,
+    CreateWorkload,
+    CreateSecret,
+    ApplyPodGroup,
+    CreateService,
+    UpdateService,
+    CreatePod,
+)
 
 
 @dataclass
@@ -66,7 +75,8 @@ def decide(facts: Facts) -> Decisions:
         decided.end = end
         return decided
     actions.actions += _questions(facts)
-    if not facts.job.spec.suspend:
+    actions.actions += queueing.keep_workload(facts, servers, workers)
+    if not facts.suspended:
         _foundations(facts, actions)
         create_servers(facts, servers, goal, actions)
         create_workers(facts, workers, goal, actions)

@@ -1,7 +1,8 @@
 """Suspending: which servers are still wanted, whether it is done, and how long the job was suspended.
 
-A suspended job has no pods. Workers end first, each with a last push, then the parameter servers with a final
-snapshot, so no progress is lost. A job created suspended starts no pods.
+A job is suspended by its user, or by a queue that has no quota for it. It has no pods then. Workers end first, each
+with a last push, then the parameter servers with a final snapshot, so no progress is lost. A job created suspended
+starts no pods.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ from shoal.policy.common.times import seconds_between
 from shoal.policy.decide.cleanup import give_back
 from shoal.policy.decide.members import ByIndex, every
 from shoal.policy.facts.read import Facts
-from shoal.policy.model import Observation
 
 
 def wants_server(facts: Facts, workers: ByIndex, timers: Timers) -> Callable[[Place], bool]:
     """Whether a shard is wanted: while suspending, until no worker pushes and shard 0 has saved all shards."""
     replicas = facts.job.spec.parameter_servers.replicas
-    if not facts.job.spec.suspend or any(worker.may_run(timers) for worker in every(workers)):
+    if not facts.suspended or any(worker.may_run(timers) for worker in every(workers)):
         return lambda place: place.index < replicas
     saving = any(s.place.is_coordinator and s.pod and not s.pod.ended for s in facts.sightings["ps"])
     return lambda place: saving and 0 < place.index < replicas
@@ -31,12 +31,12 @@ def is_complete(facts: Facts) -> bool:
     return not any(not pod.ended for pod in facts.seen.pods) and not give_back(facts)
 
 
-def suspended_seconds(seen: Observation) -> int:
+def suspended_seconds(facts: Facts) -> int:
     """Total suspended time up to the last resumption, which may be now."""
-    before = seen.job.status
+    before = facts.job.status
     condition = before.condition("Suspended")
-    resumes = condition is not None and condition.status == "True" and not seen.job.spec.suspend
+    resumes = condition is not None and condition.status == "True" and not facts.suspended
     if condition is None or not resumes or before.start_time is None:
         return before.suspended_seconds
     since = max(condition.last_transition_time, before.start_time)
-    return before.suspended_seconds + seconds_between(since, seen.now)
+    return before.suspended_seconds + seconds_between(since, facts.seen.now)

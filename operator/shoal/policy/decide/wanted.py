@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from shoal.api.labels import Place
+from shoal.api.labels import Place, RoleName
 from shoal.api.planning_status import PlanStatus
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Slot
-from shoal.manifests.placement import Where, default_where
+from shoal.manifests.placement import Assigned, Where, default_where
+from shoal.manifests.workload import stands_for
 from shoal.policy.decide.assignment import Assignment, assign
 from shoal.policy.decide.homes import Home, home_of, homes_of, server_where
 from shoal.policy.decide.members import UNWANTED
@@ -42,6 +43,8 @@ class Wanted:
     where_workers: Callable[[Home], Where] | None = None
     where_servers: Where | None = None
     known_pools: Mapping[str, object] = field(default_factory=dict)
+    assigned: Mapping[RoleName, Assigned] = field(default_factory=dict)
+    """What a queue's admission says about the pods that it is for."""
     excluded: tuple[str, ...] = ()
     """Nodes that new workers avoid."""
     on_demand: Callable[[Home], bool] = lambda _: False
@@ -87,12 +90,13 @@ class Wanted:
 
     def where_of(self, place: Place) -> Where:
         """The nodes that a new pod of this place may run on."""
+        where = default_where(self.job, place)
+        if stands_for(self.job, place):
+            where = replace(where, assigned=self.assigned.get(place.role))
         if place.role == "ps":
-            return self.where_servers or default_where(self.job, place)
+            return self.where_servers or where
         if place.index in self.homes and self.where_workers is not None:
             where = self.where_workers(self.homes[place.index])
-        else:
-            where = default_where(self.job, place)
         return replace(where, excluded=self.excluded) if self.excluded else where
 
 
@@ -103,7 +107,7 @@ def wanted(facts: Facts) -> Wanted:
     held = {index: each for index, each in newest.items() if each.slot.cause != UNWANTED}
     homes = homes_of(facts)
     plan: Planned = planned(facts, homes, spec.workers.replicas)
-    number = 0 if spec.suspend else plan.workers
+    number = 0 if facts.suspended else plan.workers
     result = Wanted(
         facts.job,
         frozenset(),
@@ -111,6 +115,7 @@ def wanted(facts: Facts) -> Wanted:
         where_workers=homes.where,
         where_servers=server_where(facts),
         known_pools=homes.pools,
+        assigned=facts.quota.assigned,
         on_demand=homes.is_on_demand,
         excluded=tuple(x.node for x in facts.job.status.excluded_nodes if x.until > facts.now),
         plan=plan.status,
@@ -120,7 +125,7 @@ def wanted(facts: Facts) -> Wanted:
         events=plan.events,
     )
     if homes.trivial:
-        result.workers = _without_homes(held, newest, number)
+        result.workers = _without_homes(facts.job, held, newest, number)
         return result
     losses = {index: loss(each) for index, each in held.items()}
     assigned: Assignment = assign(facts, homes, held, losses, number, plan.counts)
@@ -130,13 +135,20 @@ def wanted(facts: Facts) -> Wanted:
     return result
 
 
-def _without_homes(held: dict[int, Sighting], newest: dict[int, Sighting], number: int) -> frozenset[int]:
+def _without_homes(
+    job: TrainingJob, held: dict[int, Sighting], newest: dict[int, Sighting], number: int
+) -> frozenset[int]:
+    """The workers, of which those that a Workload stands for go last: the quota is theirs, whatever they do."""
     if len(held) == number:
         return frozenset(held)
     if len(held) < number:
         vacant = (index for index in range(number + len(newest)) if index not in held)
         return frozenset(held.keys() | {next(vacant) for _ in range(number - len(held))})
-    return frozenset(sorted(held, key=lambda index: (loss(held[index]), index))[:number])
+
+    def how_little(index: int) -> tuple[bool, int, int]:
+        return not stands_for(job, held[index].place), loss(held[index]), index
+
+    return frozenset(sorted(held, key=how_little)[:number])
 
 
 def loss(newest: Sighting) -> int:

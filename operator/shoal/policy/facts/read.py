@@ -19,6 +19,7 @@ from shoal.policy.common.timers import Timers
 from shoal.policy.common.times import parse_time, whole
 from shoal.policy.facts.blip import suspicion
 from shoal.policy.facts.coordinator import CoordinatorView, coordinator_view
+from shoal.policy.facts.quota import Quota, quota
 from shoal.policy.facts.signals import Meaning, Signal, node_signal
 from shoal.policy.facts.verdict import AFTER_THE_END, HEALTHY, PodOutcome, Verdict, judge
 from shoal.policy.model import Observation, Reason
@@ -55,6 +56,13 @@ class Facts:
     """By role, in the order of the places."""
     suspicion: Reason | None = None
     """Why the silence of nodes is not believed."""
+    quota: Quota = Quota()
+    """What Kueue says of the job as a whole."""
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the job is to have no pods: its user or its queue says so."""
+        return self.job.spec.suspend or self.quota.held
 
     @property
     def job(self) -> TrainingJob:
@@ -101,7 +109,7 @@ class _Reader:
             older = previous if previous and previous.place[:2] == place[:2] else None
             previous = self._sighting(place, records.get(place), pods.get(place), older, view)
             found[place.role].append(previous)
-        return Facts(seen, self.timers, view, found, self.suspicion)
+        return Facts(seen, self.timers, view, found, self.suspicion, quota(seen))
 
     def _sighting(
         self,

@@ -19,6 +19,7 @@ EXCEPTIONAL = (
     "Disrupted",
     "Degraded",
     "QuotaExceeded",
+    "QuotaReserved",
     "NodeSignalsUnavailable",
     "NodeSignalsSuspect",
     "PlanReady",

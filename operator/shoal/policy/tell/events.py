@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from shoal.api.training_job_status import TrainingJobStatus
 from shoal.policy.decide.decide import Decisions
 from shoal.policy.decide.members import FELL_BACK, MOVED, every
+from shoal.policy.facts.quota import PENDING
 from shoal.policy.facts.read import Facts
 from shoal.policy.model import Event
 
@@ -20,6 +21,7 @@ def events_of_changes(facts: Facts, decided: Decisions, status: TrainingJobStatu
     yield from _replacements(facts, decided)
     yield from _homes(facts, decided)
     yield from _suspension(before, status)
+    yield from _queueing(before, status)
     yield from _scaling(facts, status)
     if status.training.restarts_from_nothing > before.training.restarts_from_nothing:
         words = "the parameter servers were lost with all snapshots: training began again from its initial parameters"
@@ -73,12 +75,26 @@ def _homes(facts: Facts, decided: Decisions) -> Iterator[Event]:
 def _suspension(before: TrainingJobStatus, after: TrainingJobStatus) -> Iterator[Event]:
     """Suspended and Resumed."""
     was, now = (_is_suspended(status) for status in (before, after))
-    if now and not was:
-        yield Event(
-            "Normal", "Suspended", "the job is suspended: its servers saved a final snapshot and ended"
-        )
-    if was and not now:
+    if now == was or (before.start_time is None and after.condition("QuotaReserved") is not None):
+        return  # it has only waited for quota
+    if now:
+        words = "the job is suspended: its servers saved a final snapshot and ended"
+        yield Event("Normal", "Suspended", words)
+    else:
         yield Event("Normal", "Resumed", "the job resumes from its last snapshot")
+
+
+def _queueing(before: TrainingJobStatus, after: TrainingJobStatus) -> Iterator[Event]:
+    """Queued, Admitted and Evicted."""
+    was, now = (status.condition("QuotaReserved") for status in (before, after))
+    if now is None or (was and (was.status, was.reason) == (now.status, now.reason)):
+        return
+    if now.status == "True":
+        yield Event("Normal", "Admitted", now.message)
+    elif was and was.status == "True" and now.reason not in {PENDING, "Suspended", "Finished"}:
+        yield Event("Warning", "Evicted", f"{now.reason}: {now.message}")
+    elif now.reason == PENDING:
+        yield Event("Normal", "Queued", now.message)
 
 
 def _is_suspended(status: TrainingJobStatus) -> bool:

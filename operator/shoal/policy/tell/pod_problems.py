@@ -146,7 +146,7 @@ def no_progress(facts: Facts, training: TrainingProgress) -> Reason | None:
     """Degraded: no training step completed within progressDeadlineSeconds."""
     job = facts.job
     limit, start = job.spec.run_policy.progress_deadline_seconds, job.status.start_time
-    if limit is None or start is None or job.spec.suspend:
+    if limit is None or start is None or facts.suspended:
         return None
     suspended = job.status.condition("Suspended")
     resumed = start

@@ -14,7 +14,7 @@ from shoal.manifests import names
 from shoal.manifests.platforms import is_spot
 from shoal.policy.common.wording import role_word
 from shoal.policy.decide import records, suspension
-from shoal.policy.decide.admission import missing_disruption_budget, missing_pod_group
+from shoal.policy.decide.admission import missing_disruption_budget, missing_pod_group, missing_workload
 from shoal.policy.decide.decide import Decisions
 from shoal.policy.decide.members import MOVED, Member, every, leaves_a_gap
 from shoal.policy.facts.read import Facts
@@ -24,6 +24,7 @@ from shoal.policy.tell.conditions import Conditions, PodCounts, phase, set_pod_c
 from shoal.policy.tell.events import events_of_changes
 from shoal.policy.tell.the_end import tell_end
 
+ADMITTED = Reason("Admitted", "Kueue has admitted all parameter servers and workers.minReplicas")
 _NO_NODES = "nodes cannot be read: replacements start from pod signals, which arrive later"
 
 
@@ -70,7 +71,7 @@ class _Teller:
                 "reason": conditions.reason(),
                 "start_time": before.start_time or (facts.now if self._has_pods else None),
                 "images": self._images(),
-                "suspended_seconds": suspension.suspended_seconds(seen),
+                "suspended_seconds": suspension.suspended_seconds(facts),
                 "conditions": conditions.in_order(),
                 "slots": records.to_record(facts, self._decided.servers, self._decided.workers),
                 "parameter_servers": ParameterServersStatus(
@@ -119,7 +120,7 @@ class _Teller:
 
     def _phase(self, counts: PodCounts, conditions: Conditions) -> str:
         before = self._seen.job.status.phase
-        if not self._seen.job.spec.suspend:
+        if not self._facts.suspended:
             return phase(before, counts)
         suspended = conditions.get("Suspended")
         done = suspended is not None and suspended.status == "True"
@@ -144,10 +145,12 @@ class _Teller:
             or self._below_minimum(counts)
             or missing_disruption_budget(seen)
             or missing_pod_group(seen)
+            or missing_workload(seen, facts.quota)
         )
         conditions.set_exceptional("Degraded", degraded, "Healthy")
         quota = Reason("QuotaExceeded", actions.quota) if actions.quota else None
         conditions.set_exceptional("QuotaExceeded", quota, "QuotaAvailable")
+        self._set_quota(conditions)
         no_signals = None if seen.node_signals else Reason("NodeSignalsUnavailable", _NO_NODES)
         conditions.set_exceptional("NodeSignalsUnavailable", no_signals, "NodeSignalsAvailable")
         conditions.set_exceptional("NodeSignalsSuspect", facts.suspicion, "NodeSignalsBelieved")
@@ -158,7 +161,7 @@ class _Teller:
             conditions.set("PlanReady", False, *wanted.not_ready)
         self._set_suspended(conditions)
         progressing = None
-        if seen.job.spec.suspend:
+        if facts.suspended:
             suspended = conditions.get("Suspended")
             if suspended is not None and suspended.status == "False":
                 progressing = Reason("Progressing", suspended.message)
@@ -170,15 +173,28 @@ class _Teller:
         return conditions
 
     def _set_suspended(self, conditions: Conditions) -> None:
-        if not self._seen.job.spec.suspend:
+        if not self._facts.suspended:
             conditions.set_exceptional("Suspended", None, "Resumed")
         elif suspension.is_complete(self._facts):
-            conditions.set("Suspended", True, "Suspended", "set spec.suspend to false to resume")
+            if self._seen.job.spec.suspend:
+                conditions.set("Suspended", True, "Suspended", "set spec.suspend to false to resume")
+            else:
+                words = "the job begins when its queue admits it: see the condition QuotaReserved"
+                conditions.set("Suspended", True, "Queued", words)
         else:
             conditions.set("Suspended", False, "Suspending", "its pods are terminating")
 
+    def _set_quota(self, conditions: Conditions) -> None:
+        quota = self._facts.quota
+        if not quota.wanted:
+            conditions.set_exceptional("QuotaReserved", None, "NotQueued")
+        elif self._seen.job.spec.suspend:
+            conditions.set("QuotaReserved", False, "Suspended", "a suspended job asks for no quota")
+        else:
+            conditions.set("QuotaReserved", quota.lacks is None, *(quota.lacks or ADMITTED))
+
     def _counts(self, training: TrainingProgress) -> PodCounts:
-        spec, suspended = self._seen.job.spec, self._seen.job.spec.suspend
+        spec, suspended = self._seen.job.spec, self._facts.suspended
         workers = self._active_workers
         known = self._seen.report is not None or bool(training.phase)
         return PodCounts(
@@ -224,7 +240,7 @@ class _Teller:
     def _outstanding_replacements(self) -> Reason | None:
         """Disrupted: a replacement is not created yet, or does not run yet."""
         spec, wanted = self._seen.job.spec, self._decided.wanted
-        if spec.suspend:
+        if self._facts.suspended:
             return None
         shards = range(spec.parameter_servers.replicas)
         waiting = [
@@ -241,7 +257,7 @@ class _Teller:
         return Reason("ReplacementOutstanding", f"waiting for the replacement of {', '.join(waiting[:10])}")
 
     def _below_minimum(self, counts: PodCounts) -> Reason | None:
-        if self._seen.job.status.phase != "Running" or self._seen.job.spec.suspend or counts.enough_workers:
+        if self._seen.job.status.phase != "Running" or self._facts.suspended or counts.enough_workers:
             return None
         if not counts.workers_wanted:  # scaled to 0
             return None

@@ -17,6 +17,7 @@ _ENDED_BY_FINISHING = (
     "Disrupted",
     "Degraded",
     "QuotaExceeded",
+    "QuotaReserved",
     "NodeSignalsSuspect",
     "Reconciling",
     "Suspended",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,9 @@ import numpy as np
 import pytest
 
 from shoal_trainer.errors import Fenced, Unreachable, UserError
+from shoal_trainer.ps import kernels, shard_client
 from shoal_trainer.ps import pool as pool_module
 from shoal_trainer.ps import server as server_module
-from shoal_trainer.ps import shard_client
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.client import PSClient
 from shoal_trainer.ps.damping import Damped
@@ -58,6 +60,49 @@ def test_worker_trains_with_every_encoding(
     assert pulled.versions == (3,) * shards
     assert pulled.applied == ({(0, 0): 3},) * shards
     assert pulled.samples == 3
+    cluster.close()
+
+
+class Arriving:
+    """An update in the wire's format that an accelerator is still giving, in uneven pieces."""
+
+    def __init__(self, values: Any) -> None:
+        self.size, self.shape, self.dtype, self._values = values.size, values.shape, values.dtype, values
+
+    def parts(self, low: int, high: int) -> Iterator[tuple[slice, Any]]:
+        bounds = [low, *range(low - low % 7001 + 7001, high, 7001), high]
+        yield from ((slice(a, b), self._values[a:b]) for a, b in pairwise(bounds))
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streams"])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_update_in_pieces_is_that_of_one_array(
+    credentials: Credentials,
+    shards: int,
+    streams: bool,
+    dtype: Any,
+    tls: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster(credentials, tls=tls, streams=streams).serve(shards)
+    if streams:
+        ask_always(monkeypatch)
+    client, found = cluster.client(dtype="bf16" if dtype == np.uint16 else "fp32"), []
+    client.hello(MODEL)
+    client.initialize(flat(0.0))
+    update = aligned(N, dtype)
+    kernels.encode(np.linspace(-1, 1, N, dtype=np.float32), update)
+    for seq, given in enumerate((update, Arriving(update)), start=1):
+        out = aligned(N, dtype)
+        client.push_pull(given, out, Push(seq, 1, (seq - 1,) * shards))
+        found.append(out)
+    values = [aligned(N) for _ in found]
+    for array, into in zip(found, values, strict=True):
+        kernels.decode(array, into)
+    np.testing.assert_allclose(values[1], 2 * values[0], rtol=2**-7, atol=1e-5)
+    assert np.abs(values[0]).max() > 0.9
     cluster.close()
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from shoal_trainer.coordinator import report
 from shoal_trainer.snapshot.manifest import Manifest
-from shoal_trainer.worker import loop
 from tests.unit.trainer.simulation.job import EPOCHS, PIECE, SAMPLES, STEPS_AT
 from tests.unit.trainer.simulation.server import another_run
 from tests.unit.trainer.simulation.world import World
@@ -16,17 +15,6 @@ from tests.unit.trainer.simulation.world import World
 SEEDS = int(os.environ.get("SHOAL_SEEDS", "100"))
 CHUNKS = max(20, SEEDS // 100)
 """The seeds are split into this many tests, so that each ends within its timeout."""
-
-
-@pytest.fixture(autouse=True)
-def summed_updates(monkeypatch):
-    """A push of several steps contains the sum of their updates, because the parameters are counters."""
-
-    def combined(pending, averages=(), staleness=1):
-        del averages, staleness
-        return sum(step.update for step, _ in pending), sum(ready.batch.samples for _, ready in pending), 0.5
-
-    monkeypatch.setattr(loop, "combined", combined)
 
 
 def steps_per_push(seed):

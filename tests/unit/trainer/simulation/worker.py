@@ -18,6 +18,7 @@ from shoal_trainer.worker.feed import Ready
 from shoal_trainer.worker.flat_model import Step
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.loop import Loop, Policy
+from shoal_trainer.worker.on_host import HostInclusion
 from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.run_task import run_task
 from shoal_trainer.worker.tasks import Outcome
@@ -28,6 +29,26 @@ from tests.unit.trainer.simulation.network import Drain, Exchange
 
 class Killed(BaseException):
     """The worker was killed."""
+
+
+class Total:
+    """A push of several steps contains the sum of their updates, because the parameters are counters."""
+
+    def __init__(self):
+        self.clear()
+
+    def add(self, update, samples):
+        del samples
+        self.sum = self.sum + update
+        update.fill(math.nan)  # makes a later read of the update visible
+
+    def result(self, samples):
+        del samples
+        total, self.sum = self.sum, 0.0
+        return total
+
+    def clear(self):
+        self.sum = 0.0
 
 
 class Worker:
@@ -52,6 +73,10 @@ class Worker:
             dtype=np.float32,
             alias=lambda array: array,
             on_device=lambda array: array,
+            upload=lambda array: array,
+            upload_when=lambda _answer, _array: None,
+            mean=Total,
+            inclusion=lambda: HostInclusion(world.model.size, np.float32, lambda array: array),
             initial=lambda: aligned(world.model.size),
             step=self.step,
             reuse=lambda update: update.fill(math.nan),  # makes a later read of the update visible
@@ -66,7 +91,7 @@ class Worker:
 
     def _record_epochs(self):
         """Record the epoch of the current item in `epoch`: batches do not contain it."""
-        train, alone, take = self.loop._train, self.loop._local_step, self.loop._next_item
+        train, alone, take = self.loop._train, self.loop._train_locally, self.loop._next_item
 
         def recording(function):
             def recorded(*arguments):
@@ -81,7 +106,7 @@ class Worker:
                 self.epoch = item.work.epoch
             return item
 
-        self.loop._train, self.loop._local_step, self.loop._next_item = (
+        self.loop._train, self.loop._train_locally, self.loop._next_item = (
             recording(train),
             recording(alone),
             taken,

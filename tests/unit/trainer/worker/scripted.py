@@ -15,6 +15,7 @@ from shoal_trainer.worker.feed import Ready
 from shoal_trainer.worker.flat_model import Step
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.loop import Loop, Policy
+from shoal_trainer.worker.on_host import HostInclusion, HostMean
 from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.work import About, DataWork
 
@@ -119,7 +120,8 @@ class Bench:
         self.items, self.loss = [], 0.1
         model = SimpleNamespace(
             layout=SimpleNamespace(size=SIZE, trainable=SIZE), dtype=np.float32, alias=lambda flat: flat,
-            on_device=lambda tensor: tensor,
+            on_device=lambda tensor: tensor, upload=lambda tensor: tensor, upload_when=lambda *_: None, mean=HostMean,
+            inclusion=lambda: HostInclusion(SIZE, np.float32, lambda flat: flat),
             step=lambda *_: Step(aligned(SIZE), self.loss, math.isfinite(self.loss)), reuse=lambda _update: None,
         )  # fmt: skip
         feed = SimpleNamespace(

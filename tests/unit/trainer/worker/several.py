@@ -43,7 +43,7 @@ def stepped(build, example, devices, *, wire="fp32", steps=1):
     for _ in range(steps):
         step = flat_model.step(tensors, example)
         update = np.zeros(flat_model.layout.size, np.float32)
-        kernels.decode(step.update.copy(), update)
+        kernels.decode(np.asarray(step.update), update)
         found.append((update, step))
     return flat_model, found
 

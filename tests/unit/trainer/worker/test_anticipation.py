@@ -6,6 +6,7 @@ import pytest
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Pulled, Push, PushMeta, Schedule
 from shoal_trainer.worker.anticipation import LEAD, Anticipation
+from shoal_trainer.worker.on_host import HostInclusion
 from shoal_trainer.worker.send import Send
 
 N, STATISTICS, STEPS = 40, 4, 60
@@ -51,13 +52,12 @@ def waiting(config):
 def overlapping(config, *, anticipates):
     """Step k computes on the answer to push k - 2, while push k - 1 is in flight."""
     shard = server(config)
-    anticipation = Anticipation(config, N, N + STATISTICS, np.float32, lambda array: array)
+    anticipation = Anticipation(config, N, HostInclusion(N + STATISTICS, np.float32, lambda array: array))
     held, known, flight = START.copy(), Pulled((0,), ({},), 0, 1), None
     for step in range(STEPS):
         parameters = held
         if flight is not None and anticipates:
-            included = anticipation.include(held, flight[0], known)
-            parameters = held if included is None else included.copy()
+            parameters = anticipation.include(held, flight[0], known).copy()
         io = update(parameters, step, config)
         send = Send(io.copy(), Push(step + 1, 1, known.versions), overlapped=flight is not None)
         if flight is not None:  # its answer comes during the step
@@ -106,7 +106,7 @@ def test_one_worker_that_overlaps_trains_as_one_that_waits(config, share):
 
 
 def test_look_ahead_grows_with_the_staleness_that_others_make():
-    anticipation = Anticipation(OptimizerConfig(), 1, 1, np.float32, lambda array: array)
+    anticipation = Anticipation(OptimizerConfig(), 1, None)
     assert anticipation.ahead(in_flight=False) == 0
     assert anticipation.ahead(in_flight=True) == 1
     for _ in range(200):

@@ -4,6 +4,7 @@ import contextlib
 import io
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
@@ -22,6 +23,7 @@ from shoal_trainer.contract import (
     WorkerReport,
     WorkerState,
 )
+from shoal_trainer.data.stream import Stream
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.run import watch
 from shoal_trainer.run.processes import LocalRun
@@ -136,7 +138,7 @@ END = TerminationMessage(
 )  # fmt: skip
 
 
-def watched(monkeypatch, reports, end=END):
+def watched(monkeypatch, reports, end=END, **given):
     """Watch a run whose coordinator gives these reports, then ends; returns the exit code."""
     reports = iter(reports)
     last = []
@@ -146,9 +148,10 @@ def watched(monkeypatch, reports, end=END):
         return end if last[0] is END else None
 
     run = SimpleNamespace(
-        logs="/logs", poll=poll, status=lambda: last[0], processes=[], kills=0,
+        logs="/logs", poll=poll, status=lambda: last[0], processes=[], kills=0, too_often="",
         warnings=lambda: ["the optimizer runs on the workers"],
     )  # fmt: skip
+    vars(run).update(given)
     monkeypatch.setattr(watch, "LocalRun", lambda _job: contextlib.nullcontext(run))
     monkeypatch.setattr(watch, "POLL_SECONDS", 0)
     monkeypatch.setattr("signal.signal", lambda *_: None)
@@ -208,6 +211,29 @@ def test_last_table_stays_when_the_coordinator_has_ended(monkeypatch, capsys):
 def test_data_line_says_how_often_samples_were_trained(counts, lost, text):
     end = END.model_copy(update={"ranges": Ranges(**counts), "data": DataReport(lost=lost)})
     assert watch.describe_data(end) == text
+
+
+def test_data_line_of_a_stream_claims_nothing_of_single_samples():
+    """The warning about streams is printed below it."""
+    end = END.model_copy(update={"ranges": Ranges(once=64)})
+    assert watch.describe_data(end, placed=False) == "every completed epoch had as many samples as the data"
+
+
+def test_what_the_data_line_says_agrees_with_the_warnings(monkeypatch, capsys):
+    remark = Stream(lambda: iter(np.ones((4, 1))), 4).remark
+    end = END.model_copy(update={"ranges": Ranges(once=4)})
+    assert watched(monkeypatch, [], end, warnings=lambda: [f"Training(data=…): {remark}."]) == 0
+    output = capsys.readouterr().out
+    assert "not each of them exactly once" in output
+    assert "every sample was trained exactly once" not in output
+
+
+def test_kills_that_are_too_frequent_are_told_once(monkeypatch, capsys):
+    assert (
+        watched(monkeypatch, [STATUS, STATUS, None], too_often="worker-0-0 was killed 5 s after its start")
+        == 0
+    )
+    assert capsys.readouterr().out.count("worker-0-0 was killed") == 1
 
 
 def interrupted(monkeypatch, suspend):

@@ -205,6 +205,7 @@ def test_worker_side_schedule_follows_the_jobs_updates():
     buffer[:] = flat_model.initial()
     parameters = flat_model.alias(buffer)
     moved = [
-        bool(flat_model.step(parameters, BATCHES[0], updates).update.any()) for updates in (0, 3, 4, 100, 2)
+        bool(np.asarray(flat_model.step(parameters, BATCHES[0], updates).update).any())
+        for updates in (0, 3, 4, 100, 2)
     ]
     assert moved == [True, True, False, False, True]

@@ -74,9 +74,8 @@ def lose_with_pushes_in_flight(servers, coordinator):
 
 
 def test_lost_shard_loses_one_push_of_each_worker_and_gets_it_again(start_servers, monkeypatch):
-    monkeypatch.setattr(
-        loop, "PULL_SHARE", 0.0
-    )  # a second pull would wait for the shard that waits for the pushes
+    for share in ("PULL_SHARE", "ROUND_SHARE"):  # a pull would wait for the shard that waits for the pushes
+        monkeypatch.setattr(loop, share, 0.0)
     coordinator = FakeCoordinator(DATA.size, epochs=2, tasks=())
     servers = start_servers(coordinator)
     shard, saved = servers.stores[0], lose_with_pushes_in_flight(servers, coordinator)

@@ -7,6 +7,7 @@ import pytest
 
 from shoal_trainer.worker.feed import Ready
 from shoal_trainer.worker.layout import flatten
+from shoal_trainer.worker.send import Pile
 from tests.unit.trainer.worker.models import functional
 from tests.unit.trainer.worker.trained import BATCHES, SGD, Server, push, pushed
 
@@ -35,7 +36,10 @@ def test_moving_variance_stays_non_negative_with_many_steps_per_push(momentum):
     for _ in range(60):
         now = server.flat()
         server.buffer[:] = before
-        push(server, [(server.flat_model.step(server.tensor, still), Ready(None, still))] * 200)
+        pile, step = Pile(server.flat_model.mean()), server.flat_model.step(server.tensor, still)
+        for _ in range(200):
+            pile.add(step, Ready(None, still))
+        push(server, pile)
         before = now
         assert (server.flat()[low:] >= -1e-4).all()  # means and variances of data close to zero
     assert server.flat()[low:].max() < 0.01

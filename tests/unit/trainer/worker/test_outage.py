@@ -30,7 +30,7 @@ def begin(name="sgd", dtype=np.float32, clock=None, **options):
 def test_local_steps_make_a_delta_without_absorbed_updates():
     outage = begin()
     outage.absorb(np.array([1, 1, 1, 1, 7, 7], np.float32), 16)
-    outage.step(np.array([2, 0, 0, 0, 1, -1], np.float32), 16, Progress(0, -1, 0, 16))
+    outage.step(np.array([2, 0, 0, 0, 1, -1], np.float32), 16, [Progress(0, -1, 0, 16)])
     out = aligned(6)
     outage.difference_into(out)
     assert list(out) == [-1, 0, 0, 0, 1, -1]  # -lr g for parameters, + difference for statistics
@@ -47,7 +47,7 @@ def test_local_training_stops_after_max_steps_or_seconds():
     outage = begin(clock=clock)
     for n in range(3):
         assert not outage.exhausted
-        outage.step(np.zeros(6, np.float32), 1, Progress(0, -1, n, n + 1))
+        outage.step(np.zeros(6, np.float32), 1, [Progress(0, -1, n, n + 1)])
     assert outage.exhausted
     other = begin(clock=clock)
     clock.now += 60
@@ -65,7 +65,7 @@ def test_every_optimizer_steps_locally_without_changing_the_update(name, options
     update[:] = 16256 if dtype is np.uint16 else 1.0  # 1.0 in bf16
     before = update.copy()
     update.setflags(write=False)
-    outage.step(update, 1, Progress(0, -1, 0, 1))
+    outage.step(update, 1, [Progress(0, -1, 0, 1)])
     assert np.array_equal(update, before)
     assert np.all(outage.master[:4] != 0)
     assert np.sign(outage.master[0]) == (1 if name == "delta" else -1)

@@ -9,7 +9,8 @@ def test_local_steps_are_averaged():
     bench = Bench()
     bench.server.reachable = False
     bench.loop._probe()
-    bench.loop._local_step(Step(aligned(SIZE), 0.1, finite=True), bench.batch())
+    bench.loop._pending.add(Step(aligned(SIZE), 0.1, finite=True), bench.batch())
+    bench.loop._local_steps()
     bench.server.reachable = True
     bench.loop._end_outage(bench.server.welcome())
     assert bench.server.deltas == [1.0]

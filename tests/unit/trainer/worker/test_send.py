@@ -10,9 +10,17 @@ from hypothesis import strategies as st
 
 from shoal_trainer.worker.flat_model import Step
 from shoal_trainer.worker.layout import Average
-from shoal_trainer.worker.send import combined
+from shoal_trainer.worker.on_host import HostMean
+from shoal_trainer.worker.send import Pile
 
 BATCH = SimpleNamespace(batch=SimpleNamespace(samples=4))
+
+
+def pile_of(update, steps=1):
+    pile = Pile(HostMean())
+    for _ in range(steps):
+        pile.add(Step(update, 0.5, True), BATCH)
+    return pile
 
 
 def moved(momentum, behind, steps, pushes, seen=0.0):
@@ -21,8 +29,7 @@ def moved(momentum, behind, steps, pushes, seen=0.0):
     then = [1.0] * (behind + 1)
     for _ in range(pushes):
         update = np.array([7.0, (1 - momentum) * (seen - then[-1 - behind])], np.float32)
-        update.flags.writeable = False  # like memory owned by TensorFlow
-        sent, _, _ = combined([(Step(update, 0.5, True), BATCH)] * steps, (average,), behind)
+        sent = pile_of(update, steps).update((average,), behind)
         assert sent[0] == pytest.approx(7)
         then.append(then[-1] + float(sent[1]) / max(1, behind))  # as in `ShardStore.push`
     return then
@@ -47,6 +54,21 @@ def test_variance_never_falls_below_the_observed_value(momentum, behind, steps, 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
 def test_updates_without_averages_are_sent_unchanged(dtype):
     update = np.arange(6, dtype=np.float32) if dtype == np.float32 else np.full(6, 0x3F80, np.uint16)
-    sent, samples, loss = combined([(Step(update, 0.5, True), BATCH)], (), 9)
-    assert sent is update
-    assert (samples, loss) == (4, 0.5)
+    pile = pile_of(update)
+    assert pile.update((), 9) is update
+    assert (pile.samples, pile.loss) == (4, 0.5)
+
+
+@pytest.mark.parametrize("skipped", [(), (0,), (1,), (0, 2)])
+def test_mean_of_the_steps_counts_the_samples_of_skipped_ones(skipped):
+    pile = Pile(HostMean())
+    updates = [np.zeros(2, np.float32) if n in skipped else np.full(2, n + 1, np.float32) for n in range(3)]
+    samples = [1, 2, 5]
+    expected = np.average(updates, axis=0, weights=samples)
+    for again in range(2):  # nothing is left of the push before, nor of steps that were dropped
+        for n in range(3):
+            ready = SimpleNamespace(batch=SimpleNamespace(samples=samples[n]))
+            pile.add(Step(updates[n].copy(), float(n), True, n in skipped), ready)
+        if again:
+            np.testing.assert_allclose(pile.update(), expected, rtol=1e-6)
+        pile.clear()

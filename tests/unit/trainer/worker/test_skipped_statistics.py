@@ -14,10 +14,10 @@ def test_local_step_without_gradient_skips_the_optimizer(name):
     outage = Outage(aligned(2), config, 1, 0.1, lambda: 0.0)
     update = aligned(2)
     update[:] = 1.0, 0.01
-    outage.step(update, 2, Progress(0, -1, 0, 2))
+    outage.step(update, 2, [Progress(0, -1, 0, 2)])
     moved = outage.master.copy()
     update[:] = 0.0, 0.01
-    outage.step(update, 2, Progress(0, -1, 2, 4), gradient=False)
+    outage.step(update, 2, [Progress(0, -1, 2, 4)], gradient=False)
     assert outage.master[0] == moved[0] != 0  # momentum would have moved it on
     assert outage.master[1] == pytest.approx(0.02)
     assert outage.steps == 2

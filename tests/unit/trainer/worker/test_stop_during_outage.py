@@ -13,7 +13,8 @@ def test_lease_of_dropped_local_steps_is_not_presented_to_a_successor():
     bench = Bench()
     bench.server.reachable = False
     bench.loop._probe()
-    bench.loop._local_step(Step(aligned(SIZE), 0.1, finite=True), bench.batch())
+    bench.loop._pending.add(Step(aligned(SIZE), 0.1, finite=True), bench.batch())
+    bench.loop._local_steps()
     bench.server.stopped = TERM
     bench.loop._end_outage(bench.server.welcome())  # then the server is lost again
     assert bench.leases.held() == {}

@@ -6,7 +6,8 @@ import pytest
 import tensorflow as tf
 
 from shoal_trainer.data.batch import fill
-from shoal_trainer.worker.send import added
+from shoal_trainer.worker.feed import Ready
+from shoal_trainer.worker.send import Pile
 from shoal_trainer.worker.training_metrics import TrainingMetrics
 from tests.unit.trainer.worker.trained import Server
 
@@ -31,7 +32,10 @@ def trained(model, x, y, weights=None):
     given = list(batches(x, y, weights))
     server = Server(model, example=given[0])
     server.take()
-    sums = added([(server.flat_model.step(server.tensor, batch), None) for batch in given])
+    pile = Pile(server.flat_model.mean())
+    for batch in given:
+        pile.add(server.flat_model.step(server.tensor, batch), Ready(None, batch))
+    sums = pile.metrics
     assert set(server.flat_model.found.metrics) == {name for name, _, _ in sums}
     return {name: total / weight for name, total, weight in sums}
 

@@ -117,7 +117,7 @@ def agrees_with_keras(stepped, model, rows):
         expected = model.compute_loss(x, y, model(x, training=True), *weights)
     gradient = flat(tape.gradient(expected, model.trainable_variables))
     assert result.loss == pytest.approx(float(expected), rel=1e-5)
-    np.testing.assert_allclose(result.update[: stepped.trainable], gradient, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(np.asarray(result.update)[: stepped.trainable], gradient, rtol=1e-4, atol=1e-6)
     return result, (x, *others)
 
 
@@ -140,7 +140,7 @@ def test_worker_side_step_equals_keras_without_padding_rows(name, rows):
     expected = model.train_on_batch(x, y, return_dict=True)["loss"]
     assert result.loss == pytest.approx(float(expected), rel=1e-5)
     moved = flat(model.trainable_variables) - before
-    np.testing.assert_allclose(result.update[: stepped.trainable], moved, rtol=1e-2, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(result.update)[: stepped.trainable], moved, rtol=1e-2, atol=1e-5)
 
 
 @pytest.mark.parametrize("jit", [False, True])
@@ -155,7 +155,9 @@ def test_sample_weight_applies_to_all_values_of_the_sample(jit):
             expected = plain.compute_loss(x, tf.constant(y), plain(x), tf.constant(spread))
         gradient = flat(tape.gradient(expected, plain.trainable_variables))
         assert result.loss == pytest.approx(float(expected), rel=1e-5)
-        np.testing.assert_allclose(result.update[: stepped.trainable], gradient, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            np.asarray(result.update)[: stepped.trainable], gradient, rtol=1e-4, atol=1e-6
+        )
     batches = list(Indexed.from_arrays(x, y, weights).read(Part(0, rows), 8))
     with quiet_end():
         judged = stepped.flat_model.model.evaluate(

@@ -12,7 +12,7 @@ from shoal_trainer.worker.feed import Ready
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.layout import averages_of
 from shoal_trainer.worker.optimizers import place
-from shoal_trainer.worker.send import combined
+from shoal_trainer.worker.send import Pile
 from tests.unit.trainer.worker.models import DATA
 
 BATCHES = list(DATA.read(Part(0, 160), 16))
@@ -75,12 +75,15 @@ class Server:
 def pushed(server, batches):
     """Make several steps and send them as one push."""
     server.take()
-    push(server, [(server.flat_model.step(server.tensor, batch), Ready(None, batch)) for batch in batches])
+    pile = Pile(server.flat_model.mean())
+    for batch in batches:
+        pile.add(server.flat_model.step(server.tensor, batch), Ready(None, batch))
+    push(server, pile)
 
 
 def push(server, pile):
-    server.io[:], samples, _ = combined(pile, averages_of(server.flat_model.model, server.flat_model.layout))
+    server.io[:] = pile.update(averages_of(server.flat_model.model, server.flat_model.layout))
     server.seq += 1
-    server.samples += samples
-    meta = PushMeta(samples)
+    server.samples += pile.samples
+    meta = PushMeta(pile.samples)
     server.version = server.store.push(0, 0, server.seq, server.version, meta, server.io).version

@@ -1,0 +1,112 @@
+"""What is read and written of a job's Workload in Kueue, except that it is created as the job's other objects are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from shoal.api.kueue import KUEUE, Workload
+from shoal.api.training_job import TrainingJob
+from shoal.cluster.cache import Cache
+from shoal.cluster.transport import APPLY_PATCH, JSON, Answer, Transport
+from shoal.errors import Refused, Unavailable
+from shoal.manifests.workload import (
+    ADMISSION_MANAGER,
+    POD_PRIORITY,
+    WORKLOAD_PRIORITY,
+    priority_class,
+    requeued,
+    told,
+)
+from shoal.policy.model import Manifest, TellWorkload
+
+CLASSES = {
+    WORKLOAD_PRIORITY: f"/apis/{KUEUE}/workloadpriorityclasses",
+    POD_PRIORITY: "/apis/scheduling.k8s.io/v1/priorityclasses",
+}
+
+
+class Workloads:
+    """The Workloads of all jobs. An answer that is news wakes the job, as the watch would."""
+
+    def __init__(
+        self, transport: Transport, cache: Cache[Workload], *, manager: str, wall: Callable[[], datetime]
+    ) -> None:
+        self._transport, self._cache, self._manager, self._wall = transport, cache, manager, wall
+
+    async def with_priority(self, job: TrainingJob, manifest: Manifest) -> Manifest:
+        """The manifest with the priority that the job's class has now; without a class, with the cluster's default.
+
+        Raises:
+            Refused: the class does not exist, or may not be read.
+            Unavailable: it cannot be read now.
+        """
+        source, wanted = priority_class(job)
+        path = CLASSES[source or POD_PRIORITY]
+        answer = await self._transport.request("GET", f"{path}/{wanted}" if wanted else path)
+        if answer.status in {403, 404}:
+            raise Refused(answer.message)
+        _accept(answer)
+        found: dict[str, Any] = json.loads(answer.body)
+        if not wanted:
+            defaults = [each for each in found["items"] if each.get("globalDefault")]
+            found = min(defaults, key=lambda each: int(each["value"]), default={})
+        priority: dict[str, Any] = {"priority": found.get("value", 0)}
+        if found:
+            named = {
+                "priorityClassSource": source or POD_PRIORITY,
+                "priorityClassName": found["metadata"]["name"],
+            }
+            priority |= named
+        return {**manifest, "spec": {**manifest["spec"], **priority}}
+
+    async def tell(self, job: TrainingJob, told_: TellWorkload) -> None:
+        """Set one condition."""
+        meta = {"name": told_.name, "namespace": job.metadata.namespace, "uid": told_.uid}
+        body = told(meta, told_.kind, told_.status, told_.reason, told_.message, self._wall())
+        await self._apply(job, told_.name, body, f"{self._manager}-{told_.kind}")
+
+    async def requeue(self, job: TrainingJob, name: str, uid: str) -> None:
+        """Give the quota back, if the Workload is still evicted and has some."""
+        answer = await self._transport.request("GET", _path(job, name))
+        if answer.status == 404:
+            self._cache.drop(uid)
+            return
+        _accept(answer)
+        if (body := requeued(json.loads(answer.body), self._wall())) is not None:
+            await self._apply(job, name, body, ADMISSION_MANAGER)
+        else:
+            self._cache.put(Workload.model_validate_json(answer.body))
+
+    async def delete(self, job: TrainingJob, name: str, uid: str) -> None:
+        """Delete it."""
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
+        answer = await self._transport.request("DELETE", _path(job, name), body=body, content_type=JSON)
+        _accept(answer, 404, 409)
+        self._cache.drop(uid)
+
+    async def _apply(self, job: TrainingJob, name: str, body: Manifest, manager: str) -> None:
+        answer = await self._transport.request(
+            "PATCH",
+            f"{_path(job, name)}/status",
+            query={"fieldManager": manager, "force": "true"},
+            body=body,
+            content_type=APPLY_PATCH,
+        )
+        _accept(answer, 404, 409)
+        meta = body["metadata"]
+        if answer.ok:
+            self._cache.put(Workload.model_validate_json(answer.body))
+        elif answer.status == 404 or "resourceVersion" not in meta:
+            self._cache.drop(meta["uid"])  # it is gone, and another one may have its name
+
+
+def _path(job: TrainingJob, name: str) -> str:
+    return f"/apis/{KUEUE}/namespaces/{job.metadata.namespace}/workloads/{name}"
+
+
+def _accept(answer: Answer, *also: int) -> None:
+    if not answer.ok and answer.status not in also:
+        raise Unavailable(f"{answer.status}: {answer.message}")

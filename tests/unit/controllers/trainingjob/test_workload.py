@@ -1,0 +1,119 @@
+"""A job's Workload in Kueue: with which priority it is made, and what is written to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shoal.api.kueue import KUEUE
+from shoal.manifests.names import PRIORITY_CLASS, workload_name
+from tests.unit.controllers.clusters import Json, Rig
+from tests.unit.controllers.trainingjob.test_refusals import condition, passes
+
+pytestmark = pytest.mark.looptime
+
+QUEUED = {"runPolicy": {"schedulingPolicy": {"queue": "team", "queueAs": "Workload"}}}
+LOW = {"template": {"spec": {"priorityClassName": "low"}}}
+PRIORITY_CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
+
+
+def rig_of(labels: dict[str, str] | None = None, **spec: Any) -> Rig:
+    """A rig with some priority classes and a job that waits as a whole."""
+    rig = Rig()
+    rig.cluster.add(f"{PRIORITY_CLASSES}/low", {"metadata": {"name": "low"}, "value": 1})
+    usual = {"metadata": {"name": "usual"}, "value": 7, "globalDefault": True}
+    rig.cluster.add(
+        PRIORITY_CLASSES, {"metadata": {"name": ""}, "items": [usual, {"metadata": {"name": "low"}}]}
+    )
+    flavor = {"metadata": {"name": "t4"}, "spec": {"nodeLabels": {"gpu": "t4"}}}
+    rig.cluster.add(f"/apis/{KUEUE}/resourceflavors/t4", flavor)
+    team = {"metadata": {"name": "team"}, "value": 50}
+    rig.cluster.add(f"/apis/{KUEUE}/workloadpriorityclasses/team", team)
+    rig.apply(labels=labels, **QUEUED, **spec)
+    return rig
+
+
+def path(rig: Rig) -> str:
+    return f"/apis/{KUEUE}/namespaces/ns/workloads/{workload_name(rig.job)}"
+
+
+def conditions(rig: Rig) -> dict[str, Json]:
+    return {each["type"]: each for each in rig.cluster.objects[path(rig)]["status"]["conditions"]}
+
+
+def admit(rig: Rig) -> None:
+    """What Kueue writes."""
+    sets = [{"name": name, "flavors": {"cpu": "t4"}} for name in ("ps", "worker")]
+    told = {"status": "True", "reason": "x", "lastTransitionTime": "2026-01-01T11:59:30Z"}
+    status = {
+        "admission": {"clusterQueue": "all", "podSetAssignments": sets},
+        "conditions": [{**told, "type": "QuotaReserved"}, {**told, "type": "Admitted"}],
+    }
+    rig.cluster.change(path(rig), status=status)
+
+
+@pytest.mark.parametrize(
+    ("labels", "spec", "priority"),
+    [
+        ({PRIORITY_CLASS: "team"}, {}, ("kueue.x-k8s.io/workloadpriorityclass", "team", 50)),
+        ({}, {"workers": {"replicas": 2, **LOW}}, ("scheduling.k8s.io/priorityclass", "low", 1)),
+        ({}, {}, ("scheduling.k8s.io/priorityclass", "usual", 7)),
+    ],
+)
+async def test_priority_is_that_of_the_label_or_of_a_template_or_the_clusters(
+    labels: dict[str, str], spec: Json, priority: tuple[str, str, int]
+) -> None:
+    rig = rig_of(labels, **spec)
+    await passes(rig)
+    made = rig.cluster.objects[path(rig)]["spec"]
+    assert (made["priorityClassSource"], made["priorityClassName"], made["priority"]) == priority
+    assert rig.cluster.writes("POST", "workloads") == ["workloads"]
+    assert rig.pods() == set()
+
+
+async def test_without_any_priority_class_it_is_0() -> None:
+    rig = rig_of()
+    rig.cluster.objects[PRIORITY_CLASSES]["items"] = []
+    await passes(rig)
+    made = rig.cluster.objects[path(rig)]["spec"]
+    assert made["priority"] == 0
+    assert "priorityClassName" not in made
+
+
+async def test_a_class_that_is_not_there_is_told_and_asked_for_again() -> None:
+    rig = rig_of({PRIORITY_CLASS: "absent"})
+    await passes(rig)
+    assert condition(rig, "Degraded")[1] == "NoWorkload"
+    absent = {"metadata": {"name": "absent"}, "value": 5}
+    rig.cluster.add(f"/apis/{KUEUE}/workloadpriorityclasses/absent", absent)
+    rig.pass_time(31)
+    await passes(rig)
+    assert rig.cluster.objects[path(rig)]["spec"]["priority"] == 5
+    assert condition(rig, "Degraded")[0] == "False"
+
+
+async def test_quota_is_given_back_as_kueue_does_it_when_the_last_pod_has_ended() -> None:
+    rig = rig_of()
+    await passes(rig)
+    admit(rig)
+    await passes(rig)
+    rig.run_pods()
+    await passes(rig)
+    assert conditions(rig)["PodsReady"]["status"] == "True"
+    assert rig.pod("digits-worker-0-0")["spec"]["nodeSelector"] == {"gpu": "t4"}
+    admit(rig)
+    evicted = {"type": "Evicted", "status": "True", "reason": "Preempted", "message": "to make room",
+               "lastTransitionTime": "2026-01-01T12:00:00Z"}  # fmt: skip
+    rig.cluster.objects[path(rig)]["status"]["conditions"].append(evicted)
+    rig.cluster.change(path(rig))
+    rig.cluster.requests.clear()
+    await passes(rig, 8)
+    assert rig.pods() == set()
+    seen = conditions(rig)
+    assert {kind: seen[kind]["status"] for kind in ("QuotaReserved", "Admitted", "Requeued")} == {
+        "QuotaReserved": "False", "Admitted": "False", "Requeued": "True",
+    }  # fmt: skip
+    assert rig.cluster.objects[path(rig)]["status"]["accumulatedPastExexcutionTimeSeconds"] == 30
+    last = ("DELETE", "/api/v1/namespaces/ns/pods/digits-ps-0-0")
+    assert rig.cluster.requests.index(last) < rig.cluster.requests.index(("PATCH", f"{path(rig)}/status"))

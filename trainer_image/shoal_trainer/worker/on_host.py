@@ -1,0 +1,122 @@
+"""What becomes of an update on the host: an array in the wire's format. `on_device` does the same on an accelerator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal_trainer.ps import kernels
+from shoal_trainer.ps.aligned import aligned
+
+
+class Lead(NamedTuple):
+    """What an update does to the first `trainable` parameters g, and to the statistics after them.
+
+    `kind`: "plain" adds `scale` g; "adam" and "rmsprop" do what the kernels `include_adam` and `include_rmsprop` say,
+    with the second moments of the updates before. `scalars`: the scale, that of the statistics, and the kernel's own.
+    """
+
+    kind: Literal["plain", "adam", "rmsprop"]
+    trainable: int
+    scalars: tuple[np.float32, ...]
+
+
+class Inclusion(Protocol):
+    """Applies leads, one after the other."""
+
+    def __call__(self, current: Any, update: Any, lead: Lead) -> Any:
+        """The parameters `current`, a tensor, with the update."""
+
+
+class Mean(Protocol):
+    """The mean of updates, weighted by their samples."""
+
+    def add(self, update: Any, samples: int) -> None:
+        """Add an update of so many samples."""
+
+    def result(self, samples: int) -> Any:
+        """The mean over so many samples; the next one begins."""
+
+    def clear(self) -> None:
+        """Drop what was added."""
+
+
+class HostMean:
+    """`Mean` in fp32. `reuse` gets each update that was added."""
+
+    def __init__(self, reuse: Callable[[npt.NDArray[Any]], None] = lambda _: None) -> None:
+        self._reuse = reuse
+        self._total = aligned(0)
+        self._dtype: npt.DTypeLike = np.float32
+        self._empty = True
+
+    def add(self, update: npt.NDArray[Any], samples: int) -> None:
+        """Add an update of so many samples."""
+        if self._empty:
+            if self._total.size != update.size:
+                self._total = aligned(update.size)
+            self._dtype, self._empty = update.dtype, False
+            kernels.decode(update, self._total)
+            self._total *= np.float32(samples)
+        else:
+            kernels.include(self._total, update, self._total, np.float32(samples))
+        self._reuse(update)
+
+    def result(self, samples: int) -> npt.NDArray[Any]:
+        """The mean over so many samples; the next one begins."""
+        self._total *= np.float32(1 / samples)
+        self.clear()
+        out = aligned(self._total.size, self._dtype)
+        kernels.encode(self._total, out)
+        return out
+
+    def clear(self) -> None:
+        """Drop what was added."""
+        self._empty = True
+
+
+class HostInclusion:
+    """`Inclusion` of `size` parameters, fp32 or bf16, with kernels. `alias` makes a tensor of an array."""
+
+    def __init__(self, size: int, dtype: npt.DTypeLike, alias: Callable[[npt.NDArray[Any]], Any]) -> None:
+        self._size, self._dtype, self._alias = size, np.dtype(dtype), alias
+        self._second: npt.NDArray[np.float32] | None = None
+        self._sum: npt.NDArray[np.float32] | None = None
+        """fp32; made with the first gradient in flight: a worker that waits for its answers needs none."""
+        self._encoded: npt.NDArray[Any] | None = None
+        self._tensor: Any = None
+
+    def __call__(self, current: Any, update: npt.NDArray[Any], lead: Lead) -> Any:
+        """The parameters with the update; in memory that the next call overwrites."""
+        current = np.asarray(memoryview(current))
+        if self._sum is None:
+            self._prepare()
+        assert self._sum is not None
+        out, start, n = self._sum, current, lead.trainable
+        if current.dtype != np.float32:
+            kernels.decode(current, out)
+            start = out
+        scale, of_statistics, *rest = lead.scalars
+        w, g, to = start[:n], update[:n], out[:n]
+        if lead.kind == "plain":
+            kernels.include(w, g, to, scale)
+        else:
+            if self._second is None:
+                self._second = aligned(n)
+            apply = kernels.include_adam if lead.kind == "adam" else kernels.include_rmsprop
+            apply(w, self._second, g, to, scale, *rest)
+        kernels.include(start[n:], update[n:], out[n:], of_statistics)
+        if self._encoded is not None:
+            kernels.encode(out, self._encoded)
+        return self._tensor
+
+    def _prepare(self) -> None:
+        self._sum = aligned(self._size)
+        if self._dtype == np.float32:
+            self._tensor = self._alias(self._sum)
+        else:
+            self._encoded = aligned(self._size, self._dtype)
+            self._tensor = self._alias(self._encoded)
