@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shoal.api.speed_profile import MOST_ROWS, MOST_SOURCES, LogMoments, SpeedProfile, SpeedProfileStatus
 from shoal.controllers.speedprofile.learn import HALF_LIFE, forget, learn, moved
-from shoal.sizing.fleet.resources import profile_of
+from shoal.sizing.fleet.resources import beside_of, profile_of
 from shoal_trainer.contract import (
     BesideSums,
     LogSums,
