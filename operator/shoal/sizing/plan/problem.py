@@ -148,7 +148,7 @@ class StepWork:
         own = np.full(np.shape(workers), self.sigma)
         if self.efficiency is not None:
             own = np.hypot(own, self.efficiency.spread(workers))
-        return np.hypot(own, self.beside_spread(workers))
+        return np.asarray(np.hypot(own, self.beside_spread(workers)))
 
     def beside_spread(self, workers: Floats) -> Floats:
         """(m,) the part of it that what is beside has; of steps, as if it were for one epoch."""
