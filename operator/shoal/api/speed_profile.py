@@ -184,6 +184,8 @@ class BesideSteps(Status):
     """Workers but one in each of these epochs, summed, a decimal."""
     task_samples: str = "0"
     """Samples that were not trained because of tasks, a decimal."""
+    task_squares: str = "0"
+    """Squares of an epoch's samples of tasks, summed, a decimal: how much epochs differ."""
     wait_samples: str = "0"
     """Samples that were not trained because workers had nothing to do, a decimal."""
     last_seen: str = ""

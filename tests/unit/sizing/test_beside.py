@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -77,8 +78,32 @@ def test_steps_are_counted_like_samples() -> None:
 def test_a_profile_tells_it_by_epoch() -> None:
     measured = BesideSteps(epochs="4", others="8", task_samples="1200", wait_samples="400")
     status = SpeedProfileStatus(beside=measured)
-    assert beside_of(status, 1000) == Beside(1000, 300.0, 50.0)
+    assert beside_of(status, 1000) == Beside(1000, 300.0, 50.0, sigma=pytest.approx(0.2), seen=4.0)
     assert beside_of(status, None) is None
     assert beside_of(SpeedProfileStatus(), 1000) is None
     broken = SpeedProfileStatus(beside=BesideSteps(epochs="many"))
     assert beside_of(broken, 1000) is None
+
+
+def test_its_part_of_the_uncertainty_is_its_share_of_the_work_and_falls_with_epochs() -> None:
+    """Of one worker that spends half of its time beside steps, whose epochs differ by 20 %."""
+    few = Beside(1000, 1000.0, sigma=0.2, seen=4.0)
+    assert few.spread(4000.0, 1) == pytest.approx(0.5 * 0.2 * math.sqrt(1 / 4 + 1 / 4), rel=0.01)
+    assert few.spread(64_000.0, 1) < few.spread(4000.0, 1)
+    assert replace(few, seen=100.0).spread(4000.0, 1) < few.spread(4000.0, 1)
+    assert Beside(1000, 1000.0).spread(4000.0, 1) == 0.0
+
+
+def test_a_chance_counts_how_much_epochs_differ() -> None:
+    """A deadline 5 % after what is likely: met for certain where all epochs are alike, and often where they differ."""
+    pool = Pool("own", 1, 3.6, 1.0, 100, spot=False, step_sigma=0.02)
+
+    def chance(sigma: float) -> float:
+        work = StepWork(samples=4000.0, beside=Beside(1000.0, 1000.0, sigma=sigma, seen=4.0))
+        problem = Problem([pool], work, objective=Objective(deadline=84.0), min_workers=1, max_workers=1)
+        found = plan(problem).chance
+        assert found is not None
+        return found
+
+    assert chance(0.0) > 0.97
+    assert 0.5 < chance(0.5) < 0.7

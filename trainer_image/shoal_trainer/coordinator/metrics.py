@@ -94,6 +94,12 @@ class StatusCollector(Collector):
                         parts.add_metric([str(worker.slot), part], seconds)
         yield parts
         yield from _speeds(status)
+        beside = CounterMetricFamily(
+            "shoal_beside_samples", "Samples that workers did not train meanwhile.", labels=["part"]
+        )
+        beside.add_metric(["tasks"], status.beside.tasks)
+        beside.add_metric(["waits"], status.beside.waits)
+        yield beside
         yield from _shards(status)
 
 

@@ -192,13 +192,16 @@ def _loaded(
 def _passed(old: BesideSteps | None, fresh: BesideSums, now: datetime) -> BesideSteps:
     """What passes beside steps, with what is new of it."""
     keep = _weight(old.last_seen, now) if old else 0.0
-    before = (old.epochs, old.others, old.task_samples, old.wait_samples) if old else ("0",) * 4
-    epochs, others, tasks, waits = (
-        f"{_number(was) * keep + more:.6g}" for was, more in zip(before, _amounts(fresh), strict=True)
-    )
-    return BesideSteps(
-        epochs=epochs, others=others, task_samples=tasks, wait_samples=waits, last_seen=_stamp(now)
-    )
+    new = {
+        "epochs": fresh.epochs,
+        "others": fresh.others,
+        "task_samples": fresh.tasks,
+        "task_squares": fresh.tasks**2 / fresh.epochs,  # of several epochs, the mean is known
+        "wait_samples": fresh.waits,
+    }
+    before = old or BesideSteps()
+    sums = {name: f"{_number(getattr(before, name)) * keep + more:.6g}" for name, more in new.items()}
+    return BesideSteps(last_seen=_stamp(now), **sums)
 
 
 def _amounts(sums: BesideSums) -> tuple[float, float, float, float]:

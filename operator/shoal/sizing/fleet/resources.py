@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 from functools import partial
 
@@ -13,6 +14,9 @@ from shoal.sizing.fleet.values import FleetPool
 from shoal.sizing.speed.measurements import LogMean, Model, Profile, Row, ServerLoad
 
 __all__ = ["beside_of", "decimal", "fleet_pool", "model_of", "profile_of"]
+
+EPOCHS_DIFFER, PRIOR_EPOCHS = 0.2, 3.0
+"""By how much the tasks of epochs are taken to differ, as a part of them, and its weight in epochs."""
 
 
 def fleet_pool(pool: CapacityPool, now: datetime | None = None) -> FleetPool:
@@ -103,7 +107,21 @@ def beside_of(status: SpeedProfileStatus, per_epoch: float | None, behind: int =
         return None
     others = decimal(seen.others)
     tasks, waits = max(decimal(seen.task_samples), 0.0), max(decimal(seen.wait_samples), 0.0)
-    return Beside(per_epoch, tasks / epochs, waits / others if others > 0 else 0.0, behind)
+    return Beside(
+        per_epoch,
+        tasks / epochs,
+        waits / others if others > 0 else 0.0,
+        behind,
+        _differs(tasks / epochs, decimal(seen.task_squares) / epochs, epochs),
+        epochs,
+    )
+
+
+def _differs(mean: float, square: float, seen: float) -> float:
+    """Relative standard deviation of an epoch's tasks: as seen, and as is likely where few epochs were."""
+    known = 0 < mean < math.inf and 0 < square < math.inf
+    own = max(square / mean**2 - 1, 0.0) if known else EPOCHS_DIFFER**2
+    return math.sqrt((EPOCHS_DIFFER**2 * PRIOR_EPOCHS + own * seen) / (PRIOR_EPOCHS + seen))
 
 
 def decimal(text: str | None) -> float:

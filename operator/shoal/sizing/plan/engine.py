@@ -56,7 +56,7 @@ class Engine:
         self._speed = self._rng.standard_normal(runs)
         self._capacity = self._rng.standard_normal(runs)
         self._failures = self._rng.random(runs), self._rng.random(runs)
-        self._work, self._efficiency = self._rng.standard_normal((2, runs))
+        self._work, self._efficiency, self._beside = self._rng.standard_normal((3, runs))
         self._cache: dict[tuple[str, int, float], tuple[Floats, Floats]] = {}
         self._alone: dict[tuple[str, int, float], Floats] = {}
 
@@ -140,11 +140,14 @@ class Engine:
         batch = np.array([float(pool.batch) for pool in self.problem.pools]) @ rates / rates.sum(axis=0)
         workers = counts.sum(axis=0).astype(np.float64)
         steps = work.iterations(batch, workers)
-        if not isinstance(work, StepWork) or work.samples is None:
+        if not isinstance(work, StepWork):
             return self._in_runs(steps), np.zeros(len(batch), dtype=bool)
+        beside = np.exp(np.multiply.outer(work.beside_spread(workers), self._beside))
+        if work.samples is None:
+            return self._in_runs(steps) * beside, np.zeros(len(batch), dtype=bool)
         samples = work.samples_of(workers) * np.ones(len(batch))
         by_samples = samples / batch <= steps * (1 + 1e-9)
-        amount = self._in_runs(np.where(by_samples, samples, steps))
+        amount = self._in_runs(np.where(by_samples, samples, steps)) * beside
         if work.is_random:
             own = np.exp(work.sigma * self._work)
             if work.efficiency is not None:

@@ -146,12 +146,22 @@ class StepWork:
     def spread(self, workers: Floats) -> Floats:
         """(m,) standard deviation of the logarithm of the work."""
         own = np.full(np.shape(workers), self.sigma)
-        return own if self.efficiency is None else np.hypot(own, self.efficiency.spread(workers))
+        if self.efficiency is not None:
+            own = np.hypot(own, self.efficiency.spread(workers))
+        return np.asarray(np.hypot(own, self.beside_spread(workers)))
+
+    def beside_spread(self, workers: Floats) -> Floats:
+        """(m,) the part of it that what is beside has; of steps, as if it were for one epoch."""
+        if self.beside is None:
+            return np.zeros(np.shape(workers))
+        left = self.beside.per_epoch if self.samples is None else self.samples
+        return np.asarray(self.beside.spread(left, workers))
 
     @property
     def is_random(self) -> bool:
         """Whether the amount of work is uncertain."""
-        return self.sigma > 0 or (self.efficiency is not None and self.efficiency.sigma > 0)
+        parts = (self.efficiency, self.beside)
+        return self.sigma > 0 or any(part is not None and part.sigma > 0 for part in parts)
 
     def counts_samples(self, batch: float) -> bool:
         """Whether the samples, rather than the steps, end the work for this batch size."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shoal.api.speed_profile import MOST_ROWS, MOST_SOURCES, LogMoments, SpeedProfile, SpeedProfileStatus
 from shoal.controllers.speedprofile.learn import HALF_LIFE, forget, learn, moved
-from shoal.sizing.fleet.resources import profile_of
+from shoal.sizing.fleet.resources import beside_of, profile_of
 from shoal_trainer.contract import (
     BesideSums,
     LogSums,
@@ -242,3 +242,19 @@ def test_a_task_counts_with_the_next_epoch_and_old_epochs_count_less() -> None:
     assert later.beside is not None
     assert float(later.beside.epochs) == pytest.approx(2.0)
     assert float(later.beside.task_samples) == pytest.approx(60.0)
+
+
+def test_epochs_that_differ_are_told_from_those_that_are_alike() -> None:
+    """Whether a report has one epoch more, or two."""
+    per_epoch = (20.0, 40.0, 30.0, 10.0, 50.0, 30.0)
+    for steps in ((1, 2, 3, 4, 5, 6), (1, 3, 4, 6)):
+        status = SpeedProfileStatus()
+        for epochs in steps:
+            told = BesideSums(epochs=epochs, others=epochs, tasks=sum(per_epoch[:epochs]))
+            status = learn(status, "job", report(0.1).model_copy(update={"beside": told}), NOW)
+        differing = beside_of(status, 1000)
+        assert differing is not None
+        assert 0.25 < differing.sigma < 0.45
+    alike = beside_of(learn(SpeedProfileStatus(), "job", beside_report(60), NOW), 1000)
+    assert alike is not None
+    assert alike.sigma < 0.05
