@@ -1,4 +1,7 @@
-"""The real worker loop on a simulated device: share of N x ideal, where a step sleeps and the cores are free."""
+"""The real worker loop on a simulated device: share of N x ideal, where a step sleeps and the cores are free.
+
+On an accelerator behind a bus: share of the smaller of two limits, of the steps alone and of all that is not a step.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +40,22 @@ SMALL = [
 LARGE = Case("25.6 M", 25_600_000, 300, 2, (1,), 0.96)
 
 
+class Accelerated(NamedTuple):
+    """A model on a simulated accelerator, which takes 10 ms for a step; so many steps per push."""
+
+    name: str
+    parameters: int
+    steps: int
+
+
+ACCELERATED = [
+    Accelerated(name, parameters, steps)
+    for name, parameters in (("25.6 M", 25_600_000), ("110 M", 110_000_000))
+    for steps in (1, 16)
+]
+ACCELERATED_GOAL, STEP_MILLISECONDS = 0.90, 10
+
+
 def measure(quick: bool) -> Iterator[Measurement]:
     """One row for each number of workers and parameter servers."""
     for case in [SMALL[0]._replace(servers=(1,))] if quick else [*SMALL, LARGE]:
@@ -48,6 +67,33 @@ def measure(quick: bool) -> Iterator[Measurement]:
             cores = [(one.worker_cpu + one.ps_cpu) * ideal for one, ideal in pairs]
             name = f"{title}, cores that ideal would take"
             yield summary(name, cores, "cores", "processor time a step, workers and PS")
+    for each in () if quick else ACCELERATED:
+        yield from _accelerated(each)
+
+
+def _accelerated(case: Accelerated) -> Iterator[Measurement]:
+    """Shares of one worker's steps on an accelerator."""
+    shares, of_steps = [], []
+    for _ in range(REPEATS):
+        arguments = {"parameters": case.parameters, "milliseconds": STEP_MILLISECONDS}
+        ideal = compute_only.rate("on_accelerator", 4, 1, 3.0, **arguments)
+        limit, found = (
+            run(
+                "benchmarks.jobs:on_accelerator",
+                workers=1,
+                args={**arguments, "milliseconds": milliseconds, "steps": case.steps},
+                batch=4,
+                seconds=6.0,
+            )[0].rate
+            for milliseconds in (0, STEP_MILLISECONDS)
+        )
+        shares.append(found / min(ideal, limit))
+        of_steps.append(found / ideal)
+    title = f"{case.name}, 10 ms on an accelerator, {case.steps} steps per push, 1 worker, 1 PS, bf16"
+    yield summary(
+        title, shares, "x", "the steps alone, or the pushes alone if these take longer", ACCELERATED_GOAL
+    )
+    yield summary(f"{title}, of the steps alone", of_steps, "x", "the same step with no PS")
 
 
 def _measured(case: Case, repeats: int, seconds: float) -> dict[int, list[tuple[Run, float]]]:
