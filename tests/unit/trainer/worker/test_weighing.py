@@ -226,5 +226,5 @@ def test_class_weight_is_that_of_fit(one_hot):
     ours = FlatModel(model(), job.data.example(32), "fp32")
     buffer = aligned(ours.layout.size)
     buffer[:] = ours.initial()
-    update = ours.step(ours.alias(buffer), next(job.data.read(Part(0, 32), 32))).update
+    update = np.asarray(ours.step(ours.alias(buffer), next(job.data.read(Part(0, 32), 32))).update)
     np.testing.assert_allclose(buffer - 0.5 * update, flat(plain.trainable_variables), rtol=1e-4, atol=1e-6)
