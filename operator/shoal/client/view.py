@@ -90,9 +90,8 @@ def follow_view(job: TrainingJob, *, now: datetime | None = None) -> RenderableT
     plan = status.plan
     lines: list[RenderableType] = [
         head,
-        Padding(
-            ProgressBar(total=100, completed=training.progress_percent or 0, width=60), 0
-        ),  # ends its line
+        # The padding ends the bar's line.
+        Padding(ProgressBar(total=100, completed=training.progress_percent or 0, width=60), 0),
         Text(counts),
     ]
     lines += [Text(metrics)] if metrics else []

@@ -8,6 +8,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict, Unpack
 
+from shoal.errors import Unavailable
+
 JSON = "application/json"
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -43,6 +45,11 @@ class Answer:
     def ok(self) -> bool:
         """Whether the request succeeded."""
         return self.status < 300
+
+    def accept(self, *also: int) -> None:
+        """Raise `Unavailable` unless the request succeeded, or its status is one of `also`."""
+        if not self.ok and self.status not in also:
+            raise Unavailable(f"{self.status}: {self.message}")
 
     @property
     def message(self) -> str:

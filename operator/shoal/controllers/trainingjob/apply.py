@@ -138,8 +138,8 @@ class Applier:
             async with asyncio.TaskGroup() as together:
                 for action in group:
                     together.create_task(one(action))
-            if stage == _FIRST and (refused or (answers.first_look and not known)):
-                break  # the pods are planned anew
+            if (refused and stage == _FIRST) or (answers.first_look and not known):
+                break  # others have made more than was known: planned anew
         return Outcome(changed=changed > 0, error=errors[0] if errors else None)
 
     async def _do(self, job: TrainingJob, action: Action) -> bool:
@@ -188,11 +188,11 @@ class Applier:
                 await self._select(job, name, selector)
             case DeleteService(name, uid):
                 answer = await self._delete(_path("/api/v1", job, "services", name), uid)
-                _accept(answer, 404, 409)
+                answer.accept(404, 409)
                 self._state.services.drop(uid)
             case DeleteDisruptionBudget(name):
                 path = _path("/apis/policy/v1", job, "poddisruptionbudgets", name)
-                _accept(await self._transport.request("DELETE", path), 403, 404)  # it is only tidied up
+                (await self._transport.request("DELETE", path)).accept(403, 404)  # it is only tidied up
                 answers.existing.pop(name, None)
                 if (budget := self._state.budgets.get(name, job.metadata.namespace)) is not None:
                     self._state.budgets.drop(budget.metadata.uid)
@@ -200,7 +200,7 @@ class Applier:
                 await self._confirm_absent(job, answers, name, kind)
             case DeleteJob(name, uid):
                 path = _path(f"/apis/{API_VERSION}", job, TrainingJob.PLURAL, name)
-                _accept(await self._delete(path, uid, propagationPolicy="Background"), 404, 409)
+                (await self._delete(path, uid, propagationPolicy="Background")).accept(404, 409)
                 self._state.jobs.drop(uid)
         return True
 
@@ -296,7 +296,7 @@ class Applier:
         answer = await self._transport.request("GET", path)
         if answer.status == 404:
             return False  # deleted meanwhile: the next plan retries
-        _accept(answer)
+        answer.accept()
         found = Pod.model_validate_json(answer.body)  # or any other object with an owner
         if found.metadata.controller_uid == job.metadata.uid and found.metadata.labels.get(labels.JOB):
             answers.refused.pop(name, None)
@@ -320,7 +320,7 @@ class Applier:
             if pod.metadata.deletion_timestamp and pod.metadata.deletion_grace_period_seconds:
                 self._state.pods.put(pod)  # wakes the job: the plan that deleted it is over
                 return
-        _accept(answer, 404, 409)  # 409: another pod has the name now
+        answer.accept(404, 409)  # 409: another pod has the name now
         self._state.pods.drop(uid)
 
     async def _delete(self, path: str, uid: str, **options: Any) -> Answer:
@@ -336,7 +336,7 @@ class Applier:
         ):  # who may not ask believes the watch
             (answers.gone_pods if kind == "Pod" else answers.gone_nodes)[name] = self._wall()
             return
-        _accept(answer)
+        answer.accept()
         if kind == "Pod":
             self._saw_pod(answer.body)
         else:
@@ -353,7 +353,7 @@ class Applier:
         if answer.status in {404, 409} and known is not None:
             self._state.services.drop(known.metadata.uid)
             return
-        _accept(answer)
+        answer.accept()
         self._saw_service(answer.body)
 
     def _saw_pod(self, body: bytes) -> None:
@@ -382,8 +382,3 @@ def _stage(action: Action) -> str:
 def _path(group: str, job: TrainingJob, plural: str, name: str = "") -> str:
     collection = f"{group}/namespaces/{job.metadata.namespace}/{plural}"
     return f"{collection}/{name}" if name else collection
-
-
-def _accept(answer: Answer, *also: int) -> None:
-    if not answer.ok and answer.status not in also:
-        raise Unavailable(f"{answer.status}: {answer.message}")

@@ -10,8 +10,8 @@ from typing import Any
 from shoal.api.kueue import KUEUE, Workload
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
-from shoal.cluster.transport import APPLY_PATCH, JSON, Answer, Transport
-from shoal.errors import Refused, Unavailable
+from shoal.cluster.transport import APPLY_PATCH, JSON, Transport
+from shoal.errors import Refused
 from shoal.manifests.workload import (
     ADMISSION_MANAGER,
     POD_PRIORITY,
@@ -48,7 +48,7 @@ class Workloads:
         answer = await self._transport.request("GET", f"{path}/{wanted}" if wanted else path)
         if answer.status in {403, 404}:
             raise Refused(answer.message)
-        _accept(answer)
+        answer.accept()
         found: dict[str, Any] = json.loads(answer.body)
         if not wanted:
             defaults = [each for each in found["items"] if each.get("globalDefault")]
@@ -62,11 +62,11 @@ class Workloads:
             priority |= named
         return {**manifest, "spec": {**manifest["spec"], **priority}}
 
-    async def tell(self, job: TrainingJob, told_: TellWorkload) -> None:
+    async def tell(self, job: TrainingJob, action: TellWorkload) -> None:
         """Set one condition."""
-        meta = {"name": told_.name, "namespace": job.metadata.namespace, "uid": told_.uid}
-        body = told(meta, told_.kind, told_.status, told_.reason, told_.message, self._wall())
-        await self._apply(job, told_.name, body, f"{self._manager}-{told_.kind}")
+        meta = {"name": action.name, "namespace": job.metadata.namespace, "uid": action.uid}
+        body = told(meta, action.kind, action.status, action.reason, action.message, self._wall())
+        await self._apply(job, action.name, body, f"{self._manager}-{action.kind}")
 
     async def requeue(self, job: TrainingJob, name: str, uid: str) -> None:
         """Give the quota back, if the Workload is still evicted and has some."""
@@ -74,7 +74,7 @@ class Workloads:
         if answer.status == 404:
             self._cache.drop(uid)
             return
-        _accept(answer)
+        answer.accept()
         if (body := requeued(json.loads(answer.body), self._wall())) is not None:
             await self._apply(job, name, body, ADMISSION_MANAGER)
         else:
@@ -84,7 +84,7 @@ class Workloads:
         """Delete it."""
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
         answer = await self._transport.request("DELETE", _path(job, name), body=body, content_type=JSON)
-        _accept(answer, 404, 409)
+        answer.accept(404, 409)
         self._cache.drop(uid)
 
     async def _apply(self, job: TrainingJob, name: str, body: Manifest, manager: str) -> None:
@@ -95,7 +95,7 @@ class Workloads:
             body=body,
             content_type=APPLY_PATCH,
         )
-        _accept(answer, 404, 409)
+        answer.accept(404, 409)
         meta = body["metadata"]
         if answer.ok:
             self._cache.put(Workload.model_validate_json(answer.body))
@@ -105,8 +105,3 @@ class Workloads:
 
 def _path(job: TrainingJob, name: str) -> str:
     return f"/apis/{KUEUE}/namespaces/{job.metadata.namespace}/workloads/{name}"
-
-
-def _accept(answer: Answer, *also: int) -> None:
-    if not answer.ok and answer.status not in also:
-        raise Unavailable(f"{answer.status}: {answer.message}")
