@@ -94,16 +94,22 @@ class DeviceMean:
     def __init__(self, device: str | None, trained: int, reader: ThreadPoolExecutor) -> None:
         self._device, self._trained, self._reader = device, trained, reader
         self._total: Any = None
+        self._zeros = np.zeros(0, np.float32)
         self._dtype: npt.DTypeLike = np.float32
 
-    def add(self, update: OnDevice, samples: int) -> None:
-        """Add an update of so many samples."""
+    def add(self, update: OnDevice | npt.NDArray[Any], samples: int) -> None:
+        """Add an update of so many samples. An array on the host is zeros: a batch that was skipped."""
         self._dtype = update.dtype
+        if not isinstance(update, OnDevice):
+            self._zeros = update
+            return
         with tf.device(self._device):
             self._total = _added(self._total, update.tensors, tf.constant(samples, tf.float32))
 
-    def result(self, samples: int) -> OnDevice:
+    def result(self, samples: int) -> OnDevice | npt.NDArray[Any]:
         """The mean over so many samples; the next one begins."""
+        if self._total is None:
+            return self._zeros
         with tf.device(self._device):
             tensors, sum_of_squares = _averaged(
                 self._total, tf.constant(samples, tf.float32), self._trained, tf.as_dtype(self._dtype)

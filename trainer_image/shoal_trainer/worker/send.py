@@ -62,12 +62,12 @@ class Pile:
         return len(self.steps)
 
     def add(self, step: Step, ready: Ready) -> None:
-        """Add a step. One that was skipped changes nothing, but its samples count."""
+        """Add a step. One that was skipped has no gradient, but its samples count, and its statistics as in Keras."""
         if not self.steps:
             self._first = step.update
-        elif len(self.steps) == 1 and not self.steps[0].skipped:
-            self._mean.add(self._first, self.samples)
-        if self.steps and not step.skipped:
+        else:
+            if len(self.steps) == 1:
+                self._mean.add(self._first, self.samples)
             self._mean.add(step.update, ready.batch.samples)
         self.steps.append(Taken(ready, step.loss, step.skipped, step.metrics))
 
@@ -118,8 +118,7 @@ class Pile:
         change of consecutive steps, and by `staleness` (pushes between pull and push, of the previous push), by which
         the servers divide changes of statistics; both together are limited by `MAX_AVERAGE_STEP`.
         """
-        alone = len(self.steps) == 1 or self.skipped
-        update = self._first if alone else self._mean.result(self.samples)
+        update = self._first if len(self.steps) == 1 else self._mean.result(self.samples)
         factors = [np.float32(_average_factor(each, len(self.steps), staleness)) for each in averages]
         if all(factor == 1 for factor in factors):
             return update

@@ -173,3 +173,15 @@ def test_push_of_several_batches_is_that_of_the_host_and_the_mean_of_single_ones
     np.testing.assert_allclose(
         found, np.mean(singles, axis=0), rtol=1e-2 if rough else 1e-5, atol=1e-3 if rough else 1e-6
     )
+
+
+@both_wires
+def test_a_batch_that_is_skipped_is_zeros_on_the_host(dtype, reader):
+    mean, zeros = DeviceMean(None, 4, reader), np.zeros(SIZE, dtype)
+    mean.add(zeros, 3)
+    mean.add(zeros, 3)
+    assert mean.result(6) is zeros
+    values = RNG.normal(size=SIZE).astype(np.float32)
+    mean.add(zeros, 1)
+    mean.add(on(wire(values, dtype), reader), 3)
+    np.testing.assert_allclose(plain(mean.result(4)), 0.75 * values, rtol=2**-7)

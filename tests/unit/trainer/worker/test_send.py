@@ -72,3 +72,10 @@ def test_mean_of_the_steps_counts_the_samples_of_skipped_ones(skipped):
         if again:
             np.testing.assert_allclose(pile.update(), expected, rtol=1e-6)
         pile.clear()
+
+
+def test_statistics_of_a_step_without_a_gradient_count():
+    """An overflow in mixed_float16: Keras takes no step, but has moved the statistics."""
+    pile = pile_of(np.array([2.0, 0.2], np.float32))
+    pile.add(Step(np.array([0.0, 0.4], np.float32), 0.5, True, skipped=True), BATCH)
+    np.testing.assert_allclose(pile.update(), [1.0, 0.3], rtol=1e-6)
