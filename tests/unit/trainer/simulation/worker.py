@@ -86,8 +86,20 @@ class Worker:
             Policy(on_nan="rollback", steps_per_push=world.steps_per_push, rounds=world.rounds), clock=world.clock,
         )  # fmt: skip
         self._record_epochs()
+        self._check_marks()
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
+
+    def _check_marks(self):
+        """The steps of a push keep their leases or lose them together: none has to be taken out of their sum."""
+        marks = self.loop._marks
+
+        def all_or_none():
+            steps, found = len(self.loop._pending), marks()
+            assert len(found) in {0, steps}, f"{len(found)} of {steps} steps kept their leases"
+            return found
+
+        self.loop._marks = all_or_none
 
     def _record_epochs(self):
         """Record the epoch of the current item in `epoch`: batches do not contain it."""
