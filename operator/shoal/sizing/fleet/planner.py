@@ -355,7 +355,7 @@ def _answer(job: FleetJob, one: JobProblem, found: Plan) -> JobPlan:
             [explain(found, ""), *one.notes, *_efficiency(job, sum(found.counts)), *_servers(problem, found)]
         ),
         samples_per_second=expected,
-        relative_error=one.error,
+        pace=one.pace,
         basis="; ".join(f"{name}: {one.basis[name]}" for name, n in used if n),
         speeds={pool.name: pool.batch / pool.step_seconds for pool in problem.pools},
     )
@@ -409,7 +409,7 @@ def _unplanned(job: FleetJob, pools: Sequence[FleetPool], left: Mapping[str, int
         binding=None,
         reason=f"{reason} {fleet_of(counts)}",
         samples_per_second=None,
-        relative_error=None,
+        pace=job.pace_before,
         basis="nothing",
     )
 
