@@ -183,6 +183,8 @@ class Rehearsal:
 
     def _amount(self, job: Training, say: Callable[[str], None]) -> None:
         extent, size = job.data.describe(), self._config.batch_size
+        if job.data.remark:
+            _log.warning("Training(data=…): %s", job.data.remark)
         if extent.size is None:
             say(f"{len(extent.files)} files; their lengths are learned in the first epoch")
             if len(extent.files) < self._workers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
@@ -67,6 +68,25 @@ def test_a_good_job_passes_every_part(check):
     assert "compiles with XLA" in found["as on a GPU"].message
     assert "val_accuracy" in found["evaluation"].message
     assert "logs/best.keras" in found["callbacks"].message
+
+
+def test_what_a_stream_does_not_promise_is_a_warning(check):
+    found = check("""
+        import tensorflow as tf
+        job = Training(model=build, data=tf.data.Dataset.from_tensor_slices((x, y)).batch(60))
+    """)
+    assert states(found) == {"amount of data": "warning"}
+    [words] = found["amount of data"].warnings
+    assert "an epoch is 660 samples, its batches times the rows of the first" in words
+
+
+def test_command_prints_nothing_of_tensorflow(tmp_path: Path):
+    """In a process of its own: TensorFlow greets once."""
+    (tmp_path / "case.py").write_text(dedent(GOOD) + "job = Training(model=build, data=DATA)")
+    command = [sys.executable, "-m", "shoal_trainer.cli", "check", "case:job"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "a cluster would take this job" in done.stdout
+    assert done.stderr == ""
 
 
 @pytest.mark.parametrize(
