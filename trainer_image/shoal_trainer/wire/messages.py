@@ -11,7 +11,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
@@ -79,17 +79,27 @@ class OptimizerConfig(Message):
         return samples // self.batch_size + self.gradient_accumulation_steps - 1
 
 
+class Average(NamedTuple):
+    """The values [low, high) of the flat vector, which each step moves to momentum x + (1 - momentum) observed."""
+
+    low: int
+    high: int
+    momentum: Annotated[float, Field(ge=0, lt=1)]
+
+
 class ModelSpec(Message):
     """The model on which a worker and a parameter server must agree.
 
-    The flat vector is `parameters` trainable values followed by `statistics` others, such as BatchNorm's moving
-    averages. A pushed vector has gradients in the first part and differences (new - pulled) in the second.
-    `fingerprint`: the SHA-256 (hex) of all (path, shape, dtype).
+    The flat vector is `parameters` trainable values followed by `statistics` others, such as BatchNormalization's
+    moving averages. A pushed vector has gradients in the first part. In the second it has what the batches show for
+    the `averages`, and differences (new - pulled) for the rest (`ps/statistics`). `fingerprint`: the SHA-256 (hex) of
+    all (path, shape, dtype).
     """
 
     fingerprint: str = Field(min_length=8, max_length=128)
     parameters: int = Field(ge=1, le=1 << 40)
     statistics: int = Field(default=0, ge=0, le=1 << 40)
+    averages: tuple[Average, ...] = ()
     optimizer: OptimizerConfig = OptimizerConfig()
 
     @property
@@ -195,7 +205,8 @@ class Push:
     `samples`, `steps`: the samples and batches in the mean gradient. `base_versions`: the version of the parameters on
     which it was computed, per shard. `learning_rate` overrides the optimizer's, for schedules that only the worker can
     evaluate. `ahead`: after how many more updates the worker's next gradient will arrive; the answer has the parameters
-    expected there. `length`: the Euclidean length of the gradient.
+    expected there. `length`: the Euclidean length of the gradient. `skipped`: it has none, so that the optimizer takes
+    no step, but its samples and statistics count.
     """
 
     seq: int
@@ -209,6 +220,7 @@ class Push:
     metrics: tuple[MetricSum, ...] = ()
     ahead: float = 0.0
     length: float = math.nan
+    skipped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +306,7 @@ class Welcome:
 
 # --- bytes ---------------------------------------------------------------------------------------------------------
 
-_PUSH = struct.Struct("<II4f5fHH")
+_PUSH = struct.Struct("<II4f5f?HH")
 _MARK = struct.Struct("<IiQQ")
 _METRIC = struct.Struct("<Bdd")
 _ANSWER = struct.Struct("<QIHQIQH?")
@@ -317,6 +329,8 @@ class PushMeta(NamedTuple):
     metrics: tuple[MetricSum, ...] = ()
     length: float = math.nan
     """The Euclidean length of the gradient in all shards."""
+    skipped: bool = False
+    """See `Push`."""
 
 
 class AnswerMeta(NamedTuple):
@@ -346,7 +360,7 @@ def encode_push(meta: PushMeta) -> bytes:
         )
     head = _PUSH.pack(
         meta.samples, meta.steps, meta.loss, meta.learning_rate, meta.scale, meta.length, *meta.timings,
-        len(marks), len(metrics),
+        meta.skipped, len(marks), len(metrics),
     )  # fmt: skip
     parts = [head, *(_MARK.pack(*mark) for mark in marks)]
     for metric in metrics:
@@ -359,7 +373,7 @@ def decode_push(data: bytes | bytearray | memoryview) -> PushMeta:
     """Decode the output of `encode_push`; `ProtocolError` if it is invalid."""
     if len(data) < _PUSH.size:
         raise ProtocolError(f"the meta block of a push has {len(data)} bytes, expected at least {_PUSH.size}")
-    samples, steps, loss, rate, scale, length, *seconds, count, named = _PUSH.unpack_from(data)
+    samples, steps, loss, rate, scale, length, *seconds, skipped, count, named = _PUSH.unpack_from(data)
     marked = _PUSH.size + count * _MARK.size
     if count > MAX_MARKS or len(data) < marked:
         raise ProtocolError("the meta block of a push does not match the length that it states")
@@ -368,7 +382,7 @@ def decode_push(data: bytes | bytearray | memoryview) -> PushMeta:
     numbers = scale, *seconds, *(number for metric in metrics for number in metric[1:])
     if not all(map(math.isfinite, numbers)):
         raise ProtocolError("the meta block of a push has a non-finite number")
-    return PushMeta(samples, steps, loss, rate, scale, Timings(*seconds), progress, metrics, length)
+    return PushMeta(samples, steps, loss, rate, scale, Timings(*seconds), progress, metrics, length, skipped)
 
 
 def _decode_metrics(data: bytes, count: int) -> tuple[MetricSum, ...]:
