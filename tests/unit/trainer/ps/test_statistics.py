@@ -15,7 +15,7 @@ from shoal_trainer.ps import kernels
 from shoal_trainer.ps.pieces import Pieces
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.ps.statistics import Statistics
-from shoal_trainer.wire.messages import Average, ModelSpec, OptimizerConfig, PushMeta
+from shoal_trainer.wire.messages import Average, ModelSpec, PushMeta
 
 START, SEEN = 1.0, -3.0
 """Where a moving average starts, and what each batch shows."""
@@ -31,8 +31,9 @@ class Job:
         self._bases, self._seqs = dict[int, int](), [0] * len(seconds)
         self._shard = ShardStore(0, 1, 0, clock=lambda: self.now)
         averages = (Average(1, 2, momentum),)
-        config = OptimizerConfig(learning_rate=0.0)
-        self._shard.hello(0, 0, ModelSpec(fingerprint="f" * 64, parameters=1, statistics=1, averages=averages, optimizer=config))  # fmt: skip
+        self._shard.hello(
+            0, 0, ModelSpec(fingerprint="f" * 64, parameters=1, statistics=1, averages=averages)
+        )
         self._shard.initialize(np.array([0.0, START], np.float32))
         self._shard.workers.set_live(len(seconds))
         self.moved = [(0, START)]
@@ -85,7 +86,9 @@ def test_averages_move_as_far_per_sample_as_with_one_worker(
 VALUES = st.floats(-1e3, 1e3, width=32)
 
 
-@given(st.lists(st.tuples(VALUES, st.integers(1, 300)), min_size=1, max_size=60), st.floats(0, 0.9999), VALUES)
+@given(
+    st.lists(st.tuples(VALUES, st.integers(1, 300)), min_size=1, max_size=60), st.floats(0, 0.9999), VALUES
+)
 def test_average_stays_between_what_was_seen(pushes, momentum, start) -> None:
     """So it cannot diverge, and a variance cannot become negative."""
     statistics, w, seen = Statistics((Average(0, 1, momentum),), 0, 1), np.array([start], np.float32), [start]
