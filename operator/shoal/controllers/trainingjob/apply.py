@@ -334,7 +334,10 @@ class Applier:
         if answer.status == 404 or (
             kind == "Node" and answer.status == 403
         ):  # who may not ask believes the watch
-            (answers.gone_pods if kind == "Pod" else answers.gone_nodes)[name] = self._wall()
+            if kind == "Pod":
+                answers.gone_pods[name] = ""
+            else:
+                answers.gone_nodes[name] = self._wall()
             return
         answer.accept()
         if kind == "Pod":

@@ -87,7 +87,7 @@ async def test_recorded_pod_that_was_never_seen_is_asked_for() -> None:
     assert rig.job.status.restarts.disruptions == 0
 
 
-async def test_loss_whose_reason_changes_is_reported_once() -> None:
+async def test_loss_keeps_its_reason_though_the_pod_vanishes_meanwhile() -> None:
     rig = Rig()
     rig.apply()
     await settled(rig)
@@ -104,8 +104,31 @@ async def test_loss_whose_reason_changes_is_reported_once() -> None:
     rig.cluster.fault = vanish
     await rig.reconcile(KEY)
     messages = [o["message"] for o in rig.cluster.objects.values() if o.get("reason") == "WorkerDisrupted"]
-    [reason] = rig.job.status.restarts.by_reason
-    assert messages == [f"worker digits-worker-1-0 was disrupted: {reason}"]
+    assert rig.job.status.restarts.by_reason == {"Evicted": 1}
+    assert messages == ["worker digits-worker-1-0 was disrupted: Evicted"]
+
+
+@pytest.mark.parametrize(
+    ("condition", "reason"),
+    [("TerminationTarget", "EvictedByKueue"), ("DisruptionTarget", "DisruptionTarget"), ("Ready", "Gone")],
+)
+async def test_pod_that_goes_before_anyone_looks_is_lost_for_the_reason_that_it_had_announced(
+    condition: str, reason: str
+) -> None:
+    rig = Rig()
+    rig.apply()
+    await settled(rig)
+    rig.run_pods()
+    await settled(rig)
+    path = "/api/v1/namespaces/ns/pods/digits-worker-1-0"
+    rig.cluster.change(
+        path, status={"phase": "Running", "conditions": [{"type": condition, "status": "True"}]}
+    )
+    rig.see()
+    rig.cluster.objects.pop(path)
+    rig.see()
+    await rig.reconcile(KEY)
+    assert rig.job.status.restarts.by_reason == {reason: 1}
 
 
 async def test_pods_are_deleted_after_the_status_is_written() -> None:
