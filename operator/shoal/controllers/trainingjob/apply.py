@@ -189,6 +189,8 @@ class Applier:
             case DeleteService(name, uid):
                 answer = await self._delete(_path("/api/v1", job, "services", name), uid)
                 answer.accept(404, 409)
+                if answer.status == 404:  # others knew more than this process
+                    answers.recorded, answers.made_before = False, True
                 self._state.services.drop(uid)
             case DeleteDisruptionBudget(name):
                 path = _path("/apis/policy/v1", job, "poddisruptionbudgets", name)

@@ -192,6 +192,22 @@ async def test_created_pod_missing_from_the_cache_is_found_by_name() -> None:
     assert rig.pod("digits-worker-0-0")["metadata"]["uid"] == uid
 
 
+async def test_who_finds_its_work_done_by_others_knows_that_they_may_have_made_pods() -> None:
+    rig = Rig()
+    rig.apply()
+    await settled(rig)
+    rig.cluster.change(JOB_PATH, spec={**rig.cluster.objects[JOB_PATH]["spec"], "suspend": True})
+    rig.see()
+    answers = rig.answers.get(rig.job.metadata.uid)
+    assert answers.recorded
+    rig.cluster.objects = {path: o for path, o in rig.cluster.objects.items() if "/pods/" not in path}
+    rig.see()
+    rig.cluster.objects.pop("/api/v1/namespaces/ns/services/digits-ps-0")  # the watch has not told it yet
+    await rig.reconcile(KEY)
+    assert ("DELETE", "/api/v1/namespaces/ns/services/digits-ps-0") in rig.cluster.requests
+    assert answers.first_look
+
+
 async def test_exceeded_quota_is_retried_later() -> None:
     rig = Rig()
     rig.apply()
