@@ -284,6 +284,13 @@ class TrainingSpec(Strict):
     """Encrypt gradients and parameters on the network with TLS 1.3, at the cost of CPU time. false: connections are
     authenticated with the job's key, but their traffic is not encrypted."""
 
+    def short_epoch(self, samples: int | None) -> str:
+        """What is to be said of a batch that no epoch of so many samples fills; otherwise empty."""
+        if not samples or samples >= self.batch_size:
+            return ""
+        sizes = f"an epoch has {samples:,} samples and a batch {self.batch_size:,}"
+        return f"{sizes}: each epoch was one step of one worker"
+
 
 class TrainingJobSpec(Strict):
     """The desired state. The operator never changes it."""

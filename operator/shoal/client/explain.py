@@ -13,6 +13,7 @@ from typing import Any, Literal
 from shoal.api.labels import JOB
 from shoal.api.training_job import TrainingJob
 from shoal.client.words import count, duration
+from shoal_trainer.contract import StopAfter
 
 STALE = timedelta(minutes=2)
 """An operator looks at a new generation at once; after so long nobody is watching."""
@@ -228,11 +229,28 @@ def _plan(seen: Seen) -> Iterator[Finding]:
         )
 
 
+def _goal(seen: Seen) -> Iterator[Finding]:
+    stop, training = seen.job.spec.training.stop_after, seen.job.status.training
+    if seen.job.status.finished or not training.step or stop.metric is None or stop.value is None:
+        return
+    if stop.epochs or stop.steps:
+        return
+    falls = StopAfter(metric=stop.metric, value=float(stop.value), mode=stop.mode).direction == "Min"
+    evaluated = stop.metric if stop.metric.startswith("val_") else f"val_{stop.metric}"
+    now = training.metrics.get(evaluated)
+    so_far = f"; after {count(training.epoch, 'epoch')} it is {now}" if now else ", and was not evaluated yet"
+    yield Finding(
+        "plan",
+        f"training ends when {evaluated} {'falls' if falls else 'rises'} to {stop.value}{so_far}",
+        f"shoal history {seen.job.metadata.name} shows whether it still moves; stopAfter.epochs, in a new job, ends "
+        "training in any case",
+    )
+
+
 def _data(seen: Seen) -> Iterator[Finding]:
-    data, batch = seen.job.status.data, seen.job.spec.training.batch_size
-    if data.total is not None and 0 < data.total < batch:
-        yield Finding("data", f"an epoch has {data.total:,} samples and a batch {batch:,}: each epoch is one step of "
-                              "one worker", "a smaller training.batchSize, in a new job")  # fmt: skip
+    data = seen.job.status.data
+    if words := seen.job.spec.training.short_epoch(data.total):
+        yield Finding("data", words, "a smaller training.batchSize, in a new job")
     if data.repeated or data.partial or data.lost:
         yield Finding("data", f"after the loss of a parameter server {data.repeated:,} samples were trained "
                               f"twice, {data.partial:,} on "
@@ -241,5 +259,5 @@ def _data(seen: Seen) -> Iterator[Finding]:
 
 
 RULES: tuple[Callable[[Seen], Iterable[Finding]], ...] = (
-    _nobody_watches, _nobody_works, _queued, _conditions, _pending, _not_training, _slow, _costly, _plan, _data,
+    _nobody_watches, _nobody_works, _queued, _conditions, _pending, _not_training, _slow, _costly, _plan, _goal, _data,
 )  # fmt: skip

@@ -101,9 +101,11 @@ class Proposal:
     remaining_range: tuple[float, float] | None = None
     """Between these it is in 90 % of simulated runs."""
     relative_error: float | None = None
+    """By how much the measured speed differs from the predicted one, as a share of it."""
+    watched_seconds: float | None = None
+    """For how long the workers were watched for that."""
     measured: bool = True
     """Whether the model's speed was measured in a pool of the plan."""
-    """By how much the measured speed differs from the predicted one, as a share of it."""
     basis: str = ""
     """What the prediction is based on."""
     speeds: Mapping[str, float] = field(default_factory=dict)
@@ -148,10 +150,11 @@ class Observation:
     unreachable_because: str = ""
     """The last error."""
     refusals: tuple[Refusal, ...] = ()
-    confirmed_absent: Container[str] = frozenset()
-    """Names of pods that do not exist: they were seen to be deleted, or the API server was asked (`ConfirmAbsent`)."""
+    confirmed_absent: Mapping[str, str] = field(default_factory=dict)
+    """Names of pods that do not exist: they were seen to be deleted, or the API server was asked (`ConfirmAbsent`).
+    With the reason that they had announced; empty if it is not known."""
     absent_nodes: Container[str] = frozenset()
-    """The same of nodes that are not in `nodes`."""
+    """The same names of nodes that are not in `nodes`."""
     api_returned_at: datetime | None = None
     """When the API server answered again after a pause that was long enough for nodes to turn Unknown."""
     platform: Platform = GENERIC

@@ -131,8 +131,34 @@ def test_a_batch_that_no_epoch_fills_is_named() -> None:
     training = {"entrypoint": "digits:job", "stopAfter": {"epochs": 3}, "batchSize": 5000}
     status = {"observedGeneration": 1, "phase": "Succeeded", "data": {"total": 1437}}
     [finding] = explain(Seen(job(status, training=training), (), NOW))
-    assert finding.why == "an epoch has 1,437 samples and a batch 5,000: each epoch is one step of one worker"
+    assert (
+        finding.why == "an epoch has 1,437 samples and a batch 5,000: each epoch was one step of one worker"
+    )
     assert "training.batchSize" in finding.help
+
+
+@pytest.mark.parametrize(
+    ("stop", "metrics", "words"),
+    [
+        (
+            {"metric": "accuracy", "value": "0.97"},
+            {"accuracy": "0.99", "val_accuracy": "0.93"},
+            "val_accuracy rises to 0.97; after 51 epochs it is 0.93",
+        ),
+        ({"metric": "val_loss", "value": "0"}, {"val_loss": "0.2"}, "falls to 0; after 51 epochs it is 0.2"),
+        ({"metric": "gain", "value": "9", "mode": "Max"}, {}, "rises to 9, and was not evaluated yet"),
+        ({"metric": "val_loss", "value": "0", "epochs": 60}, {"val_loss": "0.2"}, ""),
+    ],
+)
+def test_a_job_that_ends_by_a_metric_alone_says_how_far_it_is(
+    stop: dict[str, str], metrics: dict[str, str], words: str
+) -> None:
+    training = {"phase": "Training", "step": 9, "epoch": 51, "metrics": metrics}
+    of = job(RUNNING | {"training": training}, training={"entrypoint": "digits:job", "stopAfter": stop})
+    found = [each for each in explain(Seen(of, (), NOW)) if "training ends when" in each.why]
+    assert [words in each.why and "stopAfter.epochs" in each.help for each in found] == (
+        [True] if words else []
+    )
 
 
 def test_no_workers_is_named() -> None:

@@ -10,7 +10,7 @@ from shoal.manifests import names
 from shoal.policy.model import DeleteJob, DeletePod
 from shoal.policy.plan import plan
 from shoal.policy.tell.internal_error import internal_error
-from shoal_trainer.contract import Outcome
+from shoal_trainer.contract import DataReport, Outcome
 from tests.unit.policy import build
 from tests.unit.policy.world import World, running_world
 
@@ -44,14 +44,25 @@ def test_termination_message_of_server_0_completes_the_job() -> None:
     assert world.status["workers"]["ready"] == 0
 
 
-def test_end_of_a_job_without_storage_says_that_the_model_goes_with_its_pods() -> None:
+def test_end_of_a_job_without_storage_says_that_the_model_is_gone_and_what_keeps_it() -> None:
     world = running_world()
     world.report = build.report(samples_per_second=154.1, remaining_seconds=9309.0)
     world.reconcile()
     finish(world, build.termination_message(model_uri="file:///m"))
     world.reconcile()
-    assert "until its pods are deleted (storage.ephemeral)" in world.condition("Complete")["message"]
+    assert "is gone with its pod (storage.ephemeral)" in world.condition("Complete")["message"]
+    assert "set storage.volumeClaim or storage.uri" in world.condition("Complete")["message"]
     assert "samplesPerSecond" not in world.status["training"]  # it has no speed any more
+
+
+@pytest.mark.parametrize(("batch", "told"), [(5000, True), (1437, False)])
+def test_end_of_a_job_whose_batch_no_epoch_filled_says_so(batch: int, told: bool) -> None:
+    training = {"entrypoint": "digits:job", "stopAfter": {"epochs": 5}, "batchSize": batch}
+    world = running_world(spec={"training": training})
+    finish(world, build.termination_message(step=5, data=DataReport(total=1437)))
+    world.reconcile()
+    words = "an epoch has 1,437 samples and a batch 5,000: each epoch was one step of one worker"
+    assert (words in world.condition("Complete")["message"]) == told
 
 
 def test_exit_0_of_server_0_without_message_is_a_failure() -> None:

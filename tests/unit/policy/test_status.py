@@ -69,6 +69,17 @@ def test_failure_event_has_the_last_line_of_the_traceback() -> None:
     assert "Traceback" not in failed.message
 
 
+def test_a_long_message_is_cut_between_words() -> None:
+    made = plan(
+        build.observe(
+            build.job(), build.pod(phase="Pending", state=build.waiting("ErrImagePull", "pulling " * 99))
+        )
+    )
+    degraded = made.status.condition("Degraded")
+    assert degraded is not None
+    assert "cannot be pulled: …pulling pulling" in degraded.message
+
+
 def test_missing_progress_degrades_the_job() -> None:
     world = running_world(spec={"runPolicy": {"progressDeadlineSeconds": 60}})
     world.now += timedelta(seconds=61)

@@ -164,7 +164,9 @@ class Upstream:
         assert self._outage is not None
         pile = self._pending
         if marks := self._marks():
-            self._outage.step(pile.update(), pile.samples, marks, gradient=not pile.skipped)
+            self._outage.step(
+                pile.update(), pile.samples, marks, gradient=not pile.skipped, left_out=pile.left_out
+            )
         pile.clear()
 
     def _marks(self) -> list[Progress]:

@@ -178,10 +178,7 @@ class Reconciler:
         running = [
             (pod.place.incarnation, pod.status.pod_ip)
             for pod in seen.pods
-            if pod.place is not None
-            and pod.place.is_coordinator
-            and pod.status.phase == "Running"
-            and pod.status.pod_ip
+            if pod.place is not None and pod.place.is_coordinator and pod.running and pod.status.pod_ip
         ]
         if not running:
             self._poller.pause(uid)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 def role_word(role: str) -> str:
     """The name of a role for people."""
@@ -14,6 +16,6 @@ def conclusion(text: str) -> str:
 
 
 def short(text: str, limit: int = 1000) -> str:
-    """Text cut to fit into a status. The end is kept: that is where a traceback has its error."""
+    """Text cut to fit into a status, before a word. The end is kept: that is where a traceback has its error."""
     text = text.strip()
-    return text if len(text) <= limit else "…" + text[-(limit - 1) :]
+    return text if len(text) <= limit else "…" + re.sub(r"^\S{1,60}\s+", "", text[-(limit - 1) :])

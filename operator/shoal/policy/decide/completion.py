@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
+from shoal.api.training_job import TrainingJobSpec
 from shoal.policy.common.wording import short
 from shoal.policy.decide.counters import Counters
 from shoal.policy.decide.members import ByIndex, every
@@ -35,11 +36,7 @@ def decide(facts: Facts, servers: ByIndex, workers: ByIndex, counters: Counters)
     against the limits.
     """
     if (evidence := _evidence(servers)) is not None:
-        where = evidence.model_uri or "the job storage"
-        lost = " until its pods are deleted (storage.ephemeral)" if facts.job.spec.storage.ephemeral else ""
-        return End(
-            True, "Trained", f"trained to step {evidence.step}; the model is in {where}{lost}", evidence
-        )
+        return End(True, "Trained", _success(facts.job.spec, evidence), evidence)
     policy = facts.job.spec.run_policy
     last = counters.last_failure
     if counters.fatal is not None:
@@ -55,6 +52,14 @@ def decide(facts: Facts, servers: ByIndex, workers: ByIndex, counters: Counters)
             words = f"{disruptions} disruptions exceed runPolicy.maxDisruptions ({policy.max_disruptions})"
             return End(False, "MaxDisruptionsExceeded", words)
     return _deadline(facts)
+
+
+def _success(spec: TrainingJobSpec, evidence: TerminationMessage) -> str:
+    model = f"the model is in {evidence.model_uri or 'the job storage'}"
+    if spec.storage.ephemeral:
+        model = "the model is gone with its pod (storage.ephemeral); set storage.volumeClaim or storage.uri to keep it"
+    short_epoch = spec.training.short_epoch(evidence.data.total)
+    return "; ".join(filter(None, (f"trained to step {evidence.step}", model, short_epoch)))
 
 
 def _evidence(servers: ByIndex) -> TerminationMessage | None:
