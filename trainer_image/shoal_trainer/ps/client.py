@@ -376,4 +376,5 @@ def _push_meta(push: Push, scale: float) -> PushMeta:
         push.metrics,
         push.length,
         push.left_out,
+        push.skipped,
     )

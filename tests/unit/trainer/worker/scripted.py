@@ -123,6 +123,7 @@ class Bench:
             on_device=lambda tensor: tensor, upload=lambda tensor: tensor, upload_when=lambda *_: None, mean=HostMean,
             inclusion=lambda: HostInclusion(SIZE, np.float32, lambda flat: flat),
             step=lambda *_: Step(aligned(SIZE), self.loss, math.isfinite(self.loss)), reuse=lambda _update: None,
+            averages=(), still=lambda _parameters: aligned(SIZE),
         )  # fmt: skip
         feed = SimpleNamespace(
             start=lambda: None,
