@@ -24,6 +24,7 @@ def rehearse(
 ) -> int:
     """Try the job and print what was found. Returns the exit code: 0, or 1 if a cluster would refuse the job."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    _import_tensorflow()
     from shoal_trainer.worker.rehearsal import Rehearsal
 
     console = Console(highlight=False, soft_wrap=True)
@@ -46,6 +47,18 @@ def rehearse(
     else:
         console.print(summary(rehearsal.findings))
     return 0 if passed else 1
+
+
+def _import_tensorflow() -> None:
+    """Without its greeting, which goes to descriptor 2 whatever the log level is."""
+    kept = os.dup(2)
+    try:
+        with Path(os.devnull).open("wb") as nothing:
+            os.dup2(nothing.fileno(), 2)
+        import tensorflow  # noqa: F401
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def line(finding: Finding) -> Text:

@@ -47,6 +47,8 @@ class PredictionStatus(Status):
     """The same in a bad case: it takes less in 95 % of simulated runs of this plan."""
     relative_error: str | None = None
     """By how much the measured speed differs from the expected one, as a share of it, a decimal."""
+    watched_seconds: int | None = None
+    """For how long the workers were watched for that, of the last 90 s. It holds until workers are watched again."""
     basis: str = ""
     """What the expectation is based on."""
 

@@ -101,9 +101,11 @@ class Proposal:
     remaining_range: tuple[float, float] | None = None
     """Between these it is in 90 % of simulated runs."""
     relative_error: float | None = None
+    """By how much the measured speed differs from the predicted one, as a share of it."""
+    watched_seconds: float | None = None
+    """For how long the workers were watched for that."""
     measured: bool = True
     """Whether the model's speed was measured in a pool of the plan."""
-    """By how much the measured speed differs from the predicted one, as a share of it."""
     basis: str = ""
     """What the prediction is based on."""
     speeds: Mapping[str, float] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.api.capacity_pool import CapacityPool
+from shoal.controllers.trainingjob.claims import holdings
 from shoal.policy.model import CreatePod, Observation, Plan, Proposal
 from shoal.policy.plan import plan
 from tests.unit.policy import build
@@ -225,6 +227,32 @@ def test_workers_stay_until_others_have_left_the_nodes_that_they_move_to() -> No
     world.propose({"a": 2, "b": 1}, urgent=True, traded=frozenset({"a", "b"}))
     world.settle()
     assert world.by_pool() == {"a": 2, "b": 1}
+
+
+@pytest.mark.parametrize("least", [1, 2])
+def test_two_jobs_swap_all_their_workers_between_full_pools(least: int) -> None:
+    """Each waits for nodes of the other: both give up what they can spare, and never more."""
+    jobs = [
+        Pools(pool("a", limit=3), pool("b", limit=3), nodes={"a": 3, "b": 3}, replicas=3, minReplicas=least,
+              elasticity={"mode": "Auto"})
+        for _ in range(2)
+    ]  # fmt: skip
+    homes = ["a", "b"]
+    for job, home in zip(jobs, homes, strict=True):
+        job.propose({home: 3}, urgent=True)
+        job.settle()
+        assert job.by_pool() == {home: 3}
+    for job, home in zip(jobs, reversed(homes), strict=True):
+        job.propose({home: 3}, traded=frozenset(homes))
+    for _ in range(8):
+        for job, other in zip(jobs, reversed(jobs), strict=True):
+            job.elsewhere = dict(holdings(other.observation().job))
+            job.reconcile()
+            job.settle()
+            assert sum(job.by_pool().values()) >= least
+            together = Counter(job.by_pool()) + Counter(other.by_pool())
+            assert max(together.values()) <= 3
+    assert [job.by_pool() for job in jobs] == [{"b": 3}, {"a": 3}]
 
 
 def test_unknown_pool_is_told_and_workers_run_in_the_others() -> None:

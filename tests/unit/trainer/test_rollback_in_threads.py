@@ -21,6 +21,7 @@ from shoal_trainer.contract import (
 from shoal_trainer.data.arrays import Arrays
 from shoal_trainer.errors import Fenced
 from shoal_trainer.process.termination import TERMINATION_LOG_ENV
+from shoal_trainer.run.watch import describe_data
 from shoal_trainer.security import create_secret_dir
 from shoal_trainer.serve import ParameterServer
 from shoal_trainer.worker.compose import build_flat_model, compose
@@ -49,7 +50,7 @@ class Poisoned(Arrays):
 class Job:
     """One run: parameter servers, and workers by slot, each in a thread. `bad_batches`: how many batches to poison."""
 
-    def __init__(self, folder, shards=1, workers=2, steps_per_push=1, optimizer="adam"):
+    def __init__(self, folder, shards=1, workers=2, steps_per_push=1, optimizer="adam", on_nan="rollback"):
         self.folder, self.bad_batches, self.errors = folder, 0, {}
         self.poisoned = set()
         self.credentials = create_secret_dir(folder / "secret")
@@ -61,7 +62,7 @@ class Job:
         object.__setattr__(data, "bad", self.bad)
         object.__setattr__(data, "may_end", self.may_end)
         self.training = Training(
-            model=lambda: model(steps_per_push, optimizer), data=data, on_nan="rollback", wire="fp32"
+            model=lambda: model(steps_per_push, optimizer), data=data, on_nan=on_nan, wire="fp32"
         )
         self.servers, self.serving, self.workers = {}, {}, {}
         self.choose_ports(shards)
@@ -242,6 +243,15 @@ def test_one_bad_batch_rolls_back_all_workers_once(start, shards, steps_per_push
     assert all(worker.loop._generation == 1 for worker, _ in job.workers.values())
     assert status.wasted_steps >= SIZE // 2 // BATCH // steps_per_push
     exact(job, message)
+
+
+@pytest.mark.parametrize("steps_per_push", [1, 3])
+def test_batches_that_are_skipped_are_counted_as_lost(start, steps_per_push):
+    job = start(steps_per_push=steps_per_push, on_nan="skip")
+    job.bad_batches = 2
+    message = job.finish()
+    assert (message.data.lost, message.data.repeated) == (2 * BATCH, 0)
+    assert describe_data(message).endswith("32 samples left out")
 
 
 def test_repeated_divergence_fails_the_job(start):

@@ -224,6 +224,7 @@ class Coordinator(Record):
         self.means.pushed(meta)
         if self._ready and self.ledger is not None:
             self.counters.steps += meta.steps
+            self.counters.lost += min(meta.left_out, meta.samples)
             for mark in meta.progress:
                 self._count(mark)
             if not self.gathering:  # workers that have not joined yet may hold leases

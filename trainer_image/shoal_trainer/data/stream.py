@@ -63,6 +63,8 @@ class Stream(Source):
     _size: int = field(init=False, repr=False)
     _first: Any = field(init=False, repr=False, default=None)
     """The first batch, if it was read to count the samples."""
+    _rounded: bool = field(init=False, repr=False, default=False)
+    """The last batch may have fewer rows than was counted: only a pass over the data would tell."""
     _rows: _Rows | None = field(init=False, repr=False, default=None)
     _worker: tuple[int, int] = field(init=False, repr=False, default=(0, 0))
 
@@ -73,9 +75,10 @@ class Stream(Source):
     @property
     def remark(self) -> str:  # type: ignore[override]
         """See `Source`."""
+        rounded = ", its batches times the rows of the first" if self._rounded else ""
         return (
             f"{_name(self.data)} cannot be read from any position, so each worker reads it from a place of its own: an "
-            f"epoch is {self._size:,} samples, {UNPLACED}"
+            f"epoch is {self._size:,} samples{rounded}, {UNPLACED}"
         )
 
     def describe(self) -> Extent:
@@ -190,6 +193,9 @@ class Stream(Source):
         if not _is_batched(self.data.element_spec):
             return known
         object.__setattr__(self, "_first", next(iter(self.data.take(1))))
+        object.__setattr__(
+            self, "_rounded", known > 1 and next(iter(leaves(self.data.element_spec))).shape[0] is None
+        )
         return known * count(self._first)
 
     def _padded(self, element: Any) -> Any:

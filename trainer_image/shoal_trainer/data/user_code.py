@@ -17,7 +17,7 @@ from shoal_trainer.errors import UserError
 
 OTHERS = tuple(
     f"{folder}{os.sep}"
-    for folder in (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), Path(__file__).parents[1])
+    for folder in (*map(sysconfig.get_path, ("stdlib", "platstdlib", "scripts")), Path(__file__).parents[1])
 )
 """Folders of code that is not the user's."""
 PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]|^<|__autograph_generated_file")

@@ -375,4 +375,5 @@ def _push_meta(push: Push, scale: float) -> PushMeta:
         push.progress,
         push.metrics,
         push.length,
+        push.left_out,
     )

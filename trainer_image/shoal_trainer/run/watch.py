@@ -125,7 +125,7 @@ def describe_data(outcome: TerminationMessage, *, placed: bool = True) -> str:
         if not ranges.once:
             return "training stopped before the end of the first epoch"
         if not placed:
-            return "every completed epoch had as many samples as the data"
+            return f"every completed epoch had its number of samples, {UNPLACED}"
         return "every sample was trained exactly once per completed epoch"
     text = ", ".join([f"ranges of samples trained once: {ranges.once:,}", *exceptions])
     return f"{text}; {lost:,} samples left out" if lost else text

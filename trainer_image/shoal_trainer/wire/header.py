@@ -15,7 +15,7 @@ import numpy as np
 from shoal_trainer.errors import ProtocolError
 
 MAGIC = b"SHOL"
-VERSION = 4
+VERSION = 5
 _LAYOUT = struct.Struct("<4sBBBBHHIIIIQQQQf")
 SIZE = _LAYOUT.size
 

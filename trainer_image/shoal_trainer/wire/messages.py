@@ -195,7 +195,8 @@ class Push:
     `samples`, `steps`: the samples and batches in the mean gradient. `base_versions`: the version of the parameters on
     which it was computed, per shard. `learning_rate` overrides the optimizer's, for schedules that only the worker can
     evaluate. `ahead`: after how many more updates the worker's next gradient will arrive; the answer has the parameters
-    expected there. `length`: the Euclidean length of the gradient.
+    expected there. `length`: the Euclidean length of the gradient. `left_out`: those of `samples` whose gradient was
+    not finite, and is not in it.
     """
 
     seq: int
@@ -209,6 +210,7 @@ class Push:
     metrics: tuple[MetricSum, ...] = ()
     ahead: float = 0.0
     length: float = math.nan
+    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +296,7 @@ class Welcome:
 
 # --- bytes ---------------------------------------------------------------------------------------------------------
 
-_PUSH = struct.Struct("<II4f5fHH")
+_PUSH = struct.Struct("<III4f5fHH")
 _MARK = struct.Struct("<IiQQ")
 _METRIC = struct.Struct("<Bdd")
 _ANSWER = struct.Struct("<QIHQIQH?")
@@ -317,6 +319,8 @@ class PushMeta(NamedTuple):
     metrics: tuple[MetricSum, ...] = ()
     length: float = math.nan
     """The Euclidean length of the gradient in all shards."""
+    left_out: int = 0
+    """Samples without a finite gradient, by `on_nan="skip"`."""
 
 
 class AnswerMeta(NamedTuple):
@@ -345,7 +349,7 @@ def encode_push(meta: PushMeta) -> bytes:
             f"the push covers {len(marks)} ranges of the data, at most {MAX_MARKS} are allowed"
         )
     head = _PUSH.pack(
-        meta.samples, meta.steps, meta.loss, meta.learning_rate, meta.scale, meta.length, *meta.timings,
+        meta.samples, meta.steps, meta.left_out, meta.loss, meta.learning_rate, meta.scale, meta.length, *meta.timings,
         len(marks), len(metrics),
     )  # fmt: skip
     parts = [head, *(_MARK.pack(*mark) for mark in marks)]
@@ -359,7 +363,7 @@ def decode_push(data: bytes | bytearray | memoryview) -> PushMeta:
     """Decode the output of `encode_push`; `ProtocolError` if it is invalid."""
     if len(data) < _PUSH.size:
         raise ProtocolError(f"the meta block of a push has {len(data)} bytes, expected at least {_PUSH.size}")
-    samples, steps, loss, rate, scale, length, *seconds, count, named = _PUSH.unpack_from(data)
+    samples, steps, left_out, loss, rate, scale, length, *seconds, count, named = _PUSH.unpack_from(data)
     marked = _PUSH.size + count * _MARK.size
     if count > MAX_MARKS or len(data) < marked:
         raise ProtocolError("the meta block of a push does not match the length that it states")
@@ -368,7 +372,7 @@ def decode_push(data: bytes | bytearray | memoryview) -> PushMeta:
     numbers = scale, *seconds, *(number for metric in metrics for number in metric[1:])
     if not all(map(math.isfinite, numbers)):
         raise ProtocolError("the meta block of a push has a non-finite number")
-    return PushMeta(samples, steps, loss, rate, scale, Timings(*seconds), progress, metrics, length)
+    return PushMeta(samples, steps, loss, rate, scale, Timings(*seconds), progress, metrics, length, left_out)
 
 
 def _decode_metrics(data: bytes, count: int) -> tuple[MetricSum, ...]:

@@ -57,11 +57,11 @@ def build(model: Any, example: Batch) -> None:
     except Exception as error:
         if _in(error, WeighedLoss.__call__):
             loss = keras.tree.map_structure(_name, user_loss(compiled_loss(model)))
-            raise UserError(
-                f"compile(loss={loss}) cannot be computed for the first batch, y of the shape {_shapes(example.y)}: "
-                f"{where(error)}"
-            ) from error
-        if example.parts == 3 and _in(error, type(model).compute_metrics):
+            raise _does_not_fit(f"compile(loss={loss})", model, example, error) from error
+        in_metrics = _in(error, type(model).compute_metrics)
+        if in_metrics and example.parts != 3:
+            raise _does_not_fit("A metric of compile()", model, example, error) from error
+        if in_metrics:
             shapes = ", ".join(str(tuple(np.shape(leaf))[1:]) for leaf in leaves(example.weights))
             raise UserError(
                 f"sample_weight has the shape {shapes} per sample, which does not fit the values of a metric of "
@@ -71,6 +71,15 @@ def build(model: Any, example: Batch) -> None:
             f"The model cannot be built from the first batch, x of the shape {_shapes(example.x)} (the data yield "
             f"single samples, which are batched by Shoal): {where(error)}"
         ) from error
+
+
+def _does_not_fit(what: str, model: keras.Model, example: Batch, error: Exception) -> UserError:
+    shapes = f"y of the shape {_shapes(example.y)}"
+    if outputs := getattr(model, "outputs", None):  # a functional model's
+        shapes += (
+            f", the model's output {', '.join(str((example.samples, *each.shape[1:])) for each in outputs)}"
+        )
+    return UserError(f"{what} cannot be computed for the first batch, {shapes}: {where(error)}")
 
 
 def _in(error: BaseException, function: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import inspect
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -14,6 +15,9 @@ from shoal_trainer.contract import CODE_DIR
 from shoal_trainer.data.user_code import where, with_location
 from shoal_trainer.errors import UserError
 from shoal_trainer.training import Training, as_training
+
+USAGE = 2
+"""The code with which argparse exits."""
 
 
 def load(entrypoint: str, args: dict[str, Any] | None = None, folder: Path | None = None) -> Training:
@@ -37,15 +41,15 @@ def load(entrypoint: str, args: dict[str, Any] | None = None, folder: Path | Non
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             raise _missing(entrypoint, module_name, folder) from error
         raise UserError(
-            f"The module {module_name!r} of the entrypoint cannot be imported: {where(error)}"
+            f"The module {module_name!r} of the entrypoint cannot be imported: {where(error)}{_remedy(error)}"
         ) from error
     found: Any = module
     for part in attribute.split("."):
         if not hasattr(found, part):
-            near = difflib.get_close_matches(part, dir(found), n=1)
-            hint = (
-                f"Did you mean {near[0]!r}?" if near else f"It has: {', '.join(_public(found)) or 'nothing'}."
-            )
+            names = _candidates(found)
+            near = difflib.get_close_matches(part, names, n=1)
+            listed = f"It has: {', '.join(names)}." if names else "It has no Training and no function."
+            hint = f"Did you mean {near[0]!r}?" if near else listed
             raise UserError(f"The entrypoint {entrypoint!r}: {module_name} has no {part!r}. {hint}")
         found = getattr(found, part)
     try:
@@ -84,5 +88,20 @@ def _missing(entrypoint: str, module_name: str, folder: Path) -> UserError:
     )
 
 
-def _public(found: Any) -> list[str]:
-    return [name for name in dir(found) if not name.startswith("_")][:12]
+def _remedy(error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return ". Install it here with pip, and for a cluster in an image of your own (docs/install.md, Your image)"
+    if isinstance(error, SystemExit) and error.code == USAGE:
+        return (
+            ". An entrypoint has no command line: take the values as arguments of a function that returns the "
+            "Training, and give them with --arg NAME=VALUE or spec.training.args"
+        )
+    return ""
+
+
+def _candidates(found: Any) -> list[str]:
+    """Names that an entrypoint may mean: each `Training`, then the functions of the module itself."""
+    named = {name: getattr(found, name, None) for name in dir(found) if not name.startswith("_")}
+    own = getattr(found, "__name__", "")
+    functions = [name for name, each in named.items() if inspect.isfunction(each) and each.__module__ == own]
+    return [name for name, each in named.items() if isinstance(each, Training)] + functions

@@ -67,6 +67,7 @@ class Step:
     """The result of a step: `update` (wire dtype, shape (layout.size,)), the mean loss, whether both are finite.
 
     `skipped`: mixed_float16 discarded the gradient (an overflow, a non-finite batch); the optimizer takes no step.
+    `left_out`: `on_nan="skip"` did, which Keras would not have done.
     """
 
     update: Any
@@ -75,6 +76,7 @@ class Step:
     finite: bool
     skipped: bool = False
     metrics: tuple[MetricSum, ...] = ()
+    left_out: bool = False
 
 
 class FlatModel:

@@ -307,6 +307,7 @@ class Loop(Upstream):
         push = Push(
             seq=self._seq,
             samples=pile.samples,
+            left_out=pile.left_out,
             base_versions=base.versions,
             progress=joined(marks),
             loss=pile.loss,
@@ -413,7 +414,9 @@ class Loop(Upstream):
             return None
         if self._policy.on_nan == "skip":
             log.warning("the loss is not finite: skipping the batch before position %d", ready.batch.end)
-            return replace(step, update=np.zeros(step.update.shape, step.update.dtype), skipped=True)
+            return replace(
+                step, update=np.zeros(step.update.shape, step.update.dtype), skipped=True, left_out=True
+            )
         if self._discarded(ready, f"the loss is {step.loss}"):
             return None
         raise UserError(

@@ -48,6 +48,7 @@ class Outage:
     ) -> None:
         self.steps = 0
         self.samples = 0
+        self.left_out = 0
         self.progress: list[Progress] = []
         self.master = aligned(current.size)
         kernels.decode(current, self.master)
@@ -72,16 +73,25 @@ class Outage:
         self._apply(update, samples, gradient)
         self.base[:] = self.master
 
-    def step(self, update: Any, samples: int, progress: Sequence[Progress], *, gradient: bool = True) -> None:
+    def step(
+        self,
+        update: Any,
+        samples: int,
+        progress: Sequence[Progress],
+        *,
+        gradient: bool = True,
+        left_out: int = 0,
+    ) -> None:
         """Take a local step. `update` in wire format: gradients, then differences of the statistics.
 
         `progress`: the mark of each step of which the update is the mean.
 
-        `gradient` False: the step was skipped, and the optimizer does not run.
+        `gradient` False: the step was skipped, and the optimizer does not run. `left_out`: samples without a gradient.
         """
         self._apply(update, samples, gradient)
         self.steps += len(progress)
         self.samples += samples
+        self.left_out += left_out
         self.progress += progress
 
     def parameters_into(self, out: npt.NDArray[Any]) -> None:
@@ -95,7 +105,7 @@ class Outage:
     def rebase(self) -> None:
         """Start the next difference at the current parameters."""
         self.base[:] = self.master
-        self.steps = self.samples = 0
+        self.steps = self.samples = self.left_out = 0
         self.progress = []
 
     def as_send(self, seq: int, versions: tuple[int, ...]) -> Send:
@@ -105,6 +115,7 @@ class Outage:
         push = Push(
             seq=seq,
             samples=self.samples,
+            left_out=self.left_out,
             base_versions=versions,
             progress=joined(self.progress),
             steps=self.steps,

@@ -11,12 +11,15 @@ import contextlib
 import dataclasses
 import logging
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+import keras
 
 from shoal_trainer.contract import JobIdentity, Role, RuntimeConfig, StopAfter
 from shoal_trainer.data.batch import Batch, leaves
@@ -31,6 +34,7 @@ from shoal_trainer.worker.compose import build_flat_model
 from shoal_trainer.worker.entrypoint import load
 from shoal_trainer.worker.flat_model import FlatModel, Step
 from shoal_trainer.worker.optimizers import place
+from shoal_trainer.worker.packages import beside_the_image
 from shoal_trainer.worker.target import check_target
 from shoal_trainer.worker.tasks import Tasks, evaluated
 from shoal_trainer.worker.xla import INSTEAD, as_on_gpu, unsupported
@@ -98,14 +102,15 @@ class Rehearsal:
 
     def run(self) -> bool:
         """Try all parts; returns `passed`. Parts that need one that failed are skipped."""
-        job = self._part("import", lambda _: load(self._entrypoint, self._args, self._folder))
+        job = self._part("import", lambda _: self._load())
         if job is None:
             return False
         model = self._part("model and data", lambda say: self._build(job, say))
         if model is None:
             return False
         step = self._part("training step", lambda say: self._step(model, say))
-        self._part("as on a GPU", lambda say: self._step_as_on_gpu(job, say))
+        if step is not None:
+            self._part("as on a GPU", lambda say: self._step_as_on_gpu(job, say))
         self._part("amount of data", lambda say: self._amount(job, say))
         validation = self._part("validation", lambda say: self._validation(job, say))
         judged = dataclasses.replace(job, validation=validation)
@@ -133,6 +138,23 @@ class Rehearsal:
         self.findings.append(finding)
         self._report(finding)
         return result
+
+    def _load(self) -> Training:
+        with _fits() as fits:
+            job = load(self._entrypoint, self._args, self._folder)
+        if fits:
+            _log.warning(
+                "the module calls fit() when it is imported: every worker would train before it joins. Put it under "
+                "`if __name__ == '__main__':`"
+            )
+        script = getattr(sys.modules[self._entrypoint.partition(":")[0]], "__file__", None)
+        if script and (missing := beside_the_image(Path(script))):
+            _log.warning(
+                "%s: on this machine, and not in Shoal's worker image; the job needs an image of your own "
+                "(docs/install.md, Your image)",
+                ", ".join(missing),
+            )
+        return job
 
     def _build(self, job: Training, say: Callable[[str], None]) -> FlatModel:
         model = build_flat_model(job, self._config)
@@ -175,14 +197,16 @@ class Rehearsal:
         try:
             self._step(model, lambda _: None)
         except UserError as error:
+            what = f"{words}. {INSTEAD}" if (words := unsupported(error)) else str(error)
             raise UserError(
-                "XLA, which Keras uses on a GPU, cannot run the training step: "
-                f"{unsupported(error) or error}. {INSTEAD}"
+                f"XLA, which Keras uses on a GPU, cannot run the training step: {what}"
             ) from error
         say("the training step compiles with XLA")
 
     def _amount(self, job: Training, say: Callable[[str], None]) -> None:
         extent, size = job.data.describe(), self._config.batch_size
+        if job.data.remark:
+            _log.warning("Training(data=…): %s", job.data.remark)
         if extent.size is None:
             say(f"{len(extent.files)} files; their lengths are learned in the first epoch")
             if len(extent.files) < self._workers:
@@ -254,6 +278,22 @@ class Rehearsal:
 
 
 _log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def _fits() -> Iterator[list[str]]:
+    """The names of the models whose `fit` was called; it trains as always."""
+    found, fit = list[str](), keras.Model.fit
+
+    def noted(model: keras.Model, *args: Any, **options: Any) -> Any:
+        found.append(model.name)
+        return fit(model, *args, **options)
+
+    keras.Model.fit = noted
+    try:
+        yield found
+    finally:
+        keras.Model.fit = fit
 
 
 @contextlib.contextmanager

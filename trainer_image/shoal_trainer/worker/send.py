@@ -48,6 +48,7 @@ class Taken(NamedTuple):
     loss: float
     skipped: bool
     metrics: tuple[MetricSum, ...]
+    left_out: bool
 
 
 class Pile:
@@ -69,7 +70,7 @@ class Pile:
             if len(self.steps) == 1:
                 self._mean.add(self._first, self.samples)
             self._mean.add(step.update, ready.batch.samples)
-        self.steps.append(Taken(ready, step.loss, step.skipped, step.metrics))
+        self.steps.append(Taken(ready, step.loss, step.skipped, step.metrics, step.left_out))
 
     def clear(self) -> None:
         """Drop all steps."""
@@ -90,6 +91,11 @@ class Pile:
     def samples(self) -> int:
         """The samples of all steps."""
         return sum(step.ready.batch.samples for step in self.steps)
+
+    @property
+    def left_out(self) -> int:
+        """Those whose batches were left out (`on_nan`)."""
+        return sum(step.ready.batch.samples for step in self.steps if step.left_out)
 
     @property
     def skipped(self) -> bool:

@@ -165,7 +165,7 @@ class Upstream:
         pile = self._pending
         if marks := self._marks():
             update = pile.update(self._averages)
-            self._outage.step(update, pile.samples, marks, gradient=not pile.skipped)
+            self._outage.step(update, pile.samples, marks, gradient=not pile.skipped, left_out=pile.left_out)
         pile.clear()
 
     def _marks(self) -> list[Progress]:

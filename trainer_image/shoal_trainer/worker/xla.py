@@ -16,13 +16,14 @@ _UNSUPPORTED = re.compile(
 
 
 def unsupported(error: BaseException) -> str:
-    """What XLA cannot compile, in its words, which are in one of the errors behind this one; empty if nothing is."""
+    """What XLA cannot compile, in its words, from the first of the errors behind this one; empty if nothing is."""
     cause: BaseException | None = error
+    words = ""
     while cause is not None:
         if found := _UNSUPPORTED.search(str(cause)):
-            return " ".join(next(filter(None, found.groups())).split())[:300]
+            words = " ".join(next(filter(None, found.groups())).split())[:300]
         cause = cause.__cause__
-    return ""
+    return words
 
 
 @contextlib.contextmanager

@@ -171,10 +171,10 @@ class Planner:
         )
         pods = self._state.pods.indexed("job", key_of(job))
         self._progress.observe(job, report, per_epoch)
-        speeds = self._paces.observe(job, report, self._now() - age)
+        watched = self._paces.observe(job, report, self._now() - age)
         behind = sum(not epoch.complete for epoch in report.epochs) if report is not None else 0
         beside = beside_of(status, per_epoch, behind)
-        return fleet_job(job, model, report, per_epoch, pods, now, speeds, beside)
+        return fleet_job(job, model, report, per_epoch, pods, now, watched, beside)
 
     def _profiles(self, now: datetime) -> list[Profile]:
         found = []

@@ -7,7 +7,7 @@ goes through here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -19,7 +19,7 @@ from shoal.api.training_job import TrainingJob
 from shoal.errors import UsageError
 from shoal.policy.model import Proposal
 from shoal.sizing.beside import Beside
-from shoal.sizing.fleet import FleetJob, FleetPool, JobPlan, Model, Profile, resources
+from shoal.sizing.fleet import FleetJob, FleetPool, JobPlan, Model, Pace, Profile, Watched, resources
 from shoal.sizing.fleet.resources import decimal, fleet_pool, profile_of
 from shoal.sizing.speed.measurements import MEASURED
 from shoal_trainer.contract import StatusReport
@@ -58,7 +58,7 @@ def fleet_job(
     samples_per_epoch: int | None,
     pods: Iterable[Pod],
     now: datetime,
-    speeds_now: Mapping[str, Sequence[float]],
+    watched: Watched,
     beside: Beside | None = None,
 ) -> FleetJob:
     """A job. One whose workers nobody plans (mode Off or Manual) is planned with the number that it has."""
@@ -90,7 +90,8 @@ def fleet_job(
         budget_left=None if objective.max_cost is None else float(objective.max_cost) - spent,
         prefer=objective.prefer,
         spent=spent,
-        speeds_now=speeds_now,
+        now=watched,
+        pace_before=_pace_before(job),
     )
 
 
@@ -116,7 +117,8 @@ def proposal(job: TrainingJob, plan: JobPlan, now: datetime, since: datetime) ->
         remaining_range=None
         if plan.finish_low is None or plan.finish_high is None
         else (plan.finish_low, plan.finish_high),
-        relative_error=plan.relative_error,
+        relative_error=plan.pace.error if plan.pace else None,
+        watched_seconds=plan.pace.seconds if plan.pace else None,
         measured=MEASURED in plan.basis,
         basis=plan.basis,
         speeds=dict(plan.speeds),
@@ -164,6 +166,14 @@ def model_of(
         return known
 
 
+def _pace_before(job: TrainingJob) -> Pace | None:
+    """What the workers were last seen to do, also by an operator before this one."""
+    said = job.status.prediction
+    if said is None or said.relative_error is None or not said.watched_seconds:
+        return None
+    return Pace(decimal(said.relative_error), float(said.watched_seconds))
+
+
 def _samples_left(
     job: TrainingJob, report: StatusReport | None, samples_per_epoch: int | None
 ) -> float | None:
@@ -174,9 +184,12 @@ def _samples_left(
     began = report is not None and report.step > 0  # before, the coordinator may not know the data
     if began or stop.metric is not None:
         return None
+    left = 1.0  # of an operator that has just started, and heard of no coordinator yet
+    if report is None and job.status.training.progress_percent is not None:
+        left -= job.status.training.progress_percent / 100
     if stop.steps is not None:
-        return float(stop.steps * job.spec.training.batch_size)
-    return float(stop.epochs * samples_per_epoch) if stop.epochs and samples_per_epoch else None
+        return left * stop.steps * job.spec.training.batch_size
+    return left * stop.epochs * samples_per_epoch if stop.epochs and samples_per_epoch else None
 
 
 def _deadline(job: TrainingJob, now: datetime) -> float | None:

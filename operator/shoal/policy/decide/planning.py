@@ -109,7 +109,8 @@ def _first_counts(homes: Homes, replicas: int) -> dict[str, int]:
 def _clamped(homes: Homes, proposal: Proposal, now: Mapping[str, int]) -> dict[str, int]:
     """The proposal within what the spec and the pools allow; what the job has already is not given up for others.
 
-    While other jobs have nodes that workers are to move to, these stay where no other job is to have theirs.
+    While other jobs have nodes that workers are to move to, these stay where no other job is to have theirs; where one
+    is, `minReplicas` of them do: two jobs that wait for each other's nodes both give up what they can spare.
     """
     left = homes.job.spec.workers.max_replicas or 1_000
     proposed, counts = proposal.pools, dict[str, int]()
@@ -119,8 +120,10 @@ def _clamped(homes: Homes, proposal: Proposal, now: Mapping[str, int]) -> dict[s
         left -= counts[home.pool]
     if any(count < proposed.get(name, 0) for name, count in counts.items()):
         left = min(left, sum(now.values()) - sum(counts.values()))
-        for name in sorted(counts.keys() - proposal.traded):
-            stay = max(0, min(now.get(name, 0) - counts[name], left))
+        floor = homes.job.spec.workers.min_replicas
+        for name in sorted(counts, key=lambda name: (name in proposal.traded, name)):
+            most = min(left, floor - sum(counts.values())) if name in proposal.traded else left
+            stay = max(0, min(now.get(name, 0) - counts[name], most))
             counts[name] += stay
             left -= stay
     return {name: count for name, count in counts.items() if count}

@@ -171,12 +171,14 @@ def prediction(facts: Facts) -> PredictionStatus | None:
     if proposal is None or proposal.samples_per_second is None:
         return None
     left, between = proposal.remaining_seconds, proposal.remaining_range
+    watched = proposal.watched_seconds
     return PredictionStatus(
         samples_per_second=decimal(proposal.samples_per_second),
         remaining_seconds=None if left is None else round(left),
         earliest_seconds=None if between is None else round(between[0]),
         latest_seconds=None if between is None else round(between[1]),
         relative_error=decimal(proposal.relative_error),
+        watched_seconds=None if watched is None else round(watched),
         basis=proposal.basis,
     )
 

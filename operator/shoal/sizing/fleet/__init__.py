@@ -7,7 +7,7 @@ without the 12 MiB.
 
 from collections.abc import Sequence
 
-from shoal.sizing.fleet.values import FleetJob, FleetPlan, FleetPool, JobPlan
+from shoal.sizing.fleet.values import FleetJob, FleetPlan, FleetPool, JobPlan, Pace, Watched
 from shoal.sizing.speed.measurements import Evaluation, LogMean, Model, Profile, Row, ServerLoad
 
 __all__ = [
@@ -18,9 +18,11 @@ __all__ = [
     "JobPlan",
     "LogMean",
     "Model",
+    "Pace",
     "Profile",
     "Row",
     "ServerLoad",
+    "Watched",
     "plan_fleet",
 ]
 

@@ -4,28 +4,30 @@ A neighbour on the machine, a slower input or a changed function of the user mak
 measurements so far. Before they have moved the profile, hours later, the deadline is lost. So what the workers do now
 corrects the speed of the whole job, of its workers in every pool and of its servers: what slows one mostly slows all,
 and a cluster whose servers are the limit gets no faster by more workers.
+
+Of the logarithm of the factor, what another day changes is the prior, and what the workers were seen to do the data,
+which count for as long as they were watched. So nothing jumps when the watch begins, or begins again.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from shoal.sizing.fleet.values import Pace, Watched
 from shoal.sizing.plan.problem import Problem
+from shoal.sizing.speed import priors
 from shoal.sizing.speed.servers import soft_min
 
-__all__ = ["Speeds", "at_present_pace", "prediction_error", "samples_per_second"]
+__all__ = ["at_present_pace", "pace_of", "samples_per_second"]
 
-Speeds = Mapping[str, Sequence[float]]
-"""Samples/s of single workers now, by pool."""
-
-VARIES, NOISE = 0.2, 0.07
-"""Standard deviations of the log of a speed: between jobs of one model, and of one reading of a job's workers."""
+NOISE = 0.07
+"""Standard deviation of the log of a speed that was watched for 10 s; of a longer watch, it falls with the root."""
+NOISE_SECONDS = 10.0
 LEAST, MOST = 1 / 3, 3.0
-"""A reading beyond these is taken for a fault of the measurement."""
+"""A pace beyond these is taken for a fault of the measurement."""
 TOLD = 0.1
 
 
@@ -41,28 +43,28 @@ def samples_per_second(problem: Problem, counts: Sequence[int], servers: int | N
     return samples * float(soft_min(np.array([alone]), cap, ps.model.sharpness)[0]) / alone
 
 
-def prediction_error(problem: Problem, now: Speeds) -> float | None:
-    """Predicted over measured speed of the workers that are measured, less 1; None: none is."""
-    counts = [len(now.get(pool.name, ())) for pool in problem.pools]
-    measured = sum(sum(now.get(pool.name, ())) for pool in problem.pools)
+def pace_of(problem: Problem, now: Watched) -> Pace | None:
+    """By how much the workers that are watched differ from their prediction; None: none is."""
+    counts = [len(now.speeds.get(pool.name, ())) for pool in problem.pools]
+    measured = sum(sum(now.speeds.get(pool.name, ())) for pool in problem.pools)
     if measured <= 0:
         return None
     running = [max(pool.running, n) for pool, n in zip(problem.pools, counts, strict=True)]
     everyone = sum(n * pool.batch / pool.step_seconds for pool, n in zip(problem.pools, running, strict=True))
     theirs = sum(n * pool.batch / pool.step_seconds for pool, n in zip(problem.pools, counts, strict=True))
-    return samples_per_second(problem, running) * theirs / everyone / measured - 1
+    error = samples_per_second(problem, running) * theirs / everyone / measured - 1
+    return Pace(error, now.seconds)
 
 
-def at_present_pace(problem: Problem, now: Speeds) -> tuple[Problem, str]:
-    """The problem with every speed corrected by what the workers do `now`, and a sentence where it matters."""
-    error = prediction_error(problem, now)
-    if error is None or not LEAST <= 1 / (1 + error) <= MOST:
-        return problem, ""
-    weight = VARIES**2 / (VARIES**2 + NOISE**2)
-    factor = (1 + error) ** weight  # of the time of a step
-    rest = math.sqrt(weight) * NOISE
+def at_present_pace(problem: Problem, pace: Pace | None) -> tuple[Problem, str]:
+    """The problem with every speed corrected by the pace of its workers, and a sentence where it matters."""
+    if pace is None or not LEAST <= 1 + pace.error <= MOST:
+        pace = Pace(0.0, 0.0)
+    prior, seen = priors.ANOTHER_DAY**-2, pace.seconds / NOISE_SECONDS / NOISE**2
+    factor = (1 + pace.error) ** (seen / (prior + seen))  # of the time of a step
+    sigma = (prior + seen) ** -0.5
     pools = tuple(
-        replace(pool, step_seconds=pool.step_seconds * factor, step_sigma=max(pool.step_sigma, rest))
+        replace(pool, step_seconds=pool.step_seconds * factor, step_sigma=max(pool.step_sigma, sigma))
         for pool in problem.pools
     )
     model = problem.servers.model

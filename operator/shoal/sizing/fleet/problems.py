@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from shoal.errors import UsageError
 from shoal.sizing.accelerators import catalogue
 from shoal.sizing.availability import OUT_SECONDS, Markov
-from shoal.sizing.fleet.pace import at_present_pace, prediction_error
-from shoal.sizing.fleet.values import FleetJob, FleetPool
+from shoal.sizing.fleet.pace import at_present_pace, pace_of
+from shoal.sizing.fleet.values import FleetJob, FleetPool, Pace
 from shoal.sizing.plan.cost import capped, wire_bytes
 from shoal.sizing.plan.deadline import can_still_be_kept
 from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers, StepWork, Work
@@ -40,8 +40,8 @@ class JobProblem:
     problem: Problem
     basis: Mapping[str, str]
     notes: tuple[str, ...] = field(default=())
-    error: float | None = None
-    """Predicted over present speed of what runs, less 1; the problem is corrected by it."""
+    pace: Pace | None = None
+    """Of what runs; the problem is corrected by it."""
 
 
 def job_problem(
@@ -98,13 +98,13 @@ def job_problem(
         min_on_demand=job.on_demand_base,
         zone_policy=job.zone_policy,
     )
-    error = prediction_error(problem, job.speeds_now)
-    problem, note = at_present_pace(problem, job.speeds_now)
+    pace = pace_of(problem, job.now) or job.pace_before
+    problem, note = at_present_pace(problem, pace)
     reserved = _reserved(job, work, problem.pools)
     problem = replace(
         problem, pools=tuple(_supplied(p, by_name[p.name], job, reserved) for p in problem.pools)
     )
-    return JobProblem(problem, basis, (*notes, *([note] if note else [])), error)
+    return JobProblem(problem, basis, (*notes, *([note] if note else [])), pace)
 
 
 def _reserved(job: FleetJob, work: Work, options: Sequence[Pool]) -> bool:

@@ -12,7 +12,7 @@ from shoal.sizing.speed.measurements import Model
 if TYPE_CHECKING:  # numpy
     from shoal.sizing.speed.efficiency import Efficiency
 
-__all__ = ["FleetJob", "FleetPlan", "FleetPool", "JobPlan"]
+__all__ = ["FleetJob", "FleetPlan", "FleetPool", "JobPlan", "Pace", "Watched"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,25 @@ class FleetPool:
 
 
 @dataclass(frozen=True)
+class Watched:
+    """Samples/s of single workers now, by pool, and for how many seconds each was watched, in the mean."""
+
+    speeds: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How a job's speed differs from what its profile says: predicted over present speed, less 1.
+
+    `seconds`: how long it was watched.
+    """
+
+    error: float
+    seconds: float
+
+
+@dataclass(frozen=True)
 class FleetJob:
     """A job: the work that is left, what it may use, and what it is wanted for.
 
@@ -60,8 +79,8 @@ class FleetJob:
     metric, they are uncertain by `samples_sigma` (of their logarithm), and depend on the workers by `efficiency`.
     `beside`: what is to be done beside training steps; None: not known.
     `deadline_seconds` and `budget_left` are what is left from now; None: no limit. `running` workers need no start-up;
-    `planned` are those of the plan that is being carried out. In the pools of `asked` it waits for nodes. `speeds_now`:
-    samples/s of single workers, by pool, of those that have worked for a while.
+    `planned` are those of the plan that is being carried out. In the pools of `asked` it waits for nodes. `now`: what
+    its workers do; where none can be watched, `pace_before` is what was found last.
     """
 
     name: str
@@ -87,7 +106,8 @@ class FleetJob:
     budget_left: float | None = None
     prefer: Literal["MinCost", "MinTime"] = "MinCost"
     spent: float = 0.0
-    speeds_now: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    now: Watched = field(default_factory=Watched)
+    pace_before: Pace | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +116,7 @@ class JobPlan:
 
     `feasible`: deadline and budget are met with the confidence asked for. `binding`: the limit that cannot be met, or
     that makes the plan what it is. `finish_low` and `finish_high` enclose the finish in 90 % of simulated runs.
-    `relative_error`: the speed of what runs by the measurements so far over what it is now, less 1; None: not measured.
+    `pace`: how fast what runs is now; None: that was never seen.
     """
 
     counts: Mapping[str, int]
@@ -111,7 +131,7 @@ class JobPlan:
     binding: str | None
     reason: str
     samples_per_second: float | None
-    relative_error: float | None
+    pace: Pace | None
     basis: str
     speeds: Mapping[str, float] = field(default_factory=dict)
     """Samples per second of one worker alone, by pool."""

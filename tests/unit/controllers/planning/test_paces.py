@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.planning.paces import Paces
+from shoal.sizing.fleet import Watched
 from shoal_trainer.contract import Phase, StatusReport, WorkerReport, WorkerState
 from tests.unit.controllers.planning.test_planner import job_manifest
 
@@ -35,32 +36,32 @@ def test_rate_is_that_of_the_last_minute_and_a_half(gaps: list[float], rate: flo
             found = paces.observe(JOB, report(int(samples)), now)
             assert paces.observe(JOB, report(int(samples)), now) == found  # read twice
         if sum(gaps) > 130:
-            assert found["spot"] == [pytest.approx(rate * turn, rel=0.02)]
+            assert found.speeds["spot"] == [pytest.approx(rate * turn, rel=0.02)]
+            assert 70 <= found.seconds <= 111
 
 
-def test_start_of_a_worker_tells_nothing_and_what_was_known_stays_while_workers_change() -> None:
+def test_start_of_a_worker_tells_nothing_and_a_new_one_is_not_known() -> None:
     paces = Paces()
     for second in range(0, 60, 5):
         fast_start = 5000 if second >= 5 else 1
         found = paces.observe(JOB, report(fast_start + 100 * second), float(second))
-        assert bool(found) == (second >= 20)
-    assert found == {"spot": [pytest.approx(100.0)]}
-    assert paces.observe(JOB, report(state=WorkerState.ACTIVE), 61.0) == found
-    assert paces.observe(JOB, report(9, incarnation=1), 62.0) == found
-    assert paces.observe(JOB, None, 63.0) == found
-    paces.forget(set())
-    assert paces.observe(JOB, None, 64.0) == {}
+        assert found.seconds == (second - 10 if second >= 20 else 0)
+    assert found.speeds == {"spot": [pytest.approx(100.0)]}
+    assert paces.observe(JOB, report(9, incarnation=1), 62.0) == Watched()
+    assert paces.observe(JOB, None, 63.0) == Watched()
 
 
 def test_silent_and_unknown_workers_and_a_restarted_coordinator_count_for_nothing() -> None:
     paces = Paces()
     for second in range(0, 120, 10):
-        assert paces.observe(JOB, report(1 + 50 * second, state=WorkerState.SILENT), float(second)) == {}
-        assert paces.observe(JOB, report(0, 0, 0, 1 + 50 * second), float(second)) == {}
+        assert (
+            paces.observe(JOB, report(1 + 50 * second, state=WorkerState.SILENT), float(second)) == Watched()
+        )
+        assert paces.observe(JOB, report(0, 0, 0, 1 + 50 * second), float(second)) == Watched()
     paces = Paces()
     for second in range(0, 60, 5):
         paces.observe(JOB, report(1 + 100 * second), float(second))
-    assert paces.observe(JOB, report(7), 60.0) == {"spot": [pytest.approx(100.0)]}  # never a negative rate
+    assert paces.observe(JOB, report(7), 60.0) == Watched()  # never a negative rate
 
 
 def test_time_in_tasks_slows_no_pace() -> None:
@@ -75,4 +76,4 @@ def test_time_in_tasks_slows_no_pace() -> None:
         said = report(int(trained))
         worker = said.workers[0].model_copy(update={"beside_seconds": beside})
         found = paces.observe(JOB, said.model_copy(update={"workers": (worker,)}), now)
-    assert found == {"spot": [pytest.approx(100.0)]}
+    assert found.speeds == {"spot": [pytest.approx(100.0)]}

@@ -28,9 +28,11 @@ from shoal.controllers.speedprofile.reconcile import (
     profile_name,
 )
 from shoal.controllers.state import ClusterState, Key, Wakes
+from shoal.policy.model import Proposal
+from shoal.policy.tell.progress import decimal
 from shoal.runtime.metrics import Metrics
 from shoal.runtime.status_writer import StatusWriter
-from shoal.sizing.fleet import FleetJob, FleetPlan, JobPlan, plan_fleet
+from shoal.sizing.fleet import FleetJob, FleetPlan, JobPlan, Watched, plan_fleet
 from shoal.sizing.speed import efficiency
 from shoal.telemetry.poller import Poller, Seen
 from shoal_trainer.contract import (
@@ -41,6 +43,8 @@ from shoal_trainer.contract import (
     Phase,
     SpeedSums,
     StatusReport,
+    WorkerReport,
+    WorkerState,
 )
 from tests.unit.controllers.clusters import Cluster, UnreachableCoordinator
 from tests.unit.policy import build
@@ -223,22 +227,73 @@ def test_deadline_and_budget_are_what_is_left() -> None:
     objective = {"deadlineSeconds": 3600, "maxCost": "40"}
     manifest = job_manifest(elasticity={"mode": "Auto", "objective": objective})
     manifest["status"] = {"startTime": "2026-01-01T11:30:00Z", "cost": {"accumulated": "12.5"}}
-    found = fleet_job(TrainingJob.model_validate(manifest), None, None, None, (), NOW, {})
+    found = fleet_job(TrainingJob.model_validate(manifest), None, None, None, (), NOW, Watched())
     assert (found.deadline_seconds, found.budget_left) == (1800 - END_SECONDS, 27.5)
 
 
 @pytest.mark.parametrize("mode", ["Off", "Manual"])
 def test_job_that_nobody_plans_is_planned_with_the_workers_it_has(mode: str) -> None:
     manifest = job_manifest(elasticity={"mode": mode})
-    found = fleet_job(TrainingJob.model_validate(manifest), None, None, None, (), NOW, {})
+    found = fleet_job(TrainingJob.model_validate(manifest), None, None, None, (), NOW, Watched())
     assert (found.min_workers, found.max_workers) == (2, 2)
 
 
 def test_work_left_before_the_first_report_follows_from_the_profile() -> None:
     job = TrainingJob.model_validate(job_manifest())
     assert job.spec.training.stop_after.epochs == 3
-    assert fleet_job(job, None, None, 50_000, (), NOW, {}).samples_left == 150_000
-    assert fleet_job(job, None, None, None, (), NOW, {}).samples_left is None
+    assert fleet_job(job, None, None, 50_000, (), NOW, Watched()).samples_left == 150_000
+    assert fleet_job(job, None, None, None, (), NOW, Watched()).samples_left is None
+
+
+def test_work_left_before_a_new_operator_hears_of_the_job_follows_from_its_status() -> None:
+    status = {"training": {"step": 700, "epoch": 1, "progressPercent": 60}}
+    job = TrainingJob.model_validate({**job_manifest(), "status": status})
+    assert fleet_job(job, None, None, 50_000, (), NOW, Watched()).samples_left == pytest.approx(60_000)
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("share", [1.0, 0.8])
+async def test_operator_that_starts_anew_plans_like_the_one_before_it(share: float) -> None:
+    """How fast the workers are now, and how long they were watched, it reads from the job's status."""
+    slots = [{"index": i, "pool": "spot", "state": "Running", "node": f"n{i}"} for i in range(5)]
+    job = TrainingJob.model_validate({**job_manifest(), "status": {"slots": slots}})
+
+    def operator(job: TrainingJob) -> World:
+        world = World()
+        world.add(job, pool("spot", "0.3", True), pool("on-demand", "1.0", False))
+        return world
+
+    def heard(seconds: int) -> StatusReport:
+        samples = 1 + int(share * 600 * seconds)
+        workers = (
+            WorkerReport(slot=i, incarnation=0, state=WorkerState.ACTIVE, samples=samples) for i in range(5)
+        )
+        return report(7e6).model_copy(update={"workers": tuple(workers)})
+
+    async def planned(world: World, seconds: int) -> Proposal:
+        world.hear(job, heard(seconds))
+        world.poller._seen[job.metadata.uid] = Seen(heard(seconds), asyncio.get_running_loop().time())
+        await world.planner.plan_once()
+        found = world.planner.proposal(job.metadata.uid)
+        assert found is not None
+        return found
+
+    first = operator(job)
+    for second in range(0, 120, 10):
+        before = await planned(first, second)
+        await asyncio.sleep(10)
+    assert before.watched_seconds is not None
+    prediction = {
+        "relativeError": decimal(before.relative_error),
+        "watchedSeconds": round(before.watched_seconds),
+    }
+    again = operator(
+        TrainingJob.model_validate({**job_manifest(), "status": {"slots": slots, "prediction": prediction}})
+    )
+    after = await planned(again, 120)
+    assert (after.pools, after.confidence) == (before.pools, before.confidence)
+    assert after.samples_per_second == pytest.approx(before.samples_per_second, rel=1e-4)
+    assert after.remaining_range == pytest.approx(before.remaining_range, rel=1e-4)
 
 
 def test_status_that_someone_edited_is_left_out_and_not_an_error() -> None:

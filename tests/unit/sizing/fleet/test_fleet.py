@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.sizing.fleet import FleetJob, FleetPool, LogMean, Model, Profile, Row, ServerLoad, plan_fleet
-from shoal.sizing.fleet.pace import at_present_pace, samples_per_second
+from shoal.sizing.fleet.pace import Watched, at_present_pace, pace_of, samples_per_second
 from shoal.sizing.plan.engine import RUNS, TABLE_RUNS, Engine
 from shoal.sizing.plan.problem import Floats, Objective, Pool, Problem, Servers, StepWork
 from shoal.sizing.speed.efficiency import Efficiency
@@ -192,7 +192,12 @@ def test_exhausted_spot_pool_is_waited_for_while_on_demand_could_still_keep_the_
 
 def test_one_worker_measures_a_pool_that_may_be_cheaper_and_no_more_than_may_be() -> None:
     other = FleetPool("other", "A10G", limit=16, price_per_hour=0.9, startup_seconds=60)
-    long = {"pools": ("steady", "other"), "samples_left": 2e8, "deadline_seconds": 8 * 3600.0}
+    long = {
+        "pools": ("steady", "other"),
+        "samples_left": 2e8,
+        "deadline_seconds": 8 * 3600.0,
+        "now": Watched({"steady": [128 / 0.083]}, 90.0),
+    }
     known = replace(STEADY, price_per_hour=0.7)
     found = plan_fleet([known, other], [PROFILE], [job(**long)]).jobs["a"]
     assert found.counts["other"] == 1
@@ -238,18 +243,48 @@ def test_workers_that_are_slower_now_than_measured_need_help_to_keep_the_deadlin
     usual = 128 / 0.083
     wanted = job(pools=("spot",), samples_left=1.8e7, running={"spot": 4})
     [as_ever, slow] = [
-        plan_fleet([SPOT], [PROFILE], [replace(wanted, speeds_now={"spot": [usual * share] * 4})]).jobs["a"]
+        plan_fleet(
+            [SPOT], [PROFILE], [replace(wanted, now=Watched({"spot": [usual * share] * 4}, 60.0))]
+        ).jobs["a"]
         for share in (1.0, 0.6)
     ]
-    assert as_ever.relative_error == pytest.approx(0.0, abs=0.05)
+    assert as_ever.pace is not None
+    assert slow.pace is not None
+    assert as_ever.pace.error == pytest.approx(0.0, abs=0.05)
     assert "now than" not in as_ever.reason
-    assert slow.relative_error == pytest.approx(1 / 0.6 - 1, abs=0.1)
+    assert slow.pace.error == pytest.approx(1 / 0.6 - 1, abs=0.1)
     assert "slower now than the measurements so far say" in slow.reason
     assert slow.feasible
     assert as_ever.counts["spot"] == 4
     assert slow.counts["spot"] >= 6
     alike = slow.samples_per_second or 0.0
     assert alike == pytest.approx(0.6 * usual * slow.counts["spot"], rel=0.15)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.8])
+def test_plan_stays_while_no_worker_can_be_watched(share: float) -> None:
+    """The operator or the parameter servers begin again: what was found before holds until there is more."""
+    wanted = job(samples_left=1.8e7, running={"spot": 5})
+    watched = replace(wanted, now=Watched({"spot": [share * 128 / 0.083] * 5}, 90.0))
+    before = plan_fleet([SPOT, STEADY], [PROFILE], [watched]).jobs["a"]
+    meanwhile = plan_fleet([SPOT, STEADY], [PROFILE], [replace(wanted, pace_before=before.pace)]).jobs["a"]
+    assert meanwhile == before
+
+
+def test_longer_a_job_is_watched_the_surer_is_its_end() -> None:
+    """From what another day changes, before anything was seen, to a few percent; nowhere does it jump."""
+    wanted = job(pools=("steady",), running={"steady": 4}, min_workers=4, max_workers=4)
+    widths = []
+    for seconds in (0.0, 1.0, 10.0, 30.0, 90.0):
+        watched = Watched({"steady": [128 / 0.083] * 4} if seconds else {}, seconds)
+        found = plan_fleet([STEADY], [PROFILE], [replace(wanted, now=watched)]).jobs["a"]
+        assert found.finish_low is not None
+        assert found.finish_high is not None
+        widths.append(math.log(found.finish_high / found.finish_low) / (2 * 1.6449))
+    assert widths == sorted(widths, reverse=True)
+    assert widths[0] == pytest.approx(0.1, abs=0.015)
+    assert widths[1] > 0.8 * widths[0]
+    assert widths[-1] < 0.04
 
 
 @given(share=st.floats(0.4, 2.5), counts=st.tuples(st.integers(1, 8), st.integers(0, 8)))
@@ -268,23 +303,25 @@ def test_corrected_problem_predicts_what_the_workers_do(share: float, counts: tu
             p.name: [share * p.batch / p.step_seconds * everyone / alone] * n
             for n, p in zip(counts, pools, strict=True)
         }
-        corrected, words = at_present_pace(problem, each)
+        pace = pace_of(problem, Watched(each, 30.0))
+        corrected, words = at_present_pace(problem, pace)
         assert samples_per_second(corrected, counts) == pytest.approx(share * everyone, rel=0.15)
         assert ("slower" in words) == (share < 0.85) or 0.8 < share < 0.95
         assert ("faster" in words) == (share > 1.15) or 1.05 < share < 1.2
-        assert at_present_pace(problem, {name: found[:1] for name, found in each.items()})[0].pools[
-            0
-        ].step_seconds == (
-            pytest.approx(corrected.pools[0].step_seconds, rel=0.01)
-        )  # some of the workers tell as much as all
+        some = pace_of(problem, Watched({name: found[:1] for name, found in each.items()}, 30.0))
+        assert some is not None
+        assert pace is not None
+        assert some.error == pytest.approx(pace.error, abs=0.01)  # some of the workers tell as much as all
 
 
 def test_reading_that_cannot_be_is_left_alone() -> None:
     problem = Problem(
         pools=(Pool("a", 8, 1.0, 0.1, 128, running=2),), work=StepWork(samples=1e6), objective=Objective()
     )
+    unseen = at_present_pace(problem, None)
+    assert unseen[0].pools[0].step_seconds == 0.1
     for found in ({}, {"a": []}, {"a": [1e-9]}, {"a": [1e9, 1e9]}, {"other": [5.0]}):
-        assert at_present_pace(problem, found) == (problem, "")
+        assert at_present_pace(problem, pace_of(problem, Watched(found, 90.0))) == unseen
 
 
 @settings(max_examples=15, deadline=None)

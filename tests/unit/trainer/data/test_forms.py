@@ -208,6 +208,16 @@ def test_generator_that_ends_is_named():
         read(stream, 0, 100)
 
 
+@pytest.mark.parametrize(
+    ("drop_remainder", "samples", "told"), [(False, None, True), (True, None, False), (False, 100, False)]
+)
+def test_number_of_samples_that_is_rounded_up_is_said_to_be(drop_remainder, samples, told):
+    dataset = tf.data.Dataset.range(100).batch(8, drop_remainder=drop_remainder)
+    stream = Stream(dataset, samples=samples)
+    assert stream.describe().size == (96 if drop_remainder else samples or 104)
+    assert ("its batches times the rows of the first" in stream.remark) == told
+
+
 def test_what_is_special_of_a_form_is_said():
     assert "not each of them exactly once" in training(numbers()).data.remark
     assert "on_epoch_end() is not called" in training(Sequence()).data.remark

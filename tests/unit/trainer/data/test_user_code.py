@@ -2,6 +2,7 @@
 
 import json
 import re
+import sysconfig
 
 import numpy as np
 import pytest
@@ -65,3 +66,10 @@ def test_file_outside_the_working_directory_has_its_full_path(tmp_path, monkeypa
 
 def test_error_without_user_code_has_no_location():
     assert where(ValueError("wrong")) == "ValueError: wrong"
+
+
+def test_launcher_of_a_command_is_not_the_users_code():
+    launcher = compile("1 / 0", f"{sysconfig.get_path('scripts')}/shoal-trainer", "exec")
+    with pytest.raises(ZeroDivisionError) as caught:
+        exec(launcher)
+    assert "shoal-trainer" not in where(caught.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
@@ -67,6 +68,83 @@ def test_a_good_job_passes_every_part(check):
     assert "compiles with XLA" in found["as on a GPU"].message
     assert "val_accuracy" in found["evaluation"].message
     assert "logs/best.keras" in found["callbacks"].message
+
+
+def test_what_a_stream_does_not_promise_is_a_warning(check):
+    found = check("""
+        import tensorflow as tf
+        job = Training(model=build, data=tf.data.Dataset.from_tensor_slices((x, y)).batch(60))
+    """)
+    assert states(found) == {"amount of data": "warning"}
+    [words] = found["amount of data"].warnings
+    assert "an epoch is 660 samples, its batches times the rows of the first" in words
+
+
+def test_a_step_that_fails_is_not_blamed_on_xla(check):
+    found = check(
+        "job = Training(model=build, data=Indexed.from_arrays(np.full((640, 4), np.nan, 'float32'), y))"
+    )
+    assert states(found)["training step"] == "error"
+    assert "as on a GPU" not in found
+
+
+def test_what_does_not_compile_is_said_once(check):
+    found = check("""
+        import tensorflow as tf
+
+        class Text(keras.layers.Layer):
+            def call(self, x):
+                return x + 0 * tf.strings.to_number(tf.strings.as_string(x))
+
+        job = Training(model=lambda: build(layer=Text()), data=DATA)
+    """)
+    message = found["as on a GPU"].message
+    assert message.count("jit_compile=False") == 1
+    assert ".." not in message
+
+
+def test_a_module_that_trains_when_it_is_imported_is_warned_of(check):
+    found = check("""
+        build().fit(x, y, verbose=0)
+        job = Training(model=build, data=DATA)
+    """)
+    assert states(found) == {"import": "warning"}
+    assert "calls fit() when it is imported" in found["import"].warnings[0]
+
+
+def test_a_package_that_the_image_lacks_is_warned_of(check):
+    found = check("""
+        import hypothesis.strategies, sklearn, numpy, tensorflow, s3fs
+        from google.cloud import storage
+        job = Training(model=build, data=DATA)
+    """)
+    assert states(found) == {"import": "warning"}
+    assert (
+        found["import"].warnings[0].startswith("hypothesis: on this machine, and not in Shoal's worker image")
+    )
+
+
+def test_output_that_does_not_fit_the_labels_is_named_with_both_shapes(check):
+    found = check("""
+        def wide():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+            model.compile("adam", "mse", metrics=["mae"])
+            return model
+
+        job = Training(model=wide, data=(x, y.astype("float32")))
+    """)
+    message = found["model and data"].message
+    assert "A metric of compile() cannot be computed for the first batch, y of the shape (32,)" in message
+    assert "the model's output (32, 3)" in message
+
+
+def test_command_prints_nothing_of_tensorflow(tmp_path: Path):
+    """In a process of its own: TensorFlow greets once."""
+    (tmp_path / "case.py").write_text(dedent(GOOD) + "job = Training(model=build, data=DATA)")
+    command = [sys.executable, "-m", "shoal_trainer.cli", "check", "case:job"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "a cluster would take this job" in done.stdout
+    assert done.stderr == ""
 
 
 @pytest.mark.parametrize(

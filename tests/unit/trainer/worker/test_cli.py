@@ -216,7 +216,8 @@ def test_data_line_says_how_often_samples_were_trained(counts, lost, text):
 def test_data_line_of_a_stream_claims_nothing_of_single_samples():
     """The warning about streams is printed below it."""
     end = END.model_copy(update={"ranges": Ranges(once=64)})
-    assert watch.describe_data(end, placed=False) == "every completed epoch had as many samples as the data"
+    text = "every completed epoch had its number of samples, and not each of them exactly once"
+    assert watch.describe_data(end, placed=False) == text
 
 
 def test_what_the_data_line_says_agrees_with_the_warnings(monkeypatch, capsys):

@@ -36,6 +36,14 @@ number = 7
 """
 
 
+OPTIONS = """
+import argparse
+parser = argparse.ArgumentParser("options", allow_abbrev=False)
+parser.add_argument("--rate-that-nobody-gives", required=True)
+parser.parse_args()
+"""
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -43,6 +51,8 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "syntaxerror.py").write_text("def broken(:\n")
     (tmp_path / "exits.py").write_text("import sys\n\nif __name__ != '__main__':\n    sys.exit('no GPU')\n")
     (tmp_path / "importerror.py").write_text("import numpy\n\nnumpy.nothing_of_this_name\n")
+    (tmp_path / "options.py").write_text(OPTIONS)
+    (tmp_path / "package.py").write_text("import lightgbm_of_nobody\n")
     yield tmp_path
     for name in ("goodjob", "syntaxerror", "importerror", "exits"):
         sys.modules.pop(name, None)
@@ -79,6 +89,17 @@ def test_entrypoint_is_a_training_or_a_function(folder):
         ("importerror:job", {}, "importerror.py:3"),
         ("exits:job", {}, "cannot be imported: SystemExit: no GPU ("),
         ("exits:job", {}, "exits.py:4"),
+        (
+            "goodjob:training",
+            {},
+            "has no 'training'. It has: job, build, leave, make, mistaken, needs, nothing.",
+        ),
+        ("options:job", {}, "An entrypoint has no command line: take the values as arguments of a function"),
+        (
+            "package:job",
+            {},
+            "No module named 'lightgbm_of_nobody' (package.py:1). Install it here with pip, and for a",
+        ),
         ("goodjob:leave", {}, "failed: SystemExit: 0 ("),
     ],
 )

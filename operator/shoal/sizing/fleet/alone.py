@@ -1,0 +1,165 @@
+"""The plan of one job, in the nodes that others leave: the cheapest one that keeps its limits, or what runs.
+
+What runs is kept unless the gain is sure; where nothing keeps the limits, the cheapest is taken that is about as fast
+as the fastest; and one worker more measures a pool where knowing its speed is worth its price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from shoal.errors import UsageError
+from shoal.sizing.fleet.answers import answer_of, unplanned
+from shoal.sizing.fleet.problems import JobProblem, job_problem
+from shoal.sizing.fleet.values import FleetJob, FleetPool, JobPlan
+from shoal.sizing.plan.explain import fleet, money
+from shoal.sizing.plan.planner import Plan, plan
+from shoal.sizing.plan.problem import Problem, StepWork
+from shoal.sizing.plan.switch import SURE, gain, is_sure, switch
+from shoal.sizing.plan.trial import worth_measuring
+from shoal.sizing.speed.measurements import MEASURED
+from shoal.sizing.speed.model import SpeedModel
+
+__all__ = ["Solved", "exactly", "fits", "problem_of", "solve", "under_way"]
+
+SPARE = 0.1
+"""What a running job with spot workers gains by ending early, as a part of its cost: see `Objective.spare`."""
+AS_FAST = 1.05
+"""A plan that takes up to this times as long as the fastest one is as fast: speeds are not known any better."""
+
+
+@dataclass(frozen=True)
+class Solved:
+    """A job's plan, and the problem that it solves; None: there was none to solve."""
+
+    job: FleetJob
+    answer: JobPlan
+    one: JobProblem | None = None
+    found: Plan | None = None
+
+
+def solve(
+    job: FleetJob,
+    pools: Sequence[FleetPool],
+    left: Mapping[str, int],
+    speeds: SpeedModel,
+    confidence: float,
+    seed: int,
+) -> Solved:
+    """The plan of a job within the nodes that are `left`; there is an answer whatever the input."""
+    if job.model is None or job.samples_left is None:
+        missing = (
+            "The model is not known before a worker has reported it"
+            if job.model is None
+            else f"The work left is not known: {job.work_note or 'the job ends by a metric'}"
+        )
+        words = f"{missing}: what runs is kept, and at least the workers that it begins with."
+        return Solved(job, unplanned(job, pools, left, words))
+    for limit, value, words in (
+        ("deadline", job.deadline_seconds, "The deadline has passed."),
+        ("budget", job.budget_left, "The budget is spent."),
+    ):
+        if value is not None and value <= 0:
+            faster = {"deadline_seconds": None, "prefer": "MinTime"}
+            without = replace(job, **(faster if limit == "deadline" else {"budget_left": None}))
+            return Solved(
+                job, _late(solve(without, pools, left, speeds, confidence, seed).answer, limit, words)
+            )
+    try:
+        one = problem_of(job, pools, left, speeds, confidence)
+        found = _affordable(one.problem, _settled(job, one.problem, plan(one.problem, seed=seed)), seed)
+        return Solved(job, _with_trial(job, one, found, answer_of(job, one, found)), one, found)
+    except UsageError as error:
+        return Solved(job, unplanned(job, pools, left, f"{str(error)[:1].upper()}{str(error)[1:]}."))
+
+
+def under_way(job: FleetJob) -> Mapping[str, int]:
+    """What the job runs, or is on its way to."""
+    return job.planned or job.running
+
+
+def fits(job: FleetJob, problem: Problem, counts: Sequence[int]) -> bool:
+    """Whether a job may run these workers."""
+    within = all(n <= pool.limit for n, pool in zip(counts, problem.pools, strict=True))
+    return within and max(job.min_workers, 1) <= sum(counts) <= job.max_workers
+
+
+def exactly(problem: Problem, counts: Sequence[int], seed: int = 0) -> Plan:
+    """The plan of these workers."""
+    pools = tuple(replace(pool, limit=n) for pool, n in zip(problem.pools, counts, strict=True))
+    return plan(replace(problem, pools=pools, min_workers=sum(counts)), seed=seed)
+
+
+def _settled(job: FleetJob, problem: Problem, best: Plan) -> Plan:
+    """The best plan, or what runs if that keeps the limits and the gain is not sure enough to switch."""
+    current = tuple(under_way(job).get(pool.name, 0) for pool in problem.pools)
+    if current == best.counts or not best.feasible or not fits(job, problem, current):
+        return best
+    change = switch(problem, current, best.counts, best.servers)
+    if not change.kept or is_sure(change.saved):
+        return best
+    same = exactly(problem, current)
+    if not same.feasible:
+        return best
+    note = (
+        f"What runs is kept: the best plan, {fleet(best.pools, best.counts)}, would be better in "
+        f"{gain(change.saved):.0%} of the simulated runs, and a switch needs {SURE:.0%}."
+    )
+    return replace(same, notes=(*same.notes, note))
+
+
+def _affordable(problem: Problem, found: Plan, seed: int) -> Plan:
+    """Where nothing keeps the limits for sure, not the very fastest plan but the cheapest that is as fast."""
+    if found.feasible or problem.objective.prefer != "MinCost":
+        return found
+    near = [point for point in found.pareto if point.seconds <= AS_FAST * found.fastest.seconds]
+    cheapest = min(near, key=lambda point: point.cost, default=None)
+    if cheapest is None or cheapest.counts == found.counts:
+        return found
+    instead = exactly(problem, cheapest.counts, seed)
+    note = f"The very fastest, {fleet(found.pools, found.counts)}, would cost {money(found.cost, '')}."
+    return replace(instead, notes=(*instead.notes, note))
+
+
+def _with_trial(job: FleetJob, one: JobProblem, found: Plan, answer: JobPlan) -> JobPlan:
+    """The plan, with one worker more in a pool that was never measured where that is worth its price."""
+    unmeasured = {name for name, basis in one.basis.items() if basis != MEASURED}
+    if not found.feasible or job.min_workers == job.max_workers:
+        return answer
+    begun = {*job.asked, *(name for name, n in job.running.items() if n)}
+    trial = worth_measuring(one.problem, found.counts, found.cost, found.seconds, unmeasured, begun)
+    if trial is None:
+        return answer
+    price = next(pool.price for pool in one.problem.pools if pool.name == trial.pool)
+    words = (
+        f"One worker more measures {trial.pool}, where the model never ran: knowing its speed is expected to save "
+        f"{money(trial.saving, '')}, and costs {money(max(trial.price, 0.0), '')}."
+    )
+    return replace(
+        answer,
+        counts={**answer.counts, trial.pool: 1},
+        cost_per_hour=answer.cost_per_hour + price,
+        reason=f"{answer.reason} {words}",
+    )
+
+
+def problem_of(
+    job: FleetJob,
+    pools: Sequence[FleetPool],
+    limits: Mapping[str, int],
+    speeds: SpeedModel,
+    confidence: float,
+) -> JobProblem:
+    """The problem of a job whose model and work are known."""
+    assert job.model is not None
+    return job_problem(job, job.model, _work(job), pools, limits, speeds, confidence, spare=SPARE)
+
+
+def _work(job: FleetJob) -> StepWork:
+    left = max(job.samples_left or 0.0, 1.0)
+    return StepWork(samples=left, sigma=job.samples_sigma, efficiency=job.efficiency, beside=job.beside)
+
+
+def _late(found: JobPlan, binding: str, words: str) -> JobPlan:
+    return replace(found, feasible=False, binding=binding, confidence=0.0, reason=f"{words} {found.reason}")

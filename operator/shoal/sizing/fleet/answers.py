@@ -1,0 +1,107 @@
+"""A job's plan in words and figures: what `status.plan` and `shoal explain` say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from shoal.sizing.fleet.pace import samples_per_second
+from shoal.sizing.fleet.problems import JobProblem, unusable
+from shoal.sizing.fleet.values import FleetJob, FleetPool, JobPlan
+from shoal.sizing.plan.explain import explain
+from shoal.sizing.plan.planner import Plan
+from shoal.sizing.plan.problem import Problem
+
+__all__ = ["answer_of", "unplanned"]
+
+WORTH_A_SERVER = 0.1
+"""One more parameter server is worth a word if it makes the job faster by this part."""
+
+
+def answer_of(job: FleetJob, one: JobProblem, found: Plan) -> JobPlan:
+    """What is told of a plan that was found for a job."""
+    problem = one.problem
+    low, high = found.finish or (found.seconds, found.seconds)
+    used = [(pool.name, n) for pool, n in zip(problem.pools, found.counts, strict=True)]
+    hourly = sum(pool.price * n for pool, n in zip(problem.pools, found.counts, strict=True))
+    expected = samples_per_second(problem, found.counts)
+    if job.beside is not None:
+        expected *= job.beside.share_of_steps(max(sum(found.counts), 1))
+    return JobPlan(
+        counts=dict(used),
+        parameter_servers=found.servers,
+        finish_seconds=found.seconds,
+        finish_low=min(low, found.seconds),
+        finish_high=max(high, found.seconds),
+        cost=found.cost,
+        cost_per_hour=hourly,
+        confidence=found.chance,
+        feasible=found.feasible,
+        binding=found.binding,
+        reason=" ".join(
+            [explain(found, ""), *one.notes, *_efficiency(job, sum(found.counts)), *_servers(problem, found)]
+        ),
+        samples_per_second=expected,
+        pace=one.pace,
+        basis="; ".join(f"{name}: {one.basis[name]}" for name, n in used if n),
+        speeds={pool.name: pool.batch / pool.step_seconds for pool in problem.pools},
+    )
+
+
+def _servers(problem: Problem, found: Plan) -> list[str]:
+    """A sentence where the parameter servers hold the workers of a plan back, and what one more would bring."""
+    now, more = (samples_per_second(problem, found.counts, found.servers + extra) for extra in (0, 1))
+    if more < (1 + WORTH_A_SERVER) * now:
+        return []
+    return [
+        f"The parameter servers are the limit: {found.servers + 1} in place of {found.servers} would make "
+        f"{more:,.0f} samples/s of {now:,.0f}; set parameterServers.replicas."
+    ]
+
+
+def _efficiency(job: FleetJob, workers: int) -> list[str]:
+    """Sentences on a job that ends by a metric: what is left, and what its workers cost in samples."""
+    if not job.work_note:
+        return []
+    said = [f"{job.work_note[:1].upper()}{job.work_note[1:]}."]
+    if job.efficiency is not None and workers > 1:
+        alone = replace(job.efficiency, reference=1.0)
+        low, middle, high = (float(alone.factor(workers, z)) for z in (-1.6449, 0.0, 1.6449))
+        said.append(
+            f"To the same value {workers} workers need {middle:.1f} times the samples of one ({low:.1f} to {high:.1f})."
+        )
+    return said
+
+
+def unplanned(job: FleetJob, pools: Sequence[FleetPool], left: Mapping[str, int], reason: str) -> JobPlan:
+    """What runs, and at least the workers that the job requires, in its order of preference."""
+    by_name = {pool.name: pool for pool in pools}
+    usable = [name for name in job.pools if name in by_name and unusable(by_name[name]) is None]
+    named = usable or [name for name in job.pools if name in by_name]
+    counts = {name: min(job.running.get(name, 0), left[name]) for name in named}
+    for name in named:
+        room = 0 if by_name[name].exhausted else left[name] - counts[name]
+        counts[name] += max(0, min(job.min_workers - sum(counts.values()), room))
+    hourly = sum((by_name[name].price_per_hour or 0.0) * n for name, n in counts.items())
+    return JobPlan(
+        counts=counts,
+        parameter_servers=job.parameter_servers,
+        finish_seconds=None,
+        finish_low=None,
+        finish_high=None,
+        cost=None,
+        cost_per_hour=hourly,
+        confidence=None,
+        feasible=False,
+        binding=None,
+        reason=f"{reason} {fleet_of(counts)}",
+        samples_per_second=None,
+        pace=job.pace_before,
+        basis="nothing",
+    )
+
+
+def fleet_of(counts: dict[str, int]) -> str:
+    """'Run 2 workers from a and 1 from b.'"""
+    used = [f"{n} from {name}" for name, n in counts.items() if n]
+    return f"Run {' and '.join(used)}." if used else "Run no worker."

@@ -1,0 +1,137 @@
+"""Plans of several jobs together, where what each takes for itself is dear or leaves another without nodes.
+
+Jobs trade nodes where that lets more of them keep their limits, or where together they cost clearly less. What they
+carry out already is kept where trading is not surely better.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from shoal.errors import UsageError
+from shoal.sizing.fleet.alone import Solved, exactly, fits, problem_of, under_way
+from shoal.sizing.fleet.answers import answer_of
+from shoal.sizing.fleet.problems import JobProblem
+from shoal.sizing.fleet.values import FleetJob, FleetPool, JobPlan
+from shoal.sizing.plan.switch import is_sure, switch
+from shoal.sizing.plan.together import Request, plan_together
+from shoal.sizing.speed.model import SpeedModel
+
+__all__ = ["better_together"]
+
+WORTH_A_TRADE = 0.1
+"""Jobs trade pools where all of them together then cost less by this part, since less is not known any better; or less
+at all, if that moves fewer workers: what was traded stays so."""
+MOST_TRADERS = 8
+"""Of more jobs no cheaper trade is looked for: it takes a third of a second for each, once a minute."""
+
+
+def better_together(
+    order: Sequence[Solved], pools: Sequence[FleetPool], speeds: SpeedModel, confidence: float
+) -> dict[str, Solved]:
+    """What is better than the jobs' own plans, one after another: a trade between them, or what is planned already."""
+    able = [each for each in order if each.found is not None]
+    if len(able) < 2:
+        return {}
+    limits = {pool.name: pool.limit for pool in pools}
+    for each in order:
+        if each.found is None:
+            for name, count in each.answer.counts.items():
+                limits[name] = max(limits[name] - count, 0)
+    try:
+        problems = [problem_of(each.job, pools, limits, speeds, confidence) for each in able]
+        best = _traded(able, problems, pools) or able
+        best = _kept(best, problems, limits) or best
+    except UsageError:
+        return {}
+    return {each.job.name: each for each in best}
+
+
+def _traded(
+    alone: Sequence[Solved], problems: Sequence[JobProblem], pools: Sequence[FleetPool]
+) -> list[Solved] | None:
+    """Better plans where a job misses its limits, or pays more, because of what others took that need it less."""
+    kept = all(each.answer.feasible for each in alone)
+    if kept and not (len(alone) <= MOST_TRADERS and _is_contended(alone, pools)):
+        return None
+    requests = [Request(one.problem, each.job.priority) for each, one in zip(alone, problems, strict=True)]
+    found = plan_together(requests)
+    if not all(any(plan.counts) for plan in found):
+        return None
+    traded = [
+        Solved(each.job, answer_of(each.job, one, plan), one, plan)
+        for each, one, plan in zip(alone, problems, found, strict=True)
+    ]
+    if _missed(traded) != _missed(alone):
+        return traded if _missed(traded) < _missed(alone) else None
+    cost, before = (sum(each.answer.cost or 0.0 for each in plans) for plans in (traded, alone))
+    moves, otherwise = (sum(_moved(each.job, each.answer) for each in plans) for plans in (traded, alone))
+    return traded if cost < (before if moves < otherwise else (1 - WORTH_A_TRADE) * before) else None
+
+
+def _missed(plans: Sequence[Solved]) -> list[int]:
+    """How many jobs miss their limits, those of higher priority first."""
+    levels = sorted({each.job.priority for each in plans}, reverse=True)
+    return [
+        sum(each.job.priority == level and not each.answer.feasible for each in plans) for level in levels
+    ]
+
+
+def _kept(
+    best: Sequence[Solved], problems: Sequence[JobProblem], limits: Mapping[str, int]
+) -> list[Solved] | None:
+    """The plans that are being carried out, where they fit, keep all limits, and the best are not surely better.
+
+    Together: what one job gains by nodes of another is no gain if that one loses as much.
+    """
+    plans, saved = list[Solved](), np.zeros(1)
+    for each, one in zip(best, problems, strict=True):
+        counts = [under_way(each.job).get(pool.name, 0) for pool in one.problem.pools]
+        if each.found is None or not fits(each.job, one.problem, counts):
+            return None
+        if tuple(counts) == each.found.counts:
+            plans.append(each)
+            continue
+        change = switch(one.problem, counts, each.found.counts, each.found.servers)
+        same = exactly(one.problem, counts)
+        if not (change.kept and same.feasible):
+            return None
+        saved = saved + change.saved
+        plans.append(Solved(each.job, answer_of(each.job, one, same), one, same))
+    used = Counter[str]()
+    for each in plans:
+        used.update(each.answer.counts)
+    if is_sure(saved) or any(n > limits[name] for name, n in used.items()):
+        return None
+    return plans
+
+
+def _moved(job: FleetJob, plan: JobPlan) -> int:
+    """Workers that a plan starts or ends."""
+    return sum(
+        abs(plan.counts.get(pool, 0) - job.running.get(pool, 0)) for pool in {*plan.counts, *job.running}
+    )
+
+
+def _is_contended(plans: Sequence[Solved], pools: Sequence[FleetPool]) -> bool:
+    """Whether a job uses a dearer pool than one that it names and of which others have all nodes."""
+    used = Counter[str]()
+    for each in plans:
+        used.update(each.answer.counts)
+    full = {pool.name for pool in pools if used[pool.name] >= pool.limit > 0}
+    prices = {pool.name: pool.price_per_hour or 0.0 for pool in pools}
+
+    def dear(plan: JobPlan, name: str) -> float:
+        return prices[name] / plan.speeds[name] if plan.speeds.get(name) else math.inf
+
+    for each in plans:
+        plan = each.answer
+        most = max((dear(plan, name) for name, n in plan.counts.items() if n), default=0.0)
+        for name in full.intersection(each.job.pools):
+            if plan.counts.get(name, 0) < used[name] and dear(plan, name) < most:
+                return True
+    return False

@@ -1,0 +1,51 @@
+"""Packages that a script finds on this machine and not in Shoal's worker image, which has `shoal[trainer]` alone."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+
+def beside_the_image(script: Path) -> list[str]:
+    """The distributions whose modules the script imports and the image lacks. None if Shoal itself is not installed."""
+    try:
+        there = _required("shoal", "trainer", {})
+    except PackageNotFoundError:
+        return []
+    found, known = set[str](), packages_distributions()
+    for module in _imports(script):
+        names = {canonicalize_name(name) for name in known.get(module, ())}
+        if names and not names & there.keys():
+            found.update(names)
+    return sorted(found)
+
+
+def _imports(script: Path) -> Iterator[str]:
+    """The top-level names of what is imported anywhere in the file."""
+    for node in ast.walk(ast.parse(script.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (each.name.partition(".")[0] for each in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+
+
+def _required(name: str, extra: str, seen: dict[str, set[str]]) -> dict[str, set[str]]:
+    """The distribution and all that it needs with this extra, with the extras of each."""
+    extras = seen.setdefault(canonicalize_name(name), set())
+    if extra in extras:
+        return seen
+    extras.add(extra)
+    for text in distribution(name).requires or ():
+        wanted = Requirement(text)
+        if wanted.marker is None or wanted.marker.evaluate({"extra": extra}):
+            for each in wanted.extras or {""}:
+                try:
+                    _required(wanted.name, each, seen)
+                except PackageNotFoundError:  # of another platform, or optional
+                    continue
+    return seen
