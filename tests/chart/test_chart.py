@@ -323,14 +323,44 @@ def test_invalid_value_is_rejected(tools: Path, setting: str) -> None:
     assert re.split(r"[=.\[]", setting)[0] in done.stderr
 
 
-def test_metrics_port_must_differ_from_the_health_port(tools: Path) -> None:
-    refused = helm(tools, "template", "shoal", str(CHART), "--set", "metrics.port=8081")
-    assert refused.returncode != 0
-    assert "metrics" in refused.stderr
+def refusal(tools: Path, *words: str) -> str:
+    """What `helm template` says instead of rendering; `words`: values, or options."""
+    sets = [
+        part for word in (*IMAGES_SET, *words) for part in ([word] if word[0] == "-" else ["--set", word])
+    ]
+    done = helm(tools, "template", "shoal", str(CHART), "--namespace", "team-a", *sets)
+    assert done.returncode != 0
+    return done.stderr
+
+
+def test_each_port_is_used_once(tools: Path) -> None:
+    for values in (
+        ["metrics.port=8081"],
+        ["page.enabled=true", "page.port=8080"],
+        ["metrics.port=8082", "page.enabled=true"],
+    ):
+        assert "metrics.port and page.port must differ from each other and from 8081" in refusal(
+            tools, *values
+        )
     assert render(tools, "metrics.port=8082")
     [deployment] = of_kind(render(tools), "Deployment")
     [container] = deployment["spec"]["template"]["spec"]["containers"]
     assert {"name": "health", "containerPort": 8081} in container["ports"]
+
+
+def test_admission_policy_needs_kubernetes_1_30(tools: Path) -> None:
+    assert "needs Kubernetes 1.30" in refusal(tools, "admissionPolicy.enabled=true", "--kube-version=1.29.9")
+
+
+@pytest.mark.parametrize(("scope", "open_"), [("", False), ("team-b", False), ("team-a", True)])
+def test_admission_policy_opens_the_operators_namespace_only_where_its_jobs_are(
+    tools: Path, scope: str, open_: bool
+) -> None:
+    documents = render(tools, "admissionPolicy.enabled=true", f"scope.namespace={scope}", namespace="team-a")
+    [policy] = of_kind(documents, "ValidatingAdmissionPolicy")
+    first = policy["spec"]["validations"][0]["expression"]
+    assert ("'team-a'" not in first) == open_
+    assert "'kube-system'" in first
 
 
 def names_of(documents: list[dict[str, Any]]) -> set[tuple[str, str, str]]:

@@ -93,14 +93,19 @@ async def fake_kubelet(control_plane: ControlPlane) -> AsyncIterator[FakeKubelet
 def crds(control_plane: ControlPlane) -> None:
     """The custom resource definitions from `crds/`, installed and served."""
     control_plane.kubectl("apply", "--server-side", "-f", str(HERE.parents[1] / "crds"))
+    await_served(control_plane, "/apis/shoal.dev/v1alpha1/trainingjobs")
+
+
+def await_served(control_plane: ControlPlane, path: str) -> None:
+    """Wait until the objects of a new CRD are served, of which this is the path."""
     deadline = time.monotonic() + 60
     while True:  # `kubectl wait` fails where a new CRD has no conditions yet
         try:
-            control_plane.get("/apis/shoal.dev/v1alpha1/trainingjobs")
-            control_plane.kubectl("get", "trainingjobs")  # discovery follows a moment later
+            control_plane.get(path)
+            control_plane.kubectl("get", path.rpartition("/")[2])  # discovery follows a moment later
             return
         except (OSError, subprocess.CalledProcessError):
-            assert time.monotonic() < deadline, "the TrainingJobs are not served"
+            assert time.monotonic() < deadline, f"{path} is not served"
             time.sleep(0.1)
 
 

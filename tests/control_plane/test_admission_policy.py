@@ -51,7 +51,12 @@ async def operator(
              "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}  # fmt: skip
     made = [
         each
-        for each in rendered(control_plane, second_namespace, "admissionPolicy.enabled=true")
+        for each in rendered(
+            control_plane,
+            second_namespace,
+            "admissionPolicy.enabled=true",
+            "admissionPolicy.namespaceLabels.example\\.com/jobs=shoal",
+        )
         if each["kind"] in kinds
     ]
     text = yaml.safe_dump_all(made)
@@ -61,7 +66,7 @@ async def operator(
 
     async def enforced() -> bool:
         name = f"probe-{os.urandom(3).hex()}"
-        return "may only touch objects" in account.create(secret("default", name=name))
+        return "ValidatingAdmissionPolicy" in account.create(secret("default", name=name))
 
     await eventually(enforced, what="the policy is enforced")
     yield account
@@ -77,6 +82,9 @@ def secret(namespace: str, owners: list[Json] | None = None, name: str = "some")
 async def test_only_objects_of_training_jobs(
     operator: As, kube: Kube, namespace: str, second_namespace: str
 ) -> None:
+    await kube.patch(
+        f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": {"example.com/jobs": "shoal"}}}
+    )
     job = await Job(kube, namespace).apply()
     owner: dict[str, Any] = {
         "apiVersion": job["apiVersion"], "kind": "TrainingJob", "name": "digits",
@@ -91,6 +99,9 @@ async def test_only_objects_of_training_jobs(
     stranger = {**owner, "apiVersion": "apps/v1", "kind": "ReplicaSet"}
     assert refused in operator.create(secret(namespace, [stranger], name="stranger"))
     assert "no business in this namespace" in operator.create(secret("kube-system", [owner], name="system"))
+
+    invented = {**owner, "uid": "00000000-0000-0000-0000-000000000000"}
+    assert "without the label example.com/jobs=shoal" in operator.create(secret("default", [invented]))
 
     own = secret(second_namespace, name="shoal-install-key")
     assert operator.create(own) == ""

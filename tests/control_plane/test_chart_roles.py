@@ -1,16 +1,18 @@
 """The operator with exactly the chart's permissions: no request of it is denied, and none of them is unused.
 
-One story goes through everything that it does. What it asked for is read from the audit log.
+One story goes through everything that it does, another through what `kueue.enabled` adds, with Kueue played. What it
+asked for is read from the audit log.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dev import service_account
 from dev.audit import AuditTail
@@ -18,25 +20,53 @@ from dev.cluster import ControlPlane
 from dev.cluster.control_plane import OPERATOR_NAMESPACE
 from dev.fake_kubelet import FakeKubelet
 from dev.kube import ApiError, Json, Kube, tolerant
+from dev.pod_status import now
 from shoal.controllers.trainingjob.credentials import InstallKey
 from shoal_trainer.contract import Outcome, StatusReport, TerminationMessage
+from tests.control_plane.conftest import await_served
 from tests.control_plane.coordinators import Coordinators
-from tests.control_plane.installed import account_of, install_account, user_of
-from tests.control_plane.operators import COLLECTED_SECONDS, Job, OperatorProcess, eventually
+from tests.control_plane.installed import account_of, as_service_account, install_account, rendered, user_of
+from tests.control_plane.operators import (
+    COLLECTED_SECONDS,
+    Job,
+    OperatorProcess,
+    eventually,
+    running_operator,
+)
 from tests.control_plane.pools import POOLS, pool, report
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-POD_GROUPS: Json = {
-    "metadata": {"name": "podgroups.scheduling.x-k8s.io", "annotations": {
-        "api-approved.kubernetes.io": "https://github.com/kubernetes-sigs/scheduler-plugins/pull/50"}},
-    "spec": {
-        "group": "scheduling.x-k8s.io",
-        "scope": "Namespaced",
-        "names": {"kind": "PodGroup", "plural": "podgroups", "singular": "podgroup"},
-        "versions": [{"name": "v1alpha1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {
-            "type": "object", "x-kubernetes-preserve-unknown-fields": True}}}],
-    },
-}  # fmt: skip
+OPEN: Json = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+CONDITIONS: Json = {"type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"],
+                    "items": {**OPEN, "required": ["type"], "properties": {"type": {"type": "string"}}}}  # fmt: skip
+
+
+def crd(group: str, version: str, kind: str, plural: str, *, namespaced: bool = True) -> Json:
+    """Another project's CRD, which allows any fields."""
+    status = {**OPEN, "properties": {"conditions": CONDITIONS}}
+    served = {"name": version, "served": True, "storage": True, "subresources": {"status": {}},
+              "schema": {"openAPIV3Schema": {**OPEN, "properties": {"status": status}}}}  # fmt: skip
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{group}", "annotations": {
+            "api-approved.kubernetes.io": "https://github.com/kubernetes-sigs/scheduler-plugins/pull/50"}},
+        "spec": {
+            "group": group,
+            "scope": "Namespaced" if namespaced else "Cluster",
+            "names": {"kind": kind, "plural": plural, "singular": kind.lower()},
+            "versions": [served],
+        },
+    }  # fmt: skip
+
+
+POD_GROUPS = [crd("scheduling.x-k8s.io", "v1alpha1", "PodGroup", "podgroups")]
+QUEUES = "kueue.x-k8s.io"
+KUEUE = [
+    crd(QUEUES, "v1beta1", "Workload", "workloads"),
+    crd(QUEUES, "v1beta1", "ResourceFlavor", "resourceflavors", namespaced=False),
+    crd(QUEUES, "v1beta1", "WorkloadPriorityClass", "workloadpriorityclasses", namespaced=False),
+]
 
 UNSEEN = {("scheduling.x-k8s.io", "podgroups", "create")}
 """An apply that makes the object is a patch in the audit log, and is allowed to who may also create."""
@@ -58,12 +88,26 @@ def granted(objects: list[Json]) -> set[Right]:
     }
 
 
+def used(log: AuditTail, user: str) -> set[Right]:
+    """What this user asked for; nothing of it was denied."""
+    seen = [each for each in log.read() if each.user == user]
+    assert [(each.verb, each.resource, each.name) for each in seen if each.code == 403] == []
+    return {
+        (each.group, "/".join(filter(None, (each.resource, each.subresource))), each.verb) for each in seen
+    }
+
+
 @pytest.fixture
-async def pod_groups(kube: Kube) -> AsyncIterator[None]:
-    """scheduler-plugins' CRD."""
-    await kube.create(CRDS, POD_GROUPS)
+def others_crds(control_plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[None]:
+    """CRDs of other projects, as the test's parameter lists them."""
+    manifests = yaml.safe_dump_all(request.param)
+    control_plane.kubectl("apply", "-f", "-", stdin=manifests)
+    for each in request.param:
+        [version] = each["spec"]["versions"]
+        path = f"/apis/{each['spec']['group']}/{version['name']}/{each['spec']['names']['plural']}"
+        await_served(control_plane, path)
     yield
-    await kube.delete(f"{CRDS}/{POD_GROUPS['metadata']['name']}")
+    control_plane.kubectl("delete", "-f", "-", stdin=manifests)
 
 
 @pytest.fixture
@@ -184,10 +228,11 @@ class Story:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("others_crds", [POD_GROUPS], indirect=True, ids=["PodGroup"])
 async def test_permissions_are_enough_and_all_used(
     control_plane: ControlPlane,
     newer_crd: None,
-    pod_groups: None,
+    others_crds: None,
     kube: Kube,
     namespace: str,
     home: str,
@@ -199,15 +244,7 @@ async def test_permissions_are_enough_and_all_used(
     log = AuditTail(control_plane.audit_log)
     key = await install_key(control_plane, mounted, tmp_path)
 
-    def used() -> set[Right]:
-        """What was asked for; nothing of it was denied."""
-        seen = [each for each in log.read() if each.user == user_of(home, account)]
-        assert [(each.verb, each.resource, each.name) for each in seen if each.code == 403] == []
-        return {
-            (each.group, "/".join(filter(None, (each.resource, each.subresource))), each.verb)
-            for each in seen
-        }
-
+    user = user_of(home, account)
     reports: dict[str, StatusReport] = {}
     coordinators = Coordinators(InstallKey(key.read_bytes()), tmp_path, lambda uid: reports[uid])
     pools = [f"spot-{namespace}", f"od-{namespace}"]
@@ -240,15 +277,120 @@ async def test_permissions_are_enough_and_all_used(
             await operator.start()
 
             async def asked() -> bool:
-                return {("", "pods", "get"), ("", "nodes", "get")} <= used()
+                return {("", "pods", "get"), ("", "nodes", "get")} <= used(log, user)
 
             await eventually(asked, what="it asks for what it does not find", seconds=COLLECTED_SECONDS)
             await story.job.runs(story.WORKERS)
             await story.ends()
             await operator.stop()
-        assert granted(objects) - used() == UNSEEN
+        assert granted(objects) - used(log, user) == UNSEEN
         await coordinators.close()
         for name in pools:
             await kube.delete(f"{POOLS}/{name}")
         for name in list(nodes.nodes):
             await nodes.remove_node(name)
+
+
+class Queue:
+    """Kueue, played: it admits and evicts when it is told to."""
+
+    def __init__(self, kube: Kube, namespace: str) -> None:
+        self.kube, self.workloads = kube, f"/apis/{QUEUES}/v1beta1/namespaces/{namespace}/workloads"
+
+    async def workload(self, job: Job) -> Json | None:
+        """The job's Workload."""
+        found = (await self.kube.get(self.workloads, labelSelector=f"shoal.dev/job={job.name}"))["items"]
+        return found[0] if found else None
+
+    async def asks(self, job: Job, **priority: object) -> None:
+        """Wait until the job has a Workload of this priority."""
+
+        async def there() -> bool:
+            found = await self.workload(job)
+            return found is not None and {name: found["spec"].get(name) for name in priority} == priority
+
+        await eventually(there, what=f"the Workload of {job.name}")
+
+    async def says(self, job: Job, **conditions: str) -> None:
+        """Set these conditions; with QuotaReserved, what is asked for is admitted."""
+        found = await self.workload(job)
+        assert found is not None
+        told = {each["type"]: each for each in found.get("status", {}).get("conditions", [])}
+        for kind, status in conditions.items():
+            told[kind] = {"type": kind, "status": status, "reason": "Preempted", "lastTransitionTime": now()}
+        status: Json = {"conditions": list(told.values())}
+        if "QuotaReserved" in conditions:
+            sets = [{"name": each["name"], "flavors": {"cpu": "all"}} for each in found["spec"]["podSets"]]
+            status["admission"] = {"podSetAssignments": sets}
+        await self.kube.patch(f"{self.workloads}/{found['metadata']['name']}/status", {"status": status})
+
+    async def is_told(self, job: Job, kind: str, status: str = "True") -> None:
+        """Wait until a condition of the Workload has this status."""
+
+        async def told() -> bool:
+            found = await self.workload(job)
+            conditions = (found or {}).get("status", {}).get("conditions", [])
+            return any((each["type"], each["status"]) == (kind, status) for each in conditions)
+
+        await eventually(told, what=f"{kind} is {status}")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("others_crds", [KUEUE], indirect=True, ids=["Kueue"])
+async def test_permissions_for_kueue_are_enough_and_all_used(
+    control_plane: ControlPlane,
+    crds: None,
+    others_crds: None,
+    kube: Kube,
+    namespace: str,
+    home: str,
+    fake_kubelet: FakeKubelet,
+    tmp_path: Path,
+) -> None:
+    scope, enabled = f"scope.namespace={namespace}", "kueue.enabled=true"
+    added = granted(rendered(control_plane, home, scope, enabled)) - granted(
+        rendered(control_plane, home, scope)
+    )
+    config = await as_service_account(control_plane, kube, home, tmp_path, scope, enabled)
+    user = user_of(home, account_of(rendered(control_plane, home, scope)))
+    log, queue = AuditTail(control_plane.audit_log), Queue(kube, namespace)
+    await fake_kubelet.add_node("safe-1")
+    await fake_kubelet.add_node("spot-1", spot=True)
+    for kind, plural, body in (
+        ("ResourceFlavor", "resourceflavors", {"metadata": {"name": "all"}, "spec": {}}),
+        ("WorkloadPriorityClass", "workloadpriorityclasses", {"metadata": {"name": "urgent"}, "value": 9}),
+    ):
+        body |= {"apiVersion": f"{QUEUES}/v1beta1", "kind": kind}
+        await kube.create(f"/apis/{QUEUES}/v1beta1/{plural}", body)
+
+    async def apply(name: str, *, label: str = "", class_of_pods: str = "") -> Job:
+        job = Job(kube, namespace, name)
+        spec = {"spec": {"priorityClassName": class_of_pods}} if class_of_pods else {}
+        manifest = job.manifest(
+            runPolicy={"schedulingPolicy": {"queue": "all", "queueAs": "Workload"}},
+            workers={"replicas": 1, "minReplicas": 1, "template": spec},
+        )
+        manifest["metadata"]["labels"] = {"kueue.x-k8s.io/priority-class": label} if label else {}
+        await kube.create(job.path.rpartition("/")[0], manifest)
+        return job
+
+    async with running_operator(config, namespace, kueue=True, lease_namespace=home):
+        await queue.asks(await apply("urgent", label="urgent"), priority=9)
+        await queue.asks(
+            await apply("system", class_of_pods="system-node-critical"),
+            priorityClassName="system-node-critical",
+        )
+        job = await apply("digits")
+        await queue.asks(job, priority=0)
+        await queue.says(job, QuotaReserved="True", Admitted="True")
+        await job.runs(1)
+        await queue.is_told(job, "PodsReady")
+        await queue.says(job, Evicted="True")
+        await queue.is_told(job, "QuotaReserved", "False")
+        await kube.patch(job.path, {"spec": {"suspend": True}})
+
+        async def gone() -> bool:
+            return await queue.workload(job) is None
+
+        await eventually(gone, what="a suspended job has no Workload")
+    assert added - used(log, user) == set()

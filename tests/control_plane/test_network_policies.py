@@ -147,6 +147,7 @@ async def test_policies_admit_whom_they_should_and_nobody_else(
     assert admits(policies, server, server) == of_a_server  # of one shard, from another
     assert admits(policies, operator, server) == of_a_server
     assert admits(policies, stranger, server) == set()
+    assert admits(policies, Peer("monitoring", {"app": "prometheus"}, {}), server) == {METRICS_PORT}
     assert admits(policies, elsewhere, server) == set()
     assert admits(policies, stranger, worker) == set(EVERY_PORT)  # a worker listens on none
     assert worker.ports == {}

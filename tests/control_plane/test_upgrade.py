@@ -1,4 +1,4 @@
-"""An upgrade under running jobs: the previous chart, CRDs and operator, then those of this checkout. Nothing restarts.
+"""An upgrade under running jobs, and the way back: chart, CRDs and operator of before and of now. Nothing restarts.
 
 There is no release yet, so "previous" is a commit: code, chart and CRDs as they were. At a release, name its tag.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import os
 import subprocess
 import sys
@@ -75,8 +76,16 @@ def identity(pod: Json) -> tuple[str, list[int]]:
     return pod["metadata"]["uid"], [each.get("restartCount", 0) for each in statuses]
 
 
+async def scaled(plane: ControlPlane, job: Job, workers: int) -> None:
+    """Scale, and wait for the workers."""
+    patch = json.dumps({"spec": {"replicas": workers}})
+    words = ["patch", "etj", job.name, "--type=merge", "--subresource=scale", f"--patch={patch}"]
+    await asyncio.to_thread(plane.kubectl, "-n", job.namespace, *words)
+    await job.runs(workers)
+
+
 @pytest.mark.timeout(180)
-async def test_an_upgrade_restarts_nothing(
+async def test_an_upgrade_and_a_rollback_restart_nothing(
     control_plane: ControlPlane,
     crds: None,
     kube: Kube,
@@ -103,8 +112,11 @@ async def test_an_upgrade_restarts_nothing(
 
     job = Job(kube, namespace)
     older = os.pathsep.join(str(previous / each) for each in ("operator", "trainer_image"))
-    old = OperatorProcess(control_plane.kubeconfig, namespace, tmp_path / "old", PYTHONPATH=older)
-    async with old:
+
+    def old_operator(name: str) -> OperatorProcess:
+        return OperatorProcess(control_plane.kubeconfig, namespace, tmp_path / name, PYTHONPATH=older)
+
+    async with old_operator("old") as old:
         await job.apply()
         await job.runs()
         before = {name: identity(pod) for name, pod in (await job.pods()).items()}
@@ -121,12 +133,7 @@ async def test_an_upgrade_restarts_nothing(
         "SHOAL_IMAGE_WORKER": "shoal/worker:new",
     }
     async with OperatorProcess(control_plane.kubeconfig, namespace, tmp_path / "new", **settings):
-        scale = {"spec": {"replicas": 3}}
-        await asyncio.to_thread(
-            control_plane.kubectl, "-n", namespace, "patch", "etj", job.name, "--type=merge", "--subresource=scale",
-            f"--patch={scale}".replace("'", '"'),
-        )  # fmt: skip
-        await job.runs(3)
+        await scaled(control_plane, job, 3)
         after = await job.pods()
         assert {name: identity(after[name]) for name in before} == before
         status = await job.status()
@@ -146,3 +153,15 @@ async def test_an_upgrade_restarts_nothing(
         )  # fmt: skip
         said, _ = await checked.communicate()
         assert checked.returncode == 0, said.decode()
+        await job.runs(3)
+
+    helm(control_plane, namespace, "rollback", "shoal", "1")
+    assert not has_newest_rules(control_plane)
+    before = {name: identity(pod) for name, pod in (await job.pods()).items()}
+    async with old_operator("older"):
+        await scaled(control_plane, job, 4)
+        after = await job.pods()
+        assert {name: identity(after[name]) for name in before} == before
+        status = await job.status()
+        assert status["images"] == images
+        assert status["restarts"]["disruptions"] == status["restarts"]["failures"] == 0

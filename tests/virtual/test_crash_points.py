@@ -6,7 +6,6 @@ The patterns are those of Sieve (OSDI 2022). `make test` plays a slice; with SHO
 from __future__ import annotations
 
 import os
-from collections.abc import Set
 from functools import cache
 from typing import NamedTuple
 
@@ -38,17 +37,10 @@ def undisturbed(script: Script) -> Told:
     return script.told()
 
 
-def _open(script: Script, number: int, among: Set[int]) -> list[pytest.MarkDecorator]:
-    """Of the job in a queue: a leader whose first list is old counts two fences that were none (write 86), or makes a
-    pod above `minReplicas` again (past 156). A real first list is never old."""
-    reason = "a first list that is old, of a job in a queue"
-    return [pytest.mark.xfail(strict=True, reason=reason)] if script is QUEUED and number in among else []
-
-
-def each_write(first: int = 0, still_open: Set[int] = frozenset()) -> pytest.MarkDecorator:
+def each_write(first: int = 0) -> pytest.MarkDecorator:
     """Parametrize with the scripts and the numbers of their writes."""
     numbers = [
-        pytest.param(script, write, id=f"{name}-{write}", marks=_open(script, write, still_open))
+        pytest.param(script, write, id=f"{name}-{write}")
         for name, script in SCRIPTS.items()
         for write in range(first, script.writes, SLICE)
     ]
@@ -84,7 +76,7 @@ def test_suspension_ends_though_the_operator_is_killed_while_it_gives_services_a
     assert EVENTFUL.told(write=write).digest == undisturbed(EVENTFUL).digest
 
 
-@each_write(3, {86})
+@each_write(3)
 def test_leader_that_sees_an_old_cluster_first_changes_nothing_in_the_end(script: Script, write: int) -> None:
     past = PASTS[write // SLICE % len(PASTS)]
     told = script.told(write=write, after=True, past=past, other=write % 2 == 1)
@@ -100,7 +92,7 @@ def test_leader_that_made_a_budget_again_gives_it_back() -> None:
 @pytest.mark.parametrize(
     ("script", "past"),
     [
-        pytest.param(script, past, id=f"{name}-{past}", marks=_open(script, past, {156}))
+        pytest.param(script, past, id=f"{name}-{past}")
         for name, script in SCRIPTS.items()
         for past in range(2, 190, 1 if SLICE == 1 else 14)
     ],

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import sys
+import uuid
 from pathlib import Path
 from typing import Literal
 
 import click
 
 from shoal_trainer.contract import InitialFrom, Staleness, StopAfter
-from shoal_trainer.errors import UserError
+from shoal_trainer.errors import TrainerError, UserError
 from shoal_trainer.process.ending import end_soon
 from shoal_trainer.process.orphans import follow_parent
 
@@ -169,6 +170,7 @@ def run(
         check(entrypoint, Path.cwd())
     except UserError as error:
         raise click.BadParameter(str(error), param_hint="MODULE:OBJECT") from error
+    _try_to_write(job.storage_uri)
     sys.exit(watch(job))
 
 
@@ -211,7 +213,22 @@ def _entrypoint(text: str) -> str:
 
 
 def _uri(folder: str) -> str:
+    if folder.startswith("claim:"):
+        raise click.BadParameter(f"{folder} is a volume of a cluster: name a folder, or s3:// or gs://")
     return folder if "://" in folder else Path(folder).resolve().as_uri()
+
+
+def _try_to_write(uri: str) -> None:
+    """BadParameter if nothing can be written there: the parameter servers of a cluster would wait for it."""
+    from shoal_trainer.snapshot.storage import open_storage
+
+    name = f"shoal-{uuid.uuid4().hex[:12]}"
+    try:
+        storage = open_storage(uri)
+        storage.write(name, [b""])
+        storage.remove(name)
+    except (TrainerError, OSError) as error:
+        raise click.BadParameter(str(error), param_hint="--storage") from error
 
 
 def _initial(folder: str | None, weights_only: bool) -> InitialFrom | None:

@@ -122,15 +122,28 @@ def as_training(found: Any, args: dict[str, Any], where: str) -> Training:
         signature = inspect.signature(found)
         args = {name: _number(value, signature.parameters.get(name)) for name, value in args.items()}
         signature.bind(**args)
+        _check_numbers(args, signature, where)
     except TypeError as error:
         takes = f"takes {', '.join(map(str, signature.parameters.values())) or 'no arguments'}"
-        raise UserError(f"{where} cannot be called with spec.training.args: {error}. It {takes}.") from error
+        raise UserError(
+            f"{where} cannot be called with spec.training.args: {error}. It {takes}. On a command line: --arg "
+            "NAME=VALUE."
+        ) from error
     except ValueError:
         pass  # a built-in without a signature: the call below raises
     made = found(**args)
     if not isinstance(made, Training):
         raise UserError(f"{where}() returned {type(made).__name__}. It must return a shoal_trainer.Training.")
     return made
+
+
+def _check_numbers(args: dict[str, Any], signature: inspect.Signature, where: str) -> None:
+    """Raise `UserError` for text where a parameter is annotated as a number."""
+    for name, value in args.items():
+        wanted = signature.parameters[name].annotation if name in signature.parameters else None
+        if isinstance(value, str) and wanted in {int, float, "int", "float"}:
+            kind = getattr(wanted, "__name__", wanted)
+            raise UserError(f"{where}: the argument {name} must be a number ({kind}), not {value!r}.")
 
 
 def _number(value: Any, parameter: inspect.Parameter | None) -> Any:

@@ -193,24 +193,23 @@ class Pod(Cached):
     @cached_property
     def untroubled(self) -> bool:
         """Whether it runs, and neither it nor a container of it says anything else."""
-        return (
-            self.status.phase == "Running"
-            and not self.status.reason
-            and not self.metadata.deletion_timestamp
-            and not any(c.type in ANNOUNCED_ENDS for c in self.status.conditions)
-            and not any(c.state.terminated or c.state.waiting for c in self.status.container_statuses)
-        )
+        waits = any(c.state.waiting for c in self.status.container_statuses)
+        return self.status.phase == "Running" and not waits and self._says_nothing
 
     @cached_property
     def starts_quietly(self) -> bool:
         """Whether it has not started yet, and nothing says that it will not."""
+        ended = any(c.state.terminated for c in self.status.init_container_statuses)
+        return self.status.phase == "Pending" and not ended and self._says_nothing
+
+    @property
+    def _says_nothing(self) -> bool:
+        """Whether neither it nor a container of it has ended, or is about to."""
         return (
-            self.status.phase == "Pending"
-            and not self.status.reason
+            not self.status.reason
             and not self.metadata.deletion_timestamp
             and not any(c.type in ANNOUNCED_ENDS for c in self.status.conditions)
             and not any(c.state.terminated for c in self.status.container_statuses)
-            and not any(c.state.terminated for c in self.status.init_container_statuses)
         )
 
     @cached_property

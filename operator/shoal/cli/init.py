@@ -6,8 +6,8 @@ import ast
 from pathlib import Path
 
 import click
-import yaml
 
+from shoal.cli.documents import print_manifests
 from shoal.errors import UsageError
 
 HELP = """{file} has no shoal_trainer.Training. Add one, such as
@@ -40,14 +40,12 @@ def init(file: Path, storage: str, image: str | None, workers: int, name: str | 
     made = manifests(
         Submission(entrypoint=entrypoint, storage=storage, image=image, workers=workers, name=name, epochs=10)
     )
-    documents = [each for each in (made.code, made.job) if each]
+    volume = None
     if storage.startswith("claim:"):
         claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "5Gi"}}}
         metadata = {"name": storage.removeprefix("claim:")}
-        documents.append(
-            {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": claim}
-        )
-    click.echo(yaml.dump_all(documents, Dumper=_Readable, sort_keys=False), nl=False)
+        volume = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": claim}
+    print_manifests(made.code, made.job, volume)
 
 
 def training_in(file: Path) -> str:
@@ -86,14 +84,3 @@ def _is_training(node: ast.expr | None) -> bool:
     return (
         function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
     ) == "Training"
-
-
-class _Readable(yaml.SafeDumper):
-    """Code as a block that people can read."""
-
-
-def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
-
-
-_Readable.add_representer(str, _text)

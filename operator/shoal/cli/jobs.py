@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("entrypoint", metavar="FILE.py:OBJECT|MODULE:OBJECT")
-@click.option("--storage", required=True, metavar="URI", help="s3://…, gs://…, claim:NAME, or ephemeral.")
+@click.option(
+    "--storage", default="", metavar="URI", help="Required: s3://…, gs://…, claim:NAME, or ephemeral."
+)
 @click.option(
     "--image", metavar="IMAGE", help="Of the workers. Default: the operator's, Keras without your packages."
 )
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
     help="A CapacityPool, in order of preference. Repeatable.",
 )
 @click.option(
-    "--capacity", type=click.Choice(["Spot", "OnDemand", "Any"]), help="Nodes for workers.  [default: Spot]"
+    "--capacity",
+    type=click.Choice(["Spot", "OnDemand", "Any"], case_sensitive=False),
+    help="Nodes for workers.  [default: Spot]",
 )
 @click.option(
     "--arg", "args", multiple=True, metavar="NAME=VALUE", help="An argument of the entrypoint. Repeatable."
@@ -53,7 +57,9 @@ if TYPE_CHECKING:
 )
 @click.option("--max-cost", metavar="AMOUNT", help="Let Shoal choose workers by a budget.")
 @click.option("--run", metavar="NAME", help="A folder that a later job with this name and run continues.")
-@click.option("--name", metavar="NAME", help="Of the job. Default: made from the module.")
+@click.option(
+    "--name", metavar="NAME", help="Of the job. Default: made from the module, another one each time."
+)
 @click.option("--follow", is_flag=True, help="Show the live table until it is finished.")
 @click.option(
     "--dry-run",
@@ -65,12 +71,10 @@ def submit(client: Client, *, dry_run: bool, follow: bool, **given: Any) -> None
     """Create a job; code in a file travels with it, so that an edit needs no image."""
     arguments = _arguments(given)
     if dry_run:
-        import yaml
+        from shoal.cli.documents import print_manifests
 
         made = client.prepare(**arguments)
-        click.echo(
-            yaml.safe_dump_all([each for each in (made.code, made.job) if each], sort_keys=False), nl=False
-        )
+        print_manifests(made.code, made.job)
         return
     job = client.submit(**arguments)
     click.echo(f"job {job.name} was created; shoal follow {job.name} shows it")

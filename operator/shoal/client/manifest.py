@@ -24,6 +24,9 @@ from shoal.errors import UsageError
 MAX_CODE_BYTES = 900 * 1024
 """A ConfigMap holds 1 MiB, of which the names and the API server's own fields take a part."""
 
+_IMAGE = re.compile(r"[a-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)*(:[\w][\w.-]{0,127})?(@sha256:[0-9a-f]{64})?")
+_CLAIM = re.compile(r"claim:([a-z0-9]([-.a-z0-9]*[a-z0-9])?)")
+
 Json = dict[str, Any]
 
 
@@ -103,15 +106,15 @@ def manifests(wanted: Submission) -> Manifests:
     if wanted.deadline_seconds is not None or wanted.max_cost is not None:
         if not wanted.pools or wanted.max_workers is None:
             raise UsageError(
-                "with a deadline or a budget Shoal chooses the workers: say from which pools (pools=… or "
-                "accelerator=…) and "
-                "how many at most (max_workers=…)"
+                "with a deadline or a budget Shoal chooses the workers: say from which pools (pools=…, accelerator=…, "
+                "--pool, --accelerator) and how many at most (max_workers=…, --max-workers)"
             )
         objective = {"deadlineSeconds": wanted.deadline_seconds, "maxCost": wanted.max_cost}
         spec["elasticity"] = {
             "mode": "Auto",
             "objective": {k: v for k, v in objective.items() if v is not None},
         }
+    _check_as_the_crd(wanted, name)
     job = {"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec}
     check(job)
     code = None
@@ -125,6 +128,20 @@ def manifests(wanted: Submission) -> Manifests:
             "immutable": True,
         }
     return Manifests(job, code)
+
+
+def _check_as_the_crd(wanted: Submission, name: str) -> None:
+    """Raise UsageError for what the models let pass, and the CRD's rules or Kubernetes do not."""
+    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", name):
+        raise UsageError(
+            f"the name {name!r} must begin with a letter and have only a-z, 0-9 and '-', at most 40 characters"
+        )
+    if wanted.max_workers is not None and wanted.workers > wanted.max_workers:
+        raise UsageError(
+            f"{wanted.workers} workers are more than max_workers={wanted.max_workers}: raise it, or lower them"
+        )
+    if wanted.image is not None and not _IMAGE.fullmatch(wanted.image):
+        raise UsageError(f"the image {wanted.image!r} must be REPOSITORY:TAG or REPOSITORY@DIGEST")
 
 
 def check(job: Json) -> TrainingJob:
@@ -229,9 +246,9 @@ def _storage(wanted: Submission) -> Json:
     storage: Json
     if uri == "ephemeral":
         storage = {"ephemeral": {}}
-    elif uri.startswith("claim:"):
-        storage = {"volumeClaim": {"name": uri.removeprefix("claim:")}}
-    elif "://" in uri:
+    elif claim := _CLAIM.fullmatch(uri):
+        storage = {"volumeClaim": {"name": claim[1]}}
+    elif re.match("(s3|gs|file)://.", uri):
         storage = {"uri": uri}
     else:
         raise UsageError(

@@ -33,7 +33,7 @@ FAILURES_BEFORE_RELIST = 5
 DENIED_SECONDS = 30.0
 """Interval of retries of a list that RBAC forbids."""
 SHORT_WATCH_SECONDS = 1.0
-"""A watch that ends sooner, without an error, has failed."""
+"""A watch that ends sooner, without an error, has failed. After a version that expires sooner, a list waits a pause."""
 MIN_PAUSE_SECONDS = 0.2
 ABSENT_SECONDS = 3.0
 """Interval of retries of a list whose CRD does not exist yet."""
@@ -110,7 +110,9 @@ class Reflector(Generic[T]):
     async def run(self) -> None:
         """List and watch until cancelled. Errors are retried with jitter."""
         version, failures = "", 0
+        loop = asyncio.get_running_loop()
         while True:
+            began = loop.time()
             try:
                 if not version or self._wanted.is_set():
                     version = ""  # a list that fails is tried again, whatever the watch could continue from
@@ -119,8 +121,11 @@ class Reflector(Generic[T]):
                 failures = 0
             except Expired as error:
                 version = ""
+                failures = 0 if loop.time() - began > SHORT_WATCH_SECONDS else failures + 1
                 self._on_restart("expired")
                 logger.info("%s: relisting: %s", self._source.path, error)
+                if failures:
+                    await self._pause(_backoff(failures))
             except _WatchFailed as error:
                 failures = 0 if error.progress else failures + 1
                 version = error.version if failures < FAILURES_BEFORE_RELIST else ""

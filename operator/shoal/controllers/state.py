@@ -22,13 +22,14 @@ from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
 from shoal.cluster.reflector import Source
 from shoal.manifests.platforms import Platform, detect
+from shoal.policy.facts.signals import pod_disruption
 from shoal.runtime.work_queue import Priority
 
 Key = tuple[str, str]
 """(namespace, name) of an object; the namespace of a cluster-scoped one is empty."""
 
 MOST_DELETED = 20_000
-"""Names of deleted pods that are remembered: longer than it takes to record that they are gone."""
+"""Names of deleted pods of a job, and of nodes, that are remembered: longer than it takes to record their end."""
 
 Wake = Callable[[Key, Priority], None]
 
@@ -84,8 +85,8 @@ class ClusterState:
         self.nodes: Cache[Node] = Cache(self._node_changed)
         self.pools: Cache[CapacityPool] = Cache(self._pool_changed)
         self.profiles: Cache[SpeedProfile] = Cache(self._profile_changed)
-        self._deleted_pods: dict[tuple[str, str, str | None], None] = {}
-        self._deleted_nodes: dict[str, None] = {}
+        self._deleted_pods: dict[str, dict[str, str]] = {}
+        self._deleted_nodes: dict[str, str] = {}
         self._said_platform = self._platform = platform
         self.nodes_by_name: Mapping[str, Node] = MappingProxyType(self._nodes)
         self.pools_by_name: Mapping[str, CapacityPool] = MappingProxyType(self._pools)
@@ -122,23 +123,25 @@ class ClusterState:
             return
         if not ours:
             self._wakes.jobs(key_of(seen), Priority.NORMAL)
+        if new is None:
+            self._deleted_pods.pop(seen.metadata.uid, None)
         if seen.spec.workers.pools and _wants(old) != _wants(new):
             self._wakes.plans()
 
-    def was_deleted(self, namespace: str, name: str, owner: str | None) -> bool:
-        """Whether a pod of this name and owner (uid) was lately seen to be gone, other than by not being seen."""
-        return (namespace, name, owner) in self._deleted_pods
+    def deleted_pods(self, job_uid: str) -> dict[str, str]:
+        """The pods of a job that were lately seen to go, with the reason that they had announced, or nothing."""
+        return self._deleted_pods.get(job_uid, {})
 
     def node_was_deleted(self, name: str) -> bool:
-        """The same of a node."""
+        """Whether a node was lately seen to go."""
         return name in self._deleted_nodes
 
     def _pod_changed(self, old: Pod | None, new: Pod | None, ours: bool) -> None:
         seen = new or old
-        if new is None and old is not None:
-            self._deleted_pods[old.metadata.namespace, old.metadata.name, old.metadata.controller_uid] = None
-            if len(self._deleted_pods) > MOST_DELETED:
-                del self._deleted_pods[next(iter(self._deleted_pods))]
+        owner = old.metadata.controller_uid if old is not None and new is None else None
+        if old is not None and owner and self.jobs.by_uid(owner) is not None:
+            gone = self._deleted_pods.setdefault(owner, {})
+            _remember(gone, old.metadata.name, pod_disruption(old) or "")
         if seen is not None and not ours and (key := _job_of(seen)) is not None:
             self._wakes.jobs(key, Priority.URGENT if new is None or _is_leaving(new) else Priority.NORMAL)
 
@@ -166,9 +169,7 @@ class ClusterState:
             name = old.metadata.name
             if (known := self._nodes.get(name)) is not None and known.metadata.uid == old.metadata.uid:
                 del self._nodes[name]
-            self._deleted_nodes[name] = None
-            if len(self._deleted_nodes) > MOST_DELETED:
-                del self._deleted_nodes[next(iter(self._deleted_nodes))]
+            _remember(self._deleted_nodes, name, "")
         if old is not None and new is not None and _without_version(old) == _without_version(new):
             return  # only a heartbeat
         jobs = Counter(key for pod in self.pods.indexed("node", name) if (key := _job_of(pod)) is not None)
@@ -206,12 +207,13 @@ def _wants(job: TrainingJob | None) -> object:
 
 
 def _is_leaving(pod: Pod) -> bool:
-    disrupted = pod.condition("DisruptionTarget")
-    return (
-        pod.metadata.deletion_timestamp is not None
-        or pod.status.phase in {"Failed", "Succeeded"}
-        or (disrupted is not None and disrupted.status == "True")
-    )
+    return pod.metadata.deletion_timestamp is not None or pod.ended or pod_disruption(pod) is not None
+
+
+def _remember(names: dict[str, str], name: str, why: str) -> None:
+    names[name] = why
+    if len(names) > MOST_DELETED:
+        del names[next(iter(names))]
 
 
 def _without_version(node: Node) -> Node:

@@ -150,10 +150,11 @@ class Observation:
     unreachable_because: str = ""
     """The last error."""
     refusals: tuple[Refusal, ...] = ()
-    confirmed_absent: Container[str] = frozenset()
-    """Names of pods that do not exist: they were seen to be deleted, or the API server was asked (`ConfirmAbsent`)."""
+    confirmed_absent: Mapping[str, str] = field(default_factory=dict)
+    """Names of pods that do not exist: they were seen to be deleted, or the API server was asked (`ConfirmAbsent`).
+    With the reason that they had announced; empty if it is not known."""
     absent_nodes: Container[str] = frozenset()
-    """The same of nodes that are not in `nodes`."""
+    """The same names of nodes that are not in `nodes`."""
     api_returned_at: datetime | None = None
     """When the API server answered again after a pause that was long enough for nodes to turn Unknown."""
     platform: Platform = GENERIC

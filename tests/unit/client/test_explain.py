@@ -141,9 +141,9 @@ def test_a_batch_that_no_epoch_fills_is_named() -> None:
     ("stop", "metrics", "words"),
     [
         (
-            {"metric": "val_accuracy", "value": "0.97"},
-            {"val_accuracy": "0.93"},
-            "rises to 0.97; after 51 epochs it is 0.93",
+            {"metric": "accuracy", "value": "0.97"},
+            {"accuracy": "0.99", "val_accuracy": "0.93"},
+            "val_accuracy rises to 0.97; after 51 epochs it is 0.93",
         ),
         ({"metric": "val_loss", "value": "0"}, {"val_loss": "0.2"}, "falls to 0; after 51 epochs it is 0.2"),
         ({"metric": "gain", "value": "9", "mode": "Max"}, {}, "rises to 9, and was not evaluated yet"),

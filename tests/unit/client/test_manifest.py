@@ -82,9 +82,17 @@ def test_a_deadline_lets_shoal_choose(code: Path) -> None:
         ({"entrypoint": "digits:job"}, "say which with image=…, or give a file: digits.py:job"),
         ({"entrypoint": "nothing.py:job"}, "cannot read nothing.py"),
         ({"storage": "/data"}, "must be s3://"),
+        ({"storage": ""}, "must be s3://"),
+        ({"storage": "s4://bucket/runs"}, "must be s3://"),
+        ({"storage": "claim:"}, "claim:NAME"),
+        ({"storage": "claim:My_Runs"}, "claim:NAME"),
+        ({"name": "My_Job"}, "must begin with a letter and have only a-z"),
+        ({"name": "j" * 41}, "at most 40 characters"),
+        ({"workers": 5, "max_workers": 3}, "5 workers are more than max_workers=3"),
+        ({"image": "Bad:Image:x"}, "must be REPOSITORY:TAG"),
         ({"args": {"flag": True}}, "flag is a bool"),
         ({"args": {"rate": float("nan")}}, "must be finite"),
-        ({"deadline_seconds": 60, "pools": ["t4"]}, "how many at most (max_workers=…)"),
+        ({"deadline_seconds": 60, "pools": ["t4"]}, "how many at most (max_workers=…, --max-workers)"),
         ({"max_cost": "5", "max_workers": 3}, "from which pools"),
         ({"workers": -1}, "spec.workers.replicas: Input should be greater than or equal to 0"),
         ({"batch_size": 0}, "spec.training.batchSize"),
@@ -94,6 +102,15 @@ def test_a_wrong_argument_says_what_to_change(code: Path, changes: dict[str, Any
     with pytest.raises(UsageError) as refused:
         manifests(submission(**changes))
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "image",
+    ["worker", "r.io:5000/team/worker:1.0", "r.io/team_a/worker@sha256:" + "0" * 64, "localhost/w:dev"],
+)
+def test_usual_images_are_taken(code: Path, image: str) -> None:
+    spec = manifests(submission(image=image)).job["spec"]
+    assert spec["workers"]["template"]["spec"]["containers"] == [{"name": "worker", "image": image}]
 
 
 def test_code_that_is_too_large_or_ambiguous(code: Path) -> None:

@@ -113,6 +113,19 @@ async def test_error_event_restarts_the_watch(code: int) -> None:
         assert w.server.lists == (2 if code == 410 else 1)
 
 
+async def test_server_that_expires_what_it_has_just_listed_is_asked_less_and_less() -> None:
+    w = Watched()
+    w.server.set("a")
+    w.server.delay, w.server.oldest = 0.001, 1_000_000
+    async with w.running():
+        await asyncio.sleep(60)
+        assert w.server.lists < 20
+        w.server.oldest = 0
+        w.server.set("b")
+        await asyncio.sleep(31)
+        assert w.names == {"a", "b"}
+
+
 async def test_version_that_the_server_cannot_continue_from_is_listed_again() -> None:
     w = Watched()
     w.server.set("a")

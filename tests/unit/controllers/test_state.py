@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from shoal.api.base import ObjectMeta
 from shoal.api.capacity_pool import CapacityPool
-from shoal.api.kube import Condition, Node, NodeStatus, OwnedMeta, Pod, PodSpec, PodStatus
+from shoal.api.kube import Condition, Node, NodeStatus, OwnedMeta, OwnerReference, Pod, PodSpec, PodStatus
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.state import ClusterState, Key, Wakes, sources
 from shoal.manifests.platforms import AUTOPILOT
@@ -72,6 +74,40 @@ def test_ended_pod_wakes_its_job_urgently(
     woken.clear()
     state.pods.put(pod("p", 2, phase=phase))
     assert woken == [(("ns", "a"), priority)]
+
+
+@pytest.mark.parametrize("kind", ["DisruptionTarget", "TerminationTarget"])
+def test_pod_whose_end_is_announced_wakes_its_job_urgently(
+    state: ClusterState, woken: list[tuple[Key, Priority]], kind: str
+) -> None:
+    announced = PodStatus(phase="Running", conditions=(Condition(type=kind, status="True"),))
+    state.pods.put(pod("p", 1).model_copy(update={"status": announced}))
+    assert woken == [(("ns", "a"), Priority.URGENT)]
+
+
+def test_deleted_pods_are_remembered_with_what_they_announced_while_there_is_the_job(
+    state: ClusterState,
+) -> None:
+    manifest = build.job_manifest()
+    manifest["metadata"] |= {"uid": "u", "resourceVersion": "1"}
+    state.jobs.put(TrainingJob.model_validate(manifest))
+    for uid, kinds in (("u", ("TerminationTarget",)), ("u2", ()), ("u", ())):
+        each = pod(f"{uid}{len(kinds)}", 2)
+        state.pods.put(
+            each.model_copy(
+                update={
+                    "metadata": replace(
+                        each.metadata, owner_references=(OwnerReference(uid=uid, controller=True),)
+                    ),
+                    "status": PodStatus(conditions=tuple(Condition(type=k, status="True") for k in kinds)),
+                }
+            )
+        )
+        state.pods.drop(each.metadata.uid)
+    assert state.deleted_pods("u") == {"u1": "EvictedByKueue", "u0": ""}
+    assert state.deleted_pods("u2") == {}  # of no job that is known
+    state.jobs.drop("u")
+    assert state.deleted_pods("u") == {}
 
 
 def test_sources_of_one_or_all_namespaces() -> None:

@@ -162,7 +162,7 @@ def test_recorded_pods_that_are_not_in_the_cache_are_asked_for_before_they_count
     assert made.actions == tuple(ConfirmAbsent(f"digits-worker-{i}-0") for i in range(3))
     assert made.status.restarts.disruptions == 0
     assert made.status.slots == seen.job.status.slots
-    gone = plan(replace(stale, confirmed_absent=frozenset({"digits-worker-1-0"})))
+    gone = plan(replace(stale, confirmed_absent={"digits-worker-1-0": ""}))
     assert of_pods(gone) == ["CreatePod digits-worker-1-1"]
     assert gone.status.restarts.by_reason == {"Gone": 1}
 
@@ -219,3 +219,26 @@ def test_planned_server_waits_for_the_quota_and_keeps_its_epoch() -> None:
     world.tick(seconds=30)
     world.settle()
     assert [n for n in world.pods if "-ps-" in n] == ["digits-ps-0-1"]
+
+
+@pytest.mark.parametrize(
+    "pod", [{}, {"phase": "Pending"}, {"phase": "Failed", "state": build.ended(1)}], ids=str
+)
+def test_pod_that_an_earlier_leader_made_and_that_appears_when_its_successor_runs_is_no_loss(
+    pod: dict[str, Any],
+) -> None:
+    """Its request was under way when the new leader listed the pods, and left its number out."""
+    world = running_world()
+    for slot in world.status["slots"]:
+        if slot.get("role") != "ps" and slot["index"] == 1:
+            slot["incarnation"] = 1
+    seen = world.observation()
+    others = tuple(each for each in seen.pods if each.metadata.name != "digits-worker-1-0")
+    successor = build.pod(index=1, incarnation=1, node="spot-1")
+    made = plan(replace(seen, pods=(*others, build.pod(index=1, node="spot-4", **pod), successor)))
+    assert made.status.restarts.disruptions == made.status.restarts.failures == 0
+    assert not [each for each in made.actions if isinstance(each, CreatePod)]
+    assert {(s.incarnation, s.cause) for s in made.status.slots if (s.role, s.index) == ("worker", 1)} == {
+        (0, "TakenBack"),
+        (1, ""),
+    }

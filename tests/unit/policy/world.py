@@ -140,7 +140,7 @@ class World:
             report=report,
             report_age=self.report_age,
             refusals=tuple(self.refusals.values()),
-            confirmed_absent=frozenset(self.asked),
+            confirmed_absent=dict.fromkeys(self.asked, ""),
             absent_nodes=frozenset(self.asked_nodes),
         )
 

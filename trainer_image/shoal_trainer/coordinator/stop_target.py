@@ -22,7 +22,8 @@ def target_reached(stop_after: StopAfter, metrics: Mapping[str, float | None]) -
             f"spec.training.stopAfter.metric is {name!r}, but the evaluation returns {', '.join(sorted(metrics))}. "
             "Use one of these."
         )
-    value = metrics.get(name, metrics.get(f"val_{name}"))
+    evaluated = name if name in metrics else f"val_{name}"
+    value = metrics[evaluated]
     if value is None or not math.isfinite(value):
         return ""
     if (direction := stop_after.direction) is None:
@@ -31,4 +32,4 @@ def target_reached(stop_after: StopAfter, metrics: Mapping[str, float | None]) -
             "to Min or Max."
         )
     reached = value <= target if direction == "Min" else value >= target
-    return f"{name} reached {value:.4g}" if reached else ""
+    return f"{evaluated} reached {value:.4g}" if reached else ""

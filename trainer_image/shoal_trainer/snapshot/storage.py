@@ -215,7 +215,7 @@ class RemoteStorage:
         try:
             self._fs, root = fsspec.core.url_to_fs(uri, use_listings_cache=False, **options)
         except (ImportError, ValueError) as error:
-            raise UserError(f"storage {uri}: {error}") from None
+            raise UserError(f"storage {uri}: {error}. Use a folder, s3://… or gs://…") from None
         self._root = str(root).rstrip("/")
 
     def write(

@@ -29,8 +29,8 @@ class ApiAnswers:
     existing: dict[str, datetime] = field(default_factory=dict)
     """When the API server last confirmed that the Secret exists."""
     refused: dict[str, Refusal] = field(default_factory=dict)
-    gone_pods: dict[str, datetime] = field(default_factory=dict)
-    """Recorded pods of which the API server said that they do not exist: no pod of a run has the name again."""
+    gone_pods: dict[str, str] = field(default_factory=dict)
+    """Recorded pods that do not exist, says the API server, and no more: no pod of a run has the name again."""
     gone_nodes: dict[str, datetime] = field(default_factory=dict)
     """The same of nodes, whose names are used again; asked again after a while."""
     recorded: bool = False

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Container
 from datetime import datetime
 
 from shoal.api.kube import OwnedMeta, Pod
 from shoal.api.training_job import MANAGED_BY, TrainingJob
 from shoal.controllers.state import ClusterState, Key
-from shoal.controllers.trainingjob.api_answers import AnswerStore, ApiAnswers
+from shoal.controllers.trainingjob.api_answers import AnswerStore
 from shoal.controllers.trainingjob.claims import Claims
 from shoal.policy.common.times import parse_time
 from shoal.policy.model import Images, NameConflict, Observation, Proposal
@@ -98,7 +99,7 @@ class Observer:
             unreachable_seconds=failing,
             unreachable_because=because,
             refusals=answers.refusals(now, job.metadata.generation),
-            confirmed_absent=_Gone(answers, self._state, namespace, uid),
+            confirmed_absent=ChainMap(answers.gone_pods, self._state.deleted_pods(uid)),
             absent_nodes=_GoneNodes(answers.absent_nodes(now), self._state),
             api_returned_at=self._api_returned_at(),
             platform=self._state.platform,
@@ -112,20 +113,8 @@ class Observer:
         return frozenset(each.metadata.name for each in found if each.metadata.controller_uid == uid)
 
 
-class _Gone(Container[str]):
-    """The pods that are known not to exist: they were seen to be deleted, or the API server was asked."""
-
-    def __init__(self, answers: ApiAnswers, state: ClusterState, namespace: str, uid: str) -> None:
-        self._answers, self._state, self._namespace, self._uid = answers, state, namespace, uid
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._answers.gone_pods or self._state.was_deleted(
-            self._namespace, str(name), self._uid
-        )
-
-
 class _GoneNodes(Container[str]):
-    """The same of nodes."""
+    """The nodes that are known not to exist: they were seen to be deleted, or the API server was asked."""
 
     def __init__(self, asked: Container[str], state: ClusterState) -> None:
         self._asked, self._state = asked, state

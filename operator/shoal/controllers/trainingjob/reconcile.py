@@ -20,6 +20,7 @@ from shoal.controllers.trainingjob.reactions import Reactions
 from shoal.controllers.trainingjob.report import Reporter
 from shoal.controllers.trainingjob.unreadable import Complaints
 from shoal.errors import ClusterError, Refused, ShoalError, Unavailable
+from shoal.policy.decide.workers import MOST_AT_ONCE
 from shoal.policy.model import (
     DeleteDisruptionBudget,
     DeleteJob,
@@ -37,7 +38,8 @@ from shoal.telemetry.coordinator import Endpoint
 from shoal.telemetry.poller import Poller
 
 ROUNDS = 4
-"""Plans per reconcile. What is still missing after them is created in the next."""
+"""Plans per reconcile. What is still missing after them is created in the next. So is the rest of a large job: people
+and programs wait for its first status."""
 NAME_CONFLICT_SECONDS = 3.0
 """Interval of retries after a name conflict: no watch reports when the name is free."""
 UNCHANGED_SECONDS = 1.0
@@ -97,7 +99,7 @@ class Reconciler:
             await asyncio.sleep(0)  # what was decided for others just now is sent first
         self._forget_earlier_runs(key)
         failed: ClusterError | None = None
-        changed = False
+        changed, made = False, 0
         for _ in range(ROUNDS):
             if (observed := self._observer.observe(key)) is None:
                 return None
@@ -105,10 +107,10 @@ class Reconciler:
             self._reactions.lost(seen, decided.status, woken)
             self._reactions.replaced(seen, self._now())
             to_make = tuple(a for a in decided.actions if not isinstance(a, _REMOVALS))
-            if failed is not None or not to_make:
+            if failed is not None or not to_make or made >= MOST_AT_ONCE:
                 break
             outcome = await self._applier.apply(seen.job, to_make)
-            failed, changed = outcome.error, outcome.changed
+            failed, changed, made = outcome.error, outcome.changed, made + len(to_make)
         if (rest := REST_SECONDS_PER_POD * len(seen.pods)) > LEAST_REST_SECONDS:
             self._large.add(key)
             self._rest(key, rest)
@@ -178,10 +180,7 @@ class Reconciler:
         running = [
             (pod.place.incarnation, pod.status.pod_ip)
             for pod in seen.pods
-            if pod.place is not None
-            and pod.place.is_coordinator
-            and pod.status.phase == "Running"
-            and pod.status.pod_ip
+            if pod.place is not None and pod.place.is_coordinator and pod.running and pod.status.pod_ip
         ]
         if not running:
             self._poller.pause(uid)

@@ -1,4 +1,4 @@
-"""What is read and written of a job's Workload in Kueue, except that it is created as the job's other objects are."""
+"""What is read and written of a job's Workload in Kueue; it is created and deleted as the job's other objects are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 from shoal.api.kueue import KUEUE, Workload
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
-from shoal.cluster.transport import APPLY_PATCH, JSON, Transport
+from shoal.cluster.transport import APPLY_PATCH, Transport
+from shoal.controllers.trainingjob.objects import WORKLOADS, path
 from shoal.errors import Refused
 from shoal.manifests.workload import (
     ADMISSION_MANAGER,
@@ -70,7 +71,7 @@ class Workloads:
 
     async def requeue(self, job: TrainingJob, name: str, uid: str) -> None:
         """Give the quota back, if the Workload is still evicted and has some."""
-        answer = await self._transport.request("GET", _path(job, name))
+        answer = await self._transport.request("GET", path(job, WORKLOADS, name))
         if answer.status == 404:
             self._cache.drop(uid)
             return
@@ -80,17 +81,10 @@ class Workloads:
         else:
             self._cache.put(Workload.model_validate_json(answer.body))
 
-    async def delete(self, job: TrainingJob, name: str, uid: str) -> None:
-        """Delete it."""
-        body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
-        answer = await self._transport.request("DELETE", _path(job, name), body=body, content_type=JSON)
-        answer.accept(404, 409)
-        self._cache.drop(uid)
-
     async def _apply(self, job: TrainingJob, name: str, body: Manifest, manager: str) -> None:
         answer = await self._transport.request(
             "PATCH",
-            f"{_path(job, name)}/status",
+            f"{path(job, WORKLOADS, name)}/status",
             query={"fieldManager": manager, "force": "true"},
             body=body,
             content_type=APPLY_PATCH,
@@ -101,7 +95,3 @@ class Workloads:
             self._cache.put(Workload.model_validate_json(answer.body))
         elif answer.status == 404 or "resourceVersion" not in meta:
             self._cache.drop(meta["uid"])  # it is gone, and another one may have its name
-
-
-def _path(job: TrainingJob, name: str) -> str:
-    return f"/apis/{KUEUE}/namespaces/{job.metadata.namespace}/workloads/{name}"

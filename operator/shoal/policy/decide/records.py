@@ -152,6 +152,8 @@ class _Updater:
         had_cause = seen.recorded and bool(slot.cause)
         if not seen.recorded and self._older is not None:
             slot = slot.model_copy(update={"replaces": leaves_a_gap(self._older.slot)})
+        if not seen.recorded and self._replaced:  # an earlier leader's, of which its successor heard too late
+            slot = slot.model_copy(update={"cause": TAKEN_BACK, "ended_at": self._now})
         if pod is not None and slot.role == "ps":
             rules = self._facts.job.spec.run_policy.failure_rules
             slot = restarted_in_place(slot, pod, rules, self._counters)

@@ -14,7 +14,7 @@ from shoal.api.kube import Node, Pod
 from shoal.api.labels import ON_DEMAND, POOL, Place, RoleName
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Slot
-from shoal.manifests.names import first_incarnation
+from shoal.manifests.names import first_incarnation, pod_name
 from shoal.policy.common.timers import Timers
 from shoal.policy.common.times import parse_time, whole
 from shoal.policy.facts.blip import suspicion
@@ -176,13 +176,8 @@ class _Reader:
             return HEALTHY
         if record.state == "Ended":
             return Verdict(PodOutcome.DONE, "Done", "", 0)
-        if self._is_gone(record):
-            return Verdict(PodOutcome.DISRUPTED, "Gone")
-        return Verdict(PodOutcome.MISSING)
-
-    def _is_gone(self, record: Slot) -> bool:
-        name = f"{self.seen.job.metadata.name}-{record.role}-{record.index}-{record.incarnation}"
-        return name in self.seen.confirmed_absent
+        why = self.seen.confirmed_absent.get(pod_name(self.seen.job.metadata.name, record.place))
+        return Verdict(PodOutcome.MISSING) if why is None else Verdict(PodOutcome.DISRUPTED, why or "Gone")
 
     def _believed(self, signal: Signal, slot: Slot, pod: Pod, view: CoordinatorView) -> Signal | None:
         """The signal, unless there is better evidence: its process is heard, or too many nodes say the same."""

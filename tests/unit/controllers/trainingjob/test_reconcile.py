@@ -87,7 +87,7 @@ async def test_recorded_pod_that_was_never_seen_is_asked_for() -> None:
     assert rig.job.status.restarts.disruptions == 0
 
 
-async def test_loss_whose_reason_changes_is_reported_once() -> None:
+async def test_loss_keeps_its_reason_though_the_pod_vanishes_meanwhile() -> None:
     rig = Rig()
     rig.apply()
     await settled(rig)
@@ -104,8 +104,31 @@ async def test_loss_whose_reason_changes_is_reported_once() -> None:
     rig.cluster.fault = vanish
     await rig.reconcile(KEY)
     messages = [o["message"] for o in rig.cluster.objects.values() if o.get("reason") == "WorkerDisrupted"]
-    [reason] = rig.job.status.restarts.by_reason
-    assert messages == [f"worker digits-worker-1-0 was disrupted: {reason}"]
+    assert rig.job.status.restarts.by_reason == {"Evicted": 1}
+    assert messages == ["worker digits-worker-1-0 was disrupted: Evicted"]
+
+
+@pytest.mark.parametrize(
+    ("condition", "reason"),
+    [("TerminationTarget", "EvictedByKueue"), ("DisruptionTarget", "DisruptionTarget"), ("Ready", "Gone")],
+)
+async def test_pod_that_goes_before_anyone_looks_is_lost_for_the_reason_that_it_had_announced(
+    condition: str, reason: str
+) -> None:
+    rig = Rig()
+    rig.apply()
+    await settled(rig)
+    rig.run_pods()
+    await settled(rig)
+    path = "/api/v1/namespaces/ns/pods/digits-worker-1-0"
+    rig.cluster.change(
+        path, status={"phase": "Running", "conditions": [{"type": condition, "status": "True"}]}
+    )
+    rig.see()
+    rig.cluster.objects.pop(path)
+    rig.see()
+    await rig.reconcile(KEY)
+    assert rig.job.status.restarts.by_reason == {reason: 1}
 
 
 async def test_pods_are_deleted_after_the_status_is_written() -> None:
@@ -167,6 +190,22 @@ async def test_created_pod_missing_from_the_cache_is_found_by_name() -> None:
     await rig.reconcile(KEY)
     assert rig.pods() == EVERYTHING
     assert rig.pod("digits-worker-0-0")["metadata"]["uid"] == uid
+
+
+async def test_who_finds_its_work_done_by_others_knows_that_they_may_have_made_pods() -> None:
+    rig = Rig()
+    rig.apply()
+    await settled(rig)
+    rig.cluster.change(JOB_PATH, spec={**rig.cluster.objects[JOB_PATH]["spec"], "suspend": True})
+    rig.see()
+    answers = rig.answers.get(rig.job.metadata.uid)
+    assert answers.recorded
+    rig.cluster.objects = {path: o for path, o in rig.cluster.objects.items() if "/pods/" not in path}
+    rig.see()
+    rig.cluster.objects.pop("/api/v1/namespaces/ns/services/digits-ps-0")  # the watch has not told it yet
+    await rig.reconcile(KEY)
+    assert ("DELETE", "/api/v1/namespaces/ns/services/digits-ps-0") in rig.cluster.requests
+    assert answers.first_look
 
 
 async def test_exceeded_quota_is_retried_later() -> None:

@@ -11,6 +11,7 @@ import pytest
 from shoal.cluster.transport import Answer
 from shoal.controllers.trainingjob.apply import GROWTH_IN_FLIGHT, MAX_IN_FLIGHT
 from shoal.controllers.trainingjob.report import SETTLE_SECONDS, WAVE_SECONDS
+from shoal.policy.decide.workers import MOST_AT_ONCE
 from tests.unit.controllers.clusters import KEY, Rig
 from tests.unit.policy import build
 
@@ -94,6 +95,34 @@ async def test_growth_leaves_the_rest_of_a_jobs_requests_to_replacements(
         rig.state.pods.drop(pod["metadata"]["uid"])
     await settle(rig)
     assert most == {False: GROWTH_IN_FLIGHT, True: MAX_IN_FLIGHT}
+
+
+async def test_large_job_has_a_status_before_all_its_pods_are_made() -> None:
+    rig = Rig()
+    rig.apply(workers={"replicas": 3 * MOST_AT_ONCE, "maxReplicas": 3 * MOST_AT_ONCE})
+    assert await rig.reconcile(KEY) == 0.0  # it goes on at once
+    assert MOST_AT_ONCE <= len(rig.pods()) <= MOST_AT_ONCE + 1
+    assert rig.job.status.workers.pending == MOST_AT_ONCE
+    await settle(rig)
+    assert len(rig.pods()) == 3 * MOST_AT_ONCE + 1
+
+
+async def test_status_of_a_job_that_ramps_up_is_written_once_a_second() -> None:
+    """And at once when its server is ready, and when its phase changes."""
+    rig = Rig(settle_seconds=SETTLE_SECONDS)
+    rig.apply(workers={"replicas": 100, "maxReplicas": 100})
+    await settle(rig)
+    rig.cluster.requests.clear()
+    began = asyncio.get_running_loop().time()
+    for name in sorted(rig.pods()):
+        ready = [{"type": "Ready", "status": "True"}]
+        path = f"/api/v1/namespaces/ns/pods/{name}"
+        rig.cluster.change(path, status={"phase": "Running", "conditions": ready})
+        rig.see()
+        await rig.reconcile(KEY)
+        await asyncio.sleep(0.1)
+    seconds = asyncio.get_running_loop().time() - began
+    assert len(rig.cluster.writes("PUT", "trainingjobs")) <= 2 + seconds / SETTLE_SECONDS
 
 
 async def test_losses_one_after_the_other_are_replaced_at_once_and_recorded_together() -> None:

@@ -84,6 +84,16 @@ def test_duration_is_human_readable():
     assert [duration(s) for s in (None, 4.4, 61, 3720)] == ["-", "4s", "1m01s", "1h02m"]
 
 
+def test_storage_that_cannot_be_written_is_said_before_anything_starts(monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    result = CliRunner().invoke(main, ["run", "json:dumps", "--storage", "s3://nowhere/runs"])
+    assert result.exit_code == 2
+    assert "cannot write s3://nowhere/runs/shoal-" in result.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -96,6 +106,8 @@ def test_duration_is_human_readable():
         (["run", "a:b", "--until", "=0.9"], "must be METRIC=VALUE with a number"),
         (["run", "a:b", "--until", "val_accuracy>=0.9"], "must be METRIC=VALUE with a number"),
         (["run", "a:b", "--mode", "max"], "--mode requires --until"),
+        (["run", "a:b", "--storage", "claim:runs"], "claim:runs is a volume of a cluster"),
+        (["run", "json:dumps", "--storage", "s4://bucket/runs"], "Use a folder, s3://… or gs://…"),
         (["run", "a:b", "--until", "dice=0.9", "--mode", "up"], "is not one of 'min', 'max'"),
         (["run", "a:b", "--kill-every", "0"], "is not in the range"),
     ],

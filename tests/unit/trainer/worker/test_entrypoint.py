@@ -29,6 +29,9 @@ def mistaken(width=1):
 def needs(width):
     return mistaken(width)
 
+def rated(rate: float):
+    return job
+
 def leave():
     raise SystemExit(0)
 
@@ -80,6 +83,7 @@ def test_entrypoint_is_a_training_or_a_function(folder):
             {},
             "cannot be called with spec.training.args: missing a required argument: 'width'",
         ),
+        ("goodjob:rated", {"rate": "high"}, "the argument rate must be a number (float), not 'high'"),
         (
             "goodjob:make",
             {"width": 0},
@@ -92,7 +96,7 @@ def test_entrypoint_is_a_training_or_a_function(folder):
         (
             "goodjob:training",
             {},
-            "has no 'training'. It has: job, build, leave, make, mistaken, needs, nothing.",
+            "has no 'training'. It has: job, build, leave, make, mistaken, needs, nothing, rated.",
         ),
         ("options:job", {}, "An entrypoint has no command line: take the values as arguments of a function"),
         (

@@ -1,0 +1,26 @@
+"""Manifests as YAML that people read, and keep in a repository: code is a block, not a string in quotes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import click
+import yaml
+
+
+def print_manifests(*manifests: dict[str, Any] | None) -> None:
+    """Print those that there are as documents of one file."""
+    documents: Iterable[dict[str, Any]] = (each for each in manifests if each)
+    click.echo(yaml.dump_all(documents, Dumper=_Readable, sort_keys=False), nl=False)
+
+
+class _Readable(yaml.SafeDumper):
+    pass
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+
+_Readable.add_representer(str, _text)

@@ -1,0 +1,155 @@
+"""Creates and deletes the objects of a job, and reads the answers: whose an existing object is, why one is refused.
+
+Names are deterministic, so a repeated create is a 409 (AlreadyExists) and not a duplicate. Deletes have the uid as a
+precondition. Nothing is created for a job whose uid is not in the cache. What exists goes into the caches, so that the
+next plan sees it. A refusal of the object is kept for the next plan; an answer that may differ on retry is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from shoal.api import labels
+from shoal.api.base import API_VERSION
+from shoal.api.kube import DisruptionBudget, Pod, Service
+from shoal.api.kueue import KUEUE, Workload
+from shoal.api.training_job import TrainingJob
+from shoal.cluster.cache import Cache
+from shoal.cluster.transport import JSON, Answer, Transport
+from shoal.controllers.state import ClusterState
+from shoal.controllers.trainingjob.api_answers import AnswerStore
+from shoal.controllers.trainingjob.observe import name_conflict
+from shoal.errors import Unavailable
+from shoal.policy.model import Manifest, Refusal, RefusalKind
+
+
+class Kind(NamedTuple):
+    """A kind of objects in the job's namespace."""
+
+    group: str
+    plural: str
+    model: Any
+    """None: nobody watches them."""
+    unique: bool = False
+    """Names contain the job's uid, so what has one is the job's."""
+    strict: bool = True
+    """A field that the API server does not know is an error."""
+
+
+JOBS = Kind(f"/apis/{API_VERSION}", TrainingJob.PLURAL, TrainingJob)
+PODS = Kind("/api/v1", "pods", Pod)
+SERVICES = Kind("/api/v1", "services", Service)
+SECRETS = Kind("/api/v1", "secrets", None, unique=True)
+BUDGETS = Kind("/apis/policy/v1", "poddisruptionbudgets", DisruptionBudget, unique=True)
+WORKLOADS = Kind(f"/apis/{KUEUE}", "workloads", Workload, strict=False)
+"""Not strict: Kueue may know fewer fields of a pod than the cluster."""
+
+REFUSED = frozenset({400, 403, 413, 422})
+"""Refusals of the object. Any other status (401, 404, 405, 409 of an admission plugin) may be temporary."""
+_ADMISSION = ("admission webhook", "ValidatingAdmissionPolicy")
+"""Named in refusals by a cluster's own rules, which may change while the object does not. They answer any status."""
+
+
+class Objects:
+    """The objects of all jobs."""
+
+    def __init__(
+        self, transport: Transport, state: ClusterState, answers: AnswerStore, wall: Callable[[], datetime]
+    ) -> None:
+        self._transport, self._answers, self._wall = transport, answers, wall
+        self._jobs = state.jobs
+        self._caches: dict[str, Cache[Any]] = {
+            JOBS.plural: state.jobs,
+            PODS.plural: state.pods,
+            SERVICES.plural: state.services,
+            BUDGETS.plural: state.budgets,
+            WORKLOADS.plural: state.workloads,
+        }
+
+    async def create(
+        self, job: TrainingJob, kind: Kind, name: str, manifest: Manifest, *, urgent: bool = False
+    ) -> bool:
+        """Create an object; True if it exists now and belongs to the job."""
+        known = self._jobs.get(job.metadata.name, job.metadata.namespace)
+        if known is None or known.metadata.uid != job.metadata.uid or known.metadata.deletion_timestamp:
+            return False  # the job was deleted meanwhile
+        validation = {"fieldValidation": "Strict" if kind.strict else "Ignore"}
+        answer = await self._transport.request(
+            "POST", path(job, kind), query=validation, body=manifest, urgent=urgent
+        )
+        answers = self._answers.get(job.metadata.uid)
+        exists = answer.status == 409 and answer.reason == "AlreadyExists"
+        if exists and not kind.unique:
+            return await self._already_exists(job, kind, name)
+        # A full quota refuses a create even if the object exists already.
+        exists_still = answer.status == 403 and kind.unique and name in answers.existing
+        if answer.ok or exists or exists_still:
+            answers.refused.pop(name, None)
+            answers.made_before = answers.made_before or exists
+            if kind.unique and not (
+                answer.ok and kind.model
+            ):  # what the watch will report is not remembered here
+                answers.existing[name] = self._wall()
+            if answer.ok and kind.model:
+                self.saw(kind, answer)
+            return True
+        if answer.status not in REFUSED:
+            raise Unavailable(f"cannot create {name}: {answer.status} {answer.message}")
+        self.refused(job, name, _why(answer), answer.message)
+        return False
+
+    async def delete(self, job: TrainingJob, kind: Kind, name: str, uid: str, **options: Any) -> Answer:
+        """Delete an object. A 409 says that another one has its name."""
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}, **options}
+        answer = await self._transport.request("DELETE", path(job, kind, name), body=body, content_type=JSON)
+        answer.accept(404, 409)
+        if not (kind is PODS and answer.ok and self._terminates(answer)):
+            self._caches[kind.plural].drop(uid)
+        return answer
+
+    def saw(self, kind: Kind, answer: Answer) -> None:
+        """Write an object through to the cache."""
+        self._caches[kind.plural].put(kind.model.model_validate_json(answer.body), ours=True)
+
+    def refused(self, job: TrainingJob, name: str, why: RefusalKind, message: str) -> None:
+        """Remember a refusal."""
+        refusal = Refusal(why, name, message, job.metadata.generation, self._wall())
+        self._answers.get(job.metadata.uid).refused[name] = refusal
+
+    def _terminates(self, answer: Answer) -> bool:
+        """Whether a deleted pod is still there for its grace period."""
+        pod = Pod.model_validate_json(answer.body)
+        there = bool(pod.metadata.deletion_timestamp and pod.metadata.deletion_grace_period_seconds)
+        if there:
+            self._caches[PODS.plural].put(pod)  # wakes the job: the plan that deleted it is over
+        return there
+
+    async def _already_exists(self, job: TrainingJob, kind: Kind, name: str) -> bool:
+        """Handle a 409: the object is the job's own (True), or belongs to another owner."""
+        answer = await self._transport.request("GET", path(job, kind, name))
+        if answer.status == 404:
+            return False  # deleted meanwhile: the next plan retries
+        answer.accept()
+        answers = self._answers.get(job.metadata.uid)
+        found = Pod.model_validate_json(answer.body)  # or any other object with an owner
+        if found.metadata.controller_uid == job.metadata.uid and found.metadata.labels.get(labels.JOB):
+            answers.refused.pop(name, None)
+            answers.made_before = True
+            self.saw(kind, answer)
+            return True
+        answers.conflicting[name] = (name_conflict(found.metadata, job, found.spec.node_name), self._wall())
+        return False
+
+
+def path(job: TrainingJob, kind: Kind, name: str = "") -> str:
+    """The path of a job's object, or of all of a kind in its namespace."""
+    collection = f"{kind.group}/namespaces/{job.metadata.namespace}/{kind.plural}"
+    return f"{collection}/{name}" if name else collection
+
+
+def _why(answer: Answer) -> RefusalKind:
+    if answer.status == 403 or any(words in answer.message for words in _ADMISSION):
+        return RefusalKind.QUOTA if "exceeded quota" in answer.message else RefusalKind.FORBIDDEN
+    return RefusalKind.INVALID
