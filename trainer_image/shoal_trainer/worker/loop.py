@@ -30,7 +30,6 @@ from shoal_trainer.worker.callbacks import rate_of, set_rate
 from shoal_trainer.worker.exchange import Again, Exchange
 from shoal_trainer.worker.feed import EndOfFile, Failed, Feed, Item, Ready
 from shoal_trainer.worker.flat_model import FlatModel, Step
-from shoal_trainer.worker.layout import Average
 from shoal_trainer.worker.leases import Leases, joined
 from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.send import Send, length
@@ -51,7 +50,7 @@ CHEAP_SHARE = 0.03
 PULL_SHARE = 0.1
 """The largest share of a pull in that time: a second pull costs the servers as much as the first one."""
 ROUND_SHARE = 0.03
-"""The largest share of a push and a pull in that time, where they are waited for."""
+"""The largest share of an exchange in that time, where it is waited for."""
 
 
 class End(Enum):
@@ -69,7 +68,6 @@ class Policy:
     rounds: bool = False
     steps_per_push: int = 1
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
-    averages: tuple[Average, ...] = ()
 
 
 class Loop(Upstream):
@@ -90,21 +88,19 @@ class Loop(Upstream):
         watch: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(flat_model, placement, exchange, coordinator, leases, drain, policy.averages, clock)
+        super().__init__(flat_model, placement, exchange, coordinator, leases, drain, clock)
         self._feed = feed
         self._do_task = do_task
         self._policy = policy
         self._watch = watch
         self._input_seconds = self._compute_seconds = 0.0
-        self._staleness = 1
-        """Pushes between the pull and the push of the last step."""
         self._computed_on: Any = None
         self._overlapped = False
         """Whether an earlier push was in flight while the pending steps were computed."""
         self._period: float | None = None
         """The usual time between two pushes, in seconds."""
         self._exchange_seconds: float | None = None
-        """The usual time of a push and a pull, without the wait for other workers."""
+        """How long an exchange usually delays the next step, or would in a round; without the wait for others."""
         self._in_round = False
         """Whether the worker waits for the others after its pushes."""
         self._caution = 1
@@ -290,7 +286,7 @@ class Loop(Upstream):
             if self._discarded(ready, error):
                 return None
             raise UserError(f"{ready.work.source}: {error}") from error
-        return self._check_finite(step, ready)
+        return self._check_finite(step, ready, parameters)
 
     def _send(self, base: Pulled) -> None:
         """Pass the pending steps to the exchange thread as one push."""
@@ -298,9 +294,7 @@ class Loop(Upstream):
         if not (marks := self._marks()):
             pile.clear()
             return
-        skipped = pile.skipped
-        staleness = 1 if skipped else self._staleness  # the servers do not divide a difference by it
-        update, steps = pile.update(self._averages, staleness), len(pile)
+        update, steps = pile.update(), len(pile)
         now = self._clock()
         self._follow(now - self._last_push, base)
         self._seq += 1
@@ -323,13 +317,12 @@ class Loop(Upstream):
             metrics=pile.metrics,
             ahead=self._anticipation.ahead(in_flight=not (self._policy.sequential or self._in_round)),
             length=length(update, self._flat_model.layout.trainable) if base.live_workers > 1 else math.nan,
+            skipped=pile.skipped,
         )
         pile.clear()
         self._input_seconds, self._last_push = 0.0, now
-        send = Send(update, push, local=skipped, overlapped=self._overlapped)
-        if skipped:  # a difference does not change the optimizer's state, as in Keras
-            future = self._exchange.push_delta(update, self._buffers.spare, push, scale=1.0)
-        elif self._in_round:
+        send = Send(update, push, overlapped=self._overlapped)
+        if self._in_round:
             future = self._exchange.push_round(update, self._buffers.spare, push)
         else:
             again = self._again(base, send)
@@ -357,11 +350,16 @@ class Loop(Upstream):
     def _follow(self, period: float, base: Pulled) -> None:
         """Follow the usual `period` between two pushes, and decide whether the worker takes part in rounds.
 
-        In a round all workers push at once, so an exchange may take longer than before, and longer than it may. Then
-        the worker takes part no more before it takes half as long; with other workers it tries anew.
+        An exchange takes as long as a push and a pull, and in a round all of the period that is neither a step, nor the
+        wait for data or for other workers. All workers push at once there, so it may take longer than before, and
+        longer than it may. Then the worker takes part no more before it takes half as long; with other workers it tries
+        anew.
         """
+        exchange = base.push_seconds + base.pull_seconds
+        if self._in_round:
+            exchange = period - self._compute_seconds - self._input_seconds - base.wait_seconds
         self._period = _mixed(self._period, period)
-        self._exchange_seconds = _mixed(self._exchange_seconds, base.push_seconds + base.pull_seconds)
+        self._exchange_seconds = _mixed(self._exchange_seconds, max(0.0, exchange))
         if base.live_workers != self._live:
             self._live, self._caution = base.live_workers, 1
         longest = ROUND_SHARE * self._period
@@ -398,14 +396,13 @@ class Loop(Upstream):
                 journal.follow(later)
             self._pulled = pulled
             self._anticipation.answered(pulled, send.push.base_versions[0], overlapped=send.overlapped)
-            self._staleness = max(1, pulled.staleness(send.push.base_versions[0]))
             self._buffers.swap(None if self._copy is None else self._copy.result())
             self._leases.answered(send.push)
             self._leases.void(pulled.stopped)
             self._flat_model.reuse(send.update)
         self._last_answer = self._clock()
 
-    def _check_finite(self, step: Step, ready: Ready) -> Step | None:
+    def _check_finite(self, step: Step, ready: Ready, parameters: Any) -> Step | None:
         """Apply `on_nan` to the step; None if it is discarded."""
         if step.finite:
             return step
@@ -414,9 +411,7 @@ class Loop(Upstream):
             return None
         if self._policy.on_nan == "skip":
             log.warning("the loss is not finite: skipping the batch before position %d", ready.batch.end)
-            return replace(
-                step, update=np.zeros(step.update.shape, step.update.dtype), skipped=True, left_out=True
-            )
+            return replace(step, update=self._flat_model.still(parameters), skipped=True, left_out=True)
         if self._discarded(ready, f"the loss is {step.loss}"):
             return None
         raise UserError(
