@@ -243,6 +243,8 @@ class Pulled:
     """The pushes since each shard's last snapshot; in the answer to a push, only those after its base version."""
     stopped: int = 0
     """Shard 0's; see `AnswerMeta`."""
+    wait_seconds: float = 0.0
+    """The time in which a push was applied, and the worker waited for others in a round."""
     made: int | None = None
     """The version that the push made in shard 0, if the parameters are newer."""
     begun: tuple[tuple[BegunPush, ...], ...] = ()

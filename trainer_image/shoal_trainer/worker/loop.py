@@ -50,7 +50,7 @@ CHEAP_SHARE = 0.03
 PULL_SHARE = 0.1
 """The largest share of a pull in that time: a second pull costs the servers as much as the first one."""
 ROUND_SHARE = 0.03
-"""The largest share of a push and a pull in that time, where they are waited for."""
+"""The largest share of an exchange in that time, where it is waited for."""
 
 
 class End(Enum):
@@ -100,7 +100,7 @@ class Loop(Upstream):
         self._period: float | None = None
         """The usual time between two pushes, in seconds."""
         self._exchange_seconds: float | None = None
-        """The usual time of a push and a pull, without the wait for other workers."""
+        """How long an exchange usually delays the next step, or would in a round; without the wait for others."""
         self._in_round = False
         """Whether the worker waits for the others after its pushes."""
         self._caution = 1
@@ -350,11 +350,16 @@ class Loop(Upstream):
     def _follow(self, period: float, base: Pulled) -> None:
         """Follow the usual `period` between two pushes, and decide whether the worker takes part in rounds.
 
-        In a round all workers push at once, so an exchange may take longer than before, and longer than it may. Then
-        the worker takes part no more before it takes half as long; with other workers it tries anew.
+        An exchange takes as long as a push and a pull, and in a round all of the period that is neither a step, nor the
+        wait for data or for other workers. All workers push at once there, so it may take longer than before, and
+        longer than it may. Then the worker takes part no more before it takes half as long; with other workers it tries
+        anew.
         """
+        exchange = base.push_seconds + base.pull_seconds
+        if self._in_round:
+            exchange = period - self._compute_seconds - self._input_seconds - base.wait_seconds
         self._period = _mixed(self._period, period)
-        self._exchange_seconds = _mixed(self._exchange_seconds, base.push_seconds + base.pull_seconds)
+        self._exchange_seconds = _mixed(self._exchange_seconds, max(0.0, exchange))
         if base.live_workers != self._live:
             self._live, self._caution = base.live_workers, 1
         longest = ROUND_SHARE * self._period
