@@ -13,7 +13,7 @@ from typing import Literal
 
 import click
 
-from shoal_trainer.contract import InitialFrom, Staleness, StopAfter
+from shoal_trainer.contract import BATCH_SIZE, InitialFrom, Staleness, StopAfter
 from shoal_trainer.errors import TrainerError, UserError
 from shoal_trainer.termination.deadline import end_soon
 from shoal_trainer.termination.orphans import follow_parent
@@ -63,7 +63,7 @@ def work() -> None:
 )
 @click.option(
     "--batch-size",
-    default=32,
+    default=BATCH_SIZE,
     show_default=True,
     type=COUNT,
     metavar="N",
@@ -177,7 +177,7 @@ def run(
 @main.command()
 @click.argument("entrypoint", metavar="MODULE:OBJECT", callback=lambda _ctx, _param, text: _entrypoint(text))
 @click.option(
-    "--batch-size", default=32, show_default=True, type=COUNT, metavar="N", help="Samples per step."
+    "--batch-size", default=BATCH_SIZE, show_default=True, type=COUNT, metavar="N", help="Samples per step."
 )
 @click.option("--workers", default=1, show_default=True, type=COUNT, metavar="N", help="As many are planned.")
 @click.option("--until", metavar="METRIC=VALUE", help="The target, as for `run`.")

@@ -27,6 +27,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from shoal_trainer.contract import (
+    BATCH_SIZE,
     CONFIG_ENV,
     EXIT_OK,
     EXIT_USER,
@@ -71,7 +72,7 @@ class LocalJob:
     entrypoint: str
     workers: int = 1
     parameter_servers: int = 1
-    batch_size: int = 32
+    batch_size: int = BATCH_SIZE
     stop_after: StopAfter = StopAfter(epochs=1)
     args: dict[str, Any] = field(default_factory=dict)
     storage_uri: str = "file:///tmp/shoal-runs"
