@@ -38,7 +38,8 @@ VALUES = {
     "image.tag": "dev",
     "image.pullPolicy": "Never",
     "trainer.psImage": IMAGES["ps"].reference,
-    "trainer.workerImage": IMAGES["worker"].reference,
+    # The worker image and one file. It is on the nodes, so that jobs of others run there, too.
+    "trainer.workerImage": IMAGES["digits"].reference,
     "page.enabled": "true",
     # The operator runs on the node that is not reclaimed: the demo shows the job.
     r"nodeSelector.cloud\.google\.com/gke-provisioning": "standard",

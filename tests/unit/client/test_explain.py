@@ -216,8 +216,13 @@ def test_story_is_in_time_order_and_has_the_reason_of_a_loss() -> None:
         "involvedObject": {"kind": "Pod", "name": "digits-worker-1-1"}, "type": "Warning", "reason": "BackOff",
         "message": "Back-off pulling image", "count": 3, "lastTimestamp": stamp(NOW + timedelta(seconds=92)),
     }  # fmt: skip
+    usual = event | {"type": "Normal", "reason": "Pulled", "message": "Container image is there"}
+    earlier = event | {"message": "of an earlier job", "lastTimestamp": stamp(NOW - timedelta(seconds=9))}
     pods = [pod(0, "spot-1", 0, 4), pod(1, "spot-2", 90, 95)]
-    assert [each.what for each in moments(job(status), [event], pods)] == [
+    of = job(status)
+    of = of.model_copy(update={"metadata": of.metadata.model_copy(update={"creation_timestamp": stamp(NOW)})})
+    assert [each.what for each in moments(of, [event, usual, earlier], pods)] == [
+        "the job was created",
         "worker 1-0 runs on spot-1 (t4), 4s after it was created",
         "worker 1-0 ended on spot-1 (t4): NodeShutdown",
         "digits-worker-1-1: Back-off pulling image [BackOff] (3 times)",
