@@ -15,8 +15,8 @@ import click
 
 from shoal_trainer.contract import BATCH_SIZE, InitialFrom, Staleness, StopAfter
 from shoal_trainer.errors import TrainerError, UserError
-from shoal_trainer.process.ending import end_soon
-from shoal_trainer.process.orphans import follow_parent
+from shoal_trainer.termination.deadline import end_soon
+from shoal_trainer.termination.orphans import follow_parent
 
 COUNT = click.IntRange(1)
 MODES: dict[str, Literal["Min", "Max"]] = {"min": "Min", "max": "Max"}
@@ -42,10 +42,10 @@ def serve() -> None:
 @main.command()
 def work() -> None:
     """Run a worker as configured by $SHOAL_CONFIG."""
-    from shoal_trainer.worker import process
+    from shoal_trainer.worker import main as worker
 
     follow_parent()
-    code = process.main()
+    code = worker.main()
     end_soon(code)
     sys.exit(code)
 

@@ -397,6 +397,8 @@ class SpeedSums(Message):
     """Waiting for the servers' answer and reading it."""
     push: LogSums = LogSums()
     """Sending the update."""
+    step: LogSums = LogSums()
+    """From push to push: of the exchange only what is not beside the computation, and waits for others, too."""
 
     @property
     def key(self) -> tuple[str, int, float, int, int, int]:

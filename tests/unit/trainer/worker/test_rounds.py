@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal_trainer.worker.loop import ROUND_SHARE
+from shoal_trainer.worker.cadence import ROUND_SHARE
 from tests.unit.trainer.worker.scripted import Bench
 
 STEP = 1.0
