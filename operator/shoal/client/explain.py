@@ -72,10 +72,12 @@ def _conditions(seen: Seen) -> Iterator[Finding]:
     status = seen.job.status
     for kind in ("Failed", "Stalled", "QuotaExceeded", "Degraded"):
         condition = status.condition(kind)
-        if condition is None or condition.status != "True":
-            continue
+        if condition is None or condition.status != "True" or (kind == "Stalled" and status.finished):
+            continue  # a failed job is stalled for the same reason
         stopped = kind in {"Failed", "Stalled"}
         help_ = HELP.get(condition.reason, "docs/troubleshooting.md explains the reason " + condition.reason)
+        if "persistentvolumeclaim" in condition.message:  # the message says what to do
+            help_ = ""
         yield Finding(
             "stopped" if stopped else "waiting", f"{kind}, {condition.reason}: {condition.message}", help_
         )
@@ -98,6 +100,12 @@ OWN_REASONS = frozenset({"Suspended", "NotQueued", "Finished"})
 """Why a job has no quota that asks for none."""
 
 
+def _suspended(seen: Seen) -> Iterator[Finding]:
+    job = seen.job
+    if job.spec.suspend and not job.status.finished:
+        yield Finding("waiting", "spec.suspend is true", f"shoal resume {job.metadata.name}")
+
+
 def _nobody_works(seen: Seen) -> Iterator[Finding]:
     job = seen.job
     if job.spec.workers.replicas == 0 and not job.status.finished and job.spec.elasticity.mode != "Auto":
@@ -105,6 +113,8 @@ def _nobody_works(seen: Seen) -> Iterator[Finding]:
 
 
 HELP = {
+    "WaitingForStorage": "correct the URI, or the credentials in the parameter servers' template (docs/operating.md)",
+    "CoordinatorUnreachable": "docs/operating.md has the NetworkPolicy that lets the operator in",
     "Unschedulable": "give the pods a node that fits: shoal doctor counts the nodes for workers and servers; "
     "or scale down",
     "ImagePullFailed": "correct the image in the template, or name imagePullSecrets there",
@@ -259,5 +269,6 @@ def _data(seen: Seen) -> Iterator[Finding]:
 
 
 RULES: tuple[Callable[[Seen], Iterable[Finding]], ...] = (
-    _nobody_watches, _nobody_works, _queued, _conditions, _pending, _not_training, _slow, _costly, _plan, _goal, _data,
+    _nobody_watches, _suspended, _nobody_works, _queued, _conditions, _pending, _not_training, _slow, _costly, _plan,
+    _goal, _data,
 )  # fmt: skip
