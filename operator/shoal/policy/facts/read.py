@@ -202,8 +202,9 @@ class _Reader:
 
 def _came_after(pod: Pod, signal: Signal) -> bool:
     """Whether a pod was bound to a node long after that turned Unknown: it was heard again, and its watch is behind."""
-    created = pod.created
-    return created is not None and signal.since is not None and created - signal.since > NODES_HEARD_WITHIN
+    scheduled = pod.condition("PodScheduled")
+    bound = (parse_time(scheduled.last_transition_time) if scheduled else None) or pod.created
+    return bound is not None and signal.since is not None and bound - signal.since > NODES_HEARD_WITHIN
 
 
 def _bound(slot: Slot, node_name: str, node: Node | None) -> Slot:
