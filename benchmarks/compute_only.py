@@ -28,7 +28,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from benchmarks.turns import System
-from shoal_trainer.process.orphans import PARENT_ENV, follow_parent
+from shoal_trainer.termination.orphans import PARENT_ENV, follow_parent
 from shoal_trainer.worker.hardware import shared_by
 
 Kind = Literal["shoal", "keras", "echo"]

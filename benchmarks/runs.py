@@ -52,10 +52,16 @@ def run(
     seconds: float,
     parameter_servers: int = 1,
     spans: int = 1,
+    rounds: bool = True,
 ) -> list[Run]:
     """Measure `spans` times `seconds` of one job. Raises RuntimeError if a worker does not become active."""
     with working(
-        entrypoint, workers=workers, args=args, batch=batch, parameter_servers=parameter_servers
+        entrypoint,
+        workers=workers,
+        args=args,
+        batch=batch,
+        parameter_servers=parameter_servers,
+        rounds=rounds,
     ) as local:
         started = {
             p.index: psutil.Process(p.popen.pid).create_time()
@@ -67,7 +73,13 @@ def run(
 
 @contextlib.contextmanager
 def working(
-    entrypoint: str, *, workers: int, args: Mapping[str, Any], batch: int, parameter_servers: int = 1
+    entrypoint: str,
+    *,
+    workers: int,
+    args: Mapping[str, Any],
+    batch: int,
+    parameter_servers: int = 1,
+    rounds: bool = True,
 ) -> Iterator[LocalRun]:
     """A job whose workers are all active. Raises RuntimeError if one does not become so."""
     job = LocalJob(
@@ -78,7 +90,7 @@ def working(
         stop_after=StopAfter(epochs=100_000),
         args=dict(args),
         snapshot_seconds=3600,
-        staleness=Staleness(),
+        staleness=Staleness(rounds=rounds),
     )
     with LocalRun(job) as local:
         _wait_for_all(local, workers)

@@ -40,6 +40,9 @@ SMALL = [
 LARGE = Case("25.6 M", 25_600_000, 300, 2, (1,), 0.96)
 
 
+IN_ROUNDS = [Case("100,000", 100_000, 100, workers, (1,), 0.97) for workers in (2, 8)]
+
+
 class Accelerated(NamedTuple):
     """A model on a simulated accelerator, which takes 10 ms for a step; so many steps per push."""
 
@@ -67,8 +70,30 @@ def measure(quick: bool) -> Iterator[Measurement]:
             cores = [(one.worker_cpu + one.ps_cpu) * ideal for one, ideal in pairs]
             name = f"{title}, cores that ideal would take"
             yield summary(name, cores, "cores", "processor time a step, workers and PS")
+    for case in () if quick else IN_ROUNDS:
+        yield _in_rounds(case)
     for each in () if quick else ACCELERATED:
         yield from _accelerated(each)
+
+
+def _in_rounds(case: Case) -> Measurement:
+    """The steps of workers that may take part in rounds, as a share of those of workers that never wait."""
+    shares = []
+    for _ in range(REPEATS):
+        free, waiting = (
+            run(
+                "benchmarks.jobs:sleeping",
+                workers=case.workers,
+                args=case.args,
+                batch=4,
+                seconds=SECONDS,
+                rounds=rounds,
+            )[0].rate
+            for rounds in (False, True)
+        )
+        shares.append(waiting / free)
+    title = f"{case.name}, {case.milliseconds} ms, {case.workers} workers, 1 PS, bf16, with rounds"
+    return summary(title, shares, "x", "the same without rounds", case.goal)
 
 
 def _accelerated(case: Accelerated) -> Iterator[Measurement]:

@@ -38,7 +38,9 @@ VALUES = {
     "image.tag": "dev",
     "image.pullPolicy": "Never",
     "trainer.psImage": IMAGES["ps"].reference,
-    "trainer.workerImage": IMAGES["worker"].reference,
+    # The worker image and one file. It is on the nodes, so that jobs of others run there, too.
+    "trainer.workerImage": IMAGES["digits"].reference,
+    "page.enabled": "true",
     # The operator runs on the node that is not reclaimed: the demo shows the job.
     r"nodeSelector.cloud\.google\.com/gke-provisioning": "standard",
 }
@@ -205,6 +207,8 @@ def ended(backend: Backend, *, keep: bool) -> Iterator[None]:
         if keep:
             say("KEEP=1: the cluster is kept; `make demo-down` removes it. In a shell of yours:")
             print(exports(backend.env))  # on one line, however long
+            forward = "kubectl --namespace shoal-system port-forward deploy/shoal 8082"
+            say(f"the web page is at http://localhost:8082 while `{forward}` runs")
         else:
             with step("removing the cluster"):
                 backend.down()

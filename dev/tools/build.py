@@ -112,7 +112,8 @@ def ensure(names: tuple[str, ...] = NODES) -> Tools:
     with _lock(folder / ".lock"):
         missing = [name for name in PACKAGES if name in names and not (folder / name).exists()]
         if missing:
-            patience = ": about 10 minutes on 2 cores the first time" if "kube-apiserver" in missing else ""
+            first = "kube-apiserver" in missing
+            patience = ": about 10 minutes on 2 idle cores; kube-apiserver takes longest" if first else ""
             say(f"building {', '.join(missing)} into {folder}{patience}")
         for number, name in enumerate(missing, 1):
             with step(f"building {name} ({number} of {len(missing)})", every=20):

@@ -73,6 +73,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("claim-nameless", with_(spec__storage={"volumeClaim": {}}), "spec.storage.volumeClaim.name: Required value"),
     ("no-training", with_(spec__training=None), "spec.training: Required value"),
     ("no-entrypoint", with_(spec__training__entrypoint=None), "spec.training.entrypoint: Required value"),
+    ("entrypoint-of-a-file", with_(spec__training__entrypoint="digits.py:job"), "must be module:object, for example"),
     ("entrypoint", with_(spec__training__entrypoint="digits.py"), "must be module:object, for example digits:job"),
     ("no-stop", with_(spec__training__stopAfter={}), "set at least one of epochs, steps, or metric with value"),
     ("metric-alone", with_(spec__training__stopAfter={"metric": "accuracy"}), "metric and value must be set together"),

@@ -13,10 +13,10 @@ from typing import Literal
 
 import click
 
-from shoal_trainer.contract import InitialFrom, Staleness, StopAfter
+from shoal_trainer.contract import BATCH_SIZE, InitialFrom, Staleness, StopAfter
 from shoal_trainer.errors import TrainerError, UserError
-from shoal_trainer.process.ending import end_soon
-from shoal_trainer.process.orphans import follow_parent
+from shoal_trainer.termination.deadline import end_soon
+from shoal_trainer.termination.orphans import follow_parent
 
 COUNT = click.IntRange(1)
 MODES: dict[str, Literal["Min", "Max"]] = {"min": "Min", "max": "Max"}
@@ -42,10 +42,10 @@ def serve() -> None:
 @main.command()
 def work() -> None:
     """Run a worker as configured by $SHOAL_CONFIG."""
-    from shoal_trainer.worker import process
+    from shoal_trainer.worker import main as worker
 
     follow_parent()
-    code = process.main()
+    code = worker.main()
     end_soon(code)
     sys.exit(code)
 
@@ -63,7 +63,7 @@ def work() -> None:
 )
 @click.option(
     "--batch-size",
-    default=32,
+    default=BATCH_SIZE,
     show_default=True,
     type=COUNT,
     metavar="N",
@@ -177,7 +177,7 @@ def run(
 @main.command()
 @click.argument("entrypoint", metavar="MODULE:OBJECT", callback=lambda _ctx, _param, text: _entrypoint(text))
 @click.option(
-    "--batch-size", default=32, show_default=True, type=COUNT, metavar="N", help="Samples per step."
+    "--batch-size", default=BATCH_SIZE, show_default=True, type=COUNT, metavar="N", help="Samples per step."
 )
 @click.option("--workers", default=1, show_default=True, type=COUNT, metavar="N", help="As many are planned.")
 @click.option("--until", metavar="METRIC=VALUE", help="The target, as for `run`.")

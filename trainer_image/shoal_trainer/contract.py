@@ -100,6 +100,9 @@ class JobIdentity(Message):
         return f"{self.namespace}/{self.name}/{self.run_id}"
 
 
+BATCH_SIZE = 32
+"""What `run`, `check`, `fit` and `submit` take where nobody says it: Keras' own. A manifest without it has 128."""
+
 FALLS = (
     "loss", "error", "(root_)?mean_squared_error", "r?mse", "mean_absolute_error", "mae", "mape", "msle",
     "mean_absolute_percentage_error", "mean_squared_logarithmic_error", "log_?cosh(_error)?", "huber(_loss)?",
@@ -394,6 +397,8 @@ class SpeedSums(Message):
     """Waiting for the servers' answer and reading it."""
     push: LogSums = LogSums()
     """Sending the update."""
+    step: LogSums = LogSums()
+    """From push to push: of the exchange only what is not beside the computation, and waits for others, too."""
 
     @property
     def key(self) -> tuple[str, int, float, int, int, int]:

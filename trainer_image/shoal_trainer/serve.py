@@ -48,8 +48,6 @@ from shoal_trainer.coordinator.http import ControlServer
 from shoal_trainer.coordinator.metrics import serve_metrics
 from shoal_trainer.coordinator.service import CoordinatorService
 from shoal_trainer.errors import Fenced, TrainerError, UserError
-from shoal_trainer.process.sigterm import in_thread
-from shoal_trainer.process.termination import write_termination
 from shoal_trainer.ps.malloc import return_freed_memory
 from shoal_trainer.ps.server import MAX_CONNECTIONS, DataServer
 from shoal_trainer.ps.shard import ShardStore, State
@@ -59,6 +57,8 @@ from shoal_trainer.snapshot.claims import Claim, Watch
 from shoal_trainer.snapshot.initial import load_initial
 from shoal_trainer.snapshot.storage import open_storage
 from shoal_trainer.snapshot.store import SnapshotStore
+from shoal_trainer.termination.message import write_termination
+from shoal_trainer.termination.sigterm import in_thread
 
 log = logging.getLogger(__name__)
 

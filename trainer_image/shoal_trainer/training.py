@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from shoal_trainer.contract import BATCH_SIZE
 from shoal_trainer.data.adapt import ClassWeighted, as_source
 from shoal_trainer.errors import UserError
 
@@ -83,7 +84,9 @@ class Training:
         if self.validation is not None and not inspect.isroutine(self.validation):
             object.__setattr__(self, "validation", as_source(self.validation, "Training(validation=…)"))
 
-    def fit(self, *, epochs: int = 1, batch_size: int = 32, verbose: int | str = "auto") -> keras.Model:
+    def fit(
+        self, *, epochs: int = 1, batch_size: int = BATCH_SIZE, verbose: int | str = "auto"
+    ) -> keras.Model:
         """Train in this process with Keras' own `fit`, without parameter servers.
 
         `wire` and `on_nan` have no effect here.

@@ -29,14 +29,14 @@ def rules(*pairs: tuple[str, str]) -> dict[str, Any]:
     return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in pairs]}
 
 
-def explained(pattern: str, message: str) -> Callable[[dict[str, Any]], None]:
-    """For `json_schema_extra`: replace `pattern` with a CEL rule that has a message.
+def explained(pattern: str, message: str, also: str = "") -> Callable[[dict[str, Any]], None]:
+    """For `json_schema_extra`: replace `pattern` with a CEL rule that has a message. `also`: more of the rule.
 
     The error of a pattern shows only the expression, and no CEL rule is evaluated when it does not match.
     """
 
     def explain(schema: dict[str, Any]) -> None:
         schema.pop("pattern")
-        schema.update(rules((f"self.matches('{pattern}')", message)))
+        schema.update(rules((f"self.matches('{pattern}'){also}", message)))
 
     return explain

@@ -43,7 +43,9 @@ Entrypoint = Annotated[
         max_length=253,
         pattern=_ENTRYPOINT,
         json_schema_extra=explained(
-            _ENTRYPOINT, "must be module:object, for example digits:job for job in digits.py"
+            _ENTRYPOINT,
+            "must be module:object, for example digits:job for job in digits.py",
+            " && !self.contains('.py:')",
         ),
     ),
 ]

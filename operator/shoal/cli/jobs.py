@@ -11,6 +11,7 @@ import click
 
 from shoal.cli.cluster import JOB, Format, cluster_command, console, emit, output_option
 from shoal.errors import ClusterError, UsageError
+from shoal_trainer.contract import BATCH_SIZE
 
 if TYPE_CHECKING:
     from shoal.client import Client
@@ -45,7 +46,14 @@ if TYPE_CHECKING:
 @click.option(
     "--file", "files", multiple=True, metavar="PATH", help="More code to send along: a file or a folder."
 )
-@click.option("--batch-size", type=click.IntRange(1), metavar="N", help="Samples per step of a worker.")
+@click.option(
+    "--batch-size",
+    default=BATCH_SIZE,
+    show_default=True,
+    type=click.IntRange(1),
+    metavar="N",
+    help="Samples per step of a worker.",
+)
 @click.option(
     "--epochs", type=click.IntRange(1), metavar="N", help="Default: 1, without --steps and --until."
 )

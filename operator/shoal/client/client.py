@@ -69,7 +69,7 @@ class Client:
             accelerator: Of the workers' nodes, such as "L4": they run on the CapacityPools that have it.
             more: `workers` (1), `image` (the operator's, which has Keras and no other packages of yours), `args` (a
                 dict of integers, floats, strings), `files` (more code to send along), `pools` (CapacityPools by name),
-                `capacity`, `max_workers`, `epochs`, `steps`, `until` (metric, value), `batch_size`,
+                `capacity`, `max_workers`, `epochs`, `steps`, `until` (metric, value), `batch_size` (32),
                 `parameter_servers`, `deadline_seconds`, `max_cost`, `run`, `name`.
 
         Raises:

@@ -178,7 +178,10 @@ def _nodes(cluster: Cluster) -> Iterator[Check]:
     spot = [each for each in cluster.nodes if is_spot(each)]
     safe = len(cluster.nodes) - len(spot)
     words = f"{count(len(spot), 'spot node')} for workers, {safe} without a spot label for parameter servers"
-    if not safe:
+    if away := [each["metadata"]["name"] for each in cluster.nodes if not _ready(each)]:
+        words += f"; not ready, or cordoned: {', '.join(sorted(away))}"
+        yield Check("nodes", "warning", words, "kubectl describe node says why; nothing is started there")
+    elif not safe:
         yield Check("nodes", "warning", words, "parameter servers need a node without a spot label, unless "
                     "parameterServers.capacity is Any")  # fmt: skip
     elif not spot:
@@ -274,6 +277,12 @@ CHECKS = (_kubernetes, _kinds, _rights, _operator, _nodes, _pools, _sizers, _sto
 def is_spot(node: Json) -> bool:
     """Whether a cloud's label says that the node may be reclaimed."""
     return any(_labels(node).get(key) in values for key, values in SPOT_LABELS.items())
+
+
+def _ready(node: Json) -> bool:
+    conditions = node.get("status", {}).get("conditions") or ()
+    ready = all(each["status"] == "True" for each in conditions if each["type"] == "Ready")
+    return ready and not node.get("spec", {}).get("unschedulable")
 
 
 def _gpus(node: Json) -> int:

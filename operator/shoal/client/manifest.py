@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from shoal.api.base import API_VERSION
 from shoal.api.training_job import TrainingJob
 from shoal.errors import UsageError
+from shoal_trainer.contract import BATCH_SIZE
 
 MAX_CODE_BYTES = 900 * 1024
 """A ConfigMap holds 1 MiB, of which the names and the API server's own fields take a part."""
@@ -41,7 +42,7 @@ class Submission:
     name: str | None = None
     args: Mapping[str, Any] = field(default_factory=dict)
     files: Sequence[str] = ()
-    batch_size: int | None = None
+    batch_size: int = BATCH_SIZE
     epochs: int | None = None
     steps: int | None = None
     until: tuple[str, float] | None = None
@@ -93,8 +94,7 @@ def manifests(wanted: Submission) -> Manifests:
     training: Json = {"entrypoint": f"{module}:{attribute}", "stopAfter": _stop_after(wanted)}
     if wanted.args:
         training["args"] = {key: _argument(key, value) for key, value in wanted.args.items()}
-    if wanted.batch_size is not None:
-        training["batchSize"] = wanted.batch_size
+    training["batchSize"] = wanted.batch_size
     if data is not None:
         training["code"] = {"configMap": f"{name}-code"}
     spec: Json = {

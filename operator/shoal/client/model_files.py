@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,16 +66,34 @@ def in_volume(uri: str, job: Job) -> str:
             "or a bucket."
         )
     claim, folder = storage.volume_claim.name, uri.partition("/storage/")[2]
-    overrides = (
-        '{"spec":{"volumes":[{"name":"v","persistentVolumeClaim":{"claimName":"'
-        + claim
-        + '"}}],"containers":[{"name":"c",'
-        '"image":"busybox","command":["sleep","600"],"volumeMounts":[{"name":"v","mountPath":"/v"}]}]}}'
-    )
+    image = _image(job)
+    container = {
+        "name": "c",
+        "image": image,
+        "command": ["sleep", "600"],
+        "volumeMounts": [{"name": "v", "mountPath": "/v"}],
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    spec = {
+        "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": claim}}],
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 65532,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [container],
+    }
     namespace = f"-n {job.namespace}"
     return (
         f"the model is in the volume claim {claim}, which this machine does not see. Copy it:\n"
-        f"  kubectl {namespace} run copy --image=busybox --overrides='{overrides}'\n"
+        f"  kubectl {namespace} run copy --image={image} --overrides='{json.dumps({'spec': spec})}'\n"
         f"  kubectl {namespace} wait --for=condition=Ready pod/copy\n"
         f"  kubectl {namespace} cp copy:/v/{folder} ./model && kubectl {namespace} delete pod copy"
     )
+
+
+def _image(job: Job) -> str:
+    """That of the job's workers: it is on the nodes."""
+    containers = ((job.seen.spec.workers.template or {}).get("spec") or {}).get("containers") or ()
+    named = next((each.get("image") for each in containers if each["name"] == "worker"), None)
+    return named or (job.seen.status.images.worker if job.seen.status.images else "busybox")

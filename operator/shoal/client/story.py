@@ -20,12 +20,13 @@ class Moment:
     kind: str = "normal"
 
 
+OLDEST = "1970-01-01T00:00:00+00:00"
 Objects = Iterable[Mapping[str, Any]]
 
 
 def moments(job: TrainingJob, events: Objects = (), pods: Objects = ()) -> list[Moment]:
     """From the status, which keeps the newest pod of each slot, from pods and events as far as there still are any."""
-    return sorted({*_life(job), *_slots(job), *_pods(pods, job), *_conditions(job), *_events(events)})
+    return sorted({*_life(job), *_slots(job), *_pods(pods, job), *_conditions(job), *_events(events, job)})
 
 
 def _life(job: TrainingJob) -> Iterator[Moment]:
@@ -108,14 +109,17 @@ def _conditions(job: TrainingJob) -> Iterator[Moment]:
 _BAD = {"Failed", "Stalled", "QuotaExceeded", "Degraded", "Disrupted", "NodeSignalsUnavailable"}
 
 
-def _events(events: Iterable[Mapping[str, Any]]) -> Iterator[Moment]:
+def _events(events: Iterable[Mapping[str, Any]], job: TrainingJob) -> Iterator[Moment]:
+    """Not those of an earlier job of this name, nor what kubelet and scheduler say when all goes well."""
+    created = datetime.fromisoformat(job.metadata.creation_timestamp or OLDEST)
     for event in events:
         at = (
             event.get("lastTimestamp")
             or event.get("eventTime")
             or (event.get("series") or {}).get("lastObservedTime")
         )
-        if not at:
+        usual = event["involvedObject"].get("kind") == "Pod" and event.get("type") == "Normal"
+        if not at or usual or datetime.fromisoformat(at) < created:
             continue
         times = int(event.get("count") or 1)
         again = f" ({count(times, 'time')})" if times > 1 else ""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from shoal.api.training_job import TrainingJob
-from shoal.api.training_job_status import Slot
+from shoal.api.training_job_status import Slot, TrainingJobStatus
 
 SAMPLES = 1500
 """Points of a curve. When they are used up every second one is dropped, so that the whole life of a job fits."""
@@ -74,10 +74,9 @@ class JobMemory:
             self._see_slot(place, slot, status.start_time, now, first=first)
         for place, span in self.spans.items():
             if span.end is None and place not in seen:
-                span.end, span.state, span.cause = (
-                    now,
-                    "Ended",
-                    span.cause or ("Finished" if status.finished else "Replaced"),
+                span.end, span.state = now, "Ended"
+                span.cause = (
+                    span.cause or _last(status, place) or ("Finished" if status.finished else "Replaced")
                 )
         while len(self.spans) > SPANS:
             del self.spans[next(iter(self.spans))]
@@ -146,6 +145,13 @@ class Memory:
     def of(self, namespace: str, name: str) -> JobMemory | None:
         """What is remembered of one job."""
         return self._jobs.get((namespace, name))
+
+
+def _last(status: TrainingJobStatus, place: Place) -> str:
+    """Why the pod ended, if its end was the last one; it may have been too quick for the slots to tell."""
+    pod = "-{}-{}-{}".format(*place)
+    told = (status.last_disruption, status.last_failure)
+    return next((last.reason for last in told if last is not None and last.pod.endswith(pod)), "")
 
 
 def _place(slot: Slot) -> Place:

@@ -61,6 +61,9 @@ def test_nothing_is_wrong_with_a_good_cluster() -> None:
     ]
 
 
+AWAY = {"type": "Ready", "status": "Unknown"}
+
+
 @pytest.mark.parametrize(
     ("changes", "name", "state", "words"),
     [
@@ -72,6 +75,10 @@ def test_nothing_is_wrong_with_a_good_cluster() -> None:
         ({"leases": [{**GOOD.leases[0], "spec": {}}]}, "leader", "broken", "logs deploy/shoal"),
         ({"nodes": [node("safe")]}, "nodes", "warning", "kubectl label node NODE cloud.google.com/gke-spot=true"),
         ({"nodes": [node("s", **SPOT)]}, "nodes", "warning", "parameterServers.capacity is Any"),
+        (
+            {"nodes": [node("safe"), node("s", **SPOT) | {"status": {"conditions": [AWAY]}}]},
+            "nodes", "warning", "kubectl describe node",
+        ),
         (
             {"nodes": [node("g", 0, **{"cloud.google.com/gke-accelerator": "nvidia-l4"}), node("safe")]},
             "accelerators", "broken", "device plugin",

@@ -168,6 +168,21 @@ def test_no_workers_is_named() -> None:
     assert (finding.why, finding.help) == ("no workers are wanted", "shoal scale digits 1")
 
 
+def test_a_failed_job_has_one_reason_and_a_suspended_one_says_how_to_resume() -> None:
+    told = [condition("Failed", "UserError", "no job"), condition("Stalled", "UserError", "no job")]
+    [finding] = explain(Seen(job({"observedGeneration": 1, "phase": "Failed", "conditions": told}), (), NOW))
+    assert finding.why.startswith("Failed, UserError")
+    [finding] = explain(Seen(job({"observedGeneration": 1, "phase": "Suspended"}, suspend=True), (), NOW))
+    assert (finding.why, finding.help) == ("spec.suspend is true", "shoal resume digits")
+
+
+def test_a_missing_claim_is_not_sent_to_the_nodes() -> None:
+    words = 'persistentvolumeclaim "runs" not found; create this PersistentVolumeClaim'
+    status = {"observedGeneration": 1, "conditions": [condition("Degraded", "Unschedulable", words)]}
+    [finding] = explain(Seen(job(status), (), NOW))
+    assert finding.help == ""
+
+
 def test_a_plan_that_is_late_says_by_how_much() -> None:
     spec = {
         "workers": {"replicas": 3, "pools": ["t4"]},
@@ -216,8 +231,13 @@ def test_story_is_in_time_order_and_has_the_reason_of_a_loss() -> None:
         "involvedObject": {"kind": "Pod", "name": "digits-worker-1-1"}, "type": "Warning", "reason": "BackOff",
         "message": "Back-off pulling image", "count": 3, "lastTimestamp": stamp(NOW + timedelta(seconds=92)),
     }  # fmt: skip
+    usual = event | {"type": "Normal", "reason": "Pulled", "message": "Container image is there"}
+    earlier = event | {"message": "of an earlier job", "lastTimestamp": stamp(NOW - timedelta(seconds=9))}
     pods = [pod(0, "spot-1", 0, 4), pod(1, "spot-2", 90, 95)]
-    assert [each.what for each in moments(job(status), [event], pods)] == [
+    of = job(status)
+    of = of.model_copy(update={"metadata": of.metadata.model_copy(update={"creation_timestamp": stamp(NOW)})})
+    assert [each.what for each in moments(of, [event, usual, earlier], pods)] == [
+        "the job was created",
         "worker 1-0 runs on spot-1 (t4), 4s after it was created",
         "worker 1-0 ended on spot-1 (t4): NodeShutdown",
         "digits-worker-1-1: Back-off pulling image [BackOff] (3 times)",

@@ -10,6 +10,7 @@ import pytest
 from shoal.api.training_job import TrainingJob
 from shoal.client.manifest import MAX_CODE_BYTES, Submission, manifests, read_code
 from shoal.errors import UsageError
+from shoal_trainer.contract import BATCH_SIZE
 
 
 @pytest.fixture
@@ -32,6 +33,10 @@ def test_code_in_a_file_travels_with_the_job(code: Path) -> None:
     assert made.job["spec"]["training"]["entrypoint"] == "digits:job"
     assert made.job["spec"]["workers"] == {"replicas": 4}
     TrainingJob.model_validate(made.job)
+
+
+def test_batches_are_those_of_a_local_run(code: Path) -> None:
+    assert manifests(submission()).job["spec"]["training"]["batchSize"] == BATCH_SIZE
 
 
 def test_a_module_is_in_the_image() -> None:

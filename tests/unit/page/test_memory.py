@@ -34,6 +34,15 @@ def test_a_replacement_ends_the_span_before_it() -> None:
     assert spans[1]["start"] == (NOW + timedelta(seconds=51)).timestamp()
 
 
+def test_an_end_between_two_looks_has_the_reason_that_the_status_has() -> None:
+    memory = Memory()
+    memory.see([job(slots((0, "Running"), (1, "Running")))], NOW)
+    last = {"pod": "digits-worker-0-0", "reason": "NodeShutdown", "time": stamp(NOW)}
+    memory.see([job(slots() | {"lastDisruption": last})], NOW + timedelta(seconds=2))
+    spans = detail(job(slots()), memory.of("team", "digits"), NOW)["spans"]
+    assert [span["cause"] for span in spans] == ["NodeShutdown", "Replaced"]
+
+
 def test_a_new_operator_says_that_it_did_not_see_the_start() -> None:
     memory = Memory()
     memory.see([job(slots((0, "Running")))], NOW + timedelta(hours=1))

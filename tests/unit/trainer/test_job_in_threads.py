@@ -17,9 +17,9 @@ from shoal_trainer import Indexed, Training
 from shoal_trainer.contract import JobIdentity, Role, RuntimeConfig, Shard, SnapshotPolicy, StopAfter
 from shoal_trainer.coordinator.http import ControlServer
 from shoal_trainer.errors import Fenced
-from shoal_trainer.process.termination import TERMINATION_LOG_ENV
 from shoal_trainer.security import create_secret_dir
 from shoal_trainer.serve import ParameterServer
+from shoal_trainer.termination.message import TERMINATION_LOG_ENV
 from shoal_trainer.worker.compose import build_flat_model, compose
 from shoal_trainer.worker.coordination import ControlPlane
 

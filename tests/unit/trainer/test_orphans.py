@@ -8,7 +8,7 @@ import sys
 import psutil
 import pytest
 
-CHILD = "from shoal_trainer.process.orphans import follow_parent; follow_parent(); print('up', flush=True); input()"
+CHILD = "from shoal_trainer.termination.orphans import follow_parent; follow_parent(); print('up', flush=True); input()"
 PARENT = """
 import os, subprocess, sys
 pid = {pid}

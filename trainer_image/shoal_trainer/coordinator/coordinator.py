@@ -387,9 +387,13 @@ class Coordinator(Record):
         assert ledger is not None
         assert self.data is not None
         # Callbacks need the parameters near the end of each epoch (EarlyStopping's patience, checkpoints), so training
-        # stays at most one epoch ahead of them. Without callbacks, a late evaluation is skipped.
+        # stays at most one epoch ahead of them, and half an epoch until the evaluation begins: else two epochs would be
+        # judged by the same parameters. Without callbacks, a late evaluation is skipped.
+        half_of = None
         if self.stopping or (self.data.callbacks and self.tasks.lagging):
             return None
+        if self.data.callbacks:
+            half_of = self.tasks.first_unjudged(ledger.completed, self._trains_first) + 1
         limit = None
         if self.stop_after.steps:
             leased_steps = -(-ledger.outstanding() // self.batch_size)
@@ -397,8 +401,13 @@ class Coordinator(Record):
             if remaining <= 0:
                 return None
             limit = remaining * self.batch_size
-        lease = ledger.grant(slot, incarnation, self._term, limit)
+        lease = ledger.grant(slot, incarnation, self._term, limit, half_of)
         return None if lease is None else self.data.lease_message(lease)
+
+    def _trains_first(self, place: tuple[int, int]) -> bool:
+        """Whether this worker has steps to do before its task; files are also downloaded ahead, for after it."""
+        leases = self.ledger.leases.values() if self.ledger else ()
+        return any(lease.segment.file < 0 and (lease.slot, lease.incarnation) == place for lease in leases)
 
     def _fence(self, member: Member) -> None:
         """Fence a silent worker, so that its pushes are refused, and release its leases."""

@@ -92,9 +92,14 @@ class Ledger:
 
     # --- leases ---------------------------------------------------------------------------------------------------
 
-    def grant(self, slot: int, incarnation: int, term: int, limit: int | None = None) -> Lease | None:
-        """Lease the next free segment, at most `limit` samples of it; None if nothing is free."""
-        found = self._next_free()
+    def grant(
+        self, slot: int, incarnation: int, term: int, limit: int | None = None, half_of: int | None = None
+    ) -> Lease | None:
+        """Lease the next free segment, at most `limit` samples of it; None if nothing is free.
+
+        `half_of`: no more than half of the ranges of this epoch are leased now, and none of a later one.
+        """
+        found = self._next_free(half_of)
         if found is None:
             return None
         segment = found
@@ -302,19 +307,19 @@ class Ledger:
             state.free = deque(self.visiting(epoch))
         return state.free
 
-    def _next_free(self) -> Segment | None:
+    def _next_free(self, half_of: int | None) -> Segment | None:
         while True:
             for epoch in sorted(self.open_epochs):
                 free = self._free(epoch)
-                while free:
+                kept = self.ranges_per_epoch() // 2 if epoch == half_of else 0
+                while len(free) > kept:
                     pieces = self._open(free.popleft())
                     if pieces:
                         free.extendleft(reversed(pieces[1:]))
                         return pieces[0]
             self._complete()
-            if self.opened > self.completed + self.ahead or (
-                self.epochs is not None and self.opened >= self.epochs
-            ):
+            last = self.completed + self.ahead if half_of is None else half_of
+            if self.opened > last or (self.epochs is not None and self.opened >= self.epochs):
                 return None
             self._open_next()
 

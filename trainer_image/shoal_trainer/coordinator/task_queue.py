@@ -7,6 +7,7 @@ parameters that were evaluated: a checkpoint of the best epoch contains these.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -73,6 +74,18 @@ class Tasks:
     def lagging(self) -> bool:
         """Whether tasks of more than one epoch are queued or running."""
         return len({task.epoch for task in self.queue}) > 1
+
+    def first_unjudged(self, completed: int, trains: Callable[[tuple[int, int]], bool]) -> int:
+        """The first epoch of which no worker has begun a task.
+
+        `completed`: how many epochs are complete. `trains`: whether a worker has steps to do before its task.
+        """
+        if not self.queue:
+            return completed
+        first = self.queue[0]
+        waits = self.evaluator is None if first.kind == "callbacks" else True
+        begun = not trains(first.holder) if first.holder is not None else not waits
+        return completed if begun else first.epoch
 
     def awaited(self, now: float) -> tuple[int, int] | None:
         """The worker that holds the first task, or has to run it; None if there is no task, or any worker may."""

@@ -195,12 +195,13 @@ class PSClient:
     def push_round(self, gradient: Vector, out: NDArray[Any], push: Push) -> Pulled:
         """As `push_pull`, but the parameters are those after the other workers' pushes (`ps/rounds`).
 
-        The wait for these is in neither of `Pulled`'s times.
+        The wait for these is `Pulled.wait_seconds`.
         """
         self._check(gradient)
         pushed = self._call(Op.PUSH, Op.OK, gradient, None, push)
         pulled = self.pull(out, ahead=push.ahead, known=push.base_versions)
-        return replace(pulled, push_seconds=pushed.push_seconds, made=pushed.versions[0])
+        sent, waited = pushed.push_seconds, pushed.pull_seconds
+        return replace(pulled, push_seconds=sent, wait_seconds=waited, made=pushed.versions[0])
 
     def push_delta(self, delta: Vector, out: NDArray[Any], push: Push, *, scale: float = 1.0) -> Pulled:
         """Parameters += scale * delta, and write the new parameters to `out`."""
@@ -376,4 +377,5 @@ def _push_meta(push: Push, scale: float) -> PushMeta:
         push.metrics,
         push.length,
         push.left_out,
+        push.skipped,
     )

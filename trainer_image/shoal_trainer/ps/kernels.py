@@ -106,13 +106,28 @@ def finite(n: int, io: ConstBuffer) -> bool:
 
 @kernel
 def add(n: int, w: Vector, io: Buffer, scale: np.float32) -> bool:
-    """W += scale * io: differences, and changes of moving statistics."""
+    """W += scale * io: differences."""
     seen = np.uint32(0)
     for i in range(n):
         pushed = widen(io[i])
         g = finite_or_zero(pushed)
         seen = mark_change(seen, pushed, g)
         x = w[i] + scale * g
+        w[i] = x
+        io[i] = narrow(x, io[i])
+    return bool(seen != 0)
+
+
+@kernel
+def average(n: int, w: Vector, io: Buffer, share: np.float32) -> bool:
+    """W += share (io - w): moving averages, of which `io` has what was observed. What is not finite moves nothing."""
+    seen = np.uint32(0)
+    for i in range(n):
+        x = w[i]
+        towards = widen(io[i]) - x
+        distance = finite_or_zero(towards)
+        seen = mark_change(seen, towards, distance)
+        x = x + share * distance
         w[i] = x
         io[i] = narrow(x, io[i])
     return bool(seen != 0)

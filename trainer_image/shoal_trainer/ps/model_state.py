@@ -12,6 +12,7 @@ from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.kernels import Vector
 from shoal_trainer.ps.pieces import Payload, parts
 from shoal_trainer.ps.shard_bounds import bounds
+from shoal_trainer.ps.statistics import Statistics
 from shoal_trainer.ps.update_rules import Optimizer, Update
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
 
@@ -97,11 +98,10 @@ class ModelState:
         before, self._pace = self._pace, pace
         return Update(rate * weight, self.updates, pace, ahead, later * weight, before)
 
-    def apply_gradient(self, io: Payload, update: Update, tau: int) -> bool:
-        """Apply a mean gradient, or what `io` has of it, of staleness `tau`."""
+    def apply_gradient(self, io: Payload, update: Update | None, steps: int, tau: int) -> bool:
+        """Apply a mean gradient (None: there is none) of so many steps, or what `io` has of it, of staleness `tau`."""
         non_finite = self.optimizer.apply(self.parameters, io, update)
-        # Each worker pushes the change of its moving statistics; a stale change is added in part.
-        return self._add(io, self.optimizer.size, 1 / max(1, tau)) or non_finite
+        return self._statistics.apply(self.parameters, io, steps, 1 / max(1, tau)) or non_finite
 
     def _rate(self, samples: int) -> float:
         config = self.optimizer.config
@@ -109,17 +109,15 @@ class ModelState:
 
     def add(self, io: Payload, scale: float) -> bool:
         """Parameters += `scale` * `io`."""
-        return self._add(io, 0, scale)
-
-    def _add(self, io: Payload, low: int, scale: float) -> bool:
         non_finite = False
-        for part, values in parts(io, low):
+        for part, values in parts(io):
             non_finite |= kernels.add(self.parameters[part], values, np.float32(scale))
         return non_finite
 
     def _configure(self, spec: ModelSpec, kept: Mapping[str, Vector]) -> None:
         trainable = max(0, min(self.high, spec.parameters) - self.low)
         self.optimizer = Optimizer(spec.optimizer, self.low, trainable, kept)
+        self._statistics = Statistics(spec.averages, trainable, self.high - self.low, self.low)
         if not self.optimizer.state.keys() <= kept.keys():
             self.updates = 0
         self.spec = spec

@@ -267,14 +267,14 @@ class ShardStore:
         """
         worker = slot, incarnation
         update: Update | None = None
-        tau, weight, received, non_finite = 0, meta.scale, 0, False
+        tau, weight, received, non_finite = 0, 0.0 if meta.skipped else meta.scale, 0, False
 
         def prepare() -> None:
             nonlocal tau, weight, update
             # Above the version: computed on updates that were lost with an earlier process of this shard. Pushes that
             # are under way come before this one.
             tau = abs(self.history.version - base) + self.history.walks.under_way(walk)
-            if not delta:
+            if not (delta or meta.skipped):
                 own = self.history.pushed_since(slot, base)  # in flight then; see `Damping`
                 self.damping.normalizes = normalizes(model.optimizer.config)
                 damped = self.damping.apply(max(0, tau - own), self.workers.live, meta.length)
@@ -288,11 +288,11 @@ class ShardStore:
                 return
             received += nbytes(io)
             with self.load.working():
-                if update is None:
+                if delta:
                     non_finite |= model.add(io, meta.scale)
                 else:
                     now = abs(self.history.version - base)
-                    non_finite |= model.apply_gradient(io, update, now)
+                    non_finite |= model.apply_gradient(io, update, meta.steps, now)
 
         def complete() -> None:
             self.load.applied(received)

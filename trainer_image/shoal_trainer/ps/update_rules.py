@@ -75,13 +75,17 @@ class Optimizer:
                 self.state[name][:] = values
         self._segments = tuple(_segments(config, offset, size))
 
-    def apply(self, w: Vector, io: Payload, update: Update) -> bool:
+    def apply(self, w: Vector, io: Payload, update: Update | None) -> bool:
         """Apply the gradient in the first `size` values of `io` to `w`, and write the new parameters to `io`.
 
         `io` may have only some of the values, and threads may apply other parts at the same time: rules go value by
-        value, and what they need of a whole gradient is in `update`. Returns whether the gradient had non-finite values
-        (replaced by 0).
+        value, and what they need of a whole gradient is in `update`; None: it is no gradient. Returns whether the
+        gradient had non-finite values (replaced by 0).
         """
+        if update is None:
+            for part, values in parts(io, 0, self.size):
+                kernels.encode(w[part], values)
+            return False
         non_finite = False
         for low, high, decays in self._segments:
             for part, values in parts(io, low, high):

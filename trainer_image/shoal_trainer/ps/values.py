@@ -68,8 +68,8 @@ class ShardCopy:
 
 
 def same_shapes(job: ModelSpec, worker: ModelSpec) -> bool:
-    """Whether two models are equal except for their optimizers."""
-    return job.model_copy(update={"optimizer": worker.optimizer}) == worker
+    """Whether two models are equal except for how they are trained."""
+    return job.model_copy(update={"optimizer": worker.optimizer, "averages": worker.averages}) == worker
 
 
 def mismatch(job: ModelSpec, worker: ModelSpec) -> str:
@@ -81,6 +81,8 @@ def mismatch(job: ModelSpec, worker: ModelSpec) -> str:
         )
     elif job.fingerprint != worker.fingerprint:
         difference = "the names, shapes or types of this worker's variables differ from the job's model"
+    elif job.averages != worker.averages:
+        difference = "this worker's BatchNormalization has another momentum"
     else:
         difference = "this worker's optimizer is configured differently from the job's"
     return f"{difference}: build the same model in every worker, or start a new run"

@@ -27,6 +27,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from shoal_trainer.contract import (
+    BATCH_SIZE,
     CONFIG_ENV,
     EXIT_OK,
     EXIT_USER,
@@ -45,11 +46,11 @@ from shoal_trainer.contract import (
     status_token,
 )
 from shoal_trainer.errors import OutOfMemory
-from shoal_trainer.process.orphans import PARENT_ENV
-from shoal_trainer.process.termination import TERMINATION_LOG_ENV
 from shoal_trainer.security import Credentials, create_secret_dir
 from shoal_trainer.snapshot.storage import open_storage
 from shoal_trainer.snapshot.store import SnapshotStore
+from shoal_trainer.termination.message import TERMINATION_LOG_ENV
+from shoal_trainer.termination.orphans import PARENT_ENV
 from shoal_trainer.worker.hardware import accelerators_of, shared_by
 from shoal_trainer.worker.work import JOINED
 
@@ -71,7 +72,7 @@ class LocalJob:
     entrypoint: str
     workers: int = 1
     parameter_servers: int = 1
-    batch_size: int = 32
+    batch_size: int = BATCH_SIZE
     stop_after: StopAfter = StopAfter(epochs=1)
     args: dict[str, Any] = field(default_factory=dict)
     storage_uri: str = "file:///tmp/shoal-runs"

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
@@ -79,17 +79,27 @@ class OptimizerConfig(Message):
         return samples // self.batch_size + self.gradient_accumulation_steps - 1
 
 
+class Average(NamedTuple):
+    """The values [low, high) of the flat vector, which each step moves to momentum x + (1 - momentum) observed."""
+
+    low: int
+    high: int
+    momentum: Annotated[float, Field(ge=0, lt=1)]
+
+
 class ModelSpec(Message):
     """The model on which a worker and a parameter server must agree.
 
-    The flat vector is `parameters` trainable values followed by `statistics` others, such as BatchNorm's moving
-    averages. A pushed vector has gradients in the first part and differences (new - pulled) in the second.
-    `fingerprint`: the SHA-256 (hex) of all (path, shape, dtype).
+    The flat vector is `parameters` trainable values followed by `statistics` others, such as BatchNormalization's
+    moving averages. A pushed vector has gradients in the first part. In the second it has what the batches show for
+    the `averages`, and differences (new - pulled) for the rest (`ps/statistics`). `fingerprint`: the SHA-256 (hex) of
+    all (path, shape, dtype).
     """
 
     fingerprint: str = Field(min_length=8, max_length=128)
     parameters: int = Field(ge=1, le=1 << 40)
     statistics: int = Field(default=0, ge=0, le=1 << 40)
+    averages: tuple[Average, ...] = ()
     optimizer: OptimizerConfig = OptimizerConfig()
 
     @property
@@ -196,7 +206,8 @@ class Push:
     which it was computed, per shard. `learning_rate` overrides the optimizer's, for schedules that only the worker can
     evaluate. `ahead`: after how many more updates the worker's next gradient will arrive; the answer has the parameters
     expected there. `length`: the Euclidean length of the gradient. `left_out`: those of `samples` whose gradient was
-    not finite, and is not in it.
+    not finite, and is not in it. `skipped`: there is no gradient, so that the optimizer takes no step, but samples and
+    statistics count.
     """
 
     seq: int
@@ -211,6 +222,7 @@ class Push:
     ahead: float = 0.0
     length: float = math.nan
     left_out: int = 0
+    skipped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +243,8 @@ class Pulled:
     """The pushes since each shard's last snapshot; in the answer to a push, only those after its base version."""
     stopped: int = 0
     """Shard 0's; see `AnswerMeta`."""
+    wait_seconds: float = 0.0
+    """The time in which a push was applied, and the worker waited for others in a round."""
     made: int | None = None
     """The version that the push made in shard 0, if the parameters are newer."""
     begun: tuple[tuple[BegunPush, ...], ...] = ()
@@ -296,7 +310,7 @@ class Welcome:
 
 # --- bytes ---------------------------------------------------------------------------------------------------------
 
-_PUSH = struct.Struct("<III4f5fHH")
+_PUSH = struct.Struct("<III4f5f?HH")
 _MARK = struct.Struct("<IiQQ")
 _METRIC = struct.Struct("<Bdd")
 _ANSWER = struct.Struct("<QIHQIQH?")
@@ -321,6 +335,8 @@ class PushMeta(NamedTuple):
     """The Euclidean length of the gradient in all shards."""
     left_out: int = 0
     """Samples without a finite gradient, by `on_nan="skip"`."""
+    skipped: bool = False
+    """See `Push`."""
 
 
 class AnswerMeta(NamedTuple):
@@ -350,7 +366,7 @@ def encode_push(meta: PushMeta) -> bytes:
         )
     head = _PUSH.pack(
         meta.samples, meta.steps, meta.left_out, meta.loss, meta.learning_rate, meta.scale, meta.length, *meta.timings,
-        len(marks), len(metrics),
+        meta.skipped, len(marks), len(metrics),
     )  # fmt: skip
     parts = [head, *(_MARK.pack(*mark) for mark in marks)]
     for metric in metrics:
@@ -363,7 +379,8 @@ def decode_push(data: bytes | bytearray | memoryview) -> PushMeta:
     """Decode the output of `encode_push`; `ProtocolError` if it is invalid."""
     if len(data) < _PUSH.size:
         raise ProtocolError(f"the meta block of a push has {len(data)} bytes, expected at least {_PUSH.size}")
-    samples, steps, left_out, loss, rate, scale, length, *seconds, count, named = _PUSH.unpack_from(data)
+    samples, steps, left_out, loss, rate, scale, length, *rest = _PUSH.unpack_from(data)
+    *seconds, skipped, count, named = rest
     marked = _PUSH.size + count * _MARK.size
     if count > MAX_MARKS or len(data) < marked:
         raise ProtocolError("the meta block of a push does not match the length that it states")
@@ -372,7 +389,8 @@ def decode_push(data: bytes | bytearray | memoryview) -> PushMeta:
     numbers = scale, *seconds, *(number for metric in metrics for number in metric[1:])
     if not all(map(math.isfinite, numbers)):
         raise ProtocolError("the meta block of a push has a non-finite number")
-    return PushMeta(samples, steps, loss, rate, scale, Timings(*seconds), progress, metrics, length, left_out)
+    timings = Timings(*seconds)
+    return PushMeta(samples, steps, loss, rate, scale, timings, progress, metrics, length, left_out, skipped)
 
 
 def _decode_metrics(data: bytes, count: int) -> tuple[MetricSum, ...]:

@@ -57,10 +57,10 @@ class Anticipation:
 
     def include(self, current: Any, send: Send, pulled: Pulled) -> Any:
         """The parameters `current`, a tensor, as `pulled`, with what the push in flight will do: to compute on."""
-        if send.local or self._config.name in {"adagrad", "lion"}:
+        if send.local or send.push.skipped or self._config.name in {"adagrad", "lion"}:
             return current
         kind, scale, *rest = self._lead(send, pulled)
-        # As the servers add the change of moving statistics.
+        # As the servers weigh the differences of statistics.
         scalars = scale, 1 / max(1, self._staleness), *rest
         lead = Lead(kind, self._trainable, tuple(map(np.float32, scalars)))
         return self._inclusion(current, send.update, lead)

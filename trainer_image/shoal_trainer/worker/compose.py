@@ -24,7 +24,7 @@ from shoal_trainer.worker.exchange import Exchange
 from shoal_trainer.worker.feed import Feed
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.label_check import LabelCheck
-from shoal_trainer.worker.layout import Average, averages_of, rounded
+from shoal_trainer.worker.layout import rounded
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.loop import End, Loop, Policy
 from shoal_trainer.worker.memory import memory_is_enough
@@ -113,12 +113,12 @@ def compose(
         config.reference_batch_size or config.batch_size,
         flat_model.found.without_gradient,
     )
-    averages = averages_of(flat_model.model, flat_model.layout)
-    _warn(job, flat_model, placement, averages)
+    _warn(job, flat_model, placement)
     spec = ModelSpec(
         fingerprint=flat_model.layout.fingerprint,
         parameters=flat_model.layout.trainable,
         statistics=flat_model.layout.size - flat_model.layout.trainable,
+        averages=flat_model.averages,
         optimizer=placement.config,
     )
     identity = WorkerIdentity(config.job.uid, config.index, config.incarnation)
@@ -146,7 +146,6 @@ def compose(
         rounds=config.staleness.rounds,
         steps_per_push=steps_per_push(flat_model.model) if placement.on_server else 1,
         on_nan=job.on_nan,
-        averages=averages,
     )
     watchdog = Watchdog()
     loop = Loop(
@@ -170,7 +169,7 @@ def compose(
     return Worker(loop, flat_model, spec, leases, watchdog, close)
 
 
-def _warn(job: Training, flat_model: FlatModel, placement: Placement, averages: tuple[Average, ...]) -> None:
+def _warn(job: Training, flat_model: FlatModel, placement: Placement) -> None:
     """Log where this job differs from Keras in one process."""
     if job.data.remark:
         log.warning("Training(data=…): %s.", job.data.remark)
@@ -179,7 +178,7 @@ def _warn(job: Training, flat_model: FlatModel, placement: Placement, averages: 
             "the optimizer runs on the workers: %s. Each worker has its own optimizer state.",
             placement.reason,
         )
-    if job.wire == "bf16" and (paths := rounded(flat_model.model, averages, flat_model.layout)):
+    if job.wire == "bf16" and (paths := rounded(flat_model.model, flat_model.averages, flat_model.layout)):
         log.warning(
             "%s: not trained, and rounded to bf16 on the wire. Use Training(wire='fp32') to keep the exact values.",
             ", ".join(paths),

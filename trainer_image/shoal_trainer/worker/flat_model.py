@@ -34,13 +34,14 @@ from shoal_trainer.errors import UserError
 from shoal_trainer.features import flops_per_sample
 from shoal_trainer.ps import kernels
 from shoal_trainer.ps.aligned import aligned
+from shoal_trainer.ps.statistics import Statistics
 from shoal_trainer.wire.messages import MetricSum
 from shoal_trainer.worker.build import BUILD_PARTS, build
 from shoal_trainer.worker.findings import Findings
 from shoal_trainer.worker.gradient_step import GradientStep
 from shoal_trainer.worker.hardware import NO_ACCELERATOR, accelerators, device_name
 from shoal_trainer.worker.keras_internals import call_traced, learning_rate_of, set_current_rate
-from shoal_trainer.worker.layout import Layout, flatten, layout_of, unflatten
+from shoal_trainer.worker.layout import Layout, averages_of, flatten, layout_of, momenta_of, unflatten
 from shoal_trainer.worker.local_step import local_step
 from shoal_trainer.worker.memory import memory_is_enough
 from shoal_trainer.worker.on_device import DeviceInclusion, DeviceMean, OnDevice, cut, encoded, squares
@@ -105,6 +106,8 @@ class FlatModel:
         keep_drawing()
         vary_seeds(model, worker)
         self.layout: Layout = layout_of(model)
+        self._momenta = momenta_of(model)
+        self.averages = averages_of(self.layout, self._momenta)
         self.found = Findings()
         self.on_server = not why_worker(model)
         self._own_step = has_own_step(model)
@@ -198,10 +201,13 @@ class FlatModel:
         def on_one(flat: Any, *arguments: Any) -> Any:
             rest = iter(arguments)
             with tf.device(self._device):
-                pieces, loss, sums = step(self._decode(flat), map_leaves(lambda _: next(rest), structure))
+                values = self._decode(flat)
+                pieces, loss, sums = step(values, map_leaves(lambda _: next(rest), structure))
                 self.found.metrics = tuple(sums)
                 # With `reduction=None`, a loss has one value per sample.
-                return self._encode(pieces, as_vector(tf.reduce_mean(tf.cast(loss, tf.float32)), sums))
+                return self._encode(
+                    values, pieces, as_vector(tf.reduce_mean(tf.cast(loss, tf.float32)), sums)
+                )
 
         compute: Callable[..., Any] = on_one
         if self.device_count > 1:
@@ -302,6 +308,23 @@ class FlatModel:
         found, first = _described(batch), _described(self.example)
         return "" if found == first else f" The batch has {found}; the first one has {first}."
 
+    def still(self, parameters: Any) -> Any:
+        """The update of a step at `parameters` that moves nothing."""
+        values: npt.NDArray[Any] = aligned(self.layout.size, self._wire_dtype)
+        with tf.device("/CPU:0"):
+            first = parameters[0] if isinstance(parameters, list) else parameters
+            current = np.asarray(memoryview(tf.identity(first)))
+        for low, high, _ in self.averages:
+            if self._on_host:
+                kernels.encode(current[low:high], values[low:high])
+            else:
+                values[low:high] = current[low:high]
+        if self._on_host:
+            return values
+        with tf.device(self._device):
+            pieces = tf.split(tf.constant(values), cut(self.layout.size, self.layout.trainable))
+        return OnDevice(pieces, 0.0, self._readbacks)
+
     def mean(self) -> Mean:
         """The mean of updates, where they are."""
         if self._on_host:
@@ -310,9 +333,11 @@ class FlatModel:
 
     def inclusion(self) -> Inclusion:
         """Adds updates to parameters, where both are."""
+        size = self.layout.size
+        differences = Statistics(self.averages, self.layout.trainable, size).differences
         if self._on_host:
-            return HostInclusion(self.layout.size, self.dtype, self.alias)
-        return DeviceInclusion(self._device, xla=bool(self.model.jit_compile))
+            return HostInclusion(size, self.dtype, self.alias, differences)
+        return DeviceInclusion(self._device, differences, xla=bool(self.model.jit_compile))
 
     def reuse(self, update: npt.NDArray[Any]) -> None:
         """Let a later step overwrite this update, which saves the allocation of new pages."""
@@ -423,8 +448,9 @@ class FlatModel:
         found = zip(self.layout.entries, pieces, strict=True)
         return [tf.cast(tf.reshape(piece, entry.shape), entry.dtype) for entry, piece in found]
 
-    def _encode(self, pieces: list[Any], numbers: Any) -> tuple[list[Any], Any]:
-        flat = [tf.reshape(piece, [-1]) for piece in pieces]
+    def _encode(self, before: list[Any], pieces: list[Any], numbers: Any) -> tuple[list[Any], Any]:
+        """The update, of gradients and differences (new - old) from the values `before`, and all numbers."""
+        flat = [tf.reshape(piece, [-1]) for piece in self._observed(before, pieces)]
         if self._on_host:
             flat = [tf.cast(piece, tf.float32) for piece in flat]
             return [tf.concat(flat[run], 0) for run in self.layout.runs], numbers
@@ -439,6 +465,13 @@ class FlatModel:
             *(tf.cast(flag, tf.float32) for flag in (moves, finite)),
         ]
         return update, tf.concat([numbers, tf.stack(of_update)], 0)
+
+    def _observed(self, before: list[Any], pieces: list[Any]) -> list[Any]:
+        """What batches show of moving averages, in place of their differences (1 - momentum) (observed - old)."""
+        return [
+            piece if momentum >= 1 else old + piece / (1 - momentum)
+            for old, piece, momentum in zip(before, pieces, self._momenta, strict=True)
+        ]
 
     def _update(
         self, pieces: list[Any], numbers: npt.NDArray[Any]

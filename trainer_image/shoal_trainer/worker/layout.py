@@ -3,8 +3,8 @@
     [ trainable variables, in Keras' order | statistics ]
 
 Statistics are the float state that layers update in training (BatchNormalization's moving mean and variance). They
-travel in the same vector, but their "gradient" is (new - old), which no optimizer changes. So one round trip exchanges
-all state, each snapshot contains it, and the batches of all workers update it as in one process.
+travel in the same vector, but no optimizer changes them (`ps/statistics`). So one round trip exchanges all state, each
+snapshot contains it, and the batches of all workers update it as in one process.
 
 The state of seeds and metrics stays on the worker, and so do frozen weights that a step assigns (a teacher that follows
 its student): a difference is computed one push late, so the sum of differences of copies would oscillate.
@@ -16,7 +16,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal_trainer.errors import UserError
+from shoal_trainer.wire.messages import Average
 from shoal_trainer.worker.keras_internals import layer_variables, layers_of
 
 SMALL = 16_384
@@ -130,17 +131,8 @@ def numbered(paths: Iterable[str]) -> list[str]:
     return ["/".join(map(renamed, path.split("/"))) for path in paths]
 
 
-@dataclass(frozen=True)
-class Average:
-    """The values [low, high) of the flat vector, which each step updates to momentum x + (1 - momentum) batch."""
-
-    low: int
-    high: int
-    momentum: float
-
-
-def averages_of(model: Any, layout: Layout) -> tuple[Average, ...]:
-    """The moving averages of BatchNormalization; adjacent ones with the same momentum are merged."""
+def momenta_of(model: Any) -> list[float]:
+    """The momentum of each entry of the model's layout that is a moving average of BatchNormalization; else 1."""
     trainable, statistics = variables_of(model)
     moved = {
         id(variable): float(layer.momentum)
@@ -148,9 +140,14 @@ def averages_of(model: Any, layout: Layout) -> tuple[Average, ...]:
         if isinstance(layer, keras.layers.BatchNormalization)
         for variable in (layer.moving_mean, layer.moving_variance)
     }
+    return [1.0] * len(trainable) + [moved.get(id(variable), 1.0) for variable in statistics]
+
+
+def averages_of(layout: Layout, momenta: Sequence[float]) -> tuple[Average, ...]:
+    """The moving averages among the entries; adjacent ones with the same momentum are merged."""
     found: list[Average] = []
-    for entry, variable in zip(layout.entries[len(trainable) :], statistics, strict=True):
-        if (momentum := moved.get(id(variable), 1.0)) >= 1.0:
+    for entry, momentum in zip(layout.entries, momenta, strict=True):
+        if momentum >= 1:
             continue
         low, high = entry.offset, entry.offset + entry.size
         if found and (found[-1].high, found[-1].momentum) == (low, momentum):

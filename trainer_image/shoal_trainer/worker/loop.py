@@ -26,11 +26,11 @@ from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.retry import Backoff
 from shoal_trainer.wire.messages import Pulled, Push, Timings
 from shoal_trainer.worker.beside import Beside
+from shoal_trainer.worker.cadence import Cadence
 from shoal_trainer.worker.callbacks import rate_of, set_rate
-from shoal_trainer.worker.exchange import Again, Exchange
+from shoal_trainer.worker.exchange import Exchange
 from shoal_trainer.worker.feed import EndOfFile, Failed, Feed, Item, Ready
 from shoal_trainer.worker.flat_model import FlatModel, Step
-from shoal_trainer.worker.layout import Average
 from shoal_trainer.worker.leases import Leases, joined
 from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.send import Send, length
@@ -41,17 +41,6 @@ log = logging.getLogger(__name__)
 
 LEAVE_SECONDS = 10.0
 """How long a worker that stops waits for its last push."""
-
-
-PERIOD_SMOOTHING = 0.2
-PERIOD_RESERVE = 0.1
-"""Steps vary: the share of the time between two pushes by which the newest parameters are pulled earlier."""
-CHEAP_SHARE = 0.03
-"""A pull of this share is waited for if the step was faster than expected."""
-PULL_SHARE = 0.1
-"""The largest share of a pull in that time: a second pull costs the servers as much as the first one."""
-ROUND_SHARE = 0.03
-"""The largest share of a push and a pull in that time, where they are waited for."""
 
 
 class End(Enum):
@@ -69,7 +58,6 @@ class Policy:
     rounds: bool = False
     steps_per_push: int = 1
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
-    averages: tuple[Average, ...] = ()
 
 
 class Loop(Upstream):
@@ -90,26 +78,16 @@ class Loop(Upstream):
         watch: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(flat_model, placement, exchange, coordinator, leases, drain, policy.averages, clock)
+        super().__init__(flat_model, placement, exchange, coordinator, leases, drain, clock)
         self._feed = feed
         self._do_task = do_task
         self._policy = policy
         self._watch = watch
         self._input_seconds = self._compute_seconds = 0.0
-        self._staleness = 1
-        """Pushes between the pull and the push of the last step."""
         self._computed_on: Any = None
         self._overlapped = False
         """Whether an earlier push was in flight while the pending steps were computed."""
-        self._period: float | None = None
-        """The usual time between two pushes, in seconds."""
-        self._exchange_seconds: float | None = None
-        """The usual time of a push and a pull, without the wait for other workers."""
-        self._in_round = False
-        """Whether the worker waits for the others after its pushes."""
-        self._caution = 1
-        """It does from when its exchange takes so many times less than it may."""
-        self._live = 1
+        self._cadence = Cadence(rounds=policy.rounds, sequential=policy.sequential)
         self._followed_rate: float | None = None
         self._compiled_rate: float | None = None
         self.steps = 0
@@ -267,7 +245,7 @@ class Loop(Upstream):
         if self._outage is not None:
             return
         self._send(base)
-        if self._policy.sequential or self._in_round:
+        if self._cadence.waits:
             self._collect()
 
     def _parameters(self, base: Pulled) -> Any:
@@ -290,7 +268,7 @@ class Loop(Upstream):
             if self._discarded(ready, error):
                 return None
             raise UserError(f"{ready.work.source}: {error}") from error
-        return self._check_finite(step, ready)
+        return self._check_finite(step, ready, parameters)
 
     def _send(self, base: Pulled) -> None:
         """Pass the pending steps to the exchange thread as one push."""
@@ -298,11 +276,9 @@ class Loop(Upstream):
         if not (marks := self._marks()):
             pile.clear()
             return
-        skipped = pile.skipped
-        staleness = 1 if skipped else self._staleness  # the servers do not divide a difference by it
-        update, steps = pile.update(self._averages, staleness), len(pile)
+        update, steps = pile.update(), len(pile)
         now = self._clock()
-        self._follow(now - self._last_push, base)
+        self._cadence.pushes(now - self._last_push, self._compute_seconds + self._input_seconds, base)
         self._seq += 1
         push = Push(
             seq=self._seq,
@@ -321,18 +297,17 @@ class Loop(Upstream):
             learning_rate=self._learning_rate(base),
             steps=steps,
             metrics=pile.metrics,
-            ahead=self._anticipation.ahead(in_flight=not (self._policy.sequential or self._in_round)),
+            ahead=self._anticipation.ahead(in_flight=not self._cadence.waits),
             length=length(update, self._flat_model.layout.trainable) if base.live_workers > 1 else math.nan,
+            skipped=pile.skipped,
         )
         pile.clear()
         self._input_seconds, self._last_push = 0.0, now
-        send = Send(update, push, local=skipped, overlapped=self._overlapped)
-        if skipped:  # a difference does not change the optimizer's state, as in Keras
-            future = self._exchange.push_delta(update, self._buffers.spare, push, scale=1.0)
-        elif self._in_round:
+        send = Send(update, push, overlapped=self._overlapped)
+        if self._cadence.in_round:
             future = self._exchange.push_round(update, self._buffers.spare, push)
         else:
-            again = self._again(base, send)
+            again = self._cadence.again(base, send.hurry)
             future = self._exchange.push_pull(update, self._buffers.spare, push, again=again)
         self._in_flight = (future, send)
         self._copy = self._flat_model.upload_when(future, self._buffers.spare_tensor)
@@ -354,35 +329,6 @@ class Loop(Upstream):
             return rate
         return None if self._placement.rate is None else self._placement.rate(base.samples)
 
-    def _follow(self, period: float, base: Pulled) -> None:
-        """Follow the usual `period` between two pushes, and decide whether the worker takes part in rounds.
-
-        In a round all workers push at once, so an exchange may take longer than before, and longer than it may. Then
-        the worker takes part no more before it takes half as long; with other workers it tries anew.
-        """
-        self._period = _mixed(self._period, period)
-        self._exchange_seconds = _mixed(self._exchange_seconds, base.push_seconds + base.pull_seconds)
-        if base.live_workers != self._live:
-            self._live, self._caution = base.live_workers, 1
-        longest = ROUND_SHARE * self._period
-        if self._in_round and self._exchange_seconds > longest:
-            self._in_round, self._caution = False, 2 * self._caution
-        elif self._caution * self._exchange_seconds <= longest:
-            self._in_round = self._policy.rounds
-        self._in_round &= self._live > 1
-
-    def _again(self, base: Pulled, send: Send) -> Again | None:
-        """When to pull once more, just before the next step; None: not at all.
-
-        Without it, a gradient would be as stale as twice as many workers make it. Only with other workers, and if a
-        pull costs little of the time between two pushes.
-        """
-        assert self._period is not None
-        if self._policy.sequential or base.live_workers < 2 or base.pull_seconds > PULL_SHARE * self._period:
-            return None
-        after = (1 - PERIOD_RESERVE) * self._period - 2 * base.pull_seconds
-        return Again(after, send.hurry, cheap=base.pull_seconds <= CHEAP_SHARE * self._period)
-
     def _collect(self) -> None:
         """Wait for the push in flight and use its parameters; if a server is unreachable, begin an outage."""
         if self._in_flight is None:
@@ -398,14 +344,13 @@ class Loop(Upstream):
                 journal.follow(later)
             self._pulled = pulled
             self._anticipation.answered(pulled, send.push.base_versions[0], overlapped=send.overlapped)
-            self._staleness = max(1, pulled.staleness(send.push.base_versions[0]))
             self._buffers.swap(None if self._copy is None else self._copy.result())
             self._leases.answered(send.push)
             self._leases.void(pulled.stopped)
             self._flat_model.reuse(send.update)
         self._last_answer = self._clock()
 
-    def _check_finite(self, step: Step, ready: Ready) -> Step | None:
+    def _check_finite(self, step: Step, ready: Ready, parameters: Any) -> Step | None:
         """Apply `on_nan` to the step; None if it is discarded."""
         if step.finite:
             return step
@@ -414,13 +359,12 @@ class Loop(Upstream):
             return None
         if self._policy.on_nan == "skip":
             log.warning("the loss is not finite: skipping the batch before position %d", ready.batch.end)
-            return replace(
-                step, update=np.zeros(step.update.shape, step.update.dtype), skipped=True, left_out=True
-            )
+            return replace(step, update=self._flat_model.still(parameters), skipped=True, left_out=True)
         if self._discarded(ready, f"the loss is {step.loss}"):
             return None
+        what = "gradient" if math.isfinite(step.loss) else "loss"
         raise UserError(
-            f"The loss or its gradient is not finite (loss {step.loss}) in epoch {ready.work.epoch + 1}. Lower the "
+            f"The {what} is not finite (loss {step.loss}) in epoch {ready.work.epoch + 1}. Lower the "
             "learning rate, clip gradients (clipnorm=…), look for bad samples, or set Training(on_nan=…) to "
             '"skip" or "rollback".'
         )
@@ -505,9 +449,3 @@ class Loop(Upstream):
             self._coordinator.leave(Wasted(self._wasted, self._acknowledged))
         except Unreachable as error:
             log.warning("cannot report that this worker leaves: %s", error)
-
-
-def _mixed(usual: float | None, seconds: float) -> float:
-    """The usual time with one more in it; a single long one counts little."""
-    usual = usual or seconds
-    return usual + PERIOD_SMOOTHING * (min(seconds, 2 * usual) - usual)

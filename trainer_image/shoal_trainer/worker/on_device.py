@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -51,14 +52,6 @@ class OnDevice:
             if start < stop:
                 yield slice(start, stop), piece.result()[start - first : stop - first]
 
-    def statistics(self, low: int) -> npt.NDArray[Any]:
-        """Those from `low` on, to be changed before they are sent."""
-        self.read()
-        values = self._pieces[-1].result().copy()  # it is TensorFlow's memory
-        self._pieces[-1] = Future()
-        self._pieces[-1].set_result(values)
-        return values[low - self._bounds[-2] :]
-
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         """All values, in new memory."""
         del copy
@@ -94,22 +87,16 @@ class DeviceMean:
     def __init__(self, device: str | None, trained: int, reader: ThreadPoolExecutor) -> None:
         self._device, self._trained, self._reader = device, trained, reader
         self._total: Any = None
-        self._zeros = np.zeros(0, np.float32)
         self._dtype: npt.DTypeLike = np.float32
 
-    def add(self, update: OnDevice | npt.NDArray[Any], samples: int) -> None:
-        """Add an update of so many samples. An array on the host is zeros: a batch that was skipped."""
+    def add(self, update: OnDevice, samples: int) -> None:
+        """Add an update of so many samples."""
         self._dtype = update.dtype
-        if not isinstance(update, OnDevice):
-            self._zeros = update
-            return
         with tf.device(self._device):
             self._total = _added(self._total, update.tensors, tf.constant(samples, tf.float32))
 
-    def result(self, samples: int) -> OnDevice | npt.NDArray[Any]:
+    def result(self, samples: int) -> OnDevice:
         """The mean over so many samples; the next one begins."""
-        if self._total is None:
-            return self._zeros
         with tf.device(self._device):
             tensors, sum_of_squares = _averaged(
                 self._total, tf.constant(samples, tf.float32), self._trained, tf.as_dtype(self._dtype)
@@ -123,11 +110,12 @@ class DeviceMean:
 
 
 class DeviceInclusion:
-    """`Inclusion` on `device`; `xla`: as one XLA cluster."""
+    """`Inclusion` on `device`, with `differences`; `xla`: as one XLA cluster."""
 
-    def __init__(self, device: str | None, *, xla: bool) -> None:
+    def __init__(self, device: str | None, differences: Sequence[tuple[int, int]], *, xla: bool) -> None:
         self._device = device
-        self._apply: Callable[..., Any] = tf.function(_included, autograph=False, jit_compile=xla or None)
+        included = partial(_included, differences)
+        self._apply: Callable[..., Any] = tf.function(included, autograph=False, jit_compile=xla or None)
         self._second: Any = None
 
     def __call__(self, current: Any, update: OnDevice, lead: Lead) -> Any:
@@ -162,9 +150,15 @@ def _averaged(total: Sequence[Any], samples: Any, trained: int, dtype: Any) -> A
 
 
 def _included(
-    current: Any, pieces: Sequence[Any], second: Any, kind: str, scalars: Sequence[Any], trainable: int
+    differences: Sequence[tuple[int, int]],
+    current: Any,
+    pieces: Sequence[Any],
+    second: Any,
+    kind: str,
+    scalars: Sequence[Any],
+    trainable: int,
 ) -> Any:
-    scale, of_statistics, *rest = scalars
+    scale, of_differences, *rest = scalars
     values, update = decoded(current), tf.concat([decoded(piece) for piece in pieces], 0)
     w, g = values[:trainable], update[:trainable]
     if kind == "plain":
@@ -179,5 +173,8 @@ def _included(
             rho, one_less, epsilon = rest
             second = rho * second + one_less * (g * g)
             w -= scale * g / tf.sqrt(second + epsilon)
-    after = tf.concat([w, values[trainable:] + of_statistics * update[trainable:]], 0)
-    return encoded(after, current.dtype.as_numpy_dtype), second
+    after, end = [w], trainable
+    for low, high in differences:
+        after += [values[end:low], values[low:high] + of_differences * update[low:high]]
+        end = high
+    return encoded(tf.concat([*after, values[end:]], 0), current.dtype.as_numpy_dtype), second

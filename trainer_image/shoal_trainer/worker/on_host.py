@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -13,10 +13,10 @@ from shoal_trainer.ps.aligned import aligned
 
 
 class Lead(NamedTuple):
-    """What an update does to the first `trainable` parameters g, and to the statistics after them.
+    """What an update does to the first `trainable` parameters g, and to differences of statistics after them.
 
     `kind`: "plain" adds `scale` g; "adam" and "rmsprop" do what the kernels `include_adam` and `include_rmsprop` say,
-    with the second moments of the updates before. `scalars`: the scale, that of the statistics, and the kernel's own.
+    with the second moments of the updates before. `scalars`: the scale, that of the differences, and the kernel's own.
     """
 
     kind: Literal["plain", "adam", "rmsprop"]
@@ -25,7 +25,10 @@ class Lead(NamedTuple):
 
 
 class Inclusion(Protocol):
-    """Applies leads, one after the other."""
+    """Applies leads, one after the other.
+
+    Moving averages stay as they are: what a push says of them does not depend on the parameters (`ps/statistics`).
+    """
 
     def __call__(self, current: Any, update: Any, lead: Lead) -> Any:
         """The parameters `current`, a tensor, with the update."""
@@ -79,10 +82,20 @@ class HostMean:
 
 
 class HostInclusion:
-    """`Inclusion` of `size` parameters, fp32 or bf16, with kernels. `alias` makes a tensor of an array."""
+    """`Inclusion` of `size` parameters, fp32 or bf16, with kernels. `alias` makes a tensor of an array.
 
-    def __init__(self, size: int, dtype: npt.DTypeLike, alias: Callable[[npt.NDArray[Any]], Any]) -> None:
+    `differences`: the ranges of the statistics of which an update has differences.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        dtype: npt.DTypeLike,
+        alias: Callable[[npt.NDArray[Any]], Any],
+        differences: Sequence[tuple[int, int]] = (),
+    ) -> None:
         self._size, self._dtype, self._alias = size, np.dtype(dtype), alias
+        self._differences = differences
         self._second: npt.NDArray[np.float32] | None = None
         self._sum: npt.NDArray[np.float32] | None = None
         """fp32; made with the first gradient in flight: a worker that waits for its answers needs none."""
@@ -99,7 +112,7 @@ class HostInclusion:
         if current.dtype != np.float32:
             kernels.decode(current, out)
             start = out
-        scale, of_statistics, *rest = lead.scalars
+        scale, of_differences, *rest = lead.scalars
         w, g, to = start[:n], update[:n], out[:n]
         if lead.kind == "plain":
             kernels.include(w, g, to, scale)
@@ -108,7 +121,9 @@ class HostInclusion:
                 self._second = aligned(n)
             apply = kernels.include_adam if lead.kind == "adam" else kernels.include_rmsprop
             apply(w, self._second, g, to, scale, *rest)
-        kernels.include(start[n:], update[n:], out[n:], of_statistics)
+        out[n:] = start[n:]
+        for low, high in self._differences:
+            kernels.include(start[low:high], update[low:high], out[low:high], of_differences)
         if self._encoded is not None:
             kernels.encode(out, self._encoded)
         return self._tensor

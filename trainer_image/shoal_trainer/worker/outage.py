@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from shoal_trainer.ps import kernels
 from shoal_trainer.ps.aligned import aligned
+from shoal_trainer.ps.statistics import Statistics
 from shoal_trainer.ps.update_rules import Optimizer, Update
-from shoal_trainer.wire.messages import OptimizerConfig, Progress, Push
+from shoal_trainer.wire.messages import Average, OptimizerConfig, Progress, Push
 from shoal_trainer.worker.leases import joined
 from shoal_trainer.worker.send import Send
 
@@ -43,6 +43,7 @@ class Outage:
         learning_rate: float,
         clock: Callable[[], float],
         *,
+        averages: Sequence[Average] = (),
         max_steps: int = MAX_STEPS,
         max_seconds: float = MAX_SECONDS,
     ) -> None:
@@ -53,8 +54,9 @@ class Outage:
         self.master = aligned(current.size)
         kernels.decode(current, self.master)
         self.base = self.master.copy()
-        self._rule = None if config.name == "delta" else Optimizer(config, 0, parameters)
-        self._parameters = 0 if config.name == "delta" else parameters
+        self._rule = Optimizer(config, 0, parameters)
+        self._statistics = Statistics(averages, parameters, current.size)
+        self._parameters = parameters
         self._learning_rate = learning_rate
         self._config = config
         self._updates = 0
@@ -68,9 +70,10 @@ class Outage:
         """Whether local training has reached its limit; then the worker waits."""
         return self.steps >= self._max_steps or self._clock() - self._started >= self._max_seconds
 
-    def absorb(self, update: Any, samples: int, *, gradient: bool = True) -> None:
-        """Apply a step that is pushed separately: it is not part of the difference."""
-        self._apply(update, samples, gradient)
+    def absorb(self, send: Send) -> None:
+        """Apply a push that is sent separately: it is not part of the difference."""
+        push = send.push
+        self._apply(send.update, push.samples, push.steps, gradient=not push.skipped)
         self.base[:] = self.master
 
     def step(
@@ -82,13 +85,13 @@ class Outage:
         gradient: bool = True,
         left_out: int = 0,
     ) -> None:
-        """Take a local step. `update` in wire format: gradients, then differences of the statistics.
+        """Take a local step. `update` in wire format (see `ModelSpec`).
 
         `progress`: the mark of each step of which the update is the mean.
 
         `gradient` False: the step was skipped, and the optimizer does not run. `left_out`: samples without a gradient.
         """
-        self._apply(update, samples, gradient)
+        self._apply(update, samples, len(progress), gradient)
         self.steps += len(progress)
         self.samples += samples
         self.left_out += left_out
@@ -123,13 +126,14 @@ class Outage:
         self.rebase()
         return Send(delta, push, local=True)
 
-    def _apply(self, update: Any, samples: int, gradient: bool) -> None:
+    def _apply(self, update: Any, samples: int, steps: int, gradient: bool) -> None:
         if self._scratch.shape != update.shape or self._scratch.dtype != update.dtype:
             self._scratch = aligned(update.size, update.dtype)
         self._scratch[:] = update  # the kernels overwrite their input
         n = self._parameters
         self._updates += gradient
-        if self._rule is not None and gradient:
-            rate = self._learning_rate * self._config.weight(samples)  # as on the servers
+        if gradient:
+            weight = self._learning_rate * self._config.weight(samples)  # as on the servers
+            rate = 1.0 if self._config.name == "delta" else weight
             self._rule.apply(self.master[:n], self._scratch[:n], Update(rate, self._updates))
-        kernels.add(self.master[n:], self._scratch[n:], np.float32(1.0))
+        self._statistics.apply(self.master, self._scratch, steps, 1.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -12,11 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shoal_trainer.ps import kernels
-from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.wire.messages import MAX_MARKS, MetricSum, Push
 from shoal_trainer.worker.feed import Ready
 from shoal_trainer.worker.flat_model import Step
-from shoal_trainer.worker.layout import Average
 from shoal_trainer.worker.on_device import OnDevice
 from shoal_trainer.worker.on_host import Mean
 
@@ -34,11 +31,6 @@ class Send:
     """It was computed while the push before it was in flight."""
     hurry: threading.Event = field(default_factory=threading.Event, compare=False)
     """Set when the answer is waited for."""
-
-
-MAX_AVERAGE_STEP = 0.1
-"""The largest share of the distance to the observed value by which one push may move a moving average. With larger
-shares, the sum of the pushes in flight could make a variance negative."""
 
 
 class Taken(NamedTuple):
@@ -117,26 +109,9 @@ class Pile:
                 sums[name] = MetricSum(name, before + total, weighed + weight)
         return tuple(sums.values())
 
-    def update(self, averages: Sequence[Average] = (), staleness: int = 1) -> Any:
-        """The mean update of the steps, weighted by samples.
-
-        All steps started with the same statistics, so their mean is one step's change. `averages` are scaled to the
-        change of consecutive steps, and by `staleness` (pushes between pull and push, of the previous push), by which
-        the servers divide changes of statistics; both together are limited by `MAX_AVERAGE_STEP`.
-        """
-        update = self._first if len(self.steps) == 1 else self._mean.result(self.samples)
-        factors = [np.float32(_average_factor(each, len(self.steps), staleness)) for each in averages]
-        if all(factor == 1 for factor in factors):
-            return update
-        first = min(average.low for average in averages)
-        statistics = update.statistics(first) if isinstance(update, OnDevice) else update[first:]
-        for average, factor in zip(averages, factors, strict=True):
-            part = statistics[average.low - first : average.high - first]
-            values = aligned(part.size)
-            kernels.decode(part, values)
-            values *= factor
-            kernels.encode(values, part)
-        return update
+    def update(self) -> Any:
+        """The mean update of the steps, weighted by samples."""
+        return self._first if len(self.steps) == 1 else self._mean.result(self.samples)
 
 
 def length(update: Any, trainable: int) -> float:
@@ -146,9 +121,3 @@ def length(update: Any, trainable: int) -> float:
     sums = np.zeros(3)
     kernels.squares(update[:trainable], sums)
     return math.sqrt(sums[0])
-
-
-def _average_factor(average: Average, steps: int, staleness: int) -> float:
-    """The factor by which a push scales one step's change of a moving average."""
-    one_step = 1 - average.momentum
-    return min(staleness * (1 - average.momentum**steps), max(one_step, MAX_AVERAGE_STEP)) / one_step

@@ -70,7 +70,7 @@ class SeveralDevices:
         devices: Sequence[str],
         structure: Any,
         decode: Callable[[Any], list[Any]],
-        encode: Callable[[list[Any], Any], Any],
+        encode: Callable[[list[Any], list[Any], Any], Any],
         found: Findings,
         *,
         xla: bool,
@@ -108,7 +108,7 @@ class SeveralDevices:
         with tf.device(self._devices[0]):
             self._step.assign([new.get(index) for index in range(len(outside))])
             global_seed_generator().state.assign(seeds[0])
-            return self._merge(updates, numbers, rest[size - 2 :: size])
+            return self._merge(flats[0], updates, numbers, rest[size - 2 :: size])
 
     def _outside_of(self, index: int, values: list[Any]) -> list[Any]:
         """The values of the variables outside of the layout for one device."""
@@ -154,7 +154,7 @@ class SeveralDevices:
 
         return part
 
-    def _merged(self, updates: list[Any], numbers: list[Any], samples: list[Any]) -> Any:
+    def _merged(self, flat: Any, updates: list[Any], numbers: list[Any], samples: list[Any]) -> Any:
         """The mean of the parts, by samples: a device without samples may have computed anything."""
         present = [tf.cast(each > 0, tf.float32) for each in samples]
         parts = [tf.cast(each / tf.add_n(samples), tf.float32) for each in samples]
@@ -173,7 +173,7 @@ class SeveralDevices:
         ]
         trained = self._step.trained
         update = self._step.finish(pieces[:trained], pieces[trained:])
-        return self._encode(update, tf.concat([loss, sums], 0))
+        return self._encode(self._decode(flat), update, tf.concat([loss, sums], 0))
 
 
 class _Drawing:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
@@ -26,7 +26,6 @@ from shoal_trainer.worker.buffers import Buffers
 from shoal_trainer.worker.exchange import Exchange
 from shoal_trainer.worker.feed import EndOfFile, Item, Ready
 from shoal_trainer.worker.flat_model import FlatModel, Step
-from shoal_trainer.worker.layout import Average
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.outage import MAX_STEPS, Outage
@@ -50,14 +49,12 @@ class Upstream:
         coordinator: Coordinator,
         leases: Leases,
         drain: threading.Event,
-        averages: Sequence[Average],
         clock: Callable[[], float],
     ) -> None:
         self._flat_model, self._placement = flat_model, placement
         self._exchange, self._coordinator = exchange, coordinator
         self._leases = leases
         self._drain = drain
-        self._averages = averages
         self._clock = clock
         self._buffers = Buffers(flat_model.layout.size, flat_model.dtype, flat_model.alias, flat_model.upload)
         self._anticipation = Anticipation(
@@ -128,7 +125,7 @@ class Upstream:
         assert self._pulled is not None
         self._outage = self._local_training(None if send is None else send.push.learning_rate)
         if send is not None:
-            self._outage.absorb(send.update, send.push.samples, gradient=not send.local)
+            self._outage.absorb(send)
             self._unsent.append(send)
         if self._pending:
             self._local_steps()
@@ -141,7 +138,10 @@ class Upstream:
         if rate is None:
             rate = schedules.learning_rate(config.learning_rate, config.step_after(self._pulled.samples))
         size = self._flat_model.layout.trainable
-        return Outage(self._buffers.current, config, size, rate, self._clock, max_steps=max_steps)
+        averages = self._flat_model.averages
+        return Outage(
+            self._buffers.current, config, size, rate, self._clock, averages=averages, max_steps=max_steps
+        )
 
     def _use(self, pulled: Pulled) -> None:
         """Make pulled parameters current, with the complete journal of each shard that came with them."""
@@ -164,8 +164,9 @@ class Upstream:
         assert self._outage is not None
         pile = self._pending
         if marks := self._marks():
-            update = pile.update(self._averages)
-            self._outage.step(update, pile.samples, marks, gradient=not pile.skipped, left_out=pile.left_out)
+            self._outage.step(
+                pile.update(), pile.samples, marks, gradient=not pile.skipped, left_out=pile.left_out
+            )
         pile.clear()
 
     def _marks(self) -> list[Progress]:

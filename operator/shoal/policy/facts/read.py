@@ -85,7 +85,13 @@ class Facts:
     @property
     def coordinator_pod_runs(self) -> bool:
         """Whether parameter server 0 runs."""
-        return any(s.place.is_coordinator and s.pod and s.pod.running for s in self.sightings["ps"])
+        return self.coordinator_pod is not None
+
+    @property
+    def coordinator_pod(self) -> Pod | None:
+        """The pod of parameter server 0 that runs."""
+        found = (each.pod for each in self.sightings["ps"] if each.place.is_coordinator)
+        return next((pod for pod in found if pod and pod.running), None)
 
 
 def read(seen: Observation) -> Facts:

@@ -103,6 +103,47 @@ def test_training_runs_at_most_one_epoch_ahead_of_callbacks(callbacks):
         assert bench.ask(1).kind == "data"
 
 
+@pytest.mark.parametrize("validation", [True, False])
+def test_no_two_epochs_are_judged_by_the_same_parameters(validation):
+    """Whichever worker is slow: half of the next epoch is left when the tasks of an epoch begin."""
+    bench = Bench(stop=StopAfter(epochs=4), validation=validation, callbacks=True)
+    for slot in (0, 1):
+        bench.join(slot)
+    held = bench.ask(0)  # the first range of the epoch, for long
+    assert bench.train(1).kind == "idle"
+    assert bench.coordinator.status().samples == 2 * (3 + 2)  # of 4 ranges in an epoch
+    bench.finish(0, held.lease)
+    held = bench.ask(1)
+    assert (held.task, held.epoch) == ("evaluate" if validation else "callbacks", 0)
+    assert bench.train(0).kind == "idle"
+    assert bench.coordinator.ledger.completed == 2  # judged now: the next epoch may end
+
+
+def test_a_worker_that_asked_early_trains_its_steps_before_it_evaluates():
+    bench = Bench(stop=StopAfter(epochs=4), validation=True, callbacks=True)
+    for slot in (0, 1):
+        bench.join(slot)
+    last = [bench.ask(0) for _ in range(4)][-1]
+    ahead = bench.ask(1)
+    assert (last.lease.epoch, ahead.lease.epoch) == (0, 1)
+    for lease in list(bench.coordinator.ledger.leases.values())[:4]:
+        bench.finish(0, bench.data.lease_message(lease))
+    assert bench.ask(1).task == "evaluate"
+    assert bench.train(0).kind == "idle"
+    assert bench.coordinator.status().samples == 2 * (4 + 1)
+    bench.finish(1, ahead.lease)
+    assert bench.train(0).kind == "idle"
+    assert bench.coordinator.status().samples == 2 * (4 + 4)
+
+
+def test_an_epoch_of_one_range_is_leased_whole():
+    bench = Bench(stop=StopAfter(epochs=4), callbacks=True)
+    bench.data = bench.data.model_copy(update={"size": 2})
+    for slot in (0, 1):
+        bench.join(slot)
+    assert [bench.ask(slot).lease.epoch for slot in (0, 1)] == [0, 1]
+
+
 def evaluated(workers=2):
     """A job of one epoch, all of whose samples are trained and which worker 0 has evaluated."""
     bench = Bench(validation=True, callbacks=True)

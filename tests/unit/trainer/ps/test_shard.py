@@ -10,6 +10,7 @@ from shoal_trainer.errors import Fenced, ProtocolError, Unreachable, UserError
 from shoal_trainer.ps.history import APPLIED_INCARNATIONS
 from shoal_trainer.ps.shard import AppliedPush, ShardStore
 from shoal_trainer.wire.messages import (
+    Average,
     ModelSpec,
     OptimizerConfig,
     PushMeta,
@@ -77,6 +78,7 @@ def test_malformed_requests_are_rejected() -> None:
     [
         (MODEL.model_copy(update={"parameters": 9}), "8 trainable and 0 other values, this worker's 9 and 0"),
         (MODEL.model_copy(update={"fingerprint": "0" * 64}), "names, shapes or types"),
+        (MODEL.model_copy(update={"averages": (Average(8, 9, 0.9),)}), "another momentum"),
         (MODEL.model_copy(update={"optimizer": OptimizerConfig()}), "optimizer is configured differently"),
     ],
 )
@@ -140,6 +142,25 @@ def test_statistics_are_averaged_not_optimized() -> None:
     io = grad(1.0, N + 2)
     shard.push(1, 0, 1, 0, ONE, io)
     np.testing.assert_array_equal(io[N:], 1.5)  # two versions old: weight 1/2
+
+
+@pytest.mark.parametrize("config", [SGD, OptimizerConfig(name="adam", batch_size=1)], ids=["sgd", "adam"])
+def test_push_without_a_gradient_moves_only_the_statistics(config: OptimizerConfig) -> None:
+    """It counts like another one, but the optimizer takes no step, as in Keras."""
+    averages = (Average(N, N + 1, 0.75),)
+    shard = ready(
+        ModelSpec(fingerprint="f" * 64, parameters=N, statistics=2, averages=averages, optimizer=config)
+    )
+    shard.push(0, 0, 1, 0, ONE, grad(1.0, N + 2))
+    assert shard.model is not None
+    before = {name: values.copy() for name, values in shard.model.arrays().items()}
+    io = grad(5.0, N + 2)
+    answer = shard.push(0, 0, 2, 1, PushMeta(samples=3, skipped=True), io)
+    assert (answer.version, answer.meta.samples, shard.model.updates) == (2, 4, 1)
+    np.testing.assert_array_equal(io[N:], [0.25 + (5 - 0.25) / 4, 1 + 5])
+    np.testing.assert_array_equal(io[:N], before["parameters"][:N])
+    for name, values in shard.model.optimizer.state.items():
+        np.testing.assert_array_equal(values, before[name])
 
 
 def test_weight_decay_skips_excluded_ranges() -> None:

@@ -211,9 +211,9 @@ class Exchange:
                 self._check_link(server, server.shard.index)
 
         def pushed_and_pulled():
-            made = self._push(update, out, push, arrives=True).versions[0]
+            made, began = self._push(update, out, push, arrives=True).versions[0], world.now
             self._on_all(wait)
-            return replace(self.pull(out).result(), made=made)
+            return replace(self.pull(out).result(), wait_seconds=world.now - began, made=made)
 
         world = self.world
         return Answer(pushed_and_pulled)

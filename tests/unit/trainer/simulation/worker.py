@@ -77,6 +77,7 @@ class Worker:
             upload_when=lambda _answer, _array: None,
             mean=Total,
             inclusion=lambda: HostInclusion(world.model.size, np.float32, lambda array: array),
+            averages=(),
             initial=lambda: aligned(world.model.size),
             step=self.step,
             reuse=lambda update: update.fill(math.nan),  # makes a later read of the update visible

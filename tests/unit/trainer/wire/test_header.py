@@ -84,6 +84,7 @@ pushes = st.builds(
     scale=f32,
     length=f32,
     left_out=u32,
+    skipped=st.booleans(),
     timings=st.builds(Timings, f32, f32, f32, f32, f32),
     progress=st.lists(marks, max_size=20).map(tuple),
     metrics=st.lists(st.builds(MetricSum, st.text(max_size=60), f64, f64), max_size=9).map(tuple),

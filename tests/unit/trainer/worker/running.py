@@ -14,7 +14,7 @@ class Running:
         config = servers.config(**config)
         self.drain = threading.Event()
         self.flat_model = build_flat_model(training, config)
-        self.flat_model.trace()  # as `process` does
+        self.flat_model.trace()  # as `main` does
         self.worker = compose(training, config, self.flat_model, coordinator, servers.credentials, self.drain)
         self.end = None
         self.thread = threading.Thread(target=self._run, daemon=True)

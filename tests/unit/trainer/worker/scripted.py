@@ -3,6 +3,7 @@
 import math
 import threading
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,12 +26,14 @@ SIZE, TERM = 4, 111
 class Server:
     """Its answers. `stopped`: the term that has ended training; `reachable`: False while it is lost.
 
-    `live`: workers; `seconds`: of a push and a pull together; `rounds`: the pushes that wait for other workers.
+    `live`: workers; `seconds`: of a push and a pull together, `wait`: for other workers, `late`: until the next step;
+    `rounds`: the pushes that wait for other workers.
     """
 
-    def __init__(self):
+    def __init__(self, passes):
         self.stopped, self.reachable, self.pushes, self.deltas, self.rounds = 0, True, [], [], []
-        self.live, self.seconds = 1, 0.0
+        self.live, self.seconds, self.wait, self.late = 1, 0.0, 0.0, 0.0
+        self._passes = passes
 
     def pull(self, *_arguments, **_options):
         return self._answer(self.pulled)
@@ -42,7 +45,11 @@ class Server:
 
     def push_round(self, update, out, push):
         self.rounds.append(push)
-        return self.push_pull(update, out, push)
+        self._passes(self.seconds + self.wait + self.late)
+        answer = self.push_pull(update, out, push)
+        if self.reachable:
+            answer._result = replace(answer.result(), wait_seconds=self.wait)
+        return answer
 
     def push_delta(self, _delta, _out, push, *, scale):
         if self.reachable:
@@ -116,13 +123,19 @@ class Bench:
     """A worker that has pulled, and holds a lease of the positions 0 to 8."""
 
     def __init__(self, **policy):
-        self.server, self.coordinator, self.leases, self.now = Server(), Coordinator(), Leases(), 0.0
-        self.items, self.loss = [], 0.1
+        self.server, self.coordinator, self.leases, self.now = (
+            Server(self.passes),
+            Coordinator(),
+            Leases(),
+            0.0,
+        )
+        self.items, self.loss, self.step_seconds = [], 0.1, 0.0
         model = SimpleNamespace(
             layout=SimpleNamespace(size=SIZE, trainable=SIZE), dtype=np.float32, alias=lambda flat: flat,
             on_device=lambda tensor: tensor, upload=lambda tensor: tensor, upload_when=lambda *_: None, mean=HostMean,
             inclusion=lambda: HostInclusion(SIZE, np.float32, lambda flat: flat),
-            step=lambda *_: Step(aligned(SIZE), self.loss, math.isfinite(self.loss)), reuse=lambda _update: None,
+            step=self.step, reuse=lambda _update: None,
+            averages=(), still=lambda _parameters: aligned(SIZE),
         )  # fmt: skip
         feed = SimpleNamespace(
             start=lambda: None,
@@ -138,6 +151,14 @@ class Bench:
         self.loop._boots = ((0, TERM),)
         self.work = DataWork((TERM, 1), 0, 0, 8)
         self.leases.grant(self.work)
+
+    def passes(self, seconds):
+        """Time passes."""
+        self.now += seconds
+
+    def step(self, *_arguments):
+        self.passes(self.step_seconds)
+        return Step(aligned(SIZE), self.loss, math.isfinite(self.loss))
 
     def run(self):
         """The loop, once it has joined."""

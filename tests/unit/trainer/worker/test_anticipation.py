@@ -52,7 +52,9 @@ def waiting(config):
 def overlapping(config, *, anticipates):
     """Step k computes on the answer to push k - 2, while push k - 1 is in flight."""
     shard = server(config)
-    anticipation = Anticipation(config, N, HostInclusion(N + STATISTICS, np.float32, lambda array: array))
+    anticipation = Anticipation(
+        config, N, HostInclusion(N + STATISTICS, np.float32, lambda array: array, [(N, N + STATISTICS)])
+    )
     held, known, flight = START.copy(), Pulled((0,), ({},), 0, 1), None
     for step in range(STEPS):
         parameters = held

@@ -15,7 +15,7 @@ from shoal_trainer.contract import ACCELERATORS_ENV, CONFIG_ENV, JobIdentity, Ro
 from shoal_trainer.data.source import Part
 from shoal_trainer.errors import NoAccelerator
 from shoal_trainer.ps import kernels
-from shoal_trainer.worker import process
+from shoal_trainer.worker import main
 from shoal_trainer.worker.flat_model import MAX_SHAPES, FlatModel
 from shoal_trainer.worker.hardware import require_accelerators
 from shoal_trainer.worker.label_check import LabelCheck
@@ -272,8 +272,8 @@ def test_a_worker_without_its_gpu_ends_so_that_another_node_is_tried(monkeypatch
     monkeypatch.setenv(CONFIG_ENV, config.to_json())
     monkeypatch.setenv(ACCELERATORS_ENV, "1")
     monkeypatch.setenv("SHOAL_TERMINATION_LOG", str(tmp_path / "message"))
-    monkeypatch.setattr(process, "Drain", lambda: None)
-    assert process.main() == 1
+    monkeypatch.setattr(main, "Drain", lambda: None)
+    assert main.main() == 1
     message = json.loads((tmp_path / "message").read_text())
     assert message["reason"] == "NoAccelerator"
 

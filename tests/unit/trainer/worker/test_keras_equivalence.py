@@ -134,7 +134,10 @@ def test_host_and_accelerator_paths_give_the_same_updates(name, wire):
     make = (EXACT | CLOSE)[name]
     (losses, flat, layout), (others, other, _) = trained(make, wire), trained(make, wire, on_host=False)
     assert losses == others
-    assert np.array_equal(flat, other)
+    # XLA makes one instruction of the multiplication and the addition of a moving average, which rounds once, in one of
+    # the programs and not in the other. (Without FMA, XLA_FLAGS=--xla_cpu_max_isa=AVX, all bits are equal.)
+    assert np.array_equal(flat[: layout.trainable], other[: layout.trainable])
+    np.testing.assert_array_max_ulp(flat, other, 4)
     if wire == "bf16" and "worker" not in name:
         expected, exact = in_keras(make, layout)
         assert losses == pytest.approx(expected, rel=0.05)

@@ -10,7 +10,7 @@ from shoal_trainer import Training, UserError
 from shoal_trainer.data.source import Part
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.wire.messages import MAX_MARKS
-from shoal_trainer.worker import loop
+from shoal_trainer.worker import cadence
 from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.work import DataWork, Finished, reporting
 from tests.unit.trainer.worker.fakes import FakeCoordinator
@@ -66,7 +66,7 @@ def test_sequential_worker_equals_keras_bit_for_bit(start_servers):
 @pytest.mark.parametrize("share", [0.0, math.inf], ids=["overlapped", "in rounds"])
 @pytest.mark.parametrize("shards", [1, 2])
 def test_two_workers_share_the_data(start_servers, monkeypatch, shards, share):
-    monkeypatch.setattr(loop, "ROUND_SHARE", share)
+    monkeypatch.setattr(cadence, "ROUND_SHARE", share)
     coordinator = FakeCoordinator(DATA.size, epochs=3)
     servers = start_servers(coordinator, count=shards)
     workers = [Running(job(), servers, coordinator, slot=slot) for slot in range(2)]
@@ -75,7 +75,7 @@ def test_two_workers_share_the_data(start_servers, monkeypatch, shards, share):
     assert [worker.join() for worker in workers] == [End.FINISHED] * 2
     assert coordinator.samples == 3 * DATA.size
     assert all(worker.worker.loop.steps for worker in workers)
-    assert any(worker.worker.loop._in_round for worker in workers) == (share > 0)
+    assert any(worker.worker.loop._cadence.in_round for worker in workers) == (share > 0)
 
 
 def test_drained_worker_completes_its_push(start_servers):

@@ -8,7 +8,7 @@ import pytest
 
 from shoal_trainer import Training
 from shoal_trainer.errors import Unreachable
-from shoal_trainer.worker import loop
+from shoal_trainer.worker import cadence
 from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.work import TaskWork
 from tests.unit.trainer.worker.fakes import FakeCoordinator
@@ -75,7 +75,7 @@ def lose_with_pushes_in_flight(servers, coordinator):
 
 def test_lost_shard_loses_one_push_of_each_worker_and_gets_it_again(start_servers, monkeypatch):
     for share in ("PULL_SHARE", "ROUND_SHARE"):  # a pull would wait for the shard that waits for the pushes
-        monkeypatch.setattr(loop, share, 0.0)
+        monkeypatch.setattr(cadence, share, 0.0)
     coordinator = FakeCoordinator(DATA.size, epochs=2, tasks=())
     servers = start_servers(coordinator)
     shard, saved = servers.stores[0], lose_with_pushes_in_flight(servers, coordinator)

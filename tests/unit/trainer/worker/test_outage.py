@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from shoal_trainer.ps.aligned import aligned
-from shoal_trainer.wire.messages import OptimizerConfig, Progress
+from shoal_trainer.wire.messages import Average, OptimizerConfig, Progress, Push
 from shoal_trainer.worker.outage import Outage
+from shoal_trainer.worker.send import Send
 
 
 class Clock:
@@ -15,7 +16,7 @@ class Clock:
         return self.now
 
 
-def begin(name="sgd", dtype=np.float32, clock=None, **options):
+def begin(name="sgd", dtype=np.float32, clock=None, averages=(), **options):
     current = aligned(6, dtype)
     return Outage(
         current,
@@ -23,13 +24,14 @@ def begin(name="sgd", dtype=np.float32, clock=None, **options):
         4,
         0.5,
         clock or Clock(),
+        averages=averages,
         max_steps=3,
     )
 
 
 def test_local_steps_make_a_delta_without_absorbed_updates():
     outage = begin()
-    outage.absorb(np.array([1, 1, 1, 1, 7, 7], np.float32), 16)
+    outage.absorb(Send(np.array([1, 1, 1, 1, 7, 7], np.float32), Push(1, 16, (0,))))
     outage.step(np.array([2, 0, 0, 0, 1, -1], np.float32), 16, [Progress(0, -1, 0, 16)])
     out = aligned(6)
     outage.difference_into(out)
@@ -40,6 +42,18 @@ def test_local_steps_make_a_delta_without_absorbed_updates():
     outage.difference_into(out)
     assert not out.any()
     assert outage.steps == outage.samples == len(outage.progress) == 0
+
+
+def test_moving_averages_go_on_as_on_the_servers():
+    outage = begin(averages=(Average(5, 6, 0.5),))
+    update = np.array([0, 0, 0, 0, 8, 8], np.float32)
+    outage.absorb(Send(update, Push(1, 48, (0,), steps=3)))
+    assert list(outage.master[4:]) == [8, 7]
+    outage.step(update, 16, [Progress(0, -1, 0, 16)])
+    assert list(outage.master[4:]) == [16, 7.5]
+    out = aligned(6)
+    outage.difference_into(out)
+    assert list(out[4:]) == [8, 0.5]
 
 
 def test_local_training_stops_after_max_steps_or_seconds():

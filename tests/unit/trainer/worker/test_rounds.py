@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal_trainer.worker.loop import ROUND_SHARE
+from shoal_trainer.worker.cadence import ROUND_SHARE
 from tests.unit.trainer.worker.scripted import Bench
 
 STEP = 1.0
@@ -12,9 +12,8 @@ STEP = 1.0
 
 def run(bench: Bench, steps: int) -> list[bool]:
     """Steps of a second; whether each push waited for the others."""
-    pushed = len(bench.server.pushes)
+    pushed, bench.step_seconds = len(bench.server.pushes), STEP
     for _ in range(steps):
-        bench.now += STEP
         bench.loop._train(bench.batch())
     bench.loop._collect()
     return [push in bench.server.rounds for push in bench.server.pushes[pushed:]]
@@ -53,6 +52,18 @@ def test_worker_waits_for_the_others_where_its_messages_take_little_time() -> No
     assert run(bench, 30)[-20:] == [False] * 20
     bench.server.live = 3
     assert run(bench, 30)[-20:] == [True] * 20
+
+
+def test_worker_goes_on_alone_where_its_steps_begin_late() -> None:
+    """What an exchange costs is all that is no step and no wait: also what its push and its pull do not see."""
+    bench = Bench(rounds=True)
+    bench.server.live = 4
+    share(bench, 0.4)
+    bench.server.wait = 0.3 * STEP
+    bench.server.late = 0.4 * ROUND_SHARE * STEP
+    assert run(bench, 30)[-20:] == [True] * 20
+    bench.server.late = 1.2 * ROUND_SHARE * STEP
+    assert run(bench, 100)[-50:] == [False] * 50
 
 
 def test_next_gradient_is_expected_where_the_worker_waits_for_its_answer() -> None:

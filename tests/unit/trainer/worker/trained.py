@@ -10,7 +10,6 @@ from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
 from shoal_trainer.worker.feed import Ready
 from shoal_trainer.worker.flat_model import FlatModel
-from shoal_trainer.worker.layout import averages_of
 from shoal_trainer.worker.optimizers import place
 from shoal_trainer.worker.send import Pile
 from tests.unit.trainer.worker.models import DATA
@@ -35,11 +34,11 @@ class Server:
         self.flat_model.trace()
         found = self.flat_model.found
         self.placement = place(model, self.flat_model.layout, 16, found.without_gradient)
-        layout = self.flat_model.layout
+        layout, averages = self.flat_model.layout, self.flat_model.averages
         self.store = ShardStore(0, 1, 0)
         self.store.hello(0, 0, ModelSpec(
             fingerprint=layout.fingerprint, parameters=layout.trainable,
-            statistics=layout.size - layout.trainable, optimizer=self.placement.config,
+            statistics=layout.size - layout.trainable, averages=averages, optimizer=self.placement.config,
         ))  # fmt: skip
         self.store.initialize(self.flat_model.initial())
         self.io = aligned(layout.size, np.uint16 if wire == "bf16" else np.float32)
@@ -82,8 +81,8 @@ def pushed(server, batches):
 
 
 def push(server, pile):
-    server.io[:] = pile.update(averages_of(server.flat_model.model, server.flat_model.layout))
+    server.io[:] = pile.update()
     server.seq += 1
     server.samples += pile.samples
-    meta = PushMeta(pile.samples)
+    meta = PushMeta(pile.samples, len(pile), skipped=pile.skipped)
     server.version = server.store.push(0, 0, server.seq, server.version, meta, server.io).version

@@ -25,7 +25,7 @@ from shoal_trainer.contract import (
 )
 from shoal_trainer.errors import Fenced, ProtocolError, Unreachable, UserError
 from shoal_trainer.run.processes import DONE_PATIENCE, MAX_FAILURES, LocalJob, LocalRun
-from shoal_trainer.worker import process
+from shoal_trainer.worker import main
 from shoal_trainer.worker.hardware import THREADS_ENV
 
 
@@ -43,7 +43,7 @@ def test_threads_and_gc_are_configured_before_user_code_is_imported(monkeypatch)
     gc.unfreeze()
     try:
         with pytest.raises(UserError):
-            process._work(SimpleNamespace(entrypoint="a:b", args={}, cores=0.0), None, 0.0)
+            main._work(SimpleNamespace(entrypoint="a:b", args={}, cores=0.0), None, 0.0)
         assert seen == [("3", False)]
         assert gc.isenabled()
         assert gc.get_freeze_count() > 0
@@ -91,7 +91,7 @@ def _raise(error):
 def test_store_outage_at_start_is_retried(monkeypatch, failing):
     answers = [UserError("the store is back"), Unreachable("no answer"), Unreachable("no answer")]
     monkeypatch.setattr("shoal_trainer.retry.FIRST_PAUSE", 0.0)
-    monkeypatch.setattr(process, "fitted", lambda config, _device: config)
+    monkeypatch.setattr(main, "fitted", lambda config, _device: config)
     monkeypatch.setattr("shoal_trainer.worker.entrypoint.load", lambda *_: None)
     monkeypatch.setattr("shoal_trainer.security.Credentials.load", lambda _folder: None)
     model = SimpleNamespace(layout=SimpleNamespace(tensors=1), flops_per_sample=None)
@@ -101,7 +101,7 @@ def test_store_outage_at_start_is_retried(monkeypatch, failing):
     gc.unfreeze()
     try:
         with pytest.raises(UserError, match="the store is back"):
-            process._work(config, SimpleNamespace(flag=threading.Event()), 0.0)
+            main._work(config, SimpleNamespace(flag=threading.Event()), 0.0)
     finally:
         gc.unfreeze()
     assert not answers
@@ -110,7 +110,7 @@ def test_store_outage_at_start_is_retried(monkeypatch, failing):
 def test_sigterm_while_the_main_thread_holds_the_lock_of_the_flag_is_noticed():
     previous = signal.getsignal(signal.SIGTERM)
     try:
-        drain = process.Drain()
+        drain = main.Drain()
         drain.hold()
         with drain.flag._cond:  # held at times within `Event.wait`
             signal.raise_signal(signal.SIGTERM)
@@ -122,11 +122,11 @@ def test_sigterm_while_the_main_thread_holds_the_lock_of_the_flag_is_noticed():
 def test_thread_of_user_code_does_not_keep_the_process_alive():
     code = """
 import atexit, sys, threading
-from shoal_trainer.process import ending
-ending.EXIT_SECONDS = 0.5
+from shoal_trainer.termination import deadline
+deadline.EXIT_SECONDS = 0.5
 print("the last words", end="")
 threading.Thread(target=threading.Event().wait).start()
-ending.end_soon(3)
+deadline.end_soon(3)
 sys.exit(3)
 """
     ended = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, timeout=50, check=False)
@@ -156,7 +156,7 @@ def test_user_error_survives_a_coordinator_that_refuses_it(monkeypatch, caplog, 
         close=lambda: None,
         loop=SimpleNamespace(beside=None),
     )
-    monkeypatch.setattr(process, "fitted", lambda config, _device: config)
+    monkeypatch.setattr(main, "fitted", lambda config, _device: config)
     monkeypatch.setattr("shoal_trainer.worker.entrypoint.load", lambda *_: None)
     monkeypatch.setattr("shoal_trainer.security.Credentials.load", lambda _folder: None)
     monkeypatch.setattr("shoal_trainer.worker.compose.build_flat_model", lambda *_: model)
@@ -166,7 +166,7 @@ def test_user_error_survives_a_coordinator_that_refuses_it(monkeypatch, caplog, 
     gc.unfreeze()
     try:
         with pytest.raises(type(raised), match=str(raised)):
-            process._work(
+            main._work(
                 SimpleNamespace(entrypoint="a:b", args={}, cores=0.0, secret_dir="", batch_size=1), drain, 0.0
             )
     finally:
@@ -182,9 +182,9 @@ def test_sys_exit_in_user_code_is_a_user_error_exit(monkeypatch, tmp_path):
     )  # fmt: skip
     monkeypatch.setenv(CONFIG_ENV, config.to_json())
     monkeypatch.setenv("SHOAL_TERMINATION_LOG", str(tmp_path / "message"))
-    monkeypatch.setattr(process, "Drain", lambda: None)
-    monkeypatch.setattr(process, "_work", lambda *_: sys.exit(0))
-    assert process.main() == EXIT_USER
+    monkeypatch.setattr(main, "Drain", lambda: None)
+    monkeypatch.setattr(main, "_work", lambda *_: sys.exit(0))
+    assert main.main() == EXIT_USER
     assert "ends the process: SystemExit: 0" in (tmp_path / "message").read_text()
 
 
@@ -249,10 +249,10 @@ def test_local_job_that_does_not_fit_into_the_memory_twice_fails(monkeypatch):
 HANGS = """
 import threading
 from types import SimpleNamespace
-from shoal_trainer.worker import process, watchdog
+from shoal_trainer.worker import main, watchdog
 watchdog.CHECK_SECONDS = watchdog.FIRST_SECONDS = 0.01
 worker = SimpleNamespace(watchdog=watchdog.Watchdog(), leave=lambda: print("left", end="", flush=True))
-worker.watchdog.start(lambda error: process.abandon(worker, error))
+worker.watchdog.start(lambda error: main.abandon(worker, error))
 with worker.watchdog.watch("a training step on samples 0-8"):
     threading.Event().wait()
 """

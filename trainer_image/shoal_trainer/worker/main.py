@@ -34,10 +34,10 @@ from shoal_trainer.contract import (
     TerminationMessage,
 )
 from shoal_trainer.errors import Fenced, HungStep, TrainerError, Unreachable, UserError, WorkerFailed
-from shoal_trainer.process.ending import end_soon
-from shoal_trainer.process.sigterm import in_thread
-from shoal_trainer.process.termination import write_termination
 from shoal_trainer.retry import until_reachable
+from shoal_trainer.termination.deadline import end_soon
+from shoal_trainer.termination.message import write_termination
+from shoal_trainer.termination.sigterm import in_thread
 from shoal_trainer.worker.hardware import (
     device_name,
     equipment,

@@ -1,0 +1,83 @@
+"""The rhythm of a worker's exchanges: whether it takes part in rounds, and when it pulls a second time.
+
+Pure: times are the caller's, in seconds.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from shoal_trainer.wire.messages import Pulled
+from shoal_trainer.worker.exchange import Again
+
+SMOOTHING = 0.2
+"""The share of the newest time in a usual one."""
+RESERVE = 0.1
+"""Steps vary: the share of the time between two pushes by which the newest parameters are pulled earlier."""
+CHEAP_SHARE = 0.03
+"""A pull of this share is waited for if the step was faster than expected."""
+PULL_SHARE = 0.1
+"""The largest share of a pull in that time: a second pull costs the servers as much as the first one."""
+ROUND_SHARE = 0.03
+"""The largest share of an exchange in that time, where it is waited for."""
+
+
+class Cadence:
+    """Follows a worker's pushes. `rounds`: it may wait for others (`ps/rounds`); `sequential`: it waits for answers."""
+
+    def __init__(self, *, rounds: bool, sequential: bool) -> None:
+        self._rounds, self._sequential = rounds, sequential
+        self.in_round = False
+        """Whether the worker waits for the others after its pushes."""
+        self._period: float | None = None
+        """The usual time between two pushes."""
+        self._exchange: float | None = None
+        """How long an exchange usually delays the next step, or would in a round; without the wait for others."""
+        self._caution = 1
+        """The worker takes part from when its exchange takes so many times less than it may."""
+        self._live = 1
+
+    @property
+    def waits(self) -> bool:
+        """Whether the next step begins after the answer to a push."""
+        return self._sequential or self.in_round
+
+    def pushes(self, period: float, busy: float, base: Pulled) -> None:
+        """A push, `period` after the one before, is sent: decide whether it takes part in a round.
+
+        `busy`: its steps, and the wait for their data. An exchange takes as long as a push and a pull, and in a round
+        all of the period that is neither busy nor the wait for other workers. All workers push at once there, so it may
+        take longer than before, and longer than it may. Then the worker takes part no more before it takes half as
+        long; with other workers it tries anew.
+        """
+        seconds = (
+            period - busy - base.wait_seconds if self.in_round else base.push_seconds + base.pull_seconds
+        )
+        self._period = _mixed(self._period, period)
+        self._exchange = _mixed(self._exchange, max(0.0, seconds))
+        if base.live_workers != self._live:
+            self._live, self._caution = base.live_workers, 1
+        longest = ROUND_SHARE * self._period
+        if self.in_round and self._exchange > longest:
+            self.in_round, self._caution = False, 2 * self._caution
+        elif self._caution * self._exchange <= longest:
+            self.in_round = self._rounds
+        self.in_round &= self._live > 1
+
+    def again(self, base: Pulled, hurry: threading.Event) -> Again | None:
+        """When to pull once more, just before the next step; None: not at all.
+
+        Without it, a gradient would be as stale as twice as many workers make it. Only with other workers, and if a
+        pull costs little of the time between two pushes.
+        """
+        assert self._period is not None
+        if self._sequential or base.live_workers < 2 or base.pull_seconds > PULL_SHARE * self._period:
+            return None
+        after = (1 - RESERVE) * self._period - 2 * base.pull_seconds
+        return Again(after, hurry, cheap=base.pull_seconds <= CHEAP_SHARE * self._period)
+
+
+def _mixed(usual: float | None, seconds: float) -> float:
+    """The usual time with one more in it; a single long one counts little."""
+    usual = usual or seconds
+    return usual + SMOOTHING * (min(seconds, 2 * usual) - usual)
