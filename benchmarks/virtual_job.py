@@ -307,6 +307,8 @@ class VirtualJob(Course):
     def shrink(self, workers: int) -> None:
         """Only the first `workers` go on; the others leave with the step that they compute."""
         self._end_waits()
+        for worker in range(workers, self.job.workers):
+            self.shard.workers.rounds.forget(worker)
         self.queue = [(at, worker) for at, worker in self.queue if worker < workers]
         heapq.heapify(self.queue)
         self.shard.workers.set_live(workers)

@@ -9,7 +9,17 @@ from dev.paths import ROOT
 
 
 @pytest.mark.parametrize(
-    "words", [("-k", "examples/pools"), ("-f", "examples/digits.yaml"), ("-f", "examples/priorities.yaml")]
+    "words",
+    [
+        ("-k", "examples/pools"),
+        ("-k", "examples/quickstart"),
+        ("-f", "examples/digits.yaml"),
+        ("-f", "examples/kueue/job.yaml"),
+        ("-f", "examples/node-pools.yaml"),
+        ("-f", "examples/pools.yaml"),
+        ("-f", "examples/priorities.yaml"),
+        ("-f", "examples/s3/job.yaml"),
+    ],
 )
 def test_manifest_is_admitted(control_plane: ControlPlane, crds: None, words: tuple[str, str]) -> None:
     flag, path = words

@@ -12,6 +12,7 @@ from dev import kueue
 from dev.cluster import ControlPlane
 from dev.fake_kubelet import FakeKubelet
 from dev.kube import Json, Kube, tolerant
+from dev.paths import ROOT
 from shoal_trainer.contract import Outcome, TerminationMessage
 from tests.control_plane.installed import as_service_account
 from tests.control_plane.operators import Job, eventually, running_operator
@@ -23,6 +24,7 @@ WORKLOADS = f"{API}/namespaces/{NAMESPACE}/workloads"
 LABEL = "kueue.x-k8s.io/queue-name"
 WORKERS = 3
 FLAVOR = {"flavor": "whole"}
+GPUS = {"cpu": "64", "memory": "256Gi", "pods": "110", "nvidia.com/gpu": "8"}
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
@@ -120,6 +122,21 @@ async def test_pods_wait_for_quota_run_with_it_give_way_and_come_back(plane: Con
             await job.runs(WORKERS)
             assert {n: p["metadata"]["uid"] for n, p in (await job.pods()).items() if "-ps-" in n} == servers
             assert (await job.status())["restarts"] == status["restarts"]
+
+
+async def test_the_example_is_admitted_with_its_servers_on_demand_and_its_workers_on_spot(
+    plane: ControlPlane,
+) -> None:
+    async with Kube(plane.kubeconfig) as kube, FakeKubelet(plane.kubeconfig) as kubelet:
+        await kubelet.add_node("safe-1")
+        await kubelet.add_node("spot-1", spot=True, capacity=GPUS)
+        plane.kubectl("apply", "-n", NAMESPACE, "-f", str(ROOT / "examples" / "kueue"))
+        job = Job(kube, NAMESPACE, "queued")
+        async with running_operator(plane.kubeconfig, NAMESPACE, kueue=True):
+            await job.runs(8)
+            assert (await job.condition("QuotaReserved"))["reason"] == "Admitted"
+            nodes = {name: pod["spec"]["nodeName"] for name, pod in (await job.pods()).items()}
+            assert {name for name, node in nodes.items() if node == "safe-1"} == {"queued-ps-0-0"}
 
 
 class Whole:

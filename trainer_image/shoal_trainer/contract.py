@@ -35,6 +35,7 @@ STORAGE_DIR = "/var/run/shoal/storage"
 """The mount path of the job's volume claim or ephemeral volume; its URI is `file://` + this."""
 
 CODE_DIR = "/var/run/shoal/code"
+CODE_ARCHIVE = "code.zip"
 """The mount path of the job's code from a ConfigMap, first on the path of workers."""
 
 EPOCH_LINE = "epoch report: "
@@ -397,6 +398,8 @@ class SpeedSums(Message):
     """Waiting for the servers' answer and reading it."""
     push: LogSums = LogSums()
     """Sending the update."""
+    step: LogSums = LogSums()
+    """From push to push: of the exchange only what is not beside the computation, and waits for others, too."""
 
     @property
     def key(self) -> tuple[str, int, float, int, int, int]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import statistics
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dev.demo.pools.record import Moment
+from dev.demo.pools.record import Moment, WorkerSeen
 
 START_SECONDS = 6.0
 WINDOW_SECONDS = 8.0
@@ -33,27 +33,30 @@ def predicted_at_half(moments: Sequence[Moment]) -> float | None:
 
 
 def step_seconds(moments: Sequence[Moment]) -> dict[str, float]:
-    """The mean time of a step that workers of each pool reported, at most once a moment."""
-    times: dict[str, list[float]] = {}
-    for now in moments:
-        for worker in now.workers:
-            if worker.step_seconds is not None:
-                times.setdefault(worker.pool, []).append(worker.step_seconds)
-    return {pool: statistics.fmean(found) for pool, found in times.items() if len(found) >= 5}
+    """The mean time of a step by pool: what workers needed for all their steps, without tasks and their waits."""
+    seconds, steps = defaultdict[str, float](float), Counter[str]()
+    for old, new, passed in _passed(moments):
+        seconds[new.pool] += passed - (new.beside - old.beside)
+        steps[new.pool] += new.steps - old.steps
+    return {pool: seconds[pool] / n for pool, n in steps.items() if n and seconds[pool] >= WINDOW_SECONDS}
 
 
 def throughput(moments: Sequence[Moment]) -> dict[str, float]:
     """Samples a second of one worker of each pool, over all the time that it trained."""
-    samples: dict[str, float] = {}
-    seconds: dict[str, float] = {}
+    seconds, samples = defaultdict[str, float](float), Counter[str]()
+    for old, new, passed in _passed(moments):
+        seconds[new.pool] += passed
+        samples[new.pool] += new.samples - old.samples
+    return {pool: n / seconds[pool] for pool, n in samples.items() if seconds[pool] >= WINDOW_SECONDS}
+
+
+def _passed(moments: Sequence[Moment]) -> Iterator[tuple[WorkerSeen, WorkerSeen, float]]:
+    """Each settled worker in two moments, one after the other, and the seconds between them."""
     for old, new in itertools.pairwise(moments):
-        before = {worker.key: worker for worker in old.workers}
+        before = {worker.key: worker for worker in old.workers if worker.settled}
         for worker in new.workers:
-            if worker.key in before and worker.step_seconds is not None:
-                gained = worker.samples - before[worker.key].samples
-                samples[worker.pool] = samples.get(worker.pool, 0.0) + gained
-                seconds[worker.pool] = seconds.get(worker.pool, 0.0) + new.at - old.at
-    return {pool: samples[pool] / seconds[pool] for pool in samples if seconds[pool] >= WINDOW_SECONDS}
+            if worker.key in before:
+                yield before[worker.key], worker, new.at - old.at
 
 
 def job_speed(moments: Sequence[Moment]) -> float | None:
@@ -62,7 +65,7 @@ def job_speed(moments: Sequence[Moment]) -> float | None:
     Not of the evaluation after the last step and the export.
     """
     training = [m for m in moments if m.progress is None or m.progress < 100]
-    settled = [m for m in training if m.workers and all(w.step_seconds is not None for w in m.workers)]
+    settled = [m for m in training if m.workers and all(w.settled for w in m.workers)]
     most = max((len(m.workers) for m in settled), default=0)
     full = [m for m in settled if len(m.workers) == most]
     full = [m for m in full if m.at >= full[0].at + START_SECONDS]

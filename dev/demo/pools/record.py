@@ -15,12 +15,14 @@ SETTLED_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class WorkerSeen:
-    """A worker that trains: its machine's pool, the smoothed seconds of a step, samples so far."""
+    """A worker that trains: its machine's pool, samples and steps so far, and seconds in tasks and waits."""
 
     key: tuple[int, int]
     pool: str
-    step_seconds: float | None
+    settled: bool
     samples: int
+    steps: int = 0
+    beside: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,10 @@ def moment(picture: Picture, now: datetime, pools: Mapping[str, str]) -> Moment:
         WorkerSeen(
             (w.slot, w.incarnation),
             pools.get(w.node, ""),
-            None
-            if w.step_seconds is None or now.timestamp() - w.first_push_at < SETTLED_SECONDS
-            else w.step_seconds,
+            w.step_seconds is not None and now.timestamp() - w.first_push_at >= SETTLED_SECONDS,
             w.samples,
+            w.steps,
+            w.beside_seconds,
         )
         for w in (report.workers if report else ())
         if w.state == "Active" and w.first_push_at is not None

@@ -156,6 +156,8 @@ class MeasuredRow(Status):
     """Receiving parameters."""
     push: LogMoments = LogMoments()
     """Sending the gradient."""
+    step: LogMoments = LogMoments()
+    """From push to push: with what of the exchange is not beside the computation, and with waits for other workers."""
     last_seen: str = ""
     """When it was last measured (RFC 3339)."""
 

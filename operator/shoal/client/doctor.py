@@ -179,7 +179,7 @@ def _nodes(cluster: Cluster) -> Iterator[Check]:
     safe = len(cluster.nodes) - len(spot)
     words = f"{count(len(spot), 'spot node')} for workers, {safe} without a spot label for parameter servers"
     if away := [each["metadata"]["name"] for each in cluster.nodes if not _ready(each)]:
-        words += f"; not ready: {', '.join(sorted(away))}"
+        words += f"; not ready, or cordoned: {', '.join(sorted(away))}"
         yield Check("nodes", "warning", words, "kubectl describe node says why; nothing is started there")
     elif not safe:
         yield Check("nodes", "warning", words, "parameter servers need a node without a spot label, unless "
@@ -281,7 +281,8 @@ def is_spot(node: Json) -> bool:
 
 def _ready(node: Json) -> bool:
     conditions = node.get("status", {}).get("conditions") or ()
-    return all(each["status"] == "True" for each in conditions if each["type"] == "Ready")
+    ready = all(each["status"] == "True" for each in conditions if each["type"] == "Ready")
+    return ready and not node.get("spec", {}).get("unschedulable")
 
 
 def _gpus(node: Json) -> int:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from shoal.api.labels import JOB
 from shoal.api.training_job import TrainingJob
+from shoal.api.training_job_status import TrainingJobStatus
 from shoal.client.words import count, duration
 from shoal_trainer.contract import StopAfter
 
@@ -45,6 +46,14 @@ def explain(seen: Seen) -> list[Finding]:
     return [finding for rule in RULES for finding in rule(seen)]
 
 
+def stands(status: TrainingJobStatus, now: datetime) -> str:
+    """For how long no step is known of a job that is said to train; empty if one was a moment ago."""
+    last = status.training.last_progress_time
+    if status.phase != "Running" or last is None or now - last <= STALE:
+        return ""
+    return f"no step is known for {duration((now - last).total_seconds())}"
+
+
 def _nobody_watches(seen: Seen) -> Iterator[Finding]:
     job = seen.job
     if job.spec.managed_by:
@@ -72,10 +81,12 @@ def _conditions(seen: Seen) -> Iterator[Finding]:
     status = seen.job.status
     for kind in ("Failed", "Stalled", "QuotaExceeded", "Degraded"):
         condition = status.condition(kind)
-        if condition is None or condition.status != "True":
-            continue
+        if condition is None or condition.status != "True" or (kind == "Stalled" and status.finished):
+            continue  # a failed job is stalled for the same reason
         stopped = kind in {"Failed", "Stalled"}
         help_ = HELP.get(condition.reason, "docs/troubleshooting.md explains the reason " + condition.reason)
+        if "persistentvolumeclaim" in condition.message:  # the message says what to do
+            help_ = ""
         yield Finding(
             "stopped" if stopped else "waiting", f"{kind}, {condition.reason}: {condition.message}", help_
         )
@@ -98,6 +109,12 @@ OWN_REASONS = frozenset({"Suspended", "NotQueued", "Finished"})
 """Why a job has no quota that asks for none."""
 
 
+def _suspended(seen: Seen) -> Iterator[Finding]:
+    job = seen.job
+    if job.spec.suspend and not job.status.finished:
+        yield Finding("waiting", "spec.suspend is true", f"shoal resume {job.metadata.name}")
+
+
 def _nobody_works(seen: Seen) -> Iterator[Finding]:
     job = seen.job
     if job.spec.workers.replicas == 0 and not job.status.finished and job.spec.elasticity.mode != "Auto":
@@ -105,6 +122,8 @@ def _nobody_works(seen: Seen) -> Iterator[Finding]:
 
 
 HELP = {
+    "WaitingForStorage": "correct the URI, or the credentials in the parameter servers' template (docs/operating.md)",
+    "CoordinatorUnreachable": "docs/operating.md has the NetworkPolicy that lets the operator in",
     "Unschedulable": "give the pods a node that fits: shoal doctor counts the nodes for workers and servers; "
     "or scale down",
     "ImagePullFailed": "correct the image in the template, or name imagePullSecrets there",
@@ -165,12 +184,8 @@ def _not_training(seen: Seen) -> Iterator[Finding]:
         yield Finding(
             "waiting", "workers import TensorFlow, build and trace the model; no step is done yet", ""
         )
-    elif (
-        status.training.last_progress_time
-        and (still := seen.now - status.training.last_progress_time) > STALE
-    ):
-        yield Finding("waiting", f"no step is known for {duration(still.total_seconds())}: training stands, or no "
-                                 "operator runs, whose status has no age of its own",
+    elif standing := stands(status, seen.now):
+        yield Finding("waiting", f"{standing}: training stands, or no operator runs: a status has no age of its own",
                       "shoal doctor says whether an operator works, shoal logs NAME --slot N what a worker "
                       "does")  # fmt: skip
     if status.training.message:
@@ -259,5 +274,6 @@ def _data(seen: Seen) -> Iterator[Finding]:
 
 
 RULES: tuple[Callable[[Seen], Iterable[Finding]], ...] = (
-    _nobody_watches, _nobody_works, _queued, _conditions, _pending, _not_training, _slow, _costly, _plan, _goal, _data,
+    _nobody_watches, _suspended, _nobody_works, _queued, _conditions, _pending, _not_training, _slow, _costly, _plan,
+    _goal, _data,
 )  # fmt: skip

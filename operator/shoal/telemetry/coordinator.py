@@ -120,7 +120,8 @@ class HttpsCoordinator:
         except aiohttp.ClientConnectorCertificateError as error:
             raise _OtherKey(f"{url}: {error!r}") from error
         except (aiohttp.ClientError, TimeoutError, OSError, ValidationError) as error:
-            raise Unavailable(f"{url}: {error!r}") from error
+            cause = getattr(error, "os_error", error)  # the whole error of aiohttp names objects of Python
+            raise Unavailable(f"{url}: {cause or type(cause).__name__}") from error
         if report.job_uid != endpoint.job_uid:
             raise Unavailable(f"{url} reported on another job, {report.job_uid}")
         return report

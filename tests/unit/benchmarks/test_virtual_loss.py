@@ -5,7 +5,7 @@ import statistics
 import pytest
 
 from benchmarks.convergence import SHOAL, accuracy
-from benchmarks.virtual_job import Job, accuracy_after_loss
+from benchmarks.virtual_job import Job, VirtualJob, accuracy_after_loss
 
 
 @pytest.mark.parametrize("workers", [1, 4, 8])
@@ -19,3 +19,11 @@ def test_accuracy_from_copies_is_no_worse_than_from_the_snapshot(workers):
     copies, snapshot = (statistics.mean(a for _, a in found) for found in (from_copies, from_snapshot))
     assert copies >= snapshot - 0.005
     assert copies >= statistics.mean(accuracy((SHOAL, job)) for job in jobs) - 0.01
+
+
+def test_who_goes_on_alone_waits_for_none_of_those_that_left():
+    run = VirtualJob(Job("digits", 8, 0))
+    run.train(40)
+    run.shrink(1)
+    run.train(40)
+    assert run.samples == 80 * run.job.batch

@@ -168,6 +168,21 @@ def test_no_workers_is_named() -> None:
     assert (finding.why, finding.help) == ("no workers are wanted", "shoal scale digits 1")
 
 
+def test_a_failed_job_has_one_reason_and_a_suspended_one_says_how_to_resume() -> None:
+    told = [condition("Failed", "UserError", "no job"), condition("Stalled", "UserError", "no job")]
+    [finding] = explain(Seen(job({"observedGeneration": 1, "phase": "Failed", "conditions": told}), (), NOW))
+    assert finding.why.startswith("Failed, UserError")
+    [finding] = explain(Seen(job({"observedGeneration": 1, "phase": "Suspended"}, suspend=True), (), NOW))
+    assert (finding.why, finding.help) == ("spec.suspend is true", "shoal resume digits")
+
+
+def test_a_missing_claim_is_not_sent_to_the_nodes() -> None:
+    words = 'persistentvolumeclaim "runs" not found; create this PersistentVolumeClaim'
+    status = {"observedGeneration": 1, "conditions": [condition("Degraded", "Unschedulable", words)]}
+    [finding] = explain(Seen(job(status), (), NOW))
+    assert finding.help == ""
+
+
 def test_a_plan_that_is_late_says_by_how_much() -> None:
     spec = {
         "workers": {"replicas": 3, "pools": ["t4"]},

@@ -22,6 +22,7 @@ from dev.demo.pools.figures import (
     missed,
     plan_changes,
     predicted_at_half,
+    step_seconds,
     throughput,
 )
 from dev.demo.pools.record import Moment, WorkerSeen
@@ -70,8 +71,8 @@ def test_there_are_never_more_machines_than_stock(pods: list[str], fast: int, ha
     assert len(made) <= pods.count("fast")
 
 
-def worker(pool: str, slot: int, samples: int, seconds: float | None = 0.1) -> WorkerSeen:
-    return WorkerSeen((slot, 0), pool, seconds, samples)
+def worker(pool: str, slot: int, samples: int, beside: float = 0.0) -> WorkerSeen:
+    return WorkerSeen((slot, 0), pool, True, samples, samples // 10, beside)
 
 
 def run_of(*workers: str, count: int = 30, rate: int = 100) -> list[Moment]:
@@ -96,6 +97,12 @@ def test_speeds_are_measured_from_the_samples_of_settled_workers() -> None:
     assert throughput(run_of("fast", "slow")) == {"fast": pytest.approx(100), "slow": pytest.approx(100)}
     assert job_speed(run_of("fast", "slow")) == pytest.approx(200)
     assert throughput(run_of("fast", count=5)) == {}
+    assert step_seconds(run_of("fast", "slow")) == {"fast": pytest.approx(0.1), "slow": pytest.approx(0.1)}
+    evaluates = [
+        replace(m, workers=(worker("fast", 0, 100 * int(m.at), 0.2 * m.at),)) for m in run_of("fast")
+    ]
+    assert step_seconds(evaluates) == {"fast": pytest.approx(0.08)}
+    assert throughput(evaluates) == {"fast": pytest.approx(100)}
     exports = [replace(run_of("fast")[-1], at=30.0 + t, progress=100.0) for t in range(20)]
     assert job_speed([*run_of("fast"), *exports]) == pytest.approx(100)
     assert job_speed([]) is None

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.api.kube import Pod
 from shoal.policy.model import CreatePod, Plan
 from shoal.policy.plan import plan
 from tests.unit.policy import build
@@ -234,3 +235,16 @@ def test_coordinator_that_cannot_be_reached_is_a_condition() -> None:
     assert (degraded.status, degraded.reason) == ("True", "CoordinatorUnreachable")
     assert "7071" in degraded.message
     assert "timeout" in degraded.message
+
+
+def test_server_that_serves_nothing_yet_waits_for_the_storage() -> None:
+    """Its port is closed to everybody, so the NetworkPolicies of the namespace are not to blame."""
+    job = build.job(status={"startTime": build.stamp(build.NOW)})
+    server = build.pod_manifest("ps")
+    server["status"]["conditions"][0]["status"] = "False"
+    pods = (Pod.model_validate(server), build.pod("worker"))
+    made = plan(build.observe(job, *pods, unreachable_seconds=61.0, unreachable_because="refused"))
+    degraded = made.status.condition("Degraded")
+    assert degraded is not None
+    assert (degraded.status, degraded.reason) == ("True", "WaitingForStorage")
+    assert "kubectl logs digits-ps-0-0 -c ps" in degraded.message

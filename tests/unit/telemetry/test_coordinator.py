@@ -151,5 +151,6 @@ async def test_invalid_report_is_unavailable(
 
 async def test_unreachable_coordinator_is_unavailable(coordinator: HttpsCoordinator) -> None:
     async with asyncio.timeout(50):
-        with pytest.raises(Unavailable):
+        with pytest.raises(Unavailable, match="Connect call failed") as refused:
             await coordinator.read(endpoint("u1", "127.0.0.99"))
+    assert "object at" not in str(refused.value)

@@ -59,17 +59,20 @@ class _Row:
     compute: _Sum = field(default_factory=_Sum)
     pull: _Sum = field(default_factory=_Sum)
     push: _Sum = field(default_factory=_Sum)
+    step: _Sum = field(default_factory=_Sum)
     at: float = 0.0
 
     def add(self, timings: Timings) -> None:
         self.compute.add(timings.compute + timings.input)
         self.pull.add(timings.pull)
         self.push.add(timings.push)
+        self.step.add(timings.step)
 
     def merge(self, other: _Row, now: float) -> None:
         self.compute.merge(other.compute)
         self.pull.merge(other.pull)
         self.push.merge(other.push)
+        self.step.merge(other.step)
         self.at = now
 
 
@@ -130,6 +133,7 @@ class Speeds:
                 compute=row.compute.report(),
                 pull=row.pull.report(),
                 push=row.push.report(),
+                step=row.step.report(),
             )
             for (device, devices, cores, batch_size, workers, servers), row in self._newest_first()
         )

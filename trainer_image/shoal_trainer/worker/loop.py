@@ -301,8 +301,9 @@ class Loop:
             return replace(step, update=self._flat_model.still(parameters), skipped=True, left_out=True)
         if self._discarded(ready, f"the loss is {step.loss}"):
             return None
+        what = "gradient" if math.isfinite(step.loss) else "loss"
         raise UserError(
-            f"The loss or its gradient is not finite (loss {step.loss}) in epoch {ready.work.epoch + 1}. Lower the "
+            f"The {what} is not finite (loss {step.loss}) in epoch {ready.work.epoch + 1}. Lower the "
             "learning rate, clip gradients (clipnorm=…), look for bad samples, or set Training(on_nan=…) to "
             '"skip" or "rollback".'
         )

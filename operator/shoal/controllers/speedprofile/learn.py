@@ -126,11 +126,11 @@ def _numbers(text: str, count: int) -> list[float]:
     return found if len(found) == count and all(map(math.isfinite, found)) else [0.0] * count
 
 
-def _parts(sums: SpeedSums) -> tuple[LogSums, LogSums, LogSums]:
-    return sums.compute, sums.pull, sums.push
+def _parts(sums: SpeedSums) -> tuple[LogSums, ...]:
+    return sums.compute, sums.pull, sums.push, sums.step
 
 
-_NOTHING = (LogSums(), LogSums(), LogSums())
+_NOTHING = 4 * (LogSums(),)
 
 
 def _merged(row: MeasuredRow | None, sums: SpeedSums, fresh: Iterable[LogSums], now: datetime) -> MeasuredRow:
@@ -144,10 +144,9 @@ def _merged(row: MeasuredRow | None, sums: SpeedSums, fresh: Iterable[LogSums], 
         parameter_servers=servers,
     )
     keep = _weight(old.last_seen, now)
-    compute, pull, push = (
-        _pooled(was, part, keep) for was, part in zip((old.compute, old.pull, old.push), fresh, strict=True)
-    )
-    return old.model_copy(update={"compute": compute, "pull": pull, "push": push, "last_seen": _stamp(now)})
+    before = {"compute": old.compute, "pull": old.pull, "push": old.push, "step": old.step}
+    after = {name: _pooled(was, part, keep) for (name, was), part in zip(before.items(), fresh, strict=True)}
+    return old.model_copy(update={**after, "last_seen": _stamp(now)})
 
 
 def _pooled(old: LogMoments, fresh: LogSums, keep: float) -> LogMoments:
@@ -237,13 +236,13 @@ def _format(parts: Iterable[LogSums]) -> str:
     )
 
 
-def _parse(text: str) -> tuple[LogSums, LogSums, LogSums]:
-    """What `_format` wrote."""
-    one, two, three = (
+def _parse(text: str) -> tuple[LogSums, ...]:
+    """What `_format` wrote; of an operator before there was `step`, three parts."""
+    numbers = _numbers(text + 4 * " 0" if len(text.split()) == 12 else text, 16)
+    return tuple(
         LogSums(count=int(n), total=total, squares=squares, seconds=seconds)
-        for n, total, squares, seconds in zip(*[iter(_numbers(text, 12))] * 4, strict=True)
+        for n, total, squares, seconds in zip(*[iter(numbers)] * 4, strict=True)
     )
-    return one, two, three
 
 
 def _weight(last_seen: str, now: datetime) -> float:

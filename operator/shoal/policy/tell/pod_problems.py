@@ -132,6 +132,16 @@ def unreachable(facts: Facts) -> Reason | None:
     """Degraded: the operator cannot read the report of parameter server 0, whose pod runs."""
     if facts.seen.unreachable_seconds < UNREACHABLE_SECONDS or not facts.coordinator_pod_runs:
         return None
+    server = facts.coordinator_pod
+    if (
+        server is not None and not server.ready
+    ):  # so says the kubelet beside it, which no NetworkPolicy keeps out
+        message = (
+            "parameter server 0 runs and does not serve: it reads the job's storage first, and waits for it;"
+            f" `kubectl logs {server.metadata.name} -c ps` has the storage's words, such as missing credentials or a"
+            " bucket that does not exist"
+        )
+        return Reason("WaitingForStorage", message)
     # Not the seconds: a condition that changes is written at once.
     message = (
         f"the operator cannot reach port {CONTROL_PORT} of parameter server 0, so silent workers are not noticed and"

@@ -6,11 +6,15 @@ Where that is dear, or leaves one without the nodes that it needs, they are plan
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from shoal.errors import UsageError
-from shoal.sizing.fleet.alone import Solved, problem_of, solve
+from shoal.sizing.fleet.alone import Solved, exactly, problem_of, solve, under_way
+from shoal.sizing.fleet.answers import answer_of
 from shoal.sizing.fleet.joint import better_together
+from shoal.sizing.fleet.moves import Move, reached
 from shoal.sizing.fleet.values import FleetJob, FleetPlan, FleetPool
 from shoal.sizing.speed.measurements import MEASURED, Profile
 from shoal.sizing.speed.model import SpeedModel
@@ -45,7 +49,32 @@ def plan_fleet(
         for name, count in solved.answer.counts.items():
             left[name] = max(left[name] - count, 0)
     chosen = alone | better_together([alone[job.name] for job in order], pools, speeds, confidence)
-    return FleetPlan({job.name: chosen[job.name].answer for job in jobs})
+    within = _within_reach([chosen[job.name] for job in jobs], pools)
+    return FleetPlan({solved.job.name: solved.answer for solved in within})
+
+
+def _within_reach(plans: Sequence[Solved], pools: Sequence[FleetPool]) -> list[Solved]:
+    """The plans; of jobs that would wait for each other for ever, what they get on the way."""
+    moves = [Move(under_way(each.job), each.answer.counts, each.job.min_workers) for each in plans]
+    ends = reached(moves, {pool.name: pool.limit for pool in pools})
+    return [
+        each if +has == +Counter(each.answer.counts) else _stopped(each, has)
+        for each, has in zip(plans, ends, strict=True)
+    ]
+
+
+def _stopped(planned: Solved, has: Mapping[str, int]) -> Solved:
+    """A job's plan with what it has where it gets no farther."""
+    if planned.one is None:
+        return planned
+    problem = planned.one.problem
+    try:
+        found = exactly(problem, [has.get(pool.name, 0) for pool in problem.pools])
+    except UsageError:
+        return planned
+    note = "It would change places with another job, and neither can spare a worker meanwhile: it stays."
+    found = replace(found, notes=(*found.notes, note))
+    return replace(planned, found=found, answer=answer_of(planned.job, planned.one, found))
 
 
 def _urgency(job: FleetJob, pools: Sequence[FleetPool], speeds: SpeedModel) -> tuple[bool, float]:

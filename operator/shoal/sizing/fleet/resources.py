@@ -164,6 +164,7 @@ def _measured(row: MeasuredRow, now: datetime) -> Row:
         compute=_moments(row.compute),
         pull=_moments(row.pull),
         push=_moments(row.push),
+        step=_moments(row.step),
         age_seconds=_age(row.last_seen, now),
     )
 

@@ -83,7 +83,7 @@ class Row:
     """The times of one configuration; `workers` and `parameter_servers` were active meanwhile.
 
     `compute` is a worker's compute and input; `pull` and `push` its exchange, which overlaps with it. `step` is the
-    whole step, for rows that were measured without their parts. A row weighs half after each half-life of its `age`.
+    whole step, with the waits for other workers. A row weighs half after each half-life of its `age`.
     """
 
     device: str

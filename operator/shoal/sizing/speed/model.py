@@ -106,11 +106,12 @@ class SpeedModel:
 def _alone(row: Row) -> LogMean | None:
     """The time of a worker alone: compute and input, at any number of workers; or the whole step of a single one.
 
-    On a CPU the exchange is not beside the compute: it takes its time from the same cores.
+    On a CPU the exchange takes its time from the same cores as the compute: beside it or not, it makes it longer. So
+    the step is no longer than all parts in turn, and no longer than it was, with waits for others and all.
     """
     if row.compute is not None and row.device == CPU and row.pull and row.push:
         whole = sum(part.seconds for part in (row.compute, row.pull, row.push))
-        return replace(row.compute, mean=whole)
+        return replace(row.compute, mean=min(whole, row.step.seconds) if row.step else whole)
     if row.compute is not None:
         return row.compute
     return row.step if row.workers == 1 else None

@@ -47,6 +47,7 @@ def report(
         compute=sums(*compute),
         pull=sums(*(0.1 * each for each in compute)),
         push=sums(*(0.2 * each for each in compute)),
+        step=sums(*(1.2 * each for each in compute)),
     )
     shard = ShardReport(
         index=0, epoch=0, boot=boot, busy_seconds=0.01 * len(compute), updates=len(compute), bytes_received=7
@@ -194,6 +195,18 @@ def test_whole_cores_of_an_earlier_version_are_read() -> None:
     stored = {"device": "T4", "cores": 4, "batchSize": 16, "workers": 2, "parameterServers": 1}
     status = learn(SpeedProfileStatus.model_validate({"rows": [stored]}), "job", report(0.1), NOW)
     assert [row.cores for row in status.rows] == ["4"]
+
+
+def test_sums_of_an_operator_that_knew_no_whole_steps_count_once() -> None:
+    first = learn(SpeedProfileStatus(), "job", report(0.1, 0.2), NOW)
+    (source,) = first.sources
+    counts = {
+        name: text if name.startswith("shard/") else " ".join(text.split()[:12])
+        for name, text in source.counts.items()
+    }
+    old = first.model_copy(update={"sources": (source.model_copy(update={"counts": counts}),)})
+    (row,) = learn(old, "job", report(0.1, 0.2, 0.3), NOW).rows
+    assert row.compute.count == "3"
 
 
 def test_what_was_learned_of_a_large_model_is_read_by_the_planner() -> None:

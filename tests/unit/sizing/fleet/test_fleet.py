@@ -120,6 +120,30 @@ def test_jobs_trade_pools_where_all_together_cost_less() -> None:
     assert (goes_on["urgent"].counts["spot"], goes_on["other"].counts["spot"]) == (0, 4)
 
 
+@pytest.mark.parametrize("least", [3, 4])
+def test_jobs_that_cannot_spare_a_worker_do_not_plan_to_change_places(least: int) -> None:
+    """Each of two full pools is the other job's better one. Who cannot spare a worker would wait for ever."""
+    pools = [
+        FleetPool(f"all-{name}", name, limit=4, price_per_hour=1.0, startup_seconds=30)
+        for name in ("P100", "V100")
+    ]
+    models = [replace(MODEL, fingerprint=name) for name in ("a", "b")]
+    rows = [
+        tuple(Row(name, batch_size=128, workers=4, compute=LogMean.of(t, 0.0, 500)) for name, t in times)
+        for times in ((("P100", 0.3), ("V100", 0.1)), (("P100", 0.1), ("V100", 0.3)))
+    ]
+    jobs = [
+        job(f"{at}", pools=("all-P100", "all-V100"), model=model, samples_left=1e7, deadline_seconds=9e3,
+            min_workers=least, max_workers=4, running={f"all-{at}": 4})
+        for model, at in zip(models, ("P100", "V100"), strict=True)
+    ]  # fmt: skip
+    found = plan_fleet(pools, [Profile(m, r) for m, r in zip(models, rows, strict=True)], jobs).jobs
+    for name, other in (("P100", "V100"), ("V100", "P100")):
+        at = other if least < 4 else name
+        assert found[name].counts[f"all-{at}"] >= least
+        assert ("neither can spare a worker" in found[name].reason) == (least == 4)
+
+
 def test_nearly_done_job_does_not_go_on_for_long_with_few_workers_to_save_pennies() -> None:
     """Four workers end it in a minute and a half; one would take six, and save what servers lose to contention."""
     slow_server = replace(PROFILE, server_load={1: ServerLoad(120.0, 6000)})

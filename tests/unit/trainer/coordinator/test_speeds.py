@@ -49,6 +49,7 @@ def test_steps_of_a_settled_team_count_with_its_size_and_the_servers() -> None:
     assert row.key == ("T4", 1, 4, 32, 1, 2)
     assert row.compute.mean == pytest.approx(math.log(0.08))
     assert (row.pull.mean, row.push.mean) == (pytest.approx(math.log(0.02)), pytest.approx(math.log(0.01)))
+    assert row.step.mean == pytest.approx(math.log(0.1))
     assert row.compute.variance == pytest.approx(0, abs=1e-9)
     assert 0 < row.compute.count == row.pull.count <= 4 * SILENCE_SECONDS / 0.25
 
