@@ -12,7 +12,9 @@ import contextlib
 import hashlib
 import json
 import shutil
+import subprocess
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,8 @@ CERTIFICATES = Path("/tmp/k8s-webhook-server/serving-certs")
 PODS = ("/mutate--v1-pod", "/validate--v1-pod")
 KUEUES_OWN = "kueue-x-k8s-io"
 READY_SECONDS = 60.0
+COLLECTED_SECONDS = 120.0
+"""The garbage collector looks for new kinds every 30 s, and begins anew where it takes longer to list them."""
 Json = dict[str, Any]
 
 
@@ -60,6 +64,8 @@ def build() -> Path:
 def running(plane: ControlPlane, namespaces: list[str]) -> Iterator[None]:
     """Kueue, which looks after the pods of these namespaces until the end of the block.
 
+    Workloads of pods that are gone are collected when the block begins: until then they keep their quota.
+
     Raises:
         DevError: it was not ready in time; the message has the end of its log.
     """
@@ -82,6 +88,7 @@ def running(plane: ControlPlane, namespaces: list[str]) -> Iterator[None]:
     plane.processes.start("kueue", words)
     try:
         _await_ready(plane, namespaces[0])
+        _await_collected(plane, namespaces[0])
         yield
     finally:
         plane.processes.stop("kueue")
@@ -158,3 +165,28 @@ def _await_ready(plane: ControlPlane, namespace: str) -> None:
         if time.monotonic() > deadline or not plane.processes.running("kueue"):
             raise DevError(f"Kueue is not ready:\n{plane.processes.tail('kueue', 20)}")
         time.sleep(0.2)
+
+
+def _await_collected(plane: ControlPlane, namespace: str) -> None:
+    """Wait until a Workload without its pod is deleted."""
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": "probe", "uid": str(uuid.uuid4())}
+    template = {"spec": {"containers": [{"name": "c", "image": "x"}], "restartPolicy": "Never"}}
+    orphan = {
+        "apiVersion": "kueue.x-k8s.io/v1beta1",
+        "kind": "Workload",
+        "metadata": {"name": "probe", "namespace": namespace, "ownerReferences": [owner]},
+        "spec": {"queueName": "probe", "podSets": [{"name": "main", "count": 1, "template": template}]},
+    }
+    plane.kubectl("create", "-f", "-", stdin=json.dumps(orphan))
+    try:
+        words = [
+            "wait",
+            "--for=delete",
+            f"--timeout={COLLECTED_SECONDS:.0f}s",
+            "-n",
+            namespace,
+            "workload/probe",
+        ]
+        plane.kubectl(*words, timeout=2 * COLLECTED_SECONDS)
+    except subprocess.CalledProcessError as error:
+        raise DevError(f"no Workload is collected in {COLLECTED_SECONDS:.0f} s") from error

@@ -81,9 +81,8 @@ async def measure(world: World, quick: bool) -> AsyncIterator[Measurement]:
     yield summary("announced wave: notice to each CREATE", wave, "ms", "")
     yield summary("announced wave: notice to last CREATE", [max(wave)], "ms", "", 30.0, at_most=True)
     yield summary("announced wave: last CREATE, ratio", [max(wave) / max(bare_wave)], "x", "a bare client")
-    yield summary(
-        f"status writes of {big} workers that ramp up", [len(statuses) / spread], "/s", "", 1.0, at_most=True
-    )
+    interval = spread / (len(statuses) - 1)
+    yield summary(f"status writes of {big} workers that ramp up", [1 / interval], "/s", "", 1.0, at_most=True)
     yield summary("writes for each pod lost alone", [len(writes) / losses], "", "", 3.0, at_most=True)
 
 

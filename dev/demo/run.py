@@ -26,6 +26,7 @@ from dev.demo.watch import Picture, Watcher
 from dev.errors import DevError
 from dev.images import IMAGES
 from dev.paths import ROOT
+from shoal_trainer.run.watch import describe_data
 
 MANIFEST = ROOT / "examples" / "digits.yaml"
 RESULT = ROOT / "build" / "demo.json"
@@ -77,6 +78,8 @@ def _run() -> int:
     RESULT.write_text(json.dumps(result, indent=2) + "\n")
     draw(CHART, moments, story.faults)
     console.print_json(data=result)
+    if picture.evidence is not None:
+        say(f"data: {describe_data(picture.evidence)}")
     files = f"{RESULT.relative_to(ROOT)} and {CHART.relative_to(ROOT)}"
     say(f"written to {files}; the demo took {time.monotonic() - start:.0f} s")
     return 0 if picture.job.status.phase == "Succeeded" and story.complete else 1

@@ -35,6 +35,7 @@ STORAGE_DIR = "/var/run/shoal/storage"
 """The mount path of the job's volume claim or ephemeral volume; its URI is `file://` + this."""
 
 CODE_DIR = "/var/run/shoal/code"
+CODE_ARCHIVE = "code.zip"
 """The mount path of the job's code from a ConfigMap, first on the path of workers."""
 
 EPOCH_LINE = "epoch report: "

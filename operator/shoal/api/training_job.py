@@ -254,7 +254,8 @@ class CodeSource(Strict):
     """Python files outside of the image."""
 
     config_map: str = Field(min_length=1, max_length=253)
-    """A ConfigMap of the job's namespace, whose keys are the names of files: `digits.py`."""
+    """A ConfigMap of the job's namespace, whose keys are the names of files: `digits.py`; or an archive with packages,
+    `code.zip`."""
 
 
 class TrainingSpec(Strict):

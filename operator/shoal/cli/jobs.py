@@ -273,10 +273,11 @@ def model(client: Client, *, name: str, folder: Path) -> None:
 def delete(client: Client, *, name: str, yes: bool) -> None:
     """Delete a job and its pods. What is in the storage stays."""
     job = client.job(name)
+    question = (
+        f"delete {name} in {job.namespace}, which is {job.seen.status.phase or 'new'}? (--yes does not ask)"
+    )
     if not yes:
-        click.confirm(
-            f"delete {name} in {job.namespace}, which is {job.seen.status.phase or 'new'}?", abort=True
-        )
+        click.confirm(question, abort=True)
     job.delete()
     click.echo(f"{name} is deleted")
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from shoal.api.labels import JOB
 from shoal.api.training_job import TrainingJob
+from shoal.api.training_job_status import TrainingJobStatus
 from shoal.client.words import count, duration
 from shoal_trainer.contract import StopAfter
 
@@ -43,6 +44,14 @@ class Seen:
 def explain(seen: Seen) -> list[Finding]:
     """All findings, in the order of the rules: what stops the job first."""
     return [finding for rule in RULES for finding in rule(seen)]
+
+
+def stands(status: TrainingJobStatus, now: datetime) -> str:
+    """For how long no step is known of a job that is said to train; empty if one was a moment ago."""
+    last = status.training.last_progress_time
+    if status.phase != "Running" or last is None or now - last <= STALE:
+        return ""
+    return f"no step is known for {duration((now - last).total_seconds())}"
 
 
 def _nobody_watches(seen: Seen) -> Iterator[Finding]:
@@ -175,12 +184,8 @@ def _not_training(seen: Seen) -> Iterator[Finding]:
         yield Finding(
             "waiting", "workers import TensorFlow, build and trace the model; no step is done yet", ""
         )
-    elif (
-        status.training.last_progress_time
-        and (still := seen.now - status.training.last_progress_time) > STALE
-    ):
-        yield Finding("waiting", f"no step is known for {duration(still.total_seconds())}: training stands, or no "
-                                 "operator runs, whose status has no age of its own",
+    elif standing := stands(status, seen.now):
+        yield Finding("waiting", f"{standing}: training stands, or no operator runs: a status has no age of its own",
                       "shoal doctor says whether an operator works, shoal logs NAME --slot N what a worker "
                       "does")  # fmt: skip
     if status.training.message:

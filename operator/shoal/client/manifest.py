@@ -1,4 +1,4 @@
-"""A TrainingJob, and the ConfigMap of its code, from the arguments of `submit`. Pure but for reading the code's files.
+"""A TrainingJob, and the ConfigMap of its code, from the arguments of `submit`. Pure but for reading the code (`code`).
 
 The manifest is checked by the same models from which the CRD is generated, so a mistake is named before anything is
 sent.
@@ -6,11 +6,9 @@ sent.
 
 from __future__ import annotations
 
-import ast
-import difflib
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,11 +17,9 @@ from pydantic import ValidationError
 
 from shoal.api.base import API_VERSION
 from shoal.api.training_job import TrainingJob
+from shoal.client import code
 from shoal.errors import UsageError
 from shoal_trainer.contract import BATCH_SIZE
-
-MAX_CODE_BYTES = 900 * 1024
-"""A ConfigMap holds 1 MiB, of which the names and the API server's own fields take a part."""
 
 _IMAGE = re.compile(r"[a-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)*(:[\w][\w.-]{0,127})?(@sha256:[0-9a-f]{64})?")
 _CLAIM = re.compile(r"claim:([a-z0-9]([-.a-z0-9]*[a-z0-9])?)")
@@ -84,9 +80,9 @@ def manifests(wanted: Submission) -> Manifests:
     module = Path(path).stem if is_file else path
     name = wanted.name or _name(module)
     files = [*([path] if is_file else []), *wanted.files]
-    data = read_code(files) if files else None
-    if data is not None and is_file:
-        _must_define(Path(path).name, data[Path(path).name], attribute)
+    sources = code.read(files) if files else None
+    if sources is not None and is_file:
+        code.must_define(Path(path).name, sources[Path(path).name], attribute)
     if wanted.image is None and not is_file:
         raise UsageError(
             f"{module} is a module of an image: say which with image=…, or give a file: {module}.py:{attribute}"
@@ -95,7 +91,7 @@ def manifests(wanted: Submission) -> Manifests:
     if wanted.args:
         training["args"] = {key: _argument(key, value) for key, value in wanted.args.items()}
     training["batchSize"] = wanted.batch_size
-    if data is not None:
+    if sources is not None:
         training["code"] = {"configMap": f"{name}-code"}
     spec: Json = {
         "storage": _storage(wanted),
@@ -117,17 +113,17 @@ def manifests(wanted: Submission) -> Manifests:
     _check_as_the_crd(wanted, name)
     job = {"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec}
     check(job)
-    code = None
-    if data is not None:
+    config_map = None
+    if sources is not None:
         metadata = {"name": f"{name}-code", "labels": {"shoal.dev/job": name}}
-        code = {
+        config_map = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": metadata,
-            "data": data,
+            **code.content(sources),
             "immutable": True,
         }
-    return Manifests(job, code)
+    return Manifests(job, config_map)
 
 
 def _check_as_the_crd(wanted: Submission, name: str) -> None:
@@ -151,66 +147,6 @@ def check(job: Json) -> TrainingJob:
     except ValidationError as error:
         found = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
         raise UsageError("; ".join(found)) from error
-
-
-def read_code(paths: Sequence[str]) -> dict[str, str]:
-    """The Python files by name. A folder stands for the files directly in it.
-
-    Raises:
-        UsageError: a file is missing or no text, two have one name, or all together are too large.
-    """
-    data: dict[str, str] = {}
-    for each in paths:
-        path = Path(each)
-        found = sorted(path.glob("*.py")) if path.is_dir() else [path]
-        if not found:
-            raise UsageError(f"the folder {path} has no Python files")
-        for file in found:
-            try:
-                text = file.read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError) as error:
-                raise UsageError(f"cannot read {file}: {error}") from error
-            if data.get(file.name, text) != text:
-                raise UsageError(
-                    f"two files are named {file.name}: the job's code is one folder without subfolders"
-                )
-            data[file.name] = text
-    size = sum(len(name) + len(text.encode()) for name, text in data.items())
-    if size > MAX_CODE_BYTES:
-        raise UsageError(
-            f"the code has {size / 1024:.0f} KiB, more than the {MAX_CODE_BYTES // 1024} KiB that travel with "
-            f"a job. Put data "
-            "into the storage, and packages into an image made FROM Shoal's worker image."
-        )
-    return data
-
-
-def _must_define(file: str, text: str, attribute: str) -> None:
-    """Raise UsageError if the file is no Python, or has no such name at its top level. Nothing of it is run."""
-    try:
-        tree = ast.parse(text, file)
-    except SyntaxError as error:
-        raise UsageError(f"{file}, line {error.lineno}: {error.msg}") from error
-    names = set(_bound(tree.body))
-    first = attribute.partition(".")[0]
-    if first in names or "*" in names:
-        return
-    close = difflib.get_close_matches(first, names, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(sorted(names)) or 'no names'}"
-    raise UsageError(f"{file} has no {first!r} at its top level: {hint}")
-
-
-def _bound(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """The names that these statements bind in their own scope; `*` where they cannot be told."""
-    for node in nodes:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.name  # what is inside is another scope
-            continue
-        if isinstance(node, ast.alias):
-            yield node.asname or node.name.partition(".")[0]
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-        yield from _bound(ast.iter_child_nodes(node))
 
 
 def _name(module: str) -> str:

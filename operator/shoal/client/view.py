@@ -13,6 +13,7 @@ from rich.text import Text
 
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import TrainingJobStatus
+from shoal.client.explain import stands
 from shoal.client.job import UNSEEN, reason_of
 from shoal.client.words import age, decimal, duration, percent
 
@@ -51,7 +52,7 @@ def job_table(jobs: Iterable[TrainingJob], *, namespaces: bool = False, now: dat
             str(status.restarts.disruptions + status.parameter_servers.restarts),
             decimal(status.cost.accumulated, 2) if status.cost else "-",
             age(job.metadata.creation_timestamp, now),
-            status.reason if status.phase else UNSEEN,
+            why(status, now, short=True),
         )
     return table
 
@@ -97,7 +98,7 @@ def follow_view(job: TrainingJob, *, now: datetime | None = None) -> RenderableT
     lines += [Text(metrics)] if metrics else []
     lines += [Text(f"plan: {plan.summary}. {plan.reason}")] if plan and plan.summary else []
     lines.append(pods)
-    lines += [Text(each, style="yellow") for each in (why(status), training.message) if each]
+    lines += [Text(each, style="yellow") for each in (why(status, now), training.message) if each]
     return Group(*lines)
 
 
@@ -111,12 +112,16 @@ def one_line(job: TrainingJob) -> str:
         f"{decimal(training.samples_per_second)} samples/s",
         f"{percent(training.progress_percent)} done, left {duration(training.remaining_seconds)}",
     ]
-    return ", ".join(parts) + (f": {reason}" if (reason := why(status)) else "")
+    return ", ".join(parts) + (f": {reason}" if (reason := why(status, datetime.now(UTC))) else "")
 
 
-def why(status: TrainingJobStatus) -> str:
-    """What the job waits for or why it ended; empty if it simply trains."""
-    return reason_of(status) if status.phase else UNSEEN
+def why(status: TrainingJobStatus, now: datetime, *, short: bool = False) -> str:
+    """What the job waits for or why it ended; empty if it simply trains. `short`: the reason without its message."""
+    if not status.phase:
+        return UNSEEN
+    standing = stands(status, now)
+    said = status.reason if short else reason_of(status)
+    return said or (f"{standing}: shoal doctor says whether an operator runs" if standing else "")
 
 
 def phase(job: TrainingJob) -> Text:

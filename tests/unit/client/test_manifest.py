@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shoal.api.training_job import TrainingJob
-from shoal.client.manifest import MAX_CODE_BYTES, Submission, manifests, read_code
+from shoal.client.manifest import Submission, manifests
 from shoal.errors import UsageError
 from shoal_trainer.contract import BATCH_SIZE
 
@@ -116,14 +116,3 @@ def test_a_wrong_argument_says_what_to_change(code: Path, changes: dict[str, Any
 def test_usual_images_are_taken(code: Path, image: str) -> None:
     spec = manifests(submission(image=image)).job["spec"]
     assert spec["workers"]["template"]["spec"]["containers"] == [{"name": "worker", "image": image}]
-
-
-def test_code_that_is_too_large_or_ambiguous(code: Path) -> None:
-    (code / "big.py").write_text("#" * MAX_CODE_BYTES)
-    with pytest.raises(UsageError, match=r"900 KiB that travel"):
-        read_code(["digits.py", "big.py"])
-    (code / "sub").mkdir()
-    (code / "sub" / "digits.py").write_text("job = 2\n")
-    with pytest.raises(UsageError, match=r"two files are named digits.py"):
-        read_code(["digits.py", "sub"])
-    assert read_code(["sub"]) == {"digits.py": "job = 2\n"}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+from datetime import timedelta
 
+import pytest
 from rich.console import Console
 
-from shoal.client.view import follow_view
-from tests.unit.policy.build import NOW, job
+from shoal.client.view import follow_view, job_table
+from tests.unit.policy.build import NOW, job, stamp
 
 
 def test_each_part_of_a_job_is_on_a_line_of_its_own() -> None:
@@ -19,3 +21,15 @@ def test_each_part_of_a_job_is_on_a_line_of_its_own() -> None:
     assert "step 1,204" in head
     assert set(bar.rstrip()) <= set("━╸╺ ")
     assert data.startswith("data done 7")
+
+
+@pytest.mark.parametrize(("minutes", "told"), [(1, False), (9, True)])
+def test_a_status_that_stands_is_said_to_be_old(minutes: int, told: bool) -> None:
+    """After `helm uninstall` it says Running, so many samples/s, for pods that may be gone."""
+    training = {"step": 9, "lastProgressTime": stamp(NOW - timedelta(minutes=minutes))}
+    of = job(status={"phase": "Running", "training": training})
+    console = Console(file=io.StringIO(), width=250)
+    console.print(follow_view(of, now=NOW), job_table([of], now=NOW))
+    assert isinstance(console.file, io.StringIO)
+    words = f"no step is known for {minutes}m00s: shoal doctor says whether an operator runs"
+    assert console.file.getvalue().count(words) == 2 * told

@@ -57,6 +57,7 @@ def test_nodes_that_all_turn_unknown_are_suspected_and_nothing_is_done() -> None
 
 def test_unknown_nodes_are_believed_after_a_minute() -> None:
     world = running_world()
+    world.now += timedelta(minutes=2)
     unknown(world, since=61)
     world.report_age = 3600.0
     made = world.reconcile()
@@ -137,6 +138,26 @@ def test_server_that_is_not_heard_is_replaced_after_a_patience_and_deleted_when_
         world.reconcile()
     assert world.deleted == ["digits-ps-0-0"]
     assert world.services["digits-ps-0"]["spec"]["selector"]["shoal.dev/incarnation"] == "1"
+
+
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize(("age", "replaced"), [(45, False), (55, True), (70, True)])
+def test_pod_that_was_bound_to_a_node_long_after_it_turned_unknown_proves_that_it_is_back(
+    age: int, replaced: bool, told: bool
+) -> None:
+    """The watch of nodes is behind: the scheduler places no pod on a node that is Unknown."""
+    world = running_world()
+    unknown(world, "safe-0", since=60)
+    world.report_age = 3600.0
+    at = build.stamp(world.now - timedelta(seconds=age))
+    if told:
+        scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": at}
+        world.pods["digits-ps-0-0"]["status"]["conditions"].append(scheduled)
+    else:
+        world.pods["digits-ps-0-0"]["metadata"]["creationTimestamp"] = at
+    assert (
+        any(each.role == "ps" and each.cause for each in plan(world.observation()).status.slots) is replaced
+    )
 
 
 def test_after_a_pause_of_the_api_server_unknown_nodes_are_waited_for() -> None:

@@ -184,7 +184,7 @@ def test_job_without_its_control_port_trains_on_and_counts_each_sample_once(cont
     control.close()
     job.wait(lambda: not any(loop._leases.held() for loop in loops))
     assert coordinator.finished is None
-    assert [loop._outage for loop in loops] == [None] * WORKERS  # the data port answers
+    assert [loop.upstream.outage for loop in loops] == [None] * WORKERS  # the data port answers
     reopen()
     message = job.finish()
     assert message.samples == EPOCHS * len(X)

@@ -240,7 +240,7 @@ def test_one_bad_batch_rolls_back_all_workers_once(start, shards, steps_per_push
     status = job.servers[0].service.coordinator.status()
     assert (status.rollbacks, message.data.lost, message.data.repeated) == (1, BATCH, 0)
     assert [server.shard.history.generation for server in job.servers.values()] == [1] * shards
-    assert all(worker.loop._generation == 1 for worker, _ in job.workers.values())
+    assert all(worker.loop.upstream.generation == 1 for worker, _ in job.workers.values())
     assert status.wasted_steps >= SIZE // 2 // BATCH // steps_per_push
     exact(job, message)
 
@@ -292,7 +292,7 @@ def test_server_lost_after_a_rollback_restarts_in_its_generation(start, index):
     job.snapshot()
     job.bad_batches = 1
     job.wait(lambda: [server.shard.history.generation for server in job.servers.values()] == [1, 1])
-    job.wait(lambda: all(worker.loop._generation == 1 for worker, _ in job.workers.values()))
+    job.wait(lambda: all(worker.loop.upstream.generation == 1 for worker, _ in job.workers.values()))
     job.kill_server(index)
     job.wait(lambda: job.servers[index].shard.history.generation == 1)
     job.may_end.set()

@@ -11,7 +11,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from shoal_trainer.contract import CODE_DIR
+from shoal_trainer.contract import CODE_ARCHIVE, CODE_DIR
 from shoal_trainer.data.user_code import where, with_location
 from shoal_trainer.errors import UserError
 from shoal_trainer.training import Training, as_training
@@ -28,8 +28,8 @@ def load(entrypoint: str, args: dict[str, Any] | None = None, folder: Path | Non
 
     Raises `UserError` if the module or the object does not exist, or the object does not give a `Training`.
     """
-    code = Path(CODE_DIR)
-    folders = [folder] if folder else [*([code] if code.is_dir() else []), Path.cwd()]
+    code = (Path(CODE_DIR, CODE_ARCHIVE), Path(CODE_DIR))
+    folders = [folder] if folder else [*[each for each in code if each.exists()], Path.cwd()]
     folder = folders[0]
     module_name, attribute = check(entrypoint, *folders)
     sys.path[:0] = [str(each) for each in folders if str(each) not in sys.path]

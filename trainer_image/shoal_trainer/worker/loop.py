@@ -12,7 +12,6 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -23,7 +22,6 @@ import numpy.typing as npt
 
 from shoal_trainer.errors import Unreachable, UserError
 from shoal_trainer.ps.aligned import aligned
-from shoal_trainer.retry import Backoff
 from shoal_trainer.wire.messages import Pulled, Push, Timings
 from shoal_trainer.worker.beside import Beside
 from shoal_trainer.worker.cadence import Cadence
@@ -35,12 +33,9 @@ from shoal_trainer.worker.leases import Leases, joined
 from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.send import Send, length
 from shoal_trainer.worker.upstream import PROBE_SECONDS, Upstream
-from shoal_trainer.worker.work import JOINED, Coordinator, Finished, TaskWork, Wasted, reporting
+from shoal_trainer.worker.work import Coordinator, Finished, TaskWork, reporting
 
 log = logging.getLogger(__name__)
-
-LEAVE_SECONDS = 10.0
-"""How long a worker that stops waits for its last push."""
 
 
 class End(Enum):
@@ -60,7 +55,7 @@ class Policy:
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
 
 
-class Loop(Upstream):
+class Loop:
     """The loop of one worker."""
 
     def __init__(
@@ -78,7 +73,9 @@ class Loop(Upstream):
         watch: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(flat_model, placement, exchange, coordinator, leases, drain, clock)
+        self.upstream = Upstream(flat_model, placement, exchange, coordinator, leases, drain, clock)
+        self._flat_model, self._placement = flat_model, placement
+        self._coordinator, self._leases, self._drain, self._clock = coordinator, leases, drain, clock
         self._feed = feed
         self._do_task = do_task
         self._policy = policy
@@ -88,6 +85,9 @@ class Loop(Upstream):
         self._overlapped = False
         """Whether an earlier push was in flight while the pending steps were computed."""
         self._cadence = Cadence(rounds=policy.rounds, sequential=policy.sequential)
+        self._deferred: Item | None = None
+        """An item that waits for the end of an outage."""
+        self._last_push = clock()
         self._followed_rate: float | None = None
         self._compiled_rate: float | None = None
         self.steps = 0
@@ -97,13 +97,14 @@ class Loop(Upstream):
 
     def run(self) -> End:
         """Join, then work until the job has ended or `drain` is set."""
-        self._join()
+        self.upstream.join()
+        self._last_push = self._clock()
         self._feed.start()
         while not self._drain.is_set():
             if isinstance(self._deferred, Finished) or self._coordinator.finished():
                 self.leave()
                 return End.FINISHED
-            if self._outage is not None:
+            if self.upstream.outage is not None:
                 self._outage_turn()
                 continue
             started = self._clock()
@@ -120,8 +121,8 @@ class Loop(Upstream):
                 if not self._discarded(item, item.error):
                     raise item.error
             else:
-                self._collect()
-                if isinstance(item, BaseException) and self._outage is None:
+                self.upstream.collect()
+                if isinstance(item, BaseException) and self.upstream.outage is None:
                     raise item
                 self._deferred = item
         self.leave()
@@ -129,16 +130,16 @@ class Loop(Upstream):
 
     def _idle(self) -> None:
         """Without work: push the pending steps, else probe the servers from time to time."""
-        base = self._pulled
-        self._collect()
-        if self._outage is not None:
+        base = self.upstream.pulled
+        self.upstream.collect()
+        if self.upstream.outage is not None:
             return
-        if self._pending and base is not None:
+        if self.upstream.pending and base is not None:
             self._send(base)
-        elif self._clock() - self._last_answer >= PROBE_SECONDS:
-            self._probe()
-            if self._outage is None:
-                self._report_wasted()
+        elif self._clock() - self.upstream.last_answer >= PROBE_SECONDS:
+            self.upstream.probe()
+            if self.upstream.outage is None:
+                self.upstream.report_wasted()
             self._waited()
         elif not self._leases.held():  # else the data are slow, which is the step's time
             self._waited()
@@ -151,15 +152,15 @@ class Loop(Upstream):
 
     def _flush(self) -> None:
         """Push all steps and wait for the answers, before a task or the report of a file's length."""
-        base = self._pulled
-        self._collect()
-        if self._outage is None and self._pending and base is not None:
+        base = self.upstream.pulled
+        self.upstream.collect()
+        if self.upstream.outage is None and self.upstream.pending and base is not None:
             self._send(base)
-            self._collect()
+            self.upstream.collect()
 
     def _handle(self, item: TaskWork | EndOfFile) -> None:
         """Run a task or report the length of a file; during an outage, defer it."""
-        if self._outage is not None:
+        if self.upstream.outage is not None:
             self._deferred = item
             return
         if isinstance(item, TaskWork):
@@ -177,85 +178,49 @@ class Loop(Upstream):
         server without a copy, and the server would not wait for the loop's copy.
         """
         flat: npt.NDArray[np.float32] = aligned(self._flat_model.layout.size, np.float32)
-        try:
-            self._exchange.pull(flat, idle=True, exact=True).result()
-        except Unreachable as error:
+        if not self.upstream.pull_exact(flat):
             self._deferred = task
-            self._begin_outage(error, None)
             return
         self._do_task(task, flat)
-        self._outdated = True
         self._feed.task_finished()
-
-    def _join(self) -> None:
-        """Connect, initialize the parameters unless another worker has, join the coordinator, and pull.
-
-        The heartbeats have joined before the model was traced; this join reaches a coordinator that was replaced since.
-        If parameter server 0 is replaced after this join, the pull fails.
-        """
-        backoff, started = Backoff(longest=PROBE_SECONDS), self._clock()
-        while not self._drain.is_set():
-            try:
-                welcome = self._wait(self._exchange.connect(lambda: None))
-                if welcome is None:
-                    return
-                if not welcome.initialized:
-                    self._exchange.initialize(self._flat_model.initial()).result()
-                self._join_coordinator({})
-                greeted = self._clock()
-                pulled = self._exchange.pull(self._buffers.spare).result()
-            except Unreachable as error:
-                if backoff.is_new(error):
-                    log.info("joining: %s", error)
-                backoff.wait(self._drain)
-                continue
-            self._use(pulled)
-            self._boots, self._generation = welcome.boots, welcome.generation
-            self._leases.reset(welcome.generation)
-            self._seq = max(shard.last_seq for shard in welcome.shards)
-            self._last_push = self._clock()
-            now = self._last_push
-            log.info("%s: hello %.3f s, pull %.3f s", JOINED, greeted - started, now - greeted)
-            return
 
     # --- a step ---------------------------------------------------------------------------------------------------
 
     def _train(self, ready: Ready) -> None:
-        if self._outdated:
-            self._refresh(idle=False)
-            if self._outage is not None:
+        if self.upstream.outdated:
+            self.upstream.refresh(idle=False)
+            if self.upstream.outage is not None:
                 self._train_locally(ready)
                 return
             if self._leases.token(ready.work.token) is None:
                 return
-        assert self._pulled is not None
-        base = self._pulled
+        assert self.upstream.pulled is not None
+        base = self.upstream.pulled
         started = self._clock()
         if not self._placement.on_server:
             self._follow_rate()
         updates = self._placement.config.step_after(base.samples)
         if (step := self._step(self._parameters(base), ready, updates)) is None:
             return
-        self._compute_seconds = self._clock() - started + (self._compute_seconds if self._pending else 0.0)
-        self._pending.add(step, ready)
+        self._compute_seconds = (
+            self._clock() - started + (self._compute_seconds if self.upstream.pending else 0.0)
+        )
+        self.upstream.pending.add(step, ready)
         self.steps += 1
-        if not self._pending.full(self._policy.steps_per_push):
+        if not self.upstream.pending.full(self._policy.steps_per_push):
             return
-        self._collect()
-        if self._outage is not None:
+        self.upstream.collect()
+        if self.upstream.outage is not None:
             return
         self._send(base)
         if self._cadence.waits:
-            self._collect()
+            self.upstream.collect()
 
     def _parameters(self, base: Pulled) -> Any:
         """The parameters to compute on. Steps of one push share them."""
-        if not self._pending:
-            tensor = self._buffers.copy
-            if self._in_flight is not None:
-                tensor = self._anticipation.include(tensor, self._in_flight[1], base)
-            self._overlapped = self._in_flight is not None
-            self._computed_on = self._flat_model.on_device(tensor)
+        if not self.upstream.pending:
+            self._overlapped = self.upstream.in_flight is not None
+            self._computed_on = self._flat_model.on_device(self.upstream.parameters(base))
         return self._computed_on
 
     def _step(self, parameters: Any, ready: Ready, updates: int) -> Step | None:
@@ -272,16 +237,15 @@ class Loop(Upstream):
 
     def _send(self, base: Pulled) -> None:
         """Pass the pending steps to the exchange thread as one push."""
-        pile = self._pending
-        if not (marks := self._marks()):
+        pile = self.upstream.pending
+        if not (marks := self.upstream.marks()):
             pile.clear()
             return
         update, steps = pile.update(), len(pile)
         now = self._clock()
         self._cadence.pushes(now - self._last_push, self._compute_seconds + self._input_seconds, base)
-        self._seq += 1
         push = Push(
-            seq=self._seq,
+            seq=self.upstream.next_seq(),
             samples=pile.samples,
             left_out=pile.left_out,
             base_versions=base.versions,
@@ -297,20 +261,16 @@ class Loop(Upstream):
             learning_rate=self._learning_rate(base),
             steps=steps,
             metrics=pile.metrics,
-            ahead=self._anticipation.ahead(in_flight=not self._cadence.waits),
+            ahead=self.upstream.anticipation.ahead(in_flight=not self._cadence.waits),
             length=length(update, self._flat_model.layout.trainable) if base.live_workers > 1 else math.nan,
             skipped=pile.skipped,
         )
         pile.clear()
         self._input_seconds, self._last_push = 0.0, now
         send = Send(update, push, overlapped=self._overlapped)
-        if self._cadence.in_round:
-            future = self._exchange.push_round(update, self._buffers.spare, push)
-        else:
-            again = self._cadence.again(base, send.hurry)
-            future = self._exchange.push_pull(update, self._buffers.spare, push, again=again)
-        self._in_flight = (future, send)
-        self._copy = self._flat_model.upload_when(future, self._buffers.spare_tensor)
+        in_round = self._cadence.in_round
+        again = None if in_round else self._cadence.again(base, send.hurry)
+        self.upstream.send(send, again, in_round=in_round)
 
     def _follow_rate(self) -> None:
         """Give the optimizer on this worker the learning rate that a callback has set; else that of `compile()`."""
@@ -329,33 +289,12 @@ class Loop(Upstream):
             return rate
         return None if self._placement.rate is None else self._placement.rate(base.samples)
 
-    def _collect(self) -> None:
-        """Wait for the push in flight and use its parameters; if a server is unreachable, begin an outage."""
-        if self._in_flight is None:
-            return
-        (future, send), self._in_flight = self._in_flight, None
-        send.hurry.set()
-        try:
-            pulled = future.result()
-        except Unreachable as error:
-            self._begin_outage(error, send)
-        else:
-            for journal, later in zip(self._journals, pulled.journals, strict=True):
-                journal.follow(later)
-            self._pulled = pulled
-            self._anticipation.answered(pulled, send.push.base_versions[0], overlapped=send.overlapped)
-            self._buffers.swap(None if self._copy is None else self._copy.result())
-            self._leases.answered(send.push)
-            self._leases.void(pulled.stopped)
-            self._flat_model.reuse(send.update)
-        self._last_answer = self._clock()
-
     def _check_finite(self, step: Step, ready: Ready, parameters: Any) -> Step | None:
         """Apply `on_nan` to the step; None if it is discarded."""
         if step.finite:
             return step
         if self._policy.on_nan == "rollback":
-            self._report_divergence(step, ready)
+            self.upstream.report_divergence(step, ready)
             return None
         if self._policy.on_nan == "skip":
             log.warning("the loss is not finite: skipping the batch before position %d", ready.batch.end)
@@ -371,28 +310,33 @@ class Loop(Upstream):
 
     def _discarded(self, item: Ready | Failed, why: object) -> bool:
         """Discard what does not fail the job, as training has ended; during an outage, which hides that, defer it."""
-        self._collect()
-        if self._outage is None:
-            self._probe()
+        self.upstream.collect()
+        if self.upstream.outage is None:
+            self.upstream.probe()
         if not self._leases.revoked(item.work):
-            if self._outage is None:
+            if self.upstream.outage is None:
                 return False
             self._deferred = item
         log.warning("%s: %s: %s", item.work.source, "deferred" if self._deferred else "discarded", why)
-        self._wasted += isinstance(item, Ready)
+        self.upstream.wasted += isinstance(item, Ready)
         return True
 
     # --- an outage ------------------------------------------------------------------------------------------------
 
     def _outage_turn(self) -> None:
         """End the outage if the servers are reachable, else take a local step, else wait briefly."""
-        assert self._outage is not None
-        assert self._reconnect is not None
-        if self._reconnect.done():
-            self._end_outage(self._reconnect.result())
+        assert self.upstream.outage is not None
+        assert self.upstream.reconnect is not None
+        if self.upstream.reconnect.done():
+            generation = self.upstream.generation
+            self.upstream.end_outage(self.upstream.reconnect.result())
+            if self.upstream.outage is None:
+                self._last_push = self._clock()
+            if self.upstream.generation != generation and isinstance(self._deferred, EndOfFile):
+                self._deferred = None  # of a lease from before the rollback
             return
-        if self._deferred is not None or self._outage.exhausted:
-            self._wait(self._reconnect, turns=1)
+        if self._deferred is not None or self.upstream.outage.exhausted:
+            self.upstream.wait(self.upstream.reconnect, turns=1)
             return
         item = self._next_item(timeout=0.05)
         if not isinstance(item, Ready):
@@ -401,13 +345,11 @@ class Loop(Upstream):
         self._train_locally(item)
 
     def _train_locally(self, ready: Ready) -> None:
-        assert self._outage is not None
-        self._outage.parameters_into(self._buffers.spare)
-        assert self._pulled is not None
-        updates = self._placement.config.step_after(self._pulled.samples)
-        if (step := self._step(self._buffers.spare_tensor, ready, updates)) is not None:
-            self._pending.add(step, ready)
-            self._local_steps()
+        assert self.upstream.pulled is not None
+        updates = self._placement.config.step_after(self.upstream.pulled.samples)
+        if (step := self._step(self.upstream.local_parameters(), ready, updates)) is not None:
+            self.upstream.pending.add(step, ready)
+            self.upstream.local_steps()
             self.steps += 1
 
     # --- helpers --------------------------------------------------------------------------------------------------
@@ -428,8 +370,8 @@ class Loop(Upstream):
         except Unreachable as error:
             log.warning("cannot report the length of %s yet: %s", item.work.file, error)
             self._deferred = item
-            self._probe()
-            if self._outage is None:
+            self.upstream.probe()
+            if self.upstream.outage is None:
                 self._drain.wait(PROBE_SECONDS)
         else:
             self._leases.drop(token)
@@ -437,15 +379,4 @@ class Loop(Upstream):
     def leave(self) -> None:
         """Wait for the push in flight, and release the leases."""
         self._feed.stop()
-        if self._in_flight is not None:
-            self._in_flight[1].hurry.set()
-            try:
-                self._in_flight[0].result(timeout=LEAVE_SECONDS)
-            except (Unreachable, FutureTimeout) as error:
-                log.warning("the last push was not answered: %s", error)
-        self._exchange.close()  # before the leases are released: a push must not arrive after that
-        self._wasted += len(self._pending) + (0 if self._outage is None else self._outage.steps)
-        try:
-            self._coordinator.leave(Wasted(self._wasted, self._acknowledged))
-        except Unreachable as error:
-            log.warning("cannot report that this worker leaves: %s", error)
+        self.upstream.leave()

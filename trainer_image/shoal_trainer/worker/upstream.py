@@ -15,6 +15,9 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps import kernels, schedules
 from shoal_trainer.ps.aligned import aligned
@@ -23,23 +26,29 @@ from shoal_trainer.retry import Backoff
 from shoal_trainer.wire.messages import Copy, Progress, Pulled, Welcome
 from shoal_trainer.worker.anticipation import Anticipation
 from shoal_trainer.worker.buffers import Buffers
-from shoal_trainer.worker.exchange import Exchange
-from shoal_trainer.worker.feed import EndOfFile, Item, Ready
+from shoal_trainer.worker.exchange import Again, Exchange
+from shoal_trainer.worker.feed import Ready
 from shoal_trainer.worker.flat_model import FlatModel, Step
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.outage import MAX_STEPS, Outage
 from shoal_trainer.worker.send import Pile, Send
-from shoal_trainer.worker.work import About, Coordinator, DataWork, Token, Wasted
+from shoal_trainer.worker.work import JOINED, About, Coordinator, DataWork, Token, Wasted
 
 log = logging.getLogger(__name__)
 
+LEAVE_SECONDS = 10.0
+"""How long a worker that stops waits for its last push."""
 PROBE_SECONDS = 1.0
 """An idle worker probes the servers this often, to detect a lost server."""
 
 
 class Upstream:
-    """The loop's exchange with the servers: parameters, the push in flight, unsent pushes, outages and rollbacks."""
+    """A worker's exchange with the servers: parameters, the push in flight, unsent pushes, outages and rollbacks.
+
+    It knows nothing of the loop, which reads `pulled` (None before the join) and `outage` (None while the servers are
+    reachable), and adds steps to `pending`.
+    """
 
     def __init__(
         self,
@@ -57,63 +66,166 @@ class Upstream:
         self._drain = drain
         self._clock = clock
         self._buffers = Buffers(flat_model.layout.size, flat_model.dtype, flat_model.alias, flat_model.upload)
-        self._anticipation = Anticipation(
+        self.anticipation = Anticipation(
             placement.config, flat_model.layout.trainable, flat_model.inclusion()
         )
-        self._pulled: Pulled | None = None
+        self.pulled: Pulled | None = None
         self._journals: tuple[PushJournal, ...] = ()
-        self._wasted = self._acknowledged = 0
-        self._generation = 0
+        self.wasted = self._acknowledged = 0
+        self.generation = 0
         self._boots: tuple[tuple[int, int], ...] = ()
         self._seq = 0
-        self._in_flight: tuple[Future[Pulled], Send] | None = None
+        self.in_flight: tuple[Future[Pulled], Send] | None = None
         self._copy: Future[Any] | None = None
         """Of the answer's parameters, on its way to an accelerator."""
         self._unsent: list[Send] = []
-        self._outage: Outage | None = None
-        self._reconnect: Future[Welcome] | None = None
-        self._deferred: Item | None = None
-        """An item that waits for the end of an outage."""
-        self._last_push = self._last_answer = clock()
-        self._pending = Pile(flat_model.mean())
+        self.outage: Outage | None = None
+        self.reconnect: Future[Welcome] | None = None
+        self.last_answer = clock()
+        self.pending = Pile(flat_model.mean())
         """Steps that are not pushed yet."""
-        self._outdated = False
+        self.outdated = False
         """Whether to pull newer parameters before the next step."""
         self._probed: tuple[int, ...] = ()
         """The shards' versions at the last probe."""
 
+    # --- pushes ---------------------------------------------------------------------------------------------------
+
+    def join(self) -> None:
+        """Connect, initialize the parameters unless another worker has, join the coordinator, and pull.
+
+        The heartbeats have joined before the model was traced; this join reaches a coordinator that was replaced since.
+        If parameter server 0 is replaced after this join, the pull fails.
+        """
+        backoff, started = Backoff(longest=PROBE_SECONDS), self._clock()
+        while not self._drain.is_set():
+            try:
+                welcome = self.wait(self._exchange.connect(lambda: None))
+                if welcome is None:
+                    return
+                if not welcome.initialized:
+                    self._exchange.initialize(self._flat_model.initial()).result()
+                self._join_coordinator({})
+                greeted = self._clock()
+                pulled = self._exchange.pull(self._buffers.spare).result()
+            except Unreachable as error:
+                if backoff.is_new(error):
+                    log.info("joining: %s", error)
+                backoff.wait(self._drain)
+                continue
+            self._use(pulled)
+            self._boots, self.generation = welcome.boots, welcome.generation
+            self._leases.reset(welcome.generation)
+            self._seq = max(shard.last_seq for shard in welcome.shards)
+            now = self._clock()
+            log.info("%s: hello %.3f s, pull %.3f s", JOINED, greeted - started, now - greeted)
+            return
+
+    def parameters(self, base: Pulled) -> Any:
+        """The current parameters, as pulled with `base`, a tensor; with what the push in flight will do to them."""
+        if self.in_flight is None:
+            return self._buffers.copy
+        return self.anticipation.include(self._buffers.copy, self.in_flight[1], base)
+
+    def local_parameters(self) -> Any:
+        """Those of an outage, a tensor."""
+        assert self.outage is not None
+        self.outage.parameters_into(self._buffers.spare)
+        return self._buffers.spare_tensor
+
+    def send(self, send: Send, again: Again | None, *, in_round: bool) -> None:
+        """Pass a push to the exchange thread; `again`: see `Exchange`."""
+        out = self._buffers.spare
+        if in_round:
+            future = self._exchange.push_round(send.update, out, send.push)
+        else:
+            future = self._exchange.push_pull(send.update, out, send.push, again=again)
+        self.in_flight = (future, send)
+        self._copy = self._flat_model.upload_when(future, self._buffers.spare_tensor)
+
+    def next_seq(self) -> int:
+        """The sequence number of the next push."""
+        self._seq += 1
+        return self._seq
+
+    def collect(self) -> None:
+        """Wait for the push in flight and use its parameters; if a server is unreachable, begin an outage."""
+        if self.in_flight is None:
+            return
+        (future, send), self.in_flight = self.in_flight, None
+        send.hurry.set()
+        try:
+            pulled = future.result()
+        except Unreachable as error:
+            self._begin_outage(error, send)
+        else:
+            for journal, later in zip(self._journals, pulled.journals, strict=True):
+                journal.follow(later)
+            self.pulled = pulled
+            self.anticipation.answered(pulled, send.push.base_versions[0], overlapped=send.overlapped)
+            self._buffers.swap(None if self._copy is None else self._copy.result())
+            self._leases.answered(send.push)
+            self._leases.void(pulled.stopped)
+            self._flat_model.reuse(send.update)
+        self.last_answer = self._clock()
+
+    def pull_exact(self, flat: npt.NDArray[np.float32]) -> bool:
+        """Get the parameters of an evaluation or export; False if an outage begins instead."""
+        try:
+            self._exchange.pull(flat, idle=True, exact=True).result()
+        except Unreachable as error:
+            self._begin_outage(error, None)
+            return False
+        self.outdated = True
+        return True
+
+    def leave(self) -> None:
+        """Wait for the push in flight, and release the leases."""
+        if self.in_flight is not None:
+            self.in_flight[1].hurry.set()
+            try:
+                self.in_flight[0].result(timeout=LEAVE_SECONDS)
+            except (Unreachable, FutureTimeout) as error:
+                log.warning("the last push was not answered: %s", error)
+        self._exchange.close()  # before the leases are released: a push must not arrive after that
+        self.wasted += len(self.pending) + (0 if self.outage is None else self.outage.steps)
+        try:
+            self._coordinator.leave(Wasted(self.wasted, self._acknowledged))
+        except Unreachable as error:
+            log.warning("cannot report that this worker leaves: %s", error)
+
     # --- while idle -----------------------------------------------------------------------------------------------
 
-    def _probe(self) -> None:
+    def probe(self) -> None:
         """Detect a lost server; once the other workers pause, pull the newest parameters.
 
         The copies of idle workers are needed if the servers are lost during an evaluation.
         """
-        self._last_answer = self._clock()
+        self.last_answer = self._clock()
         try:
             welcome = self._exchange.probe().result()
         except Unreachable as error:
             self._begin_outage(error, None)
             return
-        assert self._pulled is not None
+        assert self.pulled is not None
         self._leases.void(welcome.shards[0].stopped)
         versions = tuple(shard.version for shard in welcome.shards)
         paused, self._probed = versions == self._probed, versions
-        if paused and versions != self._pulled.versions:
-            self._refresh(idle=True)
+        if paused and versions != self.pulled.versions:
+            self.refresh(idle=True)
         # Without a pull, the next step would have no permit (bounded staleness).
-        self._outdated = True
+        self.outdated = True
 
-    def _refresh(self, *, idle: bool) -> None:
+    def refresh(self, *, idle: bool) -> None:
         """Pull the current parameters; no exchange may be in flight. `idle`: no step follows at once."""
         try:
-            ahead = 0.0 if idle else self._anticipation.ahead(in_flight=False)
+            ahead = 0.0 if idle else self.anticipation.ahead(in_flight=False)
             pulled = self._exchange.pull(self._buffers.spare, idle=idle, ahead=ahead).result()
         except Unreachable as error:
             self._begin_outage(error, None)
         else:
             self._use(pulled)
-        self._last_answer = self._clock()
+        self.last_answer = self._clock()
 
     # --- an outage ------------------------------------------------------------------------------------------------
 
@@ -122,21 +234,21 @@ class Upstream:
         message = f"a parameter server is unreachable ({error})"
         log.warning("%s: training continues locally", message)
         self._coordinator.set_message(message, About.OUTAGE)
-        assert self._pulled is not None
-        self._outage = self._local_training(None if send is None else send.push.learning_rate)
+        assert self.pulled is not None
+        self.outage = self._local_training(None if send is None else send.push.learning_rate)
         if send is not None:
-            self._outage.absorb(send)
+            self.outage.absorb(send)
             self._unsent.append(send)
-        if self._pending:
-            self._local_steps()
-        self._reconnect = self._reconnect_with_copy()
+        if self.pending:
+            self.local_steps()
+        self.reconnect = self._reconnect_with_copy()
 
     def _local_training(self, rate: float | None, *, max_steps: int = MAX_STEPS) -> Outage:
         """Local training from the current parameters."""
-        assert self._pulled is not None
+        assert self.pulled is not None
         config = self._placement.config
         if rate is None:
-            rate = schedules.learning_rate(config.learning_rate, config.step_after(self._pulled.samples))
+            rate = schedules.learning_rate(config.learning_rate, config.step_after(self.pulled.samples))
         size = self._flat_model.layout.trainable
         averages = self._flat_model.averages
         return Outage(
@@ -146,7 +258,7 @@ class Upstream:
     def _use(self, pulled: Pulled) -> None:
         """Make pulled parameters current, with the complete journal of each shard that came with them."""
         self._buffers.swap()
-        self._pulled, self._outdated = pulled, False
+        self.pulled, self.outdated = pulled, False
         self._leases.void(pulled.stopped)
         self._journals = tuple(PushJournal(journal.floor) for journal in pulled.journals)
         for journal, received in zip(self._journals, pulled.journals, strict=True):
@@ -154,74 +266,74 @@ class Upstream:
 
     def _reconnect_with_copy(self) -> Future[Welcome]:
         """Connect, and offer the current parameters to shards that have lost them."""
-        assert self._pulled is not None
+        assert self.pulled is not None
         journals = tuple(journal.since(-1) for journal in self._journals)
-        copy = Copy(self._buffers.current, replace(self._pulled, journals=journals), self._generation)
+        copy = Copy(self._buffers.current, replace(self.pulled, journals=journals), self.generation)
         return self._exchange.connect(lambda: copy)
 
-    def _local_steps(self) -> None:
+    def local_steps(self) -> None:
         """Apply the pending steps to the local parameters, as one push."""
-        assert self._outage is not None
-        pile = self._pending
-        if marks := self._marks():
-            self._outage.step(
+        assert self.outage is not None
+        pile = self.pending
+        if marks := self.marks():
+            self.outage.step(
                 pile.update(), pile.samples, marks, gradient=not pile.skipped, left_out=pile.left_out
             )
         pile.clear()
 
-    def _marks(self) -> list[Progress]:
+    def marks(self) -> list[Progress]:
         """The marks of the pending steps, without those of reassigned leases, whose samples another worker pushes.
 
         A coordinator takes all leases or none while steps are pending, so none has to be taken out of their sum.
         """
-        steps = self._pending.steps
+        steps = self.pending.steps
         marks = [self._leases.mark(step.ready.work.token, step.ready.batch.end) for step in steps]
-        self._wasted += marks.count(None)
+        self.wasted += marks.count(None)
         return [mark for mark in marks if mark is not None]
 
-    def _end_outage(self, welcome: Welcome) -> None:
+    def end_outage(self, welcome: Welcome) -> None:
         """Push what the servers lack, and continue with their parameters; after a rollback, only the latter."""
-        assert self._outage is not None
-        assert self._pulled is not None
-        outage, lost = self._outage, welcome.boots != self._boots
+        assert self.outage is not None
+        assert self.pulled is not None
+        outage, lost = self.outage, welcome.boots != self._boots
         try:
-            if welcome.generation != self._generation:
+            if welcome.generation != self.generation:
                 pulled = self._roll_back(welcome)
             else:
                 pulled = self._catch_up(outage, welcome)
         except Unreachable:
-            self._reconnect = self._reconnect_with_copy()
+            self.reconnect = self._reconnect_with_copy()
             return
         self._use(pulled)
         self._boots = welcome.boots
-        self._outage = self._reconnect = None
+        self.outage = self.reconnect = None
         self._coordinator.set_message("", About.OUTAGE)
-        self._last_push = self._last_answer = self._clock()
+        self.last_answer = self._clock()
         log.warning("the parameter servers are reachable again%s", " after a restart" if lost else "")
 
     def _catch_up(self, outage: Outage, welcome: Welcome) -> Pulled:
         """Push what the servers lack, and pull their parameters."""
-        assert self._pulled is not None
+        assert self.pulled is not None
         if not welcome.initialized:  # only the workers' copies of the parameters are left
             first = aligned(self._buffers.current.size)
             kernels.decode(self._buffers.current, first)
-            self._exchange.initialize(first, self._pulled.samples).result()
+            self._exchange.initialize(first, self.pulled.samples).result()
         if welcome.boots[0] != self._boots[0]:
             self._rejoin(welcome.shards[0].last_seq)
         if stopped := welcome.shards[0].stopped:
-            self._wasted += outage.steps
+            self.wasted += outage.steps
             outage.rebase()
             # Otherwise a successor that does not know of the stop would renew the lease without the dropped steps.
             self._leases.void(stopped)
         elif outage.steps:
             self._seq += 1
-            self._unsent.append(outage.as_send(self._seq, self._pulled.versions))
-        live = max(self._pulled.live_workers, welcome.shards[0].live_workers)
+            self._unsent.append(outage.as_send(self._seq, self.pulled.versions))
+        live = max(self.pulled.live_workers, welcome.shards[0].live_workers)
         while self._unsent:
             answer = self._resend(self._unsent[0], live)
             self._leases.answered(self._unsent.pop(0).push)
             if answer.stopped:  # no push may follow
-                self._wasted += sum(send.push.steps for send in self._unsent)
+                self.wasted += sum(send.push.steps for send in self._unsent)
                 self._unsent.clear()
                 self._leases.void(answer.stopped)
         # A pull returns the complete journal; the worker's own may contain lost pushes.
@@ -235,80 +347,78 @@ class Upstream:
 
     def _rejoin(self, surviving: int) -> None:
         """Present the leases after the loss of shard 0 and its ledger; they may get new tokens."""
-        self._wasted += self._leases.lost(surviving)
-        leases, known = self._leases.held(), 0 if self._pulled is None else self._pulled.samples
+        self.wasted += self._leases.lost(surviving)
+        leases, known = self._leases.held(), 0 if self.pulled is None else self.pulled.samples
         self._leases.rename(leases.keys(), self._join_coordinator(leases, known))
 
     def _join_coordinator(
         self, leases: Mapping[Token, DataWork], known_samples: int = 0
     ) -> Mapping[Token, Token]:
-        renamed = self._coordinator.join(leases, Wasted(self._wasted, self._acknowledged, known_samples))
-        self._acknowledged = self._wasted
+        renamed = self._coordinator.join(leases, Wasted(self.wasted, self._acknowledged, known_samples))
+        self._acknowledged = self.wasted
         return renamed
 
-    def _report_wasted(self) -> None:
+    def report_wasted(self) -> None:
         """Report wasted steps that no join has reported."""
-        if self._wasted > self._acknowledged:
+        if self.wasted > self._acknowledged:
             with contextlib.suppress(Unreachable):
                 self._join_coordinator({})
 
     # --- rollback -------------------------------------------------------------------------------------------------
 
-    def _report_divergence(self, step: Step, ready: Ready) -> None:
+    def report_divergence(self, step: Step, ready: Ready) -> None:
         """Make the whole job roll back to its newest snapshot, and reconnect."""
-        for pending in self._pending.steps:
+        for pending in self.pending.steps:
             self._leases.mark(pending.ready.work.token, pending.ready.batch.end)
         batch = self._leases.mark(ready.work.token, ready.batch.end)
-        self._wasted += 1
+        self.wasted += 1
         if batch is None:  # reassigned: the other worker will report it
             return
-        if self._in_flight is not None:
-            (future, send), self._in_flight = self._in_flight, None
+        if self.in_flight is not None:
+            (future, send), self.in_flight = self.in_flight, None
             send.hurry.set()
             try:
                 future.result()
             except Unreachable:
-                self._wasted += send.push.steps
+                self.wasted += send.push.steps
         backoff = Backoff(longest=PROBE_SECONDS)
         while not self._drain.is_set():
             try:
-                self._coordinator.diverged(self._generation, batch, f"loss {step.loss}")
+                self._coordinator.diverged(self.generation, batch, f"loss {step.loss}")
                 break
             except Unreachable as error:
                 if backoff.is_new(error):
                     log.warning("cannot request a rollback yet: %s", error)
                 backoff.wait(self._drain)
         # The marked positions are not pushed, so no lease may continue. The coordinator has released them.
-        self._leases.reset(self._generation)
+        self._leases.reset(self.generation)
         self._discard_unsent()
-        if self._outage is None:
-            self._outage = self._local_training(None, max_steps=0)
-            self._reconnect = self._exchange.connect(lambda: None)
+        if self.outage is None:
+            self.outage = self._local_training(None, max_steps=0)
+            self.reconnect = self._exchange.connect(lambda: None)
 
     def _discard_unsent(self) -> None:
         """Discard all steps without an answer, and count them as wasted."""
-        local = 0 if self._outage is None else self._outage.steps
-        self._wasted += local + len(self._pending) + sum(send.push.steps for send in self._unsent)
-        self._pending.clear()
+        local = 0 if self.outage is None else self.outage.steps
+        self.wasted += local + len(self.pending) + sum(send.push.steps for send in self._unsent)
+        self.pending.clear()
         self._unsent.clear()
-        if self._outage is not None:
-            self._outage.rebase()
+        if self.outage is not None:
+            self.outage.rebase()
 
     def _roll_back(self, welcome: Welcome) -> Pulled:
         """Discard steps and leases from before the rollback, and pull the snapshot's parameters."""
         self._discard_unsent()
-        if isinstance(self._deferred, EndOfFile):
-            self._deferred = None
         self._join_coordinator({})
         pulled = self._exchange.pull(self._buffers.spare).result()
         self._seq = max(self._seq, *(shard.last_seq for shard in welcome.shards))
         self._leases.reset(welcome.generation)
-        self._generation = welcome.generation
+        self.generation = welcome.generation
         return pulled
 
     # --- helpers --------------------------------------------------------------------------------------------------
 
-    def _wait(self, future: Future[Welcome], turns: int | None = None) -> Welcome | None:
+    def wait(self, future: Future[Welcome], turns: int | None = None) -> Welcome | None:
         """The future's result; None if `drain` is set, or after this many turns of 0.1 s."""
         while not self._drain.is_set() and turns != 0:
             try:

@@ -30,6 +30,9 @@ UNREACHABLE_PATIENCE = {"worker": timedelta(seconds=5), "ps": timedelta(seconds=
 """How long a node must be Unknown before its pods are replaced: others may follow, and tell that it is not the node. A
 server is alone in its place, so it waits longer. The coordinator has noticed the silence of a worker long before."""
 
+NODES_HEARD_WITHIN = timedelta(seconds=10)
+"""The scheduler knows after so long that a node is Unknown, and binds no pod to it."""
+
 
 @dataclass(slots=True)
 class Sighting:
@@ -191,7 +194,7 @@ class _Reader:
             name = pod.spec.node_name
             missing = name not in self.seen.nodes and name not in self.seen.absent_nodes
             return UNCONFIRMED if missing else signal
-        if view.hears(slot.place):
+        if view.hears(slot.place) or _came_after(pod, signal):
             return None
         if self.suspected is None:
             seen = self.seen
@@ -201,6 +204,13 @@ class _Reader:
             return None
         due = signal.since + UNREACHABLE_PATIENCE[slot.role] if signal.since and not slot.cause else None
         return None if due is not None and self.timers.pending(due) else signal
+
+
+def _came_after(pod: Pod, signal: Signal) -> bool:
+    """Whether a pod was bound to a node long after that turned Unknown: it was heard again, and its watch is behind."""
+    scheduled = pod.condition("PodScheduled")
+    bound = (parse_time(scheduled.last_transition_time) if scheduled else None) or pod.created
+    return bound is not None and signal.since is not None and bound - signal.since > NODES_HEARD_WITHIN
 
 
 def _bound(slot: Slot, node_name: str, node: Node | None) -> Slot:

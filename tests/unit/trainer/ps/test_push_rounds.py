@@ -18,6 +18,8 @@ from tests.unit.trainer.ps.cluster import MODEL, Cluster, N, flat, until
 
 USUAL = 30.0
 """Seconds of a step; no test waits so long."""
+PROMPT = 10.0
+"""Less than a worker waits that nobody tells that its wait is over."""
 
 
 def in_step(cluster: Cluster, slots: int) -> None:
@@ -68,7 +70,7 @@ def test_workers_get_each_others_pushes(
                 until(lambda: waiting(cluster) == [1] * shards)
                 assert not early.done()
                 late = second.push_round(flat(0.25), out[1], Push(seq, 1, versions))
-                assert early.result(30).versions == late.versions == (2 * seq,) * shards
+                assert early.result(PROMPT).versions == late.versions == (2 * seq,) * shards
                 assert (early.result().made, late.made) == (2 * seq - 1, 2 * seq)
                 assert early.result().staleness(versions[0]) == 0
                 assert late.staleness(versions[0]) == 1
@@ -112,7 +114,7 @@ def test_push_that_waits_is_applied_and_holds_no_memory_and_no_permit(
         for seq in (1, 2):
             pulled = other.push_pull(flat(0.25), aligned(N), Push(seq, 1, pulled.versions))
         second.close()
-        assert waits.result(30).versions == (3,)
+        assert waits.result(PROMPT).versions == (3,)
 
 
 def test_lost_and_idle_workers_end_the_wait(cluster: Cluster) -> None:
@@ -124,7 +126,7 @@ def test_lost_and_idle_workers_end_the_wait(cluster: Cluster) -> None:
         clients[1].pull(aligned(N), idle=True)  # evaluates
         assert not waits.done()
         clients[2].close()
-        assert waits.result(30).versions == (1,)
+        assert waits.result(PROMPT).versions == (1,)
 
 
 def test_repeated_push_is_not_applied_again(cluster: Cluster) -> None:

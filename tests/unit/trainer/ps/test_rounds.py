@@ -113,6 +113,53 @@ def test_lost_worker_is_not_waited_for() -> None:
     assert rounds.release(2.0) == [2]
 
 
+def in_step(slots, until=2.0):
+    """Workers whose steps take a second; all go on at `until`."""
+    rounds, now = Rounds(), 0.0
+    while now <= until:
+        for slot in range(slots):
+            rounds.arrive(slot, now, LONGEST)
+        assert rounds.release(now) == list(range(slots))
+        now += 1.0
+    return rounds
+
+
+def test_worker_that_has_gone_waits_for_nobody() -> None:
+    rounds = in_step(2)
+    rounds.arrive(0, 3.0, LONGEST)
+    rounds.forget(0)
+    assert rounds.remaining(0, 3.0) == 0
+    rounds.arrive(1, 3.0, LONGEST)
+    assert rounds.release(10.0) == [1]
+
+
+def test_nobody_waits_for_a_successor_before_its_second_push() -> None:
+    """It may still compile, and may be on another accelerator than the worker before."""
+    rounds = in_step(3)
+    rounds.forget(2)
+    rounds.arrive(2, 2.1, LONGEST)
+    assert rounds.release(2.1) == [2]
+    for slot in (0, 1):
+        rounds.arrive(slot, 3.0, LONGEST)
+    assert rounds.release(3.0) == [0, 1]
+
+
+def test_successor_waits_for_nobody_after_its_first_push() -> None:
+    rounds = in_step(2)
+    rounds.forget(1)
+    rounds.arrive(1, 2.9, LONGEST)
+    assert rounds.release(2.9) == [1]
+
+
+def test_step_that_hung_does_not_make_waits_long() -> None:
+    rounds = in_step(2)
+    for slot in (0, 1):
+        rounds.arrive(slot, 100.0, LONGEST)
+    assert rounds.release(100.0) == [0, 1]
+    rounds.arrive(0, 101.0, LONGEST)
+    assert 0 < rounds.remaining(0, 101.0) < 1
+
+
 @pytest.mark.parametrize("slower", [1.3, 2.0, 3.0, 4.5])
 def test_straggler_is_waited_for_by_nobody_that_it_would_delay_by_more(slower) -> None:
     team = Team({0: steady(slower), **{slot: steady(1.0) for slot in range(1, 8)}}).run(600)

@@ -93,14 +93,14 @@ class Worker:
 
     def _check_marks(self):
         """The steps of a push keep their leases or lose them together: none has to be taken out of their sum."""
-        marks = self.loop._marks
+        marks = self.loop.upstream.marks
 
         def all_or_none():
-            steps, found = len(self.loop._pending), marks()
+            steps, found = len(self.loop.upstream.pending), marks()
             assert len(found) in {0, steps}, f"{len(found)} of {steps} steps kept their leases"
             return found
 
-        self.loop._marks = all_or_none
+        self.loop.upstream.marks = all_or_none
 
     def _record_epochs(self):
         """Record the epoch of the current item in `epoch`: batches do not contain it."""
@@ -232,7 +232,7 @@ class Worker:
             update[low + STEPS_AT + world.steps] = 1.0
         world.steps += 1
         world.covers.append([(epoch, int(at)) for at in batch.x])
-        world.computed_in.append(self.loop._generation)
+        world.computed_in.append(self.loop.upstream.generation)
         return Step(update, 0.5, True)
 
     # --- as `Coordinator`

@@ -147,8 +147,8 @@ class Bench:
             model, Placement(OptimizerConfig()), self.server, feed, self.coordinator, self.leases, None,
             threading.Event(), Policy(**policy), clock=lambda: self.now,
         )  # fmt: skip
-        self.loop._use(self.server.pulled())
-        self.loop._boots = ((0, TERM),)
+        self.loop.upstream._use(self.server.pulled())
+        self.loop.upstream._boots = ((0, TERM),)
         self.work = DataWork((TERM, 1), 0, 0, 8)
         self.leases.grant(self.work)
 
@@ -162,7 +162,7 @@ class Bench:
 
     def run(self):
         """The loop, once it has joined."""
-        self.loop._join = lambda: None
+        self.loop.upstream.join = lambda: None
         return self.loop.run()
 
     def batch(self, start=0):

@@ -27,8 +27,8 @@ def test_steps_and_what_passes_beside_them_are_all_of_the_time() -> None:
         return send(update, out, push, **more)
 
     bench.server.push_pull = pushed
-    loop._exchange = bench.server
-    loop._last_push = loop._last_answer = 0.0
+    loop.upstream._exchange = bench.server
+    loop._last_push = loop.upstream.last_answer = 0.0
 
     def step(start: int, at: float) -> None:
         bench.now = at
@@ -40,7 +40,7 @@ def test_steps_and_what_passes_beside_them_are_all_of_the_time() -> None:
     loop._handle(TaskWork((1, 2), "evaluate"))
     step(2, bench.now + 3.0)
     bench.leases.reset(0)
-    loop._last_answer = bench.now = bench.now + 5.0
+    loop.upstream.last_answer = bench.now = bench.now + 5.0
     loop._idle()
     assert loop.beside.passed(bench.now) == Passed(7.0, 5.0)
     assert sum(push.timings.step for push in pushes) + 12.0 == bench.now == 17.0
@@ -50,7 +50,7 @@ def test_slow_data_are_the_time_of_a_step() -> None:
     """The worker holds a lease whose next batch is not there yet."""
     bench = Bench()
     bench.loop._last_push = 0.0
-    bench.loop._last_answer = bench.now = 0.5
+    bench.loop.upstream.last_answer = bench.now = 0.5
     bench.loop._idle()
     assert bench.loop.beside.passed(bench.now) == Passed()
     assert bench.loop._last_push == 0.0

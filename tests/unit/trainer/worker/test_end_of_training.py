@@ -80,7 +80,7 @@ def test_worker_in_an_outage_ends_when_the_job_has_finished(tmp_path):
     running = Running(tmp_path / "secret", coordinator)
     running.pushed(4)
     running.servers.stop(0)
-    while running.worker.loop._outage is None:
+    while running.worker.loop.upstream.outage is None:
         threading.Event().wait(0.01)
     coordinator.hold = False
     assert running.end() == [End.FINISHED]

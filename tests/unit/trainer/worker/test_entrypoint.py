@@ -1,6 +1,7 @@
 """Entrypoints and trainings, and what their errors say."""
 
 import sys
+import zipfile
 
 import pytest
 
@@ -154,3 +155,22 @@ def test_code_of_the_job_is_before_that_of_the_image(folder, monkeypatch):
     assert load("helper:job").data.size == 4, "the image's own modules stay"
     for name in ("bothjob", "helper"):
         sys.modules.pop(name)
+
+
+def test_code_in_an_archive_is_first(folder, monkeypatch):
+    """Packages, and more code than a ConfigMap holds as it is, come as an archive."""
+    (folder / "code").mkdir()
+    with zipfile.ZipFile(folder / "code" / "code.zip", "w") as archive:
+        archive.writestr("goodjob.py", GOOD + "from inner.part import PART\n")
+        archive.writestr("inner/__init__.py", "")
+        archive.writestr("inner/part.py", "PART = 1\n")
+    monkeypatch.setattr(entrypoint, "CODE_DIR", str(folder / "code"))
+    monkeypatch.chdir(folder)
+    assert isinstance(load("goodjob:job"), Training)
+    assert "code.zip" in sys.modules["goodjob"].__file__
+    with pytest.raises(UserError, match=r"Did you mean 'job'"):
+        load("goodjob:jib")
+    with pytest.raises(UserError, match=r"names the module 'godjob', which does not exist"):
+        load("godjob:job")
+    for name in ("inner", "inner.part"):
+        sys.modules.pop(name, None)

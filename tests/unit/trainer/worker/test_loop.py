@@ -155,7 +155,7 @@ def test_push_is_sent_when_its_marks_are_full(start_servers, cut_off):
     servers = start_servers(coordinator)
     training = job(lambda: functional(options={"steps_per_execution": 300}))
     running = Running(training, servers, coordinator)
-    exchange = running.worker.loop._exchange
+    exchange = running.worker.loop.upstream._exchange
     push_pull = exchange.push_pull
 
     def cut(*_arguments, **_options):

@@ -136,7 +136,7 @@ def test_data_that_cannot_be_read_are_discarded_after_the_stop():
     failed = Failed(bench.work, UserError("samples 0-8: the data function failed"))
     bench.items, bench.server.stopped = [failed, Finished()], TERM
     assert bench.run() is End.FINISHED
-    assert bench.loop._wasted == 0
+    assert bench.loop.upstream.wasted == 0
 
 
 def test_data_error_after_the_last_sample_of_a_lease_fails_the_job(start_servers):
@@ -162,7 +162,7 @@ def test_batch_that_fails_the_step_is_discarded_after_the_stop():
     bench.loop._flat_model.step, bench.server.stopped = fail, TERM
     bench.items = [bench.batch(), Finished()]
     assert bench.run() is End.FINISHED
-    assert bench.loop._wasted == 1
+    assert bench.loop.upstream.wasted == 1
 
 
 def test_data_that_cannot_be_read_fail_the_job_after_an_outage():

@@ -124,13 +124,13 @@ def test_wasted_steps_are_reported_until_acknowledged(start_servers):
         raise Unreachable("the answer was lost")
 
     coordinator.join = lost
-    loop._wasted = 3
+    loop.upstream.wasted = 3
     with pytest.raises(Unreachable):
-        loop._join_coordinator({})
+        loop.upstream._join_coordinator({})
     coordinator.join = answered
     for more in (2, 1):
-        loop._wasted += more
-        loop._join_coordinator({})
+        loop.upstream.wasted += more
+        loop.upstream._join_coordinator({})
     assert reports + [wasted for _, wasted in coordinator.joins] == [(3, 0, 0), (5, 0, 0), (6, 5, 0)]
     running.worker.close()
 
@@ -185,7 +185,7 @@ def test_leases_are_trained_while_the_coordinator_is_unreachable(start_servers, 
     assert coordinator.unanswered >= 3
     assert coordinator.samples == servers.stores[0].history.samples == 2 * DATA.size
     assert [coordinator.applied[epoch, -1].total for epoch in range(2)] == [DATA.size] * 2
-    assert (loop.steps, loop._wasted, len(coordinator.joins)) == (coordinator.pushes, 0, 1)
+    assert (loop.steps, loop.upstream.wasted, len(coordinator.joins)) == (coordinator.pushes, 0, 1)
 
 
 def test_task_result_with_a_lost_answer_is_resent_not_recomputed(start_servers):

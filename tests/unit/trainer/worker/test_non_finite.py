@@ -22,13 +22,13 @@ def test_non_finite_step_after_the_stop_is_discarded(in_flight):
         bench.loop._train(bench.batch())
     bench.loss, bench.server.stopped = math.nan, TERM
     bench.loop._train(bench.batch(2 * in_flight))
-    assert bench.loop._outage is None
-    assert bench.loop._wasted == 1
+    assert bench.loop.upstream.outage is None
+    assert bench.loop.upstream.wasted == 1
 
 
 def test_batch_of_a_lease_that_the_pull_voids_is_not_computed():
     bench = Bench()
-    bench.loop._probe()
+    bench.loop.upstream.probe()
     bench.server.stopped = TERM
     bench.loop._train(bench.batch())
     assert bench.loop.steps == 0
@@ -38,13 +38,13 @@ def test_batch_of_a_lease_that_the_pull_voids_is_not_computed():
 def test_batch_of_a_non_finite_local_step_is_repeated_after_the_outage(recovered):
     bench = Bench()
     bench.server.reachable = False
-    bench.loop._probe()
+    bench.loop.upstream.probe()
     bench.loss = math.nan
     bench.items = [bench.batch()]
     bench.loop._outage_turn()
-    assert bench.loop._outage is not None
+    assert bench.loop.upstream.outage is not None
     bench.server.reachable = True
-    bench.loop._end_outage(bench.server.welcome())
+    bench.loop.upstream.end_outage(bench.server.welcome())
     repeated = bench.loop._next_item(0.0)
     assert repeated is not None
     if recovered:
@@ -59,12 +59,12 @@ def test_batch_of_a_non_finite_local_step_is_repeated_after_the_outage(recovered
 def test_batch_of_a_non_finite_local_step_is_dropped_if_training_has_ended():
     bench = Bench()
     bench.server.reachable = False
-    bench.loop._probe()
+    bench.loop.upstream.probe()
     bench.loss = math.nan
     bench.items = [bench.batch()]
     bench.loop._outage_turn()
     bench.server.reachable, bench.server.stopped = True, TERM
-    bench.loop._end_outage(bench.server.welcome())
+    bench.loop.upstream.end_outage(bench.server.welcome())
     assert bench.loop._next_item(0.0) is None
 
 

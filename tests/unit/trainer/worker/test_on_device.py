@@ -121,7 +121,7 @@ def test_parameters_and_update_cross_the_bus_once_for_a_push(start_servers, monk
     coordinator = FakeCoordinator(DATA.size, tasks=())
     model = lambda: functional("adam", norm=True, options={"steps_per_execution": steps})  # noqa: E731
     running = Running(job(model), start_servers(coordinator), coordinator)
-    into, buffers, upload = [], running.worker.loop._buffers, running.flat_model.upload
+    into, buffers, upload = [], running.worker.loop.upstream._buffers, running.flat_model.upload
     host = [id(tensor) for tensor in buffers._tensors]
 
     def uploaded(tensor):

@@ -8,9 +8,9 @@ from tests.unit.trainer.worker.scripted import SIZE, Bench
 def test_local_steps_are_averaged():
     bench = Bench()
     bench.server.reachable = False
-    bench.loop._probe()
-    bench.loop._pending.add(Step(aligned(SIZE), 0.1, finite=True), bench.batch())
-    bench.loop._local_steps()
+    bench.loop.upstream.probe()
+    bench.loop.upstream.pending.add(Step(aligned(SIZE), 0.1, finite=True), bench.batch())
+    bench.loop.upstream.local_steps()
     bench.server.reachable = True
-    bench.loop._end_outage(bench.server.welcome())
+    bench.loop.upstream.end_outage(bench.server.welcome())
     assert bench.server.deltas == [1.0]

@@ -15,7 +15,7 @@ def run(bench: Bench, steps: int) -> list[bool]:
     pushed, bench.step_seconds = len(bench.server.pushes), STEP
     for _ in range(steps):
         bench.loop._train(bench.batch())
-    bench.loop._collect()
+    bench.loop.upstream.collect()
     return [push in bench.server.rounds for push in bench.server.pushes[pushed:]]
 
 
@@ -38,7 +38,7 @@ def test_worker_waits_for_the_others_where_its_messages_take_little_time() -> No
     bench.server.live = 4
     share(bench, 0.9)
     assert run(bench, 30)[-20:] == [True] * 20
-    assert bench.loop._in_flight is None
+    assert bench.loop.upstream.in_flight is None
     assert not bench.loop._overlapped
     share(bench, 1.1)  # all push at once
     assert run(bench, 40)[-20:] == [False] * 20

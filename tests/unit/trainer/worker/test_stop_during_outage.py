@@ -12,11 +12,11 @@ def test_lease_of_dropped_local_steps_is_not_presented_to_a_successor():
     """A successor that knows of no stop would grant it again, and the dropped samples would never be pushed."""
     bench = Bench()
     bench.server.reachable = False
-    bench.loop._probe()
-    bench.loop._pending.add(Step(aligned(SIZE), 0.1, finite=True), bench.batch())
-    bench.loop._local_steps()
+    bench.loop.upstream.probe()
+    bench.loop.upstream.pending.add(Step(aligned(SIZE), 0.1, finite=True), bench.batch())
+    bench.loop.upstream.local_steps()
     bench.server.stopped = TERM
-    bench.loop._end_outage(bench.server.welcome())  # then the server is lost again
+    bench.loop.upstream.end_outage(bench.server.welcome())  # then the server is lost again
     assert bench.leases.held() == {}
 
 
@@ -26,16 +26,16 @@ def test_local_steps_are_dropped_when_the_interrupted_push_reaches_the_end_of_tr
     bench.loop._train(bench.batch())
     interrupted = Future()
     interrupted.set_exception(Unreachable("the server is lost"))
-    bench.loop._in_flight = (interrupted, bench.loop._in_flight[1])
+    bench.loop.upstream.in_flight = (interrupted, bench.loop.upstream.in_flight[1])
     bench.server.reachable = False
-    bench.loop._collect()
+    bench.loop.upstream.collect()
     bench.loop._train_locally(bench.batch(2))
     bench.server.reachable = True
     bench.server.pushes.clear()
     welcome = bench.server.welcome()
     bench.server.stopped = TERM
-    bench.loop._end_outage(welcome)
+    bench.loop.upstream.end_outage(welcome)
     assert [push.seq for push in bench.server.pushes] == [1]
     assert bench.server.deltas == []
-    assert bench.loop._wasted == 1
+    assert bench.loop.upstream.wasted == 1
     assert bench.leases.held() == {}

@@ -20,7 +20,7 @@ def test_dropped_step_after_the_stop_is_reported_while_idle():
 def test_local_steps_are_reported_as_wasted_when_the_worker_leaves():
     bench = Bench()
     bench.server.reachable = False
-    bench.loop._probe()
+    bench.loop.upstream.probe()
     for start in (0, 2):
         bench.loop._train_locally(bench.batch(start))
     bench.loop.leave()
@@ -30,10 +30,10 @@ def test_local_steps_are_reported_as_wasted_when_the_worker_leaves():
 def test_local_step_of_a_lost_lease_is_wasted():
     bench = Bench()
     bench.server.reachable = False
-    bench.loop._probe()
+    bench.loop.upstream.probe()
     bench.leases.void(TERM)
     bench.loop._train_locally(bench.batch())
-    assert bench.loop._wasted == 1
+    assert bench.loop.upstream.wasted == 1
 
 
 def test_worker_without_wasted_steps_reports_none():
@@ -49,9 +49,9 @@ def test_worker_without_wasted_steps_reports_none():
 def test_probe_that_finds_a_lost_server_reports_nothing():
     """A join without leases would count as the arrival of this worker at a successor, which would reassign them."""
     bench = Bench()
-    bench.loop._wasted = 1
+    bench.loop.upstream.wasted = 1
     bench.server.reachable = False
     bench.now += PROBE_SECONDS
     bench.loop._idle()
-    assert bench.loop._outage is not None
+    assert bench.loop.upstream.outage is not None
     assert bench.coordinator.reports == []

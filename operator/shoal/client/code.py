@@ -1,0 +1,99 @@
+"""The Python code that travels with a job, in a ConfigMap: file by file, or as an archive that Python imports from."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import difflib
+import io
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import UsageError
+from shoal_trainer.contract import CODE_ARCHIVE
+
+MAX_BYTES = 900 * 1024
+"""A ConfigMap holds 1 MiB, of which the names and the API server's own fields take a part."""
+
+
+def read(paths: Sequence[str]) -> dict[str, str]:
+    """The files by name. A folder stands for the files directly in it or, if it is a package, for all of the package.
+
+    Raises:
+        UsageError: a file is missing or no text, or two have one name.
+    """
+    found: dict[str, str] = {}
+    for name, file in (each for path in paths for each in _named(Path(path))):
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"cannot read {file}: {error}") from error
+        if found.get(name, text) != text:
+            raise UsageError(
+                f"two files are named {name}: put them into packages (folders with an __init__.py)"
+            )
+        found[name] = text
+    return found
+
+
+def _named(path: Path) -> list[tuple[str, Path]]:
+    """The files of one path, with the names that they have in the job."""
+    if not path.is_dir():
+        return [(path.name, path)]
+    path = path.resolve()
+    package = (path / "__init__.py").exists()
+    files = sorted(path.rglob("*.py") if package else path.glob("*.py"))
+    if not files:
+        raise UsageError(f"the folder {path} has no Python files")
+    return [(each.relative_to(path.parent if package else path).as_posix(), each) for each in files]
+
+
+def content(files: Mapping[str, str]) -> dict[str, Any]:
+    """What the ConfigMap has. Packages and more than 900 KiB are in an archive, which is the same each time.
+
+    Raises:
+        UsageError: it is too large.
+    """
+    size = sum(len(name) + len(text.encode()) for name, text in files.items())
+    if size <= MAX_BYTES and not any("/" in name for name in files):
+        return {"data": dict(files)}
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in sorted(files.items()):
+            archive.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED)
+    if (size := buffer.tell()) > MAX_BYTES:
+        raise UsageError(
+            f"the code has {size / 1024:.0f} KiB, compressed, more than the {MAX_BYTES // 1024} KiB that travel with a "
+            "job. Put data into the storage, and packages into an image made FROM Shoal's worker image."
+        )
+    return {"binaryData": {CODE_ARCHIVE: base64.b64encode(buffer.getvalue()).decode()}}
+
+
+def must_define(file: str, text: str, attribute: str) -> None:
+    """Raise UsageError if the file is no Python, or has no such name at its top level. Nothing of it is run."""
+    try:
+        tree = ast.parse(text, file)
+    except SyntaxError as error:
+        raise UsageError(f"{file}, line {error.lineno}: {error.msg}") from error
+    names = set(_bound(tree.body))
+    first = attribute.partition(".")[0]
+    if first in names or "*" in names:
+        return
+    close = difflib.get_close_matches(first, names, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(sorted(names)) or 'no names'}"
+    raise UsageError(f"{file} has no {first!r} at its top level: {hint}")
+
+
+def _bound(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """The names that these statements bind in their own scope; `*` where they cannot be told."""
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name  # what is inside is another scope
+            continue
+        if isinstance(node, ast.alias):
+            yield node.asname or node.name.partition(".")[0]
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        yield from _bound(ast.iter_child_nodes(node))

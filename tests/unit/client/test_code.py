@@ -1,0 +1,69 @@
+"""The code that travels: files as they are, packages and much code as an archive, and what is refused."""
+
+from __future__ import annotations
+
+import base64
+import io
+import secrets
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from shoal.client.code import MAX_BYTES, content, read
+from shoal.client.manifest import Submission, manifests
+from shoal.errors import UsageError
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "digits.py").write_text("import layers.wide\njob = 1\n")
+    (tmp_path / "layers" / "deep").mkdir(parents=True)
+    for name in ("__init__.py", "wide.py", "deep/__init__.py"):
+        (tmp_path / "layers" / name).write_text(f"# {name}\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def unpacked(of: dict[str, object]) -> dict[str, str]:
+    data = of["binaryData"]
+    assert isinstance(data, dict)
+    with zipfile.ZipFile(io.BytesIO(base64.b64decode(data["code.zip"]))) as archive:
+        return {name: archive.read(name).decode() for name in archive.namelist()}
+
+
+def test_a_package_travels_with_the_script(folder: Path) -> None:
+    made = manifests(
+        Submission(entrypoint="digits.py:job", storage="s3://bucket/runs", files=["layers"], name="mine")
+    )
+    assert made.code is not None
+    assert sorted(unpacked(made.code)) == [
+        "digits.py",
+        "layers/__init__.py",
+        "layers/deep/__init__.py",
+        "layers/wide.py",
+    ]
+    again = manifests(
+        Submission(entrypoint="digits.py:job", storage="s3://bucket/runs", files=["layers"], name="mine")
+    )
+    assert made == again
+
+
+def test_a_folder_that_is_no_package_is_its_files(folder: Path) -> None:
+    assert content(read(["."])) == {"data": {"digits.py": "import layers.wide\njob = 1\n"}}
+
+
+def test_much_code_is_compressed_and_too_much_is_refused(folder: Path) -> None:
+    much = {"digits.py": "job = 1\n" + "x = 'a line of code like the others'\n" * 40_000}
+    assert len(much["digits.py"]) > MAX_BYTES
+    assert unpacked(content(much)) == much
+    with pytest.raises(UsageError, match=r"compressed, more than the 900 KiB that travel"):
+        content({"digits.py": secrets.token_hex(MAX_BYTES)[:-1] * 3})
+
+
+def test_two_files_of_one_name(folder: Path) -> None:
+    (folder / "sub").mkdir()
+    (folder / "sub" / "digits.py").write_text("job = 2\n")
+    with pytest.raises(UsageError, match=r"two files are named digits.py"):
+        read(["digits.py", "sub"])
+    assert read(["sub"]) == {"digits.py": "job = 2\n"}
