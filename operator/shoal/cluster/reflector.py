@@ -185,6 +185,7 @@ class Reflector(Generic[T]):
         self._wanted.clear()
         listed: list[T] = []
         unread: list[str] = []
+        # No resource version: what etcd has now, never what a cache of the API server had a while ago.
         query = {**self._source.query, "limit": str(PAGE)}
         while True:
             answer = await self._transport.request("GET", self._source.path, query=query)
