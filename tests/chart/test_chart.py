@@ -348,6 +348,10 @@ def test_each_port_is_used_once(tools: Path) -> None:
     assert {"name": "health", "containerPort": 8081} in container["ports"]
 
 
+def test_pools_are_not_sized_where_the_operator_does_not_read_them(tools: Path) -> None:
+    assert "pools.enabled needs scope.pools" in refusal(tools, "pools.enabled=true", "scope.pools=false")
+
+
 def test_admission_policy_needs_kubernetes_1_30(tools: Path) -> None:
     assert "needs Kubernetes 1.30" in refusal(tools, "admissionPolicy.enabled=true", "--kube-version=1.29.9")
 

@@ -16,8 +16,8 @@ from dev.cluster import ControlPlane
 from dev.kube import Kube
 from dev.paths import ROOT
 
-ELSEWHERE = "ServiceMonitor,PodMonitor,PrometheusRule,Application,Kustomization"
-"""Kinds of the Prometheus operator, Argo CD and Flux, which the API server does not know."""
+ELSEWHERE = "ServiceMonitor,PodMonitor,PrometheusRule,Application,Kustomization,ResourceFlavor,ClusterQueue,LocalQueue"
+"""Kinds of the Prometheus operator, Argo CD, Flux and Kueue, which the API server does not know."""
 KUSTOMIZE = {"kustomization.yaml", "references.yaml"}
 """Files that are no objects."""
 IMAGES = ("image.repository=r.io/o", "trainer.psImage=r.io/p", "trainer.workerImage=r.io/w")

@@ -38,6 +38,21 @@ def test_pod_that_cannot_start_degrades_the_job_with_a_hint(waiting: str, reason
     assert made.status.restarts.failures == 0
 
 
+def test_tries_to_pull_an_image_and_pauses_between_them_are_told_alike() -> None:
+    error = 'rpc error: code = NotFound desc = failed to pull and unpack image "nowhere/digits:1"'
+    told = set()
+    for reason, message in (
+        ("ErrImagePull", error),
+        ("ImagePullBackOff", f'Back-off pulling image "nowhere/digits:1": ErrImagePull: {error}'),
+    ):
+        pod = build.pod(phase="Pending", state=build.waiting(reason, message))
+        degraded = plan(build.observe(build.job(), pod)).status.condition("Degraded")
+        assert degraded is not None
+        told.add(degraded.message)
+    assert len(told) == 1
+    assert error in told.pop()
+
+
 def test_unschedulable_pod_degrades_the_job_after_a_minute() -> None:
     unschedulable = [{"type": "PodScheduled", "status": "False", "message": "0/4 nodes are available"}]
     pod = build.pod(phase="Pending", node=None, state={}, conditions=unschedulable)

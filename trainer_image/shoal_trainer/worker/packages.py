@@ -13,6 +13,8 @@ from packaging.utils import canonicalize_name
 
 def beside_the_image(script: Path) -> list[str]:
     """The distributions whose modules the script imports and the image lacks. None if Shoal itself is not installed."""
+    if script.suffix != ".py" or not script.is_file():  # compiled, or in an archive
+        return []
     try:
         there = _required("shoal", "trainer", {})
     except PackageNotFoundError:

@@ -147,8 +147,8 @@ class Rehearsal:
                 "the module calls fit() when it is imported: every worker would train before it joins. Put it under "
                 "`if __name__ == '__main__':`"
             )
-        script = getattr(sys.modules[self._entrypoint.partition(":")[0]], "__file__", None)
-        if script and (missing := beside_the_image(Path(script))):
+        module = sys.modules[self._entrypoint.partition(":")[0]]
+        if missing := beside_the_image(Path(module.__file__ or "")):
             _log.warning(
                 "%s: on this machine, and not in Shoal's worker image; the job needs an image of your own "
                 "(docs/install.md, Your image)",

@@ -58,7 +58,8 @@ def _container_problem(pod: Pod) -> Reason | None:
         waiting = container.state.waiting
         if waiting is None:
             continue
-        message = short(waiting.message, 300)
+        # While kubelet pauses it puts words before the error: the condition would change with each try.
+        message = short(waiting.message.rpartition(": ErrImagePull: ")[2], 300)
         where = f"pod {pod.metadata.name}, container {container.name}"
         if waiting.reason in _IMAGE:
             hint = "check the image in the job's template, and imagePullSecrets if the registry is private"

@@ -29,10 +29,10 @@ __all__ = ["Efficiency", "WorkLeft", "samples_to_target"]
 
 Floats = NDArray[np.float64]
 
-PENALTY, PENALTY_SIGMA = 0.25, 0.7
-"""The prior of k: median, and standard deviation of its logarithm. Measured on the real shard with 4, 8 and 16 workers:
-0.24, and 0.12 to 0.60 in 90 %, of digits, MNIST, a table and words (docs/benchmarks/efficiency.md); a little wider,
-since those are small."""
+PENALTY, PENALTY_SIGMA = 0.17, 0.7
+"""The prior of k: median, and standard deviation of its logarithm. Measured on the real shard with 4, 8 and 16 workers
+in rounds: 0.17, and 0.07 to 0.43 in 90 %, of digits, MNIST, a table and words (docs/benchmarks/efficiency.md); a little
+wider, since those are small."""
 LEAST_POINTS = 5
 MOST_POINTS = 200
 MOST_WAY_LEFT = 0.25
