@@ -17,6 +17,8 @@ __all__ = ["beside_of", "decimal", "fleet_pool", "model_of", "profile_of"]
 
 EPOCHS_DIFFER, PRIOR_EPOCHS = 0.2, 3.0
 """By how much the tasks of epochs are taken to differ, as a part of them, and its weight in epochs."""
+STEPS_DIFFER, PRIOR_STEPS = 0.3, 3.0
+"""Likewise of the logarithms of steps' times: a single step, which differs from none, is no certainty."""
 
 
 def fleet_pool(pool: CapacityPool, now: datetime | None = None) -> FleetPool:
@@ -173,9 +175,9 @@ def _moments(found: LogMoments) -> LogMean | None:
     count = float(found.count)
     if count <= 0:
         return None
-    return LogMean(
-        float(found.mean_log), max(float(found.variance_log), 0.0), count, decimal(found.mean_seconds) or None
-    )
+    own = max(float(found.variance_log), 0.0)
+    variance = (STEPS_DIFFER**2 * PRIOR_STEPS + own * count) / (PRIOR_STEPS + count)
+    return LogMean(float(found.mean_log), variance, count, decimal(found.mean_seconds) or None)
 
 
 def _age(seen: str | None, now: datetime) -> float:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from shoal.api.speed_profile import MOST_ROWS, MOST_SOURCES, LogMoments, SpeedProfile, SpeedProfileStatus
 from shoal.controllers.speedprofile.learn import HALF_LIFE, forget, learn, moved
 from shoal.sizing.fleet.resources import beside_of, profile_of
+from shoal.sizing.speed.model import SpeedModel
 from shoal_trainer.contract import (
     BesideSums,
     LogSums,
@@ -195,6 +196,24 @@ def test_whole_cores_of_an_earlier_version_are_read() -> None:
     stored = {"device": "T4", "cores": 4, "batchSize": 16, "workers": 2, "parameterServers": 1}
     status = learn(SpeedProfileStatus.model_validate({"rows": [stored]}), "job", report(0.1), NOW)
     assert [row.cores for row in status.rows] == ["4"]
+
+
+def test_one_odd_step_of_a_rare_configuration_moves_no_estimate() -> None:
+    """With two workers 1,000 steps of about 0.1 s, and a single one of 0.2 s while there were three."""
+    steps = [0.08, 0.1, 0.12] * 333
+    status = learn(SpeedProfileStatus(), "a", report(*steps), NOW)
+    [before, after] = [
+        SpeedModel([profile]).worker(profile.model, "T4", 1, 4, 16).seconds
+        for each in (status, learn(status, "b", report(0.2, workers=3), NOW))
+        if (
+            profile := profile_of(
+                SpeedProfile.model_validate({"metadata": {"name": "m"}}).model_copy(update={"status": each}),
+                NOW,
+            )
+        )
+        is not None
+    ]
+    assert after == pytest.approx(before, rel=0.02)
 
 
 def test_sums_of_an_operator_that_knew_no_whole_steps_count_once() -> None:
