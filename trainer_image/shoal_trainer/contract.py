@@ -35,8 +35,9 @@ STORAGE_DIR = "/var/run/shoal/storage"
 """The mount path of the job's volume claim or ephemeral volume; its URI is `file://` + this."""
 
 CODE_DIR = "/var/run/shoal/code"
-CODE_ARCHIVE = "code.zip"
 """The mount path of the job's code from a ConfigMap, first on the path of workers."""
+CODE_ARCHIVE = "code.zip"
+"""The file in it that has packages and what is large; Python imports from it."""
 
 EPOCH_LINE = "epoch report: "
 """PS 0 logs each complete epoch in a line that ends in this and an `EpochReport` as JSON: the history of the job for

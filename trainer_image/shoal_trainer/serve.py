@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import resource
 import signal
 import socket
@@ -26,10 +25,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
-from pydantic import ValidationError
-
+from shoal_trainer.configuration import configuration
 from shoal_trainer.contract import (
-    CONFIG_ENV,
     EXIT_DRAINED,
     EXIT_FENCED,
     EXIT_OK,
@@ -333,16 +330,7 @@ def main() -> int:
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     try:
-        try:
-            config = RuntimeConfig.model_validate_json(os.environ[CONFIG_ENV])
-        except KeyError:
-            raise UserError(
-                f"${CONFIG_ENV} is not set. Use `shoal-trainer run` to train on this machine."
-            ) from None
-        except ValidationError as error:
-            raise UserError(
-                f"${CONFIG_ENV} is not a valid configuration: {error.errors()[0]['msg']}"
-            ) from error
+        config = configuration()
         allow_open_files()
         return_freed_memory()
         server = ParameterServer(config)

@@ -12,13 +12,14 @@ the pushes in between, which may have made the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from shoal_trainer.ps import kernels
 from shoal_trainer.ps.kernels import Vector
 from shoal_trainer.ps.pieces import Payload, parts
+from shoal_trainer.ps.spans import cut
 from shoal_trainer.wire.messages import Average
 
 
@@ -29,11 +30,12 @@ class Statistics:
         self._averages: list[tuple[int, int, float]] = []
         self.differences: list[tuple[int, int]] = []
         """The ranges of which a push has differences."""
-        for start, stop, average in _cut(averages, low, high, offset):
-            if average is None:
+        spans = ((each.low - offset, each.high - offset, each.momentum) for each in averages)
+        for start, stop, momentum in cut(spans, low, high):
+            if momentum is None:
                 self.differences.append((start, stop))
             else:
-                self._averages.append((start, stop, average.momentum))
+                self._averages.append((start, stop, momentum))
 
     def apply(self, w: Vector, io: Payload, steps: int, scale: float) -> bool:
         """Move `w` by a push of so many steps, of which `io` may have a part, and write the new values to `io`.
@@ -49,18 +51,3 @@ class Statistics:
             for part, values in parts(io, low, high):
                 non_finite |= kernels.add(w[part], values, np.float32(scale))
         return non_finite
-
-
-def _cut(
-    averages: Sequence[Average], low: int, high: int, offset: int
-) -> Iterator[tuple[int, int, Average | None]]:
-    """The range in order, as (low, high, its average); None between the averages."""
-    for average in sorted(averages):
-        start, stop = max(low, average.low - offset), min(high, average.high - offset)
-        if start < stop:
-            if low < start:
-                yield low, start, None
-            yield start, stop, average
-            low = stop
-    if low < high:
-        yield low, high, None

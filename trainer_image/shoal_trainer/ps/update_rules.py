@@ -20,6 +20,7 @@ from shoal_trainer.ps import kernels
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.kernels import Buffer, Vector
 from shoal_trainer.ps.pieces import Payload, parts
+from shoal_trainer.ps.spans import cut
 from shoal_trainer.wire.messages import OptimizerConfig
 
 STATE = {
@@ -239,14 +240,7 @@ def _alpha(config: OptimizerConfig, beta_1: float, rate: float, step: int) -> np
 
 def _segments(config: OptimizerConfig, offset: int, size: int) -> Iterator[tuple[int, int, bool]]:
     """The local range in order, as (low, high, whether weight decay applies)."""
-    position = 0
-    if config.weight_decay:
-        for start, stop in sorted(config.no_decay):
-            low, high = max(position, start - offset), min(size, stop - offset)
-            if low < high:
-                if position < low:
-                    yield position, low, True
-                yield low, high, False
-                position = high
-    if position < size:
-        yield position, size, True
+    without = (
+        (start - offset, stop - offset, False) for start, stop in config.no_decay if config.weight_decay
+    )
+    return ((low, high, decays is None) for low, high, decays in cut(without, 0, size))

@@ -21,10 +21,8 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
+from shoal_trainer.configuration import configuration
 from shoal_trainer.contract import (
-    CONFIG_ENV,
     EXIT_DRAINED,
     EXIT_FENCED,
     EXIT_OK,
@@ -83,16 +81,7 @@ def main() -> int:
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     try:
-        try:
-            config = RuntimeConfig.model_validate_json(os.environ[CONFIG_ENV])
-        except KeyError:
-            raise UserError(
-                f"${CONFIG_ENV} is not set. Use `shoal-trainer run` to train on this machine."
-            ) from None
-        except ValidationError as error:
-            raise UserError(
-                f"${CONFIG_ENV} is not a valid configuration: {error.errors()[0]['msg']}"
-            ) from error
+        config = configuration()
         try:
             return _work(config, drain, started)
         except SystemExit as error:  # exit code 0 would mean that the job has ended

@@ -84,7 +84,11 @@ class Reporter:
             if telemetry_only:
                 self._recorder.record(job, events)
             return Reported(recorded=telemetry_only, wait=wait)
-        stored = await self._writer.write(job, status)
+        try:
+            stored = await self._writer.write(job, status)
+        except asyncio.CancelledError:  # it may be stored: told twice, which is counted, rather than never
+            self._recorder.record(job, events)
+            raise
         if stored is None:
             return Reported(recorded=False, conflict=True, wait=CONFLICT_SECONDS)
         self._written[job.metadata.uid] = self._now()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -325,6 +326,34 @@ async def test_answers_about_a_deleted_run_are_dropped() -> None:
     rig.see()
     assert await rig.reconcile(KEY) is None
     assert not rig.answers.get(uid).existing
+
+
+async def test_process_that_ends_while_a_status_is_written_tells_what_it_says() -> None:
+    rig = Rig()
+    rig.apply()
+    await settled(rig)
+    rig.run_pods()
+    await settled(rig)
+    rig.cluster.objects.pop("/api/v1/namespaces/ns/pods/digits-worker-1-0")
+    rig.see()
+    stored, request = asyncio.Event(), rig.cluster.request
+
+    async def never_answered(method: str, path: str, **options: Any) -> Answer:
+        answer = await request(method, path, **options)
+        if method == "PUT":
+            stored.set()
+            await asyncio.Event().wait()
+        return answer
+
+    rig.cluster.request = never_answered  # type: ignore[method-assign]
+    reconcile = asyncio.create_task(rig.reconcile(KEY))
+    await stored.wait()
+    reconcile.cancel()
+    await asyncio.gather(reconcile, return_exceptions=True)
+    assert rig.job.status.restarts.disruptions == 1
+    assert [o["reason"] for o in rig.cluster.objects.values() if o.get("kind") == "Event"] == [
+        "WorkerDisrupted"
+    ]
 
 
 async def test_telemetry_writes_are_rate_limited() -> None:
