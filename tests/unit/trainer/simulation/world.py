@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 import threading
+import traceback
 
 from shoal_trainer.contract import StopAfter
 from shoal_trainer.errors import Fenced, TrainerError, Unreachable
@@ -193,7 +195,9 @@ class World:
         worker.resumed.release()
         if not self.yielded.acquire(timeout=20):
             name = f"worker {worker.slot}, incarnation {worker.incarnation}"
-            raise AssertionError(f"{name} does not yield: {self.describe()}")
+            frames = sys._current_frames()
+            where = "".join(traceback.format_stack(frames[worker.thread.ident])[-8:])
+            raise AssertionError(f"{name} does not yield: {self.describe()}\nIt is here:\n{where}")
 
     def interleave(self):
         """Run workers and lose shards while shard 0 calls another shard, or copies its parameters."""
