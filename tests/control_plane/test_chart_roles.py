@@ -263,32 +263,34 @@ async def test_permissions_are_enough_and_all_used(
         # On a busy machine, workers may wait for the scheduler until their pool is exhausted: then they live here.
         await nodes.add_node("safe-1", labels={"example.com/pool": pools[1]})
         story = Story(kube, namespace, nodes)
-        async with operator:
-            uid = await story.begins(pools)
-            reports[uid] = report(uid, story.WORKERS, 12e6)
-            await coordinators.serve(0, uid)
-            await story.is_learned()
-            await story.loses_all()
-            await story.has_an_unreadable_sibling()
-            # While nobody looks, a pod and a node go.
-            assert await operator.stop() == 0
-            await story.take("digits-worker-0-2")
-            await nodes.remove_node("spot-2")
-            await operator.start()
+        try:
+            async with operator:
+                uid = await story.begins(pools)
+                reports[uid] = report(uid, story.WORKERS, 12e6)
+                await coordinators.serve(0, uid)
+                await story.is_learned()
+                await story.loses_all()
+                await story.has_an_unreadable_sibling()
+                # While nobody looks, a pod and a node go.
+                assert await operator.stop() == 0
+                await story.take("digits-worker-0-2")
+                await nodes.remove_node("spot-2")
+                await operator.start()
 
-            async def asked() -> bool:
-                return {("", "pods", "get"), ("", "nodes", "get")} <= used(log, user)
+                async def asked() -> bool:
+                    return {("", "pods", "get"), ("", "nodes", "get")} <= used(log, user)
 
-            await eventually(asked, what="it asks for what it does not find", seconds=COLLECTED_SECONDS)
-            await story.job.runs(story.WORKERS)
-            await story.ends()
-            await operator.stop()
-        assert granted(objects) - used(log, user) == UNSEEN
-        await coordinators.close()
-        for name in pools:
-            await kube.delete(f"{POOLS}/{name}")
-        for name in list(nodes.nodes):
-            await nodes.remove_node(name)
+                await eventually(asked, what="it asks for what it does not find", seconds=COLLECTED_SECONDS)
+                await story.job.runs(story.WORKERS)
+                await story.ends()
+                await operator.stop()
+            assert granted(objects) - used(log, user) == UNSEEN
+        finally:  # a second attempt makes nodes of the same names
+            await coordinators.close()
+            for name in pools:
+                await kube.delete(f"{POOLS}/{name}")
+            for name in list(nodes.nodes):
+                await nodes.remove_node(name)
 
 
 class Queue:
