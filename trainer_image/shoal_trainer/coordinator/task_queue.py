@@ -83,8 +83,10 @@ class Tasks:
         if not self.queue:
             return completed
         first = self.queue[0]
-        waits = self.evaluator is None if first.kind == "callbacks" else True
-        begun = not trains(first.holder) if first.holder is not None else not waits
+        if first.holder is not None:
+            begun = not trains(first.holder)
+        else:  # the callbacks of an epoch that is evaluated use the same parameters
+            begun = first.kind == "callbacks" and self.evaluator is not None
         return completed if begun else first.epoch
 
     def awaited(self, now: float) -> tuple[int, int] | None:

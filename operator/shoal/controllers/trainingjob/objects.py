@@ -88,12 +88,10 @@ class Objects:
         if answer.ok or exists or exists_still:
             answers.refused.pop(name, None)
             answers.made_before = answers.made_before or exists
-            if kind.unique and not (
-                answer.ok and kind.model
-            ):  # what the watch will report is not remembered here
-                answers.existing[name] = self._wall()
             if answer.ok and kind.model:
                 self.saw(kind, answer)
+            elif kind.unique:  # nothing else remembers that it exists
+                answers.existing[name] = self._wall()
             return True
         if answer.status not in REFUSED:
             raise Unavailable(f"cannot create {name}: {answer.status} {answer.message}")

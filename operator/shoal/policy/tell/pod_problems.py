@@ -134,9 +134,8 @@ def unreachable(facts: Facts) -> Reason | None:
     if facts.seen.unreachable_seconds < UNREACHABLE_SECONDS or not facts.coordinator_pod_runs:
         return None
     server = facts.coordinator_pod
-    if (
-        server is not None and not server.ready
-    ):  # so says the kubelet beside it, which no NetworkPolicy keeps out
+    # The kubelet beside it says whether it is ready, and no NetworkPolicy keeps that out.
+    if server is not None and not server.ready:
         message = (
             "parameter server 0 runs and does not serve: it reads the job's storage first, and waits for it;"
             f" `kubectl logs {server.metadata.name} -c ps` has the storage's words, such as missing credentials or a"
