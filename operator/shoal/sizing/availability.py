@@ -32,8 +32,8 @@ BLOCK_SECONDS = 7200.0
 class Supply:
     """For every run and interval, as parts of the pool's limit: nodes that there are, and nodes lost in it.
 
-    Both are (runs, steps), or (1, steps) where all runs are the same. In a long interval `lost` may be more than 1: what
-    replaces a lost node is lost again.
+    Both are (runs, steps), or (1, steps) where all runs are the same. In a long interval `lost` may be more than 1:
+    what replaces a lost node is lost again.
     """
 
     there: Floats
