@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import re
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 VERSION = 1
@@ -240,6 +241,17 @@ def status_token(key: bytes) -> str:
     return hmac.new(key, b"shoal/v1/status", hashlib.sha256).hexdigest()
 
 
+MOST_AMOUNT = 1e18
+MOST_LOG = 7 * math.log(10)
+"""Of the seconds of a step: 10^7 are a third of a year, and 10^-7 are none by any clock."""
+MOST_FLOPS = 1e20
+
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+Amount = Annotated[float, Field(ge=0, le=MOST_AMOUNT, allow_inf_nan=False)]
+"""What counts or lasts, within bounds that every number of a report has: a coordinator runs in a pod of the user's own
+image, and the operator plans for all users from what it says."""
+
+
 class WorkerState(StrEnum):
     """The state of a worker as seen by the coordinator."""
 
@@ -291,23 +303,23 @@ class ShardReport(Message):
     one update costs the shard, from which its capacity follows at any number of workers.
     """
 
-    index: int
-    epoch: int
-    boot: int = 0
+    index: Count
+    epoch: Count
+    boot: Count = 0
     """Identifies the process, other than the epoch, which a restarted container keeps."""
-    version: int = 0
+    version: Count = 0
     ready: bool = True
-    last_snapshot_at: float | None = None
-    busy_seconds: float = 0.0
+    last_snapshot_at: Amount | None = None
+    busy_seconds: Amount = 0.0
     """Time in which the shard worked on pushes: the optimizer's update and the conversion of the answer.
 
     A moment counts once, however many threads work in it.
     """
-    updates: int = 0
+    updates: Count = 0
     """Pushes applied by this process."""
-    bytes_received: int = 0
+    bytes_received: Count = 0
     """Of gradients and differences, without headers."""
-    busy_answers: int = 0
+    busy_answers: Count = 0
     """How often a request was told to wait for memory: the workers send more than the shard takes."""
 
 
@@ -330,14 +342,14 @@ class DataReport(Message):
 class ModelReport(Message):
     """What is exchanged of the job's model, and what one sample of it costs."""
 
-    fingerprint: str
+    fingerprint: str = Field(max_length=128)
     """The SHA-256 (hex) of the layout: path, shape and dtype of every exchanged tensor. The only one in the project:
     workers, shards, snapshots and SpeedProfiles use it."""
-    parameters: int
+    parameters: int = Field(ge=0, le=10**15)
     """Trainable values."""
-    tensors: int
+    tensors: int = Field(ge=0, le=10**9)
     """Trainable variables; 0: unknown."""
-    flops_per_sample: float | None = None
+    flops_per_sample: float | None = Field(None, ge=0, le=MOST_FLOPS, allow_inf_nan=False)
     """Floating point operations of one sample's forward pass (a multiply-add is two); None until a worker has counted
     them, or where they cannot be counted."""
 
@@ -375,31 +387,47 @@ class LogSums(Message):
         )
 
 
+def _measured(sums: LogSums) -> LogSums:
+    """Sums that measured times can have: none is longer than 10^7 s, or shorter than 10^-7."""
+    longest = MOST_LOG * min(sums.count, 1 << 53)
+    if not (
+        0 <= sums.count <= 1 << 53
+        and abs(sums.total) <= longest
+        and 0 <= sums.squares <= MOST_LOG * longest
+        and 0 <= sums.seconds <= math.exp(MOST_LOG) * sums.count
+    ):
+        raise ValueError(f"no times between 1e-7 and 1e7 s have these sums: {sums}")
+    return sums
+
+
+MeasuredSums = Annotated[LogSums, AfterValidator(_measured)]
+
+
 class SpeedSums(Message):
     """The measured steps of all workers in one configuration, which the first six fields identify.
 
     Only steps while the members were unchanged for a settling time count, and none right after a task or an outage.
     """
 
-    device: str
+    device: str = Field(max_length=128)
     """The accelerator by its name in the operator's catalogue ("T4"); "CPU" without one."""
-    devices: int
+    devices: int = Field(ge=1, le=1024)
     """Accelerators of one worker; 1 for "CPU"."""
-    cores: float
+    cores: float = Field(ge=0, le=1e6, allow_inf_nan=False)
     """CPU cores that one worker may use, 0.5 for half of one; 0: unknown."""
-    batch_size: int
+    batch_size: int = Field(ge=1, le=10**9)
     """Samples in one step of one worker."""
-    workers: int
+    workers: int = Field(ge=1, le=10**6)
     """Workers that were active, of all devices."""
-    servers: int
+    servers: int = Field(ge=1, le=10**6)
     """Parameter servers."""
-    compute: LogSums = LogSums()
+    compute: MeasuredSums = LogSums()
     """Computing a step and waiting for its input."""
-    pull: LogSums = LogSums()
+    pull: MeasuredSums = LogSums()
     """Waiting for the servers' answer and reading it."""
-    push: LogSums = LogSums()
+    push: MeasuredSums = LogSums()
     """Sending the update."""
-    step: LogSums = LogSums()
+    step: MeasuredSums = LogSums()
     """From push to push: of the exchange only what is not beside the computation, and waits for others, too."""
 
     @property
@@ -433,6 +461,15 @@ class BesideSums(Message):
             waits=self.waits - earlier.waits,
         )
 
+
+def _passed(sums: BesideSums) -> BesideSums:
+    """Sums of what has passed: nothing of it is negative."""
+    if not all(0 <= each <= MOST_AMOUNT for each in (sums.epochs, sums.others, sums.tasks, sums.waits)):
+        raise ValueError(f"what passed beside steps is between 0 and {MOST_AMOUNT:g}, not {sums}")
+    return sums
+
+
+PassedSums = Annotated[BesideSums, AfterValidator(_passed)]
 
 MAX_SPEEDS = 64
 """Configurations in a report; beyond that, the one that was measured longest ago is dropped."""
@@ -498,7 +535,7 @@ class StatusReport(Message):
     reader takes differences, so that a missed report loses nothing. At most `MAX_SPEEDS`."""
     speed_epoch: str = ""
     """Identifies the process whose sums `speed` and `beside` are: with another one they begin at 0."""
-    beside: BesideSums = BesideSums()
+    beside: PassedSums = BesideSums()
     """What passed beside training steps, cumulative like `speed`."""
     message: str = ""
 

@@ -107,7 +107,7 @@ def proposal(job: TrainingJob, plan: JobPlan, now: datetime, since: datetime) ->
         parameter_servers=plan.parameter_servers,
         reason=plan.reason,
         since=since,
-        finish_time=None if finish is None else now + timedelta(seconds=finish),
+        finish_time=_after(now, finish),
         cost=None if plan.cost is None else plan.cost + spent,
         confidence=plan.confidence,
         feasible=plan.feasible,
@@ -123,6 +123,28 @@ def proposal(job: TrainingJob, plan: JobPlan, now: datetime, since: datetime) ->
         basis=plan.basis,
         speeds=dict(plan.speeds),
     )
+
+
+def unreadable(job: TrainingJob, fault: str) -> FleetJob:
+    """A job of which the operator fails to read more than this."""
+    replicas = job.spec.workers.replicas
+    pools = tuple(job.spec.workers.pools)
+    return FleetJob(
+        name=job_name(job),
+        pools=pools,
+        min_workers=replicas,
+        running=running(job),
+        asked=asked(job),
+        fault=fault,
+    )
+
+
+def _after(now: datetime, seconds: float | None) -> datetime | None:
+    """The moment so much later; None if that is not known, or in no calendar."""
+    try:
+        return None if seconds is None else now + timedelta(seconds=seconds)
+    except OverflowError:
+        return None
 
 
 def job_name(job: TrainingJob) -> str:

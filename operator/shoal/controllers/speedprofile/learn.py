@@ -170,7 +170,7 @@ def _pooled(old: LogMoments, fresh: LogSums, keep: float) -> LogMoments:
 
 def _lognormal(mean_log: float, variance: float) -> float:
     """The mean of the seconds where only their logarithms were summed."""
-    return math.exp(mean_log + min(variance, 4.0) / 2)
+    return math.exp(min(mean_log, 50.0) + min(variance, 4.0) / 2)
 
 
 def _loaded(
