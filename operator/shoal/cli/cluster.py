@@ -102,10 +102,10 @@ WIDE = 200
 
 def console() -> Console:
     """Where tables are printed: as wide as the terminal; in files and pipes wide enough for whole lines."""
-    from rich.console import Console
+    from shoal.client.view import plain_console
 
     piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(width=WIDE if piped else None)
+    return plain_console(WIDE if piped else None)
 
 
 def emit(value: Any, output: Format) -> None:

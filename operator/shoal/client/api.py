@@ -6,17 +6,23 @@ import contextlib
 import json
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import urllib3
 import yaml
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
+from pydantic import ValidationError
 
-from shoal.api.base import API_VERSION
-from shoal.errors import ClusterError, NotFound, Refused, Unavailable
+from shoal import __version__
+from shoal.api.base import API_VERSION, Resource
+from shoal.api.mistakes import words_of
+from shoal.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable, UsageError
 
 Json = dict[str, Any]
+Kind = TypeVar("Kind", bound=Resource)
+PAGE = 500
+"""Objects in one answer of the API server, as kubectl asks."""
 APPLY_JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
 
@@ -45,7 +51,7 @@ class Api:
                 )
         except (config.ConfigException, OSError, TypeError, yaml.YAMLError) as error:
             raise Unavailable(
-                f"no cluster to talk to ({_short(error)}). Make `kubectl get nodes` work, or set KUBECONFIG."
+                f"no cluster to talk to ({_short(error).rstrip('.')}): make `kubectl get nodes` work, or set KUBECONFIG"
             ) from error
         if words and not (configuration.api_key or configuration.cert_file or configuration.username):
             raise Unavailable(
@@ -60,8 +66,15 @@ class Api:
         return self._json("GET", path, query=query)
 
     def list(self, path: str, **query: str) -> list[Json]:
-        """The items of a list."""
-        return list(self.get(path, **query).get("items") or [])
+        """The items of a list, asked in pages."""
+        found: list[Json] = []
+        more = {"limit": str(PAGE)}
+        while more:
+            page = self.get(path, **query, **more)
+            found += page.get("items") or []
+            go_on = (page.get("metadata") or {}).get("continue")
+            more = {"limit": str(PAGE), "continue": go_on} if go_on else {}
+        return found
 
     def create(self, path: str, body: Json, *, dry_run: bool = False) -> Json:
         """POST an object; unknown fields are refused. Raises Refused with the server's words."""
@@ -136,6 +149,23 @@ class Api:
         return answer
 
 
+def read_as(kind: type[Kind], manifest: Json) -> Kind:
+    """An object of the API server, which may be newer than this program: fields that it does not know are left out.
+
+    Raises:
+        UsageError: a field that it knows has a value that it does not.
+    """
+    try:
+        return kind.model_validate(manifest, extra="ignore")
+    except ValidationError as error:
+        found = words_of(error, kind)
+        name = manifest.get("metadata", {}).get("name", "")
+        raise UsageError(
+            f"shoal {__version__} cannot read {kind.PLURAL} {name}: {found}. Is the cluster's Shoal newer? "
+            "Upgrade this one"
+        ) from error
+
+
 def refusal(status: int, body: bytes, path: str) -> ClusterError:
     """The error for an answer of the API server, with its words."""
     try:
@@ -156,11 +186,11 @@ def refusal(status: int, body: bytes, path: str) -> ClusterError:
     if status in {400, 409, 422}:
         return Refused(words)
     if status == 401:
-        return Refused(
+        return Forbidden(
             f"the API server does not know you ({words}): log in, so that `kubectl get nodes` works"
         )
     if status == 403:
-        return Refused(
+        return Forbidden(
             f"{words}. A namespace's role edit includes its jobs; `kubectl auth whoami` shows who you are"
         )
     return Unavailable(f"the API server answered {status}: {words}")
