@@ -206,7 +206,13 @@ def check(
 
 def _entrypoint(text: str) -> str:
     """MODULE:OBJECT, also from FILE.py:OBJECT of a file in or below this folder."""
-    file, _, name = text.rpartition(":")
+    file, colon, name = text.rpartition(":")
+    if not colon:
+        raise click.BadParameter(
+            f"{text!r} must be MODULE:OBJECT or FILE.py:OBJECT, for example digits.py:job"
+        )
+    if file.endswith(".py") and not Path(file).is_file():
+        raise click.BadParameter(f"there is no file {file}")
     module = file.removeprefix("./").removesuffix(".py").replace("/", ".")
     return f"{module}:{name}" if file.endswith(".py") and not file.startswith(("/", "..")) else text
 

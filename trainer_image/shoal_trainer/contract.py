@@ -337,7 +337,7 @@ class ShardReport(Message):
 class DataReport(Message):
     """Samples of the current epoch by state, and three counters of samples over the whole run.
 
-    `repeated`: applied more than once. `partial`: applied on some shards only. `lost`: marked done but not applied.
+    `repeated`: applied more than once. `partial`: applied on some shards only. `lost`: left out by `on_nan`.
     """
 
     done: int = 0

@@ -224,9 +224,9 @@ class DataStatus(Status):
     repeated: int = 0
     """Applied twice, because a parameter server was lost."""
     partial: int = 0
-    """Applied on some shards only."""
+    """Applied on some shards only, because a parameter server was lost, or a worker in the middle of a push."""
     lost: int = 0
-    """Recorded as done but never applied."""
+    """Left out, because their loss or gradient was not finite and the Training's on_nan says so."""
 
 
 class Output(Status):

@@ -1,4 +1,7 @@
-"""Requests to the API server with the kubeconfig of kubectl, as JSON in and out; errors that say what to do."""
+"""Requests to the API server with the kubeconfig of kubectl, as JSON in and out; errors that say what to do.
+
+The official client is imported when it is first used: what needs no cluster neither waits for it nor needs it.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,17 @@ import contextlib
 import json
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import urllib3
-import yaml
-from kubernetes import client, config
-from kubernetes.client.exceptions import ApiException
 from pydantic import ValidationError
 
 from shoal import __version__
 from shoal.api.base import API_VERSION, Resource
 from shoal.api.mistakes import words_of
 from shoal.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable, UsageError
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
 
 Json = dict[str, Any]
 Kind = TypeVar("Kind", bound=Resource)
@@ -30,7 +32,7 @@ MERGE_PATCH = "application/merge-patch+json"
 class Api:
     """One API server and a namespace that is the default."""
 
-    def __init__(self, api: client.ApiClient, namespace: str) -> None:
+    def __init__(self, api: ApiClient, namespace: str) -> None:
         self._api = api
         self.namespace = namespace
 
@@ -42,7 +44,15 @@ class Api:
 
         Raises:
             Unavailable: neither is there, the context does not exist, or the login fails.
+            UsageError: the packages for it are not installed.
         """
+        try:
+            import yaml
+            from kubernetes import client, config
+        except ImportError as error:
+            raise UsageError(
+                f"a cluster needs shoal[client]: pip install 'shoal[client]' ({error})"
+            ) from error
         configuration = client.Configuration()
         try:
             with _logged() as words:
@@ -104,6 +114,8 @@ class Api:
 
     def lines(self, path: str, query: Mapping[str, str], *, seconds: float | None = None) -> Iterator[str]:
         """The lines of a log or a watch as they come. `seconds`: without a line for so long, the stream ends."""
+        import urllib3
+
         response = self._send("GET", path, query, None, APPLY_JSON, timeout=(10.0, seconds)).response
         pending = b""
         try:
@@ -129,6 +141,9 @@ class Api:
     def _send(
         self, method: str, path: str, query: Mapping[str, str], body: Any, content_type: str, timeout: Any
     ) -> Any:
+        import urllib3
+        from kubernetes.client.exceptions import ApiException
+
         serialized = self._api.param_serialize(
             method,
             path,
@@ -212,6 +227,9 @@ def _logged() -> Iterator[list[str]]:
 
 def _namespace(kubeconfig: str | None, context: str | None) -> str | None:
     """The namespace of the kubeconfig's context."""
+    import yaml
+    from kubernetes import config
+
     try:
         contexts, active = config.list_kube_config_contexts(config_file=kubeconfig)
     except (config.ConfigException, OSError, TypeError, yaml.YAMLError):

@@ -10,6 +10,7 @@ from typing import Any
 
 from shoal.api.base import API_VERSION
 from shoal.api.capacity_pool import CapacityPool
+from shoal.api.speed_profile import SpeedProfile
 from shoal.client.api import Api, Json, read_as
 from shoal.client.job import Job
 from shoal.client.manifest import Manifests, Submission, manifests
@@ -189,6 +190,11 @@ class Client:
             (read_as(CapacityPool, each) for each in self.api.list(POOLS)),
             key=lambda pool: pool.metadata.name,
         )
+
+    def profiles(self, namespace: str | None = None) -> Sequence[SpeedProfile]:
+        """The SpeedProfiles of a namespace. Default: that of the jobs."""
+        path = f"/apis/{API_VERSION}/namespaces/{namespace or self.namespace}/speedprofiles"
+        return [read_as(SpeedProfile, each) for each in self.api.list(path)]
 
     def _pools_of(self, accelerator: str, among: Sequence[str]) -> tuple[Sequence[str], int]:
         """The names of the pools with this accelerator, and how many of it one of their nodes has."""

@@ -220,9 +220,16 @@ class Job:
     def history(self) -> History:
         """The loss and metrics of each epoch, from the log of parameter server 0; also after the job's end.
 
-        Epochs that an earlier pod of it reported are missing once that pod is deleted.
+        Epochs that its node has rotated away are missing, which is logged; `logs/history.csv` of the run has them.
         """
-        return History.from_lines(self.logs())
+        found = History.from_lines(self.logs())
+        if found and (first := found[0].epoch):
+            log.warning(
+                "Epochs 1 to %d are no longer in the log of %s: logs/history.csv in its storage has them.",
+                first,
+                self.name,
+            )
+        return found
 
     def model(self, target: str | Path | None = None) -> Any:
         """The exported model: with Keras installed, loaded; with `target`, its files in this folder.

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from shoal.client.job import Job, JobFailed
 from shoal.errors import Unavailable, UsageError
+from shoal_trainer.contract import EPOCH_LINE, EpochReport
 from tests.unit.client.fake_api import FakeApi, client_of
-from tests.unit.policy.build import NOW, job_manifest, stamp
+from tests.unit.policy.build import NOW, job_manifest, pod_manifest, stamp
 
 PATH = "/apis/shoal.dev/v1alpha1/namespaces/team/trainingjobs/digits"
 TENSORFLOW = (
@@ -156,3 +157,17 @@ def test_lists_are_asked_in_pages(api: FakeApi) -> None:
 
     api.get = get  # type: ignore[method-assign]
     assert api.list("/api/v1/pods") == [{"a": 1}, {"b": 2}]
+
+
+@pytest.mark.parametrize(("first", "told"), [(0, 0), (84, 1)])
+def test_epochs_that_the_log_lacks_are_told(
+    api: FakeApi, caplog: pytest.LogCaptureFixture, first: int, told: int
+) -> None:
+    lines = [
+        EPOCH_LINE + EpochReport(epoch=epoch, metrics={"loss": 1.0}).to_json() for epoch in range(first, 100)
+    ]
+    api.objects["/api/v1/namespaces/team/pods/digits-ps-0-1"] = pod_manifest("ps", 0, 1)
+    api.lines = lambda *_, **__: iter(lines)  # type: ignore[method-assign]
+    assert len(Job(api, "digits").history()) == 100 - first
+    assert len(caplog.records) == told
+    assert all("Epochs 1 to 84 are no longer" in each.message for each in caplog.records)
