@@ -36,7 +36,7 @@ SMALL = 1_730_000
 BF16 = 2
 PLOT = Path("build/scale.png")
 AGAINST = "2.1 x (parameters + state) + 168 MB"
-NEVER, SOON = 1_000_000.0, 2.0
+NEVER, SOON = 1_000_000, 2
 """Seconds between snapshots: each holds a second copy of the shard while it is written."""
 
 
@@ -114,7 +114,7 @@ def plot(
 class _Server:
     """Parameter server 0 of a job without workers, as `shoal-trainer run` starts it."""
 
-    def __init__(self, snapshot_seconds: float = NEVER) -> None:
+    def __init__(self, snapshot_seconds: int = NEVER) -> None:
         self._snapshot_seconds = snapshot_seconds
 
     def __enter__(self) -> _Server:
