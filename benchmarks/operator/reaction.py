@@ -10,8 +10,8 @@ from datetime import datetime
 
 from benchmarks.harness import Measurement, summary
 from benchmarks.operator.world import OPERATOR, World, is_loss, job, milliseconds, until
-from dev.fake_kubelet import FakeKubelet
 from dev.kube import Json
+from tests.doubles.fake_kubelet import FakeKubelet
 
 NODES = 4
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dev.cluster import ControlPlane
-from dev.fake_kubelet import FakeKubelet
-from dev.faulty_api import FaultyApi, Trouble, Weather
 from dev.kube import ApiError, Json, Kube, tolerant
 from tests.control_plane.installed import install_account, user_of
 from tests.control_plane.operators import Job, OperatorProcess, eventually
 from tests.control_plane.witness import Witness, utc_now
+from tests.doubles.fake_kubelet import FakeKubelet
+from tests.doubles.faulty_api import FaultyApi, Trouble, Weather
 from tests.every_field import BASE, REFUSED, changes
 
 REPLICAS = ("replica-a", "replica-b")

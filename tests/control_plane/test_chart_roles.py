@@ -14,15 +14,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dev import service_account
 from dev.audit import AuditTail
 from dev.cluster import ControlPlane
 from dev.cluster.control_plane import OPERATOR_NAMESPACE
-from dev.fake_kubelet import FakeKubelet
 from dev.kube import ApiError, Json, Kube, tolerant
-from dev.pod_status import now
 from shoal.controllers.trainingjob.credentials import InstallKey
 from shoal_trainer.contract import Outcome, StatusReport, TerminationMessage
+from tests.control_plane import service_account
 from tests.control_plane.conftest import await_served
 from tests.control_plane.coordinators import Coordinators
 from tests.control_plane.installed import account_of, as_service_account, install_account, rendered, user_of
@@ -34,6 +32,8 @@ from tests.control_plane.operators import (
     running_operator,
 )
 from tests.control_plane.pools import POOLS, pool, report
+from tests.doubles.fake_kubelet import FakeKubelet
+from tests.doubles.pod_status import now
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 OPEN: Json = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}

@@ -12,13 +12,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dev.cluster import ControlPlane
-from dev.fake_kubelet import FakeKubelet
 from dev.kube import Kube
 from shoal.cli import main
 from shoal.client import Client
 from shoal.errors import NotFound, Refused, UsageError
 from shoal_trainer.contract import Outcome, TerminationMessage
 from tests.control_plane.operators import COLLECTED_SECONDS, Job, eventually, running_operator
+from tests.doubles.fake_kubelet import FakeKubelet
 
 Shoal = Callable[..., Any]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from dev.audit import creates
 from dev.cluster import ControlPlane
-from dev.fake_kubelet import FakeKubelet
 from dev.kube import ApiError, Kube
+from tests.doubles.fake_kubelet import FakeKubelet
 
 
 async def eventually(read: Callable[[], Awaitable[Any]], seconds: float = 20) -> Any:

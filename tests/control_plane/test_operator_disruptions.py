@@ -10,10 +10,10 @@ import pytest
 
 from dev.audit import creates, writes
 from dev.cluster import ControlPlane
-from dev.fake_kubelet import FakeKubelet
 from dev.kube import Kube
 from shoal_trainer.contract import Phase, StatusReport, WorkerReport, WorkerState
 from tests.control_plane.operators import FakeCoordinator, Job, eventually, running_operator
+from tests.doubles.fake_kubelet import FakeKubelet
 
 ONE_POD = {"pods": "1"}
 """Capacity of one pod: otherwise the scheduler places a random number of workers on a node."""

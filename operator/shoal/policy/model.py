@@ -176,6 +176,8 @@ class CreatePod:
     role: Literal["ps", "worker"]
     index: int
     incarnation: int
+    replaces: bool = False
+    """It follows a pod that was lost: it goes before those of jobs that begin, grow or are resumed."""
 
 
 @dataclass(frozen=True)
