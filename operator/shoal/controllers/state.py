@@ -129,7 +129,7 @@ class ClusterState:
             self._wakes.plans()
 
     def deleted_pods(self, job_uid: str) -> dict[str, str]:
-        """The pods of a job that were lately seen to go, with the reason that they had announced, or nothing."""
+        """The pods of a job that lately went as they had announced, with the reason if they had given one."""
         return self._deleted_pods.get(job_uid, {})
 
     def node_was_deleted(self, name: str) -> bool:
@@ -139,7 +139,8 @@ class ClusterState:
     def _pod_changed(self, old: Pod | None, new: Pod | None, ours: bool) -> None:
         seen = new or old
         owner = old.metadata.controller_uid if old is not None and new is None else None
-        if old is not None and owner and self.jobs.by_uid(owner) is not None:
+        # One that announced nothing may have lost its label, and run on: the API server is asked.
+        if old is not None and owner and _is_leaving(old) and self.jobs.by_uid(owner) is not None:
             gone = self._deleted_pods.setdefault(owner, {})
             _remember(gone, old.metadata.name, pod_disruption(old) or "")
         if seen is not None and not ours and (key := _job_of(seen)) is not None:

@@ -81,8 +81,6 @@ class Reporter:
         telemetry_only = differs_in_telemetry_only(job.status, status)
         wait = self._too_soon(job, status, telemetry_only)
         if wait is not None:
-            if telemetry_only:
-                self._recorder.record(job, events)
             return Reported(recorded=telemetry_only, wait=wait)
         try:
             stored = await self._writer.write(job, status)
@@ -119,7 +117,8 @@ def _is_awaited(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:
     """Whether people, programs or the next pod of a server wait for what the new status says."""
     if (old.phase, old.observed_generation) != (new.phase, new.observed_generation):
         return True
-    if old.parameter_servers != new.parameter_servers:
+    snapshot = {"last_snapshot_time": new.parameter_servers.last_snapshot_time}
+    if old.parameter_servers.model_copy(update=snapshot) != new.parameter_servers:
         return True
     before, after = (
         {(slot.index, slot.incarnation, slot.cause) for slot in status.slots if slot.role == "ps"}

@@ -182,12 +182,12 @@ def prediction(facts: Facts) -> PredictionStatus | None:
 
 
 def differs_in_telemetry_only(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:
-    """Whether only training telemetry changed: writes of such a status are rate-limited."""
+    """Whether only training telemetry changed: writes of such a status are rate-limited. No event comes with one."""
 
     def without_telemetry(status: TrainingJobStatus) -> TrainingJobStatus:
         servers = status.parameter_servers.model_copy(update={"last_snapshot_time": None})
         blank: dict[str, object] = {
-            "training": TrainingProgress(),
+            "training": TrainingProgress(restarts_from_nothing=status.training.restarts_from_nothing),
             "data": DataStatus(),
             "parameter_servers": servers,
             "prediction": None,

@@ -10,8 +10,9 @@ import pytest
 
 from shoal.cluster.transport import Answer
 from shoal.controllers.trainingjob.apply import GROWTH_IN_FLIGHT, MAX_IN_FLIGHT
-from shoal.controllers.trainingjob.report import SETTLE_SECONDS, WAVE_SECONDS
+from shoal.controllers.trainingjob.report import SETTLE_SECONDS, WAVE_SECONDS, _is_awaited
 from shoal.policy.decide.workers import MOST_AT_ONCE
+from shoal.telemetry.poller import Seen
 from tests.unit.controllers.clusters import KEY, Rig
 from tests.unit.policy import build
 
@@ -123,6 +124,31 @@ async def test_status_of_a_job_that_ramps_up_is_written_once_a_second() -> None:
         await asyncio.sleep(0.1)
     seconds = asyncio.get_running_loop().time() - began
     assert len(rig.cluster.writes("PUT", "trainingjobs")) <= 2 + seconds / SETTLE_SECONDS
+
+
+async def test_an_event_is_told_once_with_the_status_that_says_the_same() -> None:
+    """A restart from nothing came with telemetry only, which waits: each plan until then told it again."""
+    rig = Rig()
+    rig.apply()
+    await settle(rig)
+    rig.run_pods()
+    await settle(rig)
+    for step, restarts in ((5, 0), (1, 1)):
+        report = build.report(step=step, restarted_from_nothing=restarts)
+        rig.poller._seen[rig.job.metadata.uid] = Seen(report, asyncio.get_running_loop().time())
+        await settle(rig)
+    told = [each for each in rig.cluster.objects.values() if each.get("reason") == "TrainingRestarted"]
+    assert [each["count"] for each in told] == [1]
+    assert rig.job.status.training.restarts_from_nothing == 1
+
+
+def test_the_time_of_a_snapshot_makes_no_other_change_urgent() -> None:
+    before = build.job().status
+    servers = before.parameter_servers.model_copy(update={"last_snapshot_time": build.NOW})
+    after = before.model_copy(update={"parameter_servers": servers})
+    assert not _is_awaited(before, after)
+    ready = before.model_copy(update={"parameter_servers": servers.model_copy(update={"ready": 1})})
+    assert _is_awaited(before, ready)
 
 
 async def test_losses_one_after_the_other_are_replaced_at_once_and_recorded_together() -> None:
