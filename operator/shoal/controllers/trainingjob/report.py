@@ -1,8 +1,9 @@
 """Reports a plan: one write of the status if it changed, then the events.
 
-Writes that only update telemetry are rate-limited, and so are, to one a second, those that only follow pods as they
-start: what a large job does within a second is one write. A loss is recorded at once, since its pod may be deleted only
-when the reason is in the status; a wave of losses in a few writes, that the replacements do not wait for.
+Writes that only update telemetry (`policy.tell.telemetry`) are rate-limited, and so are, to one a second, those that
+only follow pods as they start: what a large job does within a second is one write. A loss is recorded at once, since
+its pod may be deleted only when the reason is in the status; a wave of losses in a few writes, that the replacements do
+not wait for.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from shoal.api.events import Event
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Slot, TrainingJobStatus
 from shoal.controllers.trainingjob.metrics import JobMetrics
-from shoal.policy.tell.progress import differs_in_telemetry_only
+from shoal.policy.tell.telemetry import differs_in_telemetry_only
 from shoal.runtime.recorder import Recorder
 from shoal.runtime.status_writer import StatusWriter
 
