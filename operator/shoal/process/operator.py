@@ -251,6 +251,7 @@ class Operator:
             self._writer(SpeedProfile, self.state.profiles),
             wake=self._wake_profile,
             wall=self._wall,
+            on_fault=lambda: self._plan_metrics.faults.labels("report").inc(),
         )
         return learner, Controller("speedprofile", learner, keys=lambda: learner.keys, metrics=self.metrics)
 

@@ -106,7 +106,7 @@ class Join(WithWaste):
     """A worker joins; again after the loss of parameter server 0, with the unfinished rest of its leases."""
 
     data: DataSpec
-    batch_size: int = Field(ge=1)
+    batch_size: int = Field(ge=1, le=10**9)
     node: str = Field(default="", max_length=256)
     device: str = Field(default="CPU", max_length=63)
     """Its accelerator as in the operator's catalogue, and as TensorFlow names it."""
@@ -115,7 +115,7 @@ class Join(WithWaste):
     """Accelerators; 1 without one."""
     cores: float = Field(default=0.0, ge=0, le=4096)
     """CPU cores; 0: unknown."""
-    tensors: int = Field(default=0, ge=0)
+    tensors: int = Field(default=0, ge=0, le=10**9)
     """Trainable variables of the model."""
     known_samples: int = Field(default=0, ge=0)
     """Samples in the parameters when this worker last reached shard 0, which was lost since; 0: it was not."""

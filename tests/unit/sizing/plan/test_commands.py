@@ -58,6 +58,16 @@ def test_plan_workload_with_shoal_model_counts_startup_and_risk() -> None:
     assert answer["deadlineKept"] >= 0.95
 
 
+@pytest.mark.parametrize("deadline", ["1", "60", "120"])
+def test_deadline_before_which_no_worker_can_start_is_answered_in_words(deadline: str) -> None:
+    result = shoal("plan", *RESOURCES, "--deadline", deadline)
+    assert result.exit_code == 3, result.output
+    assert "No plan ends within" in result.output
+    answer = json.loads(shoal("plan", *RESOURCES, "--deadline", deadline, "--json").output)
+    assert answer["deadlineKept"] == 0
+    assert answer["finishSeconds"] == {"p5": None, "p95": None}
+
+
 def test_plan_is_explained_and_plotted(tmp_path: Path) -> None:
     picture = tmp_path / "front.png"
     result = shoal("plan", *RESOURCES, "--plot", str(picture), "--trace", f"spot-p100={TRACE}")
