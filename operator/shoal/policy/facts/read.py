@@ -206,7 +206,9 @@ class _Reader:
             return None
         if self.suspected is None:
             seen = self.seen
-            self.suspicion = suspicion(seen.nodes.values(), seen.now, seen.api_returned_at, self.timers)
+            self.suspicion = suspicion(
+                len(seen.nodes), seen.silent_nodes, seen.now, seen.api_returned_at, self.timers
+            )
             self.suspected = self.suspicion is not None
         if self.suspected:
             return None
