@@ -13,7 +13,7 @@ from tests.unit.docs.pages import PAGES, ROOT
 
 LONGEST_CELL = 120
 LONGEST_PAGE = 150
-GENERATED = {"docs/api.md", "docs/benchmarks/kernels.md"}
+LONGER = {"docs/api.md", "docs/benchmarks/kernels.md", "CHANGELOG.md"}  # the first two are generated, the last one grows
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -30,7 +30,7 @@ def test_no_cell_of_a_table_is_a_paragraph(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_is_short_enough_to_be_read(page: Path) -> None:
-    if str(page.relative_to(ROOT)) not in GENERATED:
+    if str(page.relative_to(ROOT)) not in LONGER:
         assert len(page.read_text(encoding="utf-8").splitlines()) <= LONGEST_PAGE, "split it, or leave out"
 
 
