@@ -23,7 +23,7 @@ from shoal_trainer.ps.memory import needed
 from shoal_trainer.run.processes import LocalJob, LocalRun
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Push, WorkerIdentity
 
-SIZES = {"1 M": 1_000_000, "25.6 M": 25_600_000, "100 M": 100_000_000, "500 M": 500_000_000}
+SIZES = {"1 M": 1_000_000, "25.6 M": 25_600_000, "100 M": 100_000_000}
 
 
 OPTIMIZERS = {

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import math
 import re
 from enum import StrEnum
@@ -105,6 +106,28 @@ class JobIdentity(Message):
 
 BATCH_SIZE = 32
 """What `run`, `check`, `fit` and `submit` take where nobody says it: Keras' own. A manifest without it has 128."""
+
+
+def argument(text: str) -> tuple[str, int | str]:
+    """An argument of the entrypoint, of a command line (NAME=VALUE), as a TrainingJob has it.
+
+    An integer or a string of JSON (`n=5`, `n="5"`), and any other text as it was typed: `1.10`, `007`, `true`.
+
+    Raises:
+        ValueError: it has no name, or its value is a list or an object of JSON.
+    """
+    name, equals, typed = text.partition("=")
+    if not equals or not name:
+        raise ValueError(f"{text!r} must be NAME=VALUE")
+    try:
+        value = json.loads(typed)
+    except ValueError:
+        return name, typed
+    if isinstance(value, list | dict):
+        raise ValueError(f"{text!r} must have an integer or a string as its value")
+    is_integer = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
+    return name, value if is_integer or isinstance(value, str) else typed
+
 
 FALLS = (
     "loss", "error", "(root_)?mean_squared_error", "r?mse", "mean_absolute_error", "mae", "mape", "msle",
@@ -351,7 +374,7 @@ class ShardReport(Message):
 class DataReport(Message):
     """Samples of the current epoch by state, and three counters of samples over the whole run.
 
-    `repeated`: applied more than once. `partial`: applied on some shards only. `lost`: marked done but not applied.
+    `repeated`: applied more than once. `partial`: applied on some shards only. `lost`: left out by `on_nan`.
     """
 
     done: Count = 0

@@ -445,3 +445,8 @@ class TrainingJob(Resource):
     """The desired state."""
     status: TrainingJobStatus = TrainingJobStatus()
     """The observed state, written only by the operator."""
+
+    @property
+    def wanted(self) -> int:
+        """How many workers are wanted: by the operator, or, before it has looked at the job, by the spec."""
+        return self.status.workers.desired if self.status.phase else self.spec.workers.replicas

@@ -1,7 +1,7 @@
 """A TrainingJob, and the ConfigMap of its code, from the arguments of `submit`. Pure but for reading the code (`code`).
 
-The manifest is checked by the same models from which the CRD is generated, so a mistake is named before anything is
-sent.
+Types and patterns are checked by the models from which the CRD is generated. The CRD's rules across fields only the API
+server knows: `Client.check` asks it.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from shoal.api.base import API_VERSION
+from shoal.api.mistakes import words_of
 from shoal.api.training_job import TrainingJob
 from shoal.client import code
 from shoal.errors import UsageError
 from shoal_trainer.contract import BATCH_SIZE
 
-_IMAGE = re.compile(r"[a-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)*(:[\w][\w.-]{0,127})?(@sha256:[0-9a-f]{64})?")
-_CLAIM = re.compile(r"claim:([a-z0-9]([-.a-z0-9]*[a-z0-9])?)")
+_CLAIM = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """What `submit` was asked for. Only `entrypoint`, `workers` and `storage` have no default."""
+    """What `submit` was asked for. Only `entrypoint` and `storage` have no default."""
 
     entrypoint: str
     storage: str
@@ -42,6 +42,7 @@ class Submission:
     epochs: int | None = None
     steps: int | None = None
     until: tuple[str, float] | None = None
+    mode: Literal["Min", "Max"] | None = None
     max_workers: int | None = None
     parameter_servers: int = 1
     pools: Sequence[str] = ()
@@ -50,6 +51,11 @@ class Submission:
     deadline_seconds: int | None = None
     max_cost: str | None = None
     run: str | None = None
+    initial_from: str | None = None
+    weights_only: bool = False
+    snapshot_seconds: int | None = None
+    max_staleness: int | None = None
+    tls: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,17 +78,20 @@ def manifests(wanted: Submission) -> Manifests:
         UsageError: an argument is wrong; the message says what to change.
     """
     path, _, attribute = wanted.entrypoint.partition(":")
-    if not attribute:
-        raise UsageError(
-            f"the entrypoint {wanted.entrypoint!r} must be FILE.py:OBJECT or MODULE:OBJECT, for example digits.py:job"
-        )
     is_file = path.endswith(".py") or "/" in path
+    if not attribute and not is_file:
+        raise UsageError(
+            f"the entrypoint {wanted.entrypoint!r} must be FILE.py, FILE.py:OBJECT or MODULE:OBJECT, for example "
+            "digits.py:job"
+        )
     module = Path(path).stem if is_file else path
     name = wanted.name or _name(module)
     files = [*([path] if is_file else []), *wanted.files]
     sources = code.read(files) if files else None
     if sources is not None and is_file:
-        code.must_define(Path(path).name, sources[Path(path).name], attribute)
+        text = sources[Path(path).name]
+        attribute = attribute or code.training_in(Path(path).name, text)
+        code.must_define(Path(path).name, text, attribute)
     if wanted.image is None and not is_file:
         raise UsageError(
             f"{module} is a module of an image: say which with image=…, or give a file: {module}.py:{attribute}"
@@ -93,10 +102,21 @@ def manifests(wanted: Submission) -> Manifests:
     training["batchSize"] = wanted.batch_size
     if sources is not None:
         training["code"] = {"configMap": f"{name}-code"}
+    if wanted.initial_from is not None:
+        training["initialFrom"] = {"uri": wanted.initial_from, "weightsOnly": wanted.weights_only}
+    elif wanted.weights_only:
+        raise UsageError("weights_only=True (--weights-only) needs initial_from=… (--initial-from)")
+    if wanted.max_staleness is not None:
+        training["staleness"] = {"max": wanted.max_staleness}
+    if wanted.tls:
+        training["dataTls"] = True
+    servers: Json = {"replicas": wanted.parameter_servers}
+    if wanted.snapshot_seconds is not None:
+        servers["snapshot"] = {"everySeconds": wanted.snapshot_seconds}
     spec: Json = {
         "storage": _storage(wanted),
         "training": training,
-        "parameterServers": {"replicas": wanted.parameter_servers},
+        "parameterServers": servers,
         "workers": _workers(wanted),
     }
     if wanted.deadline_seconds is not None or wanted.max_cost is not None:
@@ -110,7 +130,10 @@ def manifests(wanted: Submission) -> Manifests:
             "mode": "Auto",
             "objective": {k: v for k, v in objective.items() if v is not None},
         }
-    _check_as_the_crd(wanted, name)
+    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", name):  # the ConfigMap's is derived from it
+        raise UsageError(
+            f"the name {name!r} must begin with a letter and have only a-z, 0-9 and '-', at most 40 characters"
+        )
     job = {"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec}
     check(job)
     config_map = None
@@ -126,27 +149,12 @@ def manifests(wanted: Submission) -> Manifests:
     return Manifests(job, config_map)
 
 
-def _check_as_the_crd(wanted: Submission, name: str) -> None:
-    """Raise UsageError for what the models let pass, and the CRD's rules or Kubernetes do not."""
-    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", name):
-        raise UsageError(
-            f"the name {name!r} must begin with a letter and have only a-z, 0-9 and '-', at most 40 characters"
-        )
-    if wanted.max_workers is not None and wanted.workers > wanted.max_workers:
-        raise UsageError(
-            f"{wanted.workers} workers are more than max_workers={wanted.max_workers}: raise it, or lower them"
-        )
-    if wanted.image is not None and not _IMAGE.fullmatch(wanted.image):
-        raise UsageError(f"the image {wanted.image!r} must be REPOSITORY:TAG or REPOSITORY@DIGEST")
-
-
 def check(job: Json) -> TrainingJob:
     """The manifest as a TrainingJob. Raises UsageError with every field that is wrong."""
     try:
         return TrainingJob.model_validate(job)
     except ValidationError as error:
-        found = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
-        raise UsageError("; ".join(found)) from error
+        raise UsageError(words_of(error, TrainingJob)) from error
 
 
 def _name(module: str) -> str:
@@ -159,7 +167,11 @@ def _stop_after(wanted: Submission) -> Json:
     given: Json = {"epochs": wanted.epochs, "steps": wanted.steps}
     if wanted.until is not None:
         metric, value = wanted.until
-        given |= {"metric": metric, "value": str(value)}
+        given |= {"metric": metric, "value": str(value), "mode": wanted.mode}
+    elif wanted.mode is not None:
+        raise UsageError(
+            "mode=… (--mode) says whether the metric of until=… (--until) falls or rises: give both"
+        )
     return {key: value for key, value in given.items() if value is not None} or {"epochs": 1}
 
 
@@ -182,15 +194,18 @@ def _storage(wanted: Submission) -> Json:
     storage: Json
     if uri == "ephemeral":
         storage = {"ephemeral": {}}
-    elif claim := _CLAIM.fullmatch(uri):
-        storage = {"volumeClaim": {"name": claim[1]}}
+    elif (claim := uri.removeprefix("claim:")) != uri:
+        if not _CLAIM.fullmatch(claim):
+            raise UsageError(
+                f"storage={uri!r}: a PersistentVolumeClaim's name has only a-z, 0-9, '-' and '.'"
+            )
+        storage = {"volumeClaim": {"name": claim}}
     elif re.match("(s3|gs|file)://.", uri):
         storage = {"uri": uri}
     else:
         raise UsageError(
-            f"storage={uri!r} must be s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, claim:NAME (a "
-            f"PersistentVolumeClaim of the "
-            "namespace), or ephemeral, which loses everything with the pod"
+            f"storage={uri!r} must be s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, claim:NAME (a PersistentVolumeClaim of "
+            "the namespace), or ephemeral, which loses everything with the pod"
         )
     return storage | ({"run": wanted.run} if wanted.run else {})
 

@@ -6,7 +6,7 @@ server's to check.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,7 +49,7 @@ def read_profiles(path: Path) -> list[SpeedProfile]:
     return _resources(SpeedProfile, path)
 
 
-def profile_for(job: TrainingJob, profiles: list[SpeedProfile], origin: str) -> SpeedProfile:
+def profile_for(job: TrainingJob, profiles: Sequence[SpeedProfile], origin: str) -> SpeedProfile:
     """The SpeedProfile of a job: the one in its annotation, the one with its name, or the only one."""
     by_name = {profile.metadata.name: profile for profile in reversed(profiles)}
     annotated = job.metadata.annotations.get(PROFILE_ANNOTATION)

@@ -410,13 +410,13 @@ def test_without_files_pools_and_profiles_come_from_the_cluster(monkeypatch: pyt
     class Cluster:
         namespace = "default"
 
-        def list(self, path: str) -> list[dict[str, object]]:
+        def list(self, path: str, **_: str) -> list[dict[str, object]]:
             asked.append(path)
             name = "pools" if path.endswith("capacitypools") else "profiles"
             found: list[dict[str, object]] = list(yaml.safe_load_all((EXAMPLES / f"{name}.yaml").read_text()))
             return found
 
-    monkeypatch.setattr("shoal.client.api.Api.connect", Cluster)
+    monkeypatch.setattr("shoal.client.api.Api.connect", lambda *_: Cluster())
     there = json.loads(shoal("plan", "-f", str(EXAMPLES / "job.yaml"), "--json").output)
     files = json.loads(shoal("plan", *RESOURCES, "--json").output)
     assert there["counts"] == files["counts"]
@@ -427,10 +427,10 @@ def test_without_files_pools_and_profiles_come_from_the_cluster(monkeypatch: pyt
 
 
 def test_without_files_and_cluster_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nowhere() -> None:
+    def nowhere(*_: object) -> None:
         raise Unavailable("no cluster to talk to")
 
     monkeypatch.setattr("shoal.client.api.Api.connect", nowhere)
     result = shoal("plan", "-f", str(EXAMPLES / "job.yaml"))
-    assert result.exit_code == 2
-    assert "or give files" in " ".join(result.output.split())
+    assert result.exit_code == 3
+    assert "or give files with --profiles" in " ".join(result.output.split())
