@@ -27,7 +27,7 @@ class Fault:
 
 
 @dataclass
-class Story:
+class Faults:
     """Looks at each picture and triggers the faults that are due. `report` takes a line of output."""
 
     backend: Backend
