@@ -26,7 +26,7 @@ from dev.demo.pools.figures import (
     throughput,
 )
 from dev.demo.pools.record import Moment, WorkerSeen
-from dev.demo.pools.run import Script, documents, offers, second_job, values
+from dev.demo.pools.story import Script, documents, offers, second_job, values
 from shoal.api.training_job import TrainingJob
 
 OFFERS = {"fast": Offer(0.3, True, 6, 2), "slow": Offer(0.15, True, 6, 1)}
@@ -124,7 +124,6 @@ def figures_of(moments: list[Moment], **changes: Any) -> dict[str, Any]:
         "learned": {"fast": 0.105, "od": 0.1},
         "on_demand": ("od", 3600.0),
         "second": (190.0, run_of("fast", "fast")),
-        "seconds": {"setUp": 1.0},
     }
     return figures(moments, **{**told, **changes})
 
