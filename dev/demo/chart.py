@@ -33,8 +33,7 @@ class Moment:
 def moment(picture: Picture, at: datetime) -> Moment:
     """The observation in a picture. A worker counts from its first push."""
     report = picture.report if picture.fresh else None
-    working = [w for w in report.workers if w.state == "Active" and w.first_push_at] if report else []
-    return Moment(at, report.step if report else None, len(working), len(picture.role("ps")))
+    return Moment(at, report.step if report else None, len(picture.pushing), len(picture.role("ps")))
 
 
 def speeds(moments: Sequence[Moment]) -> list[float | None]:

@@ -82,10 +82,9 @@ class Faults:
         report = picture.report
         if report is None or not picture.fresh or report.phase is not Phase.TRAINING:
             return False
-        working = [w for w in report.workers if w.state == "Active" and w.first_push_at is not None]
         return (
             (report.progress_percent or 0.0) >= percent
-            and len(working) >= picture.job.spec.workers.replicas
+            and len(picture.pushing) >= picture.job.spec.workers.replicas
             and len(picture.role("ps")) > 0
         )
 

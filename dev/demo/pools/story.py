@@ -185,9 +185,7 @@ def _follow(
         if picture.job.status.finished:
             return
         workers = [p for p in picture.pods if p["metadata"]["labels"].get("shoal.dev/role") == "worker"]
-        report = picture.report if picture.fresh else None
-        trains = [w.node for w in report.workers if w.first_push_at is not None] if report else []
-        cloud.advance(workers, trains)
+        cloud.advance(workers, [w.node for w in picture.pushing])
         if script is not None:
             script.advance(now)
 
