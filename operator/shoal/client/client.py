@@ -11,6 +11,7 @@ from typing import Any
 from shoal.api.base import API_VERSION
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.speed_profile import SpeedProfile
+from shoal.client import store
 from shoal.client.api import Api, Json, read_as
 from shoal.client.job import Job
 from shoal.client.manifest import Manifests, Submission, manifests
@@ -94,11 +95,14 @@ class Client:
         Raises:
             Refused: the API server does not take the job, or its code; then there is neither.
             UsageError: its storage is a claim that does not exist.
-            Unavailable: the API server does not answer; the message says if the job may be there all the same.
+            Unavailable: the API server does not answer; the message says if the job may be there all the same. Or the
+                storage does not, to which the code goes.
         """
         self._must_have_claim(made)
         jobs = JOBS.format(namespace=self.namespace)
         self.api.create(jobs, made.job, dry_run=True)  # so a job of this name that is found later is this one
+        if made.archive is not None:
+            store.put(made.job["spec"]["storage"]["uri"], self.namespace, made.archive)
         created = self._create(jobs, made.job)
         job = Job(self.api, made.name)
         if made.code is not None:
