@@ -6,7 +6,7 @@ A new release may change any of it, so it is in one place, the dependencies have
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from keras.src import backend
@@ -33,6 +33,7 @@ __all__ = [
     "compiled_metrics",
     "compute_loss",
     "decays",
+    "evaluate",
     "flat_losses",
     "global_seed_generator",
     "input_name",
@@ -100,6 +101,16 @@ def compute_loss(model: Any, x: Any, y: Any, predicted: Any, weights: Any) -> An
 def loss_tracker(model: Any) -> Any:
     """The metric with the mean loss."""
     return model._loss_tracker
+
+
+def evaluate(model: Any, elements: Iterable[Any]) -> dict[str, Any]:
+    """What `model.evaluate` gives for these batches, which may differ in shape, as those of a data set may not."""
+    model.make_test_function()
+    model.reset_metrics()
+    logs: dict[str, Any] = {}
+    for element in elements:
+        logs = model.test_function(iter((element,)))
+    return dict(model._get_metrics_result_or_logs(logs))
 
 
 # --- compile()

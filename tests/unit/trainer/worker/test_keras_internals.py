@@ -103,6 +103,13 @@ def test_compute_loss_in_training(model):
     assert float(found) == float(model.compute_loss(x, y, predicted))
 
 
+def test_evaluation_of_batches(model):
+    x, y = np.ones((6, 6, 6, 1), np.float32), np.arange(6) % 4
+    found = internals.evaluate(model, [(x[:4], y[:4]), (x[4:], y[4:])])
+    expected = model.evaluate(x, y, batch_size=4, return_dict=True, verbose=0)
+    assert {name: float(value) for name, value in found.items()} == pytest.approx(expected)
+
+
 def test_optimizers():
     optimizer = keras.optimizers.AdamW(0.25, clipvalue=1.0)
     variable = keras.Variable(np.zeros(2), name="kernel")
