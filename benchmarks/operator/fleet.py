@@ -12,11 +12,11 @@ from contextlib import AsyncExitStack
 
 from benchmarks.harness import Measurement, summary
 from benchmarks.operator.world import INSTALL_KEY, JOBS, OPERATOR, World, job, until
-from dev.fake_kubelet import FakeKubelet
 from dev.kube import Json
 from shoal.controllers.trainingjob.credentials import InstallKey
 from shoal_trainer.contract import Phase, StatusReport, WorkerReport, WorkerState
 from tests.control_plane.coordinators import Coordinators
+from tests.doubles.fake_kubelet import FakeKubelet
 
 PODS = 10
 SETTLE_SECONDS = 20.0

@@ -15,11 +15,11 @@ from typing import Any
 
 import psutil
 
-from dev import service_account
 from dev.audit import READS, AuditTail, Write
 from dev.cluster import ControlPlane
 from dev.cluster.control_plane import OPERATOR_NAMESPACE, PROCESSES
 from dev.kube import ApiError, Json, Kube, tolerant
+from tests.control_plane import service_account
 
 PATIENCE = 600.0
 ACCOUNT = "shoal"

@@ -20,9 +20,10 @@ from dev.cluster.containerd import config, copy_template
 from dev.cluster.network import Addresses
 from dev.cluster.pki import Pki
 from dev.cluster.processes import ProcessTable
-from dev.fake_kubelet import ON_DEMAND, SPOT
 from dev.tools import Tools
 
+SPOT = {"cloud.google.com/gke-spot": "true", "cloud.google.com/gke-provisioning": "spot"}
+ON_DEMAND = {"cloud.google.com/gke-provisioning": "standard"}
 DNS_IP = "10.96.0.10"
 GRACE_SECONDS = 30
 CRITICAL_SECONDS = 15

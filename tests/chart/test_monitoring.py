@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from dev.paths import ROOT
-from dev.prometheus import prometheus_command
+from dev.tools.prometheus import prometheus_command
 from tests.chart.test_chart import of_kind, render
 from tests.unit.docs.pages import code, read, rows, section
 

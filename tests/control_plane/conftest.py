@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from dev.cluster import ControlPlane
-from dev.fake_kubelet import FakeKubelet
 from dev.kube import Json, Kube, tolerant
 from tests.control_plane.operators import eventually
 from tests.control_plane.pools import POOLS, pool
+from tests.doubles.fake_kubelet import FakeKubelet
 
 HERE = Path(__file__).parent
 

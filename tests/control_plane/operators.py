@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from dev import service_account
 from dev.kube import ApiError, Json, Kube
 from shoal.cluster.http import HttpTransport
 from shoal.cluster.lease import LeaseTimes
@@ -27,6 +26,7 @@ from shoal.process.operator import LEASE_TIMES, Operator
 from shoal.process.settings import Settings
 from shoal.telemetry.coordinator import Endpoint
 from shoal_trainer.contract import StatusReport
+from tests.control_plane import service_account
 
 INSTALL_KEY = bytes(range(32))
 QUICK_LEASE = LeaseTimes(duration=10, renew_deadline=8, retry_period=0.5)
@@ -114,6 +114,7 @@ class OperatorProcess:
             "SHOAL_NAMESPACE": namespace,
             "POD_NAME": "operator-0",
             "POD_NAMESPACE": namespace,
+            "SHOAL_TELEMETRY_SECONDS": "1",
             "SHOAL_METRICS_PORT": "0",
             "SHOAL_HEALTH_PORT": "0",
             **environment,

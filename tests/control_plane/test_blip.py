@@ -10,10 +10,10 @@ import pytest
 
 from dev.audit import writes
 from dev.cluster import ControlPlane
-from dev.fake_kubelet import FakeKubelet
 from dev.kube import Kube
 from tests.control_plane.conftest import fresh_namespace
 from tests.control_plane.operators import Job, OperatorProcess, eventually
+from tests.doubles.fake_kubelet import FakeKubelet
 
 SERVERS = 2
 """Of each job."""

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dev.cluster import ControlPlane
-from dev.fake_kubelet import FakeKubelet
 from dev.kube import Kube
 from tests.control_plane.storm import HEAVY, LIGHT, Storm
+from tests.doubles.fake_kubelet import FakeKubelet
 
 FIRST = int(os.environ.get("SHOAL_CHAOS_FIRST", "0"))
 SHORT_STORMS = int(os.environ.get("SHOAL_CHAOS_SHORT", "10"))

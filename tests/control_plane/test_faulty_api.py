@@ -12,8 +12,8 @@ import pytest
 
 from dev.audit import creates
 from dev.cluster import ControlPlane
-from dev.faulty_api import Fault, FaultyApi, Trouble, Weather
 from dev.kube import Kube
+from tests.doubles.faulty_api import Fault, FaultyApi, Trouble, Weather
 
 
 class Chosen(Weather):

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from dev.cluster import ControlPlane
-from dev.fake_kubelet import FakeKubelet
 from dev.kube import MERGE, Kube, tolerant
 from tests.control_plane.operators import Job, eventually, running_operator
+from tests.doubles.fake_kubelet import FakeKubelet
 
 TAINT = {"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}
 FINALIZER = "karpenter.sh/termination"

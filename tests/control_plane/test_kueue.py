@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from dev import kueue
 from dev.cluster import ControlPlane
-from dev.fake_kubelet import FakeKubelet
 from dev.kube import Json, Kube, tolerant
 from dev.paths import ROOT
 from shoal_trainer.contract import Outcome, TerminationMessage
+from tests.control_plane import kueue
 from tests.control_plane.installed import as_service_account
 from tests.control_plane.operators import Job, eventually, running_operator
+from tests.doubles.fake_kubelet import FakeKubelet
 
 NAMESPACE = "team"
 API = "/apis/kueue.x-k8s.io/v1beta1"

@@ -15,12 +15,12 @@ from typing import Any
 import yaml
 
 from dev.cluster import ControlPlane
-from dev.fake_kubelet import FakeKubelet
 from dev.kube import Json, Kube
 from dev.paths import ROOT
 from shoal_trainer.contract import CONTROL_PORT, DATA_PORT, METRICS_PORT
 from tests.control_plane.installed import rendered
 from tests.control_plane.operators import Job, running_operator
+from tests.doubles.fake_kubelet import FakeKubelet
 
 HOME = "shoal-system"
 POLICIES = "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies"

@@ -11,7 +11,6 @@ import aiohttp
 import pytest
 
 from dev.cluster import ControlPlane
-from dev.fake_kubelet import FakeKubelet
 from dev.kube import ApiError, Kube
 from shoal_trainer.contract import Outcome, TerminationMessage
 from tests.control_plane.operators import (
@@ -22,6 +21,7 @@ from tests.control_plane.operators import (
     free_ports,
     running_operator,
 )
+from tests.doubles.fake_kubelet import FakeKubelet
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import pytest
 
 from dev.audit import creates, writes
 from dev.cluster import ControlPlane
-from dev.fake_kubelet import FakeKubelet
 from dev.kube import Kube
 from shoal.cluster.transport import Answer, Query, Transport
 from tests.control_plane.operators import (
@@ -26,6 +25,7 @@ from tests.control_plane.operators import (
     eventually,
     running_operator,
 )
+from tests.doubles.fake_kubelet import FakeKubelet
 
 
 @pytest.fixture

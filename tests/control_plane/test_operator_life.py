@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from dev.cluster import ControlPlane
-from dev.fake_kubelet import FakeKubelet
 from dev.kube import Kube
 from shoal.runtime.work_queue import Priority
 from tests.control_plane.operators import COLLECTED_SECONDS, Job, eventually, running_operator
+from tests.doubles.fake_kubelet import FakeKubelet
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from dev.cluster import ControlPlane
-from dev.fake_kubelet import FakeKubelet
 from dev.kube import Json, Kube
 from tests.control_plane.installed import as_service_account
 from tests.control_plane.operators import Job, eventually, running_operator
+from tests.doubles.fake_kubelet import FakeKubelet
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from dev.cluster import ControlPlane
-from dev.fake_kubelet import FakeKubelet
 from dev.kube import Kube
 from tests.browser.chromium import chromium, find
 from tests.control_plane.operators import Job, OperatorProcess, free_ports
+from tests.doubles.fake_kubelet import FakeKubelet
 
 
 @pytest.mark.timeout(120)

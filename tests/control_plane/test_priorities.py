@@ -11,11 +11,11 @@ import yaml
 
 from dev.audit import creates
 from dev.cluster import ControlPlane
-from dev.fake_kubelet import FakeKubelet
 from dev.kube import Json, Kube, tolerant
 from dev.paths import ROOT
 from shoal.policy.decide.workers import MIN_UNSCHEDULED, UNSCHEDULED_SHARE
 from tests.control_plane.operators import Job, eventually, running_operator
+from tests.doubles.fake_kubelet import FakeKubelet
 
 GRACE_SECONDS = 2
 """Of workers, here; all of it is used."""

@@ -19,15 +19,15 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from dev.cluster import ControlPlane
-from dev.fake_kubelet import FakeKubelet
 from dev.kube import Kube
 from dev.paths import ROOT
-from dev.prometheus import prometheus_command
+from dev.tools.prometheus import prometheus_command
 from shoal.process.endpoints import exposition
 from shoal_trainer.contract import Outcome, StatusReport, TerminationMessage, WorkerReport, WorkerState
 from shoal_trainer.coordinator.metrics import StatusCollector
 from tests.control_plane.operators import FakeCoordinator, Job, eventually, free_ports, running_operator
 from tests.control_plane.pools import report
+from tests.doubles.fake_kubelet import FakeKubelet
 
 FILES = ROOT / "charts" / "shoal" / "files"
 DASHBOARD = json.loads((FILES / "dashboard.json").read_text(encoding="utf-8"))

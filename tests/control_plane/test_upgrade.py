@@ -20,11 +20,11 @@ import yaml
 
 from dev.audit import writes
 from dev.cluster import ControlPlane
-from dev.fake_kubelet import FakeKubelet
 from dev.kube import Json, Kube
 from dev.paths import ROOT
 from dev.tools.build import ensure
 from tests.control_plane.operators import Job, OperatorProcess, free_ports
+from tests.doubles.fake_kubelet import FakeKubelet
 
 PREVIOUS = "ecec2410b0ee1bdce34ecc84385fadf660c07ccf"
 BY_HAND = ("--take-ownership", "--force-conflicts")

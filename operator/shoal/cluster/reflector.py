@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 PAGE = 500
 WATCH_SECONDS = 300
+"""The shortest time that a watch is asked for; the longest is twice that, so that not all end together."""
 SILENCE_SECONDS = 75.0
 """The server sends a bookmark every minute, so a watch without events for this long is dead."""
 FAILURES_BEFORE_RELIST = 5
@@ -102,10 +103,17 @@ class Reflector(Generic[T]):
         self._begun = 0
         self._ended = 0
         """The number of the newest list that succeeded or was refused."""
+        self._awaited = 0
+        """The number of the list that the newest `refresh` waits for."""
         self._changed = asyncio.Condition()
         model: Any = source.model
         self._page: Any = _page_of(model)
         self._frame: Any = _frame_of(model)
+
+    @property
+    def readable(self) -> bool:
+        """Whether the cache is what the last list and its watch said, and no `refresh` waits for a newer list."""
+        return self.synced.is_set() and not self.denied and self._ended >= self._awaited
 
     async def run(self) -> None:
         """List and watch until cancelled. Errors are retried with jitter."""
@@ -151,7 +159,7 @@ class Reflector(Generic[T]):
         What a watch has not reported is not known to be so: a watch may be behind, or silently dead.
         """
         async with self._changed:
-            begins = self._begun + 1
+            begins = self._awaited = self._begun + 1
             self._wanted.set()
             await self._changed.wait_for(lambda: self._ended >= begins)
         return not self.denied
@@ -224,7 +232,7 @@ class Reflector(Generic[T]):
             "watch": "1",
             "allowWatchBookmarks": "true",
             "resourceVersion": version,
-            "timeoutSeconds": str(WATCH_SECONDS),
+            "timeoutSeconds": str(int(WATCH_SECONDS * random.uniform(1, 2))),
         }
         began = version
         loop = asyncio.get_running_loop()

@@ -251,6 +251,7 @@ class Operator:
             self._writer(SpeedProfile, self.state.profiles),
             wake=self._wake_profile,
             wall=self._wall,
+            on_fault=lambda: self._plan_metrics.faults.labels("report").inc(),
         )
         return learner, Controller("speedprofile", learner, keys=lambda: learner.keys, metrics=self.metrics)
 
@@ -258,7 +259,8 @@ class Operator:
         state, settings, fenced, wall = self.state, self._settings, self._fenced, self._wall
         credentials = lru_cache(1024)(partial(job_credentials, settings.install_key))
         answers = AnswerStore()
-        claims = Claims(state.jobs.all)
+        claims = Claims()
+        state.on_job.append(claims.see)
         writer = self._writer(TrainingJob, state.jobs)
         reconcile = Reconciler(
             Observer(
@@ -324,10 +326,13 @@ class Operator:
         reflectors = [self._reflectors.get(name) for name in ("workloads", "resourceflavors")]
         if not all(reflectors):
             return "the operator has nothing to do with Kueue: set the chart's value kueue.enabled"
-        if any(each is not None and (each.denied or not each.synced.is_set()) for each in reflectors):
-            return "Kueue's Workloads and ResourceFlavors cannot be listed: it is not installed, or not permitted"
+        if any(each is not None and not each.readable for each in reflectors):
+            return (
+                "Kueue's Workloads and ResourceFlavors cannot be listed:"
+                " it is not installed, not permitted, or does not answer"
+            )
         return ""
 
     def _nodes_readable(self) -> bool:
         nodes = self._reflectors.get("nodes")
-        return nodes is not None and nodes.synced.is_set() and not nodes.denied
+        return nodes is not None and nodes.readable

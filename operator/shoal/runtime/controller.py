@@ -54,6 +54,10 @@ class Controller:
     def lead(self) -> None:
         """Queue all known objects, and from now on those that change."""
         self._leads = True
+        self.wake_all()
+
+    def wake_all(self) -> None:
+        """Queue all known objects."""
         for key in self._keys():
             self.wake(key)
 

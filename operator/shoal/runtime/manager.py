@@ -2,13 +2,15 @@
 
 Crash-only: all state is in the cluster. A standby keeps its caches warm, but a watch may be behind, and the watches of
 several resources are behind by different amounts: a new leader that acts on them counts pods as lost that it has not
-read yet. So after the Lease was acquired everything is listed again, and nothing is decided before.
+read yet. So after the Lease was acquired everything is listed again, and nothing is decided before. Optional resources
+(another project serves some of them) may delay that, and not prevent it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -18,8 +20,14 @@ from shoal.runtime.controller import Controller
 from shoal.runtime.metrics import Metrics
 from shoal.runtime.recorder import Recorder
 
+logger = logging.getLogger(__name__)
+
 LAG_SECONDS = 1.0
 """Interval at which the lag of the event loop is sampled, and the Lease hears that it runs."""
+OPTIONAL_SECONDS = 10.0
+"""How long a new leader waits for the lists of optional resources."""
+REFUSED_SECONDS = 1.0
+"""Between the tries of a new leader that may not list what it needs."""
 DRAIN_SECONDS = 1.0
 """How long a process that stops posts its last events."""
 
@@ -54,7 +62,7 @@ class Manager:
 
     def unread(self) -> list[str]:
         """The resources that are needed and cannot be listed: permissions or the CRD are missing, or not yet."""
-        return [name for name, each in self._needed.items() if not each.synced.is_set() or each.denied]
+        return [name for name, each in self._needed.items() if not each.readable]
 
     async def run(self) -> None:
         """Run until cancelled.
@@ -69,7 +77,7 @@ class Manager:
                 tasks.create_task(self._sample_lag())
                 await self.lease.acquire()
                 tasks.create_task(self.lease.keep())
-                await self._read_again()
+                await self._read_again(tasks)
                 tasks.create_task(self._recorder.run())
                 for run in self._background:
                     tasks.create_task(run())
@@ -82,18 +90,29 @@ class Manager:
             self._metrics.leading.set(0)
             await self._stop()
 
-    async def _read_again(self) -> None:
-        """List everything behind the Lease."""
+    async def _read_again(self, tasks: asyncio.TaskGroup) -> None:
+        """List everything behind the Lease; when an optional resource is late, all is looked at again then."""
 
         async def read(each: Reflector[Any]) -> None:
-            while not await each.refresh():
-                pass  # it is refused: the reflector pauses between its tries
+            while True:
+                if await each.refresh():
+                    return
+                await asyncio.sleep(REFUSED_SECONDS)
 
+        optional = {name: tasks.create_task(each.refresh()) for name, each in self._optional.items()}
         async with asyncio.TaskGroup() as lists:
             for each in self._needed.values():
                 lists.create_task(read(each))
-            for each in self._optional.values():
-                lists.create_task(each.refresh())
+            if optional:
+                lists.create_task(asyncio.wait(optional.values(), timeout=OPTIONAL_SECONDS))
+        for name, reading in optional.items():
+            if not reading.done():
+                logger.error("leading without %s, which cannot be listed", name)
+                reading.add_done_callback(self._look_again)
+
+    def _look_again(self, _read: asyncio.Task[bool]) -> None:
+        for controller in self._controllers:
+            controller.wake_all()
 
     async def _stop(self) -> None:
         if self.lease.held:

@@ -335,6 +335,32 @@ def test_unscheduled_replacements_are_bounded() -> None:
     assert len([n for n in world.pods if n.endswith("-1")]) == 16
 
 
+@pytest.mark.parametrize("way", ["suspended", "scaled down"])
+def test_what_was_given_up_and_is_wanted_again_is_made_at_once(way: str) -> None:
+    """It replaces nothing that was lost: neither bounded nor urgent, as when the job began."""
+    world = World(spot_nodes=40, spec={"workers": {"replicas": 40}})
+    world.settle()
+    given_up = {"suspend": True} if way == "suspended" else {"workers": {"replicas": 0}}
+    before = dict(world.manifest["spec"])
+    world.manifest["spec"] |= given_up
+    world.settle()
+    assert not any("-worker-" in name for name in world.pods)
+    world.manifest["spec"] = before
+    made = [a for a in world.reconcile().actions if isinstance(a, CreatePod) and a.role == "worker"]
+    assert [a.incarnation for a in made] == [1] * 40
+    assert not any(a.replaces for a in made)
+
+
+def test_leader_that_follows_one_that_died_amid_a_ramp_makes_the_rest_at_once() -> None:
+    job = build.job(workers={"replicas": 100, "maxReplicas": 100})
+    first = [build.pod("worker", index, 0, phase="Pending", node=None) for index in range(20)]
+    ahead = plan(build.observe(job, *first, first_look=True))  # it numbers what its predecessor may have made
+    made = plan(build.observe(job.model_copy(update={"status": ahead.status}), *first))
+    created = [a for a in made.actions if isinstance(a, CreatePod) and a.role == "worker"]
+    assert [a.index for a in created] == list(range(20, 100))
+    assert not any(a.replaces for a in created)
+
+
 def test_plan_after_an_executed_plan_is_empty() -> None:
     world = running_world()
     world.tick(seconds=0)

@@ -15,12 +15,13 @@ from shoal.cluster.cache import Cache
 from shoal.cluster.lease import Lease
 from shoal.cluster.reflector import Reflector, Source
 from shoal.cluster.transport import Answer
+from shoal.errors import Unavailable
 from shoal.runtime.controller import Controller, Key
-from shoal.runtime.manager import Manager
+from shoal.runtime.manager import OPTIONAL_SECONDS, Manager
 from shoal.runtime.metrics import Metrics
 from shoal.runtime.recorder import Recorder
 from tests.unit.cluster.servers import SmallServer
-from tests.unit.cluster.test_lease import TIMES, LeaseServer
+from tests.unit.cluster.test_lease import TIMES, LeaseServer, candidate
 from tests.unit.policy import build
 
 pytestmark = pytest.mark.looptime
@@ -38,6 +39,7 @@ class Replica:
             Reflector(server, Source("/x", Pod), cache)
             for server, cache in zip((pods, nodes), self.caches, strict=True)
         ]
+        self.nodes = reflectors[1]
         self.controller = Controller(
             "test", self._reconcile, keys=lambda: [("ns", "job")], metrics=self.metrics
         )
@@ -45,7 +47,7 @@ class Replica:
             Lease(leases, namespace="ns", name="shoal", identity=name, times=TIMES),
             [self.controller],
             needed={"pods": reflectors[0]},
-            optional={"nodes": reflectors[1]},
+            optional={"nodes": self.nodes},
             recorder=self.recorder,
             metrics=self.metrics,
         )
@@ -94,6 +96,65 @@ async def test_nodes_that_may_not_be_read_do_not_delay_the_leader() -> None:
     async with replica.running():
         await asyncio.sleep(2)
         assert replica.decided == [({"a"}, set())]
+
+
+async def test_an_optional_resource_that_cannot_be_listed_delays_the_leader_and_does_not_stop_it() -> None:
+    """As Kueue's Workloads while its conversion webhook is down: nobody would have led until it is back."""
+    pods, nodes, leases = SmallServer(), SmallServer(), LeaseServer()
+    pods.set("a")
+    nodes.set("old")
+    await candidate(leases, "another").acquire()  # and dies
+    replica = Replica(leases, pods, nodes, "one")
+    async with replica.running():
+        await asyncio.sleep(1)
+        assert replica.nodes.readable
+        nodes.fault = lambda method, _path: Unavailable("HTTP 500") if method == "GET" else None
+        await asyncio.sleep(TIMES.duration + TIMES.retry_period * 3 + OPTIONAL_SECONDS)
+        assert replica.decided == [({"a"}, {"old"})]
+        assert replica.manager.unread() == []
+        assert not replica.nodes.readable, "what it knew as a standby is not said to be so"
+        nodes.fault = lambda _method, _path: None
+        await asyncio.sleep(31)
+        assert replica.nodes.readable
+        assert len(replica.decided) == 2, "all is looked at anew, though no object has changed"
+
+
+async def test_not_ready_while_what_is_needed_keeps_the_holder_of_the_lease_from_leading() -> None:
+    pods = SmallServer()
+    replica = Replica(LeaseServer(), pods, SmallServer(), "one")
+    lists = 0
+
+    def fault(method: str, _path: str) -> Exception | None:
+        nonlocal lists
+        lists += method == "GET"
+        return Unavailable("HTTP 500") if lists > 1 else None  # the first one is before the Lease is there
+
+    pods.fault = fault
+    async with replica.running():
+        await asyncio.sleep(30)
+        assert replica.manager.lease.held
+        assert replica.decided == []
+        assert replica.manager.unread() == ["pods"]
+
+
+async def test_a_new_leader_that_may_not_list_tries_again_at_leisure() -> None:
+    pods, leases = SmallServer(), LeaseServer()
+    replica = Replica(leases, pods, SmallServer(), "one")
+    lists = 0
+
+    def fault(method: str, _path: str) -> Answer | None:
+        nonlocal lists
+        lists += method == "GET"
+        return Answer(403, b'{"message": "forbidden"}')
+
+    pods.fault = fault
+    async with replica.running():
+        await asyncio.sleep(20)
+        assert replica.manager.unread() == ["pods"]
+        assert 15 <= lists <= 25
+        pods.fault = lambda _method, _path: None
+        await asyncio.sleep(2)
+        assert replica.decided == [(set(), set())]
 
 
 async def test_clean_stop_posts_the_last_events_and_releases_the_lease() -> None:

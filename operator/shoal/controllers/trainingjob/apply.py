@@ -123,7 +123,7 @@ class Applier:
             nonlocal changed, refused
             kind = type(action).__name__
             try:
-                async with growth if _grows(job, action) else contextlib.nullcontext(), limit:
+                async with growth if _grows(action) else contextlib.nullcontext(), limit:
                     done = await self._do(job, action)
             except ClusterError as error:
                 errors.append(error)
@@ -151,7 +151,7 @@ class Applier:
         objects, answers = self._objects, self._answers.get(job.metadata.uid)
         match action:
             case CreatePod(name, manifest):
-                return await objects.create(job, PODS, name, manifest, urgent=not _grows(job, action))
+                return await objects.create(job, PODS, name, manifest, urgent=action.replaces)
             case CreateService(name, manifest):
                 return await objects.create(job, SERVICES, name, manifest)
             case CreateSecret(name):
@@ -184,12 +184,7 @@ class Applier:
                 if (budget := self._state.budgets.get(name, job.metadata.namespace)) is not None:
                     self._state.budgets.drop(budget.metadata.uid)
             case ConfirmAbsent(name, "Pod"):
-                answer = await self._transport.request("GET", path(job, PODS, name))
-                if answer.status == 404:
-                    answers.gone_pods[name] = ""
-                else:
-                    answer.accept()
-                    objects.saw(PODS, answer)
+                answers.gone_pods |= await objects.confirm_absent(job, name)
             case ConfirmAbsent(name):
                 answer = await self._transport.request("GET", f"/api/v1/nodes/{name}")
                 if answer.status in {403, 404}:  # who may not ask believes the watch
@@ -247,9 +242,9 @@ class Applier:
         self._objects.saw(SERVICES, answer)
 
 
-def _grows(job: TrainingJob, action: Action) -> bool:
+def _grows(action: Action) -> bool:
     """Whether it makes a pod that replaces none."""
-    return isinstance(action, CreatePod) and action.incarnation == names.first_incarnation(job)
+    return isinstance(action, CreatePod) and not action.replaces
 
 
 def _stage(action: Action) -> str:

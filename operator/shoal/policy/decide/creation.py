@@ -70,13 +70,11 @@ class Creator:
             return False
         return True
 
-    def create(self, place: Place) -> None:
-        """Create the pod of a place."""
+    def create(self, place: Place, *, replaces: bool) -> None:
+        """Create the pod of a place. `replaces`: it follows one that was lost."""
         home = self._wanted.home(place)
         manifest = self._pods.pod(place, self._wanted.where_of(place), on_demand=home.on_demand)
-        self.actions.actions.append(
-            CreatePod(self._name(place), manifest, place.role, place.index, place.incarnation)
-        )
+        self.actions.actions.append(CreatePod(self._name(place), manifest, *place, replaces))
         self._tried = True
 
     def _name(self, place: Place) -> str:

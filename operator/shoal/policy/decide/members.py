@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -89,6 +89,14 @@ class Member:
     def node(self) -> str:
         """The node that it is bound to."""
         return self.slot.node
+
+
+def follows_a_loss(members: Sequence[Member]) -> bool:
+    """Whether the next pod of a place replaces a lost one."""
+    if not members:
+        return False
+    last = members[-1]
+    return last.slot.replaces if last.planned else leaves_a_gap(last.slot)
 
 
 ByIndex = dict[int, list[Member]]

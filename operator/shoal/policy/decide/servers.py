@@ -16,7 +16,7 @@ from shoal.api.training_job_status import Slot
 from shoal.manifests import names
 from shoal.policy.decide.admission import name_conflict_gate, refused_recently
 from shoal.policy.decide.creation import Actions, Creator
-from shoal.policy.decide.members import ByIndex, Member, leaves_a_gap
+from shoal.policy.decide.members import ByIndex, Member, follows_a_loss
 from shoal.policy.decide.wanted import Wanted
 from shoal.policy.facts.read import Facts
 from shoal.policy.facts.verdict import HEALTHY, PodOutcome
@@ -48,7 +48,7 @@ def _create(facts: Facts, shard: int, members: list[Member], creator: Creator) -
     if last is not None and last.planned and _is_old(facts, last) and place == last.place:
         place = place._replace(incarnation=place.incarnation + 1)
     if place.incarnation == facts.first_incarnation or (last is not None and place == last.place):
-        creator.create(place)
+        creator.create(place, replaces=follows_a_loss(members))
         return
     planned = Slot(
         role="ps",
@@ -56,7 +56,7 @@ def _create(facts: Facts, shard: int, members: list[Member], creator: Creator) -
         incarnation=place.incarnation,
         state="Planned",
         attempts=last.slot.attempts if last else 0,
-        replaces=last is not None and leaves_a_gap(last.slot),
+        replaces=follows_a_loss(members),
         created_at=facts.now,
     )
     members.append(Member(place, planned, None, HEALTHY, recorded=False))
@@ -81,7 +81,11 @@ def _current(members: list[Member]) -> int:
     """The incarnation that clients are sent to: the newest, but not before it runs if the earlier one may be alive."""
     newest = members[-1]
     if newest.pod is None or not newest.pod.running:
-        alive = [each for each in members if each.verdict.outcome is PodOutcome.UNREACHABLE]
+        alive = [
+            each
+            for each in members
+            if (each.active and each is not newest) or each.verdict.outcome is PodOutcome.UNREACHABLE
+        ]
         return (alive or members)[-1].place.incarnation
     return newest.place.incarnation
 

@@ -23,7 +23,7 @@ from shoal.api.training_job_status import Slot
 from shoal.policy.common.timers import Timers
 from shoal.policy.decide.backoff import not_before
 from shoal.policy.decide.creation import Actions, Creator
-from shoal.policy.decide.members import MOVED, OWN_CAUSES, ByIndex, Member, leaves_a_gap
+from shoal.policy.decide.members import MOVED, OWN_CAUSES, ByIndex, Member, follows_a_loss
 from shoal.policy.decide.wanted import Wanted
 from shoal.policy.facts.read import Facts
 from shoal.policy.facts.signals import Meaning
@@ -69,7 +69,7 @@ def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Acti
         max(0, n - 1) for n in holding.values()
     )
     unscheduled_left = max(MIN_UNSCHEDULED, int(UNSCHEDULED_SHARE * number)) - sum(
-        _is_unscheduled_replacement(group, facts.first_incarnation) for group in workers.values()
+        _is_unscheduled_replacement(group[-1]) for group in workers.values()
     )
     needs_surge = {index for index in vacant if holding.get(index)}
     rooms = _Rooms(workers, wanted, timers, leaving)
@@ -78,7 +78,8 @@ def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Acti
         if created == MOST_AT_ONCE:
             break
         group = workers.get(index, [])
-        if (index in needs_surge and surge_left <= 0) or (group and unscheduled_left <= 0):
+        replaces = follows_a_loss(group)
+        if (index in needs_surge and surge_left <= 0) or (replaces and unscheduled_left <= 0):
             continue
         if group and group[-1].place in unrecorded:
             timers.after(0.0)  # when it is recorded
@@ -87,11 +88,11 @@ def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Acti
             timers.after(ROOM_SECONDS)
             continue
         if (place := creator.next_place(index, group)) is not None:
-            creator.create(place)
+            creator.create(place, replaces=replaces)
             created += 1
             rooms.take(index)
             surge_left -= index in needs_surge
-            unscheduled_left -= bool(group)
+            unscheduled_left -= replaces
 
 
 def _plan_ahead(facts: Facts, workers: ByIndex, vacant: list[int], wanted: Wanted, timers: Timers) -> None:
@@ -108,7 +109,7 @@ def _plan_ahead(facts: Facts, workers: ByIndex, vacant: list[int], wanted: Wante
             incarnation=place.incarnation,
             state="Planned",
             attempts=last.slot.attempts if last else 0,
-            replaces=last is not None and leaves_a_gap(last.slot),
+            replaces=follows_a_loss(workers.get(index, ())),
             pool=home.pool,
             on_demand=home.on_demand,
         )
@@ -170,6 +171,5 @@ def _occupied(group: Sequence[Member]) -> bool:
     )
 
 
-def _is_unscheduled_replacement(group: list[Member], first: int) -> bool:
-    last = group[-1]
-    return last.place.incarnation > first and last.active and not last.node
+def _is_unscheduled_replacement(newest: Member) -> bool:
+    return newest.slot.replaces and newest.active and not newest.node

@@ -16,12 +16,13 @@ from shoal.policy.common.wording import role_word
 from shoal.policy.decide import records, suspension
 from shoal.policy.decide.admission import missing_disruption_budget, missing_pod_group, missing_workload
 from shoal.policy.decide.decide import Decisions
-from shoal.policy.decide.members import MOVED, Member, every, leaves_a_gap
+from shoal.policy.decide.members import MOVED, Member, every, follows_a_loss
 from shoal.policy.facts.read import Facts
 from shoal.policy.model import CreatePod, Plan, Reason
 from shoal.policy.tell import pod_problems, progress
 from shoal.policy.tell.conditions import Conditions, PodCounts, phase, set_pod_conditions
 from shoal.policy.tell.events import events_of_changes
+from shoal.policy.tell.telemetry import OUTSTANDING
 from shoal.policy.tell.the_end import tell_end
 
 ADMITTED = Reason("Admitted", "Kueue has admitted all parameter servers and workers.minReplicas")
@@ -91,7 +92,7 @@ class _Teller:
                 "last_disruption": progress.recovery(counters.last_disruption, facts, self._decided.workers),
                 "last_failure": counters.last_failure,
                 "training": training,
-                "data": progress.data(before.data, seen.report.data if seen.report else None),
+                "data": progress.data(before.data, facts.report.data if facts.report else None),
                 **self._planning(),
             }
         )
@@ -254,7 +255,7 @@ class _Teller:
         ]
         if not waiting:
             return None
-        return Reason("ReplacementOutstanding", f"waiting for the replacement of {', '.join(waiting[:10])}")
+        return Reason(OUTSTANDING, f"waiting for the replacement of {', '.join(waiting[:10])}")
 
     def _below_minimum(self, counts: PodCounts) -> Reason | None:
         if self._seen.job.status.phase != "Running" or self._facts.suspended or counts.enough_workers:
@@ -275,4 +276,4 @@ def _awaits_replacement(members: list[Member]) -> bool:
         return newest.slot.replaces and newest.slot.state != "Running"
     if any(each.running or each.awaiting_job_end or each.missing for each in members):
         return False
-    return newest.slot.replaces if newest.active or newest.planned else leaves_a_gap(newest.slot)
+    return newest.slot.replaces if newest.active else follows_a_loss(members)

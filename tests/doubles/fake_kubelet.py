@@ -26,8 +26,9 @@ from typing import Any, Self
 
 import aiohttp
 
+from dev.cluster.node import ON_DEMAND, SPOT
 from dev.kube import ApiError, Json, Kube, tolerant
-from dev.pod_status import (
+from tests.doubles.pod_status import (
     addresses,
     condition,
     container_statuses,
@@ -42,8 +43,6 @@ from dev.pod_status import (
     waiting,
 )
 
-SPOT = {"cloud.google.com/gke-spot": "true", "cloud.google.com/gke-provisioning": "spot"}
-ON_DEMAND = {"cloud.google.com/gke-provisioning": "standard"}
 CAPACITY = {"cpu": "32", "memory": "256Gi", "pods": "110", "ephemeral-storage": "100Gi"}
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 _ENDED = ("Succeeded", "Failed")
