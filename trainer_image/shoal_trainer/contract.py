@@ -41,6 +41,12 @@ CODE_DIR = "/var/run/shoal/code"
 CODE_ARCHIVE = "code.zip"
 """The file in it that has packages and what is large; Python imports from it."""
 
+
+def code_name(namespace: str, digest: str) -> str:
+    """Where an archive that is larger than a ConfigMap lies in the job's storage. `digest`: its SHA-256 (hex)."""
+    return f"{namespace}/code-{digest}.zip"
+
+
 EPOCH_LINE = "epoch report: "
 """PS 0 logs each complete epoch in a line that ends in this and an `EpochReport` as JSON: the history of the job for
 whoever may read logs. After a rollback an epoch may come again; the last line counts."""
@@ -234,6 +240,8 @@ class RuntimeConfig(Message):
     parameter_servers: tuple[Shard, ...]
     entrypoint: str
     args: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
+    code_digest: str = ""
+    """Of the archive with the job's code in the storage (`code_name`); empty: it is in a ConfigMap or the image."""
     batch_size: int = 128
     """Samples per step of a worker."""
     batch_sizes: tuple[AcceleratorBatch, ...] = ()

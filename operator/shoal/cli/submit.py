@@ -152,6 +152,9 @@ def _print(client: Client, made: Manifests, volume: Json | None = None) -> None:
         client.check(made)
     except (Forbidden, NotFound, Unavailable) as error:
         click.echo(f"Not checked by an API server: {error}", err=True)
+    if made.archive is not None:
+        size = f"{len(made.archive) / 1024:.0f} KiB"
+        click.echo(f"The code, {size}, is not printed: shoal submit puts it into the job's storage", err=True)
     print_manifests(made.code, made.job, volume)
 
 

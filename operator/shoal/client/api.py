@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from shoal import __version__
 from shoal.api.base import API_VERSION, Resource
-from shoal.api.mistakes import words_of
+from shoal.api.mistakes import mistakes
 from shoal.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable, UsageError
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ class Api:
                 )
         except (config.ConfigException, OSError, TypeError, yaml.YAMLError) as error:
             raise Unavailable(
-                f"no cluster to talk to ({_short(error).rstrip('.')}): make `kubectl get nodes` work, or set KUBECONFIG"
+                f"no cluster to talk to ({_short(error).rstrip('.')}). Make `kubectl get nodes` work, or set "
+                "KUBECONFIG."
             ) from error
         if words and not (configuration.api_key or configuration.cert_file or configuration.username):
             raise Unavailable(
@@ -173,7 +174,7 @@ def read_as(kind: type[Kind], manifest: Json) -> Kind:
     try:
         return kind.model_validate(manifest, extra="ignore")
     except ValidationError as error:
-        found = words_of(error, kind)
+        found = "; ".join(mistakes(error, kind))
         name = manifest.get("metadata", {}).get("name", "")
         raise UsageError(
             f"shoal {__version__} cannot read {kind.PLURAL} {name}: {found}. Is the cluster's Shoal newer? "

@@ -11,6 +11,7 @@ from typing import Any
 from shoal.api.base import API_VERSION
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.speed_profile import SpeedProfile
+from shoal.client import store
 from shoal.client.api import Api, Json, read_as
 from shoal.client.job import Job
 from shoal.client.manifest import Manifests, Submission, manifests
@@ -94,25 +95,28 @@ class Client:
         Raises:
             Refused: the API server does not take the job, or its code; then there is neither.
             UsageError: its storage is a claim that does not exist.
-            Unavailable: the API server does not answer; the message says if the job may be there all the same.
+            Unavailable: the API server does not answer; the message says if the job may be there all the same. Or the
+                storage does not, to which the code goes.
         """
         self._must_have_claim(made)
         jobs = JOBS.format(namespace=self.namespace)
         self.api.create(jobs, made.job, dry_run=True)  # so a job of this name that is found later is this one
-        created = self._create(jobs, made.job)
-        job = Job(self.api, made.name)
-        if made.code is not None:
-            uid = created["metadata"]["uid"]
-            owner = {"apiVersion": API_VERSION, "kind": "TrainingJob", "name": made.name, "uid": uid}
-            metadata = {**made.code["metadata"], "ownerReferences": [owner]}
-            try:
-                self._create(
-                    f"/api/v1/namespaces/{self.namespace}/configmaps", {**made.code, "metadata": metadata}
-                )
-            except (ClusterError, KeyboardInterrupt):
+        if made.archive is not None:
+            store.put(made.job["spec"]["storage"]["uri"], self.namespace, made.archive)
+        job, created = Job(self.api, made.name), None
+        try:
+            created = self._create(jobs, made.job)
+            if made.code is not None:
+                uid = created["metadata"]["uid"]
+                owner = {"apiVersion": API_VERSION, "kind": "TrainingJob", "name": made.name, "uid": uid}
+                metadata = {**made.code["metadata"], "ownerReferences": [owner]}
+                configmaps = f"/api/v1/namespaces/{self.namespace}/configmaps"
+                self._create(configmaps, {**made.code, "metadata": metadata})
+        except (ClusterError, KeyboardInterrupt) as error:
+            if created is not None or isinstance(error, KeyboardInterrupt):  # it may have been created
                 with contextlib.suppress(ClusterError):
                     job.delete()
-                raise
+            raise
         return job
 
     def _create(self, path: str, manifest: Json) -> Json:

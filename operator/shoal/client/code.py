@@ -1,4 +1,8 @@
-"""The Python code that travels with a job, in a ConfigMap: file by file, or as an archive that Python imports from."""
+"""The Python code that travels with a job: in a ConfigMap, file by file or as an archive that Python imports from.
+
+An archive that is too large for a ConfigMap goes into the job's storage, under its digest, and parameter server 0 hands
+it to the workers, which have no credentials for the storage.
+"""
 
 from __future__ import annotations
 
@@ -64,11 +68,10 @@ def _named(path: Path) -> list[tuple[str, Path]]:
     return [(each.relative_to(path.parent if package else path).as_posix(), each) for each in files]
 
 
-def content(files: Mapping[str, str]) -> dict[str, Any]:
+def content(files: Mapping[str, str]) -> dict[str, Any] | bytes:
     """What the ConfigMap has. Packages and more than 900 KiB are in an archive, which is the same each time.
 
-    Raises:
-        UsageError: it is too large.
+    An archive of more than 900 KiB is returned as such.
     """
     size = sum(len(name) + len(text.encode()) for name, text in files.items())
     if size <= MAX_BYTES and not any("/" in name for name in files):
@@ -77,11 +80,8 @@ def content(files: Mapping[str, str]) -> dict[str, Any]:
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in sorted(files.items()):
             archive.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED)
-    if (size := buffer.tell()) > MAX_BYTES:
-        raise UsageError(
-            f"the code has {size / 1024:.0f} KiB, compressed, more than the {MAX_BYTES // 1024} KiB that travel with a "
-            "job. Put data into the storage, and packages into an image made FROM Shoal's worker image."
-        )
+    if buffer.tell() > MAX_BYTES:
+        return buffer.getvalue()
     return {"binaryData": {CODE_ARCHIVE: base64.b64encode(buffer.getvalue()).decode()}}
 
 

@@ -6,6 +6,7 @@ server knows: `Client.check` asks it.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from shoal.api.base import API_VERSION
-from shoal.api.mistakes import words_of
+from shoal.api.mistakes import mistakes
 from shoal.api.training_job import TrainingJob
 from shoal.client import code
 from shoal.errors import UsageError
@@ -60,10 +61,11 @@ class Submission:
 
 @dataclass(frozen=True)
 class Manifests:
-    """What is to be created: the job, and the ConfigMap of its code if it is not in the image."""
+    """What is to be created: the job; and its code, if it is not in the image, as a ConfigMap or for the storage."""
 
     job: Json
-    code: Json | None
+    code: Json | None = None
+    archive: bytes | None = None
 
     @property
     def name(self) -> str:
@@ -77,6 +79,38 @@ def manifests(wanted: Submission) -> Manifests:
     Raises:
         UsageError: an argument is wrong; the message says what to change.
     """
+    entrypoint, sources = _entrypoint(wanted)
+    name = wanted.name or _name(entrypoint.partition(":")[0])
+    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", name):  # the ConfigMap's is derived from it
+        raise UsageError(
+            f"the name {name!r} must begin with a letter and have only a-z, 0-9 and '-', at most 40 characters"
+        )
+    servers: Json = {"replicas": wanted.parameter_servers}
+    if wanted.snapshot_seconds is not None:
+        servers["snapshot"] = {"everySeconds": wanted.snapshot_seconds}
+    training, storage = _training(wanted, entrypoint), _storage(wanted)
+    config_map = archive = None
+    if sources:
+        packed = code.content(sources)
+        if isinstance(packed, bytes):
+            _must_be_reachable(storage, len(packed))
+            training["code"], archive = {"digest": hashlib.sha256(packed).hexdigest()}, packed
+        else:
+            training["code"], config_map = {"configMap": f"{name}-code"}, _config_map(name, packed)
+    spec = {
+        "storage": storage,
+        "training": training,
+        "parameterServers": servers,
+        "workers": _workers(wanted),
+        **_elasticity(wanted),
+    }
+    job = {"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec}
+    check(job)
+    return Manifests(job, config_map, archive)
+
+
+def _entrypoint(wanted: Submission) -> tuple[str, dict[str, str]]:
+    """MODULE:OBJECT, and the files that travel with the job."""
     path, _, attribute = wanted.entrypoint.partition(":")
     is_file = path.endswith(".py") or "/" in path
     if not attribute and not is_file:
@@ -84,24 +118,23 @@ def manifests(wanted: Submission) -> Manifests:
             f"the entrypoint {wanted.entrypoint!r} must be FILE.py, FILE.py:OBJECT or MODULE:OBJECT, for example "
             "digits.py:job"
         )
-    module = Path(path).stem if is_file else path
-    name = wanted.name or _name(module)
-    files = [*([path] if is_file else []), *wanted.files]
-    sources = code.read(files) if files else None
-    if sources is not None and is_file:
-        text = sources[Path(path).name]
-        attribute = attribute or code.training_in(Path(path).name, text)
-        code.must_define(Path(path).name, text, attribute)
-    if wanted.image is None and not is_file:
+    sources = code.read([*([path] if is_file else []), *wanted.files])
+    if is_file:
+        file = Path(path).name
+        attribute = attribute or code.training_in(file, sources[file])
+        code.must_define(file, sources[file], attribute)
+    elif wanted.image is None:
         raise UsageError(
-            f"{module} is a module of an image: say which with image=…, or give a file: {module}.py:{attribute}"
+            f"{path} is a module of an image: say which with image=…, or give a file: {path}.py:{attribute}"
         )
-    training: Json = {"entrypoint": f"{module}:{attribute}", "stopAfter": _stop_after(wanted)}
+    return f"{Path(path).stem if is_file else path}:{attribute}", sources
+
+
+def _training(wanted: Submission, entrypoint: str) -> Json:
+    training: Json = {"entrypoint": entrypoint, "stopAfter": _stop_after(wanted)}
     if wanted.args:
         training["args"] = {key: _argument(key, value) for key, value in wanted.args.items()}
     training["batchSize"] = wanted.batch_size
-    if sources is not None:
-        training["code"] = {"configMap": f"{name}-code"}
     if wanted.initial_from is not None:
         training["initialFrom"] = {"uri": wanted.initial_from, "weightsOnly": wanted.weights_only}
     elif wanted.weights_only:
@@ -110,43 +143,25 @@ def manifests(wanted: Submission) -> Manifests:
         training["staleness"] = {"max": wanted.max_staleness}
     if wanted.tls:
         training["dataTls"] = True
-    servers: Json = {"replicas": wanted.parameter_servers}
-    if wanted.snapshot_seconds is not None:
-        servers["snapshot"] = {"everySeconds": wanted.snapshot_seconds}
-    spec: Json = {
-        "storage": _storage(wanted),
-        "training": training,
-        "parameterServers": servers,
-        "workers": _workers(wanted),
-    }
-    if wanted.deadline_seconds is not None or wanted.max_cost is not None:
-        if not wanted.pools or wanted.max_workers is None:
-            raise UsageError(
-                "with a deadline or a budget Shoal chooses the workers: say from which pools (pools=…, accelerator=…, "
-                "--pool, --accelerator) and how many at most (max_workers=…, --max-workers)"
-            )
-        objective = {"deadlineSeconds": wanted.deadline_seconds, "maxCost": wanted.max_cost}
-        spec["elasticity"] = {
-            "mode": "Auto",
-            "objective": {k: v for k, v in objective.items() if v is not None},
-        }
-    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", name):  # the ConfigMap's is derived from it
+    return training
+
+
+def _elasticity(wanted: Submission) -> Json:
+    objective = {"deadlineSeconds": wanted.deadline_seconds, "maxCost": wanted.max_cost}
+    objective = {key: value for key, value in objective.items() if value is not None}
+    if not objective:
+        return {}
+    if not wanted.pools or wanted.max_workers is None:
         raise UsageError(
-            f"the name {name!r} must begin with a letter and have only a-z, 0-9 and '-', at most 40 characters"
+            "with a deadline or a budget Shoal chooses the workers: say from which pools (pools=…, accelerator=…, "
+            "--pool, --accelerator) and how many at most (max_workers=…, --max-workers)"
         )
-    job = {"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec}
-    check(job)
-    config_map = None
-    if sources is not None:
-        metadata = {"name": f"{name}-code", "labels": {"shoal.dev/job": name}}
-        config_map = {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": metadata,
-            **code.content(sources),
-            "immutable": True,
-        }
-    return Manifests(job, config_map)
+    return {"elasticity": {"mode": "Auto", "objective": objective}}
+
+
+def _config_map(name: str, content: Json) -> Json:
+    metadata = {"name": f"{name}-code", "labels": {"shoal.dev/job": name}}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, **content, "immutable": True}
 
 
 def check(job: Json) -> TrainingJob:
@@ -154,7 +169,7 @@ def check(job: Json) -> TrainingJob:
     try:
         return TrainingJob.model_validate(job)
     except ValidationError as error:
-        raise UsageError(words_of(error, TrainingJob)) from error
+        raise UsageError("; ".join(mistakes(error, TrainingJob))) from error
 
 
 def _name(module: str) -> str:
@@ -208,6 +223,18 @@ def _storage(wanted: Submission) -> Json:
             "the namespace), or ephemeral, which loses everything with the pod"
         )
     return storage | ({"run": wanted.run} if wanted.run else {})
+
+
+def _must_be_reachable(storage: Json, size: int) -> None:
+    """Raise UsageError if an archive of code cannot be put into the storage from here."""
+    if not storage.get("uri", "file:").startswith("file:"):
+        return
+    where = "storage that is ephemeral" if "ephemeral" in storage else "a volume of the cluster"
+    raise UsageError(
+        f"the code has {size / 1024:.0f} KiB, compressed: more than the {code.MAX_BYTES // 1024} KiB of a ConfigMap "
+        f"travel through the storage, and {where} cannot be reached from here. Take a bucket (s3://…, gs://…), or put "
+        "the code into an image made FROM Shoal's worker image; data do not belong to the code"
+    )
 
 
 def _workers(wanted: Submission) -> Json:

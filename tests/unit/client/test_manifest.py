@@ -117,7 +117,7 @@ def test_a_deadline_lets_shoal_choose(code: Path) -> None:
         ({"args": {"rate": float("nan")}}, "must be finite"),
         ({"deadline_seconds": 60, "pools": ["t4"]}, "how many at most (max_workers=…, --max-workers)"),
         ({"max_cost": "5", "max_workers": 3}, "from which pools"),
-        ({"workers": -1}, "spec.workers.replicas: Input should be greater than or equal to 0"),
+        ({"workers": -1}, "spec.workers.replicas: input should be greater than or equal to 0"),
         ({"batch_size": 0}, "spec.training.batchSize"),
     ],
 )
