@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 from shoal.api.labels import Place, RoleName
 from shoal.manifests import PodFactory
@@ -73,8 +74,8 @@ class Creator:
     def create(self, place: Place, *, replaces: bool) -> None:
         """Create the pod of a place. `replaces`: it follows one that was lost."""
         home = self._wanted.home(place)
-        manifest = self._pods.pod(place, self._wanted.where_of(place), on_demand=home.on_demand)
-        self.actions.actions.append(CreatePod(self._name(place), manifest, *place, replaces))
+        make = partial(self._pods.pod, place, self._wanted.where_of(place), on_demand=home.on_demand)
+        self.actions.actions.append(CreatePod(self._name(place), make, *place, home.pool, replaces))
         self._tried = True
 
     def _name(self, place: Place) -> str:

@@ -1,0 +1,237 @@
+"""Sends what the newest plan of each job asks for: a bounded number at once, and one about each object.
+
+Nobody waits for an answer. It goes into the caches, and wakes the job where it changes what the next plan does. A plan
+asks for all that is still to be done: what it no longer asks for, and was not sent yet, is dropped. So a job that is
+suspended, or loses pods, amid a ramp is planned and served as at any other time.
+
+Replacements go before what a job grows by, which has fewer requests in flight: more would only wait in the API server,
+and losses behind them. After an error, requests of that kind pause, longer each time, and then one is tried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from shoal.api.labels import Place
+from shoal.api.training_job import TrainingJob
+from shoal.controllers.state import Wake, key_of
+from shoal.errors import ShoalError
+from shoal.policy.model import (
+    ApplyPodGroup,
+    ConfirmAbsent,
+    CreatePod,
+    CreateSecret,
+    CreateService,
+    DeleteDisruptionBudget,
+    DeleteJob,
+    DeletePod,
+    DeleteService,
+    DeleteWorkload,
+    Plan,
+    RequeueWorkload,
+)
+from shoal.runtime.backoff import pause
+from shoal.runtime.tasks import Tasks
+from shoal.runtime.work_queue import Priority
+
+logger = logging.getLogger(__name__)
+
+MAX_IN_FLIGHT = 16
+"""Concurrent requests of one job, so that a large job does not delay the others."""
+ORDINARY_IN_FLIGHT = 8
+"""Of these, those for pods that replace none, and for removals."""
+LONGEST_PAUSE = 10.0
+
+FOUNDATIONS = (CreateSecret, CreateService, ApplyPodGroup)
+"""Pods need them, and are asked for again when these are answered."""
+REMOVALS = (DeletePod, DeleteService, DeleteDisruptionBudget, DeleteJob, DeleteWorkload, RequeueWorkload)
+
+
+class Request(Protocol):
+    """What can be asked for: an action, or the write of a status."""
+
+    @property
+    def name(self) -> str:
+        """The name of the object."""
+        ...
+
+
+@dataclass(frozen=True)
+class WriteStatus:
+    """Write the status of a plan, which may have been waiting for that."""
+
+    plan: Plan
+    name: str = "status"
+
+
+What = tuple[type[Request], str]
+
+
+@dataclass
+class _Failures:
+    count: int = 0
+    until: float = 0.0
+
+
+@dataclass
+class _Run:
+    """One run of a job: what is to be sent, in this order, and what is in flight."""
+
+    job: TrainingJob
+    urgent: deque[Request] = field(default_factory=deque)
+    ordinary: deque[Request] = field(default_factory=deque)
+    removals: deque[Request] = field(default_factory=deque)
+    in_flight: dict[What, Request] = field(default_factory=dict)
+    failures: dict[type[Request], _Failures] = field(default_factory=dict)
+
+
+class Requests:
+    """The requests of all jobs. `carry_out`: see `Applier.carry_out`; `wake`: has a job planned again."""
+
+    def __init__(
+        self,
+        carry_out: Callable[[TrainingJob, Request], Awaitable[bool]],
+        tasks: Tasks,
+        wake: Wake,
+    ) -> None:
+        self._carry_out = carry_out
+        self._tasks = tasks
+        self._wake = wake
+        self._runs: dict[str, _Run] = {}
+
+    def want(self, job: TrainingJob, actions: Sequence[Request]) -> float | None:
+        """Ask for this and nothing else, of removals as far as they are allowed.
+
+        Returns the seconds until more of it may be tried; None: that depends on no time.
+        """
+        run = self._run(job)
+        early = any(isinstance(each, FOUNDATIONS) for each in actions)
+        makes = [
+            each
+            for each in actions
+            if not isinstance(each, REMOVALS) and not (early and isinstance(each, CreatePod))
+        ]
+        run.urgent = deque(each for each in makes if not _grows(each))
+        run.ordinary = deque(each for each in makes if _grows(each))
+        wanted = {each for each in actions if isinstance(each, REMOVALS)}
+        run.removals = deque(each for each in run.removals if each in wanted)
+        self._send(run)
+        pauses = [self.pause(job, type(each)) for each in actions]
+        return min((each for each in pauses if each), default=None)
+
+    def allow(self, job: TrainingJob, actions: Iterable[Request]) -> None:
+        """Send the removals among these: their reasons are stored."""
+        run = self._run(job)
+        run.removals = deque(each for each in actions if isinstance(each, REMOVALS))
+        self._send(run)
+
+    def start(self, job: TrainingJob, request: Request) -> None:
+        """Send one beside the others, unless one like it is in flight."""
+        run = self._run(job)
+        if (type(request), request.name) not in run.in_flight:
+            self._start(run, request)
+
+    def pause(self, job: TrainingJob, kind: type[Request]) -> float:
+        """Seconds until requests of this kind are tried again after an error."""
+        failures = self._run(job).failures.get(kind)
+        return max(0.0, failures.until - _now()) if failures else 0.0
+
+    def makes(self, uid: str) -> bool:
+        """Whether something is being made, or will be without another plan."""
+        run = self._runs.get(uid)
+        return run is not None and (
+            bool(run.urgent or run.ordinary) or any(kind is CreatePod for kind, _ in run.in_flight)
+        )
+
+    def pods_in_flight(self, uid: str) -> frozenset[Place]:
+        """The places whose pods are being created."""
+        run = self._runs.get(uid)
+        sent = run.in_flight.values() if run else ()
+        return frozenset(each.place for each in sent if isinstance(each, CreatePod))
+
+    def forget(self, uid: str) -> None:
+        """Drop a run that is gone."""
+        self._tasks.forget(uid)
+        self._runs.pop(uid, None)
+
+    def _run(self, job: TrainingJob) -> _Run:
+        run = self._runs.setdefault(job.metadata.uid, _Run(job))
+        run.job = job
+        return run
+
+    def _send(self, run: _Run) -> None:
+        while len(run.in_flight) < MAX_IN_FLIGHT:
+            if run.urgent:
+                request = run.urgent.popleft()
+            elif (run.removals or run.ordinary) and _ordinary(run) < ORDINARY_IN_FLIGHT:
+                request = (run.removals or run.ordinary).popleft()
+            else:
+                return
+            if (type(request), request.name) not in run.in_flight and self._may_try(run, type(request)):
+                self._start(run, request)
+
+    def _may_try(self, run: _Run, kind: type[Request]) -> bool:
+        failures = run.failures.get(kind)
+        return failures is None or (failures.until <= _now() and all(each is not kind for each, _ in run.in_flight))
+
+    def _start(self, run: _Run, request: Request) -> None:
+        run.in_flight[type(request), request.name] = request
+        self._tasks.start(run.job.metadata.uid, self._answered(run, request))
+
+    async def _answered(self, run: _Run, request: Request) -> None:
+        kind = type(request)
+        try:
+            done = await self._carry_out(run.job, request)
+            run.failures.pop(kind, None)
+        except Exception as error:  # broad: an error of one request must not stop the others
+            done = False
+            self._failed(run, request, error)
+        finally:
+            del run.in_flight[kind, request.name]
+        if not done:  # others of its kind would fare no better: they are planned again
+            for queue in (run.urgent, run.ordinary, run.removals):
+                for each in [each for each in queue if type(each) is kind]:
+                    queue.remove(each)
+        if not (done and _grows(request) and (run.ordinary or run.in_flight)):
+            self._wake(key_of(run.job), Priority.URGENT if _is_awaited(request) else Priority.NORMAL)
+        self._send(run)
+
+    def _failed(self, run: _Run, request: Request, error: Exception) -> None:
+        failures = run.failures.setdefault(type(request), _Failures())
+        if failures.until <= _now():  # those that were sent with it count as one
+            failures.count += 1
+            failures.until = _now() + pause(failures.count, error, LONGEST_PAUSE)
+        logger.warning(
+            "%s/%s: %s %s: %s; retrying in %.2f s",
+            *key_of(run.job),
+            type(request).__name__,
+            request.name,
+            error or repr(error),
+            failures.until - _now(),
+            exc_info=None if isinstance(error, ShoalError) else error,
+        )
+
+
+def _grows(request: Request) -> bool:
+    """Whether it makes a pod that replaces none."""
+    return isinstance(request, CreatePod) and not request.replaces
+
+
+def _is_awaited(request: Request) -> bool:
+    """Whether a replacement may wait for its answer."""
+    if isinstance(request, WriteStatus):
+        return request.plan.wake_after == 0.0
+    return isinstance(request, ConfirmAbsent)
+
+
+def _ordinary(run: _Run) -> int:
+    return sum(_grows(each) or isinstance(each, REMOVALS) for each in run.in_flight.values())
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
