@@ -13,9 +13,9 @@ import hashlib
 import hmac
 import re
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 VERSION = 1
@@ -231,6 +231,38 @@ class RuntimeConfig(Message):
 
 # --- the coordinator's status report ------------------------------------------------------------------------------
 
+# Bounds of what is read: an image is its user's own, and a reader computes with what it reports.
+LARGEST = 2**53
+"""Counts beyond it are none, and JSON's readers do not agree about them."""
+CENTURY = 4102444800
+"""2100-01-01 in Unix seconds; a time in milliseconds is beyond it."""
+
+
+def _finite(value: float) -> bool:
+    return abs(value) <= 1e18  # also false for NaN
+
+
+def _figures(values: Any) -> Any:
+    if not isinstance(values, dict):
+        return values
+    return {
+        name: value
+        for name, value in values.items()
+        if value is not None and (not isinstance(value, float) or _finite(value))
+    }
+
+
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
+Difference = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
+Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
+UnixTime = Annotated[float | None, Field(ge=0, lt=CENTURY)]
+Figure = Annotated[
+    float | None, AfterValidator(lambda value: value if value is not None and _finite(value) else None)
+]
+"""A measurement that may be missing: None if it is not finite."""
+Metrics = Annotated[dict[str, float], BeforeValidator(_figures)]
+"""Values by name, without those that are not finite."""
+
 STATUS_PATH = "/v1/status"
 """GET over TLS on the control port of PS 0, with `Authorization: Bearer <status_token(key)>`."""
 
@@ -253,32 +285,32 @@ class WorkerState(StrEnum):
 class WorkerReport(Message):
     """One (slot, incarnation). The list of reports is bounded, newest incarnation of each slot first."""
 
-    slot: int
-    incarnation: int
+    slot: Count
+    incarnation: Count
     state: WorkerState
-    steps: int = 0
-    samples: int = 0
-    last_seen_seconds: float = 0.0
+    steps: Count = 0
+    samples: Count = 0
+    last_seen_seconds: Number = 0.0
     """Seconds since its last request, on the coordinator's monotonic clock."""
-    first_push_at: float | None = None
+    first_push_at: UnixTime = None
     """Unix seconds of its first accepted push."""
-    step_seconds: float | None = None
-    compute_seconds: float | None = None
-    pull_seconds: float | None = None
-    push_seconds: float | None = None
-    input_seconds: float | None = None
-    staleness: float | None = None
-    batch_size: int = 0
+    step_seconds: Figure = None
+    compute_seconds: Figure = None
+    pull_seconds: Figure = None
+    push_seconds: Figure = None
+    input_seconds: Figure = None
+    staleness: Figure = None
+    batch_size: Count = 0
     device: str = ""
     """Its accelerator by the name of the operator's catalogue ("T4"), "CPU" without one, "" before it has said so."""
     device_name: str = ""
     """The same as TensorFlow names it ("Tesla T4")."""
-    devices: int = 1
+    devices: Count = 1
     """Accelerators; 1 for "CPU"."""
-    cores: float = 0.0
+    cores: Number = 0.0
     """CPU cores that it may use, 0.5 for half of one; 0: unknown."""
     node: str = ""
-    beside_seconds: float = 0.0
+    beside_seconds: Number = 0.0
     """In tasks, and without work: of its time, what `step_seconds` leave out. Cumulative."""
     message: str = ""
 
@@ -291,23 +323,23 @@ class ShardReport(Message):
     one update costs the shard, from which its capacity follows at any number of workers.
     """
 
-    index: int
-    epoch: int
+    index: Count
+    epoch: Count
     boot: int = 0
     """Identifies the process, other than the epoch, which a restarted container keeps."""
-    version: int = 0
+    version: Count = 0
     ready: bool = True
-    last_snapshot_at: float | None = None
-    busy_seconds: float = 0.0
+    last_snapshot_at: UnixTime = None
+    busy_seconds: Number = 0.0
     """Time in which the shard worked on pushes: the optimizer's update and the conversion of the answer.
 
     A moment counts once, however many threads work in it.
     """
-    updates: int = 0
+    updates: Count = 0
     """Pushes applied by this process."""
-    bytes_received: int = 0
+    bytes_received: Count = 0
     """Of gradients and differences, without headers."""
-    busy_answers: int = 0
+    busy_answers: Count = 0
     """How often a request was told to wait for memory: the workers send more than the shard takes."""
 
 
@@ -317,14 +349,14 @@ class DataReport(Message):
     `repeated`: applied more than once. `partial`: applied on some shards only. `lost`: marked done but not applied.
     """
 
-    done: int = 0
-    leased: int = 0
-    total: int | None = None
-    samples_per_epoch: int | None = None
+    done: Count = 0
+    leased: Count = 0
+    total: Count | None = None
+    samples_per_epoch: Count | None = None
     """Samples of one pass over all data; None until it is known (files are counted in the first epoch)."""
-    repeated: int = 0
-    partial: int = 0
-    lost: int = 0
+    repeated: Count = 0
+    partial: Count = 0
+    lost: Count = 0
 
 
 class ModelReport(Message):
@@ -333,11 +365,11 @@ class ModelReport(Message):
     fingerprint: str
     """The SHA-256 (hex) of the layout: path, shape and dtype of every exchanged tensor. The only one in the project:
     workers, shards, snapshots and SpeedProfiles use it."""
-    parameters: int
+    parameters: Count
     """Trainable values."""
-    tensors: int
+    tensors: Count
     """Trainable variables; 0: unknown."""
-    flops_per_sample: float | None = None
+    flops_per_sample: Figure = None
     """Floating point operations of one sample's forward pass (a multiply-add is two); None until a worker has counted
     them, or where they cannot be counted."""
 
@@ -350,10 +382,10 @@ class LogSums(Message):
     logarithms tells it.
     """
 
-    count: int = 0
-    total: float = 0.0
-    squares: float = 0.0
-    seconds: float = 0.0
+    count: Difference = 0
+    total: Number = 0.0
+    squares: Number = 0.0
+    seconds: Number = 0.0
 
     @property
     def mean(self) -> float:
@@ -383,15 +415,15 @@ class SpeedSums(Message):
 
     device: str
     """The accelerator by its name in the operator's catalogue ("T4"); "CPU" without one."""
-    devices: int
+    devices: Count
     """Accelerators of one worker; 1 for "CPU"."""
-    cores: float
+    cores: Number
     """CPU cores that one worker may use, 0.5 for half of one; 0: unknown."""
-    batch_size: int
+    batch_size: Count
     """Samples in one step of one worker."""
-    workers: int
+    workers: Count
     """Workers that were active, of all devices."""
-    servers: int
+    servers: Count
     """Parameter servers."""
     compute: LogSums = LogSums()
     """Computing a step and waiting for its input."""
@@ -415,13 +447,13 @@ class BesideSums(Message):
     that this worker would have trained in it.
     """
 
-    epochs: int = 0
+    epochs: Difference = 0
     """Epochs that ended."""
-    others: int = 0
+    others: Difference = 0
     """Workers but one at the end of each of these, summed."""
-    tasks: float = 0.0
+    tasks: Number = 0.0
     """Samples that were not trained because of tasks."""
-    waits: float = 0.0
+    waits: Number = 0.0
     """Samples that were not trained because workers had nothing to do."""
 
     def since(self, earlier: BesideSums) -> BesideSums:
@@ -451,8 +483,8 @@ class Phase(StrEnum):
 class EpochReport(Message):
     """A finished epoch, from 0. `complete`: its evaluation and callbacks are done, or another epoch's replace them."""
 
-    epoch: int
-    metrics: dict[str, float] = Field(default_factory=dict)
+    epoch: Count
+    metrics: Metrics = Field(default_factory=dict)
     """The loss and metrics of training and of the evaluation, as in the logs of Keras."""
     complete: bool = False
 
@@ -460,33 +492,33 @@ class EpochReport(Message):
 class StatusReport(Message):
     """The coordinator's report. After a rollback, or a restart of PS 0 from a snapshot, counters may fall."""
 
-    version: int = VERSION
+    version: Count = VERSION
     job_uid: str
     phase: Phase
-    epoch: int = 0
+    epoch: Count = 0
     """The current epoch of training, from 0. (The epoch of a shard is in `shards`.)"""
-    epochs_total: int | None = None
-    step: int = 0
-    samples: int = 0
-    loss: float | None = None
-    metrics: dict[str, float] = Field(default_factory=dict)
+    epochs_total: Count | None = None
+    step: Count = 0
+    samples: Count = 0
+    loss: Figure = None
+    metrics: Metrics = Field(default_factory=dict)
     """Those of training in the newest epoch, also if it is not over, and those of the newest evaluation (`val_…`)."""
     epochs: tuple[EpochReport, ...] = ()
     """The newest finished epochs, in order."""
-    samples_per_second: float | None = None
-    progress_percent: float | None = None
-    remaining_seconds: float | None = None
-    samples_left: float | None = None
+    samples_per_second: Figure = None
+    progress_percent: Figure = None
+    remaining_seconds: Figure = None
+    samples_left: Figure = None
     """Samples still to be trained until `stopAfter`; None if it is a metric, or the data's size is unknown."""
-    wasted_steps: int = 0
-    rollbacks: int = 0
+    wasted_steps: Count = 0
+    rollbacks: Count = 0
     """How often the job returned to its newest snapshot because of a non-finite loss."""
-    restarted_from_nothing: int = 0
+    restarted_from_nothing: Count = 0
     """How often all data were trained again from the beginning, because parameter server 0 was lost, and with it every
     snapshot (`storage: ephemeral`). Samples that a worker's copy of the parameters saved are in `data.repeated`."""
-    goodput: float | None = None
+    goodput: Figure = None
     """Share of the computed steps that count, 0 to 1."""
-    input_wait: float | None = None
+    input_wait: Figure = None
     """Share of the active workers' time spent waiting for the next batch, 0 to 1."""
     data: DataReport = DataReport()
     workers: tuple[WorkerReport, ...] = ()
@@ -528,10 +560,10 @@ FAILURE_REASONS = frozenset({"UserError", "InternalError", "NoAccelerator", "Out
 class Ranges(Message):
     """The number of ranges that were trained once, more than once, on some shards only, and never."""
 
-    once: int = 0
-    repeated: int = 0
-    partial: int = 0
-    never: int = 0
+    once: Count = 0
+    repeated: Count = 0
+    partial: Count = 0
+    never: Count = 0
 
 
 class TerminationMessage(Message):
@@ -541,19 +573,19 @@ class TerminationMessage(Message):
     `outcome=Failed` and exits `EXIT_USER`; the operator copies `reason` and `message` to `status.lastFailure`.
     """
 
-    version: int = VERSION
+    version: Count = VERSION
     outcome: Outcome
     reason: str = ""
     message: str = ""
     model_uri: str | None = None
     model_digest: str | None = None
     """SHA-256 of the manifest of `model/`."""
-    step: int = 0
-    epoch: int = 0
-    samples: int = 0
-    loss: float | None = None
-    metrics: dict[str, float] = Field(default_factory=dict)
-    wasted_steps: int = 0
+    step: Count = 0
+    epoch: Count = 0
+    samples: Count = 0
+    loss: Figure = None
+    metrics: Metrics = Field(default_factory=dict)
+    wasted_steps: Count = 0
     data: DataReport = DataReport()
     ranges: Ranges = Ranges()
 

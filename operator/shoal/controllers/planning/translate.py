@@ -26,6 +26,8 @@ from shoal_trainer.contract import StatusReport
 
 URGENT_CONFIDENCE = 0.95
 """A deadline that is kept with less confidence is at risk."""
+LONGEST_SECONDS = 100 * 365 * 86400.0
+"""What takes longer is told to take so long: no calendar goes far beyond."""
 END_SECONDS = 10.0
 """Kept free before a deadline: after the last step come the last snapshot and the export of the model."""
 
@@ -101,7 +103,10 @@ def proposal(job: TrainingJob, plan: JobPlan, now: datetime, since: datetime) ->
     limited = objective.deadline_seconds is not None or objective.max_cost is not None
     at_risk = not plan.feasible or (plan.confidence is not None and plan.confidence < URGENT_CONFIDENCE)
     spent = decimal(job.status.cost.accumulated) if job.status.cost else 0.0
-    finish = plan.finish_seconds
+    finish, low, high = (
+        None if each is None else min(each, LONGEST_SECONDS)
+        for each in (plan.finish_seconds, plan.finish_low, plan.finish_high)
+    )
     return Proposal(
         pools={name: count for name, count in plan.counts.items() if count},
         parameter_servers=plan.parameter_servers,
@@ -114,9 +119,7 @@ def proposal(job: TrainingJob, plan: JobPlan, now: datetime, since: datetime) ->
         urgent=limited and at_risk and MEASURED in plan.basis,
         samples_per_second=plan.samples_per_second,
         remaining_seconds=finish,
-        remaining_range=None
-        if plan.finish_low is None or plan.finish_high is None
-        else (plan.finish_low, plan.finish_high),
+        remaining_range=None if low is None or high is None else (low, high),
         relative_error=plan.pace.error if plan.pace else None,
         watched_seconds=plan.pace.seconds if plan.pace else None,
         measured=MEASURED in plan.basis,

@@ -23,6 +23,7 @@ from shoal.policy.facts.quota import Quota, quota
 from shoal.policy.facts.signals import Meaning, Signal, node_signal
 from shoal.policy.facts.verdict import AFTER_THE_END, HEALTHY, PodOutcome, Verdict, judge
 from shoal.policy.model import Observation, Reason
+from shoal_trainer.contract import StatusReport
 
 UNCONFIRMED = Signal("NodeMissing", Meaning.AT_RISK)
 """The node is not in the cache, which may lag behind: the API server is to be asked."""
@@ -30,6 +31,8 @@ UNREACHABLE_PATIENCE = {"worker": timedelta(seconds=5), "ps": timedelta(seconds=
 """How long a node must be Unknown before its pods are replaced: others may follow, and tell that it is not the node. A
 server is alone in its place, so it waits longer. The coordinator has noticed the silence of a worker long before."""
 
+STALE_REPORT_SECONDS = 60.0
+"""A report of the coordinator that is older says nothing about the present."""
 NODES_HEARD_WITHIN = timedelta(seconds=10)
 """The scheduler knows after so long that a node is Unknown, and binds no pod to it."""
 
@@ -71,6 +74,11 @@ class Facts:
     def job(self) -> TrainingJob:
         """The job."""
         return self.seen.job
+
+    @property
+    def report(self) -> StatusReport | None:
+        """The coordinator's report, unless it is old."""
+        return self.seen.report if self.seen.report_age <= STALE_REPORT_SECONDS else None
 
     @cached_property
     def first_incarnation(self) -> int:

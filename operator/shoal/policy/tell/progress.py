@@ -19,8 +19,6 @@ from shoal.policy.decide.members import ByIndex
 from shoal.policy.facts.read import Facts
 from shoal_trainer.contract import DataReport, Outcome, StatusReport, TerminationMessage
 
-STALE_SECONDS = 60.0
-"""A report older than this says nothing about the present."""
 MAX_MESSAGE = 1024
 """Characters of a message of the trainer, which may contain much of an error."""
 MAX_METRICS, MAX_METRIC_NAME = 64, 128
@@ -30,7 +28,7 @@ def decimal(value: float | None) -> str | None:
     """A number with at least four significant digits."""
     if value is None:
         return None
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:.0f}" if 1e3 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 def progress(facts: Facts) -> TrainingProgress:
@@ -38,9 +36,8 @@ def progress(facts: Facts) -> TrainingProgress:
 
     Except when training began again from nothing: an old step would look as if the job hung.
     """
-    seen = facts.seen
-    before, report = seen.job.status.training, seen.report
-    if not facts.coordinator_pod_runs or (report is not None and seen.report_age > STALE_SECONDS):
+    before, report = facts.job.status.training, facts.report
+    if not facts.coordinator_pod_runs or (report is None and facts.seen.report is not None):
         return without_rates(before)
     if report is None:  # the operator has just started
         return before.model_copy(update={"message": ""}) if before.message else before
@@ -53,7 +50,9 @@ def progress(facts: Facts) -> TrainingProgress:
         loss=decimal(report.loss) or before.loss,
         samples_per_second=decimal(report.samples_per_second) or before.samples_per_second,
         progress_percent=_percent(report) if report.progress_percent is not None else before.progress_percent,
-        remaining_seconds=None if report.remaining_seconds is None else round(report.remaining_seconds),
+        remaining_seconds=None
+        if report.remaining_seconds is None
+        else max(0, round(report.remaining_seconds)),
         wasted_steps=max(before.wasted_steps, report.wasted_steps),
         goodput=decimal(report.goodput) or before.goodput,
         input_wait=decimal(report.input_wait) or before.input_wait,
@@ -139,8 +138,7 @@ def final(before: TrainingJobStatus, message: TerminationMessage) -> dict[str, o
 def last_snapshot(facts: Facts) -> datetime | None:
     """The oldest of the shards' last snapshots."""
     before = facts.job.status.parameter_servers.last_snapshot_time
-    report = facts.seen.report
-    shards = report.shards if report else ()
+    shards = facts.report.shards if facts.report else ()
     if not shards or any(s.last_snapshot_at is None for s in shards):
         return before
     at = whole(datetime.fromtimestamp(min(s.last_snapshot_at or 0.0 for s in shards), UTC))

@@ -91,7 +91,7 @@ class _Teller:
                 "last_disruption": progress.recovery(counters.last_disruption, facts, self._decided.workers),
                 "last_failure": counters.last_failure,
                 "training": training,
-                "data": progress.data(before.data, seen.report.data if seen.report else None),
+                "data": progress.data(before.data, facts.report.data if facts.report else None),
                 **self._planning(),
             }
         )
