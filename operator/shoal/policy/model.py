@@ -2,8 +2,8 @@
 
 The controller fills an `Observation` from its caches, calls `shoal.policy.plan.plan`, sends what is to be made, writes
 the status if it changed, sends the removals when it is stored, and posts the events. It plans again when something was
-answered or has changed, and after `wake_after` seconds: a plan asks for all that is still to be done. All state between two calls is in `job.status`;
-the answers of the API server that `apply` keeps may be lost at any time.
+answered or has changed, and after `wake_after` seconds: a plan asks for all that is still to be done. All state between
+two calls is in `job.status`; the answers of the API server that `apply` keeps may be lost at any time.
 """
 
 from __future__ import annotations
@@ -344,7 +344,7 @@ class Plan:
     status: TrainingJobStatus
     events: tuple[Event, ...] = ()
     wake_after: float | None = None
-    """Seconds until the next plan if nothing changes before; None: only after a change; 0: once the status is stored."""
+    """Seconds until the next plan, if nothing changes; None: only after a change; 0: once the status is stored."""
 
 
 __all__ = [

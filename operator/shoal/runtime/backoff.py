@@ -11,7 +11,7 @@ FIRST_SECONDS = 0.05
 
 def pause(failures: int, error: Exception, longest: float) -> float:
     """Seconds until the next try, after so many failures in a row, the last of which was `error`."""
-    delay = min(longest, FIRST_SECONDS * 2 ** min(failures - 1, 20)) * random.uniform(0.8, 1.2)
+    delay: float = min(longest, FIRST_SECONDS * 2 ** min(failures - 1, 20)) * random.uniform(0.8, 1.2)
     if isinstance(error, Unavailable) and error.retry_after is not None:
         delay = max(delay, error.retry_after * random.uniform(1.0, 1.2))
     return delay

@@ -29,6 +29,7 @@ from shoal.policy.model import Images, Service
 from shoal.runtime.metrics import Metrics
 from shoal.runtime.recorder import Recorder
 from shoal.runtime.status_writer import StatusWriter
+from shoal.runtime.tasks import Tasks
 from shoal.runtime.work_queue import Priority
 from shoal.telemetry.coordinator import Endpoint
 from shoal.telemetry.poller import Poller
@@ -171,6 +172,7 @@ class Rig:
     def __init__(self, *, telemetry_seconds: float = 30.0, settle_seconds: float = 0.0) -> None:
         self.cluster = Cluster()
         self.woken: list[tuple[Key, Priority]] = []
+        self.tasks = Tasks()
         self.wall = NOW
         self.metrics = JobMetrics(Metrics())
         self.state = ClusterState(Wakes(jobs=lambda key, priority: self.woken.append((key, priority))))
@@ -216,13 +218,28 @@ class Rig:
             complaints=self.complaints,
             reactions=Reactions(self.metrics.reacted),
             waited=lambda _key: 0.0,
-            wake=lambda key, priority: self.woken.append((key, priority)),
+            tasks=self.tasks,
+            wake=self._wake,
         )
 
+    def _wake(self, key: Key, priority: Priority) -> None:
+        self.woken.append((key, priority))
+        self._again = True
+
+    async def once(self, key: Key = KEY) -> float | None:
+        """Reconcile once; what it sends is not answered yet."""
+        return await self._reconciler(key)
+
     async def reconcile(self, key: Key = KEY) -> float | None:
-        """Reconcile, and post the events, as the background task does."""
+        """Reconcile until all is answered and nothing asks for more, and post the events."""
         try:
-            return await self._reconciler(key)
+            for _ in range(100):
+                self._again = False
+                delay = await self.once(key)
+                await self.tasks.idle()
+                if not self._again:
+                    return delay
+            raise AssertionError(f"does not end: {self.cluster.requests[-20:]}")
         finally:
             await self.recorder.drain()
 

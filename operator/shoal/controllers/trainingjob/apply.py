@@ -129,11 +129,13 @@ class Applier:
             case UpdateService(name, selector):
                 await self._select(job, name, selector)
             case DeleteService(name, uid):
-                if (await objects.delete(job, SERVICES, name, uid)).status == 404:  # others knew more
-                    answers.recorded, answers.made_before = False, True
+                if (await objects.delete(job, SERVICES, name, uid)).status == 404:
+                    answers.others_knew_more()
             case DeleteDisruptionBudget(name):
                 deleted = await self._transport.request("DELETE", path(job, BUDGETS, name))
                 deleted.accept(403, 404)  # it is only tidied up
+                if deleted.status == 404:
+                    answers.others_knew_more()
                 answers.existing.pop(name, None)
                 if (budget := self._state.budgets.get(name, job.metadata.namespace)) is not None:
                     self._state.budgets.drop(budget.metadata.uid)

@@ -15,13 +15,13 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from shoal.api.labels import Place
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.state import Wake, key_of
 from shoal.errors import ShoalError
 from shoal.policy.model import (
+    Action,
     ApplyPodGroup,
     ConfirmAbsent,
     CreatePod,
@@ -52,23 +52,17 @@ FOUNDATIONS = (CreateSecret, CreateService, ApplyPodGroup)
 REMOVALS = (DeletePod, DeleteService, DeleteDisruptionBudget, DeleteJob, DeleteWorkload, RequeueWorkload)
 
 
-class Request(Protocol):
-    """What can be asked for: an action, or the write of a status."""
-
-    @property
-    def name(self) -> str:
-        """The name of the object."""
-        ...
-
-
 @dataclass(frozen=True)
 class WriteStatus:
-    """Write the status of a plan, which may have been waiting for that."""
+    """Write the status of a plan that was made of this job. `complete`: it tells of all pods."""
 
+    job: TrainingJob
     plan: Plan
+    complete: bool = True
     name: str = "status"
 
 
+Request = Action | WriteStatus
 What = tuple[type[Request], str]
 
 
@@ -110,6 +104,7 @@ class Requests:
         Returns the seconds until more of it may be tried; None: that depends on no time.
         """
         run = self._run(job)
+        run.job = job
         early = any(isinstance(each, FOUNDATIONS) for each in actions)
         makes = [
             each
@@ -121,7 +116,7 @@ class Requests:
         wanted = {each for each in actions if isinstance(each, REMOVALS)}
         run.removals = deque(each for each in run.removals if each in wanted)
         self._send(run)
-        pauses = [self.pause(job, type(each)) for each in actions]
+        pauses = [self._pause(run, kind) for kind in {type(each) for each in actions}]
         return min((each for each in pauses if each), default=None)
 
     def allow(self, job: TrainingJob, actions: Iterable[Request]) -> None:
@@ -130,16 +125,18 @@ class Requests:
         run.removals = deque(each for each in actions if isinstance(each, REMOVALS))
         self._send(run)
 
-    def start(self, job: TrainingJob, request: Request) -> None:
-        """Send one beside the others, unless one like it is in flight."""
-        run = self._run(job)
-        if (type(request), request.name) not in run.in_flight:
-            self._start(run, request)
+    def start(self, job: TrainingJob, request: Request) -> float | None:
+        """Send one beside the others, unless one like it is in flight.
 
-    def pause(self, job: TrainingJob, kind: type[Request]) -> float:
-        """Seconds until requests of this kind are tried again after an error."""
-        failures = self._run(job).failures.get(kind)
-        return max(0.0, failures.until - _now()) if failures else 0.0
+        Returns the seconds until it may be tried, if not now.
+        """
+        run = self._run(job)
+        if (type(request), request.name) in run.in_flight:
+            return None  # its answer wakes the job
+        if pause := self._pause(run, type(request)):
+            return pause
+        self._start(run, request)
+        return None
 
     def makes(self, uid: str) -> bool:
         """Whether something is being made, or will be without another plan."""
@@ -160,9 +157,7 @@ class Requests:
         self._runs.pop(uid, None)
 
     def _run(self, job: TrainingJob) -> _Run:
-        run = self._runs.setdefault(job.metadata.uid, _Run(job))
-        run.job = job
-        return run
+        return self._runs.setdefault(job.metadata.uid, _Run(job))
 
     def _send(self, run: _Run) -> None:
         while len(run.in_flight) < MAX_IN_FLIGHT:
@@ -175,18 +170,24 @@ class Requests:
             if (type(request), request.name) not in run.in_flight and self._may_try(run, type(request)):
                 self._start(run, request)
 
-    def _may_try(self, run: _Run, kind: type[Request]) -> bool:
+    def _pause(self, run: _Run, kind: type[Request]) -> float:
+        """Seconds until requests of this kind are tried again after an error."""
         failures = run.failures.get(kind)
-        return failures is None or (failures.until <= _now() and all(each is not kind for each, _ in run.in_flight))
+        return max(0.0, failures.until - _now()) if failures else 0.0
+
+    def _may_try(self, run: _Run, kind: type[Request]) -> bool:
+        if kind not in run.failures:
+            return True
+        return not self._pause(run, kind) and all(each is not kind for each, _ in run.in_flight)
 
     def _start(self, run: _Run, request: Request) -> None:
         run.in_flight[type(request), request.name] = request
-        self._tasks.start(run.job.metadata.uid, self._answered(run, request))
+        self._tasks.start(run.job.metadata.uid, self._answered(run, run.job, request))
 
-    async def _answered(self, run: _Run, request: Request) -> None:
+    async def _answered(self, run: _Run, job: TrainingJob, request: Request) -> None:
         kind = type(request)
         try:
-            done = await self._carry_out(run.job, request)
+            done = await self._carry_out(job, request)
             run.failures.pop(kind, None)
         except Exception as error:  # broad: an error of one request must not stop the others
             done = False
@@ -198,7 +199,7 @@ class Requests:
                 for each in [each for each in queue if type(each) is kind]:
                     queue.remove(each)
         if not (done and _grows(request) and (run.ordinary or run.in_flight)):
-            self._wake(key_of(run.job), Priority.URGENT if _is_awaited(request) else Priority.NORMAL)
+            self._wake(key_of(job), Priority.URGENT if _is_awaited(request) else Priority.NORMAL)
         self._send(run)
 
     def _failed(self, run: _Run, request: Request, error: Exception) -> None:
