@@ -13,7 +13,7 @@ from shoal.api.kube import DisruptionBudget, Pod
 from shoal.api.kueue import ResourceFlavor, Workload
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import APPLY_PATCH, Answer, Query
-from shoal.controllers.state import ClusterState, Key, Wakes
+from shoal.controllers.state import ClusterState, Key, Wake, Wakes
 from shoal.controllers.trainingjob.api_answers import AnswerStore
 from shoal.controllers.trainingjob.apply import Applier
 from shoal.controllers.trainingjob.claims import Claims
@@ -175,7 +175,8 @@ class Rig:
         self.tasks = Tasks()
         self.wall = NOW
         self.metrics = JobMetrics(Metrics())
-        self.state = ClusterState(Wakes(jobs=lambda key, priority: self.woken.append((key, priority))))
+        self.on_wake: Wake = lambda _key, _priority: None
+        self.state = ClusterState(Wakes(jobs=self._wake))
         self.answers = AnswerStore()
         self.claims = Claims(self.state.jobs.all)
         self.poller = Poller(UnreachableCoordinator())
@@ -225,6 +226,7 @@ class Rig:
     def _wake(self, key: Key, priority: Priority) -> None:
         self.woken.append((key, priority))
         self._again = True
+        self.on_wake(key, priority)
 
     async def once(self, key: Key = KEY) -> float | None:
         """Reconcile once; what it sends is not answered yet."""

@@ -139,11 +139,12 @@ class Requests:
         return None
 
     def makes(self, uid: str) -> bool:
-        """Whether something is being made, or will be without another plan."""
+        """Whether something is being made or asked, of which there will be more to say."""
         run = self._runs.get(uid)
-        return run is not None and (
-            bool(run.urgent or run.ordinary) or any(kind is CreatePod for kind, _ in run.in_flight)
-        )
+        if run is None:
+            return False
+        sent = any(not issubclass(kind, (WriteStatus, *REMOVALS)) for kind, _ in run.in_flight)
+        return sent or bool(run.urgent or run.ordinary)
 
     def pods_in_flight(self, uid: str) -> frozenset[Place]:
         """The places whose pods are being created."""

@@ -75,6 +75,8 @@ class Creator:
         """Create the pod of a place. `replaces`: it follows one that was lost."""
         home = self._wanted.home(place)
         make = partial(self._pods.pod, place, self._wanted.where_of(place), on_demand=home.on_demand)
+        if not self._tried:
+            make()  # what is wrong with the manifests is told on the job, as any error of a plan
         self.actions.actions.append(CreatePod(self._name(place), make, *place, home.pool, replaces))
         self._tried = True
 
