@@ -7,6 +7,8 @@ import random
 from shoal.errors import Unavailable
 
 FIRST_SECONDS = 0.05
+DUE_SECONDS = 1e-3
+"""A wait so short is over: it is a rounding error, and a timer of it may fire before the clock has moved."""
 
 
 def pause(failures: int, error: Exception, longest: float) -> float:

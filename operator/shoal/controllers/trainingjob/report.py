@@ -18,13 +18,12 @@ from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Slot, TrainingJobStatus
 from shoal.controllers.trainingjob.metrics import JobMetrics
 from shoal.policy.tell.progress import differs_in_telemetry_only
+from shoal.runtime.backoff import DUE_SECONDS
 from shoal.runtime.recorder import Recorder
 from shoal.runtime.status_writer import StatusWriter
 
 CONFLICT_SECONDS = 1.0
 """Fallback: normally the watch delivers the newer object and wakes the job."""
-DUE_SECONDS = 1e-3
-"""A wait so short is over: it is a rounding error, and a timer of it may fire before the clock has moved."""
 SETTLE_SECONDS = 1.0
 """Minimum interval of writes that record neither a loss nor an end."""
 WAVE_SECONDS = 0.2

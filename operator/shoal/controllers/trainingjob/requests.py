@@ -35,7 +35,7 @@ from shoal.policy.model import (
     Plan,
     RequeueWorkload,
 )
-from shoal.runtime.backoff import pause
+from shoal.runtime.backoff import DUE_SECONDS, pause
 from shoal.runtime.tasks import Tasks
 from shoal.runtime.work_queue import Priority
 
@@ -46,6 +46,7 @@ MAX_IN_FLIGHT = 16
 ORDINARY_IN_FLIGHT = 8
 """Of these, those for pods that replace none, and for removals."""
 LONGEST_PAUSE = 10.0
+"""Between tries of a kind of requests that fail."""
 
 FOUNDATIONS = (CreateSecret, CreateService, ApplyPodGroup)
 """Pods need them, and are asked for again when these are answered."""
@@ -174,7 +175,8 @@ class Requests:
     def _pause(self, run: _Run, kind: type[Request]) -> float:
         """Seconds until requests of this kind are tried again after an error."""
         failures = run.failures.get(kind)
-        return max(0.0, failures.until - _now()) if failures else 0.0
+        left = failures.until - _now() if failures else 0.0
+        return left if left > DUE_SECONDS else 0.0
 
     def _may_try(self, run: _Run, kind: type[Request]) -> bool:
         if kind not in run.failures:
@@ -205,7 +207,7 @@ class Requests:
 
     def _failed(self, run: _Run, request: Request, error: Exception) -> None:
         failures = run.failures.setdefault(type(request), _Failures())
-        if failures.until <= _now():  # those that were sent with it count as one
+        if not self._pause(run, type(request)):  # those that were sent with it count as one
             failures.count += 1
             failures.until = _now() + pause(failures.count, error, LONGEST_PAUSE)
         logger.warning(

