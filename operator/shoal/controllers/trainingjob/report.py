@@ -17,6 +17,7 @@ from shoal.api.events import Event
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Slot, TrainingJobStatus
 from shoal.controllers.trainingjob.metrics import JobMetrics
+from shoal.errors import ClusterError
 from shoal.policy.tell.progress import differs_in_telemetry_only
 from shoal.runtime.backoff import DUE_SECONDS
 from shoal.runtime.recorder import Recorder
@@ -103,6 +104,9 @@ class Reporter:
             stored = await self._writer.write(job, status)
         except asyncio.CancelledError:  # it may be stored: told twice, which is counted, rather than never
             self._recorder.record(job, events)
+            raise
+        except ClusterError:
+            self._metrics.actions.labels("WriteStatus", "error").inc()
             raise
         if stored is None:
             self._conflicts[uid] = job.metadata.resource_version, self._now()
