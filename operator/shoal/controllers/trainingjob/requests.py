@@ -81,6 +81,8 @@ class _Run:
     urgent: deque[Request] = field(default_factory=deque)
     ordinary: deque[Request] = field(default_factory=deque)
     removals: deque[Request] = field(default_factory=deque)
+    due: frozenset[Request] = frozenset()
+    """The removals that the newest plan asks for."""
     in_flight: dict[What, Request] = field(default_factory=dict)
     failures: dict[type[Request], _Failures] = field(default_factory=dict)
 
@@ -107,23 +109,25 @@ class Requests:
         run = self._run(job)
         run.job = job
         early = any(isinstance(each, FOUNDATIONS) for each in actions)
+        # What is in flight may be answered before the queue comes to it: it is not to be sent twice.
+        asked = [each for each in actions if (type(each), each.name) not in run.in_flight]
         makes = [
             each
-            for each in actions
-            if not isinstance(each, REMOVALS) and not (early and isinstance(each, CreatePod))
+            for each in asked
+            if not (isinstance(each, REMOVALS) or (early and isinstance(each, CreatePod)))
         ]
         run.urgent = deque(each for each in makes if not _grows(each))
         run.ordinary = deque(each for each in makes if _grows(each))
-        wanted = {each for each in actions if isinstance(each, REMOVALS)}
-        run.removals = deque(each for each in run.removals if each in wanted)
+        run.due = frozenset(each for each in asked if isinstance(each, REMOVALS))
+        run.removals = deque(each for each in run.removals if each in run.due)
         self._send(run)
         pauses = [self._pause(run, kind) for kind in {type(each) for each in actions}]
         return min((each for each in pauses if each), default=None)
 
     def allow(self, job: TrainingJob, actions: Iterable[Request]) -> None:
-        """Send the removals among these: their reasons are stored."""
+        """Send the removals among these that are still asked for: their reasons are stored."""
         run = self._run(job)
-        run.removals = deque(each for each in actions if isinstance(each, REMOVALS))
+        run.removals = deque(each for each in actions if isinstance(each, REMOVALS) and each in run.due)
         self._send(run)
 
     def start(self, job: TrainingJob, request: Request) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -144,6 +145,17 @@ async def test_job_that_is_given_up_amid_a_ramp_makes_no_more_pods(change: dict[
         assert 20 < made < 200
         await asyncio.sleep(5)
     assert slow.count("POST", "-worker-") <= made + ORDINARY_IN_FLIGHT
+
+
+async def test_ramp_asks_once_for_each_pod() -> None:
+    slow = Slow(200)
+    async with slow.working():
+        for _ in range(100):
+            slow.queue.add(KEY)
+            await asyncio.sleep(0.1)
+    made = Counter(name for _, verb, name in slow.sent if verb == "POST")
+    assert len(made) > 200
+    assert set(made.values()) == {1}
 
 
 async def test_requests_of_a_job_are_bounded() -> None:
