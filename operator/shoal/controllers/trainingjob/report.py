@@ -17,7 +17,6 @@ from shoal.api.events import Event
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Slot, TrainingJobStatus
 from shoal.controllers.trainingjob.metrics import JobMetrics
-from shoal.errors import ClusterError
 from shoal.policy.tell.progress import differs_in_telemetry_only
 from shoal.runtime.backoff import DUE_SECONDS
 from shoal.runtime.recorder import Recorder
@@ -99,15 +98,15 @@ class Reporter:
             Unavailable: the write failed and may succeed on retry.
             Refused: the API server rejects the status.
         """
-        uid = job.metadata.uid
+        uid, result = job.metadata.uid, "error"
         try:
             stored = await self._writer.write(job, status)
+            result = "refused" if stored is None else "done"
         except asyncio.CancelledError:  # it may be stored: told twice, which is counted, rather than never
             self._recorder.record(job, events)
             raise
-        except ClusterError:
-            self._metrics.actions.labels("WriteStatus", "error").inc()
-            raise
+        finally:
+            self._metrics.actions.labels("WriteStatus", result).inc()
         if stored is None:
             self._conflicts[uid] = job.metadata.resource_version, self._now()
             return False
