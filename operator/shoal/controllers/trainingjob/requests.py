@@ -49,7 +49,7 @@ LONGEST_PAUSE = 10.0
 """Between tries of a kind of requests that fail."""
 
 FOUNDATIONS = (CreateSecret, CreateService, ApplyPodGroup)
-"""Pods need them, and are asked for again when these are answered."""
+"""Pods need them, and are asked for again when these are answered, or have failed."""
 REMOVALS = (DeletePod, DeleteService, DeleteDisruptionBudget, DeleteJob, DeleteWorkload, RequeueWorkload)
 
 
@@ -108,7 +108,7 @@ class Requests:
         """
         run = self._run(job)
         run.job = job
-        early = any(isinstance(each, FOUNDATIONS) for each in actions)
+        early = any(isinstance(each, FOUNDATIONS) and type(each) not in run.failures for each in actions)
         # What is in flight may be answered before the queue comes to it: it is not to be sent twice.
         asked = [each for each in actions if (type(each), each.name) not in run.in_flight]
         makes = [
@@ -202,9 +202,10 @@ class Requests:
         finally:
             del run.in_flight[kind, request.name]
         if not done:  # others of its kind would fare no better: they are planned again
-            for queue in (run.urgent, run.ordinary, run.removals):
-                for each in [each for each in queue if type(each) is kind]:
-                    queue.remove(each)
+            run.urgent, run.ordinary, run.removals = (
+                deque(each for each in queue if type(each) is not kind)
+                for queue in (run.urgent, run.ordinary, run.removals)
+            )
         if not (done and _grows(request) and (run.ordinary or run.in_flight)):
             self._wake(key_of(job), Priority.URGENT if _is_awaited(request) else Priority.NORMAL)
         self._send(run)
