@@ -14,6 +14,8 @@ from dev.kube import Json
 from tests.doubles.fake_kubelet import FakeKubelet
 
 NODES = 4
+QUIET_SECONDS = 32.0
+"""Before a loss that is alone: longer than the interval of telemetry, so that nothing of before is written with it."""
 
 
 @asynccontextmanager
@@ -34,17 +36,15 @@ async def nodes(world: World, prefix: str, count: int = NODES) -> AsyncIterator[
 
 async def measure(world: World, quick: bool) -> AsyncIterator[Measurement]:
     """The rows."""
-    workers, big, losses = (8, 60, 4) if quick else (32, 1000, 16)
+    workers, big, losses, lonely = (8, 60, 4, 1) if quick else (32, 1000, 16, 5)
     async with nodes(world, "react") as kubelet:
         async with world.operator():
             await world.namespace("one")
             await world.apply(job("one", "one", workers))
             await world.run("one", "one", workers)
-            since = len(world.log.read())
             alone = [await _lose(world, "one", name) for name in await _workers(world, "one", losses)]
             await world.run("one", "one", workers)
-            await asyncio.sleep(1.5)  # the last status write and events
-            writes = world.writes("one", user=OPERATOR, since=since)
+            lone = [await _writes_of_a_loss(world, "one", workers) for _ in range(lonely)]
             wave = await _wave(world, kubelet, "one")
             await world.run("one", "one", workers)
             await world.namespace("big")
@@ -83,7 +83,10 @@ async def measure(world: World, quick: bool) -> AsyncIterator[Measurement]:
     yield summary("announced wave: last CREATE, ratio", [max(wave) / max(bare_wave)], "x", "a bare client")
     interval = spread / (len(statuses) - 1)
     yield summary(f"status writes of {big} workers that ramp up", [1 / interval], "/s", "", 1.0, at_most=True)
-    yield summary("writes for each pod lost alone", [len(writes) / losses], "", "", 3.0, at_most=True)
+    at_once, all_told = zip(*lone, strict=True)
+    words = "writes for a pod lost alone"
+    yield summary(f"{words}, until its replacement runs", list(at_once), "", "", 3.0, at_most=True)
+    yield summary(f"{words}, until the status says so", list(all_told), "", "")
 
 
 async def _workers(world: World, namespace: str, count: int) -> list[str]:
@@ -136,6 +139,23 @@ async def _lose(world: World, namespace: str, name: str) -> float:
         each.answered for each in world.writes(namespace, since=since) if is_loss(each) and each.name == name
     )
     return milliseconds(lost, world.creates(namespace, since=since)[0].received)
+
+
+async def _writes_of_a_loss(world: World, namespace: str, workers: int) -> tuple[int, int]:
+    """Lose one pod when nothing else happens; the operator's writes until all run again, and until that is told."""
+    await asyncio.sleep(QUIET_SECONDS)
+    since = len(world.log.read())
+    [name] = await _workers(world, namespace, 1)
+    await _lose(world, namespace, name)
+
+    async def run() -> bool:
+        return len(await _workers(world, namespace, workers)) == workers
+
+    await until(run)
+    await asyncio.sleep(2.0)  # what is told at once, and events
+    at_once = len(world.writes(namespace, user=OPERATOR, since=since))
+    await world.run(namespace, namespace, workers)
+    return at_once, len(world.writes(namespace, user=OPERATOR, since=since))
 
 
 async def _any_made(world: World, namespace: str, since: int) -> bool:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
+import math
 import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -38,6 +40,12 @@ CODE_DIR = "/var/run/shoal/code"
 """The mount path of the job's code from a ConfigMap, first on the path of workers."""
 CODE_ARCHIVE = "code.zip"
 """The file in it that has packages and what is large; Python imports from it."""
+
+
+def code_name(namespace: str, digest: str) -> str:
+    """Where an archive that is larger than a ConfigMap lies in the job's storage. `digest`: its SHA-256 (hex)."""
+    return f"{namespace}/code-{digest}.zip"
+
 
 EPOCH_LINE = "epoch report: "
 """PS 0 logs each complete epoch in a line that ends in this and an `EpochReport` as JSON: the history of the job for
@@ -104,6 +112,28 @@ class JobIdentity(Message):
 
 BATCH_SIZE = 32
 """What `run`, `check`, `fit` and `submit` take where nobody says it: Keras' own. A manifest without it has 128."""
+
+
+def argument(text: str) -> tuple[str, int | str]:
+    """An argument of the entrypoint, of a command line (NAME=VALUE), as a TrainingJob has it.
+
+    An integer or a string of JSON (`n=5`, `n="5"`), and any other text as it was typed: `1.10`, `007`, `true`.
+
+    Raises:
+        ValueError: it has no name, or its value is a list or an object of JSON.
+    """
+    name, equals, typed = text.partition("=")
+    if not equals or not name:
+        raise ValueError(f"{text!r} must be NAME=VALUE")
+    try:
+        value = json.loads(typed)
+    except ValueError:
+        return name, typed
+    if isinstance(value, list | dict):
+        raise ValueError(f"{text!r} must have an integer or a string as its value")
+    is_integer = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
+    return name, value if is_integer or isinstance(value, str) else typed
+
 
 FALLS = (
     "loss", "error", "(root_)?mean_squared_error", "r?mse", "mean_absolute_error", "mae", "mape", "msle",
@@ -210,6 +240,8 @@ class RuntimeConfig(Message):
     parameter_servers: tuple[Shard, ...]
     entrypoint: str
     args: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
+    code_digest: str = ""
+    """Of the archive with the job's code in the storage (`code_name`); empty: it is in a ConfigMap or the image."""
     batch_size: int = 128
     """Samples per step of a worker."""
     batch_sizes: tuple[AcceleratorBatch, ...] = ()
@@ -236,6 +268,9 @@ LARGEST = 2**53
 """Counts beyond it are none, and JSON's readers do not agree about them."""
 CENTURY = 4102444800
 """2100-01-01 in Unix seconds; a time in milliseconds is beyond it."""
+MOST_LOG = 7 * math.log(10)
+"""Of the seconds of a step: 10^7 are a third of a year, and 10^-7 are none by any clock."""
+MOST_FLOPS = 1e20
 
 
 def _finite(value: float) -> bool:
@@ -255,6 +290,7 @@ def _figures(values: Any) -> Any:
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 Difference = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
 Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0, le=LARGEST)]
 UnixTime = Annotated[float | None, Field(ge=0, lt=CENTURY)]
 Figure = Annotated[
     float | None, AfterValidator(lambda value: value if value is not None and _finite(value) else None)
@@ -330,7 +366,7 @@ class ShardReport(Message):
     version: Count = 0
     ready: bool = True
     last_snapshot_at: UnixTime = None
-    busy_seconds: Number = 0.0
+    busy_seconds: Amount = 0.0
     """Time in which the shard worked on pushes: the optimizer's update and the conversion of the answer.
 
     A moment counts once, however many threads work in it.
@@ -346,7 +382,7 @@ class ShardReport(Message):
 class DataReport(Message):
     """Samples of the current epoch by state, and three counters of samples over the whole run.
 
-    `repeated`: applied more than once. `partial`: applied on some shards only. `lost`: marked done but not applied.
+    `repeated`: applied more than once. `partial`: applied on some shards only. `lost`: left out by `on_nan`.
     """
 
     done: Count = 0
@@ -362,14 +398,14 @@ class DataReport(Message):
 class ModelReport(Message):
     """What is exchanged of the job's model, and what one sample of it costs."""
 
-    fingerprint: str
+    fingerprint: str = Field(max_length=128)
     """The SHA-256 (hex) of the layout: path, shape and dtype of every exchanged tensor. The only one in the project:
     workers, shards, snapshots and SpeedProfiles use it."""
-    parameters: Count
+    parameters: int = Field(ge=0, le=10**15)
     """Trainable values."""
-    tensors: Count
+    tensors: int = Field(ge=0, le=10**9)
     """Trainable variables; 0: unknown."""
-    flops_per_sample: Figure = None
+    flops_per_sample: float | None = Field(None, ge=0, le=MOST_FLOPS)
     """Floating point operations of one sample's forward pass (a multiply-add is two); None until a worker has counted
     them, or where they cannot be counted."""
 
@@ -407,31 +443,46 @@ class LogSums(Message):
         )
 
 
+def _measured(sums: LogSums) -> LogSums:
+    """Sums that measured times can have: none is longer than 10^7 s, or shorter than 10^-7."""
+    longest = MOST_LOG * sums.count
+    if not (
+        abs(sums.total) <= longest
+        and 0 <= sums.squares <= MOST_LOG * longest
+        and 0 <= sums.seconds <= math.exp(MOST_LOG) * sums.count
+    ):
+        raise ValueError(f"no times between 1e-7 and 1e7 s have these sums: {sums}")
+    return sums
+
+
+MeasuredSums = Annotated[LogSums, AfterValidator(_measured)]
+
+
 class SpeedSums(Message):
     """The measured steps of all workers in one configuration, which the first six fields identify.
 
     Only steps while the members were unchanged for a settling time count, and none right after a task or an outage.
     """
 
-    device: str
+    device: str = Field(max_length=128)
     """The accelerator by its name in the operator's catalogue ("T4"); "CPU" without one."""
-    devices: Count
+    devices: int = Field(ge=1, le=1024)
     """Accelerators of one worker; 1 for "CPU"."""
-    cores: Number
+    cores: float = Field(ge=0, le=1e6, allow_inf_nan=False)
     """CPU cores that one worker may use, 0.5 for half of one; 0: unknown."""
-    batch_size: Count
+    batch_size: int = Field(ge=1, le=10**9)
     """Samples in one step of one worker."""
-    workers: Count
+    workers: int = Field(ge=1, le=10**6)
     """Workers that were active, of all devices."""
-    servers: Count
+    servers: int = Field(ge=1, le=10**6)
     """Parameter servers."""
-    compute: LogSums = LogSums()
+    compute: MeasuredSums = LogSums()
     """Computing a step and waiting for its input."""
-    pull: LogSums = LogSums()
+    pull: MeasuredSums = LogSums()
     """Waiting for the servers' answer and reading it."""
-    push: LogSums = LogSums()
+    push: MeasuredSums = LogSums()
     """Sending the update."""
-    step: LogSums = LogSums()
+    step: MeasuredSums = LogSums()
     """From push to push: of the exchange only what is not beside the computation, and waits for others, too."""
 
     @property
@@ -465,6 +516,15 @@ class BesideSums(Message):
             waits=self.waits - earlier.waits,
         )
 
+
+def _passed(sums: BesideSums) -> BesideSums:
+    """Sums of what has passed: nothing of it is negative."""
+    if min(sums.epochs, sums.others, sums.tasks, sums.waits) < 0:
+        raise ValueError(f"what passed beside steps is not negative: {sums}")
+    return sums
+
+
+PassedSums = Annotated[BesideSums, AfterValidator(_passed)]
 
 MAX_SPEEDS = 64
 """Configurations in a report; beyond that, the one that was measured longest ago is dropped."""
@@ -530,7 +590,7 @@ class StatusReport(Message):
     reader takes differences, so that a missed report loses nothing. At most `MAX_SPEEDS`."""
     speed_epoch: str = ""
     """Identifies the process whose sums `speed` and `beside` are: with another one they begin at 0."""
-    beside: BesideSums = BesideSums()
+    beside: PassedSums = BesideSums()
     """What passed beside training steps, cumulative like `speed`."""
     message: str = ""
 

@@ -304,7 +304,7 @@ class OperatorShare(Status):
     pending: int = 0
     """Those that have waited for too long."""
     nodes: int = 0
-    """Nodes that the plans of its jobs ask for."""
+    """Nodes that its jobs have, or are to have by plans that are carried out."""
     reason: str = ""
     """Why, for people."""
     at: datetime

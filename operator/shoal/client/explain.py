@@ -85,6 +85,7 @@ def _conditions(seen: Seen) -> Iterator[Finding]:
             continue  # a failed job is stalled for the same reason
         stopped = kind in {"Failed", "Stalled"}
         help_ = HELP.get(condition.reason, "docs/troubleshooting.md explains the reason " + condition.reason)
+        help_ = help_.replace("NAME", seen.job.metadata.name)
         if "persistentvolumeclaim" in condition.message:  # the message says what to do
             help_ = ""
         yield Finding(
@@ -266,11 +267,27 @@ def _data(seen: Seen) -> Iterator[Finding]:
     data = seen.job.status.data
     if words := seen.job.spec.training.short_epoch(data.total):
         yield Finding("data", words, "a smaller training.batchSize, in a new job")
-    if data.repeated or data.partial or data.lost:
-        yield Finding("data", f"after the loss of a parameter server {data.repeated:,} samples were trained "
-                              f"twice, {data.partial:,} on "
-                      f"some servers only, {data.lost:,} never", "docs/guarantees.md says when; a shorter "
-                                                                 "snapshot interval makes them fewer")  # fmt: skip
+    shorter = "docs/guarantees.md says when; a shorter snapshot interval makes them fewer"
+    if data.repeated:
+        yield Finding(
+            "data",
+            f"{data.repeated:,} samples were trained twice, after the loss of a parameter server",
+            shorter,
+        )
+    if data.partial:
+        yield Finding(
+            "data",
+            f"{data.partial:,} samples were trained on some shards only, after the loss of a server, or of a worker "
+            "in a push",
+            shorter,
+        )
+    if data.lost:
+        yield Finding(
+            "data",
+            f"{data.lost:,} samples were left out: their loss or gradient was not finite, and on_nan says so",
+            f"shoal logs {seen.job.metadata.name} names the batches of a rollback; look for what is not finite in the "
+            "data, or lower the learning rate (docs/keras.md)",
+        )
 
 
 RULES: tuple[Callable[[Seen], Iterable[Finding]], ...] = (

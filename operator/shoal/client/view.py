@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -28,6 +28,11 @@ PHASES = {
 STATES = {"Running": "green", "Starting": "yellow", "Silent": "yellow", "Draining": "blue", "Ended": "dim"}
 
 
+def plain_console(width: int | None = None) -> Console:
+    """A console for words of others: TensorFlow's `[/job:localhost/…]` is no markup, and `:0:` is no emoji."""
+    return Console(width=width, markup=False, emoji=False)
+
+
 def job_table(jobs: Iterable[TrainingJob], *, namespaces: bool = False, now: datetime | None = None) -> Table:
     """One line for each job; units are in the header."""
     now = now or datetime.now(UTC)
@@ -44,7 +49,7 @@ def job_table(jobs: Iterable[TrainingJob], *, namespaces: bool = False, now: dat
             *([job.metadata.namespace] if namespaces else []),
             job.metadata.name,
             phase(job),
-            f"{status.workers.ready}/{job.spec.workers.replicas}",
+            f"{status.workers.ready}/{job.wanted}",
             "-" if over else decimal(status.training.samples_per_second),
             decimal(status.training.loss, 4),
             percent(status.training.progress_percent),
@@ -107,7 +112,7 @@ def one_line(job: TrainingJob) -> str:
     status, training = job.status, job.status.training
     parts = [
         f"{job.metadata.name} {status.phase or 'new'}",
-        f"workers {status.workers.ready}/{job.spec.workers.replicas}",
+        f"workers {status.workers.ready}/{job.wanted}",
         f"epoch {training.epoch} step {training.step:,} loss {decimal(training.loss, 4)}",
         f"{decimal(training.samples_per_second)} samples/s",
         f"{percent(training.progress_percent)} done, left {duration(training.remaining_seconds)}",

@@ -11,7 +11,6 @@ from shoal.api.training_job import TrainingJob
 from shoal.page.memory import JobMemory, Span
 
 Json = dict[str, Any]
-WORST_FIRST = ("Failed", "Stalled", "QuotaExceeded", "Degraded", "Disrupted", "Suspended", "Reconciling")
 
 
 def overview(jobs: Iterable[TrainingJob], pools: Iterable[CapacityPool], now: datetime) -> Json:
@@ -33,11 +32,9 @@ def row(job: TrainingJob) -> Json:
         "phase": status.phase or "New",
         "finished": status.finished,
         "reason": status.reason,
-        "message": message(job),
+        "message": status.words,
         "ready": status.workers.ready,
-        "wanted": job.spec.workers.replicas
-        if status.plan is None
-        else sum(status.plan.pools.values()) or job.spec.workers.replicas,
+        "wanted": job.wanted,
         "samplesPerSecond": None if status.finished else number(training.samples_per_second),
         "loss": number(training.loss),
         "progress": training.progress_percent,
@@ -97,15 +94,6 @@ def detail(job: TrainingJob, memory: JobMemory | None, now: datetime) -> Json:
         if memory
         else [],
     }
-
-
-def message(job: TrainingJob) -> str:
-    """The words of the condition that matters most."""
-    for kind in WORST_FIRST:
-        condition = job.status.condition(kind)
-        if condition is not None and condition.status == "True" and condition.message:
-            return condition.message
-    return ""
 
 
 def deadline(job: TrainingJob) -> float | None:

@@ -252,6 +252,7 @@ class Operator:
             self._writer(SpeedProfile, self.state.profiles),
             wake=self._wake_profile,
             wall=self._wall,
+            on_fault=lambda: self._plan_metrics.faults.labels("report").inc(),
         )
         return learner, Controller("speedprofile", learner, keys=lambda: learner.keys, metrics=self.metrics)
 
@@ -259,7 +260,8 @@ class Operator:
         state, settings, fenced, wall = self.state, self._settings, self._fenced, self._wall
         credentials = lru_cache(1024)(partial(job_credentials, settings.install_key))
         answers = AnswerStore()
-        claims = Claims(state.jobs.all)
+        claims = Claims()
+        state.on_job.append(claims.see)
         writer = self._writer(TrainingJob, state.jobs)
         reconcile = Reconciler(
             Observer(

@@ -178,7 +178,8 @@ class Rig:
         self.on_wake: Wake = lambda _key, _priority: None
         self.state = ClusterState(Wakes(jobs=self._wake))
         self.answers = AnswerStore()
-        self.claims = Claims(self.state.jobs.all)
+        self.claims = Claims()
+        self.state.on_job.append(self.claims.see)
         self.poller = Poller(UnreachableCoordinator())
         self.recorder = Recorder(self.cluster, reporter="test", wall=lambda: self.wall)
         self.reporter = Reporter(

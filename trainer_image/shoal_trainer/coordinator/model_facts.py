@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal_trainer.contract import ModelReport
+from shoal_trainer.contract import MOST_FLOPS, ModelReport
 from shoal_trainer.wire.messages import ModelSpec
 
 ASK_AGAIN_SECONDS = 300.0
@@ -27,7 +27,7 @@ class ModelFacts:
 
     def counted(self, flops: float) -> None:
         """A worker has counted; 0: they cannot be counted."""
-        self._flops = flops
+        self._flops = flops if 0 < flops <= MOST_FLOPS else 0.0
 
     def report(self, spec: ModelSpec) -> ModelReport:
         """Its entry in the status report."""

@@ -1,8 +1,8 @@
 """The messages of the control plane: JSON over TLS.
 
 `POST /v1/<name>` with a message returns a message; the output of tasks is streamed to `PUT /v1/files/…`, and the export
-gets the output of earlier tasks from `GET /v1/files/…`. A worker's requests carry its slot and incarnation; 409
-(`Fenced`) if the slot has a newer incarnation.
+gets the output of earlier tasks from `GET /v1/files/…`; `GET /v1/code` is the job's code. A worker's requests carry its
+slot and incarnation; 409 (`Fenced`) if the slot has a newer incarnation.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from shoal_trainer.wire.messages import MAX_JOURNAL, Entry
 
 FILES = "/v1/files/"
 """Then `<slot>/<incarnation>/<term>/<counter>/<name>`: a file of a task, under the token of the task."""
+CODE = "/v1/code"
+"""The archive with the job's code."""
 PURPOSE = "control"
 """The purpose of the bearer token of these requests (`Credentials.token`)."""
 MAX_BODY = 4 << 20
@@ -106,7 +108,7 @@ class Join(WithWaste):
     """A worker joins; again after the loss of parameter server 0, with the unfinished rest of its leases."""
 
     data: DataSpec
-    batch_size: int = Field(ge=1)
+    batch_size: int = Field(ge=1, le=10**9)
     node: str = Field(default="", max_length=256)
     device: str = Field(default="CPU", max_length=63)
     """Its accelerator as in the operator's catalogue, and as TensorFlow names it."""
@@ -115,7 +117,7 @@ class Join(WithWaste):
     """Accelerators; 1 without one."""
     cores: float = Field(default=0.0, ge=0, le=4096)
     """CPU cores; 0: unknown."""
-    tensors: int = Field(default=0, ge=0)
+    tensors: int = Field(default=0, ge=0, le=10**9)
     """Trainable variables of the model."""
     known_samples: int = Field(default=0, ge=0)
     """Samples in the parameters when this worker last reached shard 0, which was lost since; 0: it was not."""

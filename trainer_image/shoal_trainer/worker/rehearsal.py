@@ -28,6 +28,7 @@ from shoal_trainer.data.source import Extent, Part, Source
 from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import TrainerError, UserError
 from shoal_trainer.ps.aligned import aligned
+from shoal_trainer.ps.memory import needed
 from shoal_trainer.training import Training
 from shoal_trainer.worker.alone import validation_batches
 from shoal_trainer.worker.compose import build_flat_model
@@ -183,6 +184,7 @@ class Rehearsal:
                 placement.reason,
             )
         say(f"loss {step.loss:.4g}; the optimizer runs on the {PLACES[placement.on_server]}")
+        say(f"one parameter server needs {_bytes(needed(model.layout.size, placement.config))} of memory")
         return step
 
     def _step_as_on_gpu(self, job: Training, say: Callable[[str], None]) -> None:

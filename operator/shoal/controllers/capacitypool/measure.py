@@ -11,7 +11,7 @@ wrote, and sums up. A write is refused if another one came first, so none is los
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -29,6 +29,7 @@ from shoal.api.capacity_pool import (
 )
 from shoal.api.kube import Node, Pod
 from shoal.api.training_job import TrainingJob
+from shoal.controllers.trainingjob.claims import holdings
 
 PATIENCE = 2.0
 """A pod waits too long after this many times the pool's start-up time."""
@@ -123,6 +124,8 @@ def _shares(seen: Seen, total: Usage) -> tuple[OperatorShare, ...]:
     """What the operators say: this one now, the others before."""
     before = {share.operator: share for share in seen.pool.status.shares}
     nodes, reason = _planned(seen.pool, seen.jobs)
+    if seen.used > nodes:
+        nodes, reason = seen.used, ", ".join(filter(None, (reason, f"{seen.used} in use")))
     others = [
         share for share in before.values() if share.operator != seen.operator and seen.now - share.at < STALE
     ]
@@ -171,15 +174,12 @@ def _interruptions(total: Usage, before: CapacityPoolStatus) -> MeasuredInterrup
 
 
 def _planned(pool: CapacityPool, jobs: Iterable[TrainingJob]) -> tuple[int, str]:
-    """The sum of the plans of the jobs that are seen, and whose they are."""
+    """The nodes that the jobs that are seen have, or are to have by a plan that is carried out, and whose they are."""
     name = pool.metadata.name
     wanted = {
         f"{job.metadata.namespace}/{job.metadata.name}": count
         for job in jobs
-        if not job.status.finished
-        and not job.spec.suspend
-        and job.status.plan is not None
-        and (count := job.status.plan.pools.get(name, 0)) > 0
+        if (count := holdings(job)[name]) > 0
     }
     most = sorted(wanted.items(), key=lambda item: (-item[1], item[0]))
     words = ", ".join(f"{count} for {job}" for job, count in most[:NAMED_JOBS])
@@ -188,7 +188,7 @@ def _planned(pool: CapacityPool, jobs: Iterable[TrainingJob]) -> tuple[int, str]
 
 
 def _recommended(shares: Iterable[OperatorShare], limit: int) -> Recommendation:
-    """The sum of the plans of all jobs, at most the pool's limit."""
+    """What all jobs together have and are to have, at most the pool's limit."""
     asking = [share for share in shares if share.nodes > 0]
     nodes = sum(share.nodes for share in asking)
     if not asking:
@@ -281,12 +281,3 @@ def _condition(
         reason=why[0],
         message=why[1],
     )
-
-
-def by_pool(pools: Iterable[CapacityPool], nodes: Iterable[Node]) -> Mapping[str, list[str]]:
-    """Names of the pools that select each node, by name of the node."""
-    found: dict[str, list[str]] = {}
-    known = list(pools)
-    for node in nodes:
-        found[node.metadata.name] = [pool.metadata.name for pool in known if matches(pool, node)]
-    return found

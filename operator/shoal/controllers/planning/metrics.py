@@ -25,6 +25,13 @@ class PlanMetrics:
             "shoal_plans_total", "Plans, by result: done, error.", ["result"], registry=metrics.registry
         )
 
+        self.faults = Counter(
+            "shoal_plan_faults_total",
+            "What a plan had to leave out because of a fault, by what: job, pool, profile, report.",
+            ["what"],
+            registry=metrics.registry,
+        )
+
     def count_pools(self, pools: Callable[[], Iterable[CapacityPool]]) -> None:
         """Export the state of each pool, computed at each scrape."""
 

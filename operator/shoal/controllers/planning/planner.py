@@ -1,17 +1,21 @@
 """Plans all jobs that name pools, off the event loop: at once after what matters, else once a minute.
 
 One plan at a time, of all jobs together, since they share the pools. A plan that fails leaves the last proposals, which
-grow old and say so.
+grow old and say so. A job, pool, profile or report that fails is left out and counted, and the others'
+plans go on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
+from typing import TypeVar
 
+from shoal.api.capacity_pool import CapacityPool
 from shoal.api.training_job import MANAGED_BY, TrainingJob
 from shoal.controllers.capacitypool.measure import matches
 from shoal.controllers.planning.metrics import PlanMetrics
@@ -24,13 +28,14 @@ from shoal.controllers.planning.translate import (
     pool_values,
     profile_values,
     proposal,
+    unreadable,
 )
 from shoal.controllers.speedprofile.reconcile import Learner
-from shoal.controllers.state import ClusterState, Wake, key_of
+from shoal.controllers.state import ClusterState, Key, Wake, key_of
 from shoal.controllers.trainingjob.claims import holdings
 from shoal.policy.model import Proposal
 from shoal.runtime.work_queue import Priority
-from shoal.sizing.fleet import FleetJob, FleetPlan, FleetPool, Profile, plan_fleet
+from shoal.sizing.fleet import FleetJob, FleetPlan, FleetPool, JobPlan, Profile, plan_fleet
 from shoal.sizing.fleet.resources import beside_of
 from shoal.telemetry.poller import Poller
 
@@ -38,6 +43,9 @@ logger = logging.getLogger(__name__)
 
 SETTLE_SECONDS = 1.0
 """A wave of changes is one plan."""
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 Plan = Callable[[list[FleetPool], list[Profile], list[FleetJob]], FleetPlan]
 
@@ -114,32 +122,62 @@ class Planner:
         if not jobs:
             return
         now = self._wall()
-        pools = [
-            pool_values(pool, [node for node in self._state.nodes.all() if matches(pool, node)], now)
-            for pool in self._state.pools.all()
-        ]
-        profiles = self._profiles(now)
-        fleet = [(job, self._job(job, now)) for job in jobs.values()]
-        priorities = {planned.name: planned.priority for _, planned in fleet}
+        pools = self._each("pool", self._state.pools.all(), lambda pool: self._pool(pool, now))
+        profiles = self._each("profile", self._learner.keys, lambda key: self._profile(key, now))
+        fleet = [(job, self._read(job, partial(self._job, job, now))) for job in jobs.values()]
         began = self._now()
 
         def solve() -> FleetPlan:
-            return self._plan(pools, profiles, [self._progress.estimated(*each) for each in fleet])
+            estimated = self._progress.estimated
+            known = [self._read(job, partial(estimated, job, planned)) for job, planned in fleet]
+            return self._plan(pools, [each for each in profiles if each is not None], known)
 
         found = await asyncio.to_thread(solve)
         self._metrics.seconds.observe(self._now() - began)
         self._metrics.plans.labels("done").inc()
-        for name, plan in found.jobs.items():
-            job = jobs[name]
-            old = self._known.get(job.metadata.uid)
-            counts = {pool: count for pool, count in plan.counts.items() if count}
-            same = old is not None and dict(old.proposal.pools) == counts
-            since = old.proposal.since if old is not None and same and old.proposal.since else now
-            fresh = proposal(job, plan, now, since)
-            traded, higher = self._trade(job, found, priorities)
-            fresh = replace(fresh, urgent=fresh.urgent or higher, traded=traded)
-            self._known[job.metadata.uid] = _Known(fresh, self._now())
-            self._wake(key_of(job), Priority.NORMAL)
+        self._metrics.faults.labels("job").inc(sum(bool(plan.fault) for plan in found.jobs.values()))
+        priorities = {planned.name: planned.priority for _, planned in fleet}
+        planned = [(jobs[name], plan) for name, plan in found.jobs.items()]
+        self._each("job", planned, lambda one: self._propose(*one, found, priorities, now))
+
+    def _each(self, what: str, items: Iterable[T], make: Callable[[T], U]) -> list[U]:
+        """What is made of each; those that fail are left out, and counted."""
+        made = []
+        for item in items:
+            try:
+                made.append(make(item))
+            except Exception:  # broad: nobody's plan must stop for one object that somebody else may edit
+                self._metrics.faults.labels(what).inc()
+                logger.exception("a %s is left out of the plans: %.200r", what, item)
+        return made
+
+    @staticmethod
+    def _read(job: TrainingJob, read: Callable[[], FleetJob]) -> FleetJob:
+        """A job as the planner sees it; one that cannot be read keeps what it has, and says so."""
+        try:
+            return read()
+        except Exception as error:  # broad: as above
+            logger.exception("job %s cannot be planned", job_name(job))
+            return unreadable(job, f"{type(error).__name__}: {error}")
+
+    def _propose(
+        self,
+        job: TrainingJob,
+        plan: JobPlan,
+        found: FleetPlan,
+        priorities: Mapping[str, int],
+        now: datetime,
+    ) -> None:
+        """Keep the proposal that follows from a job's plan, and wake the job."""
+        old = self._known.get(job.metadata.uid)
+        counts = {pool: count for pool, count in plan.counts.items() if count}
+        same = old is not None and dict(old.proposal.pools) == counts
+        since = old.proposal.since if old is not None and same and old.proposal.since else now
+        fresh = proposal(job, plan, now, since)
+        traded, higher = self._trade(job, found, priorities)
+        fresh = replace(fresh, urgent=fresh.urgent or higher, traded=traded)
+        self._known[job.metadata.uid] = _Known(fresh, self._now())
+        self._wake(key_of(job), Priority.NORMAL)
 
     def _trade(
         self, job: TrainingJob, found: FleetPlan, priorities: Mapping[str, int]
@@ -176,14 +214,12 @@ class Planner:
         beside = beside_of(status, per_epoch, behind)
         return fleet_job(job, model, report, per_epoch, pods, now, watched, beside)
 
-    def _profiles(self, now: datetime) -> list[Profile]:
-        found = []
-        for namespace, name in self._learner.keys:
-            profile = self._state.profiles.get(name, namespace)
-            values = profile_values(profile, self._learner.learned((namespace, name)), now)
-            if values is not None:
-                found.append(values)
-        return found
+    def _pool(self, pool: CapacityPool, now: datetime) -> FleetPool:
+        return pool_values(pool, [node for node in self._state.nodes.all() if matches(pool, node)], now)
+
+    def _profile(self, key: Key, now: datetime) -> Profile | None:
+        namespace, name = key
+        return profile_values(self._state.profiles.get(name, namespace), self._learner.learned(key), now)
 
     @staticmethod
     def _now() -> float:

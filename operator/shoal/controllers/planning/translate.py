@@ -128,6 +128,20 @@ def proposal(job: TrainingJob, plan: JobPlan, now: datetime, since: datetime) ->
     )
 
 
+def unreadable(job: TrainingJob, fault: str) -> FleetJob:
+    """A job of which the operator fails to read more than this."""
+    replicas = job.spec.workers.replicas
+    pools = tuple(job.spec.workers.pools)
+    return FleetJob(
+        name=job_name(job),
+        pools=pools,
+        min_workers=replicas,
+        running=running(job),
+        asked=asked(job),
+        fault=fault,
+    )
+
+
 def job_name(job: TrainingJob) -> str:
     """The name of a job among those of all namespaces."""
     return f"{job.metadata.namespace}/{job.metadata.name}"

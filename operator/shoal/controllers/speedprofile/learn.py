@@ -22,7 +22,7 @@ from shoal.api.speed_profile import (
     SpeedProfileStatus,
     SpeedSource,
 )
-from shoal_trainer.contract import BesideSums, LogSums, ShardReport, SpeedSums, StatusReport
+from shoal_trainer.contract import LARGEST, BesideSums, LogSums, ShardReport, SpeedSums, StatusReport
 
 HALF_LIFE = timedelta(days=30)
 _BESIDE = "beside"
@@ -123,7 +123,8 @@ def _numbers(text: str, count: int) -> list[float]:
         found = [float(part) for part in text.split()]
     except ValueError:
         return [0.0] * count
-    return found if len(found) == count and all(map(math.isfinite, found)) else [0.0] * count
+    usable = len(found) == count and all(abs(each) <= LARGEST for each in found)
+    return found if usable else [0.0] * count
 
 
 def _parts(sums: SpeedSums) -> tuple[LogSums, ...]:
@@ -170,7 +171,7 @@ def _pooled(old: LogMoments, fresh: LogSums, keep: float) -> LogMoments:
 
 def _lognormal(mean_log: float, variance: float) -> float:
     """The mean of the seconds where only their logarithms were summed."""
-    return math.exp(mean_log + min(variance, 4.0) / 2)
+    return math.exp(min(mean_log, 50.0) + min(variance, 4.0) / 2)
 
 
 def _loaded(

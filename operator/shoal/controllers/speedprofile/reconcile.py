@@ -8,6 +8,7 @@ what is merged is written with what it was merged from.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from datetime import datetime
 
@@ -21,6 +22,8 @@ from shoal.errors import Unavailable
 from shoal.runtime.status_writer import StatusWriter, collection_path
 from shoal.runtime.work_queue import Priority
 from shoal_trainer.contract import StatusReport
+
+logger = logging.getLogger(__name__)
 
 ANNOTATION = "shoal.dev/speed-profile"
 """On a TrainingJob: the name of its SpeedProfile, in place of the one that is found by the model's fingerprint."""
@@ -37,7 +40,7 @@ def profile_name(fingerprint: str) -> str:
 
 
 class Learner:
-    """Hears reports, and reconciles profiles."""
+    """Hears reports, and reconciles profiles. `on_fault`: told of a report that cannot be merged."""
 
     def __init__(
         self,
@@ -47,7 +50,9 @@ class Learner:
         *,
         wake: Wake,
         wall: Callable[[], datetime],
+        on_fault: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_fault = on_fault
         self._transport = transport
         self._state = state
         self._writer = writer
@@ -96,8 +101,12 @@ class Learner:
         namespace, name = key
         profile = self._state.profiles.get(name, namespace)
         status = profile.status if profile is not None else SpeedProfileStatus()
-        for uid, (_, report) in self._heard.get(key, {}).items():
-            status = learn(status, uid, report, self._wall())
+        for uid, (job, report) in self._heard.get(key, {}).items():
+            try:
+                status = learn(status, uid, report, self._wall())
+            except Exception:  # broad: a report comes from a pod of a user's own image
+                self._on_fault()
+                logger.exception("the report of job %s/%s cannot be merged and is left out", *job)
         return status
 
     @property

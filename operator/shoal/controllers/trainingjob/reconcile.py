@@ -23,7 +23,7 @@ from shoal.controllers.trainingjob.report import Report, Reporter
 from shoal.controllers.trainingjob.requests import Request, Requests, WriteStatus
 from shoal.controllers.trainingjob.unreadable import Complaints
 from shoal.errors import ShoalError
-from shoal.policy.model import Observation, Plan
+from shoal.policy.model import ConfirmAbsent, Observation, Plan
 from shoal.policy.plan import plan
 from shoal.policy.tell.internal_error import internal_error
 from shoal.runtime.tasks import Tasks
@@ -131,7 +131,8 @@ class Reconciler:
         return reported
 
     def _recorded(self, job: TrainingJob, decided: Plan) -> None:
-        self._answers.get(job.metadata.uid).recorded = True
+        if not any(isinstance(each, ConfirmAbsent) for each in decided.actions):  # else it does not know all
+            self._answers.get(job.metadata.uid).recorded = True
         self._requests.allow(job, decided.actions)
 
     async def _carry_out(self, job: TrainingJob, request: Request) -> bool:

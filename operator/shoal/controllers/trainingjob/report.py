@@ -1,8 +1,9 @@
 """Reports a plan: one write of the status if it changed, then the events.
 
-Writes that only update telemetry are rate-limited, and so are, to one a second, those that only follow pods as they
-start: what a large job does within a second is one write. A loss is recorded at once, since its pod may be deleted only
-when the reason is in the status; a wave of losses in a few writes, that the replacements do not wait for.
+Writes that only update telemetry (`policy.tell.telemetry`) are rate-limited, and so are, to one a second, those that
+only follow pods as they start: what a large job does within a second is one write. A loss is recorded at once, since
+its pod may be deleted only when the reason is in the status; a wave of losses in a few writes, that the replacements do
+not wait for.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from shoal.api.events import Event
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Slot, TrainingJobStatus
 from shoal.controllers.trainingjob.metrics import JobMetrics
-from shoal.policy.tell.progress import differs_in_telemetry_only
+from shoal.policy.tell.telemetry import differs_in_telemetry_only
 from shoal.runtime.backoff import DUE_SECONDS
 from shoal.runtime.recorder import Recorder
 from shoal.runtime.status_writer import StatusWriter
@@ -137,7 +138,11 @@ def _gathering_seconds(old: TrainingJobStatus, new: TrainingJobStatus) -> float:
 
 def _is_awaited(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:
     """Whether people, programs or the next pod of a server wait for what the new status says."""
-    said = [(each.phase, each.observed_generation, each.parameter_servers) for each in (old, new)]
+    snapshot = {"last_snapshot_time": None}
+    said = [
+        (each.phase, each.observed_generation, each.parameter_servers.model_copy(update=snapshot))
+        for each in (old, new)
+    ]
     return said[0] != said[1] or _records_servers(old, new)
 
 

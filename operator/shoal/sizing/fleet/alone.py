@@ -6,6 +6,7 @@ as the fastest; and one worker more measures a pool where knowing its speed is w
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,8 @@ from shoal.sizing.speed.measurements import MEASURED
 from shoal.sizing.speed.model import SpeedModel
 
 __all__ = ["Solved", "exactly", "fits", "problem_of", "solve", "under_way"]
+
+logger = logging.getLogger(__name__)
 
 SPARE = 0.1
 """What a running job with spot workers gains by ending early, as a part of its cost: see `Objective.spare`."""
@@ -48,6 +51,27 @@ def solve(
     seed: int,
 ) -> Solved:
     """The plan of a job within the nodes that are `left`; there is an answer whatever the input."""
+    try:
+        if not job.fault:
+            return _solved(job, pools, left, speeds, confidence, seed)
+        fault = job.fault
+    except Exception as error:  # broad: a fault in the plan of one job must not stop those of the others
+        logger.exception("the plan of %s failed", job.name)
+        fault = f"{type(error).__name__}: {error}"
+    words = (
+        f"A fault of the planner ({fault}): what runs is kept, and at least the workers that it begins with."
+    )
+    return Solved(job, replace(unplanned(job, pools, left, words), fault=fault))
+
+
+def _solved(
+    job: FleetJob,
+    pools: Sequence[FleetPool],
+    left: Mapping[str, int],
+    speeds: SpeedModel,
+    confidence: float,
+    seed: int,
+) -> Solved:
     if job.model is None or job.samples_left is None:
         missing = (
             "The model is not known before a worker has reported it"
@@ -64,7 +88,7 @@ def solve(
             faster = {"deadline_seconds": None, "prefer": "MinTime"}
             without = replace(job, **(faster if limit == "deadline" else {"budget_left": None}))
             return Solved(
-                job, _late(solve(without, pools, left, speeds, confidence, seed).answer, limit, words)
+                job, _late(_solved(without, pools, left, speeds, confidence, seed).answer, limit, words)
             )
     try:
         one = problem_of(job, pools, left, speeds, confidence)

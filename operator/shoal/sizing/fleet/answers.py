@@ -9,7 +9,7 @@ from shoal.sizing.fleet.pace import samples_per_second
 from shoal.sizing.fleet.problems import JobProblem, unusable
 from shoal.sizing.fleet.values import FleetJob, FleetPool, JobPlan
 from shoal.sizing.plan.explain import explain
-from shoal.sizing.plan.planner import Plan
+from shoal.sizing.plan.planner import Plan, finite
 from shoal.sizing.plan.problem import Problem
 
 __all__ = ["answer_of", "unplanned"]
@@ -30,9 +30,9 @@ def answer_of(job: FleetJob, one: JobProblem, found: Plan) -> JobPlan:
     return JobPlan(
         counts=dict(used),
         parameter_servers=found.servers,
-        finish_seconds=found.seconds,
-        finish_low=min(low, found.seconds),
-        finish_high=max(high, found.seconds),
+        finish_seconds=finite(found.seconds),
+        finish_low=finite(min(low, found.seconds)),
+        finish_high=finite(max(high, found.seconds)),
         cost=found.cost,
         cost_per_hour=hourly,
         confidence=found.chance,

@@ -5,10 +5,12 @@ Where that is dear, or leaves one without the nodes that it needs, they are plan
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import ParamSpec, TypeVar
 
 from shoal.errors import UsageError
 from shoal.sizing.fleet.alone import Solved, exactly, problem_of, solve, under_way
@@ -20,6 +22,13 @@ from shoal.sizing.speed.measurements import MEASURED, Profile
 from shoal.sizing.speed.model import SpeedModel
 
 __all__ = ["plan_fleet"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+NOT_URGENT = False, math.inf
 
 
 def plan_fleet(
@@ -43,14 +52,28 @@ def plan_fleet(
     speeds = SpeedModel(profiles)
     left = {pool.name: pool.limit for pool in pools}
     alone: dict[str, Solved] = {}
-    order = sorted(jobs, key=lambda job: (-job.priority, *_urgency(job, pools, speeds), job.name))
+    order = sorted(
+        jobs,
+        key=lambda job: (-job.priority, *_otherwise(NOT_URGENT, _urgency, job, pools, speeds), job.name),
+    )
     for job in order:
         alone[job.name] = solved = solve(job, pools, left, speeds, confidence, seed)
         for name, count in solved.answer.counts.items():
             left[name] = max(left[name] - count, 0)
-    chosen = alone | better_together([alone[job.name] for job in order], pools, speeds, confidence)
-    within = _within_reach([chosen[job.name] for job in jobs], pools)
+    best = [alone[job.name] for job in order]
+    chosen = alone | _otherwise({}, better_together, best, pools, speeds, confidence)
+    plans = [chosen[job.name] for job in jobs]
+    within = _otherwise(plans, _within_reach, plans, pools)
     return FleetPlan({solved.job.name: solved.answer for solved in within})
+
+
+def _otherwise(fallback: T, improve: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What improves the plans, or the plans as they are where that fails."""
+    try:
+        return improve(*args, **kwargs)
+    except Exception:  # broad: each job has a plan without it
+        logger.exception("plans of several jobs together failed")
+        return fallback
 
 
 def _within_reach(plans: Sequence[Solved], pools: Sequence[FleetPool]) -> list[Solved]:
@@ -83,11 +106,11 @@ def _urgency(job: FleetJob, pools: Sequence[FleetPool], speeds: SpeedModel) -> t
     What is known to need a pool goes before what is only thought to.
     """
     if job.deadline_seconds is None or job.model is None or job.samples_left is None:
-        return False, math.inf
+        return NOT_URGENT
     try:
         one = problem_of(job, pools, {p.name: p.limit for p in pools}, speeds, 0.95)
     except UsageError:
-        return False, math.inf
+        return NOT_URGENT
     rates = sorted(
         (pool.batch / pool.step_seconds for pool in one.problem.pools for _ in range(pool.limit)),
         reverse=True,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.speed_profile import LogMoments, MeasuredRow, SpeedProfile, SpeedProfileStatus, SpeedRow
+from shoal.api.speed_profile import ServerLoad as Load
 from shoal.errors import UsageError
 from shoal.sizing.beside import Beside
 from shoal.sizing.fleet.values import FleetPool
@@ -77,13 +79,10 @@ def profile_of(profile: SpeedProfile, now: datetime, *, strict: bool = True) -> 
         except ValueError as error:  # a UsageError is one
             if strict:
                 raise UsageError(f"SpeedProfile {name}, {where}: {error}") from error
-    loads = {
-        load.parameter_servers: ServerLoad(
-            decimal(load.busy_seconds), decimal(load.updates), decimal(load.bytes)
-        )
-        for load in profile.status.server_load
-        if decimal(load.updates) > 0
-    }
+    loads = dict[int, ServerLoad]()
+    for load in profile.status.server_load:
+        with suppress(UsageError):
+            loads[load.parameter_servers] = _load(load)
     return Profile(model, tuple(rows), loads)
 
 
@@ -129,9 +128,10 @@ def _differs(mean: float, square: float, seen: float) -> float:
 def decimal(text: str | None) -> float:
     """A decimal of a status; 0 for what is none, since anyone may have edited it."""
     try:
-        return float(text or 0)
+        value = float(text or 0)
     except ValueError:
         return 0.0
+    return value if math.isfinite(value) else 0.0
 
 
 def _prior(row: SpeedRow, now: datetime) -> Row:
@@ -169,6 +169,12 @@ def _measured(row: MeasuredRow, now: datetime) -> Row:
         step=_moments(row.step),
         age_seconds=_age(row.last_seen, now),
     )
+
+
+def _load(load: Load) -> ServerLoad:
+    if not 1 <= load.parameter_servers <= 10**6:
+        raise UsageError(f"there were {load.parameter_servers} parameter servers")
+    return ServerLoad(decimal(load.busy_seconds), decimal(load.updates), decimal(load.bytes))
 
 
 def _moments(found: LogMoments) -> LogMean | None:

@@ -80,7 +80,8 @@ class FleetJob:
     `beside`: what is to be done beside training steps; None: not known.
     `deadline_seconds` and `budget_left` are what is left from now; None: no limit. `running` workers need no start-up;
     `planned` are those of the plan that is being carried out. In the pools of `asked` it waits for nodes. `now`: what
-    its workers do; where none can be watched, `pace_before` is what was found last.
+    its workers do; where none can be watched, `pace_before` is what was found last. `fault`: why it cannot be
+    planned, which is the operator's own fault.
     """
 
     name: str
@@ -108,6 +109,7 @@ class FleetJob:
     spent: float = 0.0
     now: Watched = field(default_factory=Watched)
     pace_before: Pace | None = None
+    fault: str = ""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class JobPlan:
 
     `feasible`: deadline and budget are met with the confidence asked for. `binding`: the limit that cannot be met, or
     that makes the plan what it is. `finish_low` and `finish_high` enclose the finish in 90 % of simulated runs.
-    `pace`: how fast what runs is now; None: that was never seen.
+    `pace`: how fast what runs is now; None: that was never seen. `fault`: what failed in the planner itself.
     """
 
     counts: Mapping[str, int]
@@ -135,6 +137,7 @@ class JobPlan:
     basis: str
     speeds: Mapping[str, float] = field(default_factory=dict)
     """Samples per second of one worker alone, by pool."""
+    fault: str = ""
 
 
 @dataclass(frozen=True)

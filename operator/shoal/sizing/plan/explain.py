@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from shoal.sizing.plan.planner import Plan, Point
@@ -30,7 +31,9 @@ def fleet(pools: Sequence[Pool], counts: Sequence[int]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """'43 min 20 s', '2 h 5 min', '3.2 s'."""
+    """'43 min 20 s', '2 h 5 min', '3.2 s'; 'for ever'."""
+    if math.isinf(seconds):
+        return "for ever"
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 120:
@@ -119,7 +122,8 @@ def _not_found(plan: Plan, currency: str) -> list[str]:
             )
         return sentences
     deadline = objective.deadline or 0.0
-    allowed = plan.sure_seconds if plan.finish is None else max(plan.finish[1], plan.seconds)
+    high = plan.sure_seconds if plan.finish is None else plan.finish[1]
+    allowed = max(high if math.isfinite(high) else plan.sure_seconds, plan.seconds)
     if plan.binding == "confidence":
         limits = [] if objective.deadline is None else [f"the deadline of {duration(deadline)}"]
         if objective.budget is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -17,7 +18,7 @@ from shoal.sizing.plan.problem import SCALING_SIGMA, LossWork, Objective, Pool, 
 from shoal.sizing.plan.risk import Checked, Walk, is_risky
 from shoal.sizing.plan.search import EXACT_LIMIT, search
 
-__all__ = ["Plan", "Point", "plan", "plan_with"]
+__all__ = ["Plan", "Point", "finite", "plan", "plan_with"]
 
 PASSES = 8
 """Times that the search is continued where the shortlist ends without a plan that is sure enough."""
@@ -39,7 +40,8 @@ class Plan:
 
     `binding`: the constraint that keeps the plan from being cheaper (or faster), or that cannot be met. `chance` and
     `budget_chance`: the share of simulated runs that met the deadline, and the budget; None if there is none or
-    nothing is random. `finish`: the 5 and 95 % quantiles of the simulated time. `unlimited`: the best plan without
+    nothing is random. `finish`: the 5 and 95 % quantiles of the simulated time; infinite: it ended
+    before the work did. `unlimited`: the best plan without
     the constraint `binding`. `proved`: every combination that is better by the objective was ruled out.
     """
 
@@ -83,7 +85,9 @@ class Plan:
             "binding": self.binding,
             "deadlineKept": self.chance,
             "budgetKept": self.budget_chance,
-            "finishSeconds": None if self.finish is None else {"p5": self.finish[0], "p95": self.finish[1]},
+            "finishSeconds": None
+            if self.finish is None
+            else {name: finite(value) for name, value in zip(("p5", "p95"), self.finish, strict=True)},
             "proved": self.proved,
             "pareto": [
                 {
@@ -96,6 +100,11 @@ class Plan:
             ],
             "reason": reason,
         }
+
+
+def finite(value: float) -> float | None:
+    """The value, or None if there is no such number."""
+    return value if math.isfinite(value) else None
 
 
 def plan(problem: Problem, *, exact_limit: int = EXACT_LIMIT, seed: int = 0) -> Plan:
@@ -159,7 +168,7 @@ def _first_sure(
         shortlist = more.shortlist
     # What the formula holds to be sure, or else the fastest: the simulation decides.
     for candidate in (found.best, found.fastest_in_budget, found.fastest):
-        if candidate is not None and not shortlist.complete:
+        if candidate is not None:
             checked = walk.check(candidate.counts, candidate.variant)
             if checked.sure(confidence):
                 return candidate, checked, False

@@ -16,6 +16,9 @@ __all__ = ["MEASURED", "Evaluation", "LogMean", "Model", "Profile", "Row", "Serv
 
 MEASURED = "measured"
 """The basis of a speed that was measured; others are predictions."""
+LEAST_SECONDS, MOST_SECONDS = 1e-7, 1e7
+"""No time beyond these was measured: the clock, and a third of a year for one step."""
+MOST_COUNT = 1e18
 
 
 @dataclass(frozen=True)
@@ -28,13 +31,14 @@ class LogMean:
     mean: float | None = None
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.mean_log) and abs(self.mean_log) <= 50):
-            raise UsageError(
-                f"the mean of ln(seconds) is {self.mean_log}: give a time between 1e-20 and 1e20 s"
-            )
-        if self.mean is not None and not (math.isfinite(self.mean) and self.mean > 0):
-            raise UsageError(f"a mean of {self.mean} seconds was measured: give a number above 0")
-        if not (math.isfinite(self.variance_log) and self.variance_log >= 0 and self.count > 0):
+        mean = math.exp(min(self.mean_log, 50.0)) if self.mean is None else self.mean
+        for name, value in (("median", math.exp(min(self.mean_log, 50.0))), ("mean", mean)):
+            if not LEAST_SECONDS <= value <= MOST_SECONDS:
+                raise UsageError(
+                    f"the {name} of a measured time is {value:g} s: give one between "
+                    f"{LEAST_SECONDS:g} and {MOST_SECONDS:g} s"
+                )
+        if not (0 <= self.variance_log <= 1e4 and 0 < self.count <= MOST_COUNT):
             raise UsageError(
                 f"a measured time needs a variance >= 0 and a count > 0, not {self.variance_log} and {self.count}"
             )
@@ -70,11 +74,11 @@ class Model:
     tensors: int
 
     def __post_init__(self) -> None:
-        if self.flops is not None and not (math.isfinite(self.flops) and self.flops > 0):
+        if self.flops is not None and not 0 < self.flops <= 1e20:
             raise UsageError(
-                f"flopsPerSample of {self.fingerprint} must be a number above 0, not {self.flops}"
+                f"flopsPerSample of {self.fingerprint} must be a number above 0 and at most 1e20, not {self.flops}"
             )
-        if self.parameters < 1 or self.tensors < 1:
+        if not (1 <= self.parameters <= 10**15 and 1 <= self.tensors <= 10**9):
             raise UsageError(f"the model {self.fingerprint} needs at least 1 parameter and 1 tensor")
 
 
@@ -98,6 +102,14 @@ class Row:
     step: LogMean | None = None
     age_seconds: float = 0.0
 
+    def __post_init__(self) -> None:
+        for name, least, most in _RANGES:
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise UsageError(
+                    f"{name} of a measured row must be between {least:g} and {most:g}, not {value}"
+                )
+
     @property
     def exchange_seconds(self) -> float | None:
         """Seconds of a pull and a push together, if both were measured."""
@@ -113,6 +125,16 @@ class Row:
         return max(self.compute.seconds, self.exchange_seconds or 0.0)
 
 
+_RANGES = (
+    ("devices", 1, 1024),
+    ("cores", 0, 1e6),
+    ("batch_size", 1, 10**9),
+    ("workers", 1, 10**6),
+    ("parameter_servers", 1, 10**6),
+    ("age_seconds", 0, 1e12),
+)
+
+
 @dataclass(frozen=True)
 class ServerLoad:
     """The work of all shards together: seconds busy, updates applied (one a shard and push), bytes received."""
@@ -120,6 +142,14 @@ class ServerLoad:
     busy_seconds: float
     updates: float
     bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0 < self.updates <= MOST_COUNT and 0 <= self.bytes <= MOST_COUNT):
+            raise UsageError(f"servers that were measured applied updates, not {self.updates}")
+        if self.busy_seconds and not LEAST_SECONDS <= self.busy_seconds / self.updates <= MOST_SECONDS:
+            raise UsageError(
+                f"an update keeps a server busy for a time, not {self.busy_seconds} s / {self.updates}"
+            )
 
 
 @dataclass(frozen=True)

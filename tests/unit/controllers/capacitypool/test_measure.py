@@ -35,7 +35,7 @@ def pool(status: CapacityPoolStatus | None = None, **spec: Any) -> CapacityPool:
 
 
 def job(name: str, status: dict[str, Any], **spec: Any) -> TrainingJob:
-    manifest = build.job_manifest(**spec)
+    manifest = build.job_manifest(**{"elasticity": {"mode": "Auto"}, **spec})
     manifest["metadata"] |= {"name": name, "uid": name}
     return TrainingJob.model_validate({**manifest, "status": status})
 
@@ -112,6 +112,23 @@ class Jobs(RuleBasedStateMachine):
 
 TestJobs = Jobs.TestCase
 TestJobs.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+def test_pool_keeps_the_nodes_that_jobs_use_and_buys_none_for_advice() -> None:
+    """Advice moved nothing, and yet what it names was bought, and what runs was scaled away beneath it."""
+    slots = [
+        {"role": "worker", "index": i, "pool": "spot", "state": "Running", "node": f"n{i}"} for i in (0, 1)
+    ]
+    moved = {"slots": slots, "plan": {"pools": {"other": 8}}}
+    for mode in ("Advise", "Auto"):  # in Auto the new workers are made before the old ones go
+        status = measure(seen(pool(), job("a", moved, elasticity={"mode": mode}), used=2))
+        assert (status.recommended.nodes, status.recommended.reason) == (2, "2 for team/a")
+    advice = job("a", plan(3), elasticity={"mode": "Advise"})
+    assert measure(seen(pool(), advice)).recommended.nodes == 0
+    going = job("a", {"plan": {"pools": {"other": 8}}})
+    nodes = [Node.model_validate({"metadata": {"name": f"n{i}"}}) for i in range(3)]
+    status = measure(seen(pool(), going, used=2, nodes=nodes))
+    assert (status.recommended.nodes, status.recommended.reason) == (2, "2 in use")
 
 
 def test_recommended_size_is_the_sum_of_plans_within_the_limit() -> None:

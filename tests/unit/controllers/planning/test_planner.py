@@ -114,17 +114,23 @@ class World:
         self.poller = Poller(UnreachableCoordinator())
         self.wall = NOW
         writer = StatusWriter(self.cluster, self.state.profiles, SpeedProfile)
-        self.learner = Learner(
-            self.cluster, self.state, writer, wake=lambda _key, _priority: None, wall=lambda: self.wall
-        )
         self.metrics = Metrics()
+        metrics = PlanMetrics(self.metrics)
+        self.learner = Learner(
+            self.cluster,
+            self.state,
+            writer,
+            wake=lambda _key, _priority: None,
+            wall=lambda: self.wall,
+            on_fault=lambda: metrics.faults.labels("report").inc(),
+        )
         self.planner = Planner(
             self.state,
             self.poller,
             self.learner,
             wake=lambda key, _priority: self.woken.append(key),
             wall=lambda: self.wall,
-            metrics=PlanMetrics(self.metrics),
+            metrics=metrics,
             **planner,
         )
 

@@ -58,6 +58,16 @@ def test_plan_workload_with_shoal_model_counts_startup_and_risk() -> None:
     assert answer["deadlineKept"] >= 0.95
 
 
+@pytest.mark.parametrize("deadline", ["1", "60", "120"])
+def test_deadline_before_which_no_worker_can_start_is_answered_in_words(deadline: str) -> None:
+    result = shoal("plan", *RESOURCES, "--deadline", deadline)
+    assert result.exit_code == 3, result.output
+    assert "No plan ends within" in result.output
+    answer = json.loads(shoal("plan", *RESOURCES, "--deadline", deadline, "--json").output)
+    assert answer["deadlineKept"] == 0
+    assert answer["finishSeconds"] == {"p5": None, "p95": None}
+
+
 def test_plan_is_explained_and_plotted(tmp_path: Path) -> None:
     picture = tmp_path / "front.png"
     result = shoal("plan", *RESOURCES, "--plot", str(picture), "--trace", f"spot-p100={TRACE}")
@@ -100,6 +110,12 @@ def _edited(tmp_path: Path, name: str, old: str, new: str) -> list[str]:
         ("job.yaml", "spot-k80, ", "spot-k90, ", "names spot-k90"),
         ("job.yaml", "[ps]", "[ps2]", "names ps2"),
         ("job.yaml", "spot-k80, ", "ps, ", "ps, which has no accelerator"),
+        (
+            "job.yaml",
+            "stopAfter: {epochs: 400}",
+            "stopAfter: {epochs: 400}\n    args: {rate: 0.1}",
+            'training.args.rate: write the number as a string in quotes, "0.1"',
+        ),
         ("job.yaml", "deadlineSeconds", "deadline", "objective.deadline: there is no such field"),
         (
             "job.yaml",
@@ -400,13 +416,13 @@ def test_without_files_pools_and_profiles_come_from_the_cluster(monkeypatch: pyt
     class Cluster:
         namespace = "default"
 
-        def list(self, path: str) -> list[dict[str, object]]:
+        def list(self, path: str, **_: str) -> list[dict[str, object]]:
             asked.append(path)
             name = "pools" if path.endswith("capacitypools") else "profiles"
             found: list[dict[str, object]] = list(yaml.safe_load_all((EXAMPLES / f"{name}.yaml").read_text()))
             return found
 
-    monkeypatch.setattr("shoal.client.api.Api.connect", Cluster)
+    monkeypatch.setattr("shoal.client.api.Api.connect", lambda *_: Cluster())
     there = json.loads(shoal("plan", "-f", str(EXAMPLES / "job.yaml"), "--json").output)
     files = json.loads(shoal("plan", *RESOURCES, "--json").output)
     assert there["counts"] == files["counts"]
@@ -417,10 +433,10 @@ def test_without_files_pools_and_profiles_come_from_the_cluster(monkeypatch: pyt
 
 
 def test_without_files_and_cluster_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nowhere() -> None:
+    def nowhere(*_: object) -> None:
         raise Unavailable("no cluster to talk to")
 
     monkeypatch.setattr("shoal.client.api.Api.connect", nowhere)
     result = shoal("plan", "-f", str(EXAMPLES / "job.yaml"))
-    assert result.exit_code == 2
-    assert "or give files" in " ".join(result.output.split())
+    assert result.exit_code == 3
+    assert "or give files with --profiles" in " ".join(result.output.split())

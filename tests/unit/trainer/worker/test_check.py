@@ -65,6 +65,7 @@ def test_a_good_job_passes_every_part(check):
     assert states(found) == {}
     assert "10 parameters" in found["model and data"].message
     assert "float32(32, 4)" in found["model and data"].message
+    assert "one parameter server needs 168 MB of memory" in found["training step"].message
     assert "compiles with XLA" in found["as on a GPU"].message
     assert "val_accuracy" in found["evaluation"].message
     assert "logs/best.keras" in found["callbacks"].message
