@@ -36,7 +36,7 @@ async def nodes(world: World, prefix: str, count: int = NODES) -> AsyncIterator[
 
 async def measure(world: World, quick: bool) -> AsyncIterator[Measurement]:
     """The rows."""
-    workers, big, losses, lonely = (8, 60, 4, 1) if quick else (32, 1000, 16, 5)
+    workers, big, losses = (8, 60, 4) if quick else (32, 1000, 16)
     async with nodes(world, "react") as kubelet:
         async with world.operator():
             await world.namespace("one")
@@ -44,7 +44,6 @@ async def measure(world: World, quick: bool) -> AsyncIterator[Measurement]:
             await world.run("one", "one", workers)
             alone = [await _lose(world, "one", name) for name in await _workers(world, "one", losses)]
             await world.run("one", "one", workers)
-            lone = [await _writes_of_a_loss(world, "one", workers) for _ in range(lonely)]
             wave = await _wave(world, kubelet, "one")
             await world.run("one", "one", workers)
             await world.namespace("big")
@@ -83,7 +82,17 @@ async def measure(world: World, quick: bool) -> AsyncIterator[Measurement]:
     yield summary("announced wave: last CREATE, ratio", [max(wave) / max(bare_wave)], "x", "a bare client")
     interval = spread / (len(statuses) - 1)
     yield summary(f"status writes of {big} workers that ramp up", [1 / interval], "/s", "", 1.0, at_most=True)
-    at_once, all_told = zip(*lone, strict=True)
+
+
+async def measure_lone(world: World, quick: bool) -> AsyncIterator[Measurement]:
+    """The writes that one loss costs while nothing else happens."""
+    workers, losses = (8, 1) if quick else (32, 5)
+    async with nodes(world, "lone"), world.operator():
+        await world.namespace("one")
+        await world.apply(job("one", "one", workers))
+        await world.run("one", "one", workers)
+        found = [await _writes_of_a_loss(world, "one", workers) for _ in range(losses)]
+    at_once, all_told = zip(*found, strict=True)
     words = "writes for a pod lost alone"
     yield summary(f"{words}, until its replacement runs", list(at_once), "", "", 3.0, at_most=True)
     yield summary(f"{words}, until the status says so", list(all_told), "", "")
@@ -144,8 +153,8 @@ async def _lose(world: World, namespace: str, name: str) -> float:
 async def _writes_of_a_loss(world: World, namespace: str, workers: int) -> tuple[int, int]:
     """Lose one pod when nothing else happens; the operator's writes until all run again, and until that is told."""
     await asyncio.sleep(QUIET_SECONDS)
-    since = len(world.log.read())
     [name] = await _workers(world, namespace, 1)
+    since = len(world.log.read())
     await _lose(world, namespace, name)
 
     async def run() -> bool:

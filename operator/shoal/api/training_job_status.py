@@ -6,7 +6,7 @@ ran is counted exactly once. Counters only grow.
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, Literal, get_args
 
@@ -16,7 +16,10 @@ from shoal.api.base import Condition as JobCondition
 from shoal.api.base import Status
 from shoal.api.labels import Place
 from shoal.api.planning_status import CostStatus, PlanStatus, PoolUsage, PredictionStatus
+from shoal.words import duration
 
+STALE = timedelta(minutes=2)
+"""An operator looks at a new generation at once, and steps are reported each 30 s: after so long nobody is watching."""
 SlotState = Literal["Planned", "Starting", "Running", "Silent", "Draining", "Ended"]
 
 
@@ -330,6 +333,14 @@ class TrainingJobStatus(Status):
         """The message of the most important condition that holds; empty if none has anything to say."""
         found = (self.condition(kind) for kind in (*MOST_IMPORTANT_FIRST, "Reconciling"))
         return next((c.message for c in found if c is not None and c.status == "True" and c.message), "")
+
+    def standing(self, now: datetime) -> str:
+        """For how many minutes no step is known of a job that is said to train; empty if one was a moment ago."""
+        last = self.training.last_progress_time
+        if self.phase != "Running" or last is None or now - last <= STALE:
+            return ""
+        minutes = (now - last) // timedelta(minutes=1)
+        return f"no step is known for {duration(60 * minutes)}"
 
     @property
     def finished(self) -> bool:

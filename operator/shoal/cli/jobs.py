@@ -52,7 +52,7 @@ def status(client: Client, *, name: str, output: Format) -> None:
 
     from shoal.client.story import moments
     from shoal.client.view import follow_view
-    from shoal.client.words import age
+    from shoal.words import age
 
     now = datetime.now(UTC)
     _print(follow_view(job.seen, now=now))

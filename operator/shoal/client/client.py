@@ -103,20 +103,20 @@ class Client:
         self.api.create(jobs, made.job, dry_run=True)  # so a job of this name that is found later is this one
         if made.archive is not None:
             store.put(made.job["spec"]["storage"]["uri"], self.namespace, made.archive)
-        created = self._create(jobs, made.job)
-        job = Job(self.api, made.name)
-        if made.code is not None:
-            uid = created["metadata"]["uid"]
-            owner = {"apiVersion": API_VERSION, "kind": "TrainingJob", "name": made.name, "uid": uid}
-            metadata = {**made.code["metadata"], "ownerReferences": [owner]}
-            try:
-                self._create(
-                    f"/api/v1/namespaces/{self.namespace}/configmaps", {**made.code, "metadata": metadata}
-                )
-            except (ClusterError, KeyboardInterrupt):
+        job, created = Job(self.api, made.name), None
+        try:
+            created = self._create(jobs, made.job)
+            if made.code is not None:
+                uid = created["metadata"]["uid"]
+                owner = {"apiVersion": API_VERSION, "kind": "TrainingJob", "name": made.name, "uid": uid}
+                metadata = {**made.code["metadata"], "ownerReferences": [owner]}
+                configmaps = f"/api/v1/namespaces/{self.namespace}/configmaps"
+                self._create(configmaps, {**made.code, "metadata": metadata})
+        except (ClusterError, KeyboardInterrupt) as error:
+            if created is not None or isinstance(error, KeyboardInterrupt):  # it may have been created
                 with contextlib.suppress(ClusterError):
                     job.delete()
-                raise
+            raise
         return job
 
     def _create(self, path: str, manifest: Json) -> Json:

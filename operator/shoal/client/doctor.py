@@ -13,10 +13,10 @@ from typing import Literal
 from shoal.api.base import GROUP, VERSION
 from shoal.api.labels import SPOT_LABELS
 from shoal.client.api import Api, Json
-from shoal.client.words import age, count
 from shoal.errors import NotFound, Refused
 from shoal.manifests.placement import Where, tolerations
 from shoal.manifests.platforms import GENERIC
+from shoal.words import age, count
 
 OLDEST = (1, 29)
 """The oldest Kubernetes whose CRDs have the rules that Shoal's use."""

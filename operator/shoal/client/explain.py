@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from shoal.api.labels import JOB
 from shoal.api.training_job import TrainingJob
-from shoal.api.training_job_status import TrainingJobStatus
-from shoal.client.words import count, duration
+from shoal.api.training_job_status import STALE
+from shoal.words import count, duration
 from shoal_trainer.contract import StopAfter
 
-STALE = timedelta(minutes=2)
-"""An operator looks at a new generation at once; after so long nobody is watching."""
 INPUT_WAIT = 0.1
 DISTANCE = 0.2
 """A measured speed that is lower than the predicted one by this share is worth a word."""
@@ -44,14 +42,6 @@ class Seen:
 def explain(seen: Seen) -> list[Finding]:
     """All findings, in the order of the rules: what stops the job first."""
     return [finding for rule in RULES for finding in rule(seen)]
-
-
-def stands(status: TrainingJobStatus, now: datetime) -> str:
-    """For how long no step is known of a job that is said to train; empty if one was a moment ago."""
-    last = status.training.last_progress_time
-    if status.phase != "Running" or last is None or now - last <= STALE:
-        return ""
-    return f"no step is known for {duration((now - last).total_seconds())}"
 
 
 def _nobody_watches(seen: Seen) -> Iterator[Finding]:
@@ -185,7 +175,7 @@ def _not_training(seen: Seen) -> Iterator[Finding]:
         yield Finding(
             "waiting", "workers import TensorFlow, build and trace the model; no step is done yet", ""
         )
-    elif standing := stands(status, seen.now):
+    elif standing := status.standing(seen.now):
         yield Finding("waiting", f"{standing}: training stands, or no operator runs: a status has no age of its own",
                       "shoal doctor says whether an operator works, shoal logs NAME --slot N what a worker "
                       "does")  # fmt: skip

@@ -13,9 +13,8 @@ from rich.text import Text
 
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import TrainingJobStatus
-from shoal.client.explain import stands
 from shoal.client.job import UNSEEN, reason_of
-from shoal.client.words import age, decimal, duration, percent
+from shoal.words import age, decimal, duration, percent
 
 PHASES = {
     "Running": "green",
@@ -124,7 +123,7 @@ def why(status: TrainingJobStatus, now: datetime, *, short: bool = False) -> str
     """What the job waits for or why it ended; empty if it simply trains. `short`: the reason without its message."""
     if not status.phase:
         return UNSEEN
-    standing = stands(status, now)
+    standing = status.standing(now)
     said = status.reason if short else reason_of(status)
     return said or (f"{standing}: shoal doctor says whether an operator runs" if standing else "")
 

@@ -15,7 +15,7 @@ Json = dict[str, Any]
 
 def overview(jobs: Iterable[TrainingJob], pools: Iterable[CapacityPool], now: datetime) -> Json:
     """One row for each job, those that run first, and one for each pool."""
-    rows = sorted((row(job) for job in jobs), key=lambda r: (r["finished"], r["namespace"], r["name"]))
+    rows = sorted((row(job, now) for job in jobs), key=lambda r: (r["finished"], r["namespace"], r["name"]))
     return {
         "now": now.timestamp(),
         "jobs": rows,
@@ -23,22 +23,24 @@ def overview(jobs: Iterable[TrainingJob], pools: Iterable[CapacityPool], now: da
     }
 
 
-def row(job: TrainingJob) -> Json:
-    """A job in the list."""
+def row(job: TrainingJob, now: datetime) -> Json:
+    """A job in the list. A status has no age of its own: of a job that stands no speed is told."""
     status, training = job.status, job.status.training
+    standing = status.standing(now)
+    still = status.finished or bool(standing)
     return {
         "namespace": job.metadata.namespace,
         "name": job.metadata.name,
         "phase": status.phase or "New",
         "finished": status.finished,
-        "reason": status.reason,
-        "message": status.words,
+        "reason": status.reason or standing,
+        "message": status.words or standing,
         "ready": status.workers.ready,
         "wanted": job.wanted,
-        "samplesPerSecond": None if status.finished else number(training.samples_per_second),
+        "samplesPerSecond": None if still else number(training.samples_per_second),
         "loss": number(training.loss),
         "progress": training.progress_percent,
-        "remaining": None if status.finished else training.remaining_seconds,
+        "remaining": None if still else training.remaining_seconds,
         "disruptions": status.restarts.disruptions,
         "failures": status.restarts.failures,
         "serverRestarts": status.parameter_servers.restarts,
@@ -52,7 +54,7 @@ def detail(job: TrainingJob, memory: JobMemory | None, now: datetime) -> Json:
     status, training = job.status, job.status.training
     return {
         "now": now.timestamp(),
-        **row(job),
+        **row(job, now),
         "step": training.step,
         "epoch": training.epoch,
         "metrics": {name: float(value) for name, value in sorted(training.metrics.items())},
@@ -109,7 +111,7 @@ def finish(job: TrainingJob, now: datetime) -> Json | None:
     basis = "its speed now"
     if left is None and status.prediction is not None:
         left, basis = status.prediction.remaining_seconds, status.prediction.basis or "its predicted speed"
-    if status.finished or left is None:
+    if status.finished or left is None or status.standing(now):
         return None
     error = (
         abs(float(status.prediction.relative_error))

@@ -56,7 +56,8 @@ class FakeApi(Api):
         return created
 
     def delete(self, path: str) -> None:
-        del self.objects[path]
+        if self.objects.pop(path, None) is None:
+            raise NotFound(f"{path} not found")
 
     def lines(self, path: str, query: Mapping[str, str], *, seconds: float | None = None) -> Iterator[str]:
         del path, query, seconds
