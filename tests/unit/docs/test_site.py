@@ -13,7 +13,7 @@ from tests.unit.docs.pages import PAGES, ROOT
 
 LONGEST_CELL = 120
 LONGEST_PAGE = 150
-LONGER = {"docs/api.md", "CHANGELOG.md"}  # one is generated, the other one grows
+LONGER = {"docs/api.md", "docs/metrics.md", "docs/reasons.md", "CHANGELOG.md"}  # looked up in, not read
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
