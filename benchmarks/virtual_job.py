@@ -39,7 +39,8 @@ from shoal_trainer.worker.send import Send, length
 RECOVERY_SECONDS = 60.0
 """Longer than a server waits for workers' copies."""
 STEP_SECONDS = 0.1
-EXCHANGE_SECONDS = 0.001
+EXCHANGE_SECONDS = 0.0003
+"""Measured with 9,000 parameters on loopback: a push that is answered with the parameters."""
 FIXED_SHARE = 0.2
 """The share of a step of 32 samples that a smaller batch does not save."""
 
@@ -68,7 +69,7 @@ class Job:
     rounds: bool = True
     """Whether workers may take part in rounds."""
     exchange: float = EXCHANGE_SECONDS
-    """How long the server takes for a push and a pull, one as long as the other."""
+    """How long the server is busy with a push and a pull, with one as long as with the other."""
     churn: int = 0
     """One worker is lost and replaced after so many updates; 0: none."""
 
