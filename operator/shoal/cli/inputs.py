@@ -28,16 +28,22 @@ def read_problem(
     """
     from shoal.sizing.plan.assemble import problem_of
     from shoal.sizing.plan.manifests import profile_for, read_job, read_pools, read_profiles
-    from shoal.sizing.plan.work_left import seconds_left
 
-    read, now = read_job(job), datetime.now(UTC)
-    deadline = limits.deadline
-    if deadline is None and job_deadline:
-        deadline = seconds_left(read, now)
+    read = read_job(job)
     profiles = read_profiles(files.profiles) if files.profiles else cluster_profiles(read.metadata.namespace)
     profile = profile_for(read, profiles, str(files.profiles or "the cluster"))
     pools = read_pools(files.pools) if files.pools else cluster_pools()
-    problem = problem_of(read, pools, profile, profiles, deadline=deadline, now=now, max_servers=max_servers)
+    problem = problem_of(
+        read,
+        pools,
+        profile,
+        profiles,
+        now=datetime.now(UTC),
+        deadline=limits.deadline,
+        budget=limits.budget,
+        job_deadline=job_deadline,
+        max_servers=max_servers,
+    )
     return dataclasses.replace(
         problem, objective=dataclasses.replace(problem.objective, **limits.set_values())
     )
