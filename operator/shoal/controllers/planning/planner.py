@@ -209,7 +209,7 @@ class Planner:
     def _known_of(self, key: Key) -> SpeedProfile:
         """A profile as it is stored, with the newest reports."""
         namespace, name = key
-        return with_status(self._state.profiles.get(name, namespace), self._learner.learned(key))
+        return with_status(self._state.profiles.get(name, namespace), namespace, self._learner.learned(key))
 
     @staticmethod
     def _now() -> float:

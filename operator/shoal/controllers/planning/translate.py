@@ -34,9 +34,10 @@ def pool_values(pool: CapacityPool, nodes: Sequence[Node], now: datetime | None 
     return replace(values, cores=cores)
 
 
-def with_status(profile: SpeedProfile | None, status: SpeedProfileStatus) -> SpeedProfile:
-    """A profile with what was learned since it was written."""
-    return (profile or SpeedProfile(metadata=ObjectMeta())).model_copy(update={"status": status})
+def with_status(profile: SpeedProfile | None, namespace: str, status: SpeedProfileStatus) -> SpeedProfile:
+    """A profile, or one that is to be made, with what was learned since it was written."""
+    known = profile or SpeedProfile(metadata=ObjectMeta(namespace=namespace))
+    return known.model_copy(update={"status": status})
 
 
 def proposal(

@@ -65,7 +65,7 @@ def fleet_job(
     planned = FleetJob(
         name=job_name(job),
         priority=priority,
-        model=_model(report, profile),
+        model=_model(job, report, profile),
         beside=beside_of(profile.status, per_epoch, behind) if profile else None,
         bytes_per_sample=prior.bytes_per_sample if prior else None,
         batch_size=spec.training.batch_size,
@@ -198,7 +198,7 @@ def _chosen(job: TrainingJob, planned: FleetJob) -> FleetJob:
     return replace(planned, min_workers=job.spec.workers.min_replicas) if known else planned
 
 
-def _model(report: StatusReport | None, profile: SpeedProfile | None) -> Model | None:
+def _model(job: TrainingJob, report: StatusReport | None, profile: SpeedProfile | None) -> Model | None:
     """The job's model: as it reports it, or as its profile says."""
     known = model_of(profile) if profile is not None else None
     if report is None or report.model is None:
@@ -206,7 +206,9 @@ def _model(report: StatusReport | None, profile: SpeedProfile | None) -> Model |
     said = report.model
     flops = said.flops_per_sample or (known.flops if known is not None else None)
     try:
-        return Model(said.fingerprint, flops or None, said.parameters, max(1, said.tensors))
+        return Model(
+            said.fingerprint, flops or None, said.parameters, max(1, said.tensors), job.metadata.namespace
+        )
     except UsageError:
         return known
 

@@ -156,7 +156,7 @@ def _with_stock_outs(option: Pool, pool: FleetPool) -> Pool:
 def servers_of(model: Model, speeds: SpeedModel, counts: tuple[int, ...]) -> Servers:
     """The parameter servers of a model: their capacity, and how sure it is."""
     fitted = speeds.servers
-    measured = fitted.measured.get(model.fingerprint, 1)
+    measured = fitted.measured.get(model.key, 1)
     capacity, sigma = fitted.capacity(model, measured)
     return Servers(
         counts=counts,

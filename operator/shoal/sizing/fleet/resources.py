@@ -101,7 +101,13 @@ def model_of(profile: SpeedProfile) -> Model | None:
     flops = decimal(known.flops_per_sample) or (decimal(prior.flops_per_sample) if prior else 0.0)
     name = known.fingerprint or profile.metadata.name or "?"
     try:
-        return Model(name, flops if flops > 0 else None, known.parameters, max(1, known.tensors))
+        return Model(
+            name,
+            flops if flops > 0 else None,
+            known.parameters,
+            max(1, known.tensors),
+            profile.metadata.namespace or "",
+        )
     except UsageError:
         return None
 

@@ -189,7 +189,7 @@ class _Assembly:
     def _servers(self, most: int | None) -> Servers:
         """The parameter servers: at most `most`, as many as the job has if there is no pool to price them."""
         spec, pool = self.job.spec.parameter_servers, self._server_pool()
-        if self.model.fingerprint not in self.speeds.servers.names:
+        if self.model.key not in self.speeds.servers.names:
             self.notes.append(
                 "Several workers were not measured together: an update is taken to keep a parameter server busy for "
                 f"{self.speeds.servers.update_seconds(self.model):.2g} s, or half or twice as long."
