@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from shoal.cli.inputs import read_problem
+from shoal.cli.inputs import read_problem, read_traces
 from shoal.cli.options import FILE, Files, Limits, Output, files_options, output_options
 from shoal.errors import UsageError
 
@@ -42,7 +42,6 @@ def calibrate(
     """
     from shoal.sizing.simulate.calibrate import calibrate as run
     from shoal.sizing.simulate.scenario import pair_of
-    from shoal.sizing.simulate.traces import read_trace
 
     if len(files.jobs) > 1:
         raise UsageError("the calibration is of one job: give -f once")
@@ -53,7 +52,7 @@ def calibrate(
     found = run(
         spot,
         on_demand,
-        [read_trace(path) for path in (*traces, *more_traces)],
+        read_traces([*traces, *more_traces]),
         confidence=confidence,
         seed=seed,
     )

@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from shoal.errors import UsageError
 
 if TYPE_CHECKING:
@@ -15,8 +17,9 @@ if TYPE_CHECKING:
     from shoal.api.speed_profile import SpeedProfile
     from shoal.cli.options import Files, Limits
     from shoal.sizing.plan.problem import Problem
+    from shoal.sizing.simulate.traces import Trace
 
-__all__ = ["read_problem", "with_traces"]
+__all__ = ["read_problem", "read_traces", "with_traces"]
 
 
 def read_problem(
@@ -92,6 +95,17 @@ def _listed(plural: str, *, namespaced: bool = False, namespace: str | None = No
 def _known(item: dict[str, Any]) -> dict[str, Any]:
     """The parts of an object that its model has."""
     return {key: item[key] for key in ("apiVersion", "kind", "metadata", "spec", "status") if key in item}
+
+
+def read_traces(paths: Sequence[Path]) -> list[Trace]:
+    """The traces of these files; what is odd about them is told on stderr."""
+    from shoal.sizing.simulate.traces import read_trace
+
+    traces = [read_trace(path) for path in paths]
+    for trace in traces:
+        if trace.note:
+            click.echo(f"note: {trace.note}", err=True)
+    return traces
 
 
 def with_traces(problem: Problem, traces: Sequence[str]) -> Problem:

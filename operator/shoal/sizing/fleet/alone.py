@@ -95,7 +95,7 @@ def _solved(
         found = _affordable(one.problem, _settled(job, one.problem, plan(one.problem, seed=seed)), seed)
         return Solved(job, _with_trial(job, one, found, answer_of(job, one, found)), one, found)
     except UsageError as error:
-        return Solved(job, unplanned(job, pools, left, f"{str(error)[:1].upper()}{str(error)[1:]}."))
+        return Solved(job, unplanned(job, pools, left, _sentence(str(error))))
 
 
 def under_way(job: FleetJob) -> Mapping[str, int]:
@@ -177,6 +177,10 @@ def problem_of(
 ) -> JobProblem:
     """The problem of a job whose model and work are known."""
     return job_problem(job, pools, limits, speeds, confidence, spare=SPARE)
+
+
+def _sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:].rstrip('.')}."
 
 
 def _late(found: JobPlan, binding: str, words: str) -> JobPlan:

@@ -173,7 +173,10 @@ def unusable(pool: FleetPool) -> str | None:
     if pool.price_per_hour is None:
         return f"{pool.name} has no price and is left out: set spec.price.perHour."
     if pool.accelerator is None and not pool.cores > 0:
-        return f"{pool.name} has neither an accelerator nor known CPU cores and is left out: no node of it was seen."
+        return (
+            f"{pool.name} has neither an accelerator nor known CPU cores and is left out: no node of it was seen; set "
+            "spec.cores."
+        )
     if pool.accelerator is not None and not catalogue().knows(pool.accelerator):
         return (
             f"{pool.name} is left out: the accelerator {pool.accelerator} is not in the catalogue; use one of "
@@ -242,8 +245,6 @@ def _pool(
     running = job.running.get(pool.name, 0)
     if pool.exhausted and not pool.spot:
         limit = min(limit, running)
-    if pool.available is not None:
-        limit = min(limit, running + pool.available)
     return Pool(
         name=pool.name,
         limit=limit,
