@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.harness import Measurement, page, show, write
+from benchmarks.harness import Measurement, page, show, table, write
 
 PAGES = Path("docs/benchmarks")
 ORDER = (
@@ -59,8 +59,9 @@ def main() -> None:
         show(title, measured, console)
         if options.record and name != "convergence":  # its page holds more than the table
             command = f"python -m benchmarks {name}{' --quick' if options.quick else ''}"
-            text = page(title.rstrip("."), command, measured)
-            if hasattr(module, "text"):  # what the page says beside the table
+            # A benchmark may have a table of its own, and more to say beside it.
+            text = page(title.rstrip("."), command, getattr(module, "table", table)(measured))
+            if hasattr(module, "text"):
                 text += module.text(measured)
             (PAGES / f"{name}.md").write_text(text)
         if options.record and (plot := Path(f"build/{name}.png")).exists() and not options.quick:

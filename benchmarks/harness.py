@@ -86,18 +86,19 @@ def show(title: str, measurements: Iterable[Measurement], console: Console) -> N
     console.print(table)
 
 
-def page(title: str, command: str, measurements: Iterable[Measurement]) -> str:
-    """The table as a page of docs/benchmarks, with command, date and machine."""
+def page(title: str, command: str, table: str) -> str:
+    """A table as a page of docs/benchmarks, with command, date and machine."""
     load = "/".join(f"{one:.1f}" for one in os.getloadavg())
-    lines = [
-        f"# {title}",
-        "",
+    return (
+        f"# {title}\n\n"
         f"`{command}` on {datetime.now(UTC):%Y-%m-%d}: {os.cpu_count()} cores ({_processor()}), shared with others;"
-        f" load {load} at the end. The median of the repeats, and their spread.",
-        "",
-        "| what | value | spread | against | goal | |",
-        "|---|---|---|---|---|---|",
-    ]
+        f" load {load} at the end. The median of the repeats, and their spread.\n\n{table}"
+    )
+
+
+def table(measurements: Iterable[Measurement]) -> str:
+    """A row for each figure."""
+    lines = ["| what | value | spread | against | goal | |", "|---|---|---|---|---|---|"]
     for m in measurements:
         spread = "" if m.low is None or m.high is None else f"{m.low:.3g} to {m.high:.3g}"
         goal = "" if m.goal is None else f"{'≤' if m.at_most else '≥'} {m.goal:g}"

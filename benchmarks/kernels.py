@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import timeit
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,32 @@ WITH_READ = "tensorflow with a read"
 """TensorFlow's op does not answer: its server reads the variable afterwards."""
 PEERS: dict[str, Callable[[Any], Blocked | TensorFlow]] = {"numpy": Blocked, "tensorflow": TensorFlow}
 CALLS = 10_000
+
+
+def table(measured: Sequence[Measurement]) -> str:
+    """A row for each update, size and encoding, a column for each peer: the name of a figure is `kernel ROW / PEER`."""
+    rows: dict[str, dict[str, str]] = {}
+    for each in measured[1:]:
+        row, _, peer = each.name.removeprefix("kernel ").partition(" / ")
+        cell = f"{each.value:.3g} ({each.low:.3g}-{each.high:.3g})"
+        goal = "" if each.goal is None else f" ≥ {each.goal:g}: {'met' if each.met else '**missed**'}"
+        rows.setdefault(row, {})[peer] = cell + goal
+    peers = {
+        each.name.partition(" / ")[2]: each.against.partition(", which casts")[0] for each in measured[1:]
+    }
+    call = measured[0]
+    lines = [
+        f"A call of sgd with 10 values takes {call.value:.3g} {call.unit} ({call.against}). The figures are ratios to",
+        "",
+        *(f"- **{peer}**: {against}" for peer, against in peers.items()),
+        "",
+        "Gradients in bf16 are cast to fp32 first by numpy and TensorFlow.",
+        "",
+        f"| | {' | '.join(peers)} |",
+        f"|---|{'---|' * len(peers)}",
+        *(f"| {row} | {' | '.join(cells.get(peer, '') for peer in peers)} |" for row, cells in rows.items()),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def ours(w: Any, m: Any, v: Any, io: Any) -> dict[str, Step]:

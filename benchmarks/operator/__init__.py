@@ -23,6 +23,7 @@ Rows = Callable[[World, bool], AsyncIterator[Measurement]]
 SCENARIOS: dict[str, Rows] = {
     "started": throughput.started,
     "reaction": reaction.measure,
+    "lone": reaction.measure_lone,
     "lost-of-one": throughput.lost_of_one,
     "lost-of-two": throughput.lost_of_two,
     "leaders": leaders.measure,

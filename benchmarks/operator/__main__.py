@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Measurement, page
+from benchmarks.harness import Measurement, page, table
 from benchmarks.operator import SCENARIOS, one, planning
 from benchmarks.operator.page import PLOT, draw, text
 
@@ -49,7 +49,9 @@ def record() -> None:
     draw(rows)
     title = "Operator: reaction and scale on a real control plane with fake nodes, beside a bare client"
     command = "python -m benchmarks.operator " + " ".join(name for name, _ in _kept())
-    (PAGES / "operator.md").write_text(page(title, command, rows) + text(rows) + "\n".join(when) + "\n")
+    (PAGES / "operator.md").write_text(
+        page(title, command, table(rows)) + text(rows) + "\n".join(when) + "\n"
+    )
     shutil.copy(PLOT, PAGES)
 
 

@@ -14,6 +14,8 @@ from dev.kube import Json
 from tests.doubles.fake_kubelet import FakeKubelet
 
 NODES = 4
+QUIET_SECONDS = 32.0
+"""Before a loss that is alone: longer than the interval of telemetry, so that nothing of before is written with it."""
 
 
 @asynccontextmanager
@@ -40,11 +42,8 @@ async def measure(world: World, quick: bool) -> AsyncIterator[Measurement]:
             await world.namespace("one")
             await world.apply(job("one", "one", workers))
             await world.run("one", "one", workers)
-            since = len(world.log.read())
             alone = [await _lose(world, "one", name) for name in await _workers(world, "one", losses)]
             await world.run("one", "one", workers)
-            await asyncio.sleep(1.5)  # the last status write and events
-            writes = world.writes("one", user=OPERATOR, since=since)
             wave = await _wave(world, kubelet, "one")
             await world.run("one", "one", workers)
             await world.namespace("big")
@@ -83,7 +82,20 @@ async def measure(world: World, quick: bool) -> AsyncIterator[Measurement]:
     yield summary("announced wave: last CREATE, ratio", [max(wave) / max(bare_wave)], "x", "a bare client")
     interval = spread / (len(statuses) - 1)
     yield summary(f"status writes of {big} workers that ramp up", [1 / interval], "/s", "", 1.0, at_most=True)
-    yield summary("writes for each pod lost alone", [len(writes) / losses], "", "", 3.0, at_most=True)
+
+
+async def measure_lone(world: World, quick: bool) -> AsyncIterator[Measurement]:
+    """The writes that one loss costs while nothing else happens."""
+    workers, losses = (8, 1) if quick else (32, 5)
+    async with nodes(world, "lone"), world.operator():
+        await world.namespace("one")
+        await world.apply(job("one", "one", workers))
+        await world.run("one", "one", workers)
+        found = [await _writes_of_a_loss(world, "one", workers) for _ in range(losses)]
+    at_once, all_told = zip(*found, strict=True)
+    words = "writes for a pod lost alone"
+    yield summary(f"{words}, until its replacement runs", list(at_once), "", "", 3.0, at_most=True)
+    yield summary(f"{words}, until the status says so", list(all_told), "", "")
 
 
 async def _workers(world: World, namespace: str, count: int) -> list[str]:
@@ -136,6 +148,23 @@ async def _lose(world: World, namespace: str, name: str) -> float:
         each.answered for each in world.writes(namespace, since=since) if is_loss(each) and each.name == name
     )
     return milliseconds(lost, world.creates(namespace, since=since)[0].received)
+
+
+async def _writes_of_a_loss(world: World, namespace: str, workers: int) -> tuple[int, int]:
+    """Lose one pod when nothing else happens; the operator's writes until all run again, and until that is told."""
+    await asyncio.sleep(QUIET_SECONDS)
+    [name] = await _workers(world, namespace, 1)
+    since = len(world.log.read())
+    await _lose(world, namespace, name)
+
+    async def run() -> bool:
+        return len(await _workers(world, namespace, workers)) == workers
+
+    await until(run)
+    await asyncio.sleep(2.0)  # what is told at once, and events
+    at_once = len(world.writes(namespace, user=OPERATOR, since=since))
+    await world.run(namespace, namespace, workers)
+    return at_once, len(world.writes(namespace, user=OPERATOR, since=since))
 
 
 async def _any_made(world: World, namespace: str, since: int) -> bool:

@@ -14,10 +14,12 @@ def story(name: str) -> int:
     """Run the story of this name. Returns the exit code."""
     if name not in STORIES:
         raise DevError(f"STORY is {name!r}; it may be pools, or not set.")
+    from dev.demo.tell import tell
+
     if name == "pools":
-        from dev.demo.pools.run import run as pools
+        from dev.demo.pools.story import pools
 
-        return pools()
-    from dev.demo.run import run
+        return tell("demo-pools", pools)
+    from dev.demo.losses import losses
 
-    return run()
+    return tell("demo", losses)

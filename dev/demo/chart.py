@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dev.demo.story import Fault
+from dev.demo.faults import Fault
 from dev.demo.watch import Picture
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 WINDOW = 5.0
 """Seconds over which the speed is averaged."""
@@ -28,8 +33,7 @@ class Moment:
 def moment(picture: Picture, at: datetime) -> Moment:
     """The observation in a picture. A worker counts from its first push."""
     report = picture.report if picture.fresh else None
-    working = [w for w in report.workers if w.state == "Active" and w.first_push_at] if report else []
-    return Moment(at, report.step if report else None, len(working), len(picture.role("ps")))
+    return Moment(at, report.step if report else None, len(picture.pushing), len(picture.role("ps")))
 
 
 def speeds(moments: Sequence[Moment]) -> list[float | None]:
@@ -64,14 +68,18 @@ def draw(path: Path, moments: Sequence[Moment], faults: Sequence[Fault]) -> None
     who.set(ylim=(0, None), xlabel="seconds since kubectl apply")
     who.yaxis.get_major_locator().set_params(integer=True)
     who.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 0.98), ncols=2, fontsize=8)
-    for fault in faults:
-        at = (fault.at - begin).total_seconds()
-        for axes in (speed, who):
-            axes.axvline(at, color="0.6", linestyle="--", linewidth=1)
-        words = textwrap.fill(fault.kind, 12)  # two faults can be a few seconds apart
-        speed.annotate(words, (at, 0.03), xycoords=("data", "axes fraction"), xytext=(3, 0),
-                       textcoords="offset points", fontsize=8)  # fmt: skip
-    for axes in (speed, who):
+    events = {(fault.at - begin).total_seconds(): fault.kind for fault in faults}
+    finish(path, figure, speed, events, width=12)  # two faults can be a few seconds apart
+
+
+def finish(path: Path, figure: Figure, told: Axes, events: Mapping[float, str], *, width: int) -> None:
+    """Write a figure whose axes share the time, with a line at each event and its words, `width` wide, in `told`."""
+    for at, words in events.items():
+        for axes in figure.axes:
+            axes.axvline(at, color="0.5", linestyle="--", linewidth=1)
+        told.annotate(textwrap.fill(words, width), (at, 0.03), xycoords=("data", "axes fraction"), xytext=(3, 0),
+                      textcoords="offset points", fontsize=8)  # fmt: skip
+    for axes in figure.axes:
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=110)

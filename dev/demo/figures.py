@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from dev.audit import Write
-from dev.demo.story import Fault
+from dev.demo.faults import Fault
 from dev.demo.watch import Picture
 
 
@@ -80,9 +80,8 @@ def figures(
     writes: Sequence[Write],
     first_pushes: Mapping[tuple[int, int], float],
     model: str,
-    seconds: Mapping[str, float],
 ) -> dict[str, Any]:
-    """The content of build/demo.json; None for what is unknown."""
+    """The content of build/demo.json but for the seconds; None for what is unknown."""
     status, evidence = picture.job.status, picture.evidence
     found = replacements(faults, writes, picture.job.metadata.name)
     noticed = [round(r.seconds, 3) for r in found if r.fault.kind == "node reclaimed with notice"]
@@ -110,5 +109,4 @@ def figures(
         "wastedSteps": evidence.wasted_steps if evidence else status.training.wasted_steps,
         "ranges": ranges.model_dump() if ranges else None,
         "model": model,
-        "seconds": {name: round(value, 1) for name, value in seconds.items()},
     }

@@ -16,7 +16,7 @@ from dev.commands import command
 from dev.demo.backend import Backend
 from dev.errors import DevError
 from shoal.api.training_job import TrainingJob
-from shoal_trainer.contract import StatusReport, TerminationMessage, status_token
+from shoal_trainer.contract import StatusReport, TerminationMessage, WorkerReport, status_token
 
 Pod = dict[str, Any]
 
@@ -44,6 +44,12 @@ class Picture:
             and p["status"].get("phase") == "Running"
             and not p["metadata"].get("deletionTimestamp")
         ]
+
+    @property
+    def pushing(self) -> list[WorkerReport]:
+        """The workers whose gradients arrive, as the coordinator says now."""
+        workers = self.report.workers if self.report and self.fresh else ()
+        return [w for w in workers if w.state == "Active" and w.first_push_at is not None]
 
     @property
     def evidence(self) -> TerminationMessage | None:

@@ -10,6 +10,7 @@ ShoalError
 └── ClusterError       the API server refused a request or is unreachable
     ├── NotFound       there is no such object
     ├── Refused        the API server rejects this object (400, 422): terminal until the object changes
+    │   └── Forbidden  it does not know this user, or does not let them (401, 403)
     ├── Unavailable    no answer, or one that may differ on retry
     └── LeaseLost      this process may no longer be the leader: nothing may be written
 ```
@@ -54,6 +55,10 @@ class NotFound(ClusterError):
 
 class Refused(ClusterError):
     """The API server rejects this object (400, 422)."""
+
+
+class Forbidden(Refused):
+    """The API server does not know this user, or does not let them do that (401, 403)."""
 
 
 class Unavailable(ClusterError):

@@ -493,6 +493,12 @@ def test_pools_of_releases_in_two_namespaces_share_no_object(tools: Path) -> Non
     assert not one & two
 
 
+def test_the_full_name_is_that_of_all_objects(tools: Path) -> None:
+    """As other charts call it; it has no release before it."""
+    named = names_of(render(tools, "fullnameOverride=fish", "nameOverride=other"))
+    assert named == names_of(render(tools, "nameOverride=fish"))
+
+
 def test_helm_test_runs_the_operators_check_with_its_own_account(tools: Path) -> None:
     documents = render(tools, "scope.namespace=team", "metrics.port=9999", "nameOverride=fish")
     [pod] = of_kind(documents, "Pod")

@@ -114,6 +114,7 @@ class OperatorProcess:
             "SHOAL_NAMESPACE": namespace,
             "POD_NAME": "operator-0",
             "POD_NAMESPACE": namespace,
+            "SHOAL_TELEMETRY_SECONDS": "1",
             "SHOAL_METRICS_PORT": "0",
             "SHOAL_HEALTH_PORT": "0",
             **environment,

@@ -185,15 +185,16 @@ class Story:
 
     async def loses_all(self) -> None:
         """Its workers, twice, so that the same events come again; and its server."""
-        for wave in (0, 1):
-            for slot in range(self.WORKERS):
-                await self.take(f"digits-worker-{slot}-{wave}")
+        for _ in range(2):
+            lost = [await self.take("worker", slot) for slot in range(self.WORKERS)]
+            for slot, incarnation in enumerate(lost):
+                await self.is_replaced("worker", slot, incarnation)
             await self.job.runs(self.WORKERS)
-        await self.take("digits-ps-0-0")
+        server = await self.take("ps", 0)
 
         async def restored() -> bool:
             found = (await self.kube.get(f"{self.services}/digits-ps-0"))["spec"]["selector"]
-            return bool(found["shoal.dev/incarnation"] == "1")
+            return bool(found["shoal.dev/incarnation"] != server)
 
         await eventually(restored, what="the Service selects the new server")
         await self.job.runs(self.WORKERS)
@@ -209,13 +210,34 @@ class Story:
         await eventually(told, what="a job that cannot be read says so")
         await self.kube.delete(newer.path)
 
-    async def take(self, pod: str) -> None:
-        await self.kube.delete(f"/api/v1/namespaces/{self.namespace}/pods/{pod}", grace_seconds=0)
+    async def newest(self, role: str, index: int) -> Json:
+        """The pod of a place. On a busy machine, it may have been given up for another pool before."""
+        labels = {"shoal.dev/role": role, "shoal.dev/index": str(index)}
+        pods = [
+            p for p in (await self.job.pods()).values() if labels.items() <= p["metadata"]["labels"].items()
+        ]
+        none: Json = {"metadata": {"labels": {"shoal.dev/incarnation": "-1"}}, "status": {}}
+        return max(pods, key=lambda p: int(p["metadata"]["labels"]["shoal.dev/incarnation"]), default=none)
+
+    async def take(self, role: str, index: int) -> str:
+        """Take the pod of a place; returns its incarnation."""
+        meta = (await self.newest(role, index))["metadata"]
+        await self.kube.delete(f"/api/v1/namespaces/{self.namespace}/pods/{meta['name']}", grace_seconds=0)
+        return str(meta["labels"]["shoal.dev/incarnation"])
+
+    async def is_replaced(self, role: str, index: int, lost: str) -> None:
+        async def replaced() -> bool:
+            newest = await self.newest(role, index)
+            other = newest["metadata"]["labels"]["shoal.dev/incarnation"] != lost
+            return other and newest["status"].get("phase") == "Running"
+
+        await eventually(replaced, what=f"{role} {index} is replaced")
 
     async def ends(self) -> None:
         """It succeeds, and is deleted after its time to live."""
         message = TerminationMessage(outcome=Outcome.SUCCEEDED).to_json()
-        await self.nodes.succeed_pod(self.namespace, "digits-ps-0-1", message=message)
+        server = (await self.newest("ps", 0))["metadata"]["name"]
+        await self.nodes.succeed_pod(self.namespace, server, message=message)
 
         async def cleaned_up() -> bool:
             try:
@@ -273,7 +295,7 @@ async def test_permissions_are_enough_and_all_used(
                 await story.has_an_unreadable_sibling()
                 # While nobody looks, a pod and a node go.
                 assert await operator.stop() == 0
-                await story.take("digits-worker-0-2")
+                await story.take("worker", 0)
                 await nodes.remove_node("spot-2")
                 await operator.start()
 

@@ -138,6 +138,28 @@ async def test_refusal_has_the_words_of_the_server_and_leaves_nothing(
     assert [each for each in configmaps["items"] if each["metadata"]["name"].endswith("-code")] == []
 
 
+async def test_a_dry_run_is_checked_by_the_api_server(
+    shoal: Shoal, kube: Kube, namespace: str, script: str
+) -> None:
+    words = ("submit", script, "--storage", "ephemeral", "--dry-run", "--name", "digits")
+    for wrong, says in (
+        (["--until", "my_metric=0.1"], "mode is required for this metric"),
+        (["--until", "val_accuracy=97"], "this metric is at most 1"),
+        (["--run", "x"], "a run that is to be continued needs a storage"),
+        (["--pool", "a", "--max-workers", "4", "--max-cost", "5USD"], "maxCost"),
+        (["--max-workers", "2", "--workers", "5"], "maxReplicas"),
+    ):
+        assert says in await shoal(*words, *wrong, code=2)
+    assert "mode: Min" in await shoal(*words, "--until", "my_metric=0.1", "--mode", "min")
+    await shoal("submit", script, "--storage", "ephemeral", "--name", "digits")
+    assert "Not checked" not in await shoal(*words), (
+        "a job of this name is there, and its manifest is printed"
+    )
+    assert "kind: PersistentVolumeClaim" in await shoal("init", script)
+    jobs = await kube.get(f"/apis/shoal.dev/v1alpha1/namespaces/{namespace}/trainingjobs")
+    assert [each["metadata"]["name"] for each in jobs["items"]] == ["digits"]
+
+
 async def test_accelerator_is_looked_up_in_the_capacity_pools(
     client: Client, kube: Kube, script: str
 ) -> None:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
+
 from dev.audit import creates
 from dev.cluster import ControlPlane
 from dev.kube import ApiError, Kube
@@ -172,20 +174,26 @@ async def test_missing_image_is_image_pull_back_off(
     assert await eventually(waiting) == "ImagePullBackOff"
 
 
+@pytest.mark.parametrize("begun", [False, True])
 async def test_what_was_asked_of_a_machine_that_was_not_heard_is_done_when_it_is_back(
-    kube: Kube, namespace: str, fake_kubelet: FakeKubelet
+    kube: Kube, namespace: str, fake_kubelet: FakeKubelet, begun: bool
 ) -> None:
     await fake_kubelet.add_node("node-1")
     await create(kube, namespace, pod("a"))
     await running(kube, namespace, "a")
-    await fake_kubelet.vanish("node-1")
+    fake_kubelet.stop_seconds = 1.0
     path = f"/api/v1/namespaces/{namespace}/pods"
+    if not begun:
+        await fake_kubelet.vanish("node-1")
     await kube.delete(f"{path}/a")
 
     async def terminates() -> bool:
         return any(p["metadata"].get("deletionTimestamp") for p in fake_kubelet.pods.values())
 
     await eventually(terminates)
+    if begun:
+        await fake_kubelet.vanish("node-1")
+        await asyncio.sleep(fake_kubelet.stop_seconds)
     await fake_kubelet.appear("node-1")
 
     async def gone() -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -127,6 +127,18 @@ class Witness:
     def leader(self) -> str:
         """Who holds the Lease; empty if nobody does."""
         return self._tenures[-1][1] if self._tenures else ""
+
+    def bindings(self, job: str) -> Iterator[tuple[str, str, dt.datetime]]:
+        """Of every pod of a job that ever was: its uid, its node, and when it was bound to it."""
+        for pods in self._all_pods.values():
+            for uid, pod in pods.items():
+                if pod["metadata"]["labels"]["shoal.dev/job"] == job and (
+                    node := pod["spec"].get("nodeName")
+                ):
+                    conditions = pod["status"].get("conditions", [])
+                    bound = next((c for c in conditions if c["type"] == "PodScheduled"), {})
+                    at = bound.get("lastTransitionTime") or pod["metadata"]["creationTimestamp"]
+                    yield uid, node, dt.datetime.fromisoformat(at)
 
     def judge(self) -> list[str]:
         """Every rule that was broken, in words."""

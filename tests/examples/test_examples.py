@@ -54,7 +54,8 @@ def module(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> A
 
 def test_every_python_example_is_here() -> None:
     files = {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*.py")}
-    assert files - {"digits/train.py"} == set(JOBS), "digits/train.py is one line: job.fit"
+    others = {"digits/train.py", "sizing/plan.py"}  # one line (job.fit), and no job
+    assert files - others == set(JOBS)
 
 
 @pytest.mark.parametrize("module", EACH, indirect=True)
@@ -85,6 +86,15 @@ def test_the_readme_job_runs_as_processes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "data: every sample was trained exactly once" in done.stdout
     assert "Epoch 1/1  loss" in done.stdout
+
+
+def test_the_plan_is_the_one_that_the_page_shows() -> None:
+    done = subprocess.run(
+        [sys.executable, "sizing/plan.py"], cwd=EXAMPLES, capture_output=True, text=True, check=True
+    )
+    page = (ROOT / "docs/sizing.md").read_text(encoding="utf-8")
+    [shown] = re.findall(r"^\$ python examples/sizing/plan.py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert done.stdout.startswith(shown.rstrip("\n"))
 
 
 @pytest.mark.nightly

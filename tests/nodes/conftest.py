@@ -13,7 +13,7 @@ import pytest
 from dev.cluster.local import DEFAULT_NODES, LocalCluster
 from dev.commands import command
 from dev.demo.local import Local
-from dev.demo.run import install
+from dev.demo.tell import install
 from dev.images import DEMO, IMAGES, build
 from dev.kube import Kube, tolerant
 from dev.tools import ensure

@@ -17,7 +17,7 @@ import yaml
 from dev.audit import writes
 from dev.cluster.local import LocalCluster
 from dev.demo.local import Local
-from dev.demo.run import MANIFEST
+from dev.demo.losses import MANIFEST
 from dev.demo.watch import Picture, Watcher
 from shoal_trainer.contract import StatusReport
 

@@ -14,7 +14,7 @@ import yaml
 
 from dev.cluster.local import LocalCluster
 from dev.demo.local import Local
-from dev.demo.run import MANIFEST
+from dev.demo.losses import MANIFEST
 from dev.images import IMAGES
 from shoal_trainer.contract import EPOCH_LINE
 

@@ -12,10 +12,10 @@ import yaml
 
 from dev.audit import creates, writes
 from dev.cluster.local import LocalCluster
+from dev.demo.faults import Fault, quietest
 from dev.demo.figures import accuracy, replacements
 from dev.demo.local import Local
-from dev.demo.run import MANIFEST
-from dev.demo.story import Fault, quietest
+from dev.demo.losses import MANIFEST
 from dev.demo.watch import Picture, Watcher
 from shoal_trainer.contract import WorkerState
 

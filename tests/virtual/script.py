@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from shoal.api.labels import INCARNATION, INDEX, ROLE
@@ -48,10 +48,15 @@ class Told:
     """What became of the script."""
 
     digest: Json
-    writes: int
     events: int
-    wasted: list[str] = field(default_factory=list)
+    sent: list[str]
+    """The writes, without events."""
     tell: str = ""
+
+    @property
+    def writes(self) -> int:
+        """How many there were."""
+        return len(self.sent)
 
 
 class Killer(Faults):
@@ -59,13 +64,13 @@ class Killer(Faults):
 
     def __init__(self, trouble: Trouble) -> None:
         self.trouble = trouble
-        self.writes = 0
+        self.sent: list[str] = []
         self.world: World | None = None
 
     async def before(self, client: Client, verb: str, key: str) -> None:
         if verb in {"GET", "WATCH"} or "/events" in key:
             return
-        self.writes += 1
+        self.sent.append(f"{verb} {key}")
         if self.strikes(after=False):
             await self._kill(client)
 
@@ -77,7 +82,7 @@ class Killer(Faults):
 
     def strikes(self, *, after: bool) -> bool:
         """Whether the operator is killed before, or after, this write."""
-        return (self.writes - 1, after) == (self.trouble.write, self.trouble.after)
+        return (len(self.sent) - 1, after) == (self.trouble.write, self.trouble.after)
 
     async def _kill(self, client: Client) -> None:
         world = self.world
@@ -134,7 +139,7 @@ async def _script(trouble: Trouble, life: Life) -> Told:
         world.replica("a")
         await life(world)
         await world.quiet(QUIET_SECONDS)
-        return Told(world.digest(), killer.writes, events, tell=world.tell())
+        return Told(world.digest(), events, killer.sent, tell=world.tell())
 
 
 async def eventful_life(world: World) -> None:

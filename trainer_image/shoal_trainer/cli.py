@@ -5,7 +5,6 @@ Each command imports what it needs, so that a worker handles SIGTERM before it i
 
 from __future__ import annotations
 
-import json
 import sys
 import uuid
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Literal
 
 import click
 
-from shoal_trainer.contract import BATCH_SIZE, InitialFrom, Staleness, StopAfter
+from shoal_trainer.contract import BATCH_SIZE, InitialFrom, Staleness, StopAfter, argument
 from shoal_trainer.errors import TrainerError, UserError
 from shoal_trainer.termination.deadline import end_soon
 from shoal_trainer.termination.orphans import follow_parent
@@ -157,7 +156,7 @@ def run(
         parameter_servers=parameter_servers,
         batch_size=batch_size,
         stop_after=_stop_after(epochs if epochs or steps or until else 1, steps, until, mode),
-        args=dict(_argument(text) for text in args),
+        args=arguments(args),
         storage_uri=_uri(storage),
         initial_from=_initial(initial_from, weights_only),
         snapshot_seconds=snapshot_every,
@@ -200,14 +199,20 @@ def check(
     """
     from shoal_trainer.checking import rehearse
 
-    given = dict(_argument(text) for text in args)
+    given = arguments(args)
     stop_after = _stop_after(1 if until is None else None, None, until, mode)
     sys.exit(rehearse(entrypoint, given, batch_size, workers, stop_after, output))
 
 
 def _entrypoint(text: str) -> str:
     """MODULE:OBJECT, also from FILE.py:OBJECT of a file in or below this folder."""
-    file, _, name = text.rpartition(":")
+    file, colon, name = text.rpartition(":")
+    if not colon:
+        raise click.BadParameter(
+            f"{text!r} must be MODULE:OBJECT or FILE.py:OBJECT, for example digits.py:job"
+        )
+    if file.endswith(".py") and not Path(file).is_file():
+        raise click.BadParameter(f"there is no file {file}")
     module = file.removeprefix("./").removesuffix(".py").replace("/", ".")
     return f"{module}:{name}" if file.endswith(".py") and not file.startswith(("/", "..")) else text
 
@@ -239,21 +244,12 @@ def _initial(folder: str | None, weights_only: bool) -> InitialFrom | None:
     return InitialFrom(uri=_uri(folder), weights_only=weights_only)
 
 
-def _argument(text: str) -> tuple[str, int | str]:
-    name, separator, value = text.partition("=")
-    if not separator:
-        raise click.BadParameter(f"{text!r} must be NAME=VALUE", param_hint="--arg")
+def arguments(texts: tuple[str, ...]) -> dict[str, int | str]:
+    """The options `--arg` as the entrypoint's arguments. Raises BadParameter."""
     try:
-        parsed = json.loads(value)
-    except ValueError:
-        return name, value
-    if isinstance(parsed, list | dict):
-        raise click.BadParameter(
-            f"{text!r} must have an integer or a string as its value", param_hint="--arg"
-        )
-    # The rest as a TrainingJob has it, whose schema has no other types.
-    kept = isinstance(parsed, str) or (isinstance(parsed, int) and not isinstance(parsed, bool))
-    return name, parsed if kept else value
+        return dict(map(argument, texts))
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--arg") from None
 
 
 def _stop_after(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import math
 import re
 from enum import StrEnum
@@ -39,6 +40,12 @@ CODE_DIR = "/var/run/shoal/code"
 """The mount path of the job's code from a ConfigMap, first on the path of workers."""
 CODE_ARCHIVE = "code.zip"
 """The file in it that has packages and what is large; Python imports from it."""
+
+
+def code_name(namespace: str, digest: str) -> str:
+    """Where an archive that is larger than a ConfigMap lies in the job's storage. `digest`: its SHA-256 (hex)."""
+    return f"{namespace}/code-{digest}.zip"
+
 
 EPOCH_LINE = "epoch report: "
 """PS 0 logs each complete epoch in a line that ends in this and an `EpochReport` as JSON: the history of the job for
@@ -105,6 +112,28 @@ class JobIdentity(Message):
 
 BATCH_SIZE = 32
 """What `run`, `check`, `fit` and `submit` take where nobody says it: Keras' own. A manifest without it has 128."""
+
+
+def argument(text: str) -> tuple[str, int | str]:
+    """An argument of the entrypoint, of a command line (NAME=VALUE), as a TrainingJob has it.
+
+    An integer or a string of JSON (`n=5`, `n="5"`), and any other text as it was typed: `1.10`, `007`, `true`.
+
+    Raises:
+        ValueError: it has no name, or its value is a list or an object of JSON.
+    """
+    name, equals, typed = text.partition("=")
+    if not equals or not name:
+        raise ValueError(f"{text!r} must be NAME=VALUE")
+    try:
+        value = json.loads(typed)
+    except ValueError:
+        return name, typed
+    if isinstance(value, list | dict):
+        raise ValueError(f"{text!r} must have an integer or a string as its value")
+    is_integer = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
+    return name, value if is_integer or isinstance(value, str) else typed
+
 
 FALLS = (
     "loss", "error", "(root_)?mean_squared_error", "r?mse", "mean_absolute_error", "mae", "mape", "msle",
@@ -211,6 +240,8 @@ class RuntimeConfig(Message):
     parameter_servers: tuple[Shard, ...]
     entrypoint: str
     args: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
+    code_digest: str = ""
+    """Of the archive with the job's code in the storage (`code_name`); empty: it is in a ConfigMap or the image."""
     batch_size: int = 128
     """Samples per step of a worker."""
     batch_sizes: tuple[AcceleratorBatch, ...] = ()
@@ -351,7 +382,7 @@ class ShardReport(Message):
 class DataReport(Message):
     """Samples of the current epoch by state, and three counters of samples over the whole run.
 
-    `repeated`: applied more than once. `partial`: applied on some shards only. `lost`: marked done but not applied.
+    `repeated`: applied more than once. `partial`: applied on some shards only. `lost`: left out by `on_nan`.
     """
 
     done: Count = 0

@@ -10,7 +10,7 @@ TrainerError
 ├── WorkerFailed    this worker cannot go on, but another one may: end with the reason, and be replaced
 │   ├── NoAccelerator  the pod was promised a GPU and sees none
 │   ├── OutOfMemory    a step or a task does not fit into the memory of this worker
-│   └── HungStep       a step does not end
+│   └── HungStep       a step or a task does not end
 ├── Interrupted     SIGTERM arrived during a task: leave without its result
 ├── Unreachable     a peer or the storage does not answer; callers retry
 │   └── TooSlow       a peer keeps the connection open but misses the deadline

@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TypeVar
@@ -36,6 +37,7 @@ from shoal_trainer.contract import (
     RuntimeConfig,
     TerminationMessage,
 )
+from shoal_trainer.coordinator import code
 from shoal_trainer.coordinator.control_client import ShardControl
 from shoal_trainer.coordinator.epoch_log import EpochLog
 from shoal_trainer.coordinator.follower import Follower
@@ -143,6 +145,7 @@ class ParameterServer:
             status=service.status if service else None,
             upload=service.upload if service else None,
             download=service.download if service else None,
+            code=partial(code.opened, self.config) if service and self.config.code_digest else None,
         )
         data.start()
         control.start()

@@ -1,7 +1,7 @@
 {{- /* A Service's name begins with a letter; a release's may not. */}}
 {{- define "shoal.name" -}}
 {{- $own := regexMatch "^[a-z]" .Release.Name | ternary .Release.Name (printf "shoal-%s" .Release.Name) }}
-{{- .Values.nameOverride | default $own | trunc 50 | trimSuffix "-" }}
+{{- .Values.fullnameOverride | default .Values.nameOverride | default $own | trunc 50 | trimSuffix "-" }}
 {{- end }}
 {{- define "shoal.serviceAccount" -}}{{ .Values.serviceAccount.name | default (include "shoal.name" .) }}{{- end }}
 {{- define "shoal.pools.name" -}}{{ printf "%s-pools" (include "shoal.name" .) }}{{- end }}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from dev.demo.chart import finish
 from dev.demo.pools.record import Moment
 
 
@@ -43,13 +43,5 @@ def draw(
     top = max([deadline, *(m.at + (m.remaining or 0.0) for m in told)])
     when.set(xlabel="seconds since the job's start", ylabel="finish (s since the start)")
     when.set_ylim(0, min(top, 2 * deadline) * 1.08)
-    for moment, words in events.items():
-        for axes in (who, when):
-            axes.axvline(moment, color="0.5", linestyle="--", linewidth=1)
-        when.annotate(textwrap.fill(words, 16), (moment, 0.03), xycoords=("data", "axes fraction"), xytext=(3, 0),
-                      textcoords="offset points", fontsize=8)  # fmt: skip
     when.legend(frameon=False, loc="lower right", fontsize=8)
-    for axes in (who, when):
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=110)
+    finish(path, figure, when, events, width=16)

@@ -89,9 +89,8 @@ def figures(
     learned: Mapping[str, float],
     on_demand: tuple[str, float],
     second: tuple[float | None, Sequence[Moment]],
-    seconds: Mapping[str, float],
 ) -> dict[str, Any]:
-    """The content of build/demo-pools.json.
+    """The content of build/demo-pools.json but for the seconds.
 
     Args:
         moments: of the first job.
@@ -101,7 +100,6 @@ def figures(
         learned: seconds of a step of a worker alone, by pool, as predicted from the SpeedProfile.
         on_demand: the pool of on-demand machines, and their price per hour.
         second: the speed predicted for the second job before its first step, and its moments.
-        seconds: of the parts of the demo.
 
     """
     speeds, half = throughput(moments), predicted_at_half(moments)
@@ -127,7 +125,6 @@ def figures(
         "secondJobFirstPredictionError": None
         if predicted is None or not measured
         else round(abs(predicted / measured - 1), 3),
-        "seconds": {name: round(value, 1) for name, value in seconds.items()},
     }
 
 

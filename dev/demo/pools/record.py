@@ -60,13 +60,12 @@ def moment(picture: Picture, now: datetime, pools: Mapping[str, str]) -> Moment:
         WorkerSeen(
             (w.slot, w.incarnation),
             pools.get(w.node, ""),
-            w.step_seconds is not None and now.timestamp() - w.first_push_at >= SETTLED_SECONDS,
+            w.step_seconds is not None and now.timestamp() - (w.first_push_at or 0.0) >= SETTLED_SECONDS,
             w.samples,
             w.steps,
             w.beside_seconds,
         )
-        for w in (report.workers if report else ())
-        if w.state == "Active" and w.first_push_at is not None
+        for w in picture.pushing
     )
     between = None
     if told and told.earliest_seconds is not None and told.latest_seconds is not None:

@@ -27,6 +27,8 @@ _URI = "^(s3|gs|file)://.+"
 _ENTRYPOINT = "^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
 _RUN = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 _RUN_WORDS = "must contain only a-z, 0-9 and '-', and begin and end with a letter or digit: it names a folder"
+_DIGEST = "^[0-9a-f]{64}$"
+_DIGEST_WORDS = "must be a SHA-256: 64 hexadecimal digits, as shoal submit writes them"
 StorageUri = Annotated[
     str,
     Field(
@@ -251,11 +253,22 @@ class AcceleratorBatchSize(Strict):
 
 
 class CodeSource(Strict):
-    """Python files outside of the image."""
+    """Python files outside of the image. Set exactly one field."""
 
-    config_map: str = Field(min_length=1, max_length=253)
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            ("has(self.configMap) != has(self.digest)", "set exactly one of configMap, digest")
+        )
+    )
+
+    config_map: str | None = Field(None, min_length=1, max_length=253)
     """A ConfigMap of the job's namespace, whose keys are the names of files: `digits.py`; or an archive with packages,
     `code.zip`."""
+    digest: str | None = Field(
+        None, pattern=_DIGEST, json_schema_extra=explained(_DIGEST, _DIGEST_WORDS), max_length=64
+    )
+    """The SHA-256 of an archive in the job's storage, `<storage>/<namespace>/code-<digest>.zip`, which parameter server
+    0 hands to the workers: for code that is too large for a ConfigMap."""
 
 
 class TrainingSpec(Strict):
@@ -312,6 +325,11 @@ class TrainingJobSpec(Strict):
             (
                 "self.training == oldSelf.training",
                 "training is immutable: create a new TrainingJob and set training.initialFrom to this run",
+            ),
+            (
+                "!has(self.training.code) || !has(self.training.code.digest) || !has(self.storage.ephemeral)",
+                "training.code.digest is an archive in the storage, and storage.ephemeral has none: set storage.uri or"
+                " volumeClaim",
             ),
             (
                 "self.parameterServers.replicas == oldSelf.parameterServers.replicas"
@@ -445,3 +463,8 @@ class TrainingJob(Resource):
     """The desired state."""
     status: TrainingJobStatus = TrainingJobStatus()
     """The observed state, written only by the operator."""
+
+    @property
+    def wanted(self) -> int:
+        """How many workers are wanted: by the operator, or, before it has looked at the job, by the spec."""
+        return self.status.workers.desired if self.status.phase else self.spec.workers.replicas

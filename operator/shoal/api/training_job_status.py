@@ -6,9 +6,9 @@ ran is counted exactly once. Counters only grow.
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field, model_serializer
 
@@ -16,7 +16,10 @@ from shoal.api.base import Condition as JobCondition
 from shoal.api.base import Status
 from shoal.api.labels import Place
 from shoal.api.planning_status import CostStatus, PlanStatus, PoolUsage, PredictionStatus
+from shoal.words import duration
 
+STALE = timedelta(minutes=2)
+"""An operator looks at a new generation at once, and steps are reported each 30 s: after so long nobody is watching."""
 SlotState = Literal["Planned", "Starting", "Running", "Silent", "Draining", "Ended"]
 
 
@@ -224,9 +227,9 @@ class DataStatus(Status):
     repeated: int = 0
     """Applied twice, because a parameter server was lost."""
     partial: int = 0
-    """Applied on some shards only."""
+    """Applied on some shards only, because a parameter server was lost, or a worker in the middle of a push."""
     lost: int = 0
-    """Recorded as done but never applied."""
+    """Left out, because their loss or gradient was not finite and the Training's on_nan says so."""
 
 
 class Output(Status):
@@ -247,12 +250,27 @@ class JobImages(Status):
     """Image of workers."""
 
 
+Phase = Literal["", "Pending", "Starting", "Running", "Suspended", "Succeeded", "Failed"]
+PHASES: tuple[Phase, ...] = get_args(Phase)[1:]
+MOST_IMPORTANT_FIRST = (
+    "Failed",
+    "Complete",
+    "Stalled",
+    "QuotaExceeded",
+    "Degraded",
+    "NodeSignalsSuspect",
+    "Suspended",
+    "Disrupted",
+)
+"""The conditions that a job is judged by, where several are True."""
+
+
 class TrainingJobStatus(Status):
     """The observed state."""
 
     observed_generation: int = 0
     """The generation of the spec that this status is based on."""
-    phase: Literal["", "Pending", "Starting", "Running", "Suspended", "Succeeded", "Failed"] = ""
+    phase: Phase = ""
     """Pending, Starting, Running, Suspended, Succeeded or Failed: a summary of the conditions."""
     reason: str = ""
     """The reason of the most important condition, when the job is not simply running."""
@@ -309,6 +327,20 @@ class TrainingJobStatus(Status):
     def condition(self, kind: str) -> JobCondition | None:
         """The condition of this type, if set."""
         return next((c for c in self.conditions if c.type == kind), None)
+
+    @property
+    def words(self) -> str:
+        """The message of the most important condition that holds; empty if none has anything to say."""
+        found = (self.condition(kind) for kind in (*MOST_IMPORTANT_FIRST, "Reconciling"))
+        return next((c.message for c in found if c is not None and c.status == "True" and c.message), "")
+
+    def standing(self, now: datetime) -> str:
+        """For how many minutes no step is known of a job that is said to train; empty if one was a moment ago."""
+        last = self.training.last_progress_time
+        if self.phase != "Running" or last is None or now - last <= STALE:
+            return ""
+        minutes = (now - last) // timedelta(minutes=1)
+        return f"no step is known for {duration(60 * minutes)}"
 
     @property
     def finished(self) -> bool:

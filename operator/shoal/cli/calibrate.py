@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from shoal.cli.cluster import cluster_command, emit
 from shoal.cli.inputs import read_problem, read_traces
 from shoal.cli.options import FILE, Files, Limits, Output, files_options, output_options
 from shoal.errors import UsageError
+
+if TYPE_CHECKING:
+    from shoal.client import Client
 
 __all__ = ["calibrate"]
 
@@ -28,7 +32,9 @@ __all__ = ["calibrate"]
 @click.option("--confidence", type=float, default=0.95, show_default=True, help="What is promised.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the simulated runs.")
 @output_options("Write what was kept, by trace and time to the deadline, to this PNG file.")
+@cluster_command
 def calibrate(
+    client: Client,
     files: Files,
     traces: tuple[Path, ...],
     more_traces: tuple[Path, ...],
@@ -47,7 +53,7 @@ def calibrate(
         raise UsageError("the calibration is of one job: give -f once")
     if not 0.5 <= confidence < 1:
         raise UsageError(f"--confidence must be at least 0.5 and below 1, not {confidence:g}")
-    problem = read_problem(files.jobs[0], files, Limits(None, None, None, None), job_deadline=False)
+    problem = read_problem(client, files.jobs[0], files, Limits(None, None, None, None), job_deadline=False)
     spot, on_demand = pair_of(problem)
     found = run(
         spot,
@@ -60,8 +66,8 @@ def calibrate(
         from shoal.cli import plots
 
         plots.write_calibration(found, output.plot)
-    if output.as_json:
-        click.echo(json.dumps(found.as_json(), indent=1, allow_nan=False))
+    if output.format != "table":
+        emit(found.as_json(), output.format)
         return
     windows = sum(cell.n for cell in found.cells)
     click.echo(

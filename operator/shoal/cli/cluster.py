@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
 
@@ -39,12 +39,8 @@ def cluster_command(function: Command) -> Command:
     @click.option("--kubeconfig", metavar="FILE", help="Default: $KUBECONFIG or ~/.kube/config.")
     @functools.wraps(function)
     def call(*, namespace: str | None, context: str | None, kubeconfig: str | None, **arguments: Any) -> Any:
-        try:
-            from shoal.client import Client
-        except ImportError as error:
-            raise Exit(
-                f"this command needs shoal[client]: pip install 'shoal[client]' ({error})", 2
-            ) from error
+        from shoal.client import Client
+
         try:
             return function(client=Client(namespace, kubeconfig=kubeconfig, context=context), **arguments)
         except (NotFound, Refused) as error:
@@ -71,12 +67,20 @@ class Exit(click.ClickException):
         self.exit_code = code  # type: ignore[misc]  # click reads it of the instance, and so documents it
 
 
+def format_options(name: str) -> tuple[Callable[[Command], Command], ...]:
+    """`-o`, as this argument; `--json` is short for `-o json`."""
+    choice = click.Choice(get_args(Format))
+    return (
+        click.option("-o", "--output", name, default="table", show_default=True, type=choice, help="Format."),
+        click.option("--json", name, flag_value="json", hidden=True),
+    )
+
+
 def output_option(function: Command) -> Command:
     """`-o`, as `output`."""
-    choice = click.Choice(["table", "json", "yaml"])
-    return click.option("-o", "--output", default="table", show_default=True, type=choice, help="Format.")(
-        function
-    )
+    for option in format_options("output"):
+        function = option(function)
+    return function
 
 
 def complete_job(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -102,17 +106,18 @@ WIDE = 200
 
 def console() -> Console:
     """Where tables are printed: as wide as the terminal; in files and pipes wide enough for whole lines."""
-    from rich.console import Console
+    from shoal.client.view import plain_console
 
     piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(width=WIDE if piped else None)
+    return plain_console(WIDE if piped else None)
 
 
 def emit(value: Any, output: Format) -> None:
     """Print an answer as JSON or YAML."""
+    text = json.dumps(value, indent=2, default=str, allow_nan=False)
     if output == "json":
-        click.echo(json.dumps(value, indent=2, default=str))
+        click.echo(text)
         return
     import yaml
 
-    click.echo(yaml.safe_dump(json.loads(json.dumps(value, default=str)), sort_keys=False), nl=False)
+    click.echo(yaml.safe_dump(json.loads(text), sort_keys=False), nl=False)

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from shoal.errors import UsageError
+from shoal.errors import ClusterError, UsageError
 
 if TYPE_CHECKING:
     from shoal.api.capacity_pool import CapacityPool
     from shoal.api.speed_profile import SpeedProfile
     from shoal.cli.options import Files, Limits
+    from shoal.client import Client
     from shoal.sizing.plan.problem import Problem
     from shoal.sizing.simulate.traces import Trace
 
 __all__ = ["read_problem", "read_traces", "with_traces"]
 
+T = TypeVar("T")
+
 
 def read_problem(
-    job: Path, files: Files, limits: Limits, *, job_deadline: bool = True, max_servers: int | None = None
+    client: Client,
+    job: Path,
+    files: Files,
+    limits: Limits,
+    *,
+    job_deadline: bool = True,
+    max_servers: int | None = None,
 ) -> Problem:
-    """The problem of the files. The limits of the command line replace those of the job.
+    """The problem of the files, and of the cluster where they lack. The limits of the command line replace the job's.
 
     `job_deadline`: whether the deadline of the job counts.
     """
@@ -33,9 +42,10 @@ def read_problem(
     from shoal.sizing.plan.manifests import profile_for, read_job, read_pools, read_profiles
 
     read = read_job(job)
-    profiles = read_profiles(files.profiles) if files.profiles else cluster_profiles(read.metadata.namespace)
+    namespace = read.metadata.namespace or None
+    profiles = read_profiles(files.profiles) if files.profiles else cluster_profiles(client, namespace)
     profile = profile_for(read, profiles, str(files.profiles or "the cluster"))
-    pools = read_pools(files.pools) if files.pools else cluster_pools()
+    pools = read_pools(files.pools) if files.pools else cluster_pools(client)
     problem = problem_of(
         read,
         pools,
@@ -52,24 +62,17 @@ def read_problem(
     )
 
 
-def cluster_pools() -> list[CapacityPool]:
-    """The CapacityPools of the cluster that kubectl uses."""
-    from shoal.api.capacity_pool import CapacityPool
-
-    found = [CapacityPool.model_validate(_known(item)) for item in _listed("capacitypools")]
+def cluster_pools(client: Client) -> Sequence[CapacityPool]:
+    """The CapacityPools of the cluster."""
+    found = _or_files(client.pools, "--pools")
     if not found:
         raise UsageError("the cluster has no CapacityPool: make one, or give a file with --pools")
     return found
 
 
-def cluster_profiles(namespace: str | None) -> list[SpeedProfile]:
-    """The SpeedProfiles of a namespace (None: kubectl's) in the cluster that kubectl uses."""
-    from shoal.api.speed_profile import SpeedProfile
-
-    found = [
-        SpeedProfile.model_validate(_known(item))
-        for item in _listed("speedprofiles", namespaced=True, namespace=namespace)
-    ]
+def cluster_profiles(client: Client, namespace: str | None) -> Sequence[SpeedProfile]:
+    """The SpeedProfiles of a namespace (None: the client's)."""
+    found = _or_files(lambda: client.profiles(namespace), "--profiles")
     if not found:
         raise UsageError(
             "the namespace has no SpeedProfile: run a job of the model once, make one with spec.model, or give a file "
@@ -78,23 +81,11 @@ def cluster_profiles(namespace: str | None) -> list[SpeedProfile]:
     return found
 
 
-def _listed(plural: str, *, namespaced: bool = False, namespace: str | None = None) -> list[dict[str, Any]]:
-    """The objects of a kind, of one namespace (None or empty: kubectl's) if it is `namespaced`."""
-    from shoal.api.base import API_VERSION
-    from shoal.client.api import Api
-    from shoal.errors import ClusterError
-
+def _or_files(read: Callable[[], Sequence[T]], option: str) -> Sequence[T]:
     try:
-        api = Api.connect()
-        inside = f"namespaces/{namespace or api.namespace}/" if namespaced else ""
-        return api.list(f"/apis/{API_VERSION}/{inside}{plural}")
+        return read()
     except ClusterError as error:
-        raise UsageError(f"cannot read {plural} from the cluster: {error}; or give files") from error
-
-
-def _known(item: dict[str, Any]) -> dict[str, Any]:
-    """The parts of an object that its model has."""
-    return {key: item[key] for key in ("apiVersion", "kind", "metadata", "spec", "status") if key in item}
+        raise type(error)(f"{error}; or give files with {option}") from error
 
 
 def read_traces(paths: Sequence[Path]) -> list[Trace]:

@@ -1,4 +1,4 @@
-"""`shoal submit|list|status|follow|wait|logs|history|scale|suspend|resume|model|delete`: `shoal.client` as commands."""
+"""`shoal list|status|follow|wait|logs|history|scale|suspend|resume|model|delete`: `shoal.client` as commands."""
 
 from __future__ import annotations
 
@@ -9,111 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shoal.api.training_job_status import PHASES
 from shoal.cli.cluster import JOB, Format, cluster_command, console, emit, output_option
-from shoal.errors import ClusterError, UsageError
-from shoal_trainer.contract import BATCH_SIZE
+from shoal.errors import ClusterError
 
 if TYPE_CHECKING:
     from shoal.client import Client
-
-
-@click.command()
-@click.argument("entrypoint", metavar="FILE.py:OBJECT|MODULE:OBJECT")
-@click.option(
-    "--storage", default="", metavar="URI", help="Required: s3://…, gs://…, claim:NAME, or ephemeral."
-)
-@click.option(
-    "--image", metavar="IMAGE", help="Of the workers. Default: the operator's, Keras without your packages."
-)
-@click.option("--workers", default=1, show_default=True, type=click.IntRange(0, 1000), metavar="N")
-@click.option("--max-workers", type=click.IntRange(1, 1000), metavar="N", help="Upper limit of workers.")
-@click.option("--accelerator", metavar="NAME", help='Run on the CapacityPools with it, such as "L4".')
-@click.option(
-    "--pool",
-    "pools",
-    multiple=True,
-    metavar="NAME",
-    help="A CapacityPool, in order of preference. Repeatable.",
-)
-@click.option(
-    "--capacity",
-    type=click.Choice(["Spot", "OnDemand", "Any"], case_sensitive=False),
-    help="Nodes for workers.  [default: Spot]",
-)
-@click.option(
-    "--arg", "args", multiple=True, metavar="NAME=VALUE", help="An argument of the entrypoint. Repeatable."
-)
-@click.option(
-    "--file", "files", multiple=True, metavar="PATH", help="More code to send along: a file or a folder."
-)
-@click.option(
-    "--batch-size",
-    default=BATCH_SIZE,
-    show_default=True,
-    type=click.IntRange(1),
-    metavar="N",
-    help="Samples per step of a worker.",
-)
-@click.option(
-    "--epochs", type=click.IntRange(1), metavar="N", help="Default: 1, without --steps and --until."
-)
-@click.option("--steps", type=click.IntRange(1), metavar="N", help="Of the whole job.")
-@click.option("--until", metavar="METRIC=VALUE", help="Stop when a validation metric reaches the value.")
-@click.option("--parameter-servers", default=1, show_default=True, type=click.IntRange(1), metavar="N")
-@click.option(
-    "--deadline", type=click.IntRange(1), metavar="SECONDS", help="Let Shoal choose workers by a deadline."
-)
-@click.option("--max-cost", metavar="AMOUNT", help="Let Shoal choose workers by a budget.")
-@click.option("--run", metavar="NAME", help="A folder that a later job with this name and run continues.")
-@click.option(
-    "--name", metavar="NAME", help="Of the job. Default: made from the module, another one each time."
-)
-@click.option("--follow", is_flag=True, help="Show the live table until it is finished.")
-@click.option(
-    "--dry-run",
-    is_flag=True,
-    help="Print the manifests and create nothing. Needs no cluster, but with --accelerator.",
-)
-@cluster_command
-def submit(client: Client, *, dry_run: bool, follow: bool, **given: Any) -> None:
-    """Create a job; code in a file travels with it, so that an edit needs no image."""
-    arguments = _arguments(given)
-    if dry_run:
-        from shoal.cli.documents import print_manifests
-
-        made = client.prepare(**arguments)
-        print_manifests(made.code, made.job)
-        return
-    job = client.submit(**arguments)
-    click.echo(f"job {job.name} was created; shoal follow {job.name} shows it")
-    if follow:
-        _end(job.follow())
-
-
-def _arguments(given: dict[str, Any]) -> dict[str, Any]:
-    """The options as `Client.submit` takes them."""
-    found = {key: value for key, value in given.items() if value is not None}
-    found["deadline_seconds"] = found.pop("deadline", None)
-    found["args"] = dict(_argument(text) for text in found.get("args", ()))
-    if (until := found.pop("until", None)) is not None:
-        metric, _, value = until.partition("=")
-        try:
-            found["until"] = (metric.strip(), float(value))
-        except ValueError as error:
-            raise UsageError(
-                f"--until {until!r} must be METRIC=VALUE, for example val_accuracy=0.97"
-            ) from error
-    return found
-
-
-def _argument(text: str) -> tuple[str, int | float | str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise UsageError(f"--arg {text!r} must be NAME=VALUE")
-    for kind in (int, float):
-        with contextlib.suppress(ValueError):
-            return name, kind(value)
-    return name, value.strip('"') if value.startswith('"') else value
 
 
 @click.command("list")
@@ -151,7 +52,7 @@ def status(client: Client, *, name: str, output: Format) -> None:
 
     from shoal.client.story import moments
     from shoal.client.view import follow_view
-    from shoal.client.words import age
+    from shoal.words import age
 
     now = datetime.now(UTC)
     _print(follow_view(job.seen, now=now))
@@ -169,12 +70,17 @@ def status(client: Client, *, name: str, output: Format) -> None:
 @cluster_command
 def follow(client: Client, *, name: str) -> None:
     """A live table until the job is finished. Ctrl-C ends the table, not the job."""
-    _end(client.job(name).follow())
+    end(client.job(name).follow())
 
 
 @click.command()
 @JOB
-@click.option("--for", "phase", metavar="PHASE", help="Running, Suspended, Succeeded …  [default: finished]")
+@click.option(
+    "--for",
+    "phase",
+    type=click.Choice(PHASES, case_sensitive=False),
+    help="The phase to wait for.  [default: finished]",
+)
 @click.option("--timeout", type=float, metavar="SECONDS", help="Give up with exit code 1.")
 @cluster_command
 def wait(client: Client, *, name: str, phase: str | None, timeout: float | None) -> None:
@@ -282,7 +188,7 @@ def delete(client: Client, *, name: str, yes: bool) -> None:
     click.echo(f"{name} is deleted")
 
 
-def _end(ended: Any) -> None:
+def end(ended: Any) -> None:
     """Print how a job ended; exit code 1 if it failed."""
     if ended.output:
         click.echo(f"the model is in {ended.output.uri}")

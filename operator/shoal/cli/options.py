@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from shoal.cli.cluster import Format, format_options
+
 __all__ = [
     "FILE",
     "Files",
@@ -55,7 +57,7 @@ class Output:
 
     plot: Path | None
     currency: str
-    as_json: bool
+    format: Format
 
 
 def _group(
@@ -100,13 +102,19 @@ def files_options(pools_help: str) -> Callable[[Command], Command]:
 
 
 def limits_options(default: str) -> Callable[[Command], Command]:
-    """`--deadline`, `--budget`, `--prefer` and `--confidence` as `limits`."""
+    """`--deadline`, `--max-cost`, `--prefer` and `--confidence` as `limits`."""
     return _group(
         "limits",
         Limits,
         ["deadline", "budget", "prefer", "confidence"],
         click.option("--deadline", type=float, help=f"Deadline in seconds from now.{default}"),
-        click.option("--budget", type=float, help=f"The most that the work left may cost.{default}"),
+        click.option(
+            "--max-cost",
+            "--budget",
+            "budget",
+            type=float,
+            help=f"The most that the work left may cost.{default}",
+        ),
         click.option(
             "--prefer",
             type=click.Choice(["MinCost", "MinTime", "BestValue"]),
@@ -119,14 +127,14 @@ def limits_options(default: str) -> Callable[[Command], Command]:
 
 
 def output_options(plot_help: str) -> Callable[[Command], Command]:
-    """`--plot`, `--currency` and `--json` as `output`."""
+    """`--plot`, `--currency` and `-o` as `output`."""
     return _group(
         "output",
         Output,
-        ["plot", "currency", "as_json"],
+        ["plot", "currency", "format"],
         click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help=plot_help),
         click.option("--currency", default="$", show_default=True, help="Currency of the prices."),
-        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        *format_options("format"),
     )
 
 

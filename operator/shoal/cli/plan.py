@@ -1,13 +1,13 @@
-"""`shoal plan`: files in, an explanation, tables and plots out. It does not contact a cluster."""
+"""`shoal plan`: files, or what the cluster has, in; an explanation, tables and plots out."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
+from shoal.cli.cluster import cluster_command, emit
 from shoal.cli.inputs import read_problem, with_traces
 from shoal.cli.options import (
     Files,
@@ -21,6 +21,7 @@ from shoal.cli.options import (
 from shoal.errors import UsageError
 
 if TYPE_CHECKING:
+    from shoal.client import Client
     from shoal.sizing.plan.planner import Plan
     from shoal.sizing.plan.problem import Problem
 
@@ -40,8 +41,14 @@ NO_PLAN = 3
 )
 @trace_option
 @output_options("Write the Pareto front of time and cost to this PNG file.")
+@cluster_command
 def plan(
-    files: Files, limits: Limits, max_servers: int | None, traces: Sequence[str], output: Output
+    client: Client,
+    files: Files,
+    limits: Limits,
+    max_servers: int | None,
+    traces: Sequence[str],
+    output: Output,
 ) -> None:
     """Find the cheapest nodes that meet a deadline, or the fastest for a budget.
 
@@ -52,7 +59,8 @@ def plan(
     from shoal.sizing.plan import planner
 
     problems = [
-        with_traces(read_problem(job, files, limits, max_servers=max_servers), traces) for job in files.jobs
+        with_traces(read_problem(client, job, files, limits, max_servers=max_servers), traces)
+        for job in files.jobs
     ]
     if len(problems) > 1:
         _show_together(files, problems, output)
@@ -77,14 +85,14 @@ def _show_together(files: Files, problems: Sequence[Problem], output: Output) ->
         explain(plan, output.currency) if any(plan.counts) else "The other jobs leave no node for it."
         for plan in plans
     ]
-    if output.as_json:
+    if output.format != "table":
         jobs = [
             {"name": name, **plan.as_json(words)}
             for name, plan, words in zip(names, plans, reasons, strict=True)
         ]
         for job, plan in zip(jobs, plans, strict=True):
             job["counts"] = {pool.name: n for pool, n in zip(plan.pools, plan.counts, strict=True)}
-        click.echo(json.dumps({"jobs": jobs, "cost": cost}, indent=1, allow_nan=False))
+        emit({"jobs": jobs, "cost": cost}, output.format)
     else:
         for name, words in zip(names, reasons, strict=True):
             click.echo(f"{name}: {words}")
@@ -102,8 +110,8 @@ def show(answer: Plan, output: Output) -> None:
         from shoal.cli import plots
 
         plots.write_front(answer, output.plot, output.currency)
-    if output.as_json:
-        click.echo(json.dumps(answer.as_json(reason), indent=1, allow_nan=False))
+    if output.format != "table":
+        emit(answer.as_json(reason), output.format)
     else:
         from shoal.cli import views
 

@@ -154,4 +154,4 @@ def _write(figure: Any, path: Path) -> None:
         partial.replace(path)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        raise UsageError(f"cannot write the plot to {path}: {error}") from error
+        raise UsageError(f"cannot write the plot to {path}: {error.strerror or error}") from error

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
+from shoal.cli.cluster import Format, emit, output_option
 from shoal.errors import UsageError
 
 __all__ = ["predict"]
@@ -39,7 +39,7 @@ def predict() -> None:
     "--new-accelerator", metavar="NAME", help="Predict its rows by a fit to the other accelerators."
 )
 @click.option("--accelerators", type=_FILE, help="CSV of data sheets in addition to the built-in ones.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@output_option
 def evaluate(
     target: str,
     train: Path,
@@ -48,7 +48,7 @@ def evaluate(
     leave_one_model_out: bool,
     new_accelerator: str | None,
     accelerators: Path | None,
-    as_json: bool,
+    output: Format,
 ) -> None:
     """Print MAPE, MAE and the coverage of the 90 % interval, by accelerator."""
     from shoal.sizing.accelerators import catalogue  # pandas and scikit-learn take a second
@@ -58,8 +58,8 @@ def evaluate(
         raise UsageError("give exactly one of --test, --leave-one-model-out and --new-accelerator")
     sheets = catalogue() if accelerators is None else catalogue().extended(accelerators)
     result = run(target, train, models, sheets, test=test, new_accelerator=new_accelerator)
-    if as_json:
-        click.echo(json.dumps(result.as_json(), indent=2, allow_nan=False))
+    if output != "table":
+        emit(result.as_json(), output)
         return
     unit = "s" if target == "checkpoint" else "steps/s"
     click.echo(

@@ -1,18 +1,19 @@
-"""`shoal simulate`: replay revocation traces and compare policies. It does not contact a cluster."""
+"""`shoal simulate`: replay revocation traces and compare policies."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from shoal.cli.cluster import cluster_command, emit
 from shoal.cli.inputs import read_problem, read_traces
 from shoal.cli.options import FILE, Files, Limits, Output, files_options, output_options
 from shoal.errors import UsageError
 
 if TYPE_CHECKING:
+    from shoal.client import Client
     from shoal.sizing.simulate.summary import Result
 
 __all__ = ["simulate"]
@@ -48,7 +49,9 @@ MOST_SECONDS = 100 * 86400.0
     "--seed", type=int, default=0, show_default=True, help="Seed of the random offsets into the traces."
 )
 @output_options("Write workers over time, finish times and costs to this PNG file.")
+@cluster_command
 def simulate(
+    client: Client,
     files: Files,
     traces: tuple[Path, ...],
     more_traces: tuple[Path, ...],
@@ -75,7 +78,7 @@ def simulate(
     if len(files.jobs) > 1:
         raise UsageError("the simulation is of one job: give -f once")
     limits = Limits(deadline, None, None, None)
-    problem = read_problem(files.jobs[0], files, limits, job_deadline=slack is None)
+    problem = read_problem(client, files.jobs[0], files, limits, job_deadline=slack is None)
     scenario = scenario_of(problem, workers=workers, slack=slack)
     sources = read_traces([*traces, *more_traces])
     _show(summary.run(scenario, sources, runs=runs, seed=seed, confidence=confidence), output)
@@ -89,8 +92,8 @@ def _show(result: Result, output: Output) -> None:
         from shoal.cli import plots
 
         plots.write_simulation(result, output.plot, output.currency)
-    if output.as_json:
-        click.echo(json.dumps(result.as_json(reason), indent=1, allow_nan=False))
+    if output.format != "table":
+        emit(result.as_json(reason), output.format)
         return
     from shoal.cli import views
 

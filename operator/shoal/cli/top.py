@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING
 
 import click
 
 from shoal.cli.cluster import Format, cluster_command, console, emit, output_option
+from shoal.errors import Unavailable
 
 if TYPE_CHECKING:
     from shoal.client import Client
@@ -41,7 +43,8 @@ def top(client: Client, *, all_namespaces: bool, every: float, once: bool, outpu
     ) as live:
         while True:
             time.sleep(every)
-            live.update(job_table(read(), namespaces=all_namespaces), refresh=True)
+            with contextlib.suppress(Unavailable):  # while the API server is away, what it said last is shown
+                live.update(job_table(read(), namespaces=all_namespaces), refresh=True)
 
 
 def _order(job: object) -> tuple[bool, float, str]:

@@ -1,4 +1,7 @@
-"""Requests to the API server with the kubeconfig of kubectl, as JSON in and out; errors that say what to do."""
+"""Requests to the API server with the kubeconfig of kubectl, as JSON in and out; errors that say what to do.
+
+The official client is imported when it is first used: what needs no cluster neither waits for it nor needs it.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,22 @@ import contextlib
 import json
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import urllib3
-import yaml
-from kubernetes import client, config
-from kubernetes.client.exceptions import ApiException
+from pydantic import ValidationError
 
-from shoal.api.base import API_VERSION
-from shoal.errors import ClusterError, NotFound, Refused, Unavailable
+from shoal import __version__
+from shoal.api.base import API_VERSION, Resource
+from shoal.api.mistakes import mistakes
+from shoal.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable, UsageError
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
 
 Json = dict[str, Any]
+Kind = TypeVar("Kind", bound=Resource)
+PAGE = 500
+"""Objects in one answer of the API server, as kubectl asks."""
 APPLY_JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
 
@@ -24,7 +32,7 @@ MERGE_PATCH = "application/merge-patch+json"
 class Api:
     """One API server and a namespace that is the default."""
 
-    def __init__(self, api: client.ApiClient, namespace: str) -> None:
+    def __init__(self, api: ApiClient, namespace: str) -> None:
         self._api = api
         self.namespace = namespace
 
@@ -36,7 +44,15 @@ class Api:
 
         Raises:
             Unavailable: neither is there, the context does not exist, or the login fails.
+            UsageError: the packages for it are not installed.
         """
+        try:
+            import yaml
+            from kubernetes import client, config
+        except ImportError as error:
+            raise UsageError(
+                f"a cluster needs shoal[client]: pip install 'shoal[client]' ({error})"
+            ) from error
         configuration = client.Configuration()
         try:
             with _logged() as words:
@@ -45,7 +61,8 @@ class Api:
                 )
         except (config.ConfigException, OSError, TypeError, yaml.YAMLError) as error:
             raise Unavailable(
-                f"no cluster to talk to ({_short(error)}). Make `kubectl get nodes` work, or set KUBECONFIG."
+                f"no cluster to talk to ({_short(error).rstrip('.')}). Make `kubectl get nodes` work, or set "
+                "KUBECONFIG."
             ) from error
         if words and not (configuration.api_key or configuration.cert_file or configuration.username):
             raise Unavailable(
@@ -60,8 +77,15 @@ class Api:
         return self._json("GET", path, query=query)
 
     def list(self, path: str, **query: str) -> list[Json]:
-        """The items of a list."""
-        return list(self.get(path, **query).get("items") or [])
+        """The items of a list, asked in pages."""
+        found: list[Json] = []
+        more = {"limit": str(PAGE)}
+        while more:
+            page = self.get(path, **query, **more)
+            found += page.get("items") or []
+            go_on = (page.get("metadata") or {}).get("continue")
+            more = {"limit": str(PAGE), "continue": go_on} if go_on else {}
+        return found
 
     def create(self, path: str, body: Json, *, dry_run: bool = False) -> Json:
         """POST an object; unknown fields are refused. Raises Refused with the server's words."""
@@ -91,6 +115,8 @@ class Api:
 
     def lines(self, path: str, query: Mapping[str, str], *, seconds: float | None = None) -> Iterator[str]:
         """The lines of a log or a watch as they come. `seconds`: without a line for so long, the stream ends."""
+        import urllib3
+
         response = self._send("GET", path, query, None, APPLY_JSON, timeout=(10.0, seconds)).response
         pending = b""
         try:
@@ -116,6 +142,9 @@ class Api:
     def _send(
         self, method: str, path: str, query: Mapping[str, str], body: Any, content_type: str, timeout: Any
     ) -> Any:
+        import urllib3
+        from kubernetes.client.exceptions import ApiException
+
         serialized = self._api.param_serialize(
             method,
             path,
@@ -134,6 +163,23 @@ class Api:
         if answer.status >= 300:
             raise refusal(answer.status, bytes(answer.read()), path)
         return answer
+
+
+def read_as(kind: type[Kind], manifest: Json) -> Kind:
+    """An object of the API server, which may be newer than this program: fields that it does not know are left out.
+
+    Raises:
+        UsageError: a field that it knows has a value that it does not.
+    """
+    try:
+        return kind.model_validate(manifest, extra="ignore")
+    except ValidationError as error:
+        found = "; ".join(mistakes(error, kind))
+        name = manifest.get("metadata", {}).get("name", "")
+        raise UsageError(
+            f"shoal {__version__} cannot read {kind.PLURAL} {name}: {found}. Is the cluster's Shoal newer? "
+            "Upgrade this one"
+        ) from error
 
 
 def refusal(status: int, body: bytes, path: str) -> ClusterError:
@@ -156,11 +202,11 @@ def refusal(status: int, body: bytes, path: str) -> ClusterError:
     if status in {400, 409, 422}:
         return Refused(words)
     if status == 401:
-        return Refused(
+        return Forbidden(
             f"the API server does not know you ({words}): log in, so that `kubectl get nodes` works"
         )
     if status == 403:
-        return Refused(
+        return Forbidden(
             f"{words}. A namespace's role edit includes its jobs; `kubectl auth whoami` shows who you are"
         )
     return Unavailable(f"the API server answered {status}: {words}")
@@ -182,6 +228,9 @@ def _logged() -> Iterator[list[str]]:
 
 def _namespace(kubeconfig: str | None, context: str | None) -> str | None:
     """The namespace of the kubeconfig's context."""
+    import yaml
+    from kubernetes import config
+
     try:
         contexts, active = config.list_kube_config_contexts(config_file=kubeconfig)
     except (config.ConfigException, OSError, TypeError, yaml.YAMLError):

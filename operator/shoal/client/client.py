@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 from shoal.api.base import API_VERSION
 from shoal.api.capacity_pool import CapacityPool
-from shoal.client.api import Api
+from shoal.api.speed_profile import SpeedProfile
+from shoal.client import store
+from shoal.client.api import Api, Json, read_as
 from shoal.client.job import Job
 from shoal.client.manifest import Manifests, Submission, manifests
-from shoal.errors import ClusterError, NotFound, Refused, UsageError
+from shoal.errors import ClusterError, NotFound, Refused, Unavailable, UsageError
 
 JOBS = f"/apis/{API_VERSION}/namespaces/{{namespace}}/trainingjobs"
 POOLS = f"/apis/{API_VERSION}/capacitypools"
@@ -66,7 +69,8 @@ class Client:
         Args:
             entrypoint: As for `submit`.
             storage: As for `submit`.
-            accelerator: Of the workers' nodes, such as "L4": they run on the CapacityPools that have it.
+            accelerator: Of the workers' nodes, such as "L4": they run on the CapacityPools that have it (those of
+                `pools`, if given), and request all of a node's.
             more: `workers` (1), `image` (the operator's, which has Keras and no other packages of yours), `args` (a
                 dict of integers, floats, strings), `files` (more code to send along), `pools` (CapacityPools by name),
                 `capacity`, `max_workers`, `epochs`, `steps`, `until` (metric, value), `batch_size` (32),
@@ -76,9 +80,7 @@ class Client:
             UsageError: an argument is wrong.
         """
         if accelerator is not None:
-            matching = self._pools_of(accelerator)
-            more["pools"] = [each.metadata.name for each in matching]
-            more["gpus"] = max(each.spec.accelerator.count for each in matching if each.spec.accelerator)
+            more["pools"], more["gpus"] = self._pools_of(accelerator, more.get("pools") or ())
         try:
             wanted = Submission(entrypoint=entrypoint, storage=storage, **more)
         except TypeError as error:
@@ -88,30 +90,62 @@ class Client:
     def create(self, made: Manifests) -> Job:
         """Create the objects of a job. The ConfigMap of the code belongs to the job and is deleted with it.
 
+        The job comes first, so that its ConfigMap is never without an owner; its pods wait for it as for an image.
+
         Raises:
-            Refused: the API server does not take the job.
+            Refused: the API server does not take the job, or its code; then there is neither.
             UsageError: its storage is a claim that does not exist.
+            Unavailable: the API server does not answer; the message says if the job may be there all the same. Or the
+                storage does not, to which the code goes.
         """
         self._must_have_claim(made)
-        code_path = f"/api/v1/namespaces/{self.namespace}/configmaps"
         jobs = JOBS.format(namespace=self.namespace)
-        if made.code is not None:
-            self.api.create(jobs, made.job, dry_run=True)  # before anything is left behind
-            self.api.create(code_path, made.code)
+        self.api.create(jobs, made.job, dry_run=True)  # so a job of this name that is found later is this one
+        if made.archive is not None:
+            store.put(made.job["spec"]["storage"]["uri"], self.namespace, made.archive)
+        job, created = Job(self.api, made.name), None
         try:
-            created = self.api.create(jobs, made.job)
-        except ClusterError:
+            created = self._create(jobs, made.job)
             if made.code is not None:
+                uid = created["metadata"]["uid"]
+                owner = {"apiVersion": API_VERSION, "kind": "TrainingJob", "name": made.name, "uid": uid}
+                metadata = {**made.code["metadata"], "ownerReferences": [owner]}
+                configmaps = f"/api/v1/namespaces/{self.namespace}/configmaps"
+                self._create(configmaps, {**made.code, "metadata": metadata})
+        except (ClusterError, KeyboardInterrupt) as error:
+            if created is not None or isinstance(error, KeyboardInterrupt):  # it may have been created
                 with contextlib.suppress(ClusterError):
-                    self.api.delete(f"{code_path}/{made.code['metadata']['name']}")
+                    job.delete()
             raise
-        if made.code is not None:
-            uid = created["metadata"]["uid"]
-            owner = {"apiVersion": API_VERSION, "kind": "TrainingJob", "name": made.name, "uid": uid}
-            self.api.patch(
-                f"{code_path}/{made.code['metadata']['name']}", {"metadata": {"ownerReferences": [owner]}}
-            )
-        return Job(self.api, made.name)
+        return job
+
+    def _create(self, path: str, manifest: Json) -> Json:
+        """Create an object of a new name. Where the answer is lost, what is there says whether it was created."""
+        name = manifest["metadata"]["name"]
+        try:
+            return self.api.create(path, manifest)
+        except Unavailable as error:
+            try:
+                return self.api.get(f"{path}/{name}")
+            except NotFound:
+                raise error from None
+            except ClusterError:
+                raise Unavailable(
+                    f"{error} Whether {name} was created is not known: shoal list shows it"
+                ) from error
+
+    def check(self, made: Manifests) -> None:
+        """Ask the API server whether it would take the job; nothing is created.
+
+        Raises:
+            Refused: it would not.
+            Forbidden, NotFound, Unavailable: it cannot be asked.
+        """
+        # By another name: a job of this name may be there, whose manifest this is.
+        metadata = {**made.job["metadata"], "name": f"dry-run-{secrets.token_hex(4)}"}
+        self.api.create(
+            JOBS.format(namespace=self.namespace), {**made.job, "metadata": metadata}, dry_run=True
+        )
 
     def _must_have_claim(self, made: Manifests) -> None:
         """Raise UsageError if the claim of the storage does not exist. Who may not read claims is not asked."""
@@ -157,29 +191,33 @@ class Client:
     def pools(self) -> Sequence[CapacityPool]:
         """The CapacityPools of the cluster."""
         return sorted(
-            (CapacityPool.model_validate(_known(each)) for each in self.api.list(POOLS)),
+            (read_as(CapacityPool, each) for each in self.api.list(POOLS)),
             key=lambda pool: pool.metadata.name,
         )
 
-    def _pools_of(self, accelerator: str) -> Sequence[CapacityPool]:
-        pools = self.pools()
-        matching = [
-            each
+    def profiles(self, namespace: str | None = None) -> Sequence[SpeedProfile]:
+        """The SpeedProfiles of a namespace. Default: that of the jobs."""
+        path = f"/apis/{API_VERSION}/namespaces/{namespace or self.namespace}/speedprofiles"
+        return [read_as(SpeedProfile, each) for each in self.api.list(path)]
+
+    def _pools_of(self, accelerator: str, among: Sequence[str]) -> tuple[Sequence[str], int]:
+        """The names of the pools with this accelerator, and how many of it one of their nodes has."""
+        pools = [each for each in self.pools() if not among or each.metadata.name in among]
+        matching = {
+            each.metadata.name: each.spec.accelerator.count
             for each in pools
             if each.spec.accelerator and each.spec.accelerator.name.lower() == accelerator.lower()
-        ]
+        }
         if not matching:
             known = sorted({each.spec.accelerator.name for each in pools if each.spec.accelerator})
             there_are = f"there are {', '.join(known)}" if known else "there is none with an accelerator"
             raise UsageError(
                 f"no CapacityPool has the accelerator {accelerator}: {there_are}. Create one, or pass pools=…"
             )
-        return matching
-
-
-def _known(manifest: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: value
-        for key, value in manifest.items()
-        if key in {"apiVersion", "kind", "metadata", "spec", "status"}
-    }
+        if len(counts := set(matching.values())) > 1:
+            listed = ", ".join(f"{name} {count}" for name, count in matching.items())
+            raise UsageError(
+                f"the pools with {accelerator} have different numbers of it on a node ({listed}), and all workers of a "
+                "job request the same: choose pools of one kind, too (pools=…, --pool)"
+            )
+        return [name for name in among or matching if name in matching], counts.pop()

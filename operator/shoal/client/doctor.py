@@ -13,8 +13,10 @@ from typing import Literal
 from shoal.api.base import GROUP, VERSION
 from shoal.api.labels import SPOT_LABELS
 from shoal.client.api import Api, Json
-from shoal.client.words import age, count
 from shoal.errors import NotFound, Refused
+from shoal.manifests.placement import Where, tolerations
+from shoal.manifests.platforms import GENERIC
+from shoal.words import age, count
 
 OLDEST = (1, 29)
 """The oldest Kubernetes whose CRDs have the rules that Shoal's use."""
@@ -175,9 +177,18 @@ def _nodes(cluster: Cluster) -> Iterator[Check]:
     if cluster.nodes is None:
         yield Check("nodes", "unknown", "you may not read nodes")
         return
-    spot = [each for each in cluster.nodes if is_spot(each)]
-    safe = len(cluster.nodes) - len(spot)
+    pools = [each for pool in cluster.pools or () for each in pool["spec"].get("tolerations") or ()]
+    tolerated = {
+        spot: tolerations(Where("Spot" if spot else "OnDemand"), GENERIC, gpu=spot) + pools
+        for spot in (True, False)
+    }
+    closed = [each["metadata"]["name"] for each in cluster.nodes if not _open(each, tolerated[is_spot(each)])]
+    usable = [each for each in cluster.nodes if each["metadata"]["name"] not in closed]
+    spot = [each for each in usable if is_spot(each)]
+    safe = len(usable) - len(spot)
     words = f"{count(len(spot), 'spot node')} for workers, {safe} without a spot label for parameter servers"
+    if closed:
+        words += f"; with taints that jobs do not tolerate: {', '.join(sorted(closed)[:5])}"
     if away := [each["metadata"]["name"] for each in cluster.nodes if not _ready(each)]:
         words += f"; not ready, or cordoned: {', '.join(sorted(away))}"
         yield Check("nodes", "warning", words, "kubectl describe node says why; nothing is started there")
@@ -277,6 +288,32 @@ CHECKS = (_kubernetes, _kinds, _rights, _operator, _nodes, _pools, _sizers, _sto
 def is_spot(node: Json) -> bool:
     """Whether a cloud's label says that the node may be reclaimed."""
     return any(_labels(node).get(key) in values for key, values in SPOT_LABELS.items())
+
+
+def _open(node: Json, tolerated: Sequence[Json]) -> bool:
+    """Whether pods with these tolerations may be placed on the node, by its taints."""
+    taints = node.get("spec", {}).get("taints") or ()
+    hard = (
+        each
+        for each in taints
+        if each["effect"] in {"NoSchedule", "NoExecute"} and each["key"] not in NOT_READY
+    )
+    return all(any(_tolerates(each, taint) for each in tolerated) for taint in hard)
+
+
+def _tolerates(toleration: Json, taint: Json) -> bool:
+    """As in k8s.io/component-helpers, `TolerationsTolerateTaint`."""
+    return (
+        toleration.get("effect") in {None, "", taint["effect"]}
+        and toleration.get("key") in {None, "", taint["key"]}
+        and (toleration.get("operator") == "Exists" or toleration.get("value", "") == taint.get("value", ""))
+    )
+
+
+NOT_READY = {
+    "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable", "node.kubernetes.io/unschedulable",
+}  # fmt: skip
+"""Taints of a node that is told to be away."""
 
 
 def _ready(node: Json) -> bool:

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from shoal.api.labels import JOB
 from shoal.api.training_job import TrainingJob
-from shoal.api.training_job_status import TrainingJobStatus
-from shoal.client.words import count, duration
+from shoal.api.training_job_status import STALE
+from shoal.words import count, duration
 from shoal_trainer.contract import StopAfter
 
-STALE = timedelta(minutes=2)
-"""An operator looks at a new generation at once; after so long nobody is watching."""
 INPUT_WAIT = 0.1
 DISTANCE = 0.2
 """A measured speed that is lower than the predicted one by this share is worth a word."""
@@ -44,14 +42,6 @@ class Seen:
 def explain(seen: Seen) -> list[Finding]:
     """All findings, in the order of the rules: what stops the job first."""
     return [finding for rule in RULES for finding in rule(seen)]
-
-
-def stands(status: TrainingJobStatus, now: datetime) -> str:
-    """For how long no step is known of a job that is said to train; empty if one was a moment ago."""
-    last = status.training.last_progress_time
-    if status.phase != "Running" or last is None or now - last <= STALE:
-        return ""
-    return f"no step is known for {duration((now - last).total_seconds())}"
 
 
 def _nobody_watches(seen: Seen) -> Iterator[Finding]:
@@ -85,6 +75,7 @@ def _conditions(seen: Seen) -> Iterator[Finding]:
             continue  # a failed job is stalled for the same reason
         stopped = kind in {"Failed", "Stalled"}
         help_ = HELP.get(condition.reason, "docs/troubleshooting.md explains the reason " + condition.reason)
+        help_ = help_.replace("NAME", seen.job.metadata.name)
         if "persistentvolumeclaim" in condition.message:  # the message says what to do
             help_ = ""
         yield Finding(
@@ -184,7 +175,7 @@ def _not_training(seen: Seen) -> Iterator[Finding]:
         yield Finding(
             "waiting", "workers import TensorFlow, build and trace the model; no step is done yet", ""
         )
-    elif standing := stands(status, seen.now):
+    elif standing := status.standing(seen.now):
         yield Finding("waiting", f"{standing}: training stands, or no operator runs: a status has no age of its own",
                       "shoal doctor says whether an operator works, shoal logs NAME --slot N what a worker "
                       "does")  # fmt: skip
@@ -266,11 +257,27 @@ def _data(seen: Seen) -> Iterator[Finding]:
     data = seen.job.status.data
     if words := seen.job.spec.training.short_epoch(data.total):
         yield Finding("data", words, "a smaller training.batchSize, in a new job")
-    if data.repeated or data.partial or data.lost:
-        yield Finding("data", f"after the loss of a parameter server {data.repeated:,} samples were trained "
-                              f"twice, {data.partial:,} on "
-                      f"some servers only, {data.lost:,} never", "docs/guarantees.md says when; a shorter "
-                                                                 "snapshot interval makes them fewer")  # fmt: skip
+    shorter = "docs/guarantees.md says when; a shorter snapshot interval makes them fewer"
+    if data.repeated:
+        yield Finding(
+            "data",
+            f"{data.repeated:,} samples were trained twice, after the loss of a parameter server",
+            shorter,
+        )
+    if data.partial:
+        yield Finding(
+            "data",
+            f"{data.partial:,} samples were trained on some shards only, after the loss of a server, or of a worker "
+            "in a push",
+            shorter,
+        )
+    if data.lost:
+        yield Finding(
+            "data",
+            f"{data.lost:,} samples were left out: their loss or gradient was not finite, and on_nan says so",
+            f"shoal logs {seen.job.metadata.name} names the batches of a rollback; look for what is not finite in the "
+            "data, or lower the learning rate (docs/keras.md)",
+        )
 
 
 RULES: tuple[Callable[[Seen], Iterable[Finding]], ...] = (

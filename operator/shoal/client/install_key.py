@@ -19,8 +19,9 @@ from shoal.errors import Refused
 KEY_BYTES = 32
 ROTATED = f"{GROUP}/install-key-rotated"
 """Annotation of the Secret: when."""
-RESTARTED_WITHIN = timedelta(minutes=10)
-"""Jobs that began so soon after a rotation are taken for earlier ones: the operator may not have been restarted yet."""
+REPLACED_WITHIN = timedelta(minutes=10)
+"""A pod of the operator may work so long beside its successor. Jobs that began until then may have its key."""
+OPERATOR = "app.kubernetes.io/name=shoal"
 FIRST_ID = "1"
 
 
@@ -60,7 +61,8 @@ def retire(api: Api, secret: str, *, force: bool = False) -> None:
     """Remove the previous key from the Secret.
 
     Raises:
-        Refused: no rotation is under way; or jobs that have the previous key are not finished, and not `force`.
+        Refused: no rotation is under way; or, without `force`, the operator was not restarted since, or jobs that may
+            have the previous key are not finished.
         NotFound: there is no such Secret.
     """
     found = api.get(_path(api, secret))
@@ -70,8 +72,8 @@ def retire(api: Api, secret: str, *, force: bool = False) -> None:
     if not force and (left := _begun_before(api, rotated)):
         more = f" and {len(left) - 3} more" if len(left) > 3 else ""
         raise Refused(
-            f"{', '.join(left[:3])}{more} began before the rotation and would not be reached any more: wait for their "
-            "end, or use --force"
+            f"{', '.join(left[:3])}{more} began before the operator had the new key and would not be reached any more: "
+            "wait for their end, or use --force"
         )
     body = {
         "metadata": {"resourceVersion": found["metadata"]["resourceVersion"]},
@@ -81,13 +83,25 @@ def retire(api: Api, secret: str, *, force: bool = False) -> None:
 
 
 def _begun_before(api: Api, rotated: str | None) -> list[str]:
-    """Jobs that are not finished and may have the previous key."""
-    until = None if rotated is None else datetime.fromisoformat(rotated) + RESTARTED_WITHIN
+    """Jobs that are not finished and may have the previous key: those of before the youngest pod of the operator."""
+    pods = api.list(f"/api/v1/namespaces/{api.namespace}/pods", labelSelector=OPERATOR)
+    began = {
+        each["metadata"]["name"]: datetime.fromisoformat(each["metadata"]["creationTimestamp"])
+        for each in pods
+    }
+    if rotated is not None and (
+        old := sorted(n for n, at in began.items() if at < datetime.fromisoformat(rotated))
+    ):
+        raise Refused(
+            f"{', '.join(old)} began before the rotation and gives new jobs the previous key: restart the operator, "
+            f"kubectl -n {api.namespace} rollout restart deployment shoal"
+        )
+    until = max(began.values()) + REPLACED_WITHIN if rotated is not None and began else None
     left = []
     for job in api.list(f"/apis/{API_VERSION}/{TrainingJob.PLURAL}"):
         meta, status = job["metadata"], job.get("status") or {}
-        began = datetime.fromisoformat(meta["creationTimestamp"].replace("Z", "+00:00"))
-        if not status.get("completionTime") and (until is None or began <= until):
+        created = datetime.fromisoformat(meta["creationTimestamp"])
+        if not status.get("completionTime") and (until is None or created <= until):
             left.append(f"{meta['namespace']}/{meta['name']}")
     return sorted(left)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,16 +13,19 @@ from typing import Any
 
 from shoal.api.base import API_VERSION
 from shoal.api.training_job import TrainingJob
-from shoal.api.training_job_status import TrainingJobStatus
-from shoal.client.api import Api, Json
+from shoal.api.training_job_status import PHASES, TrainingJobStatus
+from shoal.client.api import Api, Json, read_as
 from shoal.client.history import History
 from shoal.client.model_files import download, load
-from shoal.errors import NotFound, ShoalError, Unavailable
+from shoal.errors import NotFound, ShoalError, Unavailable, UsageError
+
+log = logging.getLogger(__name__)
 
 UNSEEN = "no operator has looked at it yet: shoal doctor says whether one runs"
-FINISHED = ("Succeeded", "Failed")
 WATCH_SECONDS = 60.0
 """A watch is asked again after so long without news, which also finds one that died silently."""
+LONGEST_PAUSE = 30.0
+"""Seconds between two tries while the API server does not answer."""
 
 
 class JobFailed(ShoalError):
@@ -39,7 +44,7 @@ class Job:
     def of(cls, api: Api, manifest: Json) -> Job:
         """A job that was read already."""
         job = cls(api, manifest["metadata"]["name"], manifest["metadata"]["namespace"])
-        job._seen = TrainingJob.model_validate(manifest)
+        job._seen = read_as(TrainingJob, manifest)
         return job
 
     def __repr__(self) -> str:
@@ -55,7 +60,7 @@ class Job:
 
     def refresh(self) -> TrainingJob:
         """The TrainingJob as it is now. Raises NotFound."""
-        self._seen = TrainingJob.model_validate(self._api.get(self.path))
+        self._seen = read_as(TrainingJob, self._api.get(self.path))
         return self._seen
 
     @property
@@ -76,21 +81,43 @@ class Job:
 
     def events(self) -> list[Json]:
         """The events about it and its pods that Kubernetes still has (an hour by default), oldest first."""
-        items = self._api.list(f"/api/v1/namespaces/{self.namespace}/events")
-        mine = [each for each in items if _is_about(each["involvedObject"], self.name)]
+        path = f"/api/v1/namespaces/{self.namespace}/events"
+        about_it = f"involvedObject.kind=TrainingJob,involvedObject.name={self.name}"
+        mine = self._api.list(path, fieldSelector=about_it)
+        pods = self._api.list(path, fieldSelector="involvedObject.kind=Pod")
+        mine += [each for each in pods if _is_pod_of(each["involvedObject"]["name"], self.name)]
         return sorted(mine, key=lambda each: each.get("lastTimestamp") or each.get("eventTime") or "")
 
     def watch(
-        self, *, seconds: float = math.inf, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        seconds: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> Iterator[TrainingJob]:
         """The job now, and each time that it changes, until it is finished or for so long.
 
+        Where the API server stops to answer, as while it is upgraded, it is asked again until it does.
+
         Raises:
             NotFound: it is deleted.
+            Unavailable: nobody answers from the beginning.
         """
-        before, end = "", clock() + seconds
+        before, end, pause = "", clock() + seconds, 0.0
         while True:
-            job = self.refresh()
+            try:
+                job = self.refresh()
+            except Unavailable as error:
+                if not before:
+                    raise
+                if not pause:
+                    log.warning("%s Waiting until it does; the job goes on.", error)
+                if clock() >= end:
+                    return
+                pause = min(max(0.5, 2 * pause), LONGEST_PAUSE, end - clock())
+                sleep(pause)
+                continue
+            pause = 0.0
             if job.metadata.resource_version != before:
                 yield job
             if job.status.finished:
@@ -105,7 +132,7 @@ class Job:
                 if changed.status.finished or clock() >= end:
                     return
             if clock() - start < 0.1:  # the server ends watches at once while it starts or stops
-                time.sleep(0.5)
+                sleep(0.5)
 
     def wait(self, phase: str | None = None, *, timeout: float | None = None) -> TrainingJobStatus:
         """Block until the job is in this phase (None: finished). `timeout` is in seconds.
@@ -113,7 +140,10 @@ class Job:
         Raises:
             JobFailed: it failed while another phase was awaited, or nothing but its end was.
             TimeoutError: it took longer.
+            UsageError: there is no such phase.
         """
+        if phase is not None and phase not in PHASES:
+            raise UsageError(f"there is no phase {phase!r}: it must be one of {', '.join(PHASES)}")
         for job in self.watch(seconds=math.inf if timeout is None else timeout):
             status = job.status
             if status.phase == phase or (phase is None and status.phase == "Succeeded"):
@@ -125,12 +155,11 @@ class Job:
 
     def follow(self) -> TrainingJobStatus:
         """Show a live table until the job is finished; Ctrl-C stops the table, not the job."""
-        from rich.console import Console
         from rich.live import Live
 
-        from shoal.client.view import follow_view, one_line
+        from shoal.client.view import follow_view, one_line, plain_console
 
-        console = Console()
+        console = plain_console()
         if not console.is_terminal and not console.is_jupyter:
             shown = ""
             for job in self.watch():
@@ -191,9 +220,16 @@ class Job:
     def history(self) -> History:
         """The loss and metrics of each epoch, from the log of parameter server 0; also after the job's end.
 
-        Epochs that an earlier pod of it reported are missing once that pod is deleted.
+        Epochs that its node has rotated away are missing, which is logged; `logs/history.csv` of the run has them.
         """
-        return History.from_lines(self.logs())
+        found = History.from_lines(self.logs())
+        if found and (first := found[0].epoch):
+            log.warning(
+                "Epochs 1 to %d are no longer in the log of %s: logs/history.csv in its storage has them.",
+                first,
+                self.name,
+            )
+        return found
 
     def model(self, target: str | Path | None = None) -> Any:
         """The exported model: with Keras installed, loaded; with `target`, its files in this folder.
@@ -242,18 +278,14 @@ class Job:
                     raise NotFound(f"{self.name} was deleted")
                 if event["type"] == "ERROR":
                     return
-                yield TrainingJob.model_validate(event["object"])
+                yield read_as(TrainingJob, event["object"])
         except Unavailable:
             return
 
 
 def reason_of(status: TrainingJobStatus) -> str:
     """The message of the condition that matters most, or of the last failure."""
-    for kind in ("Failed", "Stalled", "QuotaExceeded", "Degraded", "Suspended", "Disrupted", "Reconciling"):
-        condition = status.condition(kind)
-        if condition is not None and condition.status == "True" and condition.message:
-            return condition.message
-    return status.last_failure.message if status.last_failure else status.reason
+    return status.words or (status.last_failure.message if status.last_failure else status.reason)
 
 
 def _place(pod: Json) -> tuple[str, int]:
@@ -266,6 +298,5 @@ def _restarts(pod: Json, container: str) -> int:
     return next((int(each.get("restartCount", 0)) for each in statuses if each["name"] == container), 0)
 
 
-def _is_about(involved: Json, job: str) -> bool:
-    name = str(involved.get("name", ""))
-    return name == job or name.startswith((f"{job}-worker-", f"{job}-ps-"))
+def _is_pod_of(name: str, job: str) -> bool:
+    return re.fullmatch(rf"{re.escape(job)}-(worker|ps)-\d+-\d+", name) is not None

@@ -1,35 +1,36 @@
 """A TrainingJob, and the ConfigMap of its code, from the arguments of `submit`. Pure but for reading the code (`code`).
 
-The manifest is checked by the same models from which the CRD is generated, so a mistake is named before anything is
-sent.
+Types and patterns are checked by the models from which the CRD is generated. The CRD's rules across fields only the API
+server knows: `Client.check` asks it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from shoal.api.base import API_VERSION
+from shoal.api.mistakes import mistakes
 from shoal.api.training_job import TrainingJob
 from shoal.client import code
 from shoal.errors import UsageError
 from shoal_trainer.contract import BATCH_SIZE
 
-_IMAGE = re.compile(r"[a-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)*(:[\w][\w.-]{0,127})?(@sha256:[0-9a-f]{64})?")
-_CLAIM = re.compile(r"claim:([a-z0-9]([-.a-z0-9]*[a-z0-9])?)")
+_CLAIM = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """What `submit` was asked for. Only `entrypoint`, `workers` and `storage` have no default."""
+    """What `submit` was asked for. Only `entrypoint` and `storage` have no default."""
 
     entrypoint: str
     storage: str
@@ -42,6 +43,7 @@ class Submission:
     epochs: int | None = None
     steps: int | None = None
     until: tuple[str, float] | None = None
+    mode: Literal["Min", "Max"] | None = None
     max_workers: int | None = None
     parameter_servers: int = 1
     pools: Sequence[str] = ()
@@ -50,14 +52,20 @@ class Submission:
     deadline_seconds: int | None = None
     max_cost: str | None = None
     run: str | None = None
+    initial_from: str | None = None
+    weights_only: bool = False
+    snapshot_seconds: int | None = None
+    max_staleness: int | None = None
+    tls: bool = False
 
 
 @dataclass(frozen=True)
 class Manifests:
-    """What is to be created: the job, and the ConfigMap of its code if it is not in the image."""
+    """What is to be created: the job; and its code, if it is not in the image, as a ConfigMap or for the storage."""
 
     job: Json
-    code: Json | None
+    code: Json | None = None
+    archive: bytes | None = None
 
     @property
     def name(self) -> str:
@@ -71,73 +79,89 @@ def manifests(wanted: Submission) -> Manifests:
     Raises:
         UsageError: an argument is wrong; the message says what to change.
     """
-    path, _, attribute = wanted.entrypoint.partition(":")
-    if not attribute:
-        raise UsageError(
-            f"the entrypoint {wanted.entrypoint!r} must be FILE.py:OBJECT or MODULE:OBJECT, for example digits.py:job"
-        )
-    is_file = path.endswith(".py") or "/" in path
-    module = Path(path).stem if is_file else path
-    name = wanted.name or _name(module)
-    files = [*([path] if is_file else []), *wanted.files]
-    sources = code.read(files) if files else None
-    if sources is not None and is_file:
-        code.must_define(Path(path).name, sources[Path(path).name], attribute)
-    if wanted.image is None and not is_file:
-        raise UsageError(
-            f"{module} is a module of an image: say which with image=…, or give a file: {module}.py:{attribute}"
-        )
-    training: Json = {"entrypoint": f"{module}:{attribute}", "stopAfter": _stop_after(wanted)}
-    if wanted.args:
-        training["args"] = {key: _argument(key, value) for key, value in wanted.args.items()}
-    training["batchSize"] = wanted.batch_size
-    if sources is not None:
-        training["code"] = {"configMap": f"{name}-code"}
-    spec: Json = {
-        "storage": _storage(wanted),
-        "training": training,
-        "parameterServers": {"replicas": wanted.parameter_servers},
-        "workers": _workers(wanted),
-    }
-    if wanted.deadline_seconds is not None or wanted.max_cost is not None:
-        if not wanted.pools or wanted.max_workers is None:
-            raise UsageError(
-                "with a deadline or a budget Shoal chooses the workers: say from which pools (pools=…, accelerator=…, "
-                "--pool, --accelerator) and how many at most (max_workers=…, --max-workers)"
-            )
-        objective = {"deadlineSeconds": wanted.deadline_seconds, "maxCost": wanted.max_cost}
-        spec["elasticity"] = {
-            "mode": "Auto",
-            "objective": {k: v for k, v in objective.items() if v is not None},
-        }
-    _check_as_the_crd(wanted, name)
-    job = {"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec}
-    check(job)
-    config_map = None
-    if sources is not None:
-        metadata = {"name": f"{name}-code", "labels": {"shoal.dev/job": name}}
-        config_map = {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": metadata,
-            **code.content(sources),
-            "immutable": True,
-        }
-    return Manifests(job, config_map)
-
-
-def _check_as_the_crd(wanted: Submission, name: str) -> None:
-    """Raise UsageError for what the models let pass, and the CRD's rules or Kubernetes do not."""
-    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", name):
+    entrypoint, sources = _entrypoint(wanted)
+    name = wanted.name or _name(entrypoint.partition(":")[0])
+    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", name):  # the ConfigMap's is derived from it
         raise UsageError(
             f"the name {name!r} must begin with a letter and have only a-z, 0-9 and '-', at most 40 characters"
         )
-    if wanted.max_workers is not None and wanted.workers > wanted.max_workers:
+    servers: Json = {"replicas": wanted.parameter_servers}
+    if wanted.snapshot_seconds is not None:
+        servers["snapshot"] = {"everySeconds": wanted.snapshot_seconds}
+    training, storage = _training(wanted, entrypoint), _storage(wanted)
+    config_map = archive = None
+    if sources:
+        packed = code.content(sources)
+        if isinstance(packed, bytes):
+            _must_be_reachable(storage, len(packed))
+            training["code"], archive = {"digest": hashlib.sha256(packed).hexdigest()}, packed
+        else:
+            training["code"], config_map = {"configMap": f"{name}-code"}, _config_map(name, packed)
+    spec = {
+        "storage": storage,
+        "training": training,
+        "parameterServers": servers,
+        "workers": _workers(wanted),
+        **_elasticity(wanted),
+    }
+    job = {"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec}
+    check(job)
+    return Manifests(job, config_map, archive)
+
+
+def _entrypoint(wanted: Submission) -> tuple[str, dict[str, str]]:
+    """MODULE:OBJECT, and the files that travel with the job."""
+    path, _, attribute = wanted.entrypoint.partition(":")
+    is_file = path.endswith(".py") or "/" in path
+    if not attribute and not is_file:
         raise UsageError(
-            f"{wanted.workers} workers are more than max_workers={wanted.max_workers}: raise it, or lower them"
+            f"the entrypoint {wanted.entrypoint!r} must be FILE.py, FILE.py:OBJECT or MODULE:OBJECT, for example "
+            "digits.py:job"
         )
-    if wanted.image is not None and not _IMAGE.fullmatch(wanted.image):
-        raise UsageError(f"the image {wanted.image!r} must be REPOSITORY:TAG or REPOSITORY@DIGEST")
+    sources = code.read([*([path] if is_file else []), *wanted.files])
+    if is_file:
+        file = Path(path).name
+        attribute = attribute or code.training_in(file, sources[file])
+        code.must_define(file, sources[file], attribute)
+    elif wanted.image is None:
+        raise UsageError(
+            f"{path} is a module of an image: say which with image=…, or give a file: {path}.py:{attribute}"
+        )
+    return f"{Path(path).stem if is_file else path}:{attribute}", sources
+
+
+def _training(wanted: Submission, entrypoint: str) -> Json:
+    training: Json = {"entrypoint": entrypoint, "stopAfter": _stop_after(wanted)}
+    if wanted.args:
+        training["args"] = {key: _argument(key, value) for key, value in wanted.args.items()}
+    training["batchSize"] = wanted.batch_size
+    if wanted.initial_from is not None:
+        training["initialFrom"] = {"uri": wanted.initial_from, "weightsOnly": wanted.weights_only}
+    elif wanted.weights_only:
+        raise UsageError("weights_only=True (--weights-only) needs initial_from=… (--initial-from)")
+    if wanted.max_staleness is not None:
+        training["staleness"] = {"max": wanted.max_staleness}
+    if wanted.tls:
+        training["dataTls"] = True
+    return training
+
+
+def _elasticity(wanted: Submission) -> Json:
+    objective = {"deadlineSeconds": wanted.deadline_seconds, "maxCost": wanted.max_cost}
+    objective = {key: value for key, value in objective.items() if value is not None}
+    if not objective:
+        return {}
+    if not wanted.pools or wanted.max_workers is None:
+        raise UsageError(
+            "with a deadline or a budget Shoal chooses the workers: say from which pools (pools=…, accelerator=…, "
+            "--pool, --accelerator) and how many at most (max_workers=…, --max-workers)"
+        )
+    return {"elasticity": {"mode": "Auto", "objective": objective}}
+
+
+def _config_map(name: str, content: Json) -> Json:
+    metadata = {"name": f"{name}-code", "labels": {"shoal.dev/job": name}}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, **content, "immutable": True}
 
 
 def check(job: Json) -> TrainingJob:
@@ -145,8 +169,7 @@ def check(job: Json) -> TrainingJob:
     try:
         return TrainingJob.model_validate(job)
     except ValidationError as error:
-        found = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
-        raise UsageError("; ".join(found)) from error
+        raise UsageError("; ".join(mistakes(error, TrainingJob))) from error
 
 
 def _name(module: str) -> str:
@@ -159,7 +182,11 @@ def _stop_after(wanted: Submission) -> Json:
     given: Json = {"epochs": wanted.epochs, "steps": wanted.steps}
     if wanted.until is not None:
         metric, value = wanted.until
-        given |= {"metric": metric, "value": str(value)}
+        given |= {"metric": metric, "value": str(value), "mode": wanted.mode}
+    elif wanted.mode is not None:
+        raise UsageError(
+            "mode=… (--mode) says whether the metric of until=… (--until) falls or rises: give both"
+        )
     return {key: value for key, value in given.items() if value is not None} or {"epochs": 1}
 
 
@@ -182,17 +209,32 @@ def _storage(wanted: Submission) -> Json:
     storage: Json
     if uri == "ephemeral":
         storage = {"ephemeral": {}}
-    elif claim := _CLAIM.fullmatch(uri):
-        storage = {"volumeClaim": {"name": claim[1]}}
+    elif (claim := uri.removeprefix("claim:")) != uri:
+        if not _CLAIM.fullmatch(claim):
+            raise UsageError(
+                f"storage={uri!r}: a PersistentVolumeClaim's name has only a-z, 0-9, '-' and '.'"
+            )
+        storage = {"volumeClaim": {"name": claim}}
     elif re.match("(s3|gs|file)://.", uri):
         storage = {"uri": uri}
     else:
         raise UsageError(
-            f"storage={uri!r} must be s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, claim:NAME (a "
-            f"PersistentVolumeClaim of the "
-            "namespace), or ephemeral, which loses everything with the pod"
+            f"storage={uri!r} must be s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, claim:NAME (a PersistentVolumeClaim of "
+            "the namespace), or ephemeral, which loses everything with the pod"
         )
     return storage | ({"run": wanted.run} if wanted.run else {})
+
+
+def _must_be_reachable(storage: Json, size: int) -> None:
+    """Raise UsageError if an archive of code cannot be put into the storage from here."""
+    if not storage.get("uri", "file:").startswith("file:"):
+        return
+    where = "storage that is ephemeral" if "ephemeral" in storage else "a volume of the cluster"
+    raise UsageError(
+        f"the code has {size / 1024:.0f} KiB, compressed: more than the {code.MAX_BYTES // 1024} KiB of a ConfigMap "
+        f"travel through the storage, and {where} cannot be reached from here. Take a bucket (s3://…, gs://…), or put "
+        "the code into an image made FROM Shoal's worker image; data do not belong to the code"
+    )
 
 
 def _workers(wanted: Submission) -> Json:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from shoal.errors import Unavailable, UsageError
+from shoal.client.store import reached
+from shoal.errors import UsageError
 
 if TYPE_CHECKING:
     from shoal.client.job import Job
@@ -26,13 +27,9 @@ def download(uri: str, target: Path, job: Job) -> Path:
     if urlsplit(uri).scheme in {"", "file"} and not Path(urlsplit(uri).path).is_dir():
         raise UsageError(in_volume(uri, job))
     target.mkdir(parents=True, exist_ok=True)
-    try:
+    with reached(uri, "read"):
         filesystem, path = fsspec.core.url_to_fs(uri)
         filesystem.get(path.rstrip("/") + "/", str(target) + "/", recursive=True)
-    except ImportError as error:
-        raise UsageError(f"reading {uri} needs another package: {error}") from error
-    except Exception as error:  # each store raises its own classes
-        raise Unavailable(f"cannot read {uri}: {type(error).__name__}: {error}") from error
     return target
 
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from shoal.api.training_job import TrainingJob
-from shoal.client.words import count, duration
+from shoal.words import count, duration
 
 
 @dataclass(frozen=True, order=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -13,9 +13,8 @@ from rich.text import Text
 
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import TrainingJobStatus
-from shoal.client.explain import stands
 from shoal.client.job import UNSEEN, reason_of
-from shoal.client.words import age, decimal, duration, percent
+from shoal.words import age, decimal, duration, percent
 
 PHASES = {
     "Running": "green",
@@ -26,6 +25,11 @@ PHASES = {
     "Pending": "yellow",
 }
 STATES = {"Running": "green", "Starting": "yellow", "Silent": "yellow", "Draining": "blue", "Ended": "dim"}
+
+
+def plain_console(width: int | None = None) -> Console:
+    """A console for words of others: TensorFlow's `[/job:localhost/…]` is no markup, and `:0:` is no emoji."""
+    return Console(width=width, markup=False, emoji=False)
 
 
 def job_table(jobs: Iterable[TrainingJob], *, namespaces: bool = False, now: datetime | None = None) -> Table:
@@ -44,7 +48,7 @@ def job_table(jobs: Iterable[TrainingJob], *, namespaces: bool = False, now: dat
             *([job.metadata.namespace] if namespaces else []),
             job.metadata.name,
             phase(job),
-            f"{status.workers.ready}/{job.spec.workers.replicas}",
+            f"{status.workers.ready}/{job.wanted}",
             "-" if over else decimal(status.training.samples_per_second),
             decimal(status.training.loss, 4),
             percent(status.training.progress_percent),
@@ -107,7 +111,7 @@ def one_line(job: TrainingJob) -> str:
     status, training = job.status, job.status.training
     parts = [
         f"{job.metadata.name} {status.phase or 'new'}",
-        f"workers {status.workers.ready}/{job.spec.workers.replicas}",
+        f"workers {status.workers.ready}/{job.wanted}",
         f"epoch {training.epoch} step {training.step:,} loss {decimal(training.loss, 4)}",
         f"{decimal(training.samples_per_second)} samples/s",
         f"{percent(training.progress_percent)} done, left {duration(training.remaining_seconds)}",
@@ -119,7 +123,7 @@ def why(status: TrainingJobStatus, now: datetime, *, short: bool = False) -> str
     """What the job waits for or why it ended; empty if it simply trains. `short`: the reason without its message."""
     if not status.phase:
         return UNSEEN
-    standing = stands(status, now)
+    standing = status.standing(now)
     said = status.reason if short else reason_of(status)
     return said or (f"{standing}: shoal doctor says whether an operator runs" if standing else "")
 

@@ -6,9 +6,11 @@ of it: the plan that led to it has said when to plan again.
 
 from __future__ import annotations
 
+import bisect
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
@@ -22,6 +24,7 @@ from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
 from shoal.cluster.reflector import Source
 from shoal.manifests.platforms import Platform, detect
+from shoal.policy.facts.blip import silent_since
 from shoal.policy.facts.signals import pod_disruption
 from shoal.runtime.work_queue import Priority
 
@@ -85,8 +88,11 @@ class ClusterState:
         self.nodes: Cache[Node] = Cache(self._node_changed)
         self.pools: Cache[CapacityPool] = Cache(self._pool_changed)
         self.profiles: Cache[SpeedProfile] = Cache(self._profile_changed)
+        self.on_job: list[Callable[[TrainingJob | None, TrainingJob | None], None]] = []
+        """Told every change of a job, before it is woken."""
         self._deleted_pods: dict[str, dict[str, str]] = {}
         self._deleted_nodes: dict[str, str] = {}
+        self._silent: list[datetime] = []
         self._said_platform = self._platform = platform
         self.nodes_by_name: Mapping[str, Node] = MappingProxyType(self._nodes)
         self.pools_by_name: Mapping[str, CapacityPool] = MappingProxyType(self._pools)
@@ -121,6 +127,8 @@ class ClusterState:
         seen = new or old
         if seen is None:
             return
+        for told in self.on_job:
+            told(old, new)
         if not ours:
             self._wakes.jobs(key_of(seen), Priority.NORMAL)
         if new is None:
@@ -129,8 +137,13 @@ class ClusterState:
             self._wakes.plans()
 
     def deleted_pods(self, job_uid: str) -> dict[str, str]:
-        """The pods of a job that were lately seen to go, with the reason that they had announced, or nothing."""
+        """The pods of a job that lately went as they had announced, with the reason if they had given one."""
         return self._deleted_pods.get(job_uid, {})
+
+    @property
+    def silent_nodes(self) -> Sequence[datetime]:
+        """Since when nodes are Unknown, the earliest first."""
+        return self._silent
 
     def node_was_deleted(self, name: str) -> bool:
         """Whether a node was lately seen to go."""
@@ -139,7 +152,8 @@ class ClusterState:
     def _pod_changed(self, old: Pod | None, new: Pod | None, ours: bool) -> None:
         seen = new or old
         owner = old.metadata.controller_uid if old is not None and new is None else None
-        if old is not None and owner and self.jobs.by_uid(owner) is not None:
+        # One that announced nothing may have lost its label, and run on: the API server is asked.
+        if old is not None and owner and _is_leaving(old) and self.jobs.by_uid(owner) is not None:
             gone = self._deleted_pods.setdefault(owner, {})
             _remember(gone, old.metadata.name, pod_disruption(old) or "")
         if seen is not None and not ours and (key := _job_of(seen)) is not None:
@@ -170,11 +184,20 @@ class ClusterState:
             if (known := self._nodes.get(name)) is not None and known.metadata.uid == old.metadata.uid:
                 del self._nodes[name]
             _remember(self._deleted_nodes, name, "")
+        self._note_silence(old, new)
         if old is not None and new is not None and _without_version(old) == _without_version(new):
             return  # only a heartbeat
         jobs = Counter(key for pod in self.pods.indexed("node", name) if (key := _job_of(pod)) is not None)
         for key, _ in reversed(jobs.most_common()):  # those with few pods are soon done
             self._wakes.jobs(key, Priority.URGENT)
+
+    def _note_silence(self, old: Node | None, new: Node | None) -> None:
+        was, since = (silent_since(each) if each is not None else None for each in (old, new))
+        if was != since:
+            if was is not None:
+                self._silent.remove(was)
+            if since is not None:
+                bisect.insort(self._silent, since)
 
     def _pool_changed(self, old: CapacityPool | None, new: CapacityPool | None, ours: bool) -> None:
         if new is not None:

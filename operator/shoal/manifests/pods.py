@@ -209,7 +209,7 @@ def _volumes(job: TrainingJob, role: str) -> tuple[list[dict[str, Any]], list[di
         {"name": "shoal-secret", "mountPath": SECRET_DIR, "readOnly": True},
     ]
     code = job.spec.training.code
-    if role == "worker" and code is not None:
+    if role == "worker" and code is not None and code.config_map is not None:
         volumes.append({"name": "shoal-code", "configMap": {"name": code.config_map}})
         mounts.append({"name": "shoal-code", "mountPath": CODE_DIR, "readOnly": True})
     storage = job.spec.storage

@@ -50,6 +50,7 @@ def runtime_config(job: TrainingJob, place: Place, cores: float = 0.0) -> Runtim
         ),
         entrypoint=training.entrypoint,
         args=dict(training.args),
+        code_digest=(training.code.digest if training.code else None) or "",
         batch_size=training.batch_size,
         batch_sizes=tuple(
             AcceleratorBatch(accelerator=each.accelerator, batch_size=each.batch_size)

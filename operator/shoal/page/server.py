@@ -1,10 +1,15 @@
-"""The page's answers: three static files, JSON, and a stream of changes (server-sent events)."""
+"""The page's answers: three static files, JSON, and a stream of changes (server-sent events).
+
+They share the event loop with the operator, which replaces pods. So what is sent is made once for all who look at it,
+at most every `look_seconds`, one thing at a time, and the loop turns in between: viewers cost it the sending.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -30,8 +35,18 @@ LOOK_SECONDS = 2.0
 QUIET_SECONDS = 15.0
 """A stream without changes says so this often, so that proxies keep it open."""
 STREAMS = 100
+CLOCK = frozenset({"now", "finish"})
+"""What changes with the time alone."""
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What is told of a topic: as JSON, and the part of it by which a change is noticed."""
+
+    lasting: str
+    json: bytes
 
 
 class Page:
@@ -51,6 +66,10 @@ class Page:
         self._jobs, self._pools, self._wall, self._look_seconds = jobs, pools, wall, look_seconds
         self._memory = Memory()
         self._streams = 0
+        self._told: dict[str, Told | None] = {}
+        self._fresh: set[str] = set()
+        self._looked = asyncio.Event()
+        self._making = asyncio.Lock()
 
     @property
     def answers(self) -> Mapping[str, Answer]:
@@ -63,8 +82,12 @@ class Page:
         }
 
     def look(self) -> None:
-        """Remember what there is now."""
+        """Remember what there is now, and wake the streams."""
         self._memory.see(self._jobs(), self._wall())
+        self._told = {topic: told for topic, told in self._told.items() if topic in self._fresh}
+        self._fresh.clear()
+        self._looked.set()
+        self._looked = asyncio.Event()
 
     async def run(self) -> None:
         """Look again and again, until cancelled."""
@@ -83,14 +106,24 @@ class Page:
                 return detail(job, self._memory.of(namespace, name), self._wall())
         return None
 
+    async def tell(self, topic: str) -> Told | None:
+        """The overview (""), or the job NAMESPACE/NAME: None if it does not exist. The same object until it changes."""
+        async with self._making:
+            if topic not in self._fresh:
+                namespace, _, name = topic.partition("/")
+                value = self.job(namespace, name) if topic else self.overview()
+                told, before = _told(value), self._told.get(topic)
+                same = told is not None and before is not None and told.lasting == before.lasting
+                self._told[topic] = before if same else told
+                self._fresh.add(topic)
+                await asyncio.sleep(0)
+            return self._told[topic]
+
     async def _overview(self, _: web.Request) -> web.StreamResponse:
-        return web.json_response(self.overview(), headers=HEADERS)
+        return _json(await self.tell(""))
 
     async def _job(self, request: web.Request) -> web.StreamResponse:
-        found = self.job(request.match_info["namespace"], request.match_info["name"])
-        return web.json_response(
-            found or {"error": "there is no such job"}, status=200 if found else 404, headers=HEADERS
-        )
+        return _json(await self.tell("{namespace}/{name}".format(**request.match_info)))
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         """Send the overview, and with `?job=NAMESPACE/NAME` that job, whenever they change."""
@@ -98,25 +131,27 @@ class Page:
             return web.json_response(
                 {"error": f"{STREAMS} pages are open already"}, status=503, headers=HEADERS
             )
-        namespace, _, name = request.query.get("job", "").partition("/")
+        job = request.query.get("job", "")
         response = web.StreamResponse(
             headers={**HEADERS, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
         )
         await response.prepare(request)
-        sent: dict[str, str] = {}
+        sent: dict[str, Told | None] = {}
         quiet = 0.0
         self._streams += 1
         try:
             while True:
-                news = {"overview": self.overview(), **({"job": self.job(namespace, name)} if name else {})}
-                for kind, value in news.items():
-                    if (same := _without_clock(value)) != sent.get(kind):
-                        sent[kind], quiet = same, 0.0
-                        await response.write(f"event: {kind}\ndata: {json.dumps(value)}\n\n".encode())
+                looked = self._looked
+                for kind, topic in {"overview": "", **({"job": job} if job else {})}.items():
+                    told = await self.tell(topic)
+                    if kind not in sent or told is not sent[kind]:
+                        sent[kind], quiet = told, 0.0
+                        body = told.json if told else b"null"
+                        await response.write(b"event: %s\ndata: %s\n\n" % (kind.encode(), body))
                 if quiet >= QUIET_SECONDS:
                     quiet = 0.0
                     await response.write(b": still here\n\n")
-                await asyncio.sleep(self._look_seconds)
+                await looked.wait()
                 quiet += self._look_seconds
         except (ConnectionResetError, asyncio.CancelledError):
             return response
@@ -133,8 +168,15 @@ def _static(name: str, kind: str) -> Answer:
     return answer
 
 
-def _without_clock(value: Json | None) -> str:
-    """Without what changes with the time alone."""
+def _json(told: Told | None) -> web.Response:
+    if told is None:
+        return web.json_response({"error": "there is no such job"}, status=404, headers=HEADERS)
+    return web.Response(body=told.json, content_type="application/json", headers=HEADERS)
+
+
+def _told(value: Json | None) -> Told | None:
     if value is None:
-        return "null"
-    return json.dumps({key: each for key, each in value.items() if key not in {"now", "finish"}})
+        return None
+    clock = json.dumps({key: each for key, each in value.items() if key in CLOCK})
+    lasting = json.dumps({key: each for key, each in value.items() if key not in CLOCK})
+    return Told(lasting, f"{clock[:-1]}, {lasting[1:]}".encode())  # both have at least one member

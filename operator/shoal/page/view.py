@@ -11,12 +11,11 @@ from shoal.api.training_job import TrainingJob
 from shoal.page.memory import JobMemory, Span
 
 Json = dict[str, Any]
-WORST_FIRST = ("Failed", "Stalled", "QuotaExceeded", "Degraded", "Disrupted", "Suspended", "Reconciling")
 
 
 def overview(jobs: Iterable[TrainingJob], pools: Iterable[CapacityPool], now: datetime) -> Json:
     """One row for each job, those that run first, and one for each pool."""
-    rows = sorted((row(job) for job in jobs), key=lambda r: (r["finished"], r["namespace"], r["name"]))
+    rows = sorted((row(job, now) for job in jobs), key=lambda r: (r["finished"], r["namespace"], r["name"]))
     return {
         "now": now.timestamp(),
         "jobs": rows,
@@ -24,24 +23,24 @@ def overview(jobs: Iterable[TrainingJob], pools: Iterable[CapacityPool], now: da
     }
 
 
-def row(job: TrainingJob) -> Json:
-    """A job in the list."""
+def row(job: TrainingJob, now: datetime) -> Json:
+    """A job in the list. A status has no age of its own: of a job that stands no speed is told."""
     status, training = job.status, job.status.training
+    standing = status.standing(now)
+    still = status.finished or bool(standing)
     return {
         "namespace": job.metadata.namespace,
         "name": job.metadata.name,
         "phase": status.phase or "New",
         "finished": status.finished,
-        "reason": status.reason,
-        "message": message(job),
+        "reason": status.reason or standing,
+        "message": status.words or standing,
         "ready": status.workers.ready,
-        "wanted": job.spec.workers.replicas
-        if status.plan is None
-        else sum(status.plan.pools.values()) or job.spec.workers.replicas,
-        "samplesPerSecond": None if status.finished else number(training.samples_per_second),
+        "wanted": job.wanted,
+        "samplesPerSecond": None if still else number(training.samples_per_second),
         "loss": number(training.loss),
         "progress": training.progress_percent,
-        "remaining": None if status.finished else training.remaining_seconds,
+        "remaining": None if still else training.remaining_seconds,
         "disruptions": status.restarts.disruptions,
         "failures": status.restarts.failures,
         "serverRestarts": status.parameter_servers.restarts,
@@ -55,7 +54,7 @@ def detail(job: TrainingJob, memory: JobMemory | None, now: datetime) -> Json:
     status, training = job.status, job.status.training
     return {
         "now": now.timestamp(),
-        **row(job),
+        **row(job, now),
         "step": training.step,
         "epoch": training.epoch,
         "metrics": {name: float(value) for name, value in sorted(training.metrics.items())},
@@ -99,15 +98,6 @@ def detail(job: TrainingJob, memory: JobMemory | None, now: datetime) -> Json:
     }
 
 
-def message(job: TrainingJob) -> str:
-    """The words of the condition that matters most."""
-    for kind in WORST_FIRST:
-        condition = job.status.condition(kind)
-        if condition is not None and condition.status == "True" and condition.message:
-            return condition.message
-    return ""
-
-
 def deadline(job: TrainingJob) -> float | None:
     """When the job should be finished."""
     wanted, start = job.spec.elasticity.objective.deadline_seconds, job.status.start_time
@@ -121,7 +111,7 @@ def finish(job: TrainingJob, now: datetime) -> Json | None:
     basis = "its speed now"
     if left is None and status.prediction is not None:
         left, basis = status.prediction.remaining_seconds, status.prediction.basis or "its predicted speed"
-    if status.finished or left is None:
+    if status.finished or left is None or status.standing(now):
         return None
     error = (
         abs(float(status.prediction.relative_error))

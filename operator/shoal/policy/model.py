@@ -8,7 +8,7 @@ the answers of the API server that `apply` keeps may be lost at any time.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -142,6 +142,8 @@ class Observation:
     """All ResourceFlavors of Kueue by name."""
     nodes: Mapping[str, Node] = field(default_factory=dict)
     """All nodes by name; empty where nodes cannot be read."""
+    silent_nodes: Sequence[datetime] = ()
+    """Since when nodes are Unknown, the earliest first."""
     node_signals: bool = True
     """Whether nodes can be read at all."""
     report: StatusReport | None = None

@@ -259,7 +259,8 @@ class Operator:
         state, settings, fenced, wall = self.state, self._settings, self._fenced, self._wall
         credentials = lru_cache(1024)(partial(job_credentials, settings.install_key))
         answers = AnswerStore()
-        claims = Claims(state.jobs.all)
+        claims = Claims()
+        state.on_job.append(claims.see)
         writer = self._writer(TrainingJob, state.jobs)
         reconcile = Reconciler(
             Observer(

@@ -1,10 +1,13 @@
 """kopf's watch of the custom resources, beside Shoal's own reflectors: a second witness of every change.
 
 Its handlers wake a key only for a resource version that the cache has not seen; where the cache still has not seen it
-seconds later, the reflector's watch is behind or dead, and is told to list again. kopf runs in a thread with an event
-loop of its own, for two reasons: when its operator ends it cancels every task of its loop that was started after it
-(`kopf.run_tasks`), and it copies each object. It ends at a watch ERROR other than 410 and after a minute of 5xx; then
-it is started again. Peering, events, annotations and finalizers are off, and so are its own signal handlers.
+seconds later, the reflector's watch is behind or dead, and is told to list again. Without it that would take a minute
+(`reflector.SILENCE_SECONDS`). The process, its start and end, its log-in and its reconciles are not kopf's.
+
+kopf runs in a thread with an event loop of its own, for two reasons: when its operator ends it cancels every task of
+its loop that was started after it (`kopf.run_tasks`), and it copies each object. It ends at a watch ERROR other than
+410 and after a minute of 5xx; then it is started again. Peering, events, annotations and finalizers are off, and so are
+its own signal handlers.
 """
 
 from __future__ import annotations

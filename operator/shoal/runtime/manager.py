@@ -26,6 +26,8 @@ LAG_SECONDS = 1.0
 """Interval at which the lag of the event loop is sampled, and the Lease hears that it runs."""
 OPTIONAL_SECONDS = 10.0
 """How long a new leader waits for the lists of optional resources."""
+REFUSED_SECONDS = 1.0
+"""Between the tries of a new leader that may not list what it needs."""
 DRAIN_SECONDS = 1.0
 """How long a process that stops posts its last events."""
 
@@ -92,8 +94,10 @@ class Manager:
         """List everything behind the Lease; when an optional resource is late, all is looked at again then."""
 
         async def read(each: Reflector[Any]) -> None:
-            while not await each.refresh():
-                pass  # it is refused: the reflector pauses between its tries
+            while True:
+                if await each.refresh():
+                    return
+                await asyncio.sleep(REFUSED_SECONDS)
 
         optional = {name: tasks.create_task(each.refresh()) for name, each in self._optional.items()}
         async with asyncio.TaskGroup() as lists:

@@ -27,12 +27,12 @@ class Outage:
         self.returned_at: datetime | None = None
 
     def failed(self) -> None:
-        """A request was not answered."""
+        """A request was not answered, or with an error of the server: without its store it hears no kubelet, either."""
         if self._since is None:
             self._since = self._monotonic()
 
     def answered(self) -> None:
-        """A request was answered, with whatever status."""
+        """A request was answered, or the server has asked for it later."""
         since, self._since = self._since, None
         if since is not None and self._monotonic() - since >= LEAST_SECONDS:
             self.returned_at = self._wall()
@@ -44,7 +44,7 @@ class Outage:
 
 
 class Watched(Wrapper):
-    """A transport that tells an `Outage` whether its requests are answered."""
+    """A transport that tells an `Outage` how its requests fare."""
 
     def __init__(self, inner: Transport, outage: Outage) -> None:
         super().__init__(inner)

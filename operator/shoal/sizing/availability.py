@@ -22,6 +22,8 @@ Floats = NDArray[np.float64]
 
 OUT_SECONDS = 1800.0
 """How long a pool that is out of stock stays so in the mean."""
+MOST_PARTS = 32
+"""Into which a long interval is cut."""
 BLOCK_SECONDS = 7200.0
 """Availability of times further apart than this is taken to be independent."""
 
@@ -30,8 +32,8 @@ BLOCK_SECONDS = 7200.0
 class Supply:
     """For every run and interval, as parts of the pool's limit: nodes that there are, and nodes lost in it.
 
-    Both are (runs, steps), or (1, steps) where all runs are the same; `lost` counts nodes that were there when the
-    interval began.
+    Both are (runs, steps), or (1, steps) where all runs are the same. In a long interval `lost` may be more than 1:
+    what replaces a lost node is lost again.
     """
 
     there: Floats
@@ -92,7 +94,18 @@ class Markov:
         return 1.0 - self.out_share * self.shock_size
 
     def supply(self, rng: np.random.Generator, runs: int, steps: int, step: float, limit: int) -> Supply:
-        """Draw runs; see the module."""
+        """Draw runs; see the module. Intervals are drawn in parts where stock-outs are shorter."""
+        if self.out_share <= 0 and not self.out_now:
+            return self._drawn(rng, runs, steps, step, limit)
+        parts = min(math.ceil(2 * step / self.out_seconds), MOST_PARTS)
+        fine = self._drawn(rng, runs, steps * parts, step / parts, limit)
+        if parts == 1:
+            return fine
+        there = fine.there.reshape(runs, steps, parts).mean(axis=2)
+        whole = np.floor(there * limit + rng.random((runs, steps))) / max(limit, 1)
+        return Supply(whole, fine.lost.reshape(runs, steps, parts).sum(axis=2))
+
+    def _drawn(self, rng: np.random.Generator, runs: int, steps: int, step: float, limit: int) -> Supply:
         hours = step / 3600
         rate = np.full(runs, self.losses_per_hour)
         if self.losses_per_hour > 0 and math.isfinite(self.losses_seen):
@@ -104,14 +117,13 @@ class Markov:
             shocks = rng.poisson(
                 np.broadcast_to((rate * self.shock_share / self.shock_size * hours)[:, None], (runs, steps))
             )
-            lost = lost + rng.binomial(limit, 1 - (1 - self.shock_size) ** shocks) / max(limit, 1)
+            lost = lost + rng.binomial(limit * shocks, self.shock_size) / max(limit, 1)
         if begins.any():
             lost = np.where(
                 begins,
                 np.maximum(lost, rng.binomial(limit, self.shock_size, (runs, steps)) / max(limit, 1)),
                 lost,
             )
-        lost = np.minimum(lost, 1.0)
         there = np.ones((runs, steps))
         if out.any():
             # Out of stock, what is lost is not replaced: only what survived is there.
@@ -119,7 +131,7 @@ class Markov:
                 self._starts_out(out), rng.binomial(limit, 1 - self.shock_size, runs) / max(limit, 1), 1.0
             )
             for i in range(steps):
-                left = np.where(out[:, i], left * (1 - lost[:, i]), 1.0)
+                left = np.where(out[:, i], left * np.maximum(1 - lost[:, i], 0.0), 1.0)
                 there[:, i] = left
         return Supply(there, lost)
 
@@ -139,8 +151,8 @@ class Markov:
         if math.isfinite(self.requests_seen) and 0 < self.out_share < 1:
             known = max(self.requests_seen, 1.0)
             share = rng.beta(known * self.out_share, known * (1 - self.out_share), runs)
-        ends = 1 - np.exp(-step / self.out_seconds)
-        starts = 1 - np.exp(-step * share / np.maximum(1 - share, 1e-3) / self.out_seconds)
+        turns = 1 - np.exp(-step / self.out_seconds / np.maximum(1 - share, 1e-3))
+        ends, starts = (1 - share) * turns, share * turns
         now = rng.random(runs) < share if self.out_now is None else np.full(runs, self.out_now)
         chance = rng.random((runs, steps))
         for i in range(steps):
@@ -167,7 +179,7 @@ class Recorded:
 
     def supply(self, rng: np.random.Generator, runs: int, steps: int, step: float, limit: int) -> Supply:  # noqa: ARG002
         """The windows themselves."""
-        return Supply(np.minimum(self.nodes / self.size, 1.0), np.minimum(self.lost / self.size, 1.0))
+        return Supply(np.minimum(self.nodes / self.size, 1.0), self.lost / self.size)
 
 
 @dataclass(frozen=True)
@@ -206,7 +218,7 @@ class Windows:
             at = np.flatnonzero(which == number)
             where = (offset[at][:, None] + ahead) % len(nodes)
             there[at] = np.minimum(nodes[where] / self.size, 1.0)
-            lost[at] = np.minimum(gone[where] / self.size, 1.0)
+            lost[at] = gone[where] / self.size
         shift = self._shift(rng, runs)
         there = np.clip(there + shift[:, None], 0.0, 1.0)
         if from_prior.any():

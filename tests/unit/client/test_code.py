@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.client.code import MAX_BYTES, content, read
+from shoal.client.code import MAX_BYTES, content, read, training_in
 from shoal.client.manifest import Submission, manifests
 from shoal.errors import UsageError
 
@@ -25,7 +25,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def unpacked(of: dict[str, object]) -> dict[str, str]:
+def unpacked(of: dict[str, object] | bytes) -> dict[str, str]:
+    assert isinstance(of, dict)
     data = of["binaryData"]
     assert isinstance(data, dict)
     with zipfile.ZipFile(io.BytesIO(base64.b64decode(data["code.zip"]))) as archive:
@@ -53,12 +54,13 @@ def test_a_folder_that_is_no_package_is_its_files(folder: Path) -> None:
     assert content(read(["."])) == {"data": {"digits.py": "import layers.wide\njob = 1\n"}}
 
 
-def test_much_code_is_compressed_and_too_much_is_refused(folder: Path) -> None:
+def test_much_code_is_compressed_and_too_much_is_an_archive_alone(folder: Path) -> None:
     much = {"digits.py": "job = 1\n" + "x = 'a line of code like the others'\n" * 40_000}
     assert len(much["digits.py"]) > MAX_BYTES
     assert unpacked(content(much)) == much
-    with pytest.raises(UsageError, match=r"compressed, more than the 900 KiB that travel"):
-        content({"digits.py": secrets.token_hex(MAX_BYTES)[:-1] * 3})
+    archive = content({"digits.py": secrets.token_hex(MAX_BYTES)[:-1] * 3})
+    assert isinstance(archive, bytes)
+    assert len(archive) > MAX_BYTES
 
 
 def test_two_files_of_one_name(folder: Path) -> None:
@@ -67,3 +69,26 @@ def test_two_files_of_one_name(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"two files are named digits.py"):
         read(["digits.py", "sub"])
     assert read(["sub"]) == {"digits.py": "job = 2\n"}
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("from shoal_trainer import Training\njob = Training(model=None, data=None)\n", "job"),
+        ("import shoal_trainer as s\njob: object = s.Training(model=None, data=None)\n", "job"),
+        ("from shoal_trainer import Training as T\nif True:\n    job = T(model=None, data=None)\n", "job"),
+        ("def helper():\n    return 1\ndef job(rate):\n    return Training(model=None, data=None)\n", "job"),
+        ("def job():\n    made = Training(model=None, data=None)\n    return made\n", "job"),
+    ],
+)
+def test_a_training_is_found(text: str, name: str) -> None:
+    assert training_in("digits.py", text) == name
+
+
+def test_a_script_without_a_training_is_told_how_to_write_one() -> None:
+    with pytest.raises(
+        UsageError, match=r"from shoal_trainer import Training(?s:.)*take out line 2, which calls fit"
+    ):
+        training_in("digits.py", "model = build()\nmodel.fit(x, y)\ndef test():\n    Training()\n")
+    with pytest.raises(UsageError, match=r"digits.py, line 1: "):
+        training_in("digits.py", "job = = 1")

@@ -109,3 +109,36 @@ def test_what_is_missing_is_named_with_a_way_out(
 @pytest.mark.parametrize("sizers", [None, [{"status": {"readyReplicas": 1}}]])
 def test_pools_that_are_sized_or_may_not_be_read_about_are_fine(sizers: Any) -> None:
     assert {each.state for each in diagnose(replace(GOOD, pools=[SCALED], sizers=sizers))} == {"ok"}
+
+
+def tainted(name: str, *taints: dict[str, str], **labels: str) -> dict[str, Any]:
+    return node(name, **labels) | {"spec": {"taints": [*taints]}}
+
+
+CONTROL_PLANE = {"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}
+SPOT_TAINT = {"key": "cloud.google.com/gke-spot", "value": "true", "effect": "NoSchedule"}
+TEAM = {"key": "team", "value": "a", "effect": "NoSchedule"}
+OF_THE_TEAM = {"price": {"perHour": "1"}, "tolerations": [{"key": "team", "value": "a"}]}
+CLOSED = [tainted("cp", CONTROL_PLANE), node("safe"), node("s", **SPOT)]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "pools", "state", "words"),
+    [
+        ([tainted("cp", CONTROL_PLANE), tainted("spot", SPOT_TAINT, **SPOT)], [], "warning", "1 spot node"),
+        (CLOSED, [], "ok", "1 without a spot label"),
+        (CLOSED, [], "ok", "do not tolerate: cp"),
+        ([tainted("safe", TEAM), node("s", **SPOT)], [], "warning", "do not tolerate: safe"),
+        (
+            [tainted("safe", TEAM), node("s", **SPOT)],
+            [{"metadata": {"name": "p"}, "spec": OF_THE_TEAM}],
+            "ok", "1 without a spot label",
+        ),
+    ],
+)  # fmt: skip
+def test_a_node_that_no_pod_may_use_is_not_counted(
+    nodes: list[dict[str, Any]], pools: list[dict[str, Any]], state: str, words: str
+) -> None:
+    [found] = [each for each in diagnose(replace(GOOD, nodes=nodes, pools=pools)) if each.name == "nodes"]
+    assert found.state == state
+    assert words in found.message

@@ -83,8 +83,20 @@ RUNNING = {"observedGeneration": 1, "phase": "Running", "workers": {"ready": 3}}
             [], "Kueue has given no quota, Pending: insufficient unused quota for cpu", "describe localqueue",
         ),
         (
-            RUNNING | {"training": {"phase": "Training", "step": 9}, "data": {"repeated": 5, "lost": 2}},
-            [], "5 samples were trained twice", "guarantees.md",
+            RUNNING | {"training": {"phase": "Training", "step": 9}, "data": {"repeated": 5, "partial": 3}},
+            [], "5 samples were trained twice, after the loss of a parameter server", "guarantees.md",
+        ),
+        (
+            RUNNING | {"training": {"phase": "Training", "step": 9}, "data": {"repeated": 5, "partial": 3}},
+            [], "3 samples were trained on some shards only", "guarantees.md",
+        ),
+        (
+            RUNNING | {"training": {"phase": "Training", "step": 9}, "data": {"lost": 64}},
+            [], "64 samples were left out: their loss or gradient was not finite", "shoal logs digits",
+        ),
+        (
+            {"observedGeneration": 1, "conditions": [condition("Failed", "BackoffLimitExceeded", "7 failures")]},
+            [], "7 failures", "shoal logs digits --slot N --previous",
         ),
     ],
 )  # fmt: skip
@@ -93,6 +105,12 @@ def test_finding(status: dict[str, Any], pods: list[dict[str, Any]], why: str, h
     [found] = [each for each in findings if why in each.why]
     assert help_ in found.help
     assert bool(help_) == bool(found.help)
+
+
+def test_samples_that_on_nan_leaves_out_are_no_loss_of_a_server() -> None:
+    of = job(RUNNING | {"training": {"phase": "Training", "step": 9}, "data": {"lost": 64}})
+    [found] = explain(Seen(of, [pod_manifest()], NOW))
+    assert "server" not in found.why + found.help
 
 
 def test_a_healthy_job_needs_no_explanation() -> None:

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from shoal.client.install_key import RESTARTED_WITHIN, retire, rotate
+from shoal.client.install_key import OPERATOR, REPLACED_WITHIN, retire, rotate
 from shoal.errors import Refused
+from tests.unit.policy.build import stamp
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+RESTARTED = NOW + timedelta(hours=1)
 
 
 class Cluster:
@@ -25,12 +27,18 @@ class Cluster:
             "data": {"key": base64.b64encode(b"o" * 32).decode()},
         }
         self.jobs: list[dict[str, Any]] = []
+        self.pods = {"shoal-a": RESTARTED, "shoal-b": RESTARTED + timedelta(minutes=1)}
 
     def get(self, path: str) -> dict[str, Any]:
         assert path == "/api/v1/namespaces/shoal-system/secrets/key"
         return self.secret
 
-    def list(self, path: str) -> list[dict[str, Any]]:
+    def list(self, path: str, **query: str) -> list[dict[str, Any]]:
+        if query == {"labelSelector": OPERATOR}:
+            assert path == "/api/v1/namespaces/shoal-system/pods"
+            return [
+                {"metadata": {"name": name, "creationTimestamp": stamp(at)}} for name, at in self.pods.items()
+            ]
         assert path == "/apis/shoal.dev/v1alpha1/trainingjobs"
         return self.jobs
 
@@ -44,7 +52,7 @@ class Cluster:
         meta = {
             "namespace": "team",
             "name": name,
-            "creationTimestamp": began.isoformat().replace("+00:00", "Z"),
+            "creationTimestamp": stamp(began),
         }
         self.jobs.append({"metadata": meta, "status": status})
 
@@ -71,14 +79,25 @@ def test_previous_key_is_kept_while_a_job_may_have_it() -> None:
         retire(cluster, "key")
     rotate(cluster, "key", now=NOW)
     cluster.job("done", NOW - timedelta(days=1), completionTime="2026-01-01T11:00:00Z")
-    cluster.job("later", NOW + RESTARTED_WITHIN + timedelta(seconds=1))
+    cluster.job("later", RESTARTED + timedelta(minutes=1, seconds=1) + REPLACED_WITHIN)
     cluster.job("runs", NOW - timedelta(days=1))
-    cluster.job("meanwhile", NOW + timedelta(minutes=1))
+    cluster.job("meanwhile", RESTARTED)
     with pytest.raises(Refused, match=r"^team/meanwhile, team/runs began before"):
         retire(cluster, "key")
     assert "previous-key" in cluster.fields()
     retire(cluster, "key", force=True)
     assert "previous-key" not in cluster.fields()
+
+
+def test_an_operator_that_was_not_restarted_gives_the_previous_key_still() -> None:
+    cluster: Any = Cluster()
+    rotate(cluster, "key", now=NOW)
+    cluster.pods["shoal-b"] = NOW - timedelta(days=1)
+    with pytest.raises(
+        Refused, match=r"^shoal-b began before the rotation .* rollout restart deployment shoal"
+    ):
+        retire(cluster, "key")
+    assert "previous-key" in cluster.fields()
 
 
 def test_without_a_time_every_job_that_runs_counts() -> None:

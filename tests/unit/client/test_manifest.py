@@ -51,6 +51,20 @@ def test_floats_are_decimals_in_the_api(code: Path) -> None:
     assert training["args"] == {"rate": "0.001", "width": 64, "name": "a"}
 
 
+def test_all_that_a_local_run_has_can_be_said(code: Path) -> None:
+    spec = manifests(
+        submission(
+            until=("my_metric", 0.1), mode="Min", initial_from="s3://b/team/old/uid", weights_only=True,
+            snapshot_seconds=60, max_staleness=0, tls=True,
+        )
+    ).job["spec"]  # fmt: skip
+    training = spec["training"]
+    assert training["stopAfter"] == {"metric": "my_metric", "value": "0.1", "mode": "Min"}
+    assert training["initialFrom"] == {"uri": "s3://b/team/old/uid", "weightsOnly": True}
+    assert (training["staleness"], training["dataTls"]) == ({"max": 0}, True)
+    assert spec["parameterServers"]["snapshot"] == {"everySeconds": 60}
+
+
 def test_names_are_new_each_time_and_short(code: Path) -> None:
     long = code / f"{'x_' * 40}.py"
     long.write_text("job = None\n")
@@ -83,23 +97,27 @@ def test_a_deadline_lets_shoal_choose(code: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"entrypoint": "digits.py"}, "must be FILE.py:OBJECT or MODULE:OBJECT"),
+        ({"entrypoint": "digits"}, "must be FILE.py, FILE.py:OBJECT or MODULE:OBJECT"),
+        ({"entrypoint": "digits.py"}, "digits.py has no shoal_trainer.Training"),
         ({"entrypoint": "digits:job"}, "say which with image=…, or give a file: digits.py:job"),
-        ({"entrypoint": "nothing.py:job"}, "cannot read nothing.py"),
+        ({"entrypoint": "digits:job()", "image": "w"}, "spec.training.entrypoint: must be module:object"),
+        ({"entrypoint": "nothing.py:job"}, "cannot read nothing.py: No such file or directory"),
         ({"storage": "/data"}, "must be s3://"),
         ({"storage": ""}, "must be s3://"),
         ({"storage": "s4://bucket/runs"}, "must be s3://"),
-        ({"storage": "claim:"}, "claim:NAME"),
-        ({"storage": "claim:My_Runs"}, "claim:NAME"),
+        ({"storage": "claim:"}, "a PersistentVolumeClaim's name has only"),
+        ({"storage": "claim:My_Runs"}, "a PersistentVolumeClaim's name has only"),
+        ({"run": "../x"}, "spec.storage.run: must contain only a-z, 0-9 and '-'"),
+        ({"initial_from": "runs"}, "spec.training.initialFrom.uri: must begin with s3://"),
+        ({"weights_only": True}, "needs initial_from"),
+        ({"mode": "Min"}, "give both"),
         ({"name": "My_Job"}, "must begin with a letter and have only a-z"),
         ({"name": "j" * 41}, "at most 40 characters"),
-        ({"workers": 5, "max_workers": 3}, "5 workers are more than max_workers=3"),
-        ({"image": "Bad:Image:x"}, "must be REPOSITORY:TAG"),
         ({"args": {"flag": True}}, "flag is a bool"),
         ({"args": {"rate": float("nan")}}, "must be finite"),
         ({"deadline_seconds": 60, "pools": ["t4"]}, "how many at most (max_workers=…, --max-workers)"),
         ({"max_cost": "5", "max_workers": 3}, "from which pools"),
-        ({"workers": -1}, "spec.workers.replicas: Input should be greater than or equal to 0"),
+        ({"workers": -1}, "spec.workers.replicas: input should be greater than or equal to 0"),
         ({"batch_size": 0}, "spec.training.batchSize"),
     ],
 )

@@ -175,7 +175,8 @@ class Rig:
         self.metrics = JobMetrics(Metrics())
         self.state = ClusterState(Wakes(jobs=lambda key, priority: self.woken.append((key, priority))))
         self.answers = AnswerStore()
-        self.claims = Claims(self.state.jobs.all)
+        self.claims = Claims()
+        self.state.on_job.append(self.claims.see)
         self.poller = Poller(UnreachableCoordinator())
         self.recorder = Recorder(self.cluster, reporter="test", wall=lambda: self.wall)
         self.reporter = Reporter(

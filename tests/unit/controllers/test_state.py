@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -85,26 +86,54 @@ def test_pod_whose_end_is_announced_wakes_its_job_urgently(
     assert woken == [(("ns", "a"), Priority.URGENT)]
 
 
-def test_deleted_pods_are_remembered_with_what_they_announced_while_there_is_the_job(
+def test_nodes_that_are_unknown_are_known_by_since_when(state: ClusterState) -> None:
+    """So that no plan has to look at all nodes."""
+
+    def node(name: str, version: int, since: int | None = None) -> Node:
+        manifest = build.node_manifest(name, ready="True" if since is None else "Unknown")
+        manifest["metadata"] |= {"resourceVersion": str(version)}
+        if since is not None:
+            at = build.NOW - timedelta(seconds=since)
+            manifest["status"]["conditions"][0]["lastTransitionTime"] = build.stamp(at)
+        return Node.model_validate(manifest)
+
+    for index, since in enumerate((8, None, 9, 8)):
+        state.nodes.put(node(f"n{index}", index + 1, since))
+    assert state.silent_nodes == [build.NOW - timedelta(seconds=since) for since in (9, 8, 8)]
+    state.nodes.put(node("n0", 9))
+    state.nodes.drop(node("n2", 3, 9).metadata.uid)
+    assert state.silent_nodes == build.silent(state.nodes.all())
+    assert len(state.silent_nodes) == 1
+
+
+def test_pods_that_went_as_announced_are_remembered_with_the_reason_while_there_is_the_job(
     state: ClusterState,
 ) -> None:
     manifest = build.job_manifest()
     manifest["metadata"] |= {"uid": "u", "resourceVersion": "1"}
     state.jobs.put(TrainingJob.model_validate(manifest))
-    for uid, kinds in (("u", ("TerminationTarget",)), ("u2", ()), ("u", ())):
-        each = pod(f"{uid}{len(kinds)}", 2)
+    stopped = ("TerminationTarget",)
+    for uid, kinds, phase in (
+        ("u", stopped, ""),
+        ("u2", stopped, ""),
+        ("u", (), "Failed"),
+        ("u", (), "Running"),
+    ):
+        each = pod(f"{uid}{len(kinds)}{phase}", 2)
         state.pods.put(
             each.model_copy(
                 update={
                     "metadata": replace(
                         each.metadata, owner_references=(OwnerReference(uid=uid, controller=True),)
                     ),
-                    "status": PodStatus(conditions=tuple(Condition(type=k, status="True") for k in kinds)),
+                    "status": PodStatus(
+                        phase=phase, conditions=tuple(Condition(type=k, status="True") for k in kinds)
+                    ),
                 }
             )
         )
         state.pods.drop(each.metadata.uid)
-    assert state.deleted_pods("u") == {"u1": "EvictedByKueue", "u0": ""}
+    assert state.deleted_pods("u") == {"u1": "EvictedByKueue", "u0Failed": ""}
     assert state.deleted_pods("u2") == {}  # of no job that is known
     state.jobs.drop("u")
     assert state.deleted_pods("u") == {}

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dev.audit import Write, creates, writes
+from dev.demo.faults import Fault
 from dev.demo.figures import replacements
-from dev.demo.story import Fault
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

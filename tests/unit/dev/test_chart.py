@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dev.demo.chart import Moment, draw, speeds
-from dev.demo.story import Fault
+from dev.demo.faults import Fault
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from hypothesis import strategies as st
 
 from dev.cluster import cgroups
 from dev.cluster.node import GRACE_SECONDS
+from dev.demo import tell as telling
+from dev.demo.local import Local
+from dev.demo.pools import story
 from dev.demo.pools.chart import draw
 from dev.demo.pools.cloud import LABEL, Machine, Offer, decide
 from dev.demo.pools.figures import (
@@ -26,7 +30,10 @@ from dev.demo.pools.figures import (
     throughput,
 )
 from dev.demo.pools.record import Moment, WorkerSeen
-from dev.demo.pools.run import Script, documents, offers, second_job, values
+from dev.demo.pools.story import Script, documents, offers, second_job, values
+from dev.demo.tell import Stage
+from dev.demo.watch import Picture
+from dev.errors import DevError
 from shoal.api.training_job import TrainingJob
 
 OFFERS = {"fast": Offer(0.3, True, 6, 2), "slow": Offer(0.15, True, 6, 1)}
@@ -124,7 +131,6 @@ def figures_of(moments: list[Moment], **changes: Any) -> dict[str, Any]:
         "learned": {"fast": 0.105, "od": 0.1},
         "on_demand": ("od", 3600.0),
         "second": (190.0, run_of("fast", "fast")),
-        "seconds": {"setUp": 1.0},
     }
     return figures(moments, **{**told, **changes})
 
@@ -156,9 +162,17 @@ def test_picture_is_drawn_also_without_a_prediction(tmp_path: Path) -> None:
 
 
 class _Cloud:
-    def __init__(self) -> None:
+    def __init__(self, *_: object) -> None:
         self.did: list[str] = []
         self.report = self.did.append
+        self.machines: dict[str, Machine] = {}
+        self.offers: dict[str, Offer] = {}
+
+    def advance(self, _pods: object, trains: list[str]) -> None:
+        self.did.append(f"advance {trains}")
+
+    def close(self) -> None:
+        self.did.append("close")
 
     def reclaim(self, pool: str) -> list[str]:
         self.did.append(f"reclaim {pool}")
@@ -201,6 +215,56 @@ def test_the_example_is_what_the_story_runs() -> None:
     assert again.spec.elasticity.mode == "Manual"
     assert again.metadata.annotations == {"shoal.dev/speed-profile": "model-1"}
     assert values()["replicas"] == "1"
+
+
+def test_both_jobs_are_played_and_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    done: list[str] = []
+    end = "2026-01-01T00:01:40Z"
+    ended = [{"type": "Complete", "status": "True", "reason": "R", "message": "", "lastTransitionTime": end}]
+    times = {"startTime": "2026-01-01T00:00:00Z", "completionTime": end}
+    job = next(each for each in documents() if each["kind"] == "TrainingJob")
+
+    class Watching:
+        def __init__(self, _backend: object, _namespace: str, name: str) -> None:
+            self.name = name
+            self.statuses = iter([{"phase": "Running"}, {"phase": "Succeeded", "conditions": ended, **times}])
+
+        def look(self) -> Picture:
+            return Picture(TrainingJob.model_validate({**job, "status": next(self.statuses)}))
+
+        def kubectl(self, *_args: str) -> str:
+            return '{"items": [{"metadata": {"name": "model-1"}, "spec": {}}]}'
+
+    class Played(Local):
+        def __init__(self) -> None:
+            plane = SimpleNamespace(env={}, kubectl=lambda *args: done.append(" ".join(args)))
+            self.cluster = SimpleNamespace(plane=plane, node=lambda _: SimpleNamespace(limit=lambda _: None))  # type: ignore[assignment]
+
+        def up(self, nodes: Any = ()) -> None:
+            done.append(f"up {nodes}")
+
+    monkeypatch.setattr(story, "Watcher", Watching)
+    monkeypatch.setattr(story, "Cloud", _Cloud)
+    monkeypatch.setattr(story, "APPLIED", tmp_path / "build" / "applied.yaml")
+    monkeypatch.setattr(telling, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(telling, "command", lambda *args, **_: done.append(" ".join(args[:2])))
+    stage = Stage(Played())
+    told = story.pools(stage)
+    assert done == [
+        "up [('base', False)]", "label node base example.com/pool=base", "helm upgrade",
+        "kubectl --namespace", "kubectl --namespace",
+    ]  # fmt: skip
+    assert stage.seconds.keys() == {"setUp", "firstJob", "secondJob"}
+    assert told.well
+    assert told.figures["finishActual"] == 100.0
+    assert any("finishError" in words for words in told.words)
+    told.draw(tmp_path / "pools.png")
+    assert (tmp_path / "pools.png").exists()
+
+
+def test_the_pools_are_played_on_the_local_cluster_only() -> None:
+    with pytest.raises(DevError, match="STORY=pools needs the local cluster"):
+        story.pools(Stage(SimpleNamespace()))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("unified", [True, False])

@@ -37,16 +37,35 @@ def end_server_0(world: World, outcome: Outcome, message: str = "") -> None:
     world.reconcile()
 
 
-def test_an_image_that_does_not_exist_is_for_a_person() -> None:
+@pytest.mark.parametrize(
+    ("waiting", "words"),
+    [
+        ("ImagePullBackOff", "check the image in the job's template"),
+        ("CreateContainerConfigError", "the container cannot be started"),
+        ("CrashLoopBackOff", "the container crashes repeatedly"),
+    ],
+)
+def test_what_only_a_person_can_mend_is_degraded(waiting: str, words: str) -> None:
     world = World()
     world.reconcile()
     for pod in world.pods.values():
-        waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}
-        pod["status"] |= {"phase": "Pending", "containerStatuses": [{"name": "worker", "state": waiting}]}
+        state = {"waiting": {"reason": waiting, "message": "not found"}}
+        pod["status"] |= {"phase": "Pending", "containerStatuses": [{"name": "worker", "state": state}]}
     world.reconcile()
     status, message = of(world)
     assert status == "Degraded"
-    assert "check the image in the job's template" in message
+    assert words in message
+
+
+def test_a_storage_that_cannot_be_read_is_degraded() -> None:
+    condition = {
+        "type": "Degraded",
+        "status": "True",
+        "reason": "WaitingForStorage",
+        "message": "credentials",
+    }
+    status = {"observedGeneration": 1, "conditions": [condition]}
+    assert health({"metadata": {"generation": 1}}, status) == ("Degraded", "credentials")
 
 
 def test_job_progresses_until_it_runs() -> None:

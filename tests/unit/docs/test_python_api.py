@@ -1,4 +1,4 @@
-"""docs/python-api.md names every parameter of the public API and every option of `shoal-trainer run`."""
+"""docs/python-api.md names every parameter of the public API, docs/laptop.md every option of `shoal-trainer run`."""
 
 from __future__ import annotations
 
@@ -52,5 +52,7 @@ def test_every_option_of_run_is_documented() -> None:
     options = {option for parameter in main.commands["run"].params for option in parameter.opts} - {
         "entrypoint"
     }
-    documented = " ".join(cell for row in rows(section(PAGE, "`shoal-trainer`")) for cell in code(row[0]))
+    documented = " ".join(
+        cell for row in rows(section(read("docs/laptop.md"), "Run")) for cell in code(row[0])
+    )
     assert options <= set(documented.split())

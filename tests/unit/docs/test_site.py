@@ -12,6 +12,8 @@ from dev.site import build
 from tests.unit.docs.pages import PAGES, ROOT
 
 LONGEST_CELL = 120
+LONGEST_PAGE = 150
+LONGER = {"docs/api.md", "docs/metrics.md", "docs/reasons.md", "CHANGELOG.md"}  # looked up in, not read
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -24,6 +26,12 @@ def test_no_cell_of_a_table_is_a_paragraph(page: Path) -> None:
         for cell in re.split(r"(?<!\\)\|", line)
     )
     assert [cell for cell in cells if len(cell) > LONGEST_CELL] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_is_short_enough_to_be_read(page: Path) -> None:
+    if str(page.relative_to(ROOT)) not in LONGER:
+        assert len(page.read_text(encoding="utf-8").splitlines()) <= LONGEST_PAGE, "split it, or leave out"
 
 
 def test_site_builds_strictly_and_loads_nothing_from_another_host(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -27,9 +28,54 @@ def jobs() -> list[TrainingJob]:
 async def session(jobs: list[TrainingJob]) -> AsyncIterator[aiohttp.ClientSession]:
     page = Page(lambda: jobs, lambda: (), wall=lambda: NOW, look_seconds=0.01)
     runner = await serve(0, page.answers)
+    looking = asyncio.create_task(page.run())
     async with aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}") as session:
         yield session
+    looking.cancel()
     await runner.cleanup()
+
+
+async def test_what_is_told_is_made_once_for_all_who_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred open pages cost the operator's event loop no more than one, but for the sending."""
+    made = []
+    monkeypatch.setattr(
+        "shoal.page.server.overview", lambda *_: made.append("overview") or {"now": 1, "jobs": []}
+    )
+    monkeypatch.setattr(
+        "shoal.page.server.detail", lambda *_: made.append("job") or {"now": 1, "name": "digits"}
+    )
+    page = Page(lambda: [job(RUNNING)], lambda: (), wall=lambda: NOW)
+    seen = []
+    for _ in range(3):
+        page.look()
+        told = await asyncio.gather(*(page.tell(topic) for topic in ("", "team/digits") * 100))
+        assert len(set(map(id, told))) == 2
+        seen.append(told[:2])
+    assert made == ["overview", "job"] * 3
+    assert all(one is two for each in seen for one, two in zip(each, seen[0], strict=True)), (
+        "nothing has changed"
+    )
+
+
+async def test_the_loop_turns_while_much_is_made() -> None:
+    """Each job that somebody looks at is made in a turn of its own, so that a pod's loss waits for one at most."""
+    page = Page(lambda: [job(RUNNING)], lambda: (), wall=lambda: NOW)
+    telling = asyncio.gather(*(page.tell(f"team/job-{number}") for number in range(20)))
+    turns = 0
+    while not telling.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns >= 20
+
+
+async def test_what_nobody_looks_at_is_forgotten() -> None:
+    page = Page(lambda: [job({"phase": ""})], lambda: (), wall=lambda: NOW)
+    first = await page.tell("team/digits")
+    page.look()
+    assert await page.tell("team/digits") is first
+    page.look()
+    page.look()
+    assert await page.tell("team/digits") is not first
 
 
 @pytest.mark.parametrize("path", FILES)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
 from shoal.api.kube import Node, Pod
 from shoal.api.training_job import TrainingJob
+from shoal.policy.facts.blip import silent_since
 from shoal.policy.model import Images, Observation
 from shoal_trainer.contract import Outcome, Phase, StatusReport, TerminationMessage, WorkerReport, WorkerState
 
@@ -162,4 +164,11 @@ def termination_message(outcome: Outcome = Outcome.SUCCEEDED, **fields: Any) -> 
 def observe(a_job: TrainingJob, *pods: Pod, **more: Any) -> Observation:
     """An observation: by default with three healthy spot nodes and a safe one."""
     nodes = {n.metadata.name: n for n in [*(node(f"spot-{i}") for i in range(3)), node("safe-0", spot=False)]}
-    return Observation(**{"job": a_job, "now": NOW, "images": IMAGES, "pods": pods, "nodes": nodes, **more})
+    nodes = more.pop("nodes", nodes)
+    return Observation(**{"job": a_job, "now": NOW, "images": IMAGES, "pods": pods, "nodes": nodes,
+                          "silent_nodes": silent(nodes.values()), **more})  # fmt: skip
+
+
+def silent(nodes: Iterable[Node]) -> list[datetime]:
+    """Since when nodes are Unknown."""
+    return sorted(since for each in nodes if (since := silent_since(each)) is not None)

@@ -140,6 +140,33 @@ def test_server_that_is_not_heard_is_replaced_after_a_patience_and_deleted_when_
     assert world.services["digits-ps-0"]["spec"]["selector"]["shoal.dev/incarnation"] == "1"
 
 
+@pytest.mark.parametrize("later", ["planned", "waits for a node", "has a node"])
+def test_server_whose_node_is_back_stays_unless_its_successor_has_a_node(later: str) -> None:
+    """It was deleted while the successor waited for a node, and the job stood still for nothing."""
+    world = running_world()
+    world.now += timedelta(minutes=1)
+    unknown(world, "safe-0", since=11)
+    heard(world, (0, 0), (1, 0), (2, 0), server=False)
+    if later == "planned":
+        world.status = plan(world.observation()).status.model_dump(mode="json", by_alias=True)
+    else:
+        assert of_pods(world.reconcile()) == ["CreatePod digits-ps-0-1"]
+    if later == "has a node":
+        world.pods["digits-ps-0-1"]["spec"]["nodeName"] = "safe-1"
+    world.nodes["safe-0"] = build.node_manifest("safe-0", spot=False)
+    world.report = None
+    world.settle()
+    selected = world.services["digits-ps-0"]["spec"]["selector"]["shoal.dev/incarnation"]
+    assert world.status["parameterServers"]["restarts"] == 1, "it is counted: counters only grow"
+    if later == "has a node":
+        assert (world.deleted, selected) == (["digits-ps-0-0"], "1")
+    else:
+        taken_back = ["digits-ps-0-1"] if later == "waits for a node" else []
+        assert (world.deleted, selected) == (taken_back, "0")
+        assert world.status["parameterServers"]["ready"] == 1
+        assert world.condition("Disrupted")["status"] == "False"
+
+
 @pytest.mark.parametrize("told", [False, True])
 @pytest.mark.parametrize(("age", "replaced"), [(45, False), (55, True), (70, True)])
 def test_pod_that_was_bound_to_a_node_long_after_it_turned_unknown_proves_that_it_is_back(
@@ -158,6 +185,22 @@ def test_pod_that_was_bound_to_a_node_long_after_it_turned_unknown_proves_that_i
     assert (
         any(each.role == "ps" and each.cause for each in plan(world.observation()).status.slots) is replaced
     )
+
+
+def test_pod_that_was_bound_after_its_node_turned_unknown_has_the_whole_patience() -> None:
+    """After a blip of two seconds, the watch of nodes may be a few more behind that of pods."""
+    world = running_world()
+    world.now += timedelta(minutes=1)
+    unknown(world, "spot-1", since=8)
+    world.report_age = 3600.0
+    at = build.stamp(world.now - timedelta(seconds=2))
+    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": at}
+    world.pods["digits-worker-1-0"]["status"]["conditions"].append(scheduled)
+    made = world.reconcile()
+    assert of_pods(made) == []
+    assert made.wake_after == pytest.approx(3.0)
+    world.now += timedelta(seconds=3)
+    assert of_pods(world.reconcile()) == ["CreatePod digits-worker-1-1"]
 
 
 def test_after_a_pause_of_the_api_server_unknown_nodes_are_waited_for() -> None:

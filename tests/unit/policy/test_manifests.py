@@ -268,6 +268,14 @@ def test_merge(defaults: dict[str, Any], patch: dict[str, Any], merged: dict[str
     assert merge(defaults, patch) == merged
 
 
+def test_code_in_the_storage_is_told_and_not_mounted() -> None:
+    code = {"digest": "0" * 64}
+    training = {"entrypoint": "digits:job", "stopAfter": {"epochs": 1}, "code": code}
+    pod = worker(training=training, storage={"uri": "s3://b/runs"})
+    assert "shoal-code" not in [each["name"] for each in pod["spec"]["volumes"]]
+    assert config(pod, "worker").code_digest == "0" * 64
+
+
 def test_code_of_a_config_map_is_mounted_in_workers_only() -> None:
     training = {"entrypoint": "digits:job", "stopAfter": {"epochs": 1}, "code": {"configMap": "digits-code"}}
     pod = worker(training=training)

@@ -11,7 +11,8 @@ from shoal.api.training_job_status import DataStatus, TrainingJobStatus
 from shoal.policy.facts.read import read
 from shoal.policy.model import CreatePod, Images, Refusal, RefusalKind
 from shoal.policy.plan import plan
-from shoal.policy.tell.progress import differs_in_telemetry_only, final, progress
+from shoal.policy.tell.progress import final, progress
+from shoal.policy.tell.telemetry import differs_in_telemetry_only
 from shoal_trainer.contract import DataReport, Outcome, TerminationMessage
 from tests.unit.policy import build
 from tests.unit.policy.world import World, running_world

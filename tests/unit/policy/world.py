@@ -125,6 +125,7 @@ class World:
             self._places(self.silent), self._places(running - self.silent - self.fenced),
             self._places(self.fenced & self.pods.keys()),
         )  # fmt: skip
+        nodes = {n: Node.model_validate(o) for n, o in self.nodes.items()}
         return Observation(
             job=self.job,
             now=self.now,
@@ -136,7 +137,8 @@ class World:
             workloads=self.queue.seen(),
             no_workloads=self.queue.unreadable,
             flavors=self.queue.flavors,
-            nodes={n: Node.model_validate(o) for n, o in self.nodes.items()},
+            nodes=nodes,
+            silent_nodes=build.silent(nodes.values()),
             report=report,
             report_age=self.report_age,
             refusals=tuple(self.refusals.values()),

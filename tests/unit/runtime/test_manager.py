@@ -137,6 +137,26 @@ async def test_not_ready_while_what_is_needed_keeps_the_holder_of_the_lease_from
         assert replica.manager.unread() == ["pods"]
 
 
+async def test_a_new_leader_that_may_not_list_tries_again_at_leisure() -> None:
+    pods, leases = SmallServer(), LeaseServer()
+    replica = Replica(leases, pods, SmallServer(), "one")
+    lists = 0
+
+    def fault(method: str, _path: str) -> Answer | None:
+        nonlocal lists
+        lists += method == "GET"
+        return Answer(403, b'{"message": "forbidden"}')
+
+    pods.fault = fault
+    async with replica.running():
+        await asyncio.sleep(20)
+        assert replica.manager.unread() == ["pods"]
+        assert 15 <= lists <= 25
+        pods.fault = lambda _method, _path: None
+        await asyncio.sleep(2)
+        assert replica.decided == [(set(), set())]
+
+
 async def test_clean_stop_posts_the_last_events_and_releases_the_lease() -> None:
     leases, pods = LeaseServer(), SmallServer()
     replica = Replica(leases, pods, SmallServer(), "one")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import threading
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -13,7 +16,7 @@ import keras
 import numpy as np
 import pytest
 
-from shoal_trainer.contract import EXIT_DRAINED, Outcome, Role, StopAfter
+from shoal_trainer.contract import EXIT_DRAINED, Outcome, Role, StopAfter, code_name
 from shoal_trainer.ps.shard_bounds import bounds
 from shoal_trainer.run.processes import LocalJob, LocalRun
 from shoal_trainer.snapshot.storage import open_storage
@@ -109,3 +112,24 @@ def test_exported_model_is_the_one_that_was_evaluated_as_the_best(tmp_path, monk
     model = keras.models.load_model(folder / "model" / "model.keras")
     loss = model.evaluate(np.ones((32, 4), "float32"), np.ones((32, 8000), "float32"), verbose=0)
     assert loss == pytest.approx(best.value, rel=1e-5)
+
+
+def test_code_in_the_storage_reaches_a_worker_through_the_coordinator(tmp_path, monkeypatch):
+    """The module is nowhere else, and workers of a cluster have no credentials for the storage."""
+    monkeypatch.chdir(tmp_path)
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        archive.writestr("only_there.py", JOB)
+    digest = hashlib.sha256(made.getvalue()).hexdigest()
+    path = tmp_path / "runs" / code_name("local", digest)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(made.getvalue())
+
+    class Submitted(LocalRun):
+        def _config(self, *place):
+            return super()._config(*place).model_copy(update={"code_digest": digest})
+
+    job = LocalJob("only_there:job", stop_after=StopAfter(steps=5), storage_uri=(tmp_path / "runs").as_uri())
+    with Submitted(job) as run:
+        outcome = until(run, run.poll)
+    assert outcome.outcome is Outcome.SUCCEEDED, outcome

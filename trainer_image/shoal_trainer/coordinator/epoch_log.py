@@ -1,4 +1,7 @@
-"""Logs each complete epoch once, so that the history of a job can be read from its log, also after its end."""
+"""Logs each complete epoch once, so that the history of a job can be read from its log, also after its end.
+
+A new process logs those of its snapshot again: the log of the newest pod has them all.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,7 @@ class EpochLog:
         self._next = min(self._next, known)
         if known == self._next:
             return
-        for report in epochs(coordinator):
-            if report.epoch < self._next:
-                continue
+        for report in epochs(coordinator, self._next):
             if not report.complete:
                 return
             log.info("%s%s", EPOCH_LINE, report.to_json())

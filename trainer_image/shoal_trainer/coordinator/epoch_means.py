@@ -25,7 +25,8 @@ class EpochMeans:
         if not meta.progress:
             return
         sums = self._sums.setdefault(meta.progress[0].epoch, {})
-        loss = ("loss", meta.loss * meta.samples, float(meta.samples))
+        kept = meta.samples - meta.left_out
+        loss = ("loss", meta.loss * kept, float(kept))
         for name, total, weight in (*meta.metrics, loss):
             if math.isfinite(total):
                 pair = sums.setdefault(name, [0.0, 0.0])

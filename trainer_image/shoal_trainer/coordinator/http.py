@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from shoal_trainer.contract import STATUS_PATH, Message
 from shoal_trainer.coordinator.bounded_http import BoundedHandler, BoundedServer
-from shoal_trainer.coordinator.protocol import FILES, MAX_BODY, MAX_FILE, MAX_JOIN, PURPOSE, REQUESTS
+from shoal_trainer.coordinator.protocol import CODE, FILES, MAX_BODY, MAX_FILE, MAX_JOIN, PURPOSE, REQUESTS
 from shoal_trainer.errors import Fenced, Overtaken, ProtocolError, Unauthorized, Unreachable, UserError
 from shoal_trainer.security import Credentials
 from shoal_trainer.wire.gate import Visit, shut
@@ -58,6 +58,8 @@ Content = tuple[int, IO[bytes]]
 """The size of a file, and its content."""
 Download = Callable[[int, int, tuple[int, int], str], contextlib.AbstractContextManager[Content]]
 """(slot, incarnation, task's token, name): opens a file of an earlier task."""
+Code = Callable[[], contextlib.AbstractContextManager[Content]]
+"""Opens the job's code."""
 
 
 class ControlServer:
@@ -73,6 +75,7 @@ class ControlServer:
         status: Callable[[], Message] | None = None,
         upload: Upload | None = None,
         download: Download | None = None,
+        code: Code | None = None,
         proof_seconds: float = PROOF_SECONDS,
     ) -> None:
         self.credentials = credentials
@@ -80,6 +83,7 @@ class ControlServer:
         self.status = status
         self.upload = upload
         self.download = download
+        self.code = code
         self.proof_seconds = proof_seconds
         self._server = _Server((host, port), self)
         self.port: int = self._server.server_address[1]
@@ -166,8 +170,8 @@ class _Connection(BoundedHandler, BaseHTTPRequestHandler):
     """Bytes of an upload that have not been read."""
 
     def do_GET(self) -> None:
-        """The status, or a file of an earlier task under the path of `do_PUT`."""
-        if self.path.startswith(FILES):
+        """The status, the job's code, or a file of an earlier task under the path of `do_PUT`."""
+        if self.path == CODE or self.path.startswith(FILES):
             with contextlib.ExitStack() as opened:
                 self._reply(lambda: opened.enter_context(self._opened()))
             return
@@ -215,7 +219,10 @@ class _Connection(BoundedHandler, BaseHTTPRequestHandler):
 
     def _opened(self) -> contextlib.AbstractContextManager[Content]:
         self._authorize(PURPOSE)
-        if (download := self.server.control.download) is None:
+        control = self.server.control
+        if self.path == CODE and control.code is not None:
+            return control.code()
+        if (download := control.download) is None or self.path == CODE:
             raise ProtocolError(f"unknown path {self.path[:200]}")
         return download(*self._file())
 

@@ -76,7 +76,7 @@ class StatusCollector(Collector):
             ),
             "shoal_samples_repeated": ("Samples applied more than once.", status.data.repeated),
             "shoal_samples_partial": ("Samples applied on some shards only.", status.data.partial),
-            "shoal_samples_lost": ("Samples skipped as done without being applied.", status.data.lost),
+            "shoal_samples_lost": ("Samples left out by on_nan, as not finite.", status.data.lost),
         }
         for name, (text, number) in counters.items():
             self._highest[name] = max(number, self._highest.get(name, 0))

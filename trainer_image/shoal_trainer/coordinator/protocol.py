@@ -1,8 +1,8 @@
 """The messages of the control plane: JSON over TLS.
 
 `POST /v1/<name>` with a message returns a message; the output of tasks is streamed to `PUT /v1/files/…`, and the export
-gets the output of earlier tasks from `GET /v1/files/…`. A worker's requests carry its slot and incarnation; 409
-(`Fenced`) if the slot has a newer incarnation.
+gets the output of earlier tasks from `GET /v1/files/…`; `GET /v1/code` is the job's code. A worker's requests carry its
+slot and incarnation; 409 (`Fenced`) if the slot has a newer incarnation.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from shoal_trainer.wire.messages import MAX_JOURNAL, Entry
 
 FILES = "/v1/files/"
 """Then `<slot>/<incarnation>/<term>/<counter>/<name>`: a file of a task, under the token of the task."""
+CODE = "/v1/code"
+"""The archive with the job's code."""
 PURPOSE = "control"
 """The purpose of the bearer token of these requests (`Credentials.token`)."""
 MAX_BODY = 4 << 20

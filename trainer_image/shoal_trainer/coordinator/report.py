@@ -46,7 +46,7 @@ def status(coordinator: Coordinator, now: float) -> StatusReport:
         samples=samples,
         loss=coordinator.pace.loss,
         metrics=metrics(coordinator),
-        epochs=epochs(coordinator),
+        epochs=epochs(coordinator, len(coordinator.tasks.history) - RECENT_EPOCHS),
         samples_per_second=rate,
         samples_left=samples_left(coordinator),
         progress_percent=None if share is None else round(100 * share, 2),
@@ -76,11 +76,11 @@ def status(coordinator: Coordinator, now: float) -> StatusReport:
     )
 
 
-def epochs(coordinator: Coordinator) -> tuple[EpochReport, ...]:
-    """The newest finished epochs, at most `RECENT_EPOCHS`."""
+def epochs(coordinator: Coordinator, first: int) -> tuple[EpochReport, ...]:
+    """The finished epochs from `first` on."""
     tasks = coordinator.tasks
     queued = {task.epoch for task in tasks.queue if task.kind != "export"}
-    first = max(0, len(tasks.history) - RECENT_EPOCHS)
+    first = max(0, first)
     return tuple(
         EpochReport(epoch=epoch, metrics=logs, complete=epoch not in queued)
         for epoch, logs in enumerate(tasks.history[first:], start=first)

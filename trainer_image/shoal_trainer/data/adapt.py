@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,6 +69,11 @@ class ClassWeighted(Source):
 
     source: Source
     weights: Mapping[int, float]
+
+    @property
+    def lengths(self) -> Sequence[int]:  # type: ignore[override]
+        """See `Source`."""
+        return self.source.lengths
 
     @property
     def remark(self) -> str:  # type: ignore[override]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -46,6 +46,8 @@ class Extent:
 class Source(ABC):
     """Training or validation data."""
 
+    lengths: Sequence[int] = ()
+    """To which samples are padded; none: all have the same shape, or the data pad them."""
     remark: str = ""
     """What a user should know of how these data are read; logged when a worker starts."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import logging
 import math
 import time
@@ -75,7 +76,7 @@ class Stream(Source):
     @property
     def remark(self) -> str:  # type: ignore[override]
         """See `Source`."""
-        rounded = ", its batches times the rows of the first" if self._rounded else ""
+        rounded = ", its batches times the rows of the first two" if self._rounded else ""
         return (
             f"{_name(self.data)} cannot be read from any position, so each worker reads it from a place of its own: an "
             f"epoch is {self._size:,} samples{rounded}, {UNPLACED}"
@@ -113,13 +114,13 @@ class Stream(Source):
         )
 
     def whole(self, batch_size: int) -> Iterator[Batch]:
-        """One pass over the data from their beginning, at most the samples of an epoch."""
-        end = 0
+        """One pass over the data from their beginning, to `samples` if that was given."""
+        end, stop = 0, self.samples
         for element in self._elements(batch_size):
-            rows = taken(element, slice(0, self._size - end))
+            rows = element if stop is None else taken(element, slice(0, stop - end))
             end += count(rows)
             yield fill(rows, batch_size, end)
-            if end >= self._size:
+            if end == stop:
                 return
 
     def _taken(self, samples: int, batch_size: int) -> Iterator[Any]:
@@ -192,11 +193,14 @@ class Stream(Source):
             )
         if not _is_batched(self.data.element_spec):
             return known
-        object.__setattr__(self, "_first", next(iter(self.data.take(1))))
+        head = list(itertools.islice((each for each in self.data if count(each)), 2))
+        if not head:
+            raise UserError("The training data are empty.")
+        object.__setattr__(self, "_first", head[0])
         object.__setattr__(
             self, "_rounded", known > 1 and next(iter(leaves(self.data.element_spec))).shape[0] is None
         )
-        return known * count(self._first)
+        return known * max(map(count, head))
 
     def _padded(self, element: Any) -> Any:
         x = split(element)[0]

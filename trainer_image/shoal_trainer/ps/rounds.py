@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 PATIENCE = 0.5
 """The most that a wait adds to a step, as a share of the worker's usual step. With less, workers of equal speed that
-began half a step apart would never get in step. A table: docs/benchmarks/convergence.md."""
+began half a step apart would never get in step. A table: docs/benchmarks/tried.md."""
 STRAGGLER = 1.2
 """A worker whose usual step is longer than so many times another one's is not waited for by that one, which it would
 slow down at every step. So a mix of accelerators is about as fast as the sum of its workers."""

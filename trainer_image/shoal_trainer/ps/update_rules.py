@@ -68,7 +68,7 @@ class Optimizer:
     ) -> None:
         self.config = config
         self.size = size
-        self.state: dict[str, Vector] = {name: aligned(size) for name in STATE[_rule(config)]}
+        self.state: dict[str, Vector] = {name: aligned(size) for name in STATE[rule(config)]}
         if config.name == "adagrad":
             self.state["a"].fill(config.initial_accumulator_value)
         for name, values in (kept or {}).items():
@@ -210,7 +210,7 @@ def _nadam_product(beta_1: float, step: int) -> float:
     return float(np.prod(beta_1 * (1 - 0.5 * 0.96 ** np.arange(1.0, single + 1)))) * beta_1 ** (step - single)
 
 
-def _rule(config: OptimizerConfig) -> str:
+def rule(config: OptimizerConfig) -> str:
     """The key of `STATE`."""
     if config.momentum and config.name == "sgd":
         return "momentum"

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from shoal_trainer.coordinator.ledger import Ledger
-from shoal_trainer.data.batch import Batch, batches, map_leaves
+from shoal_trainer.data.batch import Batch, batches, leaves, map_leaves
 from shoal_trainer.data.indexed import connected, reached, require_dataset, require_end
 from shoal_trainer.data.source import Part, Source
 from shoal_trainer.errors import UserError
@@ -25,14 +26,18 @@ def fit(job: Training, *, epochs: int, batch_size: int, verbose: int | str) -> k
     keras.utils.set_random_seed(job.seed)
     model = job.model()
     weigh_samples(model)
-    example = job.data.example(batch_size)
     visit, epoch = visits(job, batch_size), itertools.count()
     ended: list[BaseException] = []
-    training = dataset_of(lambda: visit(next(epoch)), example, ended)
+    example = job.data.example(batch_size)
+    training = dataset_of(
+        lambda: visit(next(epoch)), example, ended, varying(model, job.data.lengths, example)
+    )
     validation = None
     if job.validation is not None:
         judged = next(validation_batches(job.validation, batch_size))
-        validation = dataset_of(lambda: validation_batches(job.validation, batch_size), judged, ended)
+        lengths = job.validation.lengths if isinstance(job.validation, Source) else ()
+        axes = varying(model, lengths, judged)
+        validation = dataset_of(lambda: validation_batches(job.validation, batch_size), judged, ended, axes)
     callbacks = list(job.callbacks()) if job.callbacks else []
     with quiet_end(), as_raised(ended):
         model.fit(
@@ -100,33 +105,58 @@ def validation_batches(source: Any, batch_size: int) -> Iterator[Batch]:
     yield from remaining
 
 
-def dataset_of(
-    iterate: Callable[[], Iterator[Batch]], example: Batch, ended: list[BaseException]
-) -> tf.data.Dataset:
-    """The data set for `fit` and `evaluate`: each iteration calls `iterate` once. `example` is one of its batches.
+def varying(model: keras.Model, lengths: Sequence[int], example: Batch) -> Iterator[tuple[int, ...]]:
+    """The axes in which batches may differ, for each array of `example`.
 
-    Short batches are not padded, as Keras accepts them. An error of `iterate` is added to `ended`, because TensorFlow
-    replaces it (see `as_raised`).
+    Of an input of the model, those of unknown size; without inputs, the axis that `lengths` are of. Of labels and
+    weights, those that are as long.
+    """
+    x, others = list(leaves(example.x)), list(leaves((example.y, example.weights)))
+    inputs = getattr(model, "inputs", None) or ()
+    if len(inputs) == len(x):
+        found = [tuple(a for a, n in enumerate(each.shape) if a and n is None) for each in inputs]
+    else:
+        found = [(1,) if np.ndim(leaf) > 1 and leaf.shape[1] in lengths else () for leaf in x]
+    sizes = {leaf.shape[axis] for leaf, axes in zip(x, found, strict=True) for axis in axes} - {1}
+    yield from found
+    for leaf in others:
+        yield tuple(axis for axis, size in enumerate(leaf.shape) if axis and size in sizes)
+
+
+def as_keras(batch: Batch) -> Any:
+    """The real samples of a batch, as Keras' `fit` and `evaluate` take them."""
+    element = batch.as_given()
+    # A Dataset cannot hold None.
+    return _tuples(element[:1] if batch.parts == 3 and batch.y is None else element)
+
+
+def dataset_of(
+    iterate: Callable[[], Iterator[Batch]],
+    example: Batch,
+    ended: list[BaseException],
+    axes: Iterator[tuple[int, ...]],
+) -> tf.data.Dataset:
+    """The data set for `fit`: each iteration calls `iterate` once. `example` is one of its batches.
+
+    `axes`: in which others may have another size (see `varying`). Short batches are not padded, as Keras accepts them.
+    An error of `iterate` is added to `ended`, because TensorFlow replaces it (see `as_raised`).
     """
 
     def rows() -> Iterator[Any]:
         try:
             for batch in iterate():
-                yield form(batch)
+                yield as_keras(batch)
         except (Exception, SystemExit) as error:
             ended.append(error)
             raise
 
-    def form(batch: Batch) -> Any:
-        element = batch.as_given()
-        # A Dataset cannot hold None.
-        return _tuples(element[:1] if batch.parts == 3 and batch.y is None else element)
-
     def spec(leaf: Any) -> tf.TensorSpec:
-        tensor = tf.convert_to_tensor(leaf)
-        return tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype)
+        tensor, free = tf.convert_to_tensor(leaf), (0, *next(axes))
+        return tf.TensorSpec(
+            [None if axis in free else n for axis, n in enumerate(tensor.shape)], tensor.dtype
+        )
 
-    signature = map_leaves(spec, form(example))
+    signature = map_leaves(spec, as_keras(example))
     return tf.data.Dataset.from_generator(rows, output_signature=signature).prefetch(2)
 
 

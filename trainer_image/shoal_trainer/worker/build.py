@@ -55,6 +55,11 @@ def build(model: Any, example: Batch) -> None:
     except UserError:
         raise
     except Exception as error:
+        if missing := _outputs_without_weights(example):
+            raise UserError(
+                f"sample_weight has no entry for {', '.join(map(repr, missing))}, of which y has labels. Give each "
+                "output its weights; np.ones(…) weighs all samples alike."
+            ) from error
         if _in(error, WeighedLoss.__call__):
             loss = keras.tree.map_structure(_name, user_loss(compiled_loss(model)))
             raise _does_not_fit(f"compile(loss={loss})", model, example, error) from error
@@ -71,6 +76,13 @@ def build(model: Any, example: Batch) -> None:
             f"The model cannot be built from the first batch, x of the shape {_shapes(example.x)} (the data yield "
             f"single samples, which are batched by Shoal): {where(error)}"
         ) from error
+
+
+def _outputs_without_weights(example: Batch) -> list[str]:
+    """The outputs that have labels, but no entry in a dict of weights."""
+    if not (isinstance(example.weights, dict) and isinstance(example.y, dict)):
+        return []
+    return sorted(set(example.y) - set(example.weights))
 
 
 def _does_not_fit(what: str, model: keras.Model, example: Batch, error: Exception) -> UserError:

@@ -31,8 +31,8 @@ from shoal_trainer.worker.memory import memory_is_enough
 from shoal_trainer.worker.optimizers import Placement, accumulated, place
 from shoal_trainer.worker.run_task import run_task
 from shoal_trainer.worker.target import check_target
-from shoal_trainer.worker.tasks import Tasks, evaluated
-from shoal_trainer.worker.watchdog import Watchdog
+from shoal_trainer.worker.tasks import Outcome, Tasks, evaluated
+from shoal_trainer.worker.watchdog import FIRST_SECONDS, Watchdog
 from shoal_trainer.worker.work import Coordinator, TaskWork
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Worker:
     close: Callable[[], None]
 
     def run(self, on_hang: Callable[[HungStep], None]) -> End:
-        """Run until the worker ends; `on_hang` is called from another thread if a step hangs.
+        """Run until the worker ends; `on_hang` is called from another thread if a step or a task hangs.
 
         Raises `OutOfMemory` if a step or a task does not fit into the worker's memory.
         """
@@ -127,10 +127,15 @@ def compose(
     )
     leases = Leases()
     check_target(config.stop_after, evaluated(job, flat_model.model))
-    tasks = Tasks(job, flat_model, config.batch_size, config.stop_after.epochs, drain)
+    watchdog = Watchdog()
+    tasks = Tasks(job, flat_model, config.batch_size, config.stop_after.epochs, drain, watchdog.moved)
 
     def do_task(work: TaskWork, flat: npt.NDArray[np.float32]) -> None:
-        run_task(work, lambda: tasks.do(work, flat, partial(coordinator.fetch, work)), coordinator, drain)
+        def attempt() -> Outcome:
+            with watchdog.watch(f"the task {work.kind} of epoch {work.epoch + 1}", FIRST_SECONDS):
+                return tasks.do(work, flat, partial(coordinator.fetch, work))
+
+        run_task(work, attempt, coordinator, drain)
 
     feed = Feed(
         preprocessed(job.data.placed(job.seed, (config.index, config.incarnation)), flat_model.model),
@@ -147,7 +152,6 @@ def compose(
         steps_per_push=steps_per_push(flat_model.model) if placement.on_server else 1,
         on_nan=job.on_nan,
     )
-    watchdog = Watchdog()
     loop = Loop(
         flat_model,
         placement,

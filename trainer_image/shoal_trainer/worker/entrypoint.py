@@ -20,16 +20,22 @@ USAGE = 2
 """The code with which argparse exits."""
 
 
-def load(entrypoint: str, args: dict[str, Any] | None = None, folder: Path | None = None) -> Training:
+def load(
+    entrypoint: str,
+    args: dict[str, Any] | None = None,
+    folder: Path | None = None,
+    *,
+    archive: Path | None = None,
+) -> Training:
     """Import the module and get the object.
 
-    It is looked for in `folder` (default: the job's own code if it came in a ConfigMap, then the working directory) and
-    among the installed packages.
+    It is looked for in `folder` (default: the job's own code, in `archive` or from a ConfigMap, then the working
+    directory) and among the installed packages.
 
     Raises `UserError` if the module or the object does not exist, or the object does not give a `Training`.
     """
-    code = (Path(CODE_DIR, CODE_ARCHIVE), Path(CODE_DIR))
-    folders = [folder] if folder else [*[each for each in code if each.exists()], Path.cwd()]
+    code = (archive, Path(CODE_DIR, CODE_ARCHIVE), Path(CODE_DIR))
+    folders = [folder] if folder else [*[each for each in code if each and each.exists()], Path.cwd()]
     folder = folders[0]
     module_name, attribute = check(entrypoint, *folders)
     sys.path[:0] = [str(each) for each in folders if str(each) not in sys.path]

@@ -35,13 +35,14 @@ from shoal_trainer.features import flops_per_sample
 from shoal_trainer.ps import kernels
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.statistics import Statistics
-from shoal_trainer.wire.messages import MetricSum
+from shoal_trainer.wire.messages import Average, MetricSum
+from shoal_trainer.worker.averages import MovingAverages
 from shoal_trainer.worker.build import BUILD_PARTS, build
 from shoal_trainer.worker.findings import Findings
 from shoal_trainer.worker.gradient_step import GradientStep
 from shoal_trainer.worker.hardware import NO_ACCELERATOR, accelerators, device_name
 from shoal_trainer.worker.keras_internals import call_traced, learning_rate_of, set_current_rate
-from shoal_trainer.worker.layout import Layout, averages_of, flatten, layout_of, momenta_of, unflatten
+from shoal_trainer.worker.layout import Layout, flatten, layout_of, unflatten
 from shoal_trainer.worker.local_step import local_step
 from shoal_trainer.worker.memory import memory_is_enough
 from shoal_trainer.worker.on_device import DeviceInclusion, DeviceMean, OnDevice, cut, encoded, squares
@@ -106,8 +107,7 @@ class FlatModel:
         keep_drawing()
         vary_seeds(model, worker)
         self.layout: Layout = layout_of(model)
-        self._momenta = momenta_of(model)
-        self.averages = averages_of(self.layout, self._momenta)
+        self._averages = MovingAverages(model, self.layout)
         self.found = Findings()
         self.on_server = not why_worker(model)
         self._own_step = has_own_step(model)
@@ -194,9 +194,9 @@ class FlatModel:
         structure = next(self._arguments(self.example))
         step: Any
         if self.on_server:
-            step = GradientStep(self.model, self.found, metrics)
+            step = GradientStep(self.model, self.found, metrics, self._averages)
         else:
-            step = local_step(self.model, self.found, metrics, xla=xla)
+            step = local_step(self.model, self.found, metrics, self._averages, xla=xla)
 
         def on_one(flat: Any, *arguments: Any) -> Any:
             rest = iter(arguments)
@@ -406,6 +406,11 @@ class FlatModel:
         unflatten(self.model, self.layout, flat)
 
     @property
+    def averages(self) -> tuple[Average, ...]:
+        """The moving averages in the flat vector, once the step is traced."""
+        return self._averages.ranges
+
+    @property
     def _device(self) -> str | None:
         """The first device, by name; None if TensorFlow chooses it."""
         return self.devices[0] if self.devices else None
@@ -450,7 +455,7 @@ class FlatModel:
 
     def _encode(self, before: list[Any], pieces: list[Any], numbers: Any) -> tuple[list[Any], Any]:
         """The update, of gradients and differences (new - old) from the values `before`, and all numbers."""
-        flat = [tf.reshape(piece, [-1]) for piece in self._observed(before, pieces)]
+        flat = [tf.reshape(piece, [-1]) for piece in self._averages.observed(before, pieces)]
         if self._on_host:
             flat = [tf.cast(piece, tf.float32) for piece in flat]
             return [tf.concat(flat[run], 0) for run in self.layout.runs], numbers
@@ -465,13 +470,6 @@ class FlatModel:
             *(tf.cast(flag, tf.float32) for flag in (moves, finite)),
         ]
         return update, tf.concat([numbers, tf.stack(of_update)], 0)
-
-    def _observed(self, before: list[Any], pieces: list[Any]) -> list[Any]:
-        """What batches show of moving averages, in place of their differences (1 - momentum) (observed - old)."""
-        return [
-            piece if momentum >= 1 else old + piece / (1 - momentum)
-            for old, piece, momentum in zip(before, pieces, self._momenta, strict=True)
-        ]
 
     def _update(
         self, pieces: list[Any], numbers: npt.NDArray[Any]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +9,9 @@ import keras
 import tensorflow as tf
 
 from shoal_trainer.errors import UserError
+from shoal_trainer.worker.averages import MovingAverages
 from shoal_trainer.worker.findings import Findings
-from shoal_trainer.worker.keras_internals import clipped, current_value, losses_override, takes_training
+from shoal_trainer.worker.keras_internals import clipped, compute_loss, takes_training
 from shoal_trainer.worker.layout import outside_layout, variables_of
 from shoal_trainer.worker.optimizers import takes_rows_apart, unwrap
 from shoal_trainer.worker.training_metrics import Sums, TrainingMetrics
@@ -40,8 +39,10 @@ class GradientStep:
     `part` of their samples, which reads and assigns no variable; `finish` makes the update of the parts' mean.
     """
 
-    def __init__(self, model: Any, found: Findings, metrics: TrainingMetrics) -> None:
-        self.model, self._found, self._metrics = model, found, metrics
+    def __init__(
+        self, model: Any, found: Findings, metrics: TrainingMetrics, averages: MovingAverages
+    ) -> None:
+        self.model, self._found, self._metrics, self._averages = model, found, metrics, averages
         self._optimizer = unwrap(model.optimizer)
         self._trainable, self._statistics = variables_of(model)
         self.trained = len(self._trainable)
@@ -66,13 +67,9 @@ class GradientStep:
         x, y, weights, samples = data
         weights = filled(weights, samples)
         trained, before = values[: self.trained], values[self.trained :]
-        known = [*zip(self._statistics, before, strict=True), *zip(self.outside, outside, strict=True)]
-        values_before = {id(v): value for v, value in known}
-        others = model.non_trainable_variables
-        others_before = [values_before.get(id(v), v.value) for v in others]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(trained)
-            predicted, loss, after = _forward(model, trained, others_before, x, y, weights)
+            predicted, loss, changed = self._forward(values, outside, x, y, weights)
             scaled = loss * tf.cast(scale, loss.dtype)
         gradients = tape.gradient(scaled, trained)
         found.without_gradient = _missing(self._trainable, gradients)
@@ -82,8 +79,6 @@ class GradientStep:
             tf.zeros_like(value) if g is None else tf.convert_to_tensor(g) / tf.cast(scale, g.dtype)
             for g, value in zip(gradients, trained, strict=True)
         ]
-        triples = zip(others, others_before, after, strict=True)
-        changed = {id(v): new for v, old, new in triples if new is not None and new is not old}
         found.assigned = [v for v in outside_layout(model) if id(v) in changed]
         differences = [
             tf.cast(changed[id(v)], old.dtype) - old if id(v) in changed else tf.zeros_like(old)
@@ -91,6 +86,31 @@ class GradientStep:
         ]
         sums = self._metrics.sums(y, predicted, weights, samples)
         return Part(gradients, differences, loss, sums, [changed.get(id(v)) for v in self.outside])
+
+    def _forward(
+        self, values: list[Any], outside: list[Any], x: Any, y: Any, weights: Any
+    ) -> tuple[Any, Any, dict[int, Any]]:
+        """The outputs, the loss, and new values of variables by id, as Keras computes them, but assigned to none."""
+        model = self.model
+        pairs = [
+            *((v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables),
+            *zip([*self._trainable, *self._statistics, *self.outside], [*values, *outside], strict=True),
+        ]
+        scope = keras.StatelessScope(pairs, collect_losses=True)
+        before = {id(v): scope.get_current_value(v) for v, _ in pairs}
+        kwargs = {"training": True} if takes_training(model) else {}
+        with scope, self._averages.counted():
+            predicted = model(x, **kwargs)
+            loss = compute_loss(model, x, y, predicted, weights)
+        after = {id(v): scope.get_current_value(v) for v, _ in pairs}
+        changed = {key: new for key, new in after.items() if new is not before[key]}
+        if assigned := [v.path for v in self._trainable if id(v) in changed]:
+            raise UserError(
+                f"A layer assigns the trainable variables {', '.join(assigned)} in its call(), which parameter servers "
+                "cannot do. Let the optimizer run on the workers: give the model a train_step that returns "
+                "super().train_step(data)."
+            )
+        return predicted, loss, changed
 
     def assign(self, outside: list[Any]) -> None:
         """Keep what a part says of the variables outside of the layout."""
@@ -137,58 +157,6 @@ class _Scaler:
             return [tf.where(finite, value, tf.zeros_like(value)) for value in values]
 
         return kept(gradients), kept(differences)
-
-
-def _forward(
-    model: Any, trainable: list[Any], non_trainable: list[Any], x: Any, y: Any, weights: Any
-) -> tuple[Any, Any, Any]:
-    """The outputs, the loss, and new values of the non-trainable variables, computed by Keras without its variables."""
-    kwargs = {"training": True} if takes_training(model) else {}
-    with _watched(model) as assigned:
-        predicted, after, losses = model.stateless_call(
-            trainable, non_trainable, x, return_losses=True, **kwargs
-        )
-    if assigned:
-        raise UserError(
-            f"A layer assigns the trainable variables {', '.join(assigned)} in its call(), which parameter servers "
-            "cannot do. Let the optimizer run on the workers: give the model a train_step that returns "
-            "super().train_step(data)."
-        )
-    if losses:  # from regularizers and add_loss in this call; compute_loss must use these
-        losses_override(model, losses)
-    try:
-        loss, (_, new, _) = model.stateless_compute_loss(
-            trainable, after, [tf.zeros(v.shape, v.dtype) for v in model.metrics_variables], x=x, y=y, y_pred=predicted,
-            sample_weight=weights, training=True,
-        )  # fmt: skip
-    finally:
-        losses_override(model, [])
-    return predicted, loss, new
-
-
-@contextlib.contextmanager
-def _watched(model: Any) -> Iterator[list[str]]:
-    """Collect the paths of trainable variables that `call` assigns: `stateless_call` discards their values."""
-    call, own = model.call, vars(model).get("call")
-    assigned: list[str] = []
-
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        variables = model.trainable_variables
-        before = [current_value(v) for v in variables]
-        outputs = call(*args, **kwargs)
-        after = [current_value(v) for v in variables]
-        assigned.extend(
-            v.path for v, old, new in zip(variables, before, after, strict=True) if new is not old
-        )
-        return outputs
-
-    model.call = watched
-    try:
-        yield assigned
-    finally:
-        del model.call
-        if own is not None:
-            model.call = own
 
 
 def _missing(variables: list[Any], gradients: list[Any]) -> tuple[int, ...]:

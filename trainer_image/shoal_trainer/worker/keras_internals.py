@@ -6,12 +6,11 @@ A new release may change any of it, so it is in one place, the dependencies have
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from keras.src import backend
 from keras.src.backend.common.global_state import set_global_attribute
-from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.losses import ALL_OBJECTS_DICT as ALL_LOSSES
 from keras.src.metrics import ALL_OBJECTS_DICT as ALL_METRICS
 from keras.src.metrics.reduction_metrics import MeanMetricWrapper
@@ -32,8 +31,9 @@ __all__ = [
     "clipped",
     "compiled_loss",
     "compiled_metrics",
-    "current_value",
+    "compute_loss",
     "decays",
+    "evaluate",
     "flat_losses",
     "global_seed_generator",
     "input_name",
@@ -42,7 +42,6 @@ __all__ = [
     "layers_of",
     "learning_rate_of",
     "loss_tracker",
-    "losses_override",
     "mean_of_function",
     "model_supports_jit",
     "output_shape",
@@ -94,14 +93,24 @@ def takes_training(model: Any) -> bool:
     return bool(model._call_has_training_arg)
 
 
-def losses_override(model: Any, losses: list[Any]) -> None:
-    """Make `compute_loss` add these losses instead of those that layers added; none: no override."""
-    model._losses_override = losses
+def compute_loss(model: Any, x: Any, y: Any, predicted: Any, weights: Any) -> Any:
+    """What the model's `compute_loss` gives in training, also one that does not take `training`."""
+    return model._compute_loss(x, y, predicted, weights, training=True)
 
 
 def loss_tracker(model: Any) -> Any:
     """The metric with the mean loss."""
     return model._loss_tracker
+
+
+def evaluate(model: Any, elements: Iterable[Any]) -> dict[str, Any]:
+    """What `model.evaluate` gives for these batches, which may differ in shape, as those of a data set may not."""
+    model.make_test_function()
+    model.reset_metrics()
+    logs: dict[str, Any] = {}
+    for element in elements:
+        logs = model.test_function(iter((element,)))
+    return dict(model._get_metrics_result_or_logs(logs))
 
 
 # --- compile()
@@ -191,11 +200,6 @@ def set_keras_mask(tensor: Any, mask: Any) -> None:
 def output_shape(function: Callable[..., Any], *arguments: Any) -> tuple[int | None, ...]:
     """The shape of what a function gives, without computing it."""
     return tuple(backend.compute_output_spec(function, *arguments).shape)
-
-
-def current_value(variable: Any) -> Any:
-    """The value of a variable in a stateless call, which may have assigned it."""
-    return get_stateless_scope().get_current_value(variable)
 
 
 def replace_global_seed_generator(generator: Any) -> None:

@@ -16,13 +16,12 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-import keras
 import numpy as np
 import numpy.typing as npt
 
@@ -129,31 +128,6 @@ def numbered(paths: Iterable[str]) -> list[str]:
         return f"{base}_{number}" if number else base
 
     return ["/".join(map(renamed, path.split("/"))) for path in paths]
-
-
-def momenta_of(model: Any) -> list[float]:
-    """The momentum of each entry of the model's layout that is a moving average of BatchNormalization; else 1."""
-    trainable, statistics = variables_of(model)
-    moved = {
-        id(variable): float(layer.momentum)
-        for layer in layers_of(model)
-        if isinstance(layer, keras.layers.BatchNormalization)
-        for variable in (layer.moving_mean, layer.moving_variance)
-    }
-    return [1.0] * len(trainable) + [moved.get(id(variable), 1.0) for variable in statistics]
-
-
-def averages_of(layout: Layout, momenta: Sequence[float]) -> tuple[Average, ...]:
-    """The moving averages among the entries; adjacent ones with the same momentum are merged."""
-    found: list[Average] = []
-    for entry, momentum in zip(layout.entries, momenta, strict=True):
-        if momentum >= 1:
-            continue
-        low, high = entry.offset, entry.offset + entry.size
-        if found and (found[-1].high, found[-1].momentum) == (low, momentum):
-            low = found.pop().low
-        found.append(Average(low, high, momentum))
-    return tuple(found)
 
 
 def rounded(model: Any, averages: tuple[Average, ...], layout: Layout) -> list[str]:

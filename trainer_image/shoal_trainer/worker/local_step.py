@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from shoal_trainer.errors import UserError
+from shoal_trainer.worker.averages import MovingAverages
 from shoal_trainer.worker.findings import Findings
 from shoal_trainer.worker.keras_internals import assigned_handles, loss_tracker
 from shoal_trainer.worker.layout import outside_layout, variables_of
@@ -21,7 +22,9 @@ from shoal_trainer.worker.training_metrics import Sums, TrainingMetrics, sums_of
 from shoal_trainer.worker.weighing import filled
 
 
-def local_step(model: Any, found: Findings, metrics: TrainingMetrics, *, xla: bool) -> Callable[..., Any]:
+def local_step(
+    model: Any, found: Findings, metrics: TrainingMetrics, averages: MovingAverages, *, xla: bool
+) -> Callable[..., Any]:
     """(values, data) -> (new - old of everything, loss, sums of the metrics)."""
     own_step = has_own_step(model)
     trainable, statistics = variables_of(model)
@@ -32,11 +35,12 @@ def local_step(model: Any, found: Findings, metrics: TrainingMetrics, *, xla: bo
             variable.assign(value)
         model.reset_metrics()  # so that the logged values are those of this step, not means
         loss_tracker(model).reset_state()  # a model that overrides `metrics` may leave it out
-        if own_step:
-            logs = model.train_step(data)
-            loss, sums = _loss_of(logs), sums_of_logs(model, logs, tf.shape(tf.nest.flatten(data)[0])[0])
-        else:
-            loss, sums = _step(model, metrics, *data)
+        with averages.counted():
+            if own_step:
+                logs = model.train_step(data)
+                loss, sums = _loss_of(logs), sums_of_logs(model, logs, tf.shape(tf.nest.flatten(data)[0])[0])
+            else:
+                loss, sums = _step(model, metrics, *data)
         after = [tf.convert_to_tensor(v.value) for v in exchanged]
         return [new - old for old, new in zip(values, after, strict=True)], loss, sums
 

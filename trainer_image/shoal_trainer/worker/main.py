@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,7 @@ from shoal_trainer.worker.hardware import (
 
 if TYPE_CHECKING:
     from shoal_trainer.coordinator.protocol import Equipment
+    from shoal_trainer.security import Credentials
     from shoal_trainer.worker.compose import Worker
 
 log = logging.getLogger(__name__)
@@ -135,14 +137,24 @@ def _no_garbage() -> Iterator[None]:
         gc.enable()
 
 
+def _code(config: RuntimeConfig, credentials: Credentials, drain: Drain) -> Path | None:
+    """The archive with the job's code, if it lies in the storage."""
+    if not config.code_digest:
+        return None
+    from shoal_trainer.worker.code import fetch
+
+    return until_reachable(partial(fetch, config, credentials), drain.flag, "the job's code")
+
+
 def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
     os.environ.update(shared_by(1, config.cores))  # TensorFlow reads it when it is imported
     with _no_garbage():  # a collection over all objects of TensorFlow is slow
+        from shoal_trainer.security import Credentials
         from shoal_trainer.worker.entrypoint import load
 
-        job = load(config.entrypoint, config.args)
+        credentials = Credentials.load(config.secret_dir)
+        job = load(config.entrypoint, config.args, archive=_code(config, credentials, drain))
 
-        from shoal_trainer.security import Credentials
         from shoal_trainer.worker.compose import build_flat_model, compose
         from shoal_trainer.worker.coordination import ControlPlane
         from shoal_trainer.worker.flat_model import FlatModel
@@ -153,7 +165,6 @@ def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
         require_accelerators(promised_accelerators())
         device = device_name()
         config = fitted(config, device)
-        credentials = Credentials.load(config.secret_dir)
 
         def built() -> FlatModel:
             try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import math
 import sys
@@ -28,6 +29,7 @@ from shoal_trainer.data.source import Extent, Part, Source
 from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import TrainerError, UserError
 from shoal_trainer.ps.aligned import aligned
+from shoal_trainer.ps.memory import needed
 from shoal_trainer.training import Training
 from shoal_trainer.worker.alone import validation_batches
 from shoal_trainer.worker.compose import build_flat_model
@@ -40,6 +42,8 @@ from shoal_trainer.worker.tasks import Tasks, evaluated
 from shoal_trainer.worker.xla import INSTEAD, as_on_gpu, unsupported
 
 State = Literal["ok", "warning", "error", "skipped"]
+LOOK_BATCHES = 64
+"""How many batches of the validation are read, to find one of each shape."""
 PLACES = {True: "parameter servers", False: "workers"}
 
 
@@ -55,22 +59,22 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class FirstBatch(Source):
-    """A data source of one batch that was read already."""
+class BatchOfEachShape(Source):
+    """A data source of a few batches that were read already."""
 
-    batch: Batch
+    batches: tuple[Batch, ...]
 
     def describe(self) -> Extent:
-        """As many samples as the batch has."""
-        return Extent(self.batch.samples)
+        """As many samples as the batches have."""
+        return Extent(sum(batch.samples for batch in self.batches))
 
     def read(self, part: Part, batch_size: int, download: Download | None = None) -> Iterator[Batch]:  # noqa: ARG002
-        """Yield the batch."""
-        yield self.batch
+        """Yield the batches."""
+        yield from self.batches
 
     def example(self, batch_size: int) -> Batch:  # noqa: ARG002
-        """The batch."""
-        return self.batch
+        """The first batch."""
+        return self.batches[0]
 
 
 class Rehearsal:
@@ -183,6 +187,7 @@ class Rehearsal:
                 placement.reason,
             )
         say(f"loss {step.loss:.4g}; the optimizer runs on the {PLACES[placement.on_server]}")
+        say(f"one parameter server needs {_bytes(needed(model.layout.size, placement.config))} of memory")
         return step
 
     def _step_as_on_gpu(self, job: Training, say: Callable[[str], None]) -> None:
@@ -228,9 +233,15 @@ class Rehearsal:
         if job.validation is None:
             say("none: there will be no val_… metrics")
             return None
-        batch = next(validation_batches(job.validation, self._config.batch_size))
-        say(f"a batch of {batch.samples} samples was read")
-        return FirstBatch(batch)
+        found: dict[Any, Batch] = {}
+        for batch in itertools.islice(
+            validation_batches(job.validation, self._config.batch_size), LOOK_BATCHES
+        ):
+            found.setdefault(tuple(tuple(leaf.shape) for leaf in leaves((batch.x, batch.y))), batch)
+        each = BatchOfEachShape(tuple(found.values()))
+        what = "a batch" if len(found) == 1 else f"a batch of each of {len(found)} shapes,"
+        say(f"{what} of {each.describe().size} samples was read")
+        return each
 
     def _target(self, job: Training, model: FlatModel, say: Callable[[str], None]) -> None:
         check_target(self._stop_after, evaluated(job, model.model))

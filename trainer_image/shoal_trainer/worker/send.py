@@ -96,15 +96,16 @@ class Pile:
 
     @property
     def loss(self) -> float:
-        """The mean loss of the samples."""
-        return sum(step.loss * step.ready.batch.samples for step in self.steps) / self.samples
+        """The mean loss of the samples that were not left out; NaN if all were."""
+        kept = [(step.loss, step.ready.batch.samples) for step in self.steps if not step.left_out]
+        return sum(loss * samples for loss, samples in kept) / sum(n for _, n in kept) if kept else math.nan
 
     @property
     def metrics(self) -> tuple[MetricSum, ...]:
-        """The metrics of the steps, added up."""
+        """The metrics of the steps that were not left out, added up."""
         sums: dict[str, MetricSum] = {}
         for step in self.steps:
-            for name, total, weight in step.metrics:
+            for name, total, weight in () if step.left_out else step.metrics:
                 _, before, weighed = sums.get(name, (name, 0.0, 0.0))
                 sums[name] = MetricSum(name, before + total, weighed + weight)
         return tuple(sums.values())

@@ -23,16 +23,17 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from shoal_trainer.data.batch import Batch, leaves
+from shoal_trainer.data.batch import Batch, leaves, map_leaves
 from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import Interrupted, TrainerError, UserError
 from shoal_trainer.training import Training
 from shoal_trainer.worker import best_weights, saving
-from shoal_trainer.worker.alone import as_raised, dataset_of, quiet_end, validation_batches
+from shoal_trainer.worker.alone import as_keras, validation_batches
 from shoal_trainer.worker.best_weights import Best
 from shoal_trainer.worker.callbacks import callbacks_of, rate_of
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.hooks import Hooks
+from shoal_trainer.worker.keras_internals import evaluate
 from shoal_trainer.worker.optimizers import has_call, take_average, unwrap
 from shoal_trainer.worker.work import TaskWork
 
@@ -63,7 +64,7 @@ class Outcome:
 class Tasks:
     """Runs tasks on the model of `flat_model`, with a temporary folder that `close` deletes.
 
-    `drain`: set when the worker has to leave, which ends an evaluation.
+    `drain`: set when the worker has to leave, which ends an evaluation. `moved`: called at each batch of one.
     """
 
     def __init__(
@@ -73,11 +74,12 @@ class Tasks:
         batch_size: int,
         epochs: int | None = None,
         drain: threading.Event | None = None,
+        moved: Callable[[], None] = lambda: None,
     ) -> None:
         self._job = job
         self._flat_model = flat_model
         self._batch_size = batch_size
-        self._drain = drain or threading.Event()
+        self._drain, self._moved = drain or threading.Event(), moved
         unwritten = saving.obstacle(flat_model.model)
         tests_itself = type(flat_model.model).test_step is not keras.Model.test_step
         if job.validation is not None and not has_call(flat_model.model) and not tests_itself:
@@ -95,10 +97,6 @@ class Tasks:
             epochs,
             (*trained, *(metrics or ())),
         )
-        self._rows: Iterator[Batch] = iter(())
-        self._ended: list[BaseException] = []
-        self._dataset: Any = None
-        """Yields `_rows`, and adds their error to `_ended`. Kept: TensorFlow never frees all memory of a data set."""
         self._evaluated: tuple[dict[str, float], npt.NDArray[np.float32]] | None = None
         """The metrics and the parameters of this worker's last evaluation, for the callbacks of its epoch."""
         self._folder = tempfile.TemporaryDirectory(prefix="shoal-task-")
@@ -126,15 +124,12 @@ class Tasks:
         self._flat_model.load(flat)
         model = self._flat_model.model
         rows = self._until_drain(validation_batches(self._job.validation, self._batch_size))
-        self._ended.clear()
         try:
             first = next(rows)
             self._check_alike(first)
-            self._rows = itertools.chain([first], rows)
-            if self._dataset is None:
-                self._dataset = dataset_of(lambda: self._rows, first, self._ended)
-            with quiet_end(), as_raised(self._ended), _without_xla(model):
-                results = model.evaluate(self._dataset, return_dict=True, verbose=0)
+            elements = map(as_keras, itertools.chain([first], rows))
+            with _without_xla(model):
+                results = evaluate(model, (map_leaves(tf.convert_to_tensor, each) for each in elements))
         except (TrainerError, tf.errors.ResourceExhaustedError):
             raise
         except (Exception, SystemExit) as error:
@@ -142,8 +137,6 @@ class Tasks:
             raise UserError(
                 f"The evaluation on Training(validation=…) failed: {where(error)}{hint}"
             ) from error
-        finally:
-            self._rows = iter(())
         model.reset_metrics()
         metrics = dict(_numbers(results))
         if self._job.callbacks is not None:
@@ -154,6 +147,7 @@ class Tasks:
         for batch in rows:
             if self._drain.is_set():
                 raise Interrupted("the worker has to leave")
+            self._moved()
             yield batch
 
     def _check_alike(self, first: Batch) -> None:

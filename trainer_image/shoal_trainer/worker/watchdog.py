@@ -1,7 +1,7 @@
-"""Notices a training step that does not end: a driver that hangs, an endless function of the user.
+"""Notices a training step or a task that does not end: a driver that hangs, an endless function of the user.
 
-Its worker still sends heartbeats, so nobody else would notice: its leases would never be given to others, and the epoch
-would never end.
+Its worker still sends heartbeats, so nobody else would notice: its leases and its task would never be given to others,
+and the epoch would never end.
 """
 
 from __future__ import annotations
@@ -10,55 +10,69 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from shoal_trainer.errors import HungStep
 
 LEAST_SECONDS = 600.0
 FIRST_SECONDS = 3600.0
-"""For the first step, which may compile."""
+"""For the first step, which may compile, and for a task, which runs the user's code; an evaluation: between batches."""
 FACTOR = 20.0
-"""A step hangs if it takes so many times as long as the longest before it, and `LEAST_SECONDS`."""
+"""It hangs if it takes so many times as long as the longest before it, and the least time."""
 CHECK_SECONDS = 5.0
 
 
+class Watched(NamedTuple):
+    """What runs, and since when. `least`: it hangs after so many seconds at the earliest."""
+
+    what: str
+    least: float
+    began: float
+
+
 class Watchdog:
-    """Watches the steps of one thread from another one."""
+    """Watches what one thread does from another one."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._longest: float | None = None
-        self._step: tuple[str, float] | None = None
-        """What runs, and since when."""
+        self._longest: dict[float, float] = {}
+        """By `least`."""
+        self._watched: Watched | None = None
         self._stopped = threading.Event()
 
     @contextmanager
-    def watch(self, what: str) -> Iterator[None]:
-        """Watch the step in this block."""
-        began = self._clock()
-        self._step = what, began
+    def watch(self, what: str, least: float = LEAST_SECONDS) -> Iterator[None]:
+        """Watch this block: a step, or with `FIRST_SECONDS` a task."""
+        self._watched = Watched(what, least, self._clock())
         try:
             yield
         finally:
-            self._step = None
-            self._longest = max(self._longest or 0.0, self._clock() - began)
+            self.moved()
+            self._watched = None
+
+    def moved(self) -> None:
+        """What is watched got on, such as to the next batch: its time begins anew."""
+        if (watched := self._watched) is not None:
+            now = self._clock()
+            self._longest[watched.least] = max(self._longest.get(watched.least, 0.0), now - watched.began)
+            self._watched = watched._replace(began=now)
 
     def hung(self) -> HungStep | None:
-        """The error of the step that runs, if it hangs."""
-        if (step := self._step) is None:
+        """The error of what runs, if it hangs."""
+        if (watched := self._watched) is None:
             return None
-        what, began = step
-        seconds, longest = self._clock() - began, self._longest
-        limit = FIRST_SECONDS if longest is None else max(LEAST_SECONDS, FACTOR * longest)
+        seconds, longest = self._clock() - watched.began, self._longest.get(watched.least)
+        limit = FIRST_SECONDS if longest is None else max(watched.least, FACTOR * longest)
         if seconds <= limit:
             return None
         before = "it is the first one" if longest is None else f"the longest before took {longest:.3g} s"
         return HungStep(
-            f"{what} has not ended in {seconds:.0f} s, and {before}. The accelerator or its driver hangs, or a "
-            "function of the model never returns: the log has the stack of each thread."
+            f"{watched.what} has not ended in {seconds:.0f} s, and {before}. The accelerator or its driver hangs, or a "
+            "function of the user never returns: the log has the stack of each thread."
         )
 
     def start(self, on_hang: Callable[[HungStep], None]) -> None:
-        """Call `on_hang`, once, from a thread, when a step hangs."""
+        """Call `on_hang`, once, from a thread, when something hangs."""
         threading.Thread(target=self._run, args=(on_hang,), name="watchdog", daemon=True).start()
 
     def stop(self) -> None:

@@ -184,12 +184,7 @@ class Applier:
                 if (budget := self._state.budgets.get(name, job.metadata.namespace)) is not None:
                     self._state.budgets.drop(budget.metadata.uid)
             case ConfirmAbsent(name, "Pod"):
-                answer = await self._transport.request("GET", path(job, PODS, name))
-                if answer.status == 404:
-                    answers.gone_pods[name] = ""
-                else:
-                    answer.accept()
-                    objects.saw(PODS, answer)
+                answers.gone_pods |= await objects.confirm_absent(job, name)
             case ConfirmAbsent(name):
                 answer = await self._transport.request("GET", f"/api/v1/nodes/{name}")
                 if answer.status in {403, 404}:  # who may not ask believes the watch

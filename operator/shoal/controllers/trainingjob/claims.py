@@ -8,7 +8,7 @@ made next included, so that two jobs that are reconciled at the same moment neve
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 
 from shoal.api.labels import POOL
 from shoal.api.training_job import TrainingJob
@@ -28,35 +28,39 @@ def holdings(job: TrainingJob, decided: Plan | None = None) -> Counter[str]:
 
 
 class Claims:
-    """The holdings of all jobs. `jobs`: those in the cache."""
+    """The holdings of all jobs and their sum, kept as jobs change: there is one question about it in every plan."""
 
-    def __init__(self, jobs: Callable[[], Iterable[TrainingJob]]) -> None:
-        self._jobs = jobs
+    def __init__(self) -> None:
+        self._stored: dict[str, Counter[str]] = {}
         self._decided: dict[str, Counter[str]] = {}
-        self._read: dict[str, tuple[str | None, Counter[str]]] = {}
+        self._claims: dict[str, Counter[str]] = {}
+        self._total: Counter[str] = Counter()
+
+    def see(self, old: TrainingJob | None, new: TrainingJob | None) -> None:
+        """Take a change of a job in the cache; `new`: None when it is gone."""
+        if (seen := new or old) is None:
+            return
+        uid = seen.metadata.uid
+        has_pools = new is not None and (new.spec.workers.pools or new.status.pool_usage)
+        self._stored[uid] = holdings(new) if new is not None and has_pools else Counter()
+        if new is None or new.status.finished:
+            self._decided.pop(uid, None)
+        self._add_up(uid)
 
     def decide(self, job: TrainingJob, decided: Plan) -> None:
         """Remember what was decided for a job, until it is decided again."""
-        if job.spec.workers.pools:
+        if job.spec.workers.pools and not job.status.finished:
             self._decided[job.metadata.uid] = holdings(job, decided)
+            self._add_up(job.metadata.uid)
 
     def of_others(self, job: TrainingJob) -> Mapping[str, int]:
         """Nodes by pool of all jobs but this one."""
-        total: Counter[str] = Counter()
-        there = set()
-        for other in self._jobs():
-            uid = other.metadata.uid
-            there.add(uid)
-            if uid != job.metadata.uid and (other.spec.workers.pools or other.status.pool_usage):
-                total += self._of(other)
-        self._decided = {uid: claim for uid, claim in self._decided.items() if uid in there}
-        self._read = {uid: known for uid, known in self._read.items() if uid in there}
-        return total
+        return self._total - self._claims.get(job.metadata.uid, Counter())
 
-    def _of(self, job: TrainingJob) -> Counter[str]:
-        uid, version = job.metadata.uid, job.metadata.resource_version
-        known = self._read.get(uid)
-        if known is None or known[0] != version:
-            known = self._read[uid] = version, holdings(job)
-        decided = self._decided.get(uid)
-        return known[1] | decided if decided and not job.status.finished else known[1]
+    def _add_up(self, uid: str) -> None:
+        self._total -= self._claims.pop(uid, Counter())
+        if claim := self._stored.get(uid, Counter()) | self._decided.get(uid, Counter()):
+            self._claims[uid] = claim
+            self._total += claim
+        else:
+            self._stored.pop(uid, None)

@@ -48,6 +48,8 @@ WORKLOADS = Kind(f"/apis/{KUEUE}", "workloads", Workload, strict=False)
 
 REFUSED = frozenset({400, 403, 413, 422})
 """Refusals of the object. Any other status (401, 404, 405, 409 of an admission plugin) may be temporary."""
+LABEL_REMOVED = "LabelRemoved"
+"""Why a pod that is not the job's any more was lost."""
 _ADMISSION = ("admission webhook", "ValidatingAdmissionPolicy")
 """Named in refusals by a cluster's own rules, which may change while the object does not. They answer any status."""
 
@@ -106,6 +108,22 @@ class Objects:
         if not (kind is PODS and answer.ok and self._terminates(answer)):
             self._caches[kind.plural].drop(uid)
         return answer
+
+    async def confirm_absent(self, job: TrainingJob, name: str) -> dict[str, str]:
+        """Ask for a pod: by name the reason of its end, as far as it is known; empty if it is there.
+
+        One that has lost the job's label is deleted, and counts as gone: no watch tells what becomes of it.
+        """
+        answer = await self._transport.request("GET", path(job, PODS, name))
+        if answer.status == 404:
+            return {name: ""}
+        answer.accept()
+        found = Pod.model_validate_json(answer.body)
+        if found.metadata.controller_uid == job.metadata.uid and labels.JOB not in found.metadata.labels:
+            await self.delete(job, PODS, name, found.metadata.uid)
+            return {name: LABEL_REMOVED}
+        self.saw(PODS, answer)
+        return {}
 
     def saw(self, kind: Kind, answer: Answer) -> None:
         """Write an object through to the cache."""

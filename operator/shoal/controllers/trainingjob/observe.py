@@ -93,6 +93,7 @@ class Observer:
             no_workloads=self._no_workloads(),
             flavors=self._state.flavors_by_name,
             nodes=self._state.nodes_by_name if signals else {},
+            silent_nodes=self._state.silent_nodes,
             node_signals=signals,
             report=report,
             report_age=age,

@@ -1,8 +1,9 @@
 """Reports a plan: one write of the status if it changed, then the events.
 
-Writes that only update telemetry are rate-limited, and so are, to one a second, those that only follow pods as they
-start: what a large job does within a second is one write. A loss is recorded at once, since its pod may be deleted only
-when the reason is in the status; a wave of losses in a few writes, that the replacements do not wait for.
+Writes that only update telemetry (`policy.tell.telemetry`) are rate-limited, and so are, to one a second, those that
+only follow pods as they start: what a large job does within a second is one write. A loss is recorded at once, since
+its pod may be deleted only when the reason is in the status; a wave of losses in a few writes, that the replacements do
+not wait for.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from shoal.api.events import Event
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Slot, TrainingJobStatus
 from shoal.controllers.trainingjob.metrics import JobMetrics
-from shoal.policy.tell.progress import differs_in_telemetry_only
+from shoal.policy.tell.telemetry import differs_in_telemetry_only
 from shoal.runtime.recorder import Recorder
 from shoal.runtime.status_writer import StatusWriter
 
@@ -81,8 +82,6 @@ class Reporter:
         telemetry_only = differs_in_telemetry_only(job.status, status)
         wait = self._too_soon(job, status, telemetry_only)
         if wait is not None:
-            if telemetry_only:
-                self._recorder.record(job, events)
             return Reported(recorded=telemetry_only, wait=wait)
         try:
             stored = await self._writer.write(job, status)
@@ -119,7 +118,8 @@ def _is_awaited(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:
     """Whether people, programs or the next pod of a server wait for what the new status says."""
     if (old.phase, old.observed_generation) != (new.phase, new.observed_generation):
         return True
-    if old.parameter_servers != new.parameter_servers:
+    snapshot = {"last_snapshot_time": new.parameter_servers.last_snapshot_time}
+    if old.parameter_servers.model_copy(update=snapshot) != new.parameter_servers:
         return True
     before, after = (
         {(slot.index, slot.incarnation, slot.cause) for slot in status.slots if slot.role == "ps"}

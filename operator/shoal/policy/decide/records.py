@@ -73,9 +73,13 @@ def update(facts: Facts, role: RoleName, wanted: Wanted, counters: Counters) -> 
     """Update the records of one role. New losses are counted in `counters`."""
     sightings = facts.sightings[role]
     newest_running: dict[int, int] = {}
+    newest_bound: dict[int, int] = {}
     for each in sightings:
-        if each.pod is not None and each.pod.running and not each.pod.metadata.deletion_timestamp:
-            newest_running[each.place.index] = each.place.incarnation
+        if each.pod is not None and not each.pod.metadata.deletion_timestamp:
+            if each.pod.running:
+                newest_running[each.place.index] = each.place.incarnation
+            if each.pod.spec.node_name:
+                newest_bound[each.place.index] = each.place.incarnation
     previous: Member | None = None
     members = []
     for each in sightings:
@@ -87,6 +91,7 @@ def update(facts: Facts, role: RoleName, wanted: Wanted, counters: Counters) -> 
             wanted,
             older=previous,
             replaced=newest_running.get(each.place.index, -1) > each.place.incarnation,
+            followed=newest_bound.get(each.place.index, -1) > each.place.incarnation,
         ).member(each)
         members.append(previous)
     groups = by_index(members)
@@ -137,14 +142,21 @@ def _may_be_excused(facts: Facts, slot: Slot) -> bool:
 class _Updater:
     """Updates one record.
 
-    `older`: the previous incarnation, if it is known. `replaced`: a later one runs.
+    `older`: the previous incarnation, if it is known. `replaced`: a later one runs. `followed`: a later one has a node.
     """
 
     def __init__(
-        self, facts: Facts, counters: Counters, wanted: Wanted, *, older: Member | None, replaced: bool
+        self,
+        facts: Facts,
+        counters: Counters,
+        wanted: Wanted,
+        *,
+        older: Member | None,
+        replaced: bool,
+        followed: bool,
     ) -> None:
         self._facts, self._counters, self._wanted = facts, counters, wanted
-        self._older, self._replaced = older, replaced
+        self._older, self._replaced, self._followed = older, replaced, followed
         self._now, self._view = facts.now, facts.coordinator
 
     def member(self, seen: Sighting) -> Member:
@@ -200,11 +212,11 @@ class _Updater:
         return slot.model_copy(update=change), verdict
 
     def _is_withdrawn(self, slot: Slot, pod: Pod | None) -> bool:
-        """Whether the notice of a healthy worker no longer holds, and no later incarnation runs.
+        """Whether the notice of a healthy pod no longer holds, and no later incarnation runs.
 
-        A parameter server's notice is never withdrawn: its shard may already have a successor.
+        Nor, of a parameter server, may one start: its epoch ends that of this one.
         """
-        if slot.role == "ps" or self._replaced or pod is None:
+        if self._replaced or (slot.role == "ps" and self._followed) or pod is None:
             return False
         if slot.cause == MOVED:
             return self._wanted.fits(slot)

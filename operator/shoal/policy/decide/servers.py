@@ -81,7 +81,11 @@ def _current(members: list[Member]) -> int:
     """The incarnation that clients are sent to: the newest, but not before it runs if the earlier one may be alive."""
     newest = members[-1]
     if newest.pod is None or not newest.pod.running:
-        alive = [each for each in members if each.verdict.outcome is PodOutcome.UNREACHABLE]
+        alive = [
+            each
+            for each in members
+            if (each.active and each is not newest) or each.verdict.outcome is PodOutcome.UNREACHABLE
+        ]
         return (alive or members)[-1].place.incarnation
     return newest.place.incarnation
 

@@ -6,7 +6,8 @@ pods run on. Kubernetes' own node controller then evicts nothing (`FullDisruptio
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import bisect
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from shoal.api.kube import Node
@@ -22,21 +23,25 @@ PATIENCE = timedelta(seconds=60)
 LOOK_AGAIN_SECONDS = 2.0
 
 
+def silent_since(node: Node) -> datetime | None:
+    """Since when a node is Unknown; None if it is not."""
+    ready = node.condition("Ready")
+    unknown = ready is not None and ready.status == "Unknown"
+    return parse_time(ready.last_transition_time) if ready is not None and unknown else None
+
+
 def suspicion(
-    nodes: Iterable[Node], now: datetime, api_returned_at: datetime | None, timers: Timers
+    nodes: int, silent: Sequence[datetime], now: datetime, api_returned_at: datetime | None, timers: Timers
 ) -> Reason | None:
-    """Why the nodes' silence is not believed; None if it is."""
+    """Why the nodes' silence is not believed; None if it is.
+
+    `nodes`: how many there are; `silent`: since when those are that are Unknown, the earliest first.
+    """
     if api_returned_at is not None and timers.pending(api_returned_at + PATIENCE):
         message = "the API server was away until a moment ago: nodes that are not heard are waited for"
         return Reason("ControlPlaneReturned", message)
-    known, recent = 0, 0
-    for node in nodes:
-        known += 1
-        ready = node.condition("Ready")
-        if ready is not None and ready.status == "Unknown":
-            since = parse_time(ready.last_transition_time)
-            recent += since is not None and now - since < PATIENCE
-    if recent < FEWEST or recent <= SHARE * known:
+    recent = len(silent) - bisect.bisect_right(silent, now - PATIENCE)
+    if recent < FEWEST or recent <= SHARE * nodes:
         return None
     timers.after(LOOK_AGAIN_SECONDS)
     seconds = int(PATIENCE.total_seconds())

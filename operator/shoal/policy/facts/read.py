@@ -34,7 +34,8 @@ server is alone in its place, so it waits longer. The coordinator has noticed th
 STALE_REPORT_SECONDS = 60.0
 """A report of the coordinator that is older says nothing about the present."""
 NODES_HEARD_WITHIN = timedelta(seconds=10)
-"""The scheduler knows after so long that a node is Unknown, and binds no pod to it."""
+"""The scheduler knows after so long that a node is Unknown, and binds no pod to it. What is bound before may show that
+the node is back, or that the scheduler is behind."""
 
 
 @dataclass(slots=True)
@@ -202,23 +203,29 @@ class _Reader:
             name = pod.spec.node_name
             missing = name not in self.seen.nodes and name not in self.seen.absent_nodes
             return UNCONFIRMED if missing else signal
-        if view.hears(slot.place) or _came_after(pod, signal):
+        if view.hears(slot.place):
             return None
+        since, bound = signal.since, _bound_at(pod)
+        if since is not None and bound is not None and bound > since:
+            if bound - since > NODES_HEARD_WITHIN:
+                return None  # it was heard again, and its watch is behind
+            since = bound
         if self.suspected is None:
             seen = self.seen
-            self.suspicion = suspicion(seen.nodes.values(), seen.now, seen.api_returned_at, self.timers)
+            self.suspicion = suspicion(
+                len(seen.nodes), seen.silent_nodes, seen.now, seen.api_returned_at, self.timers
+            )
             self.suspected = self.suspicion is not None
         if self.suspected:
             return None
-        due = signal.since + UNREACHABLE_PATIENCE[slot.role] if signal.since and not slot.cause else None
+        due = since + UNREACHABLE_PATIENCE[slot.role] if since and not slot.cause else None
         return None if due is not None and self.timers.pending(due) else signal
 
 
-def _came_after(pod: Pod, signal: Signal) -> bool:
-    """Whether a pod was bound to a node long after that turned Unknown: it was heard again, and its watch is behind."""
+def _bound_at(pod: Pod) -> datetime | None:
+    """When a pod was bound to its node, as far as that is known."""
     scheduled = pod.condition("PodScheduled")
-    bound = (parse_time(scheduled.last_transition_time) if scheduled else None) or pod.created
-    return bound is not None and signal.since is not None and bound - signal.since > NODES_HEARD_WITHIN
+    return (parse_time(scheduled.last_transition_time) if scheduled else None) or pod.created
 
 
 def _bound(slot: Slot, node_name: str, node: Node | None) -> Slot:

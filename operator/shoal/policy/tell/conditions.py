@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Literal
 
 from shoal.api.base import Condition as JobCondition
+from shoal.api.training_job_status import MOST_IMPORTANT_FIRST, Phase
 from shoal.policy.common.times import whole
 from shoal.policy.common.wording import short
 from shoal.policy.model import Reason
@@ -29,19 +30,7 @@ EXCEPTIONAL = (
     "Complete",
     "Failed",
 )
-MOST_IMPORTANT_FIRST = (
-    "Failed",
-    "Complete",
-    "Stalled",
-    "QuotaExceeded",
-    "Degraded",
-    "NodeSignalsSuspect",
-    "Suspended",
-    "Disrupted",
-)
-
 NO_WORKERS = "NoWorkers"
-Phase = Literal["", "Pending", "Starting", "Running", "Suspended", "Succeeded", "Failed"]
 
 
 class Conditions:

@@ -33,18 +33,15 @@ def events_of_changes(facts: Facts, decided: Decisions, status: TrainingJobStatu
 
 
 def _replacements(facts: Facts, decided: Decisions) -> Iterator[Event]:
-    recorded = None
-    for each in every(decided.servers, decided.workers):
-        place = each.place
+    """Of servers: that a worker is replaced, its own pod tells, and the condition `Disrupted`."""
+    recorded = {slot.place: slot for slot in facts.job.status.slots if slot.role == "ps"}
+    for each in every(decided.servers):
         if not each.slot.replaces or each.slot.state != "Running" or not each.pod:
             continue
-        if recorded is None:
-            recorded = {slot.place: slot for slot in facts.job.status.slots}
-        if place in recorded and recorded[place].has_run:
+        if each.place in recorded and recorded[each.place].has_run:
             continue
-        reason = "WorkerReplaced" if place.role == "worker" else "ParameterServerRestored"
         where = f" on node {each.node}" if each.node else ""
-        yield Event("Normal", reason, f"{each.pod.metadata.name} is running{where}")
+        yield Event("Normal", "ParameterServerRestored", f"{each.pod.metadata.name} is running{where}")
 
 
 def _homes(facts: Facts, decided: Decisions) -> Iterator[Event]:

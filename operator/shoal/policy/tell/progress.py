@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from shoal.api.planning_status import PlanStatus, PredictionStatus
+from shoal.api.planning_status import PredictionStatus
 from shoal.api.training_job_status import (
     DataStatus,
     LastDisruption,
@@ -183,29 +183,3 @@ def prediction(facts: Facts) -> PredictionStatus | None:
         basis=proposal.basis,
         course=proposal.course or None,
     )
-
-
-def differs_in_telemetry_only(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:
-    """Whether only training telemetry changed: writes of such a status are rate-limited."""
-
-    def without_telemetry(status: TrainingJobStatus) -> TrainingJobStatus:
-        servers = status.parameter_servers.model_copy(update={"last_snapshot_time": None})
-        blank: dict[str, object] = {
-            "training": TrainingProgress(),
-            "data": DataStatus(),
-            "parameter_servers": servers,
-            "prediction": None,
-            "plan": _decided(status.plan),
-            "cost": None,
-            "pool_usage": {},
-            "counted_until": None,
-        }
-        return status.model_copy(update=blank)
-
-    return without_telemetry(old) == without_telemetry(new)
-
-
-def _decided(plan: PlanStatus | None) -> PlanStatus | None:
-    """The plan without what is expected of it."""
-    nothing = {"finish_time": None, "cost": None, "confidence": None, "parameter_servers": None}
-    return plan.model_copy(update=nothing) if plan is not None else None

@@ -22,6 +22,7 @@ from shoal.policy.model import CreatePod, Plan, Reason
 from shoal.policy.tell import pod_problems, progress
 from shoal.policy.tell.conditions import Conditions, PodCounts, phase, set_pod_conditions
 from shoal.policy.tell.events import events_of_changes
+from shoal.policy.tell.telemetry import OUTSTANDING
 from shoal.policy.tell.the_end import tell_end
 
 ADMITTED = Reason("Admitted", "Kueue has admitted all parameter servers and workers.minReplicas")
@@ -254,7 +255,7 @@ class _Teller:
         ]
         if not waiting:
             return None
-        return Reason("ReplacementOutstanding", f"waiting for the replacement of {', '.join(waiting[:10])}")
+        return Reason(OUTSTANDING, f"waiting for the replacement of {', '.join(waiting[:10])}")
 
     def _below_minimum(self, counts: PodCounts) -> Reason | None:
         if self._seen.job.status.phase != "Running" or self._facts.suspended or counts.enough_workers:

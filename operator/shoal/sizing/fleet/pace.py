@@ -6,11 +6,14 @@ corrects the speed of the whole job, of its workers in every pool and of its ser
 and a cluster whose servers are the limit gets no faster by more workers.
 
 Of the logarithm of the factor, what another day changes is the prior, and what the workers were seen to do the data,
-which count for as long as they were watched. So nothing jumps when the watch begins, or begins again.
+which count for as long as they were watched. So nothing jumps when the watch begins, or begins again. The prior is
+Student's t with three degrees of freedom: that another day makes a worker ten times slower is rare, but where it is
+seen, it is so.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -26,8 +29,10 @@ __all__ = ["at_present_pace", "pace_of", "samples_per_second"]
 NOISE = 0.07
 """Standard deviation of the log of a speed that was watched for 10 s; of a longer watch, it falls with the root."""
 NOISE_SECONDS = 10.0
-LEAST, MOST = 1 / 3, 3.0
-"""A pace beyond these is taken for a fault of the measurement."""
+LARGE, MOST = math.log(3.0), math.log(100.0)
+"""The log of a pace beyond `LARGE` may be a fault of the measurement: unsure, and never faster. At `MOST` it stands."""
+DOUBT = 0.25
+"""The part of what is beyond `LARGE` that is its standard deviation."""
 TOLD = 0.1
 
 
@@ -58,11 +63,12 @@ def pace_of(problem: Problem, now: Watched) -> Pace | None:
 
 def at_present_pace(problem: Problem, pace: Pace | None) -> tuple[Problem, str]:
     """The problem with every speed corrected by the pace of its workers, and a sentence where it matters."""
-    if pace is None or not LEAST <= 1 + pace.error <= MOST:
-        pace = Pace(0.0, 0.0)
-    prior, seen = priors.ANOTHER_DAY**-2, pace.seconds / NOISE_SECONDS / NOISE**2
-    factor = (1 + pace.error) ** (seen / (prior + seen))  # of the time of a step
-    sigma = (prior + seen) ** -0.5
+    said = 0.0 if pace is None else min(max(math.log1p(pace.error), -MOST), MOST)
+    doubt = max(abs(said) - LARGE, 0.0)
+    prior = 1 / (priors.ANOTHER_DAY**2 + (said / 2) ** 2)
+    seen = 0.0 if pace is None else pace.seconds / NOISE_SECONDS / NOISE**2
+    factor = math.exp(max(said, -LARGE) * seen / (prior + seen))  # of the time of a step
+    sigma = math.hypot((prior + seen) ** -0.5, DOUBT * doubt)
     pools = tuple(
         replace(pool, step_seconds=pool.step_seconds * factor, step_sigma=max(pool.step_sigma, sigma))
         for pool in problem.pools
@@ -73,6 +79,11 @@ def at_present_pace(problem: Problem, pace: Pace | None) -> tuple[Problem, str]:
     if abs(factor - 1) < TOLD:
         return problem, ""
     words = f"{abs(1 - 1 / factor):.0%} {'slower' if factor > 1 else 'faster'}"
+    unsure = (
+        " So large a difference may be a fault of the measurement: how fast they are is unsure."
+        if doubt
+        else ""
+    )
     return problem, (
-        f"The workers are {words} now than the measurements so far say; the plan expects that to stay."
+        f"The workers are {words} now than the measurements so far say; the plan expects that to stay.{unsure}"
     )

@@ -96,7 +96,7 @@ def _check(job: TrainingJob, planned: FleetJob) -> None:
         )
     if planned.budget_left is not None and planned.budget_left <= 0:
         raise UsageError(
-            f"the budget of {objective.max_cost} is spent ({planned.spent:.2f}): set --budget to what the work left "
+            f"the budget of {objective.max_cost} is spent ({planned.spent:.2f}): set --max-cost to what the work left "
             "may cost"
         )
 

@@ -132,7 +132,7 @@ class _Evaluator:
         some = alone > 0
         alone[~some] = np.nan
         update = servers.model.update_seconds
-        speed, unsure = alone, unsure / alone
+        speed, unsure, hangs = alone, unsure / alone, np.zeros(1)
         if update > 0:
             speed = soft_min(alone, self.servers**servers.model.scaling / update, servers.model.sharpness)
             hangs = busy(speed, alone, servers.model.sharpness)
@@ -146,7 +146,8 @@ class _Evaluator:
         hours = seconds / 3600
         cost = hours * (hourly + self.servers * servers.price) + iterations * (crossing / alone)
         cost -= self._not_paid(counts, hours)
-        variance = hours * (single + self._shocks @ (counts * counts)) / alone**2
+        # Behind full servers, a worker less makes the others faster.
+        variance = hours * (single + self._shocks @ (counts * counts)) * ((1 - hangs) / alone) ** 2
         if servers.interruptions_per_hour > 0:
             variance += (
                 seconds * lost_per_second * (servers.snapshot_every**2 / 3 + servers.recovery_seconds**2)

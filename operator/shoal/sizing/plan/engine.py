@@ -176,15 +176,16 @@ class Engine:
         held[:, :out] = np.minimum(held[:, :out], pool.running)
         runs = len(held)
         before = np.concatenate([np.full((runs, 1), float(min(pool.running, n))), held[:, :-1]], axis=1)
-        # The job's part of what the pool loses, rounded so that its mean is right.
-        lost = np.minimum(np.floor(supply.lost * before + self._rounding[:runs]), before)
-        fresh = np.maximum(held - np.maximum(before - lost, 0.0), 0.0)
-        wait = max(pool.startup_seconds, ready)
-        starting = _mean_in_queue(fresh, wait / self.step)
+        # The job's part of what the pool loses, rounded so that its mean is right. What goes for good is not replaced.
+        lost = np.floor(supply.lost * np.maximum(before, held) + self._rounding[:runs])
+        replaced = np.maximum(lost - np.maximum(before - held, 0.0), 0.0)
+        wait = max(pool.startup_seconds, ready) / self.step
+        starting = _mean_in_queue(np.maximum(held - before, 0.0), wait)
         if ready > 0 and pool.running:
             kept = np.minimum(before[:, :1], held[:, :1])
-            starting = starting + kept * np.clip(wait / self.step - np.arange(STEPS), 0.0, 1.0)
-        return held, np.maximum(held - starting, 0.0)
+            starting = starting + kept * np.clip(wait - np.arange(STEPS), 0.0, 1.0)
+        together = 1 + pool.shock_share * max(pool.shock_size * n - 1, 0.0)
+        return held, np.maximum(held - _restarting(replaced, held, starting, wait, together), 0.0)
 
     # -- many plans ---------------------------------------------------------------------------------------------
 
@@ -258,6 +259,31 @@ def _mean_in_queue(fresh: Floats, wait: float) -> Floats:
         if weight > 0 and shift <= steps:
             back[:, shift:] += weight * area[:, : steps + 1 - shift]
     return np.asarray(np.diff(area - back, axis=1))
+
+
+def _restarting(lost: Floats, held: Floats, starting: Floats, wait: float, together: float) -> Floats:
+    """(runs, steps) the mean number of workers that start: those `starting`, and those that replace `lost` ones.
+
+    Losses come at any time of an interval, and strike only workers that work: a worker's life is a renewal process of
+    start-ups of `wait` intervals and the times between a start and the next loss, whether many losses fall into an
+    interval or a start-up lasts many. A loss comes with `together` workers in the mean, itself among them.
+    """
+    if wait <= 0 or not lost.any():
+        return starting
+    # The part of interval i + k for which one lost at a uniform time of interval i still starts.
+    ahead = wait - np.arange(int(wait) + 2.0)
+    part = np.where(ahead < 0, (1 + np.maximum(ahead, -1)) ** 2, 2 - (1 - np.minimum(ahead, 1)) ** 2) / 2
+    part[0] -= 0.5  # not before it is lost
+    gone, all_starting = np.zeros(lost.T.shape), np.empty(lost.T.shape)
+    for i, (n, there, new) in enumerate(zip(lost.T, held.T, starting.T, strict=True)):
+        back = min(i, len(part) - 1)
+        old = new + part[back:0:-1] @ gone[i - back : i]
+        someone = np.maximum(there, 1.0)
+        working = np.maximum(1 - old / someone, 0.0)
+        others = np.maximum(n - together, 0.0)
+        gone[i] = n * working / (1 + part[0] * others / someone)
+        all_starting[i] = old + part[0] * gone[i]
+    return all_starting.T
 
 
 def _when(done: Floats, work: Floats) -> Floats:

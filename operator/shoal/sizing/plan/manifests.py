@@ -6,7 +6,7 @@ server's to check.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from shoal.api.base import API_VERSION
 from shoal.api.capacity_pool import CapacityPool
-from shoal.api.rules import DECIMAL
+from shoal.api.mistakes import mistakes
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.errors import UsageError
@@ -49,7 +49,7 @@ def read_profiles(path: Path) -> list[SpeedProfile]:
     return _resources(SpeedProfile, path)
 
 
-def profile_for(job: TrainingJob, profiles: list[SpeedProfile], origin: str) -> SpeedProfile:
+def profile_for(job: TrainingJob, profiles: Sequence[SpeedProfile], origin: str) -> SpeedProfile:
     """The SpeedProfile of a job: the one in its annotation, the one with its name, or the only one."""
     by_name = {profile.metadata.name: profile for profile in reversed(profiles)}
     annotated = job.metadata.annotations.get(PROFILE_ANNOTATION)
@@ -116,22 +116,6 @@ def _parse(model: type[M], document: dict[str, Any], path: Path) -> M:
     try:
         return model.model_validate(document)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
         metadata = document.get("metadata")
         name = f" {metadata.get('name', '?')}" if isinstance(metadata, dict) else ""
-        raise UsageError(f"{path}, {model.__name__}{name}: {field}: {_advice(first)}") from error
-
-
-def _advice(error: Any) -> str:
-    """What to change, for the most frequent mistakes."""
-    message = str(error["msg"]).rstrip(".")
-    if error["type"] == "string_type" and isinstance(error.get("input"), int | float):
-        return f'write the number as a string in quotes, "{error["input"]}"'
-    if error["type"] == "missing":
-        return "this field is required: add it"
-    if error["type"] == "extra_forbidden":
-        return "there is no such field: check its spelling or remove it"
-    if error["type"] == "string_pattern_mismatch" and (error.get("ctx") or {}).get("pattern") == DECIMAL:
-        return f'must be a decimal number in quotes such as "0.35", not {error["input"]!r}'
-    return f"{message[0].lower()}{message[1:]}, not {error.get('input')!r}"
+        raise UsageError(f"{path}, {model.__name__}{name}: {mistakes(error, model)[0]}") from error

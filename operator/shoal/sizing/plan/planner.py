@@ -168,7 +168,7 @@ def _first_sure(
         shortlist = more.shortlist
     # What the formula holds to be sure, or else the fastest: the simulation decides.
     for candidate in (found.best, found.fastest_in_budget, found.fastest):
-        if candidate is not None and not shortlist.complete:
+        if candidate is not None:
             checked = walk.check(candidate.counts, candidate.variant)
             if checked.sure(confidence):
                 return candidate, checked, False

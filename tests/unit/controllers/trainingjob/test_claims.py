@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from hypothesis import given
@@ -37,8 +38,10 @@ def test_jobs_that_are_applied_in_the_same_instant_keep_to_a_pool_together() -> 
         found = build.job_manifest(workers={"replicas": 3, "pools": ["a"]}, elasticity={"mode": "Off"})
         found["metadata"] |= {"name": name, "uid": name, "resourceVersion": "1"}
         jobs[name] = TrainingJob.model_validate(found)
-    claims = Claims(jobs.values)
+    claims = Claims()
     made = 0
+    for each in jobs.values():
+        claims.see(None, each)
     for each in jobs.values():  # none of them is in the cache with what was decided for it before
         made_now = plan(build.observe(each, pools=pools, taken=claims.of_others(each)))
         claims.decide(each, made_now)
@@ -55,39 +58,58 @@ def test_plan_and_workers_count_and_those_that_leave_too() -> None:
 
 
 def test_what_was_decided_counts_before_it_is_seen() -> None:
-    jobs = {"x": job("x"), "y": job("y")}
-    claims = Claims(jobs.values)
-    assert claims.of_others(jobs["y"]) == {}
-    claims.decide(jobs["x"], decided(job("x", plan={"pools": {"a": 3}})))
-    assert claims.of_others(jobs["y"]) == {"a": 3}
-    assert claims.of_others(jobs["x"]) == {}
-    jobs["x"] = job("x", 2, plan={"pools": {"a": 3}})
-    claims.decide(jobs["x"], decided(job("x", plan={"pools": {"a": 1}})))
-    assert claims.of_others(jobs["y"]) == {"a": 3}  # it has not left them
-    jobs["x"] = job("x", 3, plan={"pools": {"a": 1}})
-    assert claims.of_others(jobs["y"]) == {"a": 1}
-    del jobs["x"]
-    assert claims.of_others(jobs["y"]) == {}
+    x, y, claims = job("x"), job("y"), Claims()
+    claims.see(None, x)
+    claims.see(None, y)
+    assert claims.of_others(y) == {}
+    claims.decide(x, decided(job("x", plan={"pools": {"a": 3}})))
+    assert claims.of_others(y) == {"a": 3}
+    assert claims.of_others(x) == {}
+    second = job("x", 2, plan={"pools": {"a": 3}})
+    claims.see(x, second)
+    claims.decide(second, decided(job("x", plan={"pools": {"a": 1}})))
+    assert claims.of_others(y) == {"a": 3}  # it has not left them
+    third = job("x", 3, plan={"pools": {"a": 1}})
+    claims.see(second, third)
+    assert claims.of_others(y) == {"a": 1}
+    claims.see(third, None)
+    assert claims.of_others(y) == {}
+
+
+def test_a_job_that_has_ended_has_only_the_nodes_that_it_has_not_left() -> None:
+    x, y, claims = job("x"), job("y"), Claims()
+    claims.see(None, x)
+    claims.decide(x, decided(job("x", plan={"pools": {"a": 3}})))
+    over = {
+        "type": "Complete",
+        "status": "True",
+        "reason": "Trained",
+        "lastTransitionTime": build.stamp(build.NOW),
+    }
+    claims.see(x, job("x", 2, plan={"pools": {"a": 3}}, slots=[slot(0, "a", "Draining")], conditions=[over]))
+    assert claims.of_others(y) == {"a": 1}
 
 
 @given(st.lists(st.tuples(st.sampled_from("xyz"), st.integers(0, 6)), max_size=30))
 def test_jobs_that_keep_to_what_others_leave_never_have_more_than_a_pool(
     wishes: list[tuple[str, int]],
 ) -> None:
-    """However late a status is written."""
+    """However late a status is written; and the sum is that of the parts."""
     jobs = {name: job(name) for name in "xyz"}
-    claims, version = Claims(jobs.values), 1
+    claims, version = Claims(), 1
+    for each in jobs.values():
+        claims.see(None, each)
+    last: dict[str, Counter[str]] = {}
     for name, wish in wishes:
         room = 10 - claims.of_others(jobs[name]).get("a", 0)
         mine = job(name, plan={"pools": {"a": min(wish, room)}}).status
         claims.decide(jobs[name], Plan((), mine))
+        last[name] = holdings(jobs[name], Plan((), mine))
         version += 1
         if version % 3:  # else the write is still on its way
-            jobs[name] = jobs[name].model_copy(
-                update={
-                    "status": mine,
-                    "metadata": jobs[name].metadata.model_copy(update={"resource_version": str(version)}),
-                }
-            )
-        had = [claims.of_others(job("nobody")).get("a", 0)]
-        assert had[0] <= 10
+            old, jobs[name] = jobs[name], job(name, version).model_copy(update={"status": mine})
+            claims.see(old, jobs[name])
+        had = claims.of_others(job("nobody"))
+        assert had.get("a", 0) <= 10
+        parts = [holdings(jobs[each]) | last.get(each, Counter()) for each in jobs]
+        assert had == sum(parts, Counter())

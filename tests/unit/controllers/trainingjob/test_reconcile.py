@@ -62,7 +62,10 @@ async def test_lost_pod_is_replaced_before_the_status_is_written() -> None:
     assert rig.woken[-1] == (KEY, Priority.URGENT)
     rig.cluster.requests.clear()
     await rig.reconcile(KEY)
-    assert rig.cluster.requests[0] == ("POST", "/api/v1/namespaces/ns/pods")
+    assert rig.cluster.requests[:2] == [
+        ("GET", "/api/v1/namespaces/ns/pods/digits-worker-1-0"),  # it may have lost its label only
+        ("POST", "/api/v1/namespaces/ns/pods"),
+    ]
     assert "digits-worker-1-1" in rig.pods()
     assert rig.job.status.restarts.disruptions == 1
     assert rig.metrics.registry.get_sample_value("shoal_disruptions_total") == 1
@@ -86,6 +89,41 @@ async def test_recorded_pod_that_was_never_seen_is_asked_for() -> None:
     assert rig.cluster.requests == [("GET", path)]
     assert "digits-worker-1-1" not in rig.pods()
     assert rig.job.status.restarts.disruptions == 0
+
+
+async def test_pod_that_went_as_it_had_announced_is_not_asked_for() -> None:
+    rig = Rig()
+    rig.apply()
+    await settled(rig)
+    rig.run_pods()
+    await settled(rig)
+    path = "/api/v1/namespaces/ns/pods/digits-worker-1-0"
+    going = {"deletionTimestamp": "2026-01-01T12:00:30Z"}
+    rig.cluster.change(path, metadata=rig.cluster.objects[path]["metadata"] | going)
+    rig.see()
+    rig.cluster.objects.pop(path)
+    rig.see()
+    rig.cluster.requests.clear()
+    await rig.reconcile(KEY)
+    assert rig.cluster.requests[0] == ("POST", "/api/v1/namespaces/ns/pods")
+
+
+async def test_pod_that_lost_its_label_is_deleted_and_replaced() -> None:
+    """Its watch says that it was deleted; it ran on, on a GPU of which nobody knew."""
+    rig = Rig()
+    rig.apply()
+    await settled(rig)
+    rig.run_pods()
+    await settled(rig)
+    path = "/api/v1/namespaces/ns/pods/digits-worker-1-0"
+    meta = rig.cluster.objects[path]["metadata"]
+    labels = {name: value for name, value in meta["labels"].items() if name != "shoal.dev/job"}
+    rig.cluster.change(path, metadata=meta | {"labels": labels})
+    rig.state.pods.drop(meta["uid"], rig.cluster.version)
+    await rig.reconcile(KEY)
+    assert rig.pods() == {"digits-ps-0-0", "digits-worker-0-0", "digits-worker-1-1"}
+    assert rig.job.status.restarts.by_reason == {"LabelRemoved": 1}
+    await settled(rig)
 
 
 async def test_loss_keeps_its_reason_though_the_pod_vanishes_meanwhile() -> None:

@@ -10,8 +10,10 @@ import pytest
 
 from shoal.cluster.transport import Answer
 from shoal.controllers.trainingjob.apply import GROWTH_IN_FLIGHT, MAX_IN_FLIGHT
-from shoal.controllers.trainingjob.report import SETTLE_SECONDS, WAVE_SECONDS
+from shoal.controllers.trainingjob.report import SETTLE_SECONDS, WAVE_SECONDS, _is_awaited
 from shoal.policy.decide.workers import MOST_AT_ONCE
+from shoal.telemetry.poller import Seen
+from shoal_trainer.contract import WorkerReport, WorkerState
 from tests.unit.controllers.clusters import KEY, Rig
 from tests.unit.policy import build
 
@@ -55,9 +57,73 @@ async def settle(rig: Rig, times: int = 6) -> None:
         rig.pass_time(5)
 
 
-async def test_a_worker_lost_alone() -> None:
-    """The pod; the status when it is lost and when its replacement runs; an event each."""
-    assert await replaced(workers=4, lost=1) == {"pods": 1, "trainingjobs": 2, "events": 2}
+@pytest.mark.parametrize("announced", [False, True])
+async def test_a_worker_lost_alone(announced: bool) -> None:
+    """The pod, the loss, its event; that the replacement has a node, runs and trains is told with the telemetry."""
+    rig = Rig(settle_seconds=SETTLE_SECONDS)
+    rig.state.nodes.put(build.node("spot-0"))
+    rig.apply(workers={"replicas": 4})
+    await settle(rig)
+    run(rig)
+    await asyncio.sleep(60)
+    await settle(rig)
+    rig.cluster.requests.clear()
+    lost, replacement = (f"/api/v1/namespaces/ns/pods/digits-worker-1-{n}" for n in (0, 1))
+    if announced:
+        stopped = [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}]
+        rig.cluster.change(lost, status={"phase": "Failed", "conditions": stopped})
+    else:
+        rig.cluster.objects.pop(lost)
+
+    async def stage() -> None:
+        await asyncio.sleep(2)
+        await settle(rig, 3)
+
+    await stage()
+    rig.cluster.change(replacement, spec={**rig.cluster.objects[replacement]["spec"], "nodeName": "spot-0"})
+    await stage()
+    run(rig)
+    await stage()
+    pushed = WorkerReport(slot=1, incarnation=1, state=WorkerState.ACTIVE, first_push_at=rig.wall.timestamp())
+
+    def report() -> None:
+        report = build.report().model_copy(update={"workers": (pushed,)})
+        rig.poller._seen[rig.job.metadata.uid] = Seen(report, asyncio.get_running_loop().time())
+
+    report()
+    await stage()
+    writes = [f"{verb} {path.split('/')[-2]}" for verb, path in rig.cluster.requests if verb != "GET"]
+    status = rig.job.status
+    assert sorted(writes) == sorted(
+        [*(["DELETE pods"] if announced else []), "POST ns", "POST ns", "PUT digits"]
+    )
+    assert status.workers.ready == 3
+    await asyncio.sleep(30)
+    report()
+    await settle(rig)
+    assert rig.cluster.writes("PUT", "trainingjobs") == ["status", "status"]
+    assert rig.job.status.workers.ready == 4
+    assert rig.job.status.reason == ""
+    assert rig.job.status.last_disruption is not None
+    assert rig.job.status.last_disruption.recovered_seconds is not None
+
+
+async def test_a_loss_that_leaves_too_few_is_over_as_soon_as_it_is() -> None:
+    rig = Rig(settle_seconds=SETTLE_SECONDS)
+    rig.state.nodes.put(build.node("spot-0"))
+    rig.apply(workers={"replicas": 2, "minReplicas": 2})
+    await settle(rig)
+    run(rig)
+    await asyncio.sleep(60)
+    await settle(rig)
+    rig.cluster.objects.pop("/api/v1/namespaces/ns/pods/digits-worker-1-0")
+    await asyncio.sleep(WAVE_SECONDS)
+    await settle(rig, 2)
+    assert rig.job.status.reason != ""
+    await asyncio.sleep(SETTLE_SECONDS)
+    run(rig)
+    await settle(rig, 2)
+    assert (rig.job.status.reason, rig.job.status.workers.ready) == ("", 2)
 
 
 async def test_a_wave_of_losses_shares_the_status_and_few_events() -> None:
@@ -123,6 +189,31 @@ async def test_status_of_a_job_that_ramps_up_is_written_once_a_second() -> None:
         await asyncio.sleep(0.1)
     seconds = asyncio.get_running_loop().time() - began
     assert len(rig.cluster.writes("PUT", "trainingjobs")) <= 2 + seconds / SETTLE_SECONDS
+
+
+async def test_an_event_is_told_once_with_the_status_that_says_the_same() -> None:
+    """A restart from nothing came with telemetry only, which waits: each plan until then told it again."""
+    rig = Rig()
+    rig.apply()
+    await settle(rig)
+    rig.run_pods()
+    await settle(rig)
+    for step, restarts in ((5, 0), (1, 1)):
+        report = build.report(step=step, restarted_from_nothing=restarts)
+        rig.poller._seen[rig.job.metadata.uid] = Seen(report, asyncio.get_running_loop().time())
+        await settle(rig)
+    told = [each for each in rig.cluster.objects.values() if each.get("reason") == "TrainingRestarted"]
+    assert [each["count"] for each in told] == [1]
+    assert rig.job.status.training.restarts_from_nothing == 1
+
+
+def test_the_time_of_a_snapshot_makes_no_other_change_urgent() -> None:
+    before = build.job().status
+    servers = before.parameter_servers.model_copy(update={"last_snapshot_time": build.NOW})
+    after = before.model_copy(update={"parameter_servers": servers})
+    assert not _is_awaited(before, after)
+    ready = before.model_copy(update={"parameter_servers": servers.model_copy(update={"ready": 1})})
+    assert _is_awaited(before, ready)
 
 
 async def test_losses_one_after_the_other_are_replaced_at_once_and_recorded_together() -> None:

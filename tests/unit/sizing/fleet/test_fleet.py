@@ -338,14 +338,37 @@ def test_corrected_problem_predicts_what_the_workers_do(share: float, counts: tu
         assert some.error == pytest.approx(pace.error, abs=0.01)  # some of the workers tell as much as all
 
 
-def test_reading_that_cannot_be_is_left_alone() -> None:
+def test_the_slower_the_workers_are_the_less_is_promised_however_slow() -> None:
+    """A GPU that others share, or an input that stalls: there is no factor from which it is forgotten again."""
+    wanted = job(pools=("steady",), running={"steady": 2}, samples_left=6e6, deadline_seconds=3600.0)
+    found = []
+    for times in range(1, 21):
+        watched = Watched({"steady": [128 / 0.083 / times] * 2}, 90.0)
+        found.append(plan_fleet([STEADY], [PROFILE], [replace(wanted, now=watched)]).jobs["a"])
+    workers = [sum(plan.counts.values()) for plan in found]
+    assert workers == sorted(workers)
+    late = [plan for plan in found if not plan.feasible]
+    assert found[-len(late) :] == late
+    ends, sure = [plan.finish_high or 0 for plan in late], [plan.confidence or 0 for plan in late]
+    assert ends == sorted(ends)
+    assert sure == sorted(sure, reverse=True)
+    assert sure[-1] < 0.2
+    assert "slower now" in found[9].reason
+    assert ["fault" in plan.reason for plan in found] == [False] * 3 + [True] * 17
+
+
+def test_reading_that_cannot_be_moves_no_plan_beyond_bounds() -> None:
     problem = Problem(
         pools=(Pool("a", 8, 1.0, 0.1, 128, running=2),), work=StepWork(samples=1e6), objective=Objective()
     )
     unseen = at_present_pace(problem, None)
     assert unseen[0].pools[0].step_seconds == 0.1
-    for found in ({}, {"a": []}, {"a": [1e-9]}, {"a": [1e9, 1e9]}, {"other": [5.0]}):
+    for found in ({}, {"a": []}, {"other": [5.0]}):
         assert at_present_pace(problem, pace_of(problem, Watched(found, 90.0))) == unseen
+    for each, slower in ((1e-300, 100), (1e-9, 100), (1e9, 1 / 3)):
+        pool = at_present_pace(problem, pace_of(problem, Watched({"a": [each]}, 90.0)))[0].pools[0]
+        assert pool.step_seconds == pytest.approx(0.1 * slower, rel=0.01)
+        assert pool.step_sigma > 0.8
 
 
 @settings(max_examples=15, deadline=None)

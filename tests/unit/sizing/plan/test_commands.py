@@ -110,6 +110,12 @@ def _edited(tmp_path: Path, name: str, old: str, new: str) -> list[str]:
         ("job.yaml", "spot-k80, ", "spot-k90, ", "names spot-k90"),
         ("job.yaml", "[ps]", "[ps2]", "names ps2"),
         ("job.yaml", "spot-k80, ", "ps, ", "ps, which has no accelerator"),
+        (
+            "job.yaml",
+            "stopAfter: {epochs: 400}",
+            "stopAfter: {epochs: 400}\n    args: {rate: 0.1}",
+            'training.args.rate: write the number as a string in quotes, "0.1"',
+        ),
         ("job.yaml", "deadlineSeconds", "deadline", "objective.deadline: there is no such field"),
         (
             "job.yaml",
@@ -206,7 +212,7 @@ def test_budget_of_a_running_job_is_what_it_has_not_spent(tmp_path: Path) -> Non
         assert words in " ".join(result.output.split())
     path.write_text(text.replace("spec:", "status: {cost: {accumulated: '10'}}\nspec:", 1))
     assert shoal("plan", "-f", *files).exit_code == 0
-    assert shoal("plan", "-f", *files, "--budget", "0.5").exit_code == 3
+    assert shoal("plan", "-f", *files, "--max-cost", "0.5").exit_code == 3
 
 
 @pytest.mark.parametrize(
@@ -437,13 +443,13 @@ def test_without_files_pools_and_profiles_come_from_the_cluster(monkeypatch: pyt
     class Cluster:
         namespace = "default"
 
-        def list(self, path: str) -> list[dict[str, object]]:
+        def list(self, path: str, **_: str) -> list[dict[str, object]]:
             asked.append(path)
             name = "pools" if path.endswith("capacitypools") else "profiles"
             found: list[dict[str, object]] = list(yaml.safe_load_all((EXAMPLES / f"{name}.yaml").read_text()))
             return found
 
-    monkeypatch.setattr("shoal.client.api.Api.connect", Cluster)
+    monkeypatch.setattr("shoal.client.api.Api.connect", lambda *_: Cluster())
     there = json.loads(shoal("plan", "-f", str(EXAMPLES / "job.yaml"), "--json").output)
     files = json.loads(shoal("plan", *RESOURCES, "--json").output)
     assert there["counts"] == files["counts"]
@@ -454,10 +460,10 @@ def test_without_files_pools_and_profiles_come_from_the_cluster(monkeypatch: pyt
 
 
 def test_without_files_and_cluster_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nowhere() -> None:
+    def nowhere(*_: object) -> None:
         raise Unavailable("no cluster to talk to")
 
     monkeypatch.setattr("shoal.client.api.Api.connect", nowhere)
     result = shoal("plan", "-f", str(EXAMPLES / "job.yaml"))
-    assert result.exit_code == 2
-    assert "or give files" in " ".join(result.output.split())
+    assert result.exit_code == 3
+    assert "or give files with --profiles" in " ".join(result.output.split())

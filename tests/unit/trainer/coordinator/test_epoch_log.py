@@ -50,3 +50,8 @@ def test_a_rollback_logs_its_epochs_again(logged):
         (1, 2.0),
         (1, 1.5),
     ]
+
+
+def test_a_new_process_logs_all_epochs_of_its_snapshot(logged):
+    """The log of the pod before it is gone with its node."""
+    assert [epoch for epoch, _ in logged(coordinator(*[1.0] * 100))] == [*range(100)]

@@ -37,6 +37,15 @@ def test_unknown_and_non_finite_losses_are_left_out():
     assert means.end(0, None) == {"accuracy": 0.75, "loss": 2.0}
 
 
+def test_samples_that_were_left_out_do_not_weigh():
+    means = EpochMeans()
+    marks = (Progress(0, -1, 0, 8),)
+    means.pushed(PushMeta(8, 2, 1.0, progress=marks, left_out=4))
+    means.pushed(PushMeta(4, 1, 4.0, progress=marks))
+    means.pushed(PushMeta(4, 1, math.nan, progress=marks, left_out=4))
+    assert means.end(0, None) == {"loss": 2.5}
+
+
 def test_means_survive_a_dump():
     means, loaded = EpochMeans(), EpochMeans()
     means.pushed(push(3, 4, 1.5, ("accuracy", 3.0, 4.0)))

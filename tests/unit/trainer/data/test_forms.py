@@ -215,7 +215,40 @@ def test_number_of_samples_that_is_rounded_up_is_said_to_be(drop_remainder, samp
     dataset = tf.data.Dataset.range(100).batch(8, drop_remainder=drop_remainder)
     stream = Stream(dataset, samples=samples)
     assert stream.describe().size == (96 if drop_remainder else samples or 104)
-    assert ("its batches times the rows of the first" in stream.remark) == told
+    assert ("its batches times the rows of the first two" in stream.remark) == told
+
+
+def uneven(*sizes):
+    """Batches with so many rows."""
+
+    def rows():
+        end = 0
+        for size in sizes:
+            yield np.arange(end, end + size, dtype=np.float32)
+            end += size
+
+    spec = tf.TensorSpec((None,), tf.float32)
+    return tf.data.Dataset.from_generator(rows, output_signature=spec).apply(
+        tf.data.experimental.assert_cardinality(len(sizes))
+    )
+
+
+@pytest.mark.parametrize("sizes", [(4, 32, 32, 32), (0, 32, 4, 32), (32, 32, 4)])
+def test_one_pass_has_all_samples_whatever_the_sizes_of_batches(sizes):
+    stream = Stream(uneven(*sizes))
+    seen = [value for batch in stream.whole(16) for value in batch.as_given()]
+    assert seen == list(range(sum(sizes)))
+    assert stream.example(16).samples == min(16, next(filter(None, sizes)))
+
+
+def test_only_the_asked_samples_are_in_a_pass_if_they_are_given():
+    stream = Stream(uneven(4, 32, 32), samples=40)
+    assert [value for batch in stream.whole(16) for value in batch.as_given()] == list(range(40))
+
+
+def test_batches_without_samples_are_no_data():
+    with pytest.raises(UserError, match="The training data are empty"):
+        Stream(uneven(0, 0))
 
 
 def test_what_is_special_of_a_form_is_said():

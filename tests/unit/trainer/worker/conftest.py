@@ -24,8 +24,8 @@ def start_servers(tmp_path):
 
 
 MATRIX = {
-    "test_embedding", "test_gpu_program", "test_keras_equivalence", "test_local_optimizer", "test_logits",
-    "test_losses", "test_losses_per_output", "test_non_finite", "test_overflow", "test_training_metrics",
+    "test_embedding", "test_forward_pass", "test_gpu_program", "test_keras_equivalence", "test_local_optimizer",
+    "test_logits", "test_losses", "test_losses_per_output", "test_non_finite", "test_overflow", "test_training_metrics",
     "test_weighing",
 }  # fmt: skip
 """The modules whose tests run a model: nightly both ways, because XLA compiles each model."""

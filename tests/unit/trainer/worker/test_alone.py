@@ -2,11 +2,12 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal_trainer import Files, Indexed, Training
+from shoal_trainer import Files, Indexed, Stream, Training
 from shoal_trainer.coordinator.ledger import Ledger
 from shoal_trainer.worker.alone import visits
 
@@ -71,3 +72,41 @@ def test_fit_shuffles_training_but_not_validation_data():
         batch_size=2, verbose=0
     )
     assert set(judged) == {(0, 64)}
+
+
+def tokens(sizes):
+    rows = [(np.full(size, size % 5, np.int32), np.full(size, size % 3)) for size in sizes]
+    return Indexed.from_items(rows, lengths=[3, 8])
+
+
+@pytest.mark.parametrize("inputs", [True, False], ids=["Input", "no Input"])
+@pytest.mark.parametrize("sizes", [[2] * 16 + [7] * 13, [7] * 16 + [2] * 13])
+def test_fit_takes_samples_of_several_lengths(sizes, inputs):
+    def tagger():
+        parts = [keras.layers.Embedding(5, 2), keras.layers.Dense(3, activation="softmax")]
+        network = keras.Sequential([keras.Input((None,), dtype="int32"), *parts] if inputs else parts)
+        network.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return network
+
+    data = tokens(sizes)
+    history = (
+        Training(model=tagger, data=data, validation=data).fit(epochs=2, batch_size=8, verbose=0).history
+    )
+    assert np.isfinite([*history.history["loss"], *history.history["val_loss"]]).all()
+
+
+def test_fit_takes_images_of_several_sizes():
+    layers = keras.layers
+
+    def pooled():
+        parts = [layers.Conv2D(2, 1), layers.GlobalAveragePooling2D(), layers.Dense(1)]
+        network = keras.Sequential([keras.Input((None, None, 3)), *parts])
+        network.compile("sgd", "mse")
+        return network
+
+    def images():
+        for size, rows in ((3, 8), (4, 8), (5, 8), (6, 3)):
+            yield np.ones((rows, size, size, 3), np.float32), np.ones((rows, 1), np.float32)
+
+    data = Stream(images, samples=27)
+    Training(model=pooled, data=data, validation=data).fit(epochs=2, batch_size=8, verbose=0)

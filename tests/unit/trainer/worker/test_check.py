@@ -65,6 +65,7 @@ def test_a_good_job_passes_every_part(check):
     assert states(found) == {}
     assert "10 parameters" in found["model and data"].message
     assert "float32(32, 4)" in found["model and data"].message
+    assert "one parameter server needs 168 MB of memory" in found["training step"].message
     assert "compiles with XLA" in found["as on a GPU"].message
     assert "val_accuracy" in found["evaluation"].message
     assert "logs/best.keras" in found["callbacks"].message
@@ -255,3 +256,31 @@ def test_exit_code_and_json(tmp_path, monkeypatch, lines, code):
 
 def test_usage_error_has_another_exit_code():
     assert CliRunner().invoke(main, ["check"]).exit_code == 2
+
+
+LENGTHS = """
+    def tagger(layer=None):
+        parts = [keras.Input((None,), dtype="int32"), keras.layers.Embedding(4, 2), *([layer] if layer else [])]
+        model = keras.Sequential([*parts, keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        return model
+
+    class OfFour(keras.layers.Layer):
+        def call(self, x):
+            return keras.ops.reshape(x, (-1, 4, 2))[: keras.ops.shape(x)[0]] + 0 * x
+
+    rows = [(np.ones(n, "int32"), np.float32(1)) for n in [2] * 320 + [7] * 320]
+    ITEMS = Indexed.from_items(rows, lengths=[4, 8])
+    SHORT = Indexed.from_items(rows[:320], lengths=[4, 8])
+"""
+
+
+def test_validation_of_several_lengths_passes(check):
+    found = check(LENGTHS + "    job = Training(model=tagger, data=ITEMS, validation=ITEMS)")
+    assert states(found) == {}
+    assert found["validation"].message == "a batch of each of 2 shapes, of 64 samples was read"
+
+
+def test_length_that_the_model_cannot_evaluate_is_found(check):
+    job = "    job = Training(model=lambda: tagger(OfFour()), data=SHORT, validation=ITEMS)"
+    assert states(check(LENGTHS + job)) == {"evaluation": "error"}

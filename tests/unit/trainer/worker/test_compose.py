@@ -10,7 +10,8 @@ from shoal_trainer import Indexed, Training
 from shoal_trainer.contract import JobIdentity, Role, RuntimeConfig, Shard
 from shoal_trainer.errors import OutOfMemory, Unreachable, UserError
 from shoal_trainer.worker.compose import Worker, build_flat_model, compose
-from shoal_trainer.worker.watchdog import Watchdog
+from shoal_trainer.worker.watchdog import FIRST_SECONDS, Watchdog
+from shoal_trainer.worker.work import TaskWork
 from tests.unit.trainer.worker.fakes import FakeCoordinator
 from tests.unit.trainer.worker.models import DATA, functional, job
 
@@ -93,3 +94,25 @@ def test_only_an_optimizer_on_the_workers_is_logged(start_servers, caplog, optim
     flat_model.trace()
     compose(training, config, flat_model, coordinator, servers.credentials, threading.Event()).close()
     assert [r.getMessage() for r in caplog.records if "optimizer" in r.getMessage()] == messages
+
+
+def test_task_is_watched_but_not_the_wait_for_its_data(start_servers):
+    coordinator, watched, outages = FakeCoordinator(DATA.size), [], [Unreachable("the store does not answer")]
+
+    def validation():
+        watched.append(worker.watchdog._watched)
+        if outages:
+            raise outages.pop()
+        return tf.data.Dataset.from_tensor_slices((DATA.x[:4], DATA.y[:4]))
+
+    servers = start_servers(coordinator)
+    training, config = Training(model=functional, data=DATA, validation=validation), servers.config()
+    flat_model = build_flat_model(training, config)
+    flat_model.trace()
+    worker = compose(training, config, flat_model, coordinator, servers.credentials, threading.Event())
+    worker.loop._do_task(TaskWork((0, 1), "evaluate", 2), flat_model.initial())
+    worker.close()
+    assert [(each.what, each.least) for each in watched] == [
+        ("the task evaluate of epoch 3", FIRST_SECONDS)
+    ] * 2
+    assert worker.watchdog._watched is None

@@ -164,8 +164,11 @@ def test_code_in_an_archive_is_first(folder, monkeypatch):
         archive.writestr("goodjob.py", GOOD + "from inner.part import PART\n")
         archive.writestr("inner/__init__.py", "")
         archive.writestr("inner/part.py", "PART = 1\n")
-    monkeypatch.setattr(entrypoint, "CODE_DIR", str(folder / "code"))
     monkeypatch.chdir(folder)
+    assert isinstance(load("goodjob:job", archive=folder / "code" / "code.zip"), Training)
+    for name in ("goodjob", "inner", "inner.part"):
+        sys.modules.pop(name)
+    monkeypatch.setattr(entrypoint, "CODE_DIR", str(folder / "code"))
     assert isinstance(load("goodjob:job"), Training)
     assert "code.zip" in sys.modules["goodjob"].__file__
     with pytest.raises(UserError, match=r"Did you mean 'job'"):

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from shoal_trainer import Indexed, Training, UserError
+from shoal_trainer import Indexed, Stream, Training, UserError
 from shoal_trainer.errors import Interrupted
+from shoal_trainer.worker.alone import quiet_end
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.tasks import Tasks, evaluated
 
@@ -194,3 +195,63 @@ def test_names_known_at_the_start_are_those_of_the_evaluation():
     evaluating = Tasks(training, flat_model, 4)
     assert set(evaluating.evaluate(flat_model.initial()).metrics) == set(known)
     evaluating.close()
+
+
+def padded(sizes, lengths=(4, 8)):
+    """Sequences of these lengths, whose tokens have a label each."""
+    rows = [(np.full(size, size % 5, np.int32), np.full(size, size % 3)) for size in sizes]
+    return Indexed.from_items(rows, lengths=lengths)
+
+
+def tagger(inputs=True):
+    parts = [keras.layers.Embedding(5, 2), keras.layers.Dense(3, activation="softmax")]
+    network = keras.Sequential([keras.Input((None,), dtype="int32"), *parts] if inputs else parts)
+    network.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return network
+
+
+SHORT_AND_LONG = [2] * 16 + [7] * 13
+LONG_AND_SHORT = [7] * 16 + [2] * 13
+
+
+@pytest.mark.parametrize("inputs", [True, False], ids=["Input", "no Input"])
+@pytest.mark.parametrize("sizes", [SHORT_AND_LONG, LONG_AND_SHORT])
+def test_batches_of_several_lengths_are_evaluated_as_in_keras(sizes, inputs):
+    data, network = padded(sizes), tagger(inputs)
+    flat_model = FlatModel(network, data.example(8), "fp32")
+    runner = Tasks(Training(model=tagger, data=data, validation=data), flat_model, 8)
+    found = runner.evaluate(flat_model.initial()).metrics
+    assert runner.evaluate(flat_model.initial()).metrics == found
+    rows = [row for batch in data.whole(8) for row in zip(*batch.as_given(), strict=True)]
+    assert len(rows) == 29
+    spec = (tf.TensorSpec((None,), tf.int32), tf.TensorSpec((None,), tf.int64))
+    plain = tf.data.Dataset.from_generator(lambda: iter(rows), output_signature=spec).padded_batch(8)
+    with quiet_end():
+        expected = network.evaluate(plain, return_dict=True, verbose=0)
+    assert found == pytest.approx({f"val_{name}": value for name, value in expected.items()}, rel=1e-5)
+    runner.close()
+
+
+def sized_images():
+    """Batches of images of 4, 5 and 6 pixels, the last one short."""
+    generator = np.random.default_rng(0)
+    for size, rows in ((4, 8), (4, 8), (5, 8), (6, 3)):
+        yield generator.normal(size=(rows, size, size, 3)).astype(np.float32), np.ones((rows, 1), np.float32)
+
+
+def pooled():
+    layers = keras.layers
+    parts = [layers.Conv2D(2, 1), layers.GlobalAveragePooling2D(), layers.Dense(1)]
+    network = keras.Sequential([keras.Input((None, None, 3)), *parts])
+    network.compile("sgd", "mse", steps_per_execution=2)
+    return network
+
+
+def test_images_of_several_sizes_are_evaluated():
+    images, network = Stream(sized_images, samples=27), pooled()
+    flat_model = FlatModel(network, images.example(8), "fp32")
+    runner = Tasks(Training(model=pooled, data=images, validation=images), flat_model, 8)
+    squares = [np.square(network(x).numpy() - y).ravel() for x, y in sized_images()]
+    loss = runner.evaluate(flat_model.initial()).metrics["val_loss"]
+    assert loss == pytest.approx(np.concatenate(squares).mean(), rel=1e-5)
+    runner.close()

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from shoal_trainer import Indexed, Training
+from shoal_trainer import Indexed, Training, UserError
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.tasks import Tasks
 
@@ -45,3 +45,12 @@ def test_losses_of_fit_add_up():
     model = job.fit(epochs=1, batch_size=32, verbose=0)
     logs = {name: values[0] for name, values in model.history.history.items()}
     assert logs["loss"] == pytest.approx(logs["a_loss"] + 0.2 * logs["b_loss"], rel=1e-5)
+
+
+def test_output_without_weights_is_named():
+    weights = {"a": np.ones(64, np.float32)}
+    data = Indexed.from_arrays(X, Y, weights)
+    with pytest.raises(
+        UserError, match=r"^sample_weight has no entry for 'b', of which y has labels\. Give each"
+    ):
+        FlatModel(build(), data.example(32), "fp32")

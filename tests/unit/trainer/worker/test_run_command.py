@@ -109,7 +109,7 @@ def test_help_describes_every_option_of_run():
 
 
 def test_help_and_documentation_of_run_have_the_same_options():
-    page = (Path(__file__).parents[4] / "docs/python-api.md").read_text()
+    page = (Path(__file__).parents[4] / "docs/laptop.md").read_text()
     described = set(
         re.findall(
             r"`(--[a-z-]+)|(?<=, `)(--[a-z-]+)", page.partition("Options of `run`")[2].partition("\n## ")[0]

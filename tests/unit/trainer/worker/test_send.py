@@ -1,10 +1,13 @@
 """The steps of a push, as one update."""
 
+import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from shoal_trainer.wire.messages import MetricSum
 from shoal_trainer.worker.flat_model import Step
 from shoal_trainer.worker.on_host import HostMean
 from shoal_trainer.worker.send import Pile
@@ -46,3 +49,18 @@ def test_statistics_of_a_step_without_a_gradient_count():
     pile = pile_of(np.array([2.0, 0.2], np.float32))
     pile.add(Step(np.array([0.0, 0.4], np.float32), 0.5, True, skipped=True), BATCH)
     np.testing.assert_allclose(pile.update(), [1.0, 0.3], rtol=1e-6)
+
+
+def test_step_that_was_left_out_has_no_part_in_loss_and_metrics():
+    """`on_nan="skip"`, of which the last step of a push may be the only one that was finite."""
+    pile = Pile(HostMean())
+    for loss, left_out in ((1.0, False), (math.nan, True), (2.0, False)):
+        metrics = (MetricSum("accuracy", 0.0 if left_out else 4.0, 4.0),)
+        step = Step(np.zeros(2, np.float32), loss, True, left_out, metrics, left_out)
+        pile.add(step, BATCH)
+    assert (pile.loss, pile.metrics) == (1.5, (MetricSum("accuracy", 8.0, 8.0),))
+    assert (pile.samples, pile.left_out) == (12, 4)
+    alone = Pile(HostMean())
+    alone.add(replace(step, left_out=True), BATCH)
+    assert math.isnan(alone.loss)
+    assert alone.metrics == ()

@@ -1,4 +1,4 @@
-"""Run the story of the pools: install, apply examples/pools.yaml, play the cloud, then a second job of the same model.
+"""The story of the pools: examples/pools.yaml on a played cloud, then a second job of the same model.
 
 The fast spot machines are taken when a sixth of the work is done, and none is to be had until on-demand machines have
 trained for a while.
@@ -7,25 +7,20 @@ trained for a while.
 from __future__ import annotations
 
 import json
-import os
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 import yaml
 
-from dev.commands import command
-from dev.console import console, say, step
-from dev.demo.backend import choose
 from dev.demo.local import Local
 from dev.demo.pools.chart import draw
 from dev.demo.pools.cloud import LABEL, Cloud, Offer
 from dev.demo.pools.figures import figures, missed
 from dev.demo.pools.record import Moment, moment
-from dev.demo.run import VALUES, ended, install, interruptible
+from dev.demo.tell import NAMESPACE, VALUES, Stage, Told
 from dev.demo.watch import Picture, Watcher
 from dev.errors import DevError
 from dev.paths import ROOT
@@ -34,11 +29,8 @@ from shoal.sizing.fleet.resources import profile_of
 from shoal.sizing.speed.model import SpeedModel
 
 MANIFEST = ROOT / "examples" / "pools.yaml"
-RESULT = ROOT / "build" / "demo-pools.json"
-CHART = ROOT / "build" / "demo-pools.png"
-NAMESPACE = "default"
+APPLIED = ROOT / "build" / "demo-pools.yaml"
 BASE = "base"
-LOOK_SECONDS = 0.5
 LIMIT_SECONDS = 420.0
 TAKEN, ON_DEMAND = "spot-fast", "on-demand-fast"
 TAKEN_AT_PERCENT = 16.0
@@ -50,8 +42,7 @@ _ENV = {"SHOAL_PLAN_SECONDS": "3", "SHOAL_TELEMETRY_SECONDS": "2"}
 
 def values() -> dict[str, str]:
     """The chart's values: everything on the base node, one replica, and a loop that is fast enough for a short job."""
-    chosen = {name: value for name, value in VALUES.items() if not name.startswith("nodeSelector")}
-    chosen |= {r"nodeSelector.example\.com/pool": BASE, "replicas": "1"}
+    chosen = VALUES | {r"nodeSelector.example\.com/pool": BASE, "replicas": "1"}
     for number, (name, value) in enumerate(_ENV.items()):
         chosen |= {f"extraEnv[{number}].name": name, f"extraEnv[{number}].value": value}
     return chosen
@@ -120,121 +111,86 @@ class Script:
             self.events[now.at] = f"{TAKEN} in stock again"
 
 
-def run() -> int:
-    """Run the story. Exit code: 0 if the deadline was kept, 130 after Ctrl-C."""
-    try:
-        return _run()
-    except KeyboardInterrupt:
-        say("interrupted; the tools and images are kept for the next run")
-        return 130
-
-
-def _run() -> int:
-    begin, seconds = time.monotonic(), dict[str, float]()
-    backend = choose()
+def pools(stage: Stage) -> Told:
+    """Play the cloud to a job with a deadline, in mode Auto, then to a second one."""
+    backend = stage.backend
     if not isinstance(backend, Local):
         raise DevError("STORY=pools needs the local cluster: unset CLUSTER, and run it as root on Linux.")
-    backend.check()
     manifests = documents()
     job = next(each for each in manifests if each["kind"] == "TrainingJob")
-    with ended(backend, keep=os.environ.get("KEEP") == "1"), interruptible():
-        backend.up([(BASE, False)])
-        backend.cluster.plane.kubectl("label", "node", BASE, f"{LABEL}={BASE}")
-        backend.cluster.node(BASE).limit(0)
-        with step("helm install shoal"):
-            install(backend, values())
-        seconds["setUp"] = time.monotonic() - begin
-        with _cloud(backend, manifests) as (cloud, clock):
-            script = Script(cloud)
-            _apply(backend, manifests)
-            watcher = Watcher(backend, NAMESPACE, job["metadata"]["name"])
-            moments, last = _follow(watcher, cloud, clock, script)
-            seconds["firstJob"] = time.monotonic() - begin - seconds["setUp"]
-            profile = _profile(watcher)
-            cloud.offers.update(offers(manifests))
-            watcher = Watcher(backend, NAMESPACE, "digits-again")
-            _apply(backend, [second_job(job, profile.metadata.name)])
-            again, _ = _follow(watcher, cloud, clock, None)
-            seconds["secondJob"] = time.monotonic() - begin - sum(seconds.values())
-        start, end = last.job.status.start_time, last.job.status.completion_time
-        finished = (end - start).total_seconds() if start and end else None
-        batch = int(job["spec"]["training"]["batchSize"])
-        known = SpeedModel([found] if (found := profile_of(profile, datetime.now(UTC))) else [])
-        deadline = float(job["spec"]["elasticity"]["objective"]["deadlineSeconds"])
-        prices = {d["metadata"]["name"]: float(d["spec"]["price"]["perHour"]) for d in _pools(manifests)}
-        result = figures(
-            moments,
-            deadline=deadline,
-            finished=finished,
-            samples=_samples(profile, job),
-            learned={} if found is None else {
-                name: known.worker(found.model, "CPU", 1, offer.cores, batch).seconds
-                for name, offer in cloud.offers.items()
-            },
-            on_demand=(ON_DEMAND, prices[ON_DEMAND]),
-            second=(_first_prediction(again), again),
-            seconds=seconds,
-        )  # fmt: skip
-    result["seconds"]["total"] = round(time.monotonic() - begin, 1)
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps(result, indent=2) + "\n")
-    draw(CHART, moments, list(prices), deadline, finished, script.events)
-    console.print_json(data=result)
-    for words in missed(result):
-        say(words)
-    say(f"written to {RESULT.relative_to(ROOT)} and {CHART.relative_to(ROOT)}")
-    return 0 if result["deadlineKept"] else 1
-
-
-@contextmanager
-def _cloud(backend: Local, manifests: list[dict[str, Any]]) -> Iterator[tuple[Cloud, float]]:
-    clock = time.monotonic()
-    cloud = Cloud(
-        backend.cluster, offers(manifests), lambda text: say(f"{time.monotonic() - clock:5.0f} s  {text}")
+    backend.up([(BASE, False)])
+    backend.cluster.plane.kubectl("label", "node", BASE, f"{LABEL}={BASE}")
+    backend.cluster.node(BASE).limit(0)
+    stage.install(values())
+    with closing(Cloud(backend.cluster, offers(manifests), stage.report)) as cloud:
+        script = Script(cloud)
+        watcher = Watcher(backend, NAMESPACE, job["metadata"]["name"])
+        moments, last = _follow(stage, cloud, watcher, manifests, script)
+        stage.part("firstJob")
+        profile = _profile(watcher)
+        cloud.offers.update(offers(manifests))
+        watcher = Watcher(backend, NAMESPACE, "digits-again")
+        again, _ = _follow(stage, cloud, watcher, [second_job(job, profile.metadata.name)])
+        stage.part("secondJob")
+    start, end = last.job.status.start_time, last.job.status.completion_time
+    finished = (end - start).total_seconds() if start and end else None
+    batch = int(job["spec"]["training"]["batchSize"])
+    known = SpeedModel([found] if (found := profile_of(profile, datetime.now(UTC))) else [])
+    deadline = float(job["spec"]["elasticity"]["objective"]["deadlineSeconds"])
+    prices = {
+        each["metadata"]["name"]: float(each["spec"]["price"]["perHour"])
+        for each in manifests
+        if each["kind"] == "CapacityPool"
+    }
+    result = figures(
+        moments,
+        deadline=deadline,
+        finished=finished,
+        samples=_samples(profile, job),
+        learned={} if found is None else {
+            name: known.worker(found.model, "CPU", 1, offer.cores, batch).seconds
+            for name, offer in cloud.offers.items()
+        },
+        on_demand=(ON_DEMAND, prices[ON_DEMAND]),
+        second=(_first_prediction(again), again),
+    )  # fmt: skip
+    return Told(
+        result,
+        lambda path: draw(path, moments, list(prices), deadline, finished, script.events),
+        well=result["deadlineKept"],
+        words=missed(result),
     )
-    try:
-        yield cloud, clock
-    finally:
-        cloud.close()
 
 
 def _follow(
-    watcher: Watcher, cloud: Cloud, clock: float, script: Script | None
+    stage: Stage,
+    cloud: Cloud,
+    watcher: Watcher,
+    manifests: list[dict[str, Any]],
+    script: Script | None = None,
 ) -> tuple[list[Moment], Picture]:
-    """Watch a job to its end while the cloud is played.
-
-    Raises:
-        DevError: it failed, or took too long.
-    """
+    """Apply a job and watch it to its end, while the cloud is played."""
+    APPLIED.parent.mkdir(exist_ok=True)
+    APPLIED.write_text(yaml.safe_dump_all(manifests))
+    stage.apply(APPLIED)
     moments: list[Moment] = []
     pools: dict[str, str] = {}
-    begin = spoken = time.monotonic()
-    revision = 0
-    while True:
-        picture = watcher.look()
-        pools |= {name: machine.pool for name, machine in cloud.machines.items()}
+
+    def advance(picture: Picture) -> None:
+        pools.update({name: machine.pool for name, machine in cloud.machines.items()})
         now = moment(picture, datetime.now(UTC), pools)
+        if now.revision != (moments[-1].revision if moments else 0):
+            stage.report(f"plan {now.revision}: {dict(now.plan)}: {now.reason}")
         moments.append(now)
-        if now.revision != revision:
-            revision = now.revision
-            say(f"{time.monotonic() - clock:5.0f} s  plan {revision}: {dict(now.plan)}: {now.reason}")
         if picture.job.status.finished:
-            break
+            return
         workers = [p for p in picture.pods if p["metadata"]["labels"].get("shoal.dev/role") == "worker"]
-        report = picture.report if picture.fresh else None
-        trains = [w.node for w in report.workers if w.first_push_at is not None] if report else []
-        cloud.advance(workers, trains)
+        cloud.advance(workers, [w.node for w in picture.pushing])
         if script is not None:
             script.advance(now)
-        if time.monotonic() - spoken >= 5:
-            spoken = time.monotonic()
-            say(f"{time.monotonic() - clock:5.0f} s  {_line(now)}")
-        if time.monotonic() - begin > LIMIT_SECONDS:
-            raise DevError(f"{watcher.name} had not ended after {LIMIT_SECONDS:.0f} s.\n{_state(watcher)}")
-        time.sleep(LOOK_SECONDS)
-    if picture.job.status.phase != "Succeeded":
-        raise DevError(f"{watcher.name} ended as {picture.job.status.phase}.\n{_state(watcher)}")
-    return moments, picture
+
+    last = stage.follow(watcher, advance, lambda _: _line(moments[-1]), LIMIT_SECONDS)
+    return moments, last
 
 
 def _line(now: Moment) -> str:
@@ -248,31 +204,12 @@ def _line(now: Moment) -> str:
     )
 
 
-def _state(watcher: Watcher) -> str:
-    try:
-        described = watcher.kubectl("describe", "trainingjob", watcher.name)[-4000:]
-        return described + watcher.kubectl("get", "pods", "-o", "wide")
-    except (DevError, OSError) as error:
-        return str(error)
-
-
-def _apply(backend: Local, manifests: list[dict[str, Any]]) -> None:
-    path = ROOT / "build" / "demo-pools.yaml"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(yaml.safe_dump_all(manifests))
-    command("kubectl", "--namespace", NAMESPACE, "apply", "-f", str(path), env=backend.env)
-
-
 def _profile(watcher: Watcher) -> SpeedProfile:
     """The profile that the first job taught."""
     found = json.loads(watcher.kubectl("get", "speedprofiles", "-o", "json"))["items"]
     if not found:
         raise DevError("The job taught no SpeedProfile: it was too short, or its workers changed too often.")
     return SpeedProfile.model_validate(found[0])
-
-
-def _pools(manifests: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [each for each in manifests if each["kind"] == "CapacityPool"]
 
 
 def _samples(profile: SpeedProfile, job: Mapping[str, Any]) -> float:

@@ -27,7 +27,7 @@ class Fault:
 
 
 @dataclass
-class Story:
+class Faults:
     """Looks at each picture and triggers the faults that are due. `report` takes a line of output."""
 
     backend: Backend
@@ -82,10 +82,9 @@ class Story:
         report = picture.report
         if report is None or not picture.fresh or report.phase is not Phase.TRAINING:
             return False
-        working = [w for w in report.workers if w.state == "Active" and w.first_push_at is not None]
         return (
             (report.progress_percent or 0.0) >= percent
-            and len(working) >= picture.job.spec.workers.replicas
+            and len(picture.pushing) >= picture.job.spec.workers.replicas
             and len(picture.role("ps")) > 0
         )
 

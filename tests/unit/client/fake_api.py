@@ -1,0 +1,76 @@
+"""An API server of `shoal.client` in memory, that loses answers and goes away as told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from shoal.client import Client
+from shoal.client.api import Api
+from shoal.errors import ClusterError, NotFound, Unavailable
+
+Json = dict[str, Any]
+
+
+class FakeApi(Api):
+    """Objects by path. `fails[verb, plural]`: what such a request raises; `stored`: whether it took effect before."""
+
+    def __init__(self) -> None:
+        self.namespace = "team"
+        self.objects: dict[str, Json] = {}
+        self.fails: dict[tuple[str, str], ClusterError | KeyboardInterrupt] = {}
+        self.stored = False
+        self.away: list[bool] = []
+        """Whether nobody answers the next requests for an object."""
+        self.changes: list[Json] = []
+        """What the next watch tells."""
+        self.queries: list[Mapping[str, str]] = []
+
+    def get(self, path: str, **query: str) -> Json:
+        self.queries.append(query)
+        if self.away and self.away.pop(0):
+            raise Unavailable("the API server does not answer: connection refused.")
+        plural = path.rpartition("/")[2]
+        if ("GET", plural) in self.fails:
+            raise self.fails["GET", plural]
+        if path in self.objects:
+            return self.objects[path]
+        if below := [each for at, each in self.objects.items() if at.rpartition("/")[0] == path]:
+            return {"items": below}
+        if plural in {"events", "pods", "capacitypools", "trainingjobs", "persistentvolumeclaims"}:
+            return {"items": []}
+        raise NotFound(f"{path} not found")
+
+    def create(self, path: str, body: Json, *, dry_run: bool = False) -> Json:
+        plural, name = path.rpartition("/")[2], body["metadata"]["name"]
+        error = self.fails.get(("dry-run" if dry_run else "POST", plural))
+        created = {
+            **body,
+            "metadata": {"namespace": self.namespace, "uid": f"uid-{name}", **body["metadata"]},
+        }
+        if not dry_run and (error is None or self.stored):
+            self.objects[f"{path}/{name}"] = created
+        if error is not None:
+            raise error
+        return created
+
+    def delete(self, path: str) -> None:
+        if self.objects.pop(path, None) is None:
+            raise NotFound(f"{path} not found")
+
+    def lines(self, path: str, query: Mapping[str, str], *, seconds: float | None = None) -> Iterator[str]:
+        del path, query, seconds
+        while self.changes:
+            yield json.dumps({"type": "MODIFIED", "object": self.changes.pop(0)})
+
+    def names(self) -> list[str]:
+        """Kind/name of all objects."""
+        return sorted(f"{each['kind']}/{each['metadata']['name']}" for each in self.objects.values())
+
+
+def client_of(api: FakeApi) -> Client:
+    """A client of it."""
+    client = Client()
+    client.__dict__["api"] = api
+    return client

@@ -1,0 +1,106 @@
+"""What `submit` leaves behind when a request fails, and which pools an accelerator stands for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.client import Client
+from shoal.errors import ClusterError, NotFound, Refused, Unavailable, UsageError
+from tests.unit.client.fake_api import FakeApi, client_of
+
+LOST = Unavailable("the API server does not answer: Read timed out.")
+BOTH = ["ConfigMap/digits-code", "TrainingJob/digits"]
+
+
+@pytest.fixture
+def api() -> FakeApi:
+    return FakeApi()
+
+
+@pytest.fixture
+def client(api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Client:
+    (tmp_path / "digits.py").write_text("job = 1\n")
+    monkeypatch.chdir(tmp_path)
+    return client_of(api)
+
+
+def submit(client: Client) -> None:
+    client.submit("digits.py:job", storage="ephemeral", name="digits")
+
+
+def test_code_belongs_to_its_job_from_the_beginning(client: Client, api: FakeApi) -> None:
+    submit(client)
+    assert api.names() == BOTH
+    code = api.objects["/api/v1/namespaces/team/configmaps/digits-code"]
+    assert [each["uid"] for each in code["metadata"]["ownerReferences"]] == ["uid-digits"]
+
+
+@pytest.mark.parametrize("plural", ["trainingjobs", "configmaps"])
+def test_an_answer_that_is_lost_changes_nothing(client: Client, api: FakeApi, plural: str) -> None:
+    api.fails["POST", plural], api.stored = LOST, True
+    submit(client)
+    assert api.names() == BOTH
+
+
+@pytest.mark.parametrize("plural", ["trainingjobs", "configmaps"])
+@pytest.mark.parametrize("error", [LOST, Refused("you may not create it"), KeyboardInterrupt()])
+def test_a_failed_submission_leaves_nothing(
+    client: Client, api: FakeApi, plural: str, error: ClusterError | KeyboardInterrupt
+) -> None:
+    api.fails["POST", plural] = error
+    api.stored = isinstance(error, KeyboardInterrupt) and plural == "trainingjobs"
+    with pytest.raises(type(error)):
+        submit(client)
+    assert api.names() == []
+
+
+def test_who_cannot_know_says_so(client: Client, api: FakeApi) -> None:
+    api.fails |= {("POST", "trainingjobs"): LOST, ("GET", "digits"): LOST}
+    api.stored = True
+    with pytest.raises(Unavailable, match="Whether digits was created is not known"):
+        submit(client)
+
+
+def pool(name: str, accelerator: str, count: int) -> dict[str, Any]:
+    spec = {"accelerator": {"name": accelerator, "count": count}, "limits": {"nodes": 4}}
+    return {"kind": "CapacityPool", "metadata": {"name": name}, "spec": spec, "newer": 1}
+
+
+@pytest.mark.parametrize(
+    ("among", "expected"),
+    [(["l4-8"], (["l4-8"], 8)), (["l4-1b", "t4", "l4-1"], (["l4-1b", "l4-1"], 1))],
+)
+def test_an_accelerator_stands_for_pools_whose_nodes_have_as_many(
+    client: Client, api: FakeApi, among: list[str], expected: tuple[list[str], int]
+) -> None:
+    for each in (pool("l4-1", "L4", 1), pool("l4-1b", "L4", 1), pool("l4-8", "L4", 8), pool("t4", "T4", 1)):
+        api.objects[f"/apis/shoal.dev/v1alpha1/capacitypools/{each['metadata']['name']}"] = each
+
+    def workers(**more: Any) -> dict[str, Any]:
+        return client.prepare("digits.py:job", storage="ephemeral", accelerator="l4", **more).job["spec"][
+            "workers"
+        ]
+
+    with pytest.raises(UsageError, match=r"l4-1 1, l4-1b 1, l4-8 8.*choose pools of one kind"):
+        workers()
+    found = workers(pools=among)
+    [container] = found["template"]["spec"]["containers"]
+    assert (found["pools"], container["resources"]["limits"]["nvidia.com/gpu"]) == expected
+
+
+def test_a_job_that_is_there_is_checked_as_a_new_one(client: Client, api: FakeApi) -> None:
+    submit(client)
+    client.check(client.prepare("digits.py:job", storage="ephemeral", name="digits"))
+    assert api.names() == BOTH
+    api.fails["dry-run", "trainingjobs"] = Refused("mode is required for this metric")
+    with pytest.raises(Refused, match="mode is required"):
+        client.check(client.prepare("digits.py:job", storage="ephemeral"))
+
+
+def test_no_such_job(client: Client) -> None:
+    submit(client)
+    with pytest.raises(NotFound, match="no job 'digit': the namespace team has digits"):
+        client.job("digit")

@@ -1,0 +1,173 @@
+"""A job on the cluster: waits that outlive the API server's absence, newer objects, words that look like markup."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.client.job import Job, JobFailed
+from shoal.errors import Unavailable, UsageError
+from shoal_trainer.contract import EPOCH_LINE, EpochReport
+from tests.unit.client.fake_api import FakeApi, client_of
+from tests.unit.policy.build import NOW, job_manifest, pod_manifest, stamp
+
+PATH = "/apis/shoal.dev/v1alpha1/namespaces/team/trainingjobs/digits"
+TENSORFLOW = (
+    "incompatible: In[0]: [32,10] [Op:MatMul] on [/job:localhost/replica:0/task:0/device:CPU:0] [bold]:0:"
+)
+
+
+def manifest(phase: str, version: str, *, message: str = "", **status: Any) -> dict[str, Any]:
+    kind = {"Succeeded": "Complete", "Failed": "Failed"}.get(phase, "Running")
+    condition = {
+        "type": kind,
+        "status": "True",
+        "reason": phase,
+        "message": message,
+        "lastTransitionTime": stamp(NOW),
+    }
+    made = job_manifest() | {"status": {"phase": phase, "conditions": [condition], **status}}
+    made["metadata"] = {**made["metadata"], "resourceVersion": version}
+    return made
+
+
+@pytest.fixture
+def api() -> FakeApi:
+    found = FakeApi()
+    found.objects[PATH] = manifest("Running", "1")
+    return found
+
+
+def test_a_watch_outlives_the_absence_of_the_api_server(
+    api: FakeApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 9:
+            api.objects[PATH] = manifest("Succeeded", "2")
+
+    api.away = [False, *[True] * 8]
+    with caplog.at_level(logging.WARNING):
+        seen = [each.status.phase for each in Job(api, "digits").watch(sleep=sleep, clock=lambda: 0.0)]
+    assert seen == ["Running", "Succeeded"]
+    assert slept[1:] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]  # the first: a watch that ended at once
+    assert [record.message.count("does not answer") for record in caplog.records] == [1]
+
+
+def test_a_watch_that_finds_nobody_ends(api: FakeApi) -> None:
+    api.away = [True]
+    with pytest.raises(Unavailable):
+        list(Job(api, "digits").watch())
+
+
+def test_a_wait_ends_in_time_while_nobody_answers(api: FakeApi) -> None:
+    clock = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal clock
+        clock += seconds
+
+    api.away = [False, *[True] * 99]
+    assert [
+        each.status.phase for each in Job(api, "digits").watch(seconds=60, sleep=sleep, clock=lambda: clock)
+    ] == ["Running"]
+    assert clock == 60
+
+
+def test_a_phase_that_does_not_exist_is_no_endless_wait(api: FakeApi) -> None:
+    with pytest.raises(UsageError, match="no phase 'running': it must be one of Pending, Starting, Running"):
+        Job(api, "digits").wait("running")
+
+
+def test_jobs_of_a_newer_version_are_read(api: FakeApi) -> None:
+    newer = manifest("Running", "1", newField=1)
+    newer["spec"]["workers"] = {"replicas": 3, "newField": 1}
+    api.objects[PATH] = newer | {"newField": 1}
+    assert [each.seen.spec.workers.replicas for each in client_of(api).list()] == [3]
+    newer["spec"]["workers"] = {"replicas": 3, "capacity": "Reserved"}
+    with pytest.raises(UsageError, match=r"trainingjobs digits: spec.workers.capacity.*Upgrade"):
+        client_of(api).list()
+
+
+@given(
+    message=st.text(st.characters(categories=["L", "N", "P", "S", "Zs"]), min_size=1) | st.just(TENSORFLOW)
+)
+def test_follow_prints_what_was_said(message: str) -> None:
+    """`[/job:…]` of TensorFlow is no markup of rich's."""
+    api = FakeApi()
+    api.objects[PATH] = manifest("Failed", "1", message=message)
+    with pytest.MonkeyPatch.context() as patch:
+        said: list[str] = []
+        patch.setattr(
+            "rich.console.Console._write_buffer", lambda self: said.extend(s.text for s in self._buffer)
+        )
+        assert Job(api, "digits").follow().phase == "Failed"
+    assert message in "".join(said)
+    with pytest.raises(JobFailed) as failed:
+        Job(api, "digits").wait()
+    assert message in str(failed.value)
+
+
+def test_events_are_of_this_job_and_its_pods(api: FakeApi) -> None:
+    for number, (kind, name) in enumerate(
+        [
+            ("TrainingJob", "digits"),
+            ("Pod", "digits-worker-2-0"),
+            ("Pod", "digits-ps-study-worker-0-0"),
+            ("Pod", "x"),
+        ]
+    ):
+        event = {"involvedObject": {"kind": kind, "name": name}, "lastTimestamp": stamp(NOW)}
+        api.objects[f"/api/v1/namespaces/team/events/{number}"] = event
+    api.get = _selecting(api)  # type: ignore[method-assign]
+    found = [each["involvedObject"]["name"] for each in Job(api, "digits").events()]
+    assert found == ["digits", "digits-worker-2-0"]
+
+
+def _selecting(api: FakeApi) -> Any:
+    everything = api.get
+
+    def get(path: str, **query: str) -> dict[str, Any]:
+        wanted = dict(part.split("=") for part in query["fieldSelector"].split(","))
+        items = everything(path)["items"]
+        return {
+            "items": [
+                each for each in items
+                if all(each["involvedObject"][key.removeprefix("involvedObject.")] == v for key, v in wanted.items())
+            ]
+        }  # fmt: skip
+
+    return get
+
+
+def test_lists_are_asked_in_pages(api: FakeApi) -> None:
+    pages = {"": ({"a": 1}, "more"), "more": ({"b": 2}, "")}
+
+    def get(path: str, **query: str) -> dict[str, Any]:
+        del path
+        assert query["limit"] == "500"
+        item, go_on = pages[query.get("continue", "")]
+        return {"items": [item], "metadata": {"continue": go_on}}
+
+    api.get = get  # type: ignore[method-assign]
+    assert api.list("/api/v1/pods") == [{"a": 1}, {"b": 2}]
+
+
+@pytest.mark.parametrize(("first", "told"), [(0, 0), (84, 1)])
+def test_epochs_that_the_log_lacks_are_told(
+    api: FakeApi, caplog: pytest.LogCaptureFixture, first: int, told: int
+) -> None:
+    lines = [
+        EPOCH_LINE + EpochReport(epoch=epoch, metrics={"loss": 1.0}).to_json() for epoch in range(first, 100)
+    ]
+    api.objects["/api/v1/namespaces/team/pods/digits-ps-0-1"] = pod_manifest("ps", 0, 1)
+    api.lines = lambda *_, **__: iter(lines)  # type: ignore[method-assign]
+    assert len(Job(api, "digits").history()) == 100 - first
+    assert len(caplog.records) == told
+    assert all("Epochs 1 to 84 are no longer" in each.message for each in caplog.records)
