@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from dev.demo.pools.record import Moment, WorkerSeen
+from dev.demo.pools.record import SETTLED_SECONDS, Moment, WorkerSeen
 
 START_SECONDS = 6.0
 WINDOW_SECONDS = 8.0
@@ -33,9 +34,13 @@ def predicted_at_half(moments: Sequence[Moment]) -> float | None:
 
 
 def step_seconds(moments: Sequence[Moment]) -> dict[str, float]:
-    """The mean time of a step by pool: what workers needed for all their steps, without tasks and their waits."""
+    """The mean time of a step by pool: what workers needed for their steps, without tasks and their waits.
+
+    Of the times in which no worker came or went for a while, as the coordinator has it (`coordinator/speeds.py`): what
+    a start takes of the machine that all share is not the speed of a pool.
+    """
     seconds, steps = defaultdict[str, float](float), Counter[str]()
-    for old, new, passed in _passed(moments):
+    for old, new, passed in _passed(_settled(moments)):
         seconds[new.pool] += passed - (new.beside - old.beside)
         steps[new.pool] += new.steps - old.steps
     return {pool: seconds[pool] / n for pool, n in steps.items() if n and seconds[pool] >= WINDOW_SECONDS}
@@ -50,7 +55,16 @@ def throughput(moments: Sequence[Moment]) -> dict[str, float]:
     return {pool: n / seconds[pool] for pool, n in samples.items() if seconds[pool] >= WINDOW_SECONDS}
 
 
-def _passed(moments: Sequence[Moment]) -> Iterator[tuple[WorkerSeen, WorkerSeen, float]]:
+def _settled(moments: Sequence[Moment]) -> Iterator[Moment]:
+    """The moments since whose workers are the same as `SETTLED_SECONDS` ago; of the others, none of the workers."""
+    since, team = 0.0, frozenset[tuple[int, int]]()
+    for now in moments:
+        if (workers := frozenset(worker.key for worker in now.workers)) != team:
+            since, team = now.at, workers
+        yield now if now.at - since >= SETTLED_SECONDS else replace(now, workers=())
+
+
+def _passed(moments: Iterable[Moment]) -> Iterator[tuple[WorkerSeen, WorkerSeen, float]]:
     """Each settled worker in two moments, one after the other, and the seconds between them."""
     for old, new in itertools.pairwise(moments):
         before = {worker.key: worker for worker in old.workers if worker.settled}

@@ -16,6 +16,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.sizing.speed import priors
+
 __all__ = ["Availability", "Calm", "Markov", "Recorded", "Supply", "Windows", "rebinned"]
 
 Floats = NDArray[np.float64]
@@ -87,6 +89,32 @@ class Markov:
     requests_seen: float = math.inf
     out_seconds: float = OUT_SECONDS
     out_now: bool | None = None
+
+    @classmethod
+    def seen(
+        cls,
+        losses_per_hour: float,
+        prior: float,
+        shock_size: float,
+        *,
+        losses: float = 0.0,
+        requests: float = 0.0,
+        unfulfilled: float = 0.0,
+        out_now: bool | None = None,
+    ) -> Markov:
+        """What a spot pool is taken to do: `prior` losses an hour were assumed before `losses` were seen.
+
+        Of the `requests` for nodes so many were `unfulfilled`.
+        """
+        weight = priors.REQUESTS + requests
+        return cls(
+            losses_per_hour,
+            priors.NODE_HOURS * max(prior, 0.01) + losses,
+            shock_size=shock_size,
+            out_share=(priors.OUT_SHARE * priors.REQUESTS + unfulfilled) / weight,
+            requests_seen=weight,
+            out_now=out_now,
+        )
 
     @property
     def mean(self) -> float:
@@ -193,7 +221,7 @@ class Windows:
 
     traces: Sequence[tuple[Floats, Floats, float]]
     size: float
-    prior: Markov = Markov(out_share=0.02, requests_seen=10.0)
+    prior: Markov = Markov(out_share=priors.OUT_SHARE, requests_seen=priors.REQUESTS)
     prior_windows: float = 0.25
     smoothing: float = 1.06  # Silverman's rule
 

@@ -116,6 +116,17 @@ def test_speeds_are_measured_from_the_samples_of_settled_workers() -> None:
     assert errors({"fast": 0.11}, {"fast": 0.1, "slow": 1.0}) == {"fast": 0.1}
 
 
+def test_a_start_beside_is_no_part_of_the_speed_of_a_pool() -> None:
+    """The machine that all share is busy then: steps of 0.1 s take 0.5 s until ten seconds after the other began."""
+    alone = run_of("fast")
+    slowed = [replace(m, at=30.0 + t, workers=(worker("fast", 0, 3000 + 20 * t), worker("slow", 1, 20 * t)))
+              for t, m in enumerate(run_of("fast", count=11))]  # fmt: skip
+    both = [replace(m, at=40.0 + m.at, workers=(worker("fast", 0, 3200 + 100 * int(m.at)), worker("slow", 1, 200)))
+            for m in run_of("fast")[1:]]  # fmt: skip
+    assert step_seconds([*alone, *slowed, *both])["fast"] == pytest.approx(0.1)
+    assert throughput([*alone, *slowed, *both])["fast"] < 95
+
+
 def test_plan_changes_say_from_what_to_what_and_why() -> None:
     assert plan_changes(run_of("fast")) == [
         {"at": 0.0, "from": {}, "to": {"fast": 1}, "reason": "because"},

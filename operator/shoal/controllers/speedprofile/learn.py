@@ -22,10 +22,11 @@ from shoal.api.speed_profile import (
     SpeedProfileStatus,
     SpeedSource,
 )
+from shoal.sizing.speed import priors
 from shoal_trainer.contract import LARGEST, BesideSums, LogSums, ShardReport, SpeedSums, StatusReport
 
-HALF_LIFE = timedelta(days=30)
 _BESIDE = "beside"
+HALF_LIFE = timedelta(seconds=priors.HALF_LIFE)
 MOST_SERVER_LOADS = 16
 MOST_SUMS = 3000
 """Sums that are remembered, of all jobs: they take up to 250 bytes, and etcd takes 1.5 MB."""

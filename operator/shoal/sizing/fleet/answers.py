@@ -11,6 +11,7 @@ from shoal.sizing.fleet.values import FleetJob, FleetPool, JobPlan
 from shoal.sizing.plan.explain import explain
 from shoal.sizing.plan.planner import Plan, finite
 from shoal.sizing.plan.problem import Problem
+from shoal.sizing.speed import priors
 
 __all__ = ["answer_of", "unplanned"]
 
@@ -66,7 +67,7 @@ def _efficiency(job: FleetJob, workers: int) -> list[str]:
     said = [f"{job.work_note[:1].upper()}{job.work_note[1:]}."]
     if job.efficiency is not None and workers > 1:
         alone = replace(job.efficiency, reference=1.0)
-        low, middle, high = (float(alone.factor(workers, z)) for z in (-1.6449, 0.0, 1.6449))
+        low, middle, high = (float(alone.factor(workers, z)) for z in (-priors.Z90, 0.0, priors.Z90))
         said.append(
             f"To the same value {workers} workers need {middle:.1f} times the samples of one ({low:.1f} to {high:.1f})."
         )

@@ -31,8 +31,8 @@ NOISE = 0.07
 NOISE_SECONDS = 10.0
 LARGE, MOST = math.log(3.0), math.log(100.0)
 """The log of a pace beyond `LARGE` may be a fault of the measurement: unsure, and never faster. At `MOST` it stands."""
-DOUBT = 0.25
-"""The part of what is beyond `LARGE` that is its standard deviation."""
+DOUBT = 0.1
+"""The part of what is beyond `LARGE` that is its standard deviation: a slow-down that was watched mostly lasts."""
 TOLD = 0.1
 
 

@@ -13,16 +13,13 @@ from shoal.sizing.fleet.values import FleetJob, FleetPool, Pace
 from shoal.sizing.plan.cost import capped, wire_bytes
 from shoal.sizing.plan.deadline import can_still_be_kept
 from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers, StepWork, Work
+from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import Model
 from shoal.sizing.speed.model import SpeedModel
 from shoal.sizing.types import PsModel
 
 __all__ = ["JobProblem", "batch_of", "device_of", "job_problem", "servers_of", "unusable"]
 
-PRIOR_NODE_HOURS = 20.0
-"""Weight of the prior interruption rate of a pool, in measured node-hours."""
-PRIOR_OUT_SHARE, PRIOR_REQUESTS = 0.02, 10.0
-"""The part of the time in which a spot pool is out of stock before anything was seen, and its weight in requests."""
 RESERVE_SECONDS, RESERVE_SHARE = 300.0, 0.05
 """What must be left of the time to the deadline, beyond what on-demand nodes need, to wait with buying them."""
 SHORT_OUT_SECONDS = 600.0
@@ -140,14 +137,13 @@ def _supplied(option: Pool, pool: FleetPool, job: FleetJob, reserved: bool) -> P
 
 def _with_stock_outs(option: Pool, pool: FleetPool) -> Pool:
     """A spot pool that may be out of stock, as often as its requests were not fulfilled."""
-    requests = PRIOR_REQUESTS + pool.startup_seen + pool.unfulfilled_waits
-    share = (PRIOR_OUT_SHARE * PRIOR_REQUESTS + pool.unfulfilled_waits) / requests
-    process = Markov(
+    process = Markov.seen(
         option.interruptions_per_hour,
-        PRIOR_NODE_HOURS * max(pool.interruptions_per_hour, 0.01) + pool.interruptions_seen,
-        shock_size=option.shock_size,
-        out_share=share,
-        requests_seen=requests,
+        pool.interruptions_per_hour,
+        option.shock_size,
+        losses=pool.interruptions_seen,
+        requests=pool.startup_seen + pool.unfulfilled_waits,
+        unfulfilled=pool.unfulfilled_waits,
         out_now=True if pool.exhausted else None,
     )
     return replace(option, availability=process)
@@ -239,8 +235,8 @@ def _pool(
     batch = batch_of(job, pool)
     speed = speeds.worker(model, device_of(pool), pool.devices, pool.cores, batch)
     basis[pool.name] = speed.basis
-    rate = (pool.interruptions_per_hour * PRIOR_NODE_HOURS + pool.interruptions_seen) / (
-        PRIOR_NODE_HOURS + pool.node_hours
+    rate = (pool.interruptions_per_hour * priors.NODE_HOURS + pool.interruptions_seen) / (
+        priors.NODE_HOURS + pool.node_hours
     )
     running = job.running.get(pool.name, 0)
     if pool.exhausted and not pool.spot:

@@ -21,13 +21,13 @@ from shoal.sizing.fleet.problems import batch_of, device_of, job_problem, server
 from shoal.sizing.fleet.resources import fleet_pool, profile_of
 from shoal.sizing.fleet.values import FleetJob, FleetPool
 from shoal.sizing.plan.problem import Problem, Servers
+from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import MEASURED, Model
 from shoal.sizing.speed.model import SpeedModel
 
 __all__ = ["problem_of"]
 
 MOST_SERVERS = 8
-Z90 = 1.6449
 
 
 def problem_of(
@@ -177,7 +177,7 @@ class _Assembly:
         found = self.speeds.worker(self.model, device, pool.devices, pool.cores, batch)
         if found.basis == MEASURED:
             return
-        low, high = (found.seconds * math.exp(z * found.sigma) for z in (-Z90, Z90))
+        low, high = (found.seconds * math.exp(z * found.sigma) for z in (-priors.Z90, priors.Z90))
         where = f"{device} x {pool.devices}" if pool.devices > 1 else device
         self.notes.append(
             f"No step of {batch} samples was measured on {where}: its time of {found.seconds:.3g} s is predicted from "

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.sizing.plan.elastic import ElasticModel
-from shoal.sizing.plan.engine import RUNS, TABLE_RUNS, Engine, Runs
+from shoal.sizing.plan.engine import BEYOND, RUNS, TABLE_RUNS, Engine, Runs
 from shoal.sizing.plan.found import Shortlist
 from shoal.sizing.plan.problem import Floats, Problem
 
@@ -23,7 +23,6 @@ __all__ = ["Checked", "Walk", "chance", "engine_for", "finish_times", "is_risky"
 NEAR = 0.02
 """Candidates whose chance by the table is below the confidence by less than this are simulated in full."""
 MOST_CHECKED = 150
-BEYOND = 1.25
 MOST_SECONDS = 10 * 365 * 86400.0
 
 

@@ -17,7 +17,6 @@ __all__ = ["SnapshotTime"]
 
 Floats = NDArray[np.float64]
 
-Z90 = 1.6449
 FEW = 5
 
 
@@ -68,7 +67,7 @@ class SnapshotTime:
         mean, sigma = self._fit.predict(
             self._matrix(rows), elsewhere=priors.ANOTHER_STORE if self.elsewhere else 0.0
         )
-        return np.exp(np.column_stack([mean - Z90 * sigma, mean, mean + Z90 * sigma]))
+        return np.exp(np.column_stack([mean - priors.Z90 * sigma, mean, mean + priors.Z90 * sigma]))
 
     def _matrix(self, rows: pd.DataFrame) -> Floats:
         if self._by_size and "ckpt_mb" not in rows:

@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 
 from shoal.errors import UsageError
-from shoal.sizing.availability import Recorded, Windows, rebinned
+from shoal.sizing.availability import Markov, Recorded, Windows, rebinned
 from shoal.sizing.plan.engine import STEPS, Engine
 from shoal.sizing.plan.problem import Floats, Objective, Pool, Problem, Servers, StepWork
-from shoal.sizing.simulate.measured import prior_of
 from shoal.sizing.simulate.traces import Trace
 from shoal.sizing.types import PsModel
 
@@ -48,7 +47,8 @@ class Cell:
     promised: float
     kept: float
     n: int
-    by_block: tuple[tuple[float, int], ...]
+    by_block: tuple[tuple[int, float, int], ...]
+    """The blocks that were left out, with what was kept of how many windows."""
 
     def as_json(self) -> dict[str, Any]:
         """The cell of `shoal calibrate --json`."""
@@ -146,27 +146,28 @@ def _cell(
 ) -> Cell | None:
     """One cell; None if no block holds a window, or if no work can be promised."""
     nodes, lost = recorded
-    size = max(float(nodes.max()), 1.0)
     counts = workers - steady, steady
     edges = np.linspace(0, len(nodes), BLOCKS + 1).astype(int)
     by_block, slacks = [], []
-    for first, last in pairwise(edges):
+    for block, (first, last) in enumerate(pairwise(edges)):
+        size = max(float(np.delete(nodes, np.s_[first:last]).max()), 1.0)
         tested = _windows(nodes[first:last], lost[first:last], seconds, size)
         if tested is None:
             continue
         rest = tuple((nodes[a:b], lost[a:b], STEP) for a, b in ((0, first), (last, len(nodes))) if b - a > 1)
-        learned = Windows(rest, size, prior_of(spot.interruptions_per_hour, spot.shock_size))
+        rate = spot.interruptions_per_hour
+        learned = Windows(rest, size, Markov.seen(rate, rate, spot.shock_size))
         promise = _engine(spot, on_demand, counts, learned, seconds, RUNS, seed).done(counts, 1)
         work = float(np.quantile(promise, 1 - confidence))
         if work <= 0:
             continue
         replayed = _engine(spot, on_demand, counts, tested, seconds, len(tested.nodes), seed).done(counts, 1)
-        by_block.append((float(np.mean(replayed >= work * (1 - 1e-9))), len(replayed)))
+        by_block.append((block, float(np.mean(replayed >= work * (1 - 1e-9))), len(replayed)))
         slacks.append(seconds * workers / spot.step_seconds / work)
     if not by_block:
         return None
-    total = sum(n for _, n in by_block)
-    kept = sum(kept * n for kept, n in by_block) / total
+    total = sum(n for _, _, n in by_block)
+    kept = sum(kept * n for _, kept, n in by_block) / total
     return Cell(
         name, workers, steady, seconds, float(np.mean(slacks)), confidence, kept, total, tuple(by_block)
     )
@@ -213,9 +214,10 @@ def _interval(cells: Sequence[Cell], seed: int) -> tuple[float, float]:
         weights = {name: rng.multinomial(BLOCKS, np.full(BLOCKS, 1 / BLOCKS)) for name in names}
         kept = []
         for cell in cells:
-            weight = weights[cell.trace][: len(cell.by_block)] * np.array([n for _, n in cell.by_block])
+            blocks, parts, numbers = (np.array(each) for each in zip(*cell.by_block, strict=True))
+            weight = weights[cell.trace][blocks] * numbers
             if weight.sum():
-                kept.append(float(weight @ np.array([k for k, _ in cell.by_block]) / weight.sum()))
+                kept.append(float(weight @ parts / weight.sum()))
         means[draw] = np.mean(kept) if kept else np.nan
     low, high = np.nanquantile(means, (0.025, 0.975))
     return float(low), float(high)

@@ -10,25 +10,11 @@ from shoal.errors import UsageError
 from shoal.sizing.availability import Markov, Windows
 from shoal.sizing.plan.problem import Problem
 from shoal.sizing.simulate.traces import Trace
+from shoal.sizing.speed import priors
 
-__all__ = ["PRIOR_NODE_HOURS", "prior_of", "windows_of", "with_trace"]
+__all__ = ["windows_of", "with_trace"]
 
-PRIOR_NODE_HOURS = 20.0
-"""Weight of a pool's prior interruption rate, in node-hours."""
-PRIOR_OUT_SHARE, PRIOR_REQUESTS = 0.02, 10.0
-"""The part of the time in which a spot pool is out of stock before anything was seen, and its weight in requests."""
 STEP = 60.0
-
-
-def prior_of(rate: float, shock_size: float) -> Markov:
-    """What a spot pool whose nodes are lost `rate` times an hour is taken to do before anything was seen."""
-    return Markov(
-        rate,
-        PRIOR_NODE_HOURS * max(rate, 0.01),
-        shock_size=shock_size,
-        out_share=PRIOR_OUT_SHARE,
-        requests_seen=PRIOR_REQUESTS,
-    )
 
 
 def windows_of(traces: list[Trace], rate: float, shock_size: float = 0.5) -> Windows:
@@ -39,7 +25,7 @@ def windows_of(traces: list[Trace], rate: float, shock_size: float = 0.5) -> Win
         lost[0] = 0  # the wrap-around of a repeated trace is no loss
         binned.append((nodes.astype(np.float64), lost.astype(np.float64), min(STEP, max(trace.span, 1.0))))
     size = max(float(max(nodes.max() for nodes, _, _ in binned)), 1.0)
-    return Windows(tuple(binned), size, prior_of(rate, shock_size))
+    return Windows(tuple(binned), size, Markov.seen(rate, rate, shock_size))
 
 
 def with_trace(problem: Problem, pool: str, trace: Trace) -> Problem:
@@ -55,7 +41,7 @@ def with_trace(problem: Problem, pool: str, trace: Trace) -> Problem:
     lost = int(np.isfinite(trace.ends).sum())
     hours = float((np.where(np.isfinite(trace.ends), trace.ends, trace.span) - trace.begins).sum()) / 3600
     # A short trace says little: the pool's own rate counts as 20 node-hours.
-    rate = (before.interruptions_per_hour * PRIOR_NODE_HOURS + lost) / (PRIOR_NODE_HOURS + hours)
+    rate = (before.interruptions_per_hour * priors.NODE_HOURS + lost) / (priors.NODE_HOURS + hours)
     measured = windows_of([trace], rate, before.shock_size)
     after = dataclasses.replace(before, interruptions_per_hour=rate, availability=measured)
     note = (

@@ -3,7 +3,8 @@
 The safety rule keeps every deadline that can be kept, whatever spot nodes do; where the slack is shorter than a
 start-up it therefore buys everything on-demand. With a stated confidence less is enough. How much less depends on the
 pool, so a few policies are replayed on one half of the trace, and the cheapest that was in time often enough is used
-on the other.
+on the other. What is replayed stays a deadline away from both ends of its half, so that no run meets a time of which
+its policy was chosen.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from shoal.errors import UsageError
 from shoal.sizing.simulate.forecast import Forecast
 from shoal.sizing.simulate.policies import Confident, Ints, Policy, Shoal, View
 from shoal.sizing.simulate.replay import Supply, replay, step_of
@@ -21,6 +23,7 @@ from shoal.sizing.simulate.scenario import Scenario
 __all__ = ["Rehearsed", "rehearse"]
 
 RUNS = 200
+LEAST = 6  # deadlines in a trace: in each half, one free at both ends and one in which runs begin
 WORTH = 0.95
 FLOORS = (0.0, 0.25, 0.5, 0.7)  # parts of the workers that are on-demand from the beginning
 
@@ -40,11 +43,18 @@ class Rehearsed:
 def rehearse(scenario: Scenario, source: Supply, confidence: float, seed: int = 0) -> Callable[[], Policy]:
     """A maker of the policy for the runs of `source`."""
     horizon = max(int(scenario.deadline / step_of(scenario)), 1)
+    shortest = int(source.lengths.min())
+    if shortest < LEAST * horizon:
+        raise UsageError(
+            f"a trace is {shortest / horizon:.1f} times as long as the deadline, and a policy of a stated confidence "
+            f"is chosen on traces of at least {LEAST} deadlines: give longer ones, or leave the confidence out"
+        )
     rng = np.random.default_rng(seed)
     chosen = []
     for half in (0, 1):
         which = np.arange(RUNS) % len(source.lengths)
-        offset = ((half + rng.random(RUNS)) / 2 * source.lengths[which]).astype(np.int64)
+        middle = source.lengths[which] / 2
+        offset = (half * middle + horizon + rng.random(RUNS) * (middle - 2 * horizon)).astype(np.int64)
         chosen.append(_best(scenario, replace(source, trace=which, offset=offset), confidence, horizon, seed))
     second = source.offset * 2 >= source.lengths[source.trace]
     # Chosen on the first half: for runs of the second.

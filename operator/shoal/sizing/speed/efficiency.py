@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import UsageError
+from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import Evaluation
 
 __all__ = ["Efficiency", "WorkLeft", "samples_to_target"]
@@ -170,7 +171,7 @@ def samples_to_target(
         )
         return WorkLeft(None, 0.0, efficiency, learned, why)
     low, middle, high = np.quantile(np.minimum(drawn, most), (0.05, 0.5, 0.95))
-    sigma = math.log(max(high, 1.0) / max(low, 1.0)) / (2 * 1.6449)
+    sigma = math.log(max(high, 1.0) / max(low, 1.0)) / (2 * priors.Z90)
     return WorkLeft(
         max(float(middle), 1.0),
         sigma,

@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.sizing.speed import priors
+
 __all__ = ["MOST_ROUNDS", "Posterior", "looseness", "width_factor"]
 
 Floats = NDArray[np.float64]
@@ -22,7 +24,6 @@ Form = Callable[[Floats], tuple[Floats, Floats]]
 """theta (p,) -> mean (n,) and derivatives (n, p)."""
 
 MOST_ITERATIONS = 60
-Z90 = 1.6449
 ODD = 3.0
 """A group that deviates by more standard deviations is one of a kind."""
 MOST_ROUNDS = 3
@@ -131,4 +132,4 @@ def width_factor(errors: Floats, groups: Sequence[str]) -> float:
     reached = np.cumsum(weight[order]) - weight[order] / 2
     quantile = float(np.interp(0.9 * len(names), reached, np.abs(errors)[order]))
     kept = len(names) / (len(names) + PRIOR_GROUPS)
-    return float(np.clip((max(quantile, 1e-3) / Z90) ** kept, 0.5, 3.0))
+    return float(np.clip((max(quantile, 1e-3) / priors.Z90) ** kept, 0.5, 3.0))

@@ -56,6 +56,8 @@ LOAD_NOISE = 0.05  # busy seconds per update, on another day
 CLUSTER_NOISE = 0.04
 SERIES = 0.5  # clusters of one network and accelerator share deviations: k of them weigh as k^0.5
 
+Z90 = 1.6449  # standard deviations to either side of the median that hold 90 %
+
 LEAST_SIGMA = 0.02  # of a measured step time
 HALF_LIFE = 30 * 86400.0  # seconds after which a measurement weighs half ...
 DRIFT = 0.1  # ... and what a step time drifts in that time: drivers, images, hosts
@@ -73,3 +75,8 @@ ANOTHER_DAY = 0.1
 # Of a store, which differs between places, too, and not only days: a guess, half as much again. Nothing measured stands
 # behind it: all snapshots that are known are of one store.
 ANOTHER_STORE = 0.15
+
+# A spot pool before anything was seen: the weight of its rate of losses in node-hours, and the part of the time in
+# which it is out of stock, with its weight in requests for nodes.
+NODE_HOURS = 20.0
+OUT_SHARE, REQUESTS = 0.02, 10.0

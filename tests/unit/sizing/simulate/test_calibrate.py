@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from shoal.cli import main
 from shoal.errors import UsageError
 from shoal.sizing.plan import Pool
-from shoal.sizing.simulate.calibrate import Calibration, calibrate
+from shoal.sizing.simulate.calibrate import Calibration, Cell, _interval, calibrate
 from shoal.sizing.simulate.traces import Trace, read_trace
 
 ROOT = Path(__file__).parents[4]
@@ -31,6 +31,16 @@ def test_promises_are_kept_on_the_recorded_traces() -> None:
     assert 0.92 <= found.kept <= 0.98  # the page has all 108 cells: 93 to 97 %
     assert found.low <= found.kept <= found.high
     assert len({cell.trace for cell in found.cells}) == 3
+
+
+def test_blocks_are_drawn_anew_by_their_number() -> None:
+    """Also where one before them was left out, since no work could be promised."""
+    good, bad, other = (
+        Cell("a", 8, 0, 3600.0, 1.2, 0.95, kept, 2, ((block, kept, 2),))
+        for block, kept in ((4, 1.0), (4, 0.0), (5, 0.0))
+    )
+    assert _interval([good, bad], 0) == (0.5, 0.5)
+    assert _interval([good, other], 0) == (0.0, 1.0)
 
 
 def test_pool_that_never_lacks_nodes_is_promised_almost_all_of_its_work() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from shoal.errors import UsageError
 from shoal.sizing.plan import Objective, Pool, Problem, Servers, StepWork
 from shoal.sizing.plan.deadline import can_still_be_kept, least_on_demand
 from shoal.sizing.plan.risk import chance
+from shoal.sizing.simulate import rehearsal
 from shoal.sizing.simulate.measured import with_trace
-from shoal.sizing.simulate.policies import UniformProgress, View
-from shoal.sizing.simulate.replay import supply
+from shoal.sizing.simulate.policies import Policy, Shoal, UniformProgress, View
+from shoal.sizing.simulate.replay import Supply, step_of, supply
 from shoal.sizing.simulate.scenario import Scenario, scenario_of
 from shoal.sizing.simulate.summary import explain, run
 from shoal.sizing.simulate.traces import Trace, read_trace
@@ -303,6 +305,27 @@ def test_stated_confidence_costs_less_than_certainty_where_slack_is_shorter_than
     ours, dear = result.outcome("shoal"), result.outcome("on-demand only")
     assert ours.kept >= 0.88  # of 200 runs; the day of the last trace got worse
     assert (ours.cost["mean"] or 0) <= 0.85 * (dear.cost["mean"] or 0)
+
+
+def test_no_run_meets_a_time_of_which_its_policy_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = scenario(0.5, 1.2)
+    source = supply([read_trace(AWS)], step_of(long), 200, np.random.default_rng(0))
+    horizon, length = int(long.deadline / step_of(long)), int(source.lengths[0])
+    seen: list[set[int]] = []
+
+    def best(
+        scenario: Scenario, rehearsed: Supply, confidence: float, horizon: int, seed: int
+    ) -> Callable[[Supply], Policy]:
+        seen.append({(int(first) + n) % length for first in rehearsed.offset for n in range(horizon)})
+        return lambda _: Shoal()
+
+    monkeypatch.setattr(rehearsal, "_best", best)
+    rehearsal.rehearse(long, source, 0.95)
+    for first in source.offset:
+        chosen = seen[0 if first * 2 >= length else 1]
+        assert not chosen & {(int(first) + n) % length for n in range(horizon)}
+    with pytest.raises(UsageError, match="at least 6 deadlines: give longer ones"):
+        rehearsal.rehearse(scenario(100, 1.2), source, 0.95)
 
 
 def test_least_on_demand_workers() -> None:

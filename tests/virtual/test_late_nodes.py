@@ -1,0 +1,53 @@
+"""The watch of nodes is some seconds behind that of pods: what a node was is not held against a pod that came after."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.virtual.cluster import UNHEARD_SECONDS
+from tests.virtual.loop import now, play
+from tests.virtual.server import Change, Watch
+from tests.virtual.trainer import Truth
+from tests.virtual.world import World
+
+LATE_SECONDS = 5.0
+
+
+def test_pod_that_is_bound_after_a_blip_of_its_node_is_not_lost_with_it() -> None:
+    """The node is Unknown for two seconds; that it is back is seen when a pod on it has waited for longer."""
+    play(_blip)
+
+
+async def _blip() -> None:
+    world = World(lambda _uid: Truth(samples=1e9))
+    world.nodes(1, 1)
+    world.cluster.start_seconds = lambda _process: (
+        8.0
+    )  # so long, the coordinator does not hear of the new one
+    async with world.living():
+        world.replica("a")
+        world.apply(workers={"replicas": 1, "maxReplicas": 1})
+        await world.until(lambda: world.pod_at("worker", 0) is not None, what="the worker runs")
+        pod: Any = world.pod_at("worker", 0)
+        name = pod["spec"]["nodeName"]
+        world.cluster.disconnect(name)
+        began = now()
+        await world.until(lambda: now() - began > UNHEARD_SECONDS + 2.0)
+        world.server.lag = _late
+        world.cluster.reconnect(name)
+        process = world.cluster.process_of(pod["metadata"]["name"])
+        assert process is not None
+        world.cluster.crash(process, 1)
+
+        def replaced() -> bool:
+            found = world.pod_at("worker", 0)
+            return found is not None and found["metadata"]["name"] == "digits-worker-0-1"
+
+        await world.until(replaced, what="the worker runs again")
+        await world.quiet()
+        restarts = world.job().status.restarts
+        assert (restarts.failures, restarts.disruptions) == (1, 0), world.tell()
+
+
+def _late(_watch: Watch, change: Change) -> float:
+    return LATE_SECONDS if change.key[0] == "nodes" else 0.0
