@@ -177,15 +177,6 @@ def node_kill(name: str, cluster: str) -> None:
     LocalCluster(cluster).kill(name)
 
 
-@node.command("list")
-@_cluster_option
-def node_list(cluster: str) -> None:
-    """List the machines of the nodes (`kubectl get nodes` lists the Node objects)."""
-    for each in LocalCluster(cluster).nodes():
-        kind = "spot" if each.spec.spot else "on-demand"
-        click.echo(f"{each.spec.name}\t{kind}\t{each.address}\t{'runs' if each.alive else 'is dead'}")
-
-
 @main.group()
 def images() -> None:
     """Build and load the images: operator, ps, worker, digits."""

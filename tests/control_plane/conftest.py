@@ -15,7 +15,7 @@ import pytest
 from dev.cluster import ControlPlane
 from dev.kube import Json, Kube, tolerant
 from tests.control_plane.operators import eventually
-from tests.control_plane.pools import POOLS, pool
+from tests.control_plane.pools import GPUS, POOLS, pool
 from tests.doubles.fake_kubelet import FakeKubelet
 
 HERE = Path(__file__).parent
@@ -115,9 +115,10 @@ async def pools(kube: Kube, crds: None, fake_kubelet: FakeKubelet, namespace: st
     await fake_kubelet.add_node("safe-1")
     for number in range(4):
         label = {"example.com/pool": f"spot-{namespace}"}
-        await fake_kubelet.add_node(f"spot-{number}", spot=True, labels=label)
+        await fake_kubelet.add_node(f"spot-{number}", spot=True, labels=label, capacity=GPUS)
     for number in range(3):
-        await fake_kubelet.add_node(f"od-{number}", labels={"example.com/pool": f"od-{namespace}"})
+        label = {"example.com/pool": f"od-{namespace}"}
+        await fake_kubelet.add_node(f"od-{number}", labels=label, capacity=GPUS)
     for each in (pool("spot", namespace, "0.3", True, 4), pool("od", namespace, "1.0", False, 3)):
         await kube.create(POOLS, each)
     yield

@@ -18,6 +18,8 @@ from shoal_trainer.contract import (
 
 MODEL = ModelReport(fingerprint="cd" * 32, parameters=500_000, tensors=20, flops_per_sample=8e7)
 POOLS = "/apis/shoal.dev/v1alpha1/capacitypools"
+GPUS = {"nvidia.com/gpu": "8"}
+"""A fake node of a `pool` has more than the pool says, so that workers of a node that is taken find room on others."""
 
 
 def pool(name: str, namespace: str, price: str, spot: bool, nodes: int) -> Json:

@@ -31,7 +31,7 @@ from tests.control_plane.operators import (
     eventually,
     running_operator,
 )
-from tests.control_plane.pools import POOLS, pool, report
+from tests.control_plane.pools import GPUS, POOLS, pool, report
 from tests.doubles.fake_kubelet import FakeKubelet
 from tests.doubles.pod_status import now
 
@@ -281,9 +281,9 @@ async def test_permissions_are_enough_and_all_used(
         for name in ("spot", "od"):
             await kube.create(POOLS, pool(name, namespace, "0.4", spot=name == "spot", nodes=20))
         for name in ("spot-1", "spot-2"):
-            await nodes.add_node(name, spot=True, labels={"example.com/pool": pools[0]})
+            await nodes.add_node(name, spot=True, labels={"example.com/pool": pools[0]}, capacity=GPUS)
         # On a busy machine, workers may wait for the scheduler until their pool is exhausted: then they live here.
-        await nodes.add_node("safe-1", labels={"example.com/pool": pools[1]})
+        await nodes.add_node("safe-1", labels={"example.com/pool": pools[1]}, capacity=GPUS)
         story = Story(kube, namespace, nodes)
         try:
             async with operator:

@@ -47,7 +47,8 @@ class AcceleratorSpec(Strict):
     name: str = Field(min_length=1, max_length=63)
     """Name of the accelerator in the catalogue, or as the cloud labels it: `T4`, `nvidia-tesla-t4`."""
     count: int = Field(1, ge=1, le=64)
-    """Accelerators per node; one worker uses all of them."""
+    """Accelerators per node. One worker uses all of them: Shoal requests so many `nvidia.com/gpu` for it, unless the
+    job's template names a resource of `nvidia.com` itself."""
 
 
 class Toleration(Strict):

@@ -70,17 +70,19 @@ class Client:
             entrypoint: As for `submit`.
             storage: As for `submit`.
             accelerator: Of the workers' nodes, such as "L4": they run on the CapacityPools that have it (those of
-                `pools`, if given), and request all of a node's.
+                `pools`, if given).
             more: `workers` (1), `image` (the operator's, which has Keras and no other packages of yours), `args` (a
                 dict of integers, floats, strings), `files` (more code to send along), `pools` (CapacityPools by name),
-                `capacity`, `max_workers`, `epochs`, `steps`, `until` (metric, value), `batch_size` (32),
-                `parameter_servers`, `deadline_seconds`, `max_cost`, `run`, `name`.
+                `capacity`, `max_workers`, `epochs`, `steps`, `until` (metric, value), `mode` ("Min" or "Max": where the
+                metric is one of your own), `batch_size` (32), `parameter_servers`, `deadline_seconds`, `max_cost`,
+                `run`, `initial_from` (the folder of another run), `weights_only`, `snapshot_seconds`,
+                `max_staleness`, `tls`, `name`.
 
         Raises:
             UsageError: an argument is wrong.
         """
         if accelerator is not None:
-            more["pools"], more["gpus"] = self._pools_of(accelerator, more.get("pools") or ())
+            more["pools"] = self._pools_of(accelerator, more.get("pools") or ())
         try:
             wanted = Submission(entrypoint=entrypoint, storage=storage, **more)
         except TypeError as error:
@@ -200,24 +202,18 @@ class Client:
         path = f"/apis/{API_VERSION}/namespaces/{namespace or self.namespace}/speedprofiles"
         return [read_as(SpeedProfile, each) for each in self.api.list(path)]
 
-    def _pools_of(self, accelerator: str, among: Sequence[str]) -> tuple[Sequence[str], int]:
-        """The names of the pools with this accelerator, and how many of it one of their nodes has."""
+    def _pools_of(self, accelerator: str, among: Sequence[str]) -> Sequence[str]:
+        """The names of the pools with this accelerator."""
         pools = [each for each in self.pools() if not among or each.metadata.name in among]
-        matching = {
-            each.metadata.name: each.spec.accelerator.count
+        matching = [
+            each.metadata.name
             for each in pools
             if each.spec.accelerator and each.spec.accelerator.name.lower() == accelerator.lower()
-        }
+        ]
         if not matching:
             known = sorted({each.spec.accelerator.name for each in pools if each.spec.accelerator})
             there_are = f"there are {', '.join(known)}" if known else "there is none with an accelerator"
             raise UsageError(
                 f"no CapacityPool has the accelerator {accelerator}: {there_are}. Create one, or pass pools=…"
             )
-        if len(counts := set(matching.values())) > 1:
-            listed = ", ".join(f"{name} {count}" for name, count in matching.items())
-            raise UsageError(
-                f"the pools with {accelerator} have different numbers of it on a node ({listed}), and all workers of a "
-                "job request the same: choose pools of one kind, too (pools=…, --pool)"
-            )
-        return [name for name in among or matching if name in matching], counts.pop()
+        return [name for name in among or matching if name in matching]

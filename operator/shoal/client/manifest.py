@@ -48,7 +48,6 @@ class Submission:
     parameter_servers: int = 1
     pools: Sequence[str] = ()
     capacity: str | None = None
-    gpus: int = 0
     deadline_seconds: int | None = None
     max_cost: str | None = None
     run: str | None = None
@@ -245,11 +244,6 @@ def _workers(wanted: Submission) -> Json:
         workers["pools"] = list(wanted.pools)
     if wanted.capacity is not None:
         workers["capacity"] = wanted.capacity
-    container: Json = {"name": "worker"}
     if wanted.image is not None:
-        container["image"] = wanted.image
-    if wanted.gpus:
-        container["resources"] = {"limits": {"nvidia.com/gpu": wanted.gpus}}
-    if len(container) > 1:
-        workers["template"] = {"spec": {"containers": [container]}}
+        workers["template"] = {"spec": {"containers": [{"name": "worker", "image": wanted.image}]}}
     return workers

@@ -136,13 +136,18 @@ def _defaults(
 ) -> dict[str, dict[str, Any]]:
     role = place.role
     volumes, mounts = _volumes(job, role)
+    asked = {*_resources(job, role, "limits"), *_resources(job, role, "requests")}
+    gpus = _gpus(where, asked) if role == "worker" else 0
     container: dict[str, Any] = {
         "name": role,
         "image": images.ps if role == "ps" else images.worker,
         "command": _COMMAND[role],
         "env": [{"name": "HOME", "value": "/tmp"}],
         "resources": {
-            "requests": {k: v for k, v in _REQUESTS[role].items() if k not in _resources(job, role, "limits")}
+            "requests": {
+                k: v for k, v in _REQUESTS[role].items() if k not in _resources(job, role, "limits")
+            },
+            **({"limits": {GPU: gpus}} if gpus else {}),
         },
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -162,12 +167,11 @@ def _defaults(
             "periodSeconds": 1,
             "failureThreshold": 2,
         }
-    requested = {*_resources(job, role, "limits"), *_resources(job, role, "requests")}
     spec: dict[str, Any] = {
         "containers": [container],
         "volumes": volumes,
         "affinity": affinity(job, place, where, platform),
-        "tolerations": tolerations(where, platform, gpu=GPU in requested),
+        "tolerations": tolerations(where, platform, gpu=GPU in asked or gpus > 0),
         "terminationGracePeriodSeconds": GRACE_SECONDS[role],
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -196,6 +200,14 @@ def _resources(job: TrainingJob, role: str, kind: str) -> Collection[str]:
         for name in (each.get("resources") or {}).get(kind) or ()
         if kind == "requests" or each["name"] == role
     }
+
+
+def _gpus(where: Where, asked: Collection[str]) -> int:
+    """The GPUs that a worker requests because of its pool: all of a node, unless the template names any itself."""
+    accelerator = where.pool.spec.accelerator if where.pool else None
+    return (
+        accelerator.count if accelerator and not any(name.startswith("nvidia.com/") for name in asked) else 0
+    )
 
 
 def _volumes(job: TrainingJob, role: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

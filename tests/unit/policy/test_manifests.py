@@ -13,7 +13,15 @@ from shoal.api.labels import Place
 from shoal.manifests import names
 from shoal.manifests.merge import merge
 from shoal.manifests.placement import Where
-from shoal_trainer.contract import CODE_DIR, SECRET_DIR, AcceleratorBatch, RuntimeConfig, Shard, StopAfter
+from shoal_trainer.contract import (
+    ACCELERATORS_ENV,
+    CODE_DIR,
+    SECRET_DIR,
+    AcceleratorBatch,
+    RuntimeConfig,
+    Shard,
+    StopAfter,
+)
 from tests.unit.policy import build
 
 
@@ -266,6 +274,35 @@ def test_manifests_are_json() -> None:
 )  # fmt: skip
 def test_merge(defaults: dict[str, Any], patch: dict[str, Any], merged: dict[str, Any]) -> None:
     assert merge(defaults, patch) == merged
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "limits", "expected"),
+    [
+        ({"name": "L4", "count": 8}, {}, {"nvidia.com/gpu": 8}),
+        ({"name": "L4"}, {"memory": "8Gi"}, {"nvidia.com/gpu": 1, "memory": "8Gi"}),
+        ({"name": "L4", "count": 8}, {"nvidia.com/gpu": 2}, {"nvidia.com/gpu": 2}),
+        ({"name": "A100"}, {"nvidia.com/mig-1g.5gb": 1}, {"nvidia.com/mig-1g.5gb": 1}),
+        (None, {"memory": "8Gi"}, {"memory": "8Gi"}),
+    ],
+)
+def test_a_worker_requests_the_gpus_of_its_pools_nodes(
+    accelerator: dict[str, Any] | None, limits: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    """With pools of one and of eight GPUs a node, no template fits both."""
+    pool = CapacityPool.model_validate(
+        {"metadata": {"name": "p"}, "spec": {"accelerator": accelerator, "limits": {"nodes": 1}}}
+    )
+    template = {"spec": {"containers": [{"name": "worker", "resources": {"limits": limits}}]}}
+    a_job, where = build.job(workers={"replicas": 1, "template": template}), Where("Spot", pool)
+    made = manifests.pod(a_job, Place("worker", 0, 0), build.IMAGES, where)
+    assert container(made, "worker")["resources"]["limits"] == expected
+    tolerated = "nvidia.com/gpu" in [each["key"] for each in made["spec"]["tolerations"]]
+    assert tolerated == ("nvidia.com/gpu" in expected)
+    told = [each["value"] for each in container(made, "worker")["env"] if each["name"] == ACCELERATORS_ENV]
+    assert told == ([str(expected["nvidia.com/gpu"])] if tolerated else [])
+    server = manifests.pod(a_job, Place("ps", 0, 0), build.IMAGES, where)
+    assert "limits" not in container(server, "ps")["resources"]
 
 
 def test_code_in_the_storage_is_told_and_not_mounted() -> None:
