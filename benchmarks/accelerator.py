@@ -70,15 +70,17 @@ def install(seconds: float, bus: float = PCIE_4_X16) -> None:
 
     from shoal_trainer.worker import flat_model, on_device
     from shoal_trainer.worker.flat_model import FlatModel
+    from shoal_trainer.worker.inputs import Inputs
     from shoal_trainer.worker.on_device import OnDevice, cut
 
     module: Any = flat_model
     model: Any = FlatModel  # whose methods are replaced
+    batches: Any = Inputs
     device, into, back = Queue(), Queue(), Queue()
-    resident, inputs_of = Resident(), FlatModel._inputs
+    resident, placed = Resident(), Inputs._place
 
-    def inputs(self: Any, batch: Any) -> Any:
-        tensors, shapes = inputs_of(self, batch)
+    def place(self: Any, batch: Any) -> Any:
+        tensors, shapes = placed(self, batch)
         into.run(sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in tensors) / bus)
         return tensors, shapes
 
@@ -102,7 +104,7 @@ def install(seconds: float, bus: float = PCIE_4_X16) -> None:
 
     def call(self: Any, parameters: Any, batch: Any, upcoming: Any) -> Any:
         del parameters
-        self._placed(batch, upcoming)
+        self._inputs.place(batch, upcoming)
         device.run(seconds)
         numbers = np.ones(1 + 2 * len(self.found.metrics) + 3, np.float32)
         return update_of(self), numbers
@@ -114,6 +116,6 @@ def install(seconds: float, bus: float = PCIE_4_X16) -> None:
 
     module.device_name = lambda: "a simulated accelerator"
     on_device._read = read
-    model._inputs, model.upload, model._call = inputs, upload, call
+    batches._place, model.upload, model._call = place, upload, call
     model.inclusion = lambda _: included
     model.mean = lambda self: Mean(device, lambda: OnDevice(update_of(self), 1.0, self._readbacks))

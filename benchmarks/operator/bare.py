@@ -16,7 +16,7 @@ from typing import Any
 
 from dev.kube import Json, Kube
 from shoal import manifests
-from shoal.api.labels import INDEX, ROLE
+from shoal.api.labels import ROLE
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.trainingjob.credentials import InstallKey, job_credentials
 from shoal.policy.model import CreateDisruptionBudget, CreatePod, CreateSecret, CreateService
@@ -34,23 +34,15 @@ KINDS = {
 
 
 def objects(namespace: str, name: str, workers: int) -> Iterator[tuple[str, Json]]:
-    """What the operator makes of one job: the kind and the body of each object, without an owner.
-
-    The workers are copies of the first: a plan makes those of a large job a part at a time.
-    """
-    manifest = build.job_manifest(workers={"replicas": 1, "capacity": "Any"})
+    """What the operator makes of one job: the kind and the body of each object, without an owner."""
+    manifest = build.job_manifest(workers={"replicas": workers, "maxReplicas": workers, "capacity": "Any"})
     uid = str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
     manifest["metadata"] |= {"name": name, "namespace": namespace, "uid": uid}
     job = TrainingJob.model_validate(manifest)
     for action in plan(build.observe(job)).actions:
         match action:
-            case CreatePod(_, body, role="worker"):
-                for index in range(workers):
-                    changed = {"name": f"{name}-worker-{index}-0"}
-                    labels = {**body["metadata"]["labels"], INDEX: str(index)}
-                    yield "pods", _without_owner(body, **changed, labels=labels)
-            case CreatePod(_, body):
-                yield "pods", _without_owner(body)
+            case CreatePod():
+                yield "pods", _without_owner(action.manifest)
             case CreateService(_, body):
                 yield "services", _without_owner(body)
             case CreateSecret(_):

@@ -160,6 +160,20 @@ async def test_a_dry_run_is_checked_by_the_api_server(
     assert [each["metadata"]["name"] for each in jobs["items"]] == ["digits"]
 
 
+async def test_large_answers_are_compressed(
+    client: Client, kube: Kube, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`shoal top` lists all jobs every two seconds."""
+    path = f"/api/v1/namespaces/{namespace}/configmaps"
+    await kube.create(path, {"metadata": {"name": "large"}, "data": {"text": "a line of a job\n" * 20_000}})
+    answers: list[Any] = []
+    send = client.api._send
+    monkeypatch.setattr(client.api, "_send", lambda *a, **k: answers.append(send(*a, **k)) or answers[-1])
+    assert len((await asyncio.to_thread(client.api.get, f"{path}/large"))["data"]["text"]) == 320_000
+    assert answers[0].response.headers["Content-Encoding"] == "gzip"
+    assert int(answers[0].response.headers.get("Content-Length", 0)) < 32_000
+
+
 async def test_accelerator_is_looked_up_in_the_capacity_pools(
     client: Client, kube: Kube, script: str
 ) -> None:

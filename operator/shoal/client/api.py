@@ -149,7 +149,11 @@ class Api:
             method,
             path,
             query_params=list(query.items()),
-            header_params={"Content-Type": content_type, "Accept": "application/json, */*"},
+            header_params={
+                "Content-Type": content_type,
+                "Accept": "application/json, */*",
+                "Accept-Encoding": "gzip",  # lists of many jobs repeat themselves
+            },
             body=body,
             auth_settings=["BearerToken"],
         )

@@ -1,13 +1,15 @@
 """The page's answers: three static files, JSON, and a stream of changes (server-sent events).
 
 They share the event loop with the operator, which replaces pods. So what is sent is made once for all who look at it,
-at most every `look_seconds`, one thing at a time, and the loop turns in between: viewers cost it the sending.
+one thing at a time, and the loop turns in between: viewers cost it the sending. Where so much is looked at that the
+making takes more than a tenth of the loop's time, it is made less often.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -32,6 +34,8 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 LOOK_SECONDS = 2.0
+SHARE = 0.1
+"""Of the event loop's time, for looking and for making what is sent."""
 QUIET_SECONDS = 15.0
 """A stream without changes says so this often, so that proxies keep it open."""
 STREAMS = 100
@@ -52,7 +56,8 @@ class Told:
 class Page:
     """The page over the operator's caches.
 
-    `jobs`, `pools`: what there is now. `run` looks at it every `look_seconds` for as long as the page should remember.
+    `jobs`, `pools`: what there is now. `run` looks at it every `look_seconds`, or less often where that costs too much,
+    for as long as the page should remember.
     """
 
     def __init__(
@@ -61,9 +66,11 @@ class Page:
         pools: Callable[[], Iterable[CapacityPool]],
         *,
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Callable[[], float] = time.perf_counter,
         look_seconds: float = LOOK_SECONDS,
     ) -> None:
         self._jobs, self._pools, self._wall, self._look_seconds = jobs, pools, wall, look_seconds
+        self._clock, self._spent, self.pause = clock, 0.0, look_seconds
         self._memory = Memory()
         self._streams = 0
         self._told: dict[str, Told | None] = {}
@@ -82,18 +89,21 @@ class Page:
         }
 
     def look(self) -> None:
-        """Remember what there is now, and wake the streams."""
+        """Remember what there is now, and wake the streams. `pause`: seconds until this should be done again."""
+        self.pause, self._spent = max(self._look_seconds, self._spent / SHARE), 0.0
+        began = self._clock()
         self._memory.see(self._jobs(), self._wall())
         self._told = {topic: told for topic, told in self._told.items() if topic in self._fresh}
         self._fresh.clear()
         self._looked.set()
         self._looked = asyncio.Event()
+        self._spent += self._clock() - began
 
     async def run(self) -> None:
         """Look again and again, until cancelled."""
         while True:
             self.look()
-            await asyncio.sleep(self._look_seconds)
+            await asyncio.sleep(self.pause)
 
     def overview(self) -> Json:
         """All jobs and pools."""
@@ -110,12 +120,14 @@ class Page:
         """The overview (""), or the job NAMESPACE/NAME: None if it does not exist. The same object until it changes."""
         async with self._making:
             if topic not in self._fresh:
+                began = self._clock()
                 namespace, _, name = topic.partition("/")
                 value = self.job(namespace, name) if topic else self.overview()
                 told, before = _told(value), self._told.get(topic)
                 same = told is not None and before is not None and told.lasting == before.lasting
                 self._told[topic] = before if same else told
                 self._fresh.add(topic)
+                self._spent += self._clock() - began
                 await asyncio.sleep(0)
             return self._told[topic]
 
@@ -152,7 +164,7 @@ class Page:
                     quiet = 0.0
                     await response.write(b": still here\n\n")
                 await looked.wait()
-                quiet += self._look_seconds
+                quiet += self.pause
         except (ConnectionResetError, asyncio.CancelledError):
             return response
         finally:

@@ -1,14 +1,14 @@
 """Input and output of a plan: the interface between the pure policies and the controller.
 
-The controller fills an `Observation` from its caches, calls `shoal.policy.plan.plan`, carries out the actions in order,
-observes and plans again (so that the status includes new pods), writes the last plan's status if it changed, posts the
-events, and returns after `wake_after` seconds or at the next change. All state between two calls is in `job.status`;
-the answers of the API server that `apply` keeps may be lost at any time.
+The controller fills an `Observation` from its caches, calls `shoal.policy.plan.plan`, sends what is to be made, writes
+the status if it changed, sends the removals when it is stored, and posts the events. It plans again when something was
+answered or has changed, and after `wake_after` seconds: a plan asks for all that is still to be done. All state between
+two calls is in `job.status`; the answers of the API server that `apply` keeps may be lost at any time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -18,6 +18,8 @@ from shoal.api.capacity_pool import CapacityPool
 from shoal.api.events import Event
 from shoal.api.kube import Node, Pod, Service, ServiceSpec
 from shoal.api.kueue import ResourceFlavor, Workload
+from shoal.api.labels import Place, RoleName
+from shoal.api.planning_status import CoursePoint
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import TrainingJobStatus
 from shoal.manifests.objects import Manifest
@@ -108,6 +110,8 @@ class Proposal:
     """Whether the model's speed was measured in a pool of the plan."""
     basis: str = ""
     """What the prediction is based on."""
+    course: tuple[CoursePoint, ...] = ()
+    """How the metric that ends the job came along, to be remembered."""
     speeds: Mapping[str, float] = field(default_factory=dict)
     """Samples per second of one worker, by pool; for the choice of whom to drain."""
 
@@ -155,6 +159,8 @@ class Observation:
     confirmed_absent: Mapping[str, str] = field(default_factory=dict)
     """Names of pods that do not exist: they were seen to be deleted, or the API server was asked (`ConfirmAbsent`).
     With the reason that they had announced; empty if it is not known."""
+    in_flight: frozenset[Place] = frozenset()
+    """Places whose pods are being created: the API server has not answered yet."""
     absent_nodes: Container[str] = frozenset()
     """The same names of nodes that are not in `nodes`."""
     api_returned_at: datetime | None = None
@@ -174,12 +180,25 @@ class CreatePod:
     """POST with `fieldValidation=Strict`. A 409 for a pod of this job is success."""
 
     name: str
-    manifest: Manifest
-    role: Literal["ps", "worker"]
+    make: Callable[[], Manifest] = field(compare=False, repr=False)
+    """Makes the manifest, when it is sent."""
+    role: RoleName
     index: int
     incarnation: int
+    pool: str = ""
+    """The CapacityPool that it is for."""
     replaces: bool = False
     """It follows a pod that was lost: it goes before those of jobs that begin, grow or are resumed."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """The pod."""
+        return self.make()
+
+    @property
+    def place(self) -> Place:
+        """The place in the job."""
+        return Place(self.role, self.index, self.incarnation)
 
 
 @dataclass(frozen=True)
@@ -324,13 +343,13 @@ Action = (
 
 @dataclass(frozen=True)
 class Plan:
-    """The result. Actions are carried out in this order; those of one kind may run concurrently."""
+    """The result. Actions are sent in this order; pods when the answers about what they need are there."""
 
     actions: tuple[Action, ...]
     status: TrainingJobStatus
     events: tuple[Event, ...] = ()
     wake_after: float | None = None
-    """Seconds until the next plan if nothing changes before; None: only after a change."""
+    """Seconds until the next plan, if nothing changes; None: only after a change; 0: once the status is stored."""
 
 
 __all__ = [

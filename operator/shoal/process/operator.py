@@ -40,6 +40,7 @@ from shoal.runtime.metrics import Metrics
 from shoal.runtime.outage import Outage, Watched
 from shoal.runtime.recorder import Recorder
 from shoal.runtime.status_writer import StatusWriter
+from shoal.runtime.tasks import Tasks
 from shoal.runtime.work_queue import Priority
 from shoal.telemetry.coordinator import Coordinator
 from shoal.telemetry.poller import Poller
@@ -48,7 +49,6 @@ from shoal_trainer.contract import StatusReport
 R = TypeVar("R", bound=Resource)
 
 LEASE_TIMES = LeaseTimes()
-URGENT_WORKERS = 8
 NEEDED = ("trainingjobs", "pods", "services", "poddisruptionbudgets")
 SEEN_WITHIN_SECONDS = 5.0
 """A change that kopf has seen and the cache has not, after this time, is one that the reflector misses."""
@@ -128,6 +128,7 @@ class Operator:
             metrics=self._plan_metrics,
             every_seconds=settings.plan_seconds,
         )
+        self._tasks = Tasks()
         self.pools = self._make_pools()
         self.jobs = self._make_jobs()
         controllers = [self.jobs, self.pools, self.profiles]
@@ -144,7 +145,7 @@ class Operator:
             optional={name: each for name, each in self._reflectors.items() if name not in NEEDED},
             recorder=self.recorder,
             metrics=metrics,
-            background=[self.planner.run],
+            background=[self.planner.run, self._tasks.run],
             on_lead=self._lead,
         )
 
@@ -290,6 +291,7 @@ class Operator:
             credentials=credentials,
             complaints=self._complaints,
             reactions=Reactions(self._job_metrics.reacted),
+            tasks=self._tasks,
             waited=self._waited,
             wake=self._wake_job,
             rest=self._rest,
@@ -299,8 +301,6 @@ class Operator:
             reconcile,
             keys=lambda: [key_of(job) for job in state.jobs.all()],
             metrics=self.metrics,
-            workers=settings.workers,
-            urgent_workers=URGENT_WORKERS,
         )
 
     def _wake_job(self, key: Key, priority: Priority) -> None:

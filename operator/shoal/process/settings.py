@@ -46,8 +46,6 @@ class Settings:
     """text or json."""
     telemetry_seconds: float = 30.0
     """Minimum interval of a job's status updates that only change telemetry."""
-    workers: int = 32
-    """Jobs reconciled concurrently."""
     plan_seconds: float = 60.0
     """Interval of plans of jobs with pools, where nothing calls for one sooner."""
 
@@ -78,7 +76,6 @@ class Settings:
             log_level=level_of(environment),
             log_format=log_format_of(environment),
             telemetry_seconds=number_of(environment, "SHOAL_TELEMETRY_SECONDS", 30),
-            workers=max(1, number_of(environment, "SHOAL_WORKERS", 32)),
             plan_seconds=max(1, number_of(environment, "SHOAL_PLAN_SECONDS", 60)),
         )
 

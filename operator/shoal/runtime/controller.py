@@ -21,8 +21,7 @@ Reconcile = Callable[[Key], Awaitable[float | None]]
 class Controller:
     """Reconciles the objects of one kind.
 
-    `workers`: how many concurrently; `urgent_workers`: how many more of those for which something urgent happened, so
-    that they do not wait until others are done; `keys`: all that are known.
+    `keys`: all that are known; `workers`: how many are reconciled concurrently, where a reconcile waits for answers.
     """
 
     def __init__(
@@ -33,7 +32,6 @@ class Controller:
         keys: Callable[[], Iterable[Key]],
         metrics: Metrics,
         workers: int = 1,
-        urgent_workers: int = 0,
     ) -> None:
         self.name = name
         self.queue: WorkQueue[Key] = WorkQueue(
@@ -41,9 +39,8 @@ class Controller:
         )
         self._reconcile = reconcile
         self._keys = keys
-        self._metrics = metrics
         self._workers = workers
-        self._urgent_workers = urgent_workers
+        self._metrics = metrics
         self._leads = False
 
     def wake(self, key: Key, priority: Priority = Priority.NORMAL) -> None:
@@ -66,8 +63,6 @@ class Controller:
         async with asyncio.TaskGroup() as tasks:
             for _ in range(self._workers):
                 tasks.create_task(self.queue.work(self._timed))
-            for _ in range(self._urgent_workers):
-                tasks.create_task(self.queue.work(self._timed, Priority.URGENT))
 
     async def _timed(self, key: Key) -> float | None:
         loop = asyncio.get_running_loop()

@@ -1,11 +1,11 @@
 """One bound for all requests of the process to the API server.
 
 The API server sheds load with 429 and a Retry-After. A process that goes on meanwhile with all its other requests is
-what it has to shed next, so every request waits out the longest pause that was asked for. Watches do not pass here, nor
-does the Lease, which has a connection of its own: it must be renewed above all when the server is busy.
+what it has to shed next, so ordinary requests wait out the longest pause that was asked for. Watches do not pass here,
+nor does the Lease, which has a connection of its own: it must be renewed above all when the server is busy.
 
-Some places are kept for urgent requests, such as the replacement of a lost pod: they do not wait behind the many of a
-job that begins.
+Urgent requests, such as the replacement of a lost pod, do not wait behind the many of a job that begins: some places
+are kept for them, and they pause only after one of theirs was shed.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ class Limited(Wrapper):
         self._on_answer = on_answer
         self._places = asyncio.Semaphore(in_flight)
         self._ordinary = asyncio.Semaphore(max(1, in_flight - kept))
-        self._closed_until = 0.0
+        self._closed_until = dict.fromkeys((False, True), 0.0)
 
     async def request(self, method: str, path: str, **options: Unpack[Options]) -> Answer:
         """See `Transport`."""
-        if options.pop("urgent", False):
-            return await self._request(method, path, **options)
+        if urgent := options.pop("urgent", False):
+            return await self._request(method, path, urgent, options)
         async with self._ordinary:
-            return await self._request(method, path, **options)
+            return await self._request(method, path, urgent, options)
 
-    async def _request(self, method: str, path: str, **options: Unpack[Options]) -> Answer:
+    async def _request(self, method: str, path: str, urgent: bool, options: Options) -> Answer:
         async with self._places:
-            await self._open()
+            await self._open(urgent)
             began, code = self._now(), 0
             try:
                 answer = await super().request(method, path, **options)
@@ -61,13 +61,15 @@ class Limited(Wrapper):
                 return answer
             except Unavailable as error:
                 if error.retry_after is not None:
-                    self._closed_until = max(self._closed_until, self._now() + error.retry_after)
+                    until = self._now() + error.retry_after
+                    for kind in {urgent, False}:
+                        self._closed_until[kind] = max(self._closed_until[kind], until)
                 raise
             finally:
                 self._on_answer(method, code, self._now() - began)
 
-    async def _open(self) -> None:
-        while (wait := self._closed_until - self._now()) > 0:  # noqa: ASYNC110  # a time, not an event
+    async def _open(self, urgent: bool) -> None:
+        while (wait := self._closed_until[urgent] - self._now()) > 0:  # noqa: ASYNC110  # a time, not an event
             await asyncio.sleep(wait * random.uniform(1.0, 1.1))  # so that not all come back at once
 
     @staticmethod

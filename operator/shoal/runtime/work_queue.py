@@ -14,18 +14,17 @@ import asyncio
 import heapq
 import itertools
 import logging
-import random
 from collections.abc import Awaitable, Callable, Hashable
 from enum import IntEnum
 from typing import Generic, TypeVar
 
-from shoal.errors import ShoalError, Unavailable
+from shoal.errors import ShoalError
+from shoal.runtime.backoff import pause
 
 K = TypeVar("K", bound=Hashable)
 
 logger = logging.getLogger(__name__)
 
-FIRST_RETRY = 0.05
 LONGEST_RETRY = 60.0
 
 
@@ -96,15 +95,13 @@ class WorkQueue(Generic[K]):
         loop = asyncio.get_running_loop()
         self._timers[key] = loop.call_later(max(0.0, delay), self._timer, key)
 
-    async def work(
-        self, reconcile: Callable[[K], Awaitable[float | None]], least: Priority = Priority.ROUTINE
-    ) -> None:
-        """Process keys of at least this priority until cancelled.
+    async def work(self, reconcile: Callable[[K], Awaitable[float | None]]) -> None:
+        """Process keys until cancelled. What a key sets off is begun before the next one is processed.
 
         `reconcile` returns the seconds until the key is queued again, or None.
         """
         while True:
-            key = await self._take(least)
+            key = await self._take()
             self._cancel_timer(key)
             self._after_rest.pop(key, None)
             try:
@@ -120,12 +117,11 @@ class WorkQueue(Generic[K]):
                 self._waited.pop(key, None)
                 if (priority := self._again.pop(key, None)) is not None:
                     self.add(key, priority)
+            await asyncio.sleep(0)
 
     def _fail(self, key: K, error: Exception) -> None:
         count = self._failures[key] = self._failures.get(key, 0) + 1
-        delay = min(LONGEST_RETRY, FIRST_RETRY * 2 ** min(count - 1, 20)) * random.uniform(0.8, 1.2)
-        if isinstance(error, Unavailable) and error.retry_after is not None:
-            delay = max(delay, error.retry_after * random.uniform(1.0, 1.2))
+        delay = pause(count, error, LONGEST_RETRY)
         expected = isinstance(error, ShoalError)
         logger.warning(
             "%s: %s; retrying in %.2f s",
@@ -136,9 +132,9 @@ class WorkQueue(Generic[K]):
         )
         self.add_after(key, delay)
 
-    async def _take(self, least: Priority) -> K:
+    async def _take(self) -> K:
         while True:
-            while self._heap and self._heap[0][0] <= least:
+            while self._heap:
                 priority, _, key = heapq.heappop(self._heap)
                 if self._waiting.get(key) == priority:  # else it was taken with a higher priority
                     del self._waiting[key]

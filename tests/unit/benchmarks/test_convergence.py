@@ -52,5 +52,12 @@ def test_rounds_keep_the_accuracy_of_sixteen_workers() -> None:
 )
 def test_rounds_cost_little_of_the_workers_speed(speeds, of_all_reduce) -> None:
     """They cost how much steps vary, here by a tenth; a straggler costs the others nothing."""
-    job = Job("digits", 8, 0, speeds=speeds)
+    job = Job("digits", 8, 0, speeds=speeds, exchange=0.0)
     assert share((SHOAL, job)) >= max(0.88, of_all_reduce * share(("all-reduce", job)))
+
+
+def test_workers_leave_the_rounds_where_their_exchange_takes_too_much() -> None:
+    """By the real rule of workers: more than 3 % of a step of 100 ms."""
+    quick, slow = (share((SHOAL, Job("digits", 8, 0, exchange=seconds))) for seconds in (0.0005, 0.02))
+    assert quick < 0.85
+    assert slow > 0.95

@@ -13,7 +13,7 @@ from shoal.api.kube import DisruptionBudget, Pod
 from shoal.api.kueue import ResourceFlavor, Workload
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import APPLY_PATCH, Answer, Query
-from shoal.controllers.state import ClusterState, Key, Wakes
+from shoal.controllers.state import ClusterState, Key, Wake, Wakes
 from shoal.controllers.trainingjob.api_answers import AnswerStore
 from shoal.controllers.trainingjob.apply import Applier
 from shoal.controllers.trainingjob.claims import Claims
@@ -29,6 +29,7 @@ from shoal.policy.model import Images, Service
 from shoal.runtime.metrics import Metrics
 from shoal.runtime.recorder import Recorder
 from shoal.runtime.status_writer import StatusWriter
+from shoal.runtime.tasks import Tasks
 from shoal.runtime.work_queue import Priority
 from shoal.telemetry.coordinator import Endpoint
 from shoal.telemetry.poller import Poller
@@ -171,9 +172,11 @@ class Rig:
     def __init__(self, *, telemetry_seconds: float = 30.0, settle_seconds: float = 0.0) -> None:
         self.cluster = Cluster()
         self.woken: list[tuple[Key, Priority]] = []
+        self.tasks = Tasks()
         self.wall = NOW
         self.metrics = JobMetrics(Metrics())
-        self.state = ClusterState(Wakes(jobs=lambda key, priority: self.woken.append((key, priority))))
+        self.on_wake: Wake = lambda _key, _priority: None
+        self.state = ClusterState(Wakes(jobs=self._wake))
         self.answers = AnswerStore()
         self.claims = Claims()
         self.state.on_job.append(self.claims.see)
@@ -217,13 +220,29 @@ class Rig:
             complaints=self.complaints,
             reactions=Reactions(self.metrics.reacted),
             waited=lambda _key: 0.0,
-            wake=lambda key, priority: self.woken.append((key, priority)),
+            tasks=self.tasks,
+            wake=self._wake,
         )
 
+    def _wake(self, key: Key, priority: Priority) -> None:
+        self.woken.append((key, priority))
+        self._again = True
+        self.on_wake(key, priority)
+
+    async def once(self, key: Key = KEY) -> float | None:
+        """Reconcile once; what it sends is not answered yet."""
+        return await self._reconciler(key)
+
     async def reconcile(self, key: Key = KEY) -> float | None:
-        """Reconcile, and post the events, as the background task does."""
+        """Reconcile until all is answered and nothing asks for more, and post the events."""
         try:
-            return await self._reconciler(key)
+            for _ in range(100):
+                self._again = False
+                delay = await self.once(key)
+                await self.tasks.idle()
+                if not self._again:
+                    return delay
+            raise AssertionError(f"does not end: {self.cluster.requests[-20:]}")
         finally:
             await self.recorder.drain()
 

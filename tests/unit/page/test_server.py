@@ -68,6 +68,26 @@ async def test_the_loop_turns_while_much_is_made() -> None:
     assert turns >= 20
 
 
+@pytest.mark.parametrize(("seconds", "pause"), [(0.001, 2.0), (0.05, 8.0)])
+async def test_the_more_the_pages_cost_the_less_often_they_are_made(seconds: float, pause: float) -> None:
+    """A tenth of the event loop's time, whatever is open."""
+    now = 0.0
+
+    def clock() -> float:  # each look, and each job, takes so long
+        nonlocal now
+        now += seconds
+        return now
+
+    page = Page(lambda: [job(RUNNING)], lambda: (), wall=lambda: NOW, clock=clock)
+    page.look()
+    for number in range(15):
+        await page.tell(f"team/job-{number}")
+    page.look()
+    assert page.pause == pytest.approx(pause)
+    page.look()
+    assert page.pause == 2.0
+
+
 async def test_what_nobody_looks_at_is_forgotten() -> None:
     page = Page(lambda: [job({"phase": ""})], lambda: (), wall=lambda: NOW)
     first = await page.tell("team/digits")

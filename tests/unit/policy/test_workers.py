@@ -35,13 +35,6 @@ def test_new_job_creates_all_workers() -> None:
     assert names(made) == [f"digits-worker-{i}-0" for i in range(3)]
 
 
-def test_pods_of_a_large_job_are_created_in_parts() -> None:
-    world = World(workers=600, spot_nodes=0, spec={"workers": {"replicas": 600}})
-    assert len(names(plan(world.observation()))) == 256
-    world.reconcile()
-    assert len([n for n in world.pods if "-worker-" in n]) == 600
-
-
 def test_notice_creates_a_replacement_at_once() -> None:
     world = running_world()
     node = node_of(world, "digits-worker-1-0")
@@ -323,13 +316,29 @@ def test_scaling_down_is_not_a_disruption() -> None:
     assert "digits-worker-1-1" in world.pods  # an incarnation is never reused
 
 
-def test_unscheduled_replacements_are_bounded() -> None:
-    world = World(workers=6, spot_nodes=6, surge=6, spec={"workers": {"replicas": 40, "maxSurge": "100%"}})
-    world.spot_nodes = 40
-    world.nodes |= {f"spot-{i}": build.node_manifest(f"spot-{i}") for i in range(40)}
+def running_40() -> World:
+    """A job whose 40 workers run."""
+    world = World(spot_nodes=40, spec={"workers": {"replicas": 40, "maxSurge": "100%"}})
     world.settle()
+    return world
+
+
+def test_replacements_of_lost_workers_are_asked_for_all_at_once() -> None:
+    world = running_40()
     for i in range(40):
         world.kill_node(f"spot-{i}")
+    assert len(names(world.reconcile())) == 40
+
+
+def test_replacements_that_wait_for_a_higher_priority_are_bounded() -> None:
+    world = running_40()
+    world.now += timedelta(minutes=2)
+    for i in range(40):
+        name = f"digits-worker-{i}-0"
+        preempted = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+        world.pods[name]["status"]["conditions"].append(preempted)
+        world.delete(name)
+    world.quota = len(world.pods) + 100
     assert len(names(world.reconcile())) == 16
     world.reconcile()
     assert len([n for n in world.pods if n.endswith("-1")]) == 16

@@ -66,6 +66,27 @@ async def test_all_requests_wait_out_the_pause_that_the_server_asks_for() -> Non
     assert 7.0 <= asyncio.get_running_loop().time() - began <= 8.0
 
 
+async def test_urgent_request_pauses_only_after_one_of_its_kind_was_shed() -> None:
+    """The server sheds by flow and queue: what it has no time for may be the ramp of another job alone."""
+    server, loop = SmallServer(), asyncio.get_running_loop()
+    limited = Limited(server)
+
+    async def shed(*, urgent: bool) -> None:
+        server.fault = lambda _method, _path: Unavailable("429", retry_after=7.0)
+        with pytest.raises(Unavailable):
+            await limited.request("POST", "/pods", urgent=urgent)
+        server.fault = lambda _method, _path: None
+
+    await shed(urgent=False)
+    began = loop.time()
+    await limited.request("POST", "/pods", urgent=True)
+    assert loop.time() - began < 0.1
+    await shed(urgent=True)
+    for urgent in (True, False):
+        await limited.request("POST", "/pods", urgent=urgent)
+        assert loop.time() - began >= 7.0
+
+
 async def test_key_whose_request_was_shed_waits_as_long() -> None:
     queue: WorkQueue[str] = WorkQueue()
     times: list[float] = []

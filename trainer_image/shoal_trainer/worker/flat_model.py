@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from shoal_trainer.data.batch import Batch, leaves, map_leaves
+from shoal_trainer.data.batch import Batch, map_leaves
 from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import UserError
 from shoal_trainer.features import flops_per_sample
@@ -41,6 +41,7 @@ from shoal_trainer.worker.build import BUILD_PARTS, build
 from shoal_trainer.worker.findings import Findings
 from shoal_trainer.worker.gradient_step import GradientStep
 from shoal_trainer.worker.hardware import NO_ACCELERATOR, accelerators, device_name
+from shoal_trainer.worker.inputs import Inputs, unlike
 from shoal_trainer.worker.keras_internals import call_traced, learning_rate_of, set_current_rate
 from shoal_trainer.worker.layout import Layout, flatten, layout_of, unflatten
 from shoal_trainer.worker.local_step import local_step
@@ -49,14 +50,13 @@ from shoal_trainer.worker.on_device import DeviceInclusion, DeviceMean, OnDevice
 from shoal_trainer.worker.on_host import HostInclusion, HostMean, Inclusion, Mean
 from shoal_trainer.worker.optimizers import has_own_step, unwrap, why_worker
 from shoal_trainer.worker.seeds import keep_drawing, vary_seeds
-from shoal_trainer.worker.several_devices import NotPure, SeveralDevices, shares
+from shoal_trainer.worker.several_devices import NotPure, SeveralDevices
 from shoal_trainer.worker.training_metrics import TrainingMetrics, as_vector, from_vector
 from shoal_trainer.worker.xla import INSTEAD, unsupported
 
 log = logging.getLogger(__name__)
 
 Wire = Literal["bf16", "fp32"]
-Inputs = tuple[list[Any], tuple[Any, ...]]
 MAX_SHAPES = 8
 """Shapes of batches for which the step is traced with its shapes fixed; XLA compiles it for each."""
 ONE_DEVICE = "the model computes on one of this worker's accelerators"
@@ -121,7 +121,7 @@ class FlatModel:
         self.devices = self._usable(devices)
         self._wire_dtype = np.uint16 if wire == "bf16" else np.float32
         self.dtype: npt.DTypeLike = np.float32 if self._on_host else self._wire_dtype
-        self._specs = self._specs_of(example)
+        self._inputs = self._inputs_of(example)
         self._function: Any = None
         """For any shape of a batch, without XLA, which would compile for each."""
         self._traced: dict[tuple[Any, ...], Any] = {}
@@ -131,9 +131,6 @@ class FlatModel:
         self._gradients = len(cut(self.layout.trainable, self.layout.trainable))
         """The pieces of an update on an accelerator that are gradients."""
         self._readbacks = ThreadPoolExecutor(1, thread_name_prefix="readback")
-        self._uploads = ThreadPoolExecutor(1, thread_name_prefix="upload")
-        self._ahead: tuple[Batch, Future[Inputs]] | None = None
-        """The batch of the next step, on its way to the accelerator."""
 
     def trace(self) -> None:
         """Trace the step function. Raises `UserError` with the message of Keras or TensorFlow if that fails."""
@@ -141,12 +138,12 @@ class FlatModel:
         weights = len(self.model.weights)
         try:
             try:
-                self._trace(self._specs)
+                self._trace(self._inputs.specs)
             except NotPure:
                 log.warning("%s: the model uses variables that Keras does not know", ONE_DEVICE)
                 self.devices = self.devices[:1]
-                self._specs = self._specs_of(self.example)
-                self._trace(self._specs)
+                self._inputs = self._inputs_of(self.example)
+                self._trace(self._inputs.specs)
         except Exception as error:
             failed = error
         if layout_of(self.model) != self.layout:
@@ -191,7 +188,7 @@ class FlatModel:
         `xla`: what a device computes is one XLA cluster.
         """
         metrics = TrainingMetrics(self.model, weighted=self.example.parts == 3)
-        structure = next(self._arguments(self.example))
+        structure = self._inputs.structure
         step: Any
         if self.on_server:
             step = GradientStep(self.model, self.found, metrics, self._averages)
@@ -246,13 +243,13 @@ class FlatModel:
                     f"XLA, which Keras uses on a GPU, cannot compile the training step: {refused}. {INSTEAD}"
                 ) from error
             raise UserError(
-                f"A training step failed: {where(error)}.{self._unlike(batch)} Check the data for labels outside the "
-                "loss's range, indices outside an Embedding's, or text instead of numbers."
+                f"A training step failed: {where(error)}.{unlike(batch, self.example)} Check the data for labels "
+                "outside the loss's range, indices outside an Embedding's, or text instead of numbers."
             ) from error
         except (ValueError, TypeError) as error:
             raise UserError(
-                f"A training step failed: {where(error)}.{self._unlike(batch)} Make all samples alike in structure, "
-                "dtype and shape."
+                f"A training step failed: {where(error)}.{unlike(batch, self.example)} Make all samples alike in "
+                "structure, dtype and shape."
             ) from error
         update, finite, moves, numbers = self._update(pieces, np.asarray(numbers))
         loss, metrics = from_vector(self.found.metrics, numbers)
@@ -262,7 +259,7 @@ class FlatModel:
         return Step(update, loss, overflow or (finite and math.isfinite(loss)), skipped, metrics)
 
     def _call(self, parameters: Any, batch: Batch, upcoming: Batch | None) -> tuple[list[Any], Any]:
-        given, shapes = self._placed(batch, upcoming)
+        given, shapes = self._inputs.place(batch, upcoming)
         several = self.device_count > 1
         copies = self.on_device(parameters) if several and not isinstance(parameters, list) else parameters
         tensors = [*copies, *given] if several else [copies, *given]
@@ -282,31 +279,6 @@ class FlatModel:
                 )
         pieces, numbers = self._function(*tensors)
         return pieces, numbers
-
-    def _placed(self, batch: Batch, upcoming: Batch | None) -> Inputs:
-        """The inputs of a step, copied by now if its batch was `upcoming` before; starts to copy the one after it."""
-        ahead, self._ahead = self._ahead, None
-        inputs = ahead[1].result() if ahead is not None and ahead[0] is batch else self._inputs(batch)
-        if upcoming is not None and not self._on_host:
-            self._ahead = upcoming, self._uploads.submit(self._inputs, upcoming)
-        return inputs
-
-    def _inputs(self, batch: Batch) -> Inputs:
-        """The arguments of a traced function that come from the batch, where it computes, and their shapes."""
-        shares = [list(leaves(arguments)) for arguments in self._arguments(batch)]
-        shapes = tuple(np.shape(leaf) for share in shares for leaf in share)
-        specs = self._specs[: len(self._specs) // len(shares)]
-        tensors: list[Any] = []
-        for device, share in zip(self.devices or (None,), shares, strict=True):
-            with tf.device(device):
-                given = [_tensor(leaf, spec) for leaf, spec in zip(share, specs, strict=True)]
-                tensors += given if self._on_host else map(tf.identity, given)
-        return tensors, shapes
-
-    def _unlike(self, batch: Batch) -> str:
-        """How this batch differs from the first one; empty if it does not."""
-        found, first = _described(batch), _described(self.example)
-        return "" if found == first else f" The batch has {found}; the first one has {first}."
 
     def still(self, parameters: Any) -> Any:
         """The update of a step at `parameters` that moves nothing."""
@@ -427,20 +399,8 @@ class FlatModel:
             return tuple(devices[:1])
         return tuple(devices[: self.example.size])
 
-    def _specs_of(self, example: Batch) -> list[tf.TensorSpec]:
-        return [_spec(leaf) for arguments in self._arguments(example) for leaf in leaves(arguments)]
-
-    def _arguments(self, batch: Batch) -> Iterator[Any]:
-        """The arguments of a step, for each device.
-
-        A custom `train_step` gets the real samples as the data function yields them.
-        """
-        if self.device_count > 1:
-            yield from shares(batch, self.device_count)
-        elif self._own_step:
-            yield batch.as_given()
-        else:
-            yield batch.x, batch.y, batch.weights, np.int32(batch.samples)
+    def _inputs_of(self, example: Batch) -> Inputs:
+        return Inputs(example, self.devices, as_given=self._own_step, on_host=self._on_host)
 
     def _decode(self, flat: Any) -> list[Any]:
         if self.dtype == np.uint16:
@@ -492,27 +452,6 @@ class FlatModel:
 def _any(values: npt.NDArray[Any]) -> bool:
     """Whether a value is not 0; usually one of the first few is."""
     return bool(values[:4096].any() or values.any())
-
-
-def _described(batch: Batch) -> str:
-    """The dtypes and shapes of the arrays and tensors of a batch: `float32(32, 10), int64(32,)`."""
-    # Without a conversion to tensors, which may be what failed.
-    return ", ".join(f"{_dtype_name(leaf)}{tuple(leaf.shape)}" for leaf in leaves((batch.x, batch.y)))
-
-
-def _dtype_name(leaf: Any) -> str:
-    return str(getattr(leaf.dtype, "name", leaf.dtype))
-
-
-def _tensor(leaf: Any, spec: tf.TensorSpec) -> Any:
-    # For an array, `constant` has less overhead than `convert_to_tensor`.
-    array = isinstance(leaf, np.ndarray)
-    return tf.constant(leaf, spec.dtype) if array else tf.convert_to_tensor(leaf, spec.dtype)
-
-
-def _spec(leaf: Any) -> tf.TensorSpec:
-    tensor = tf.convert_to_tensor(leaf)
-    return tf.TensorSpec(tensor.shape, tensor.dtype)
 
 
 def _count_for(optimizer: Any) -> tf.Variable | None:

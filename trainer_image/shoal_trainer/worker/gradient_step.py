@@ -15,7 +15,7 @@ from shoal_trainer.worker.keras_internals import clipped, compute_loss, takes_tr
 from shoal_trainer.worker.layout import outside_layout, variables_of
 from shoal_trainer.worker.optimizers import takes_rows_apart, unwrap
 from shoal_trainer.worker.training_metrics import Sums, TrainingMetrics
-from shoal_trainer.worker.weighing import filled
+from shoal_trainer.worker.weighing import filled, overstated
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,7 @@ class GradientStep:
             for v, old in zip(self._statistics, before, strict=True)
         ]
         sums = self._metrics.sums(y, predicted, weights, samples)
+        loss -= tf.cast(overstated(model), loss.dtype)
         return Part(gradients, differences, loss, sums, [changed.get(id(v)) for v in self.outside])
 
     def _forward(

@@ -137,11 +137,13 @@ def user_metrics(compiled: Any) -> tuple[Any, Any]:
 
 
 def flat_losses(compiled: Any, change: Callable[[Any], Any] | None = None) -> list[Any]:
-    """The losses of the outputs; `change` replaces each: named tuples with `path` and `loss`."""
+    """The losses of the outputs, none before they are built: named tuples with `path`, `loss` and `loss_weights`.
+
+    `change` replaces each.
+    """
     if change is not None:
         compiled._flat_losses = [change(each) for each in compiled._flat_losses]
-    found: list[Any] = compiled._flat_losses
-    return found
+    return list(compiled._flat_losses or ())
 
 
 def mean_of_function(metric: Any) -> tuple[Callable[..., Any], dict[str, Any]]:

@@ -82,6 +82,16 @@ def counted_whole(model: Any, whole: Any) -> Iterator[None]:
             loss.whole = None
 
 
+def overstated(model: Any) -> Any:
+    """By how much the losses of the batch that was traced last are those of a full one: sums, whose rows weigh more."""
+    compiled = compiled_loss(model)
+    losses = flat_losses(compiled) if compiled is not None else []
+    found = [each.loss.excess * (1.0 if each.loss_weights is None else each.loss_weights) for each in losses]
+    for each in losses:
+        each.loss.excess = 0.0  # a tensor of the function that is being traced
+    return sum(found)
+
+
 class WeighedLoss:
     """A wrapped loss of `compile()`."""
 
@@ -94,13 +104,17 @@ class WeighedLoss:
         self.ignored: int | None = getattr(loss, "ignore_class", None)
         self.whole: Any = None
         """See `counted_whole`."""
+        self.excess: Any = 0.0
+        """See `overstated`."""
 
     def __call__(self, y_true: Any, y_pred: Any, weights: Any = None) -> Any:
         """Compute the loss as Keras does; `weights` has the shape (batch, …), of a rank up to the loss's."""
-        found = self._computed(y_true, y_pred, weights)
-        if self.whole is None or getattr(self._loss, "reduction", "mean") in MEANS:
-            return found
-        return found * tf.cast(self.whole, found.dtype)
+        found, reduction = self._computed(y_true, y_pred, weights), getattr(self._loss, "reduction", "mean")
+        if self.whole is not None and reduction not in MEANS:
+            found *= tf.cast(self.whole, found.dtype)
+        if reduction == "sum" and (true := keras_mask(weights)) is not None:
+            self.excess = found * (1 - tf.reduce_mean(tf.cast(true, found.dtype)))
+        return found
 
     def _computed(self, y_true: Any, y_pred: Any, weights: Any) -> Any:
         loss = self._loss

@@ -45,6 +45,10 @@ class ApiAnswers:
         """Whether there may be pods of others that no status records."""
         return not self.recorded and bool(self.made_before)
 
+    def others_knew_more(self) -> None:
+        """What was to be done had been done: the caches are behind those of another process."""
+        self.recorded, self.made_before = False, True
+
     def existing_names(self, now: datetime) -> frozenset[str]:
         """Names that were lately confirmed to exist."""
         return frozenset(name for name, at in self.existing.items() if now - at <= EXISTING_EXPIRES)

@@ -1,17 +1,12 @@
-"""Carries out the actions of a plan, and writes the answers through to the caches for the next plan.
+"""Carries out an action, and writes the answer through to the caches for the next plan.
 
-What is refused is not an error: the next plan sees it (`objects`). The first answer that may differ on retry is one,
-after which the work queue backs off.
+What is refused is not an error: the next plan sees it (`objects`). An answer that may differ on retry is one.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import itertools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -36,7 +31,7 @@ from shoal.controllers.trainingjob.objects import (
     path,
 )
 from shoal.controllers.trainingjob.workloads import Workloads
-from shoal.errors import ClusterError, Refused, Unavailable
+from shoal.errors import Refused, Unavailable
 from shoal.manifests import names
 from shoal.manifests.objects import POD_GROUPS
 from shoal.policy.model import (
@@ -62,31 +57,8 @@ from shoal.policy.model import (
 
 logger = logging.getLogger(__name__)
 
-_TOGETHER: dict[type[Action], str] = {
-    CreateSecret: "what pods need",
-    CreateService: "what pods need",
-    CreatePod: "pods and their budget",
-    CreateDisruptionBudget: "pods and their budget",
-}
-"""Actions that run concurrently where they follow each other, as those of one kind do."""
-_FIRST = _TOGETHER[CreateSecret]
-"""If one of these is refused, the actions after it are skipped."""
 _POD_GROUPS = Kind(f"/apis/{POD_GROUPS}", "podgroups", None)
 FIELD_MANAGER = "shoal-operator"
-MAX_IN_FLIGHT = 16
-"""Concurrent requests of one job, so that a large job does not delay the others."""
-GROWTH_IN_FLIGHT = 8
-"""Of these, those for pods that replace none: more would only wait in the API server, and losses behind them."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a plan's actions."""
-
-    changed: bool = False
-    """Something was created, deleted or found to exist: plan again."""
-    error: ClusterError | None = None
-    """The first error that may not occur on retry."""
 
 
 class Applier:
@@ -111,47 +83,29 @@ class Applier:
         self._objects = Objects(transport, state, answers, wall)
         self._workloads = Workloads(transport, state.workloads, manager=FIELD_MANAGER, wall=wall)
 
-    async def apply(self, job: TrainingJob, actions: tuple[Action, ...]) -> Outcome:
-        """Carry out the actions in order; consecutive ones that belong together run concurrently."""
-        errors: list[ClusterError] = []
-        changed, refused = 0, False
-        answers = self._answers.get(job.metadata.uid)
-        known = answers.first_look
-        limit, growth = asyncio.Semaphore(MAX_IN_FLIGHT), asyncio.Semaphore(GROWTH_IN_FLIGHT)
+    async def carry_out(self, job: TrainingJob, action: Action) -> bool:
+        """Carry out one action. False: it was refused, or the answer says more than that; plan again.
 
-        async def one(action: Action) -> None:
-            nonlocal changed, refused
-            kind = type(action).__name__
-            try:
-                async with growth if _grows(action) else contextlib.nullcontext(), limit:
-                    done = await self._do(job, action)
-            except ClusterError as error:
-                errors.append(error)
-                self._metrics.actions.labels(kind, "error").inc()
-                return
-            if not done:
-                refused = True
-                self._metrics.actions.labels(kind, "refused").inc()
-            else:
-                changed += 1
-                logger.info("%s/%s: %s %s", job.metadata.namespace, job.metadata.name, kind, action.name)
-                self._metrics.actions.labels(kind, "done").inc()
-
-        for stage, group in itertools.groupby(actions, key=_stage):
-            refused = False
-            async with asyncio.TaskGroup() as together:
-                for action in group:
-                    together.create_task(one(action))
-            if (refused and stage == _FIRST) or (answers.first_look and not known):
-                break  # others have made more than was known: planned anew
-        return Outcome(changed=changed > 0, error=errors[0] if errors else None)
+        Raises:
+            ClusterError: it failed and may not on retry.
+        """
+        kind, answers = type(action).__name__, self._answers.get(job.metadata.uid)
+        known, result = answers.first_look, "error"
+        try:
+            done = await self._do(job, action)
+            result = "done" if done else "refused"
+        finally:
+            self._metrics.actions.labels(kind, result).inc()
+        if done:
+            logger.info("%s/%s: %s %s", job.metadata.namespace, job.metadata.name, kind, action.name)
+        return done and (known or not answers.first_look)  # others may have made more than was known
 
     async def _do(self, job: TrainingJob, action: Action) -> bool:
         """Carry out one action; False if it was refused."""
         objects, answers = self._objects, self._answers.get(job.metadata.uid)
         match action:
-            case CreatePod(name, manifest):
-                return await objects.create(job, PODS, name, manifest, urgent=action.replaces)
+            case CreatePod(name):
+                return await objects.create(job, PODS, name, action.manifest, urgent=action.replaces)
             case CreateService(name, manifest):
                 return await objects.create(job, SERVICES, name, manifest)
             case CreateSecret(name):
@@ -175,11 +129,13 @@ class Applier:
             case UpdateService(name, selector):
                 await self._select(job, name, selector)
             case DeleteService(name, uid):
-                if (await objects.delete(job, SERVICES, name, uid)).status == 404:  # others knew more
-                    answers.recorded, answers.made_before = False, True
+                if (await objects.delete(job, SERVICES, name, uid)).status == 404:
+                    answers.others_knew_more()
             case DeleteDisruptionBudget(name):
                 deleted = await self._transport.request("DELETE", path(job, BUDGETS, name))
                 deleted.accept(403, 404)  # it is only tidied up
+                if deleted.status == 404:
+                    answers.others_knew_more()
                 answers.existing.pop(name, None)
                 if (budget := self._state.budgets.get(name, job.metadata.namespace)) is not None:
                     self._state.budgets.drop(budget.metadata.uid)
@@ -240,13 +196,3 @@ class Applier:
             return
         answer.accept()
         self._objects.saw(SERVICES, answer)
-
-
-def _grows(action: Action) -> bool:
-    """Whether it makes a pod that replaces none."""
-    return isinstance(action, CreatePod) and not action.replaces
-
-
-def _stage(action: Action) -> str:
-    kind = type(action)
-    return _TOGETHER.get(kind, kind.__name__)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from shoal.api.labels import POOL
 from shoal.api.training_job import TrainingJob
 from shoal.policy.model import CreatePod, Plan
 
@@ -21,7 +20,7 @@ def holdings(job: TrainingJob, decided: Plan | None = None) -> Counter[str]:
     places = {(slot.pool, slot.index) for slot in status.slots if slot.pool and slot.state != "Ended"}
     for action in decided.actions if decided else ():
         if isinstance(action, CreatePod) and action.role == "worker":
-            places.add((action.manifest["metadata"]["labels"].get(POOL, ""), action.index))
+            places.add((action.pool, action.index))
     slots = Counter(pool for pool, _ in places if pool)  # a worker and its successor in one pool count once
     carried_out = job.spec.elasticity.mode == "Auto" and not (status.finished or job.spec.suspend)
     return slots | Counter(status.plan.pools) if carried_out and status.plan is not None else slots

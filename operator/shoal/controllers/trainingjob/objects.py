@@ -146,7 +146,7 @@ class Objects:
         """Handle a 409: the object is the job's own (True), or belongs to another owner."""
         answer = await self._transport.request("GET", path(job, kind, name))
         if answer.status == 404:
-            return False  # deleted meanwhile: the next plan retries
+            raise Unavailable(f"cannot create {name}: it is there, and is not")  # being deleted
         answer.accept()
         answers = self._answers.get(job.metadata.uid)
         found = Pod.model_validate_json(answer.body)  # or any other object with an owner

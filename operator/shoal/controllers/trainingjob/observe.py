@@ -7,6 +7,7 @@ from collections.abc import Callable, Container
 from datetime import datetime
 
 from shoal.api.kube import OwnedMeta, Pod
+from shoal.api.labels import Place
 from shoal.api.training_job import MANAGED_BY, TrainingJob
 from shoal.controllers.state import ClusterState, Key
 from shoal.controllers.trainingjob.api_answers import AnswerStore
@@ -49,8 +50,11 @@ class Observer:
         self._proposal = proposal
         self._wall = wall
 
-    def observe(self, key: Key) -> Observation | None:
-        """The observation; None if the job does not exist, is being deleted, or has another controller."""
+    def observe(self, key: Key, in_flight: frozenset[Place] = frozenset()) -> Observation | None:
+        """The observation; None if the job does not exist, is being deleted, or has another controller.
+
+        `in_flight`: places whose pods are being created.
+        """
         namespace, name = key
         job = self._state.jobs.get(name, namespace)
         if job is None or job.metadata.deletion_timestamp or job.spec.managed_by not in {None, MANAGED_BY}:
@@ -101,6 +105,7 @@ class Observer:
             unreachable_because=because,
             refusals=answers.refusals(now, job.metadata.generation),
             confirmed_absent=ChainMap(answers.gone_pods, self._state.deleted_pods(uid)),
+            in_flight=in_flight,
             absent_nodes=_GoneNodes(answers.absent_nodes(now), self._state),
             api_returned_at=self._api_returned_at(),
             platform=self._state.platform,

@@ -65,18 +65,24 @@ class Reactions:
         uid = seen.job.metadata.uid
         if not (losses := self._open.get(uid)):
             return
-        reached: dict[str, set[Place]] = {CREATED: set(), RUNNING: set(), FIRST_PUSH: set()}
+        reached: dict[str, dict[tuple[RoleName, int], int]] = {CREATED: {}, RUNNING: {}, FIRST_PUSH: {}}
+        """The newest incarnation of each place, by stage."""
+
+        def note(stage: str, role: RoleName, index: int, incarnation: int) -> None:
+            newest = reached[stage]
+            newest[role, index] = max(incarnation, newest.get((role, index), -1))
+
         for pod in seen.pods:
             if pod.place is not None:
-                reached[CREATED].add(pod.place)
+                note(CREATED, *pod.place)
                 if pod.running:
-                    reached[RUNNING].add(pod.place)
+                    note(RUNNING, *pod.place)
         for worker in seen.report.workers if seen.report else ():
             if worker.first_push_at is not None:
-                reached[FIRST_PUSH].add(Place("worker", worker.slot, worker.incarnation))
+                note(FIRST_PUSH, "worker", worker.slot, worker.incarnation)
         for key, loss in list(losses.items()):
             for stage in _STAGES[loss.place.role]:
-                if stage not in loss.seen and any(_replaces(place, loss.place) for place in reached[stage]):
+                if stage not in loss.seen and reached[stage].get(key, -1) > loss.place.incarnation:
                     loss.seen.add(stage)
                     self._observe(loss.place.role, loss.reason, stage, max(0.0, now - loss.since))
             if len(loss.seen) == len(_STAGES[loss.place.role]):
@@ -91,7 +97,3 @@ def _reason(slot: Slot) -> str | None:
         return SILENT
     ours = slot.cause in OWN_CAUSES or slot.cause == MOVED
     return None if ours or not slot.cause else slot.cause
-
-
-def _replaces(place: Place, lost: Place) -> bool:
-    return (place.role, place.index) == (lost.role, lost.index) and place.incarnation > lost.incarnation

@@ -9,6 +9,7 @@ not wait for.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,13 +19,12 @@ from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Slot, TrainingJobStatus
 from shoal.controllers.trainingjob.metrics import JobMetrics
 from shoal.policy.tell.telemetry import differs_in_telemetry_only
+from shoal.runtime.backoff import DUE_SECONDS
 from shoal.runtime.recorder import Recorder
 from shoal.runtime.status_writer import StatusWriter
 
 CONFLICT_SECONDS = 1.0
 """Fallback: normally the watch delivers the newer object and wakes the job."""
-DUE_SECONDS = 1e-3
-"""A wait so short is over: it is a rounding error, and a timer of it may fire before the clock has moved."""
 SETTLE_SECONDS = 1.0
 """Minimum interval of writes that record neither a loss nor an end."""
 WAVE_SECONDS = 0.2
@@ -32,15 +32,13 @@ WAVE_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
-class Reported:
-    """The result of a report."""
+class Report:
+    """What is to be done about a status."""
 
     recorded: bool
-    """The status is stored, except perhaps the newest telemetry."""
-    conflict: bool = False
-    """The job has changed since it was seen: its watch wakes it, and what the plan would do next is out of date."""
+    """It is stored, except perhaps the newest telemetry."""
     wait: float | None = None
-    """Report again after this many seconds."""
+    """It is written after this many seconds; 0: now. None: there is nothing to write."""
 
 
 class Reporter:
@@ -63,66 +61,99 @@ class Reporter:
         self._telemetry_seconds = telemetry_seconds
         self._settle_seconds = settle_seconds
         self._written: dict[str, float] = {}
+        self._differs: dict[str, float] = {}
+        """Since when there is something to write."""
+        self._conflicts: dict[str, tuple[str, float]] = {}
+        """Versions of jobs that were not the newest, and when."""
 
     def forget(self, uid: str) -> None:
         """Drop the state of a deleted job."""
-        self._written.pop(uid, None)
+        for known in (self._written, self._differs, self._conflicts):
+            known.pop(uid, None)
         self._metrics.forget(uid)
 
-    async def report(self, job: TrainingJob, status: TrainingJobStatus, events: Iterable[Event]) -> Reported:
-        """Write the status and queue the events.
+    def report(
+        self, job: TrainingJob, status: TrainingJobStatus, events: Iterable[Event], *, makes: bool
+    ) -> Report:
+        """When the status is written. `makes`: pods are being created, and soon there is more to say."""
+        uid = job.metadata.uid
+        if status == job.status:
+            self._differs.pop(uid, None)
+            self._recorder.record(job, events)
+            return Report(recorded=True)
+        telemetry_only = differs_in_telemetry_only(job.status, status)
+        since = self._differs.setdefault(uid, self._now())
+        version, at = self._conflicts.get(uid, ("", 0.0))
+        due = [
+            at + CONFLICT_SECONDS if version == job.metadata.resource_version else 0.0,
+            self._written.get(uid, -math.inf) + self._interval(job.status, status, telemetry_only),
+            since + _gathering_seconds(job.status, status) if makes else 0.0,
+        ]
+        left = max(due) - self._now()
+        return Report(recorded=telemetry_only, wait=left if left > DUE_SECONDS else 0.0)
+
+    async def write(self, job: TrainingJob, status: TrainingJobStatus, events: Iterable[Event]) -> bool:
+        """Write the status and queue the events; False if the job has changed meanwhile, or is gone.
 
         Raises:
             Unavailable: the write failed and may succeed on retry.
             Refused: the API server rejects the status.
         """
-        if status == job.status:
-            self._recorder.record(job, events)
-            return Reported(recorded=True)
-        telemetry_only = differs_in_telemetry_only(job.status, status)
-        wait = self._too_soon(job, status, telemetry_only)
-        if wait is not None:
-            return Reported(recorded=telemetry_only, wait=wait)
+        uid, result = job.metadata.uid, "error"
         try:
             stored = await self._writer.write(job, status)
+            result = "refused" if stored is None else "done"
         except asyncio.CancelledError:  # it may be stored: told twice, which is counted, rather than never
             self._recorder.record(job, events)
             raise
+        finally:
+            self._metrics.actions.labels("WriteStatus", result).inc()
         if stored is None:
-            return Reported(recorded=False, conflict=True, wait=CONFLICT_SECONDS)
-        self._written[job.metadata.uid] = self._now()
-        self._metrics.count_changes(job.metadata.uid, job.status, status, self._wall())
+            self._conflicts[uid] = job.metadata.resource_version, self._now()
+            return False
+        self._written[uid] = self._now()
+        self._differs.pop(uid, None)
+        self._metrics.count_changes(uid, job.status, status, self._wall())
         self._recorder.record(stored, events)
-        return Reported(recorded=True)
+        return True
 
-    def _too_soon(self, job: TrainingJob, status: TrainingJobStatus, telemetry_only: bool) -> float | None:
-        last = self._written.get(job.metadata.uid)
-        if last is None:
-            return None
-        pause = self._telemetry_seconds
-        if not telemetry_only:
-            if _is_awaited(job.status, status):
-                return None
-            pause = self._settle_seconds
-            if _counts_losses(job.status, status):
-                pause = min(WAVE_SECONDS, pause)
-        left = last + pause - self._now()
-        return left if left > DUE_SECONDS else None
+    def _interval(self, old: TrainingJobStatus, new: TrainingJobStatus, telemetry_only: bool) -> float:
+        if telemetry_only:
+            return self._telemetry_seconds
+        if _is_awaited(old, new):
+            return 0.0
+        return min(WAVE_SECONDS, self._settle_seconds) if _counts_losses(old, new) else self._settle_seconds
 
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
 
 
+def _gathering_seconds(old: TrainingJobStatus, new: TrainingJobStatus) -> float:
+    """How long a write waits for the answers about pods that are being created, to tell of them, too."""
+    if new.finished or _records_servers(old, new):
+        return 0.0
+    return WAVE_SECONDS if _counts_losses(old, new) else SETTLE_SECONDS
+
+
 def _is_awaited(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:
     """Whether people, programs or the next pod of a server wait for what the new status says."""
-    if (old.phase, old.observed_generation) != (new.phase, new.observed_generation):
-        return True
-    snapshot = {"last_snapshot_time": new.parameter_servers.last_snapshot_time}
-    if old.parameter_servers.model_copy(update=snapshot) != new.parameter_servers:
-        return True
+    snapshot = {"last_snapshot_time": None}
+    said = [
+        (each.phase, each.observed_generation, each.parameter_servers.model_copy(update=snapshot))
+        for each in (old, new)
+    ]
+    return said[0] != said[1] or _records_servers(old, new)
+
+
+def _records_servers(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:
+    """Whether the next pod of a server waits for what the new status says."""
     before, after = (
-        {(slot.index, slot.incarnation, slot.cause) for slot in status.slots if slot.role == "ps"}
+        {
+            _loss(slot)
+            for slot in status.slots
+            if slot.role == "ps" and (slot.cause or slot.state == "Planned")
+        }
         for status in (old, new)
     )
     return before != after

@@ -33,6 +33,10 @@ class Complaints:
         self._unreadable[key] = found, why
         return key
 
+    def about(self, key: Key) -> bool:
+        """Whether there is something to complain about."""
+        return key in self._unreadable
+
     async def complain(self, key: Key) -> None:
         """Write the condition, unless it is there."""
         if (known := self._unreadable.pop(key, None)) is None:

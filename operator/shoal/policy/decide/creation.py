@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 from shoal.api.labels import Place, RoleName
 from shoal.manifests import PodFactory
 from shoal.manifests.names import pod_name
+from shoal.manifests.objects import Manifest
 from shoal.manifests.workload import stands_for
 from shoal.policy.common.timers import Timers
 from shoal.policy.decide.admission import Gate, gate, name_conflict_gate
@@ -72,10 +74,15 @@ class Creator:
 
     def create(self, place: Place, *, replaces: bool) -> None:
         """Create the pod of a place. `replaces`: it follows one that was lost."""
-        home = self._wanted.home(place)
-        manifest = self._pods.pod(place, self._wanted.where_of(place), on_demand=home.on_demand)
-        self.actions.actions.append(CreatePod(self._name(place), manifest, *place, replaces))
+        make, home = partial(self._manifest, place), self._wanted.home(place)
+        if not self._tried:
+            make()  # what is wrong with the manifests is told on the job, as any error of a plan
+        self.actions.actions.append(CreatePod(self._name(place), make, *place, home.pool, replaces))
         self._tried = True
+
+    def _manifest(self, place: Place) -> Manifest:
+        on_demand = self._wanted.home(place).on_demand
+        return self._pods.pod(place, self._wanted.where_of(place), on_demand=on_demand)
 
     def _name(self, place: Place) -> str:
         return pod_name(self._facts.job.metadata.name, place)

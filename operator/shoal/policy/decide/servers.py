@@ -64,9 +64,9 @@ def _create(facts: Facts, shard: int, members: list[Member], creator: Creator) -
 
 
 def _is_old(facts: Facts, planned: Member) -> bool:
-    """Whether its pod may have existed. One that was refused did not."""
+    """Whether its pod may have existed, and gone. One that was refused, or is being made, did not."""
     name = names.pod_name(facts.job.metadata.name, planned.place)
-    if any(refusal.name == name for refusal in facts.seen.refusals):
+    if planned.place in facts.seen.in_flight or any(r.name == name for r in facts.seen.refusals):
         return False
     at = planned.slot.created_at
     return at is not None and facts.now - at > PLANNED_FOR

@@ -1,8 +1,9 @@
 """Workers: each wanted slot has one pod, and a replacement starts before its predecessor ends.
 
 A slot whose pod is draining or silent gets its replacement at once. At most `maxSurge` replacements run beside pods
-that still use their nodes; pods on nodes that were announced to go, or are not heard, do not count. Only a bounded
-number of replacements may be unscheduled, so that neither the scheduler nor an autoscaler is flooded.
+that still use their nodes; pods on nodes that were announced to go, or are not heard, do not count. Where a higher
+priority took the nodes, only a bounded number of replacements waits for them, so that neither the scheduler nor an
+autoscaler is flooded; what was lost otherwise is asked for at once, as when the job began.
 
 A pod of a pool that is full waits until the worker that is to leave it has left.
 
@@ -21,7 +22,7 @@ from math import ceil
 from shoal.api.labels import Place
 from shoal.api.training_job_status import Slot
 from shoal.policy.common.timers import Timers
-from shoal.policy.decide.backoff import not_before
+from shoal.policy.decide.backoff import PREEMPTED, not_before
 from shoal.policy.decide.creation import Actions, Creator
 from shoal.policy.decide.members import MOVED, OWN_CAUSES, ByIndex, Member, follows_a_loss
 from shoal.policy.decide.wanted import Wanted
@@ -31,8 +32,7 @@ from shoal.policy.facts.verdict import HEALTHY
 
 MIN_UNSCHEDULED = 16
 UNSCHEDULED_SHARE = 0.25
-MOST_AT_ONCE = 256
-"""Pods that one plan creates; the next one follows at once. Meanwhile other jobs, and news of this one, have a turn."""
+"""Of the wanted workers, or the number above if that is more: unscheduled replacements, where some were preempted."""
 ROOM_SECONDS = 5.0
 """A full pool is looked at again after so long: other jobs leave it without a word."""
 
@@ -73,13 +73,12 @@ def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Acti
     )
     needs_surge = {index for index in vacant if holding.get(index)}
     rooms = _Rooms(workers, wanted, timers, leaving)
-    created = 0
-    for index in sorted(vacant, key=lambda index: index in needs_surge):
-        if created == MOST_AT_ONCE:
-            break
+    sent = {place.index for place in facts.seen.in_flight if place.role == "worker"}
+    for index in sorted(vacant, key=lambda index: (index not in sent, index in needs_surge)):
         group = workers.get(index, [])
         replaces = follows_a_loss(group)
-        if (index in needs_surge and surge_left <= 0) or (replaces and unscheduled_left <= 0):
+        preempted = bool(group) and group[-1].slot.cause == PREEMPTED
+        if (index in needs_surge and surge_left <= 0) or (preempted and unscheduled_left <= 0):
             continue
         if group and group[-1].place in unrecorded:
             timers.after(0.0)  # when it is recorded
@@ -89,7 +88,6 @@ def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Acti
             continue
         if (place := creator.next_place(index, group)) is not None:
             creator.create(place, replaces=replaces)
-            created += 1
             rooms.take(index)
             surge_left -= index in needs_surge
             unscheduled_left -= replaces

@@ -179,10 +179,10 @@ async def test_pods_are_deleted_after_the_status_is_written() -> None:
     rig.cluster.change(JOB_PATH, spec={**rig.cluster.objects[JOB_PATH]["spec"], "workers": {"replicas": 1}})
     rig.see()
     rig.cluster.fault = lambda method, _path: Unavailable("status unavailable") if method == "PUT" else None
-    with pytest.raises(Unavailable):
-        await rig.reconcile(KEY)
+    assert 0.0 < (await rig.reconcile(KEY) or 0.0) < 0.1, "it is tried again"
     assert rig.pods() == EVERYTHING
     rig.cluster.fault = lambda _method, _path: None
+    await asyncio.sleep(0.1)
     rig.cluster.requests.clear()
     await settled(rig)
     assert rig.pods() == EVERYTHING - {"digits-worker-1-0"}
@@ -206,10 +206,10 @@ async def test_lost_answer_creates_no_second_pod() -> None:
     rig = Rig()
     rig.apply()
     rig.cluster.loses_answer = lambda method, path: method == "POST" and path.endswith("/pods")
-    with pytest.raises(Unavailable):
-        await rig.reconcile(KEY)
+    await rig.reconcile(KEY)
     assert rig.pods() == EVERYTHING  # created, but the answers were lost
     rig.cluster.loses_answer = lambda _method, _path: False
+    await asyncio.sleep(0.1)
     await rig.reconcile(KEY)  # the watch has not reported them either, so they are found by name
     await settled(rig)
     assert rig.pods() == EVERYTHING
@@ -242,7 +242,11 @@ async def test_who_finds_its_work_done_by_others_knows_that_they_may_have_made_p
     rig.cluster.objects = {path: o for path, o in rig.cluster.objects.items() if "/pods/" not in path}
     rig.see()
     rig.cluster.objects.pop("/api/v1/namespaces/ns/services/digits-ps-0")  # the watch has not told it yet
-    await rig.reconcile(KEY)
+    for _ in range(3):  # it asks for the pods before
+        await rig.once(KEY)
+        await rig.tasks.idle()
+        if rig.cluster.writes("DELETE", "services"):
+            break
     assert ("DELETE", "/api/v1/namespaces/ns/services/digits-ps-0") in rig.cluster.requests
     assert answers.first_look
 
@@ -316,6 +320,8 @@ async def test_internal_error_is_reported_once_and_cleared() -> None:
     for _ in range(3):
         with pytest.raises(ValueError, match="finite"):
             await rig.reconcile(KEY)
+        await rig.tasks.idle()
+        await rig.recorder.drain()
         rig.see()
     stalled = rig.job.status.condition("Stalled")
     assert stalled is not None
@@ -330,13 +336,19 @@ async def test_internal_error_is_reported_once_and_cleared() -> None:
     assert rig.pods() == EVERYTHING
 
 
-async def test_internal_error_that_cannot_be_reported_is_raised() -> None:
+async def test_internal_error_that_cannot_be_reported_is_raised_and_reported_later() -> None:
     rig = Rig()
     rig.apply(training={"entrypoint": "digits:job", "stopAfter": {"metric": "accuracy", "value": "1e999"}})
     rig.cluster.fault = lambda method, _path: Unavailable("status unavailable") if method == "PUT" else None
-    with pytest.raises(ValueError, match="finite") as raised:
+    with pytest.raises(ValueError, match="finite"):
         await rig.reconcile(KEY)
-    assert any("status unavailable" in note for note in raised.value.__notes__)
+    await rig.tasks.idle()
+    rig.cluster.fault = lambda _method, _path: None
+    await asyncio.sleep(0.1)
+    with pytest.raises(ValueError, match="finite"):
+        await rig.reconcile(KEY)
+    await rig.tasks.idle()
+    assert rig.job.status.reason == "InternalError"
 
 
 async def test_job_deleted_during_a_reconcile_gets_no_pods() -> None:
@@ -384,10 +396,11 @@ async def test_process_that_ends_while_a_status_is_written_tells_what_it_says() 
         return answer
 
     rig.cluster.request = never_answered  # type: ignore[method-assign]
+    process = asyncio.create_task(rig.tasks.run())
     reconcile = asyncio.create_task(rig.reconcile(KEY))
     await stored.wait()
-    reconcile.cancel()
-    await asyncio.gather(reconcile, return_exceptions=True)
+    process.cancel()
+    await asyncio.gather(process, reconcile, return_exceptions=True)
     assert rig.job.status.restarts.disruptions == 1
     assert [o["reason"] for o in rig.cluster.objects.values() if o.get("kind") == "Event"] == [
         "WorkerDisrupted"
@@ -401,11 +414,9 @@ async def test_telemetry_writes_are_rate_limited() -> None:
     job = rig.job
     rig.state.jobs.put(job)
     status = job.status.model_copy(update={"training": job.status.training.model_copy(update={"step": 5})})
-    held = await rig.reporter.report(job, status, [])
+    held = rig.reporter.report(job, status, [], makes=False)
     assert held.recorded
     assert held.wait is not None
     assert 29 <= held.wait <= 30
-    assert rig.job.status.training.step == 0
     loud = status.model_copy(update={"reason": "Something"})
-    assert (await rig.reporter.report(job, loud, [])).wait is None
-    assert rig.job.status.training.step == 5
+    assert rig.reporter.report(job, loud, [], makes=False).wait == 0.0

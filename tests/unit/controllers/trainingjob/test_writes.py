@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from shoal.cluster.transport import Answer
-from shoal.controllers.trainingjob.apply import GROWTH_IN_FLIGHT, MAX_IN_FLIGHT
 from shoal.controllers.trainingjob.report import SETTLE_SECONDS, WAVE_SECONDS, _is_awaited
-from shoal.policy.decide.workers import MOST_AT_ONCE
+from shoal.controllers.trainingjob.requests import MAX_IN_FLIGHT, ORDINARY_IN_FLIGHT
 from shoal.telemetry.poller import Seen
 from shoal_trainer.contract import WorkerReport, WorkerState
 from tests.unit.controllers.clusters import KEY, Rig
@@ -160,17 +159,7 @@ async def test_growth_leaves_the_rest_of_a_jobs_requests_to_replacements(
         pod = rig.cluster.objects.pop(f"/api/v1/namespaces/ns/pods/digits-worker-{index}-0")
         rig.state.pods.drop(pod["metadata"]["uid"])
     await settle(rig)
-    assert most == {False: GROWTH_IN_FLIGHT, True: MAX_IN_FLIGHT}
-
-
-async def test_large_job_has_a_status_before_all_its_pods_are_made() -> None:
-    rig = Rig()
-    rig.apply(workers={"replicas": 3 * MOST_AT_ONCE, "maxReplicas": 3 * MOST_AT_ONCE})
-    assert await rig.reconcile(KEY) == 0.0  # it goes on at once
-    assert MOST_AT_ONCE <= len(rig.pods()) <= MOST_AT_ONCE + 1
-    assert rig.job.status.workers.pending == MOST_AT_ONCE
-    await settle(rig)
-    assert len(rig.pods()) == 3 * MOST_AT_ONCE + 1
+    assert most == {False: ORDINARY_IN_FLIGHT, True: MAX_IN_FLIGHT}
 
 
 async def test_status_of_a_job_that_ramps_up_is_written_once_a_second() -> None:

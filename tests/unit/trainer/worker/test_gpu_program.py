@@ -293,7 +293,7 @@ model.trace()
 buffer = aligned(model.layout.size, model.dtype)
 parameters = model.on_device(model.alias(buffer))
 assert parameters.device.endswith("CPU:1")
-upload = model._uploads.submit(model._inputs, first)
+upload = model._inputs._uploads.submit(model._inputs._place, first)
 assert all(tensor.device.endswith("CPU:1") for tensor in upload.result()[0])
 model._ahead = first, upload  # as if a step had run before: metadata are those of a function's first call
 context.context().enable_run_metadata()
@@ -325,8 +325,8 @@ def test_what_crosses_to_the_device_and_back_in_a_step():
 @as_on_gpu
 def test_only_the_next_batch_is_copied_ahead_and_only_for_its_step():
     flat_model, alone = (FlatModel(functional(), BATCHES[0], "fp32") for _ in range(2))
-    copied, inputs = [], flat_model._inputs
-    flat_model._inputs = lambda batch: (copied.append(batch), inputs(batch))[1]
+    copied, place = [], flat_model._inputs._place
+    flat_model._inputs._place = lambda batch: (copied.append(batch), place(batch))[1]
     # The second batch is not what came next, as after a rollback; the last one is the end of a lease.
     steps = [(BATCHES[0], BATCHES[1]), (BATCHES[2], BATCHES[1]), (BATCHES[1], None)]
     losses = [flat_model.step(parameters(flat_model), batch, 0, ahead).loss for batch, ahead in steps]

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from shoal_trainer import Indexed, Training
+from shoal_trainer.data.source import Part
 from shoal_trainer.errors import UserError
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.layout import flatten
@@ -120,3 +121,29 @@ def test_placement_of_a_worker_excludes_variables_without_gradient_from_decay(st
     unused = [(e.offset, e.offset + e.size) for e in layout.entries if "unused" in e.path]
     assert list(running.worker.spec.optimizer.no_decay) == unused
     running.worker.close()
+
+
+def test_sum_over_a_short_batch_is_reported_as_its_own():
+    """Its gradient is that of a full batch, because the push weighs by its samples."""
+
+    def make():
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((3,))
+        parts = {name: keras.layers.Dense(1, name=name, kernel_regularizer="l2")(inputs) for name in "ab"}
+        model = keras.Model(inputs, parts)
+        losses = {"a": keras.losses.MeanSquaredError(reduction="sum"), "b": "mse"}
+        model.compile(SGD(0.01), losses, loss_weights={"a": 0.5, "b": 2.0})
+        return model
+
+    x = np.random.default_rng(0).normal(size=(24, 3)).astype("float32")
+    data = Indexed.from_arrays(x, {"a": x[:, :1], "b": x[:, 1:2]}, seed=0)
+    full, short = data.read(Part(0, 24), 16)
+    server, plain = Server(make(), example=full), make()
+    assert server.step(full) == pytest.approx(
+        float(plain.compute_loss(y=full.y, y_pred=plain(full.x))), rel=1e-5
+    )
+    server.flat_model.load(server.flat())
+    now = server.flat_model.model
+    x, y = short.as_given()
+    expected = float(now.compute_loss(y=y, y_pred=now(x)))
+    assert server.step(short) == pytest.approx(expected, rel=1e-5)

@@ -1,0 +1,246 @@
+"""Sends what the newest plan of each job asks for: a bounded number at once, and one about each object.
+
+Nobody waits for an answer. It goes into the caches, and wakes the job where it changes what the next plan does. A plan
+asks for all that is still to be done: what it no longer asks for, and was not sent yet, is dropped. So a job that is
+suspended, or loses pods, amid a ramp is planned and served as at any other time.
+
+Replacements go before what a job grows by, which has fewer requests in flight: more would only wait in the API server,
+and losses behind them. After an error, requests of that kind pause, longer each time, and then one is tried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from shoal.api.labels import Place
+from shoal.api.training_job import TrainingJob
+from shoal.controllers.state import Wake, key_of
+from shoal.errors import ShoalError
+from shoal.policy.model import (
+    Action,
+    ApplyPodGroup,
+    ConfirmAbsent,
+    CreatePod,
+    CreateSecret,
+    CreateService,
+    DeleteDisruptionBudget,
+    DeleteJob,
+    DeletePod,
+    DeleteService,
+    DeleteWorkload,
+    Plan,
+    RequeueWorkload,
+)
+from shoal.runtime.backoff import DUE_SECONDS, pause
+from shoal.runtime.tasks import Tasks
+from shoal.runtime.work_queue import Priority
+
+logger = logging.getLogger(__name__)
+
+MAX_IN_FLIGHT = 16
+"""Concurrent requests of one job, so that a large job does not delay the others."""
+ORDINARY_IN_FLIGHT = 8
+"""Of these, those for pods that replace none, and for removals."""
+LONGEST_PAUSE = 10.0
+"""Between tries of a kind of requests that fail."""
+
+FOUNDATIONS = (CreateSecret, CreateService, ApplyPodGroup)
+"""Pods need them, and are asked for again when these are answered, or have failed."""
+REMOVALS = (DeletePod, DeleteService, DeleteDisruptionBudget, DeleteJob, DeleteWorkload, RequeueWorkload)
+
+
+@dataclass(frozen=True)
+class WriteStatus:
+    """Write the status of a plan that was made of this job. `complete`: it tells of all pods."""
+
+    job: TrainingJob
+    plan: Plan
+    complete: bool = True
+    name: str = "status"
+
+
+Request = Action | WriteStatus
+What = tuple[type[Request], str]
+
+
+@dataclass
+class _Failures:
+    count: int = 0
+    until: float = 0.0
+
+
+@dataclass
+class _Run:
+    """One run of a job: what is to be sent, in this order, and what is in flight."""
+
+    job: TrainingJob
+    urgent: deque[Request] = field(default_factory=deque)
+    ordinary: deque[Request] = field(default_factory=deque)
+    removals: deque[Request] = field(default_factory=deque)
+    due: frozenset[Request] = frozenset()
+    """The removals that the newest plan asks for."""
+    in_flight: dict[What, Request] = field(default_factory=dict)
+    failures: dict[type[Request], _Failures] = field(default_factory=dict)
+
+
+class Requests:
+    """The requests of all jobs. `carry_out`: see `Applier.carry_out`; `wake`: has a job planned again."""
+
+    def __init__(
+        self,
+        carry_out: Callable[[TrainingJob, Request], Awaitable[bool]],
+        tasks: Tasks,
+        wake: Wake,
+    ) -> None:
+        self._carry_out = carry_out
+        self._tasks = tasks
+        self._wake = wake
+        self._runs: dict[str, _Run] = {}
+
+    def want(self, job: TrainingJob, actions: Sequence[Request]) -> float | None:
+        """Ask for this and nothing else, of removals as far as they are allowed.
+
+        Returns the seconds until more of it may be tried; None: that depends on no time.
+        """
+        run = self._run(job)
+        run.job = job
+        early = any(isinstance(each, FOUNDATIONS) and type(each) not in run.failures for each in actions)
+        # What is in flight may be answered before the queue comes to it: it is not to be sent twice.
+        asked = [each for each in actions if (type(each), each.name) not in run.in_flight]
+        makes = [
+            each
+            for each in asked
+            if not (isinstance(each, REMOVALS) or (early and isinstance(each, CreatePod)))
+        ]
+        run.urgent = deque(each for each in makes if not _grows(each))
+        run.ordinary = deque(each for each in makes if _grows(each))
+        run.due = frozenset(each for each in asked if isinstance(each, REMOVALS))
+        run.removals = deque(each for each in run.removals if each in run.due)
+        self._send(run)
+        pauses = [self._pause(run, kind) for kind in {type(each) for each in actions}]
+        return min((each for each in pauses if each), default=None)
+
+    def allow(self, job: TrainingJob, actions: Iterable[Request]) -> None:
+        """Send the removals among these that are still asked for: their reasons are stored."""
+        run = self._run(job)
+        run.removals = deque(each for each in actions if isinstance(each, REMOVALS) and each in run.due)
+        self._send(run)
+
+    def start(self, job: TrainingJob, request: Request) -> float | None:
+        """Send one beside the others, unless one like it is in flight.
+
+        Returns the seconds until it may be tried, if not now.
+        """
+        run = self._run(job)
+        if (type(request), request.name) in run.in_flight:
+            return None  # its answer wakes the job
+        if pause := self._pause(run, type(request)):
+            return pause
+        self._start(run, request)
+        return None
+
+    def makes(self, uid: str) -> bool:
+        """Whether something is being made or asked, of which there will be more to say."""
+        run = self._runs.get(uid)
+        if run is None:
+            return False
+        sent = any(not issubclass(kind, (WriteStatus, *REMOVALS)) for kind, _ in run.in_flight)
+        return sent or bool(run.urgent or run.ordinary)
+
+    def pods_in_flight(self, uid: str) -> frozenset[Place]:
+        """The places whose pods are being created."""
+        run = self._runs.get(uid)
+        sent = run.in_flight.values() if run else ()
+        return frozenset(each.place for each in sent if isinstance(each, CreatePod))
+
+    def forget(self, uid: str) -> None:
+        """Drop a run that is gone."""
+        self._tasks.forget(uid)
+        self._runs.pop(uid, None)
+
+    def _run(self, job: TrainingJob) -> _Run:
+        return self._runs.setdefault(job.metadata.uid, _Run(job))
+
+    def _send(self, run: _Run) -> None:
+        while len(run.in_flight) < MAX_IN_FLIGHT:
+            if run.urgent:
+                request = run.urgent.popleft()
+            elif (run.removals or run.ordinary) and _ordinary(run) < ORDINARY_IN_FLIGHT:
+                request = (run.removals or run.ordinary).popleft()
+            else:
+                return
+            if (type(request), request.name) not in run.in_flight and self._may_try(run, type(request)):
+                self._start(run, request)
+
+    def _pause(self, run: _Run, kind: type[Request]) -> float:
+        """Seconds until requests of this kind are tried again after an error."""
+        failures = run.failures.get(kind)
+        left = failures.until - _now() if failures else 0.0
+        return left if left > DUE_SECONDS else 0.0
+
+    def _may_try(self, run: _Run, kind: type[Request]) -> bool:
+        if kind not in run.failures:
+            return True
+        return not self._pause(run, kind) and all(each is not kind for each, _ in run.in_flight)
+
+    def _start(self, run: _Run, request: Request) -> None:
+        run.in_flight[type(request), request.name] = request
+        self._tasks.start(run.job.metadata.uid, self._answered(run, run.job, request))
+
+    async def _answered(self, run: _Run, job: TrainingJob, request: Request) -> None:
+        kind = type(request)
+        try:
+            done = await self._carry_out(job, request)
+            run.failures.pop(kind, None)
+        except Exception as error:  # broad: an error of one request must not stop the others
+            done = False
+            self._failed(run, request, error)
+        finally:
+            del run.in_flight[kind, request.name]
+        if not done:  # others of its kind would fare no better: they are planned again
+            run.urgent, run.ordinary, run.removals = (
+                deque(each for each in queue if type(each) is not kind)
+                for queue in (run.urgent, run.ordinary, run.removals)
+            )
+        if not (done and _grows(request) and (run.ordinary or run.in_flight)):
+            self._wake(key_of(job), Priority.URGENT if _is_awaited(request) else Priority.NORMAL)
+        self._send(run)
+
+    def _failed(self, run: _Run, request: Request, error: Exception) -> None:
+        failures = run.failures.setdefault(type(request), _Failures())
+        if not self._pause(run, type(request)):  # those that were sent with it count as one
+            failures.count += 1
+            failures.until = _now() + pause(failures.count, error, LONGEST_PAUSE)
+        logger.warning(
+            "%s/%s: %s %s: %s; retrying in %.2f s",
+            *key_of(run.job),
+            type(request).__name__,
+            request.name,
+            error or repr(error),
+            failures.until - _now(),
+            exc_info=None if isinstance(error, ShoalError) else error,
+        )
+
+
+def _grows(request: Request) -> bool:
+    """Whether it makes a pod that replaces none."""
+    return isinstance(request, CreatePod) and not request.replaces
+
+
+def _is_awaited(request: Request) -> bool:
+    """Whether a replacement may wait for its answer."""
+    if isinstance(request, WriteStatus):
+        return request.plan.wake_after == 0.0
+    return isinstance(request, ConfirmAbsent)
+
+
+def _ordinary(run: _Run) -> int:
+    return sum(_grows(each) or isinstance(each, REMOVALS) for each in run.in_flight.values())
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,289 @@
+"""What is in flight while an API server is slow: nothing waits for an answer that it does not need."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from shoal.cluster.transport import Answer
+from shoal.controllers.trainingjob.report import SETTLE_SECONDS, WAVE_SECONDS
+from shoal.controllers.trainingjob.requests import LONGEST_PAUSE, MAX_IN_FLIGHT, ORDINARY_IN_FLIGHT
+from shoal.errors import Unavailable
+from shoal.runtime.work_queue import WorkQueue
+from tests.unit.controllers.clusters import JOB_PATH, KEY, Rig
+from tests.unit.policy import build
+
+pytestmark = pytest.mark.looptime
+
+PODS = "/api/v1/namespaces/ns/pods"
+
+
+class Slow:
+    """A cluster whose answers take their time, and the operator's queue before it."""
+
+    def __init__(self, workers: int, *, post: float = 0.3, put: float = 0.8) -> None:
+        self.rig = rig = Rig(settle_seconds=SETTLE_SECONDS)
+        self.seconds = {"POST": post, "PUT": put, "DELETE": post}
+        self.sent: list[tuple[float, str, str]] = []
+        """When, the verb, and what was written."""
+        self.queue: WorkQueue[Any] = WorkQueue()
+        self.open, self.most = 0, 0
+        self._request = rig.cluster.request
+        rig.cluster.request = self._slowly  # type: ignore[method-assign]
+        rig.state.nodes.put(build.node("spot-0"))
+        rig.apply(workers={"replicas": workers, "maxReplicas": 1000, "maxSurge": "100%"})
+
+    async def _slowly(self, method: str, path: str, **options: Any) -> Answer:
+        body = options.get("body") or {}
+        name = body.get("metadata", {}).get("name", "") if method == "POST" else path
+        if "/events" in path:
+            return await self._request(method, path, **options)
+        self.sent.append((now(), method, name))
+        self.open += 1
+        self.most = max(self.most, self.open)
+        try:
+            await asyncio.sleep(self.seconds.get(method, 0.0))
+            return await self._request(method, path, **options)
+        finally:
+            self.open -= 1
+
+    @asynccontextmanager
+    async def working(self) -> AsyncIterator[None]:
+        """The operator works."""
+        rig = self.rig
+        rig.on_wake = self.queue.add
+        self.queue.add(KEY)
+        work = [asyncio.create_task(self.queue.work(rig.once)), asyncio.create_task(rig.tasks.run())]
+        try:
+            yield
+        finally:
+            for task in work:
+                task.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+
+    async def runs(self) -> None:
+        """All pods are made, bound and run."""
+        await asyncio.sleep(5)
+        for pod in self.rig.pods():
+            self.rig.cluster.change(f"{PODS}/{pod}", spec={"nodeName": "spot-0"})
+        self.rig.run_pods()
+        await asyncio.sleep(5)
+
+    def lose(self, name: str) -> float:
+        """A pod is gone, as its watch says; when that was."""
+        pod = self.rig.cluster.objects.pop(f"{PODS}/{name}")
+        self.rig.cluster.version += 1
+        self.rig.state.pods.drop(pod["metadata"]["uid"], self.rig.cluster.version)
+        return now()
+
+    def edit(self, **spec: Any) -> None:
+        """The user changes the job."""
+        before = self.rig.cluster.objects[JOB_PATH]
+        meta = {**before["metadata"], "generation": before["metadata"]["generation"] + 1}
+        self.rig.cluster.change(JOB_PATH, metadata=meta, spec={**before["spec"], **spec})
+        self.rig.state.jobs.put(self.rig.job)
+
+    def at(self, name: str) -> float:
+        """When the request to create this was sent."""
+        return next(when for when, verb, made in self.sent if (verb, made) == ("POST", name))
+
+    def count(self, verb: str, words: str) -> int:
+        return sum(each == verb and words in name for _, each, name in self.sent)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def test_losses_one_after_the_other_do_not_wait_for_answers_about_the_first() -> None:
+    slow = Slow(8)
+    async with slow.working():
+        await slow.runs()
+        lost = {}
+        for index in range(4):
+            lost[index] = slow.lose(f"digits-worker-{index}-0")
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(5)
+    assert max(slow.at(f"digits-worker-{index}-1") - at for index, at in lost.items()) < 0.01
+    assert slow.rig.job.status.restarts.disruptions == 4
+
+
+async def test_job_that_ramps_sees_its_own_losses_at_once() -> None:
+    """Those of its server as soon as the epoch is recorded."""
+    slow = Slow(8)
+    async with slow.working():
+        await slow.runs()
+        slow.edit(workers={"replicas": 1000, "maxReplicas": 1000, "maxSurge": "100%"})
+        await asyncio.sleep(1.5)
+        lost = slow.lose("digits-worker-0-0")
+        await asyncio.sleep(1.5)
+        server = slow.lose("digits-ps-0-0")
+        await asyncio.sleep(3)
+        assert slow.rig.pods() > {"digits-worker-0-1", "digits-ps-0-1"}
+        assert len(slow.rig.pods()) < 300, "it still ramps"
+    assert slow.at("digits-worker-0-1") - lost < 0.01
+    recorded = min(when for when, verb, _ in slow.sent if verb == "PUT" and when >= server)
+    assert (
+        recorded + slow.seconds["PUT"] <= slow.at("digits-ps-0-1") <= server + 2 * slow.seconds["PUT"] + 0.1
+    )
+
+
+@pytest.mark.parametrize(
+    "change", [{"suspend": True}, {"workers": {"replicas": 8}}], ids=["suspend", "shrink"]
+)
+async def test_job_that_is_given_up_amid_a_ramp_makes_no_more_pods(change: dict[str, Any]) -> None:
+    slow = Slow(1000)
+    async with slow.working():
+        await asyncio.sleep(3)
+        slow.edit(**change)
+        made = slow.count("POST", "-worker-")
+        assert 20 < made < 200
+        await asyncio.sleep(5)
+    assert slow.count("POST", "-worker-") <= made + ORDINARY_IN_FLIGHT
+
+
+async def test_ramp_asks_once_for_each_pod() -> None:
+    slow = Slow(200)
+    async with slow.working():
+        for _ in range(100):
+            slow.queue.add(KEY)
+            await asyncio.sleep(0.1)
+    made = Counter(name for _, verb, name in slow.sent if verb == "POST")
+    assert len(made) > 200
+    assert set(made.values()) == {1}
+
+
+async def test_requests_of_a_job_are_bounded() -> None:
+    slow = Slow(300, post=0.1, put=0.1)
+    async with slow.working():
+        await asyncio.sleep(3)
+        assert slow.most <= ORDINARY_IN_FLIGHT + 2, "the status and the disruption budget beside the pods"
+        await asyncio.sleep(5)
+        await slow.runs()
+        for index in range(100):
+            slow.lose(f"digits-worker-{index}-0")
+        await asyncio.sleep(0.05)
+        assert slow.open == MAX_IN_FLIGHT
+        await asyncio.sleep(5)
+    assert slow.most <= MAX_IN_FLIGHT + 1
+    assert sum(name.endswith("-1") for name in slow.rig.pods()) == 100
+
+
+async def test_status_of_a_ramp_is_written_while_it_goes_on() -> None:
+    slow = Slow(1000)
+    async with slow.working():
+        await asyncio.sleep(5)
+        pending = slow.rig.job.status.workers.pending
+    assert 30 < pending < 200
+    assert 2 <= slow.count("PUT", "trainingjobs") <= 5
+
+
+async def test_first_error_stops_what_is_like_it_and_is_tried_again_one_at_a_time() -> None:
+    """A webhook that fails takes its time-out for each request."""
+    slow = Slow(1000, post=0.1, put=0.1)
+
+    def failing(method: str, path: str) -> Exception | None:
+        pods = method == "POST" and path == PODS
+        return Unavailable("500: failed calling webhook: context deadline exceeded") if pods else None
+
+    slow.rig.cluster.fault = failing
+    async with slow.working():
+        await asyncio.sleep(2)
+        early = slow.count("POST", "-worker-") + slow.count("POST", "-ps-0-")
+        assert early <= MAX_IN_FLIGHT + 6
+        assert slow.rig.job.status.phase == "Pending", "the status is written meanwhile"
+        await asyncio.sleep(60)
+        assert slow.count("POST", "-worker-") + slow.count("POST", "-ps-0-") - early <= 14
+        slow.rig.cluster.fault = lambda _method, _path: None
+        await asyncio.sleep(LONGEST_PAUSE * 1.2 + 20)
+    assert len(slow.rig.pods()) == 1001
+
+
+async def test_full_quota_is_met_by_a_handful_of_requests() -> None:
+    slow = Slow(1000, post=0.1, put=0.1)
+    words = b'{"message": "pods is forbidden: exceeded quota: few", "reason": "Forbidden"}'
+    slow.rig.cluster.fault = lambda method, path: (
+        Answer(403, words) if (method, path) == ("POST", PODS) else None
+    )
+    async with slow.working():
+        await asyncio.sleep(4)
+        assert slow.count("POST", "-worker-") <= ORDINARY_IN_FLIGHT
+        condition = slow.rig.job.status.condition("QuotaExceeded")
+        assert condition is not None
+        assert condition.status == "True"
+
+
+async def test_loss_is_recorded_with_its_replacement_unless_that_takes_long() -> None:
+    for post, writes in ((WAVE_SECONDS / 2, 1), (WAVE_SECONDS * 2, 2)):
+        slow = Slow(4, post=post, put=0.01)
+        async with slow.working():
+            await slow.runs()
+            before = slow.count("PUT", "trainingjobs")
+            slow.lose("digits-worker-1-0")
+            await asyncio.sleep(3)
+            assert slow.count("PUT", "trainingjobs") - before == writes
+
+
+async def test_removals_follow_the_write_of_their_reason() -> None:
+    slow = Slow(4)
+    async with slow.working():
+        await slow.runs()
+        slow.edit(workers={"replicas": 2})
+        began = now()
+        await asyncio.sleep(5)
+    written = min(when for when, verb, _ in slow.sent if verb == "PUT" and when >= began)
+    deleted = [when for when, verb, _ in slow.sent if verb == "DELETE"]
+    assert len(deleted) == 2
+    assert min(deleted) >= written + slow.seconds["PUT"]
+
+
+async def test_deleted_job_has_no_requests_left() -> None:
+    slow = Slow(100)
+    async with slow.working():
+        await asyncio.sleep(2)
+        assert slow.open
+        slow.rig.cluster.objects.clear()
+        slow.rig.state.jobs.drop(slow.rig.state.jobs.get("digits", "ns").metadata.uid)  # type: ignore[union-attr]
+        await asyncio.sleep(0.01)
+        assert not slow.open
+        sent = len(slow.sent)
+        await asyncio.sleep(10)
+        assert len(slow.sent) == sent
+
+
+async def test_process_that_ends_has_awaited_all_its_tasks() -> None:
+    slow = Slow(100)
+    async with slow.working():
+        await asyncio.sleep(2)
+        assert slow.open
+    assert not slow.open
+    assert {task for task in asyncio.all_tasks() if task is not asyncio.current_task()} == set()
+
+
+async def test_unexpected_error_of_a_request_ends_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    slow = Slow(4)
+    slow.rig.cluster.fault = lambda method, path: (
+        ZeroDivisionError("a bug") if method == "POST" and "budgets" in path else None
+    )
+    async with slow.working():
+        await slow.runs()
+        assert len(slow.rig.pods()) == 5
+    assert "a bug" in caplog.text
+    assert "Traceback" in caplog.text
+
+
+async def test_pod_in_flight_is_not_asked_for_again() -> None:
+    slow = Slow(2, post=2.0, put=0.01)
+    async with slow.working():
+        await asyncio.sleep(3)
+        for _ in range(5):
+            slow.queue.add(KEY)
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(3)
+    assert slow.count("POST", "digits-worker-0-0") == 1
+    assert slow.count("POST", "digits-ps-0-0") == 1
