@@ -1,4 +1,4 @@
-"""The additive time as a scikit-learn estimator: a thin wrapper around `speed.additive`, which needs no scikit-learn."""
+"""The additive time as a scikit-learn estimator: a thin wrapper around `speed.additive`, which needs only numpy."""
 
 from __future__ import annotations
 
