@@ -27,6 +27,16 @@ async def settled(rig: Rig) -> None:
     raise AssertionError(f"does not settle: {rig.cluster.requests[-20:]}")
 
 
+async def running() -> Rig:
+    """A job whose pods run, as its status says."""
+    rig = Rig()
+    rig.apply()
+    await settled(rig)
+    rig.run_pods()
+    await settled(rig)
+    return rig
+
+
 async def test_first_reconcile_creates_everything_and_writes_one_status() -> None:
     rig = Rig()
     rig.apply()
@@ -40,11 +50,7 @@ async def test_first_reconcile_creates_everything_and_writes_one_status() -> Non
 
 
 async def test_settled_job_sends_no_requests() -> None:
-    rig = Rig()
-    rig.apply()
-    await settled(rig)
-    rig.run_pods()
-    await settled(rig)
+    rig = await running()
     rig.cluster.requests.clear()
     await rig.reconcile(KEY)
     assert rig.cluster.requests == []
@@ -52,11 +58,7 @@ async def test_settled_job_sends_no_requests() -> None:
 
 
 async def test_lost_pod_is_replaced_before_the_status_is_written() -> None:
-    rig = Rig()
-    rig.apply()
-    await settled(rig)
-    rig.run_pods()
-    await settled(rig)
+    rig = await running()
     rig.cluster.objects.pop("/api/v1/namespaces/ns/pods/digits-worker-1-0")
     rig.see()
     assert rig.woken[-1] == (KEY, Priority.URGENT)
@@ -74,11 +76,7 @@ async def test_lost_pod_is_replaced_before_the_status_is_written() -> None:
 
 async def test_recorded_pod_that_was_never_seen_is_asked_for() -> None:
     """The watch of pods of a new leader may lag behind that of jobs."""
-    rig = Rig()
-    rig.apply()
-    await settled(rig)
-    rig.run_pods()
-    await settled(rig)
+    rig = await running()
     path = "/api/v1/namespaces/ns/pods/digits-worker-1-0"
     uid = rig.cluster.objects[path]["metadata"]["uid"]
     rig.state.pods.drop(uid)
@@ -92,11 +90,7 @@ async def test_recorded_pod_that_was_never_seen_is_asked_for() -> None:
 
 
 async def test_pod_that_went_as_it_had_announced_is_not_asked_for() -> None:
-    rig = Rig()
-    rig.apply()
-    await settled(rig)
-    rig.run_pods()
-    await settled(rig)
+    rig = await running()
     path = "/api/v1/namespaces/ns/pods/digits-worker-1-0"
     going = {"deletionTimestamp": "2026-01-01T12:00:30Z"}
     rig.cluster.change(path, metadata=rig.cluster.objects[path]["metadata"] | going)
@@ -110,11 +104,7 @@ async def test_pod_that_went_as_it_had_announced_is_not_asked_for() -> None:
 
 async def test_pod_that_lost_its_label_is_deleted_and_replaced() -> None:
     """Its watch says that it was deleted; it ran on, on a GPU of which nobody knew."""
-    rig = Rig()
-    rig.apply()
-    await settled(rig)
-    rig.run_pods()
-    await settled(rig)
+    rig = await running()
     path = "/api/v1/namespaces/ns/pods/digits-worker-1-0"
     meta = rig.cluster.objects[path]["metadata"]
     labels = {name: value for name, value in meta["labels"].items() if name != "shoal.dev/job"}
@@ -127,11 +117,7 @@ async def test_pod_that_lost_its_label_is_deleted_and_replaced() -> None:
 
 
 async def test_loss_keeps_its_reason_though_the_pod_vanishes_meanwhile() -> None:
-    rig = Rig()
-    rig.apply()
-    await settled(rig)
-    rig.run_pods()
-    await settled(rig)
+    rig = await running()
     path = "/api/v1/namespaces/ns/pods/digits-worker-1-0"
     rig.cluster.change(path, status={"phase": "Failed", "reason": "Evicted"})
     rig.see()
@@ -154,11 +140,7 @@ async def test_loss_keeps_its_reason_though_the_pod_vanishes_meanwhile() -> None
 async def test_pod_that_goes_before_anyone_looks_is_lost_for_the_reason_that_it_had_announced(
     condition: str, reason: str
 ) -> None:
-    rig = Rig()
-    rig.apply()
-    await settled(rig)
-    rig.run_pods()
-    await settled(rig)
+    rig = await running()
     path = "/api/v1/namespaces/ns/pods/digits-worker-1-0"
     rig.cluster.change(
         path, status={"phase": "Running", "conditions": [{"type": condition, "status": "True"}]}
@@ -171,11 +153,7 @@ async def test_pod_that_goes_before_anyone_looks_is_lost_for_the_reason_that_it_
 
 
 async def test_pods_are_deleted_after_the_status_is_written() -> None:
-    rig = Rig()
-    rig.apply()
-    await settled(rig)
-    rig.run_pods()
-    await settled(rig)
+    rig = await running()
     rig.cluster.change(JOB_PATH, spec={**rig.cluster.objects[JOB_PATH]["spec"], "workers": {"replicas": 1}})
     rig.see()
     rig.cluster.fault = lambda method, _path: Unavailable("status unavailable") if method == "PUT" else None
@@ -379,11 +357,7 @@ async def test_answers_about_a_deleted_run_are_dropped() -> None:
 
 
 async def test_process_that_ends_while_a_status_is_written_tells_what_it_says() -> None:
-    rig = Rig()
-    rig.apply()
-    await settled(rig)
-    rig.run_pods()
-    await settled(rig)
+    rig = await running()
     rig.cluster.objects.pop("/api/v1/namespaces/ns/pods/digits-worker-1-0")
     rig.see()
     stored, request = asyncio.Event(), rig.cluster.request
