@@ -49,7 +49,8 @@ async def measure(world: World, quick: bool) -> AsyncIterator[Measurement]:
             await world.namespace("big")
             await world.apply(job("big", "big", big))
             await until(lambda: _made(world, "big", big // 20))
-            beside = await _lose_while_it_ramps(world, "one", losses, "big", big)
+            beside = await _lose_while_it_ramps(world, "one", losses // 2, "big", big)
+            own = [await _lose_own(world, "big", name) for name in await _workers(world, "big", losses // 2)]
             await world.run("big", "big", big)
             ramp = world.writes("big", user=OPERATOR)
             statuses = [each for each in ramp if each.subresource == "status"]
@@ -67,7 +68,7 @@ async def measure(world: World, quick: bool) -> AsyncIterator[Measurement]:
             await world.namespace("bare-big")
             async with world.bare("make", "bare-big", jobs=1, workers=big):
                 await until(lambda: _made(world, "bare-big", big // 20))
-                bare_beside = await _lose_while_it_ramps(world, "bare-one", losses, "bare-big", big)
+                bare_beside = await _lose_while_it_ramps(world, "bare-one", losses // 2, "bare-big", big)
     for name, found, limit, goals in (
         (f"taken pod to CREATE, {workers} workers", alone, bare, (15.0, 50.0)),
         (f"the same beside {big} workers that ramp up", beside, bare_beside, (None, 100.0)),
@@ -77,6 +78,9 @@ async def measure(world: World, quick: bool) -> AsyncIterator[Measurement]:
         yield summary(f"{name}: largest of {len(found)}", [max(found)], "ms", "", goals[1], at_most=True)
         ratio = middle / statistics.median(limit)
         yield summary(f"{name}: median, ratio", [ratio], "x", "a bare client's watch and POST")
+    name = f"the same of the {big} themselves, amid their ramp"
+    yield summary(f"{name}: median", own, "ms", "")
+    yield summary(f"{name}: largest of {len(own)}", [max(own)], "ms", "", 100.0, at_most=True)
     yield summary("announced wave: notice to each CREATE", wave, "ms", "")
     yield summary("announced wave: notice to last CREATE", [max(wave)], "ms", "", 30.0, at_most=True)
     yield summary("announced wave: last CREATE, ratio", [max(wave) / max(bare_wave)], "x", "a bare client")
@@ -165,6 +169,24 @@ async def _writes_of_a_loss(world: World, namespace: str, workers: int) -> tuple
     at_once = len(world.writes(namespace, user=OPERATOR, since=since))
     await world.run(namespace, namespace, workers)
     return at_once, len(world.writes(namespace, user=OPERATOR, since=since))
+
+
+async def _lose_own(world: World, namespace: str, name: str) -> float:
+    """The same of a job that makes other pods meanwhile: to the CREATE of the successor, by its name."""
+    since = len(world.log.read())
+    before, _, incarnation = name.rpartition("-")
+    successor = f"{before}-{int(incarnation) + 1}"
+    await world.kube.delete(f"/api/v1/namespaces/{namespace}/pods/{name}", grace_seconds=0)
+
+    async def made() -> bool:
+        return any(each.name == successor for each in world.creates(namespace, since=since))
+
+    await until(made, every=0.02)
+    lost = next(
+        each.answered for each in world.writes(namespace, since=since) if is_loss(each) and each.name == name
+    )
+    created = next(each for each in world.creates(namespace, since=since) if each.name == successor)
+    return milliseconds(lost, created.received)
 
 
 async def _any_made(world: World, namespace: str, since: int) -> bool:

@@ -69,7 +69,7 @@ class _Kills(Killer):
 
     def strikes(self, *, after: bool) -> bool:
         """See `Killer`."""
-        strikes = (self.writes - 1, after) in self._kills
+        strikes = (len(self.sent) - 1, after) in self._kills
         if strikes:
             self._told()
         return strikes

@@ -33,6 +33,19 @@ class PlanStatus(Status):
     """When the counts last changed."""
 
 
+class CoursePoint(Status):
+    """The metric that ends the job, after an epoch."""
+
+    epoch: int
+    """From 0."""
+    samples: int
+    """Samples of the whole run so far."""
+    value: str
+    """The metric, a decimal."""
+    workers: str = "1"
+    """How many trained since the point before, in the mean, a decimal."""
+
+
 class PredictionStatus(Status):
     """How fast the job is expected to be with its workers, and how wrong that was."""
 
@@ -51,6 +64,8 @@ class PredictionStatus(Status):
     """For how long the workers were watched for that, of the last 90 s. It holds until workers are watched again."""
     basis: str = ""
     """What the expectation is based on."""
+    course: tuple[CoursePoint, ...] | None = Field(default=None, max_length=64)
+    """How the metric that ends the job came along: ever fewer points of ever older epochs, and the newest."""
 
 
 class CostStatus(Status):

@@ -239,8 +239,6 @@ class SpeedProfileStatus(Status):
     """Measured cost of an update on the parameter servers."""
     beside: BesideSteps | None = None
     """Measured time beside training steps."""
-    convergence: Convergence | None = None
-    """The loss curve that was fitted to its jobs."""
     sources: tuple[SpeedSource, ...] = Field(default=(), max_length=MOST_SOURCES)
     """The jobs whose measurements these are."""
     jobs: str = ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shoal.cli.cluster import cluster_command, emit
-from shoal.cli.inputs import read_problem
+from shoal.cli.inputs import read_problem, read_traces
 from shoal.cli.options import FILE, Files, Limits, Output, files_options, output_options
 from shoal.errors import UsageError
 
@@ -48,7 +48,6 @@ def calibrate(
     """
     from shoal.sizing.simulate.calibrate import calibrate as run
     from shoal.sizing.simulate.scenario import pair_of
-    from shoal.sizing.simulate.traces import read_trace
 
     if len(files.jobs) > 1:
         raise UsageError("the calibration is of one job: give -f once")
@@ -59,7 +58,7 @@ def calibrate(
     found = run(
         spot,
         on_demand,
-        [read_trace(path) for path in (*traces, *more_traces)],
+        read_traces([*traces, *more_traces]),
         confidence=confidence,
         seed=seed,
     )

@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import click
+
 from shoal.errors import ClusterError, UsageError
 
 if TYPE_CHECKING:
@@ -16,8 +18,9 @@ if TYPE_CHECKING:
     from shoal.cli.options import Files, Limits
     from shoal.client import Client
     from shoal.sizing.plan.problem import Problem
+    from shoal.sizing.simulate.traces import Trace
 
-__all__ = ["read_problem", "with_traces"]
+__all__ = ["read_problem", "read_traces", "with_traces"]
 
 T = TypeVar("T")
 
@@ -37,17 +40,23 @@ def read_problem(
     """
     from shoal.sizing.plan.assemble import problem_of
     from shoal.sizing.plan.manifests import profile_for, read_job, read_pools, read_profiles
-    from shoal.sizing.plan.work_left import seconds_left
 
-    read, now = read_job(job), datetime.now(UTC)
-    deadline = limits.deadline
-    if deadline is None and job_deadline:
-        deadline = seconds_left(read, now)
+    read = read_job(job)
     namespace = read.metadata.namespace or None
     profiles = read_profiles(files.profiles) if files.profiles else cluster_profiles(client, namespace)
     profile = profile_for(read, profiles, str(files.profiles or "the cluster"))
     pools = read_pools(files.pools) if files.pools else cluster_pools(client)
-    problem = problem_of(read, pools, profile, profiles, deadline=deadline, now=now, max_servers=max_servers)
+    problem = problem_of(
+        read,
+        pools,
+        profile,
+        profiles,
+        now=datetime.now(UTC),
+        deadline=limits.deadline,
+        budget=limits.budget,
+        job_deadline=job_deadline,
+        max_servers=max_servers,
+    )
     return dataclasses.replace(
         problem, objective=dataclasses.replace(problem.objective, **limits.set_values())
     )
@@ -77,6 +86,17 @@ def _or_files(read: Callable[[], Sequence[T]], option: str) -> Sequence[T]:
         return read()
     except ClusterError as error:
         raise type(error)(f"{error}; or give files with {option}") from error
+
+
+def read_traces(paths: Sequence[Path]) -> list[Trace]:
+    """The traces of these files; what is odd about them is told on stderr."""
+    from shoal.sizing.simulate.traces import read_trace
+
+    traces = [read_trace(path) for path in paths]
+    for trace in traces:
+        if trace.note:
+            click.echo(f"note: {trace.note}", err=True)
+    return traces
 
 
 def with_traces(problem: Problem, traces: Sequence[str]) -> Problem:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shoal.cli.cluster import cluster_command, emit
-from shoal.cli.inputs import read_problem
+from shoal.cli.inputs import read_problem, read_traces
 from shoal.cli.options import FILE, Files, Limits, Output, files_options, output_options
 from shoal.errors import UsageError
 
@@ -66,7 +66,6 @@ def simulate(
     """Replay revocation traces and compare policies by finish time and cost."""
     from shoal.sizing.simulate import summary
     from shoal.sizing.simulate.scenario import scenario_of
-    from shoal.sizing.simulate.traces import read_trace
 
     if slack is not None and deadline is not None:
         raise UsageError("give --slack or --deadline, not both")
@@ -81,7 +80,7 @@ def simulate(
     limits = Limits(deadline, None, None, None)
     problem = read_problem(client, files.jobs[0], files, limits, job_deadline=slack is None)
     scenario = scenario_of(problem, workers=workers, slack=slack)
-    sources = [read_trace(path) for path in (*traces, *more_traces)]
+    sources = read_traces([*traces, *more_traces])
     _show(summary.run(scenario, sources, runs=runs, seed=seed, confidence=confidence), output)
 
 

@@ -19,6 +19,7 @@ from shoal.api.events import Event
 from shoal.api.kube import Node, Pod, Service, ServiceSpec
 from shoal.api.kueue import ResourceFlavor, Workload
 from shoal.api.labels import Place, RoleName
+from shoal.api.planning_status import CoursePoint
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import TrainingJobStatus
 from shoal.manifests.objects import Manifest
@@ -109,6 +110,8 @@ class Proposal:
     """Whether the model's speed was measured in a pool of the plan."""
     basis: str = ""
     """What the prediction is based on."""
+    course: tuple[CoursePoint, ...] = ()
+    """How the metric that ends the job came along, to be remembered."""
     speeds: Mapping[str, float] = field(default_factory=dict)
     """Samples per second of one worker, by pool; for the choice of whom to drain."""
 

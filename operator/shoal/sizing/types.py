@@ -80,22 +80,3 @@ class PsModel:
             raise UsageError(f"sharpness must be at least 1, not {self.sharpness}")
         if not 0 <= self.scaling <= 1:
             raise UsageError(f"scaling must be between 0 and 1, not {self.scaling}")
-
-    @classmethod
-    def of(
-        cls,
-        features: ModelFeatures,
-        *,
-        bandwidth: float,
-        seconds_per_tensor: float = 0.0,
-        bytes_per_parameter: float = 4.0,
-        sharpness: float = 4.0,
-    ) -> PsModel:
-        """Derive it from a server's bandwidth (bytes/s, both ways together) and its cost per tensor (s).
-
-        `bytes_per_parameter` is one way, 4 for fp32 and 2 for bf16; a push-pull moves it twice.
-        """
-        if not bandwidth > 0:
-            raise UsageError(f"bandwidth of a parameter server must be positive bytes/s, not {bandwidth}")
-        moved = 2.0 * bytes_per_parameter * features.parameters
-        return cls(seconds_per_tensor * features.tensors + moved / bandwidth, sharpness)

@@ -16,27 +16,21 @@ from functools import partial
 from typing import TypeVar
 
 from shoal.api.capacity_pool import CapacityPool
+from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import MANAGED_BY, TrainingJob
 from shoal.controllers.capacitypool.measure import matches
 from shoal.controllers.planning.metrics import PlanMetrics
 from shoal.controllers.planning.paces import Paces
 from shoal.controllers.planning.progress import Progress
-from shoal.controllers.planning.translate import (
-    fleet_job,
-    job_name,
-    model_of,
-    pool_values,
-    profile_values,
-    proposal,
-    unreadable,
-)
+from shoal.controllers.planning.translate import pool_values, proposal, with_status
 from shoal.controllers.speedprofile.reconcile import Learner
 from shoal.controllers.state import ClusterState, Key, Wake, key_of
 from shoal.controllers.trainingjob.claims import holdings
 from shoal.policy.model import Proposal
 from shoal.runtime.work_queue import Priority
 from shoal.sizing.fleet import FleetJob, FleetPlan, FleetPool, JobPlan, Profile, plan_fleet
-from shoal.sizing.fleet.resources import beside_of
+from shoal.sizing.fleet.jobs import fleet_job, job_name, samples_per_epoch, unreadable
+from shoal.sizing.fleet.resources import profile_of
 from shoal.telemetry.poller import Poller
 
 logger = logging.getLogger(__name__)
@@ -173,7 +167,7 @@ class Planner:
         counts = {pool: count for pool, count in plan.counts.items() if count}
         same = old is not None and dict(old.proposal.pools) == counts
         since = old.proposal.since if old is not None and same and old.proposal.since else now
-        fresh = proposal(job, plan, now, since)
+        fresh = proposal(job, plan, now, since, self._progress.course(job.metadata.uid))
         traded, higher = self._trade(job, found, priorities)
         fresh = replace(fresh, urgent=fresh.urgent or higher, traded=traded)
         self._known[job.metadata.uid] = _Known(fresh, self._now())
@@ -199,27 +193,23 @@ class Planner:
     def _job(self, job: TrainingJob, now: datetime) -> FleetJob:
         report, age = self._poller.latest(job.metadata.uid)
         fingerprint = report.model.fingerprint if report is not None and report.model is not None else ""
-        key = job.metadata.namespace, self._learner.name_of(job, fingerprint)
-        profile = self._state.profiles.get(key[1], key[0])
-        status = self._learner.learned(key)
-        model = model_of(report, profile, status)
-        prior = profile.spec.model if profile is not None else None
-        per_epoch = (status.model.samples_per_epoch if status.model else None) or (
-            prior.samples_per_epoch if prior else None
-        )
+        profile = self._known_of((job.metadata.namespace, self._learner.name_of(job, fingerprint)))
         pods = self._state.pods.indexed("job", key_of(job))
-        self._progress.observe(job, report, per_epoch)
+        self._progress.observe(job, report, samples_per_epoch(profile))
         watched = self._paces.observe(job, report, self._now() - age)
-        behind = sum(not epoch.complete for epoch in report.epochs) if report is not None else 0
-        beside = beside_of(status, per_epoch, behind)
-        return fleet_job(job, model, report, per_epoch, pods, now, watched, beside)
+        priority = max((pod.spec.priority for pod in pods), default=0)
+        return fleet_job(job, profile, now, report, priority=priority, watched=watched)
 
     def _pool(self, pool: CapacityPool, now: datetime) -> FleetPool:
         return pool_values(pool, [node for node in self._state.nodes.all() if matches(pool, node)], now)
 
     def _profile(self, key: Key, now: datetime) -> Profile | None:
+        return profile_of(self._known_of(key), now, strict=False)
+
+    def _known_of(self, key: Key) -> SpeedProfile:
+        """A profile as it is stored, with the newest reports."""
         namespace, name = key
-        return profile_values(self._state.profiles.get(name, namespace), self._learner.learned(key), now)
+        return with_status(self._state.profiles.get(name, namespace), namespace, self._learner.learned(key))
 
     @staticmethod
     def _now() -> float:

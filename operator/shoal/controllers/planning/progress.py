@@ -1,17 +1,20 @@
 """How the metric that ends a job came along, and with how many workers: what the samples left are estimated from.
 
-Kept in memory for as long as a job is planned. After a restart the newest epochs come again with the next report; the
-workers of those that nobody saw count as the present ones.
+Kept in memory for as long as a job is planned, and thinned out in `status.prediction.course`, where a new operator
+finds it: a report has the newest epochs only. The workers of epochs that nobody saw count as the present ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from shoal.api.planning_status import CoursePoint
 from shoal.api.training_job import TrainingJob
 from shoal.sizing.fleet import Evaluation, FleetJob
-from shoal_trainer.contract import StatusReport, StopAfter, WorkerState
+from shoal.sizing.fleet.jobs import course_of, ending_by_metric
+from shoal_trainer.contract import StatusReport, WorkerState
 
 MOST_EPOCHS = 400
 
@@ -19,8 +22,10 @@ MOST_EPOCHS = 400
 @dataclass
 class _Course:
     fingerprint: str = ""
-    values: dict[int, tuple[float, float, float]] = field(default_factory=dict)
-    """Samples, the metric, and mean workers, by epoch."""
+    values: dict[int, Evaluation] = field(default_factory=dict)
+    """By epoch."""
+    remembered: int = -1
+    """The newest epoch that an operator before this one saw: of those up to it, only `values` are known."""
     seen: list[tuple[float, int]] = field(default_factory=list)
     """Samples and workers at each report since the last epoch."""
 
@@ -42,7 +47,11 @@ class Progress:
             return
         per_epoch = report.data.samples_per_epoch or per_epoch
         active = sum(worker.state is WorkerState.ACTIVE for worker in report.workers)
-        course = self._courses.setdefault(job.metadata.uid, _Course())
+        uid = job.metadata.uid
+        if uid not in self._courses:
+            before = course_of(job)
+            self._courses[uid] = _Course(values=before, remembered=max(before, default=-1))
+        course = self._courses[uid]
         course.fingerprint = report.model.fingerprint if report.model else ""
         if active:
             course.seen.append((float(report.samples), active))
@@ -50,65 +59,66 @@ class Progress:
             return
         for epoch in report.epochs:
             value = epoch.metrics.get(f"val_{name}", epoch.metrics.get(name))
-            if value is not None and epoch.epoch not in course.values:
+            if value is not None and epoch.epoch not in course.values and epoch.epoch > course.remembered:
                 samples = float((epoch.epoch + 1) * per_epoch)
                 during = [n for at, n in course.seen if samples - per_epoch <= at <= samples] or [
                     max(active, 1)
                 ]
-                course.values[epoch.epoch] = samples, value, sum(during) / len(during)
+                course.values[epoch.epoch] = Evaluation(samples, value, sum(during) / len(during))
         # Epochs after the current one were undone by a return to a snapshot.
-        kept = sorted(epoch for epoch in course.values if epoch <= report.epoch)[-MOST_EPOCHS:]
-        course.values = {epoch: course.values[epoch] for epoch in kept}
+        course.values = {
+            epoch: value for epoch, value in sorted(course.values.items()) if epoch <= report.epoch
+        }
+        course.remembered = min(course.remembered, report.epoch)
+        if len(course.values) > MOST_EPOCHS:
+            newest = dict(list(course.values.items())[-MOST_EPOCHS // 2 :])
+            course.values = thinned({e: v for e, v in course.values.items() if e not in newest}) | newest
         course.seen = [each for each in course.seen if each[0] > report.samples - 2 * per_epoch][
             -MOST_EPOCHS:
         ]
 
-    def _points(self, uid: str) -> list[Evaluation]:
-        course = self._courses.get(uid, _Course())
-        return [Evaluation(*course.values[epoch]) for epoch in sorted(course.values)]
+    def course(self, uid: str) -> tuple[CoursePoint, ...]:
+        """What is to be remembered of a job's course."""
+        values = self._courses[uid].values if uid in self._courses else {}
+        return tuple(
+            CoursePoint(
+                epoch=epoch,
+                samples=int(point.samples),
+                value=f"{point.value:.6g}",
+                workers=f"{point.workers:.4g}",
+            )
+            for epoch, point in thinned(values).items()
+        )
 
     def estimated(self, job: TrainingJob, planned: FleetJob) -> FleetJob:
         """The job with the samples left to its metric, where nothing else ends it; takes tens of milliseconds."""
-        from shoal.sizing.speed.efficiency import (
-            samples_to_target,  # numpy: at rest, the operator does without
-        )
-
-        stop = job.spec.training.stop_after
-        if stop.metric is None or stop.value is None or planned.samples_left is not None:
-            return planned
-        said = StopAfter(metric=stop.metric, value=float(stop.value), mode=stop.mode)
         uid = job.metadata.uid
-        course = self._courses.get(uid, _Course())
-        points = self._points(uid)
-        workers = float(max(sum(planned.running.values()), 1))
-        found = samples_to_target(
-            points,
-            float(stop.value),
-            rises=said.direction == "Max",
-            workers=workers,
-            others=self._alike(uid, course.fingerprint),
-        )
-        ends = f"the job ends when {stop.metric} is {stop.value}"
-        if found.samples is None:
-            return replace(planned, work_note=f"{ends}, and {found.why}")
-        assumed = "" if found.learned else (
-            "; how many more samples more workers need is an assumption until the job has run with different numbers"
-        )  # fmt: skip
-        return replace(
-            planned,
-            samples_left=found.samples,
-            samples_sigma=found.sigma,
-            efficiency=found.efficiency,
-            min_workers=job.spec.workers.min_replicas
-            if job.spec.elasticity.mode in {"Advise", "Auto"} and planned.model is not None
-            else planned.min_workers,
-            work_note=f"{ends}: {found.why}{assumed}",
-        )
+        return ending_by_metric(job, planned, self._points(uid), self._alike(uid))
 
-    def _alike(self, uid: str, fingerprint: str) -> Sequence[Sequence[Evaluation]]:
+    def _points(self, uid: str) -> list[Evaluation]:
+        values = self._courses.get(uid, _Course()).values
+        return [values[epoch] for epoch in sorted(values)]
+
+    def _alike(self, uid: str) -> Sequence[Sequence[Evaluation]]:
         """The courses of other jobs of the same model."""
+        fingerprint = self._courses.get(uid, _Course()).fingerprint
         return [
             self._points(other)
             for other, course in self._courses.items()
             if other != uid and fingerprint and course.fingerprint == fingerprint
         ]
+
+
+def thinned(values: Mapping[int, Evaluation]) -> dict[int, Evaluation]:
+    """Two points for each doubling of the epochs, and the newest. Done again when there are more, it is the same."""
+    kept, before, passed = dict[int, Evaluation](), -1, 0.0
+    since = list[tuple[float, float]]()
+    for epoch in sorted(values):
+        point = values[epoch]
+        since.append((max(point.samples - passed, 1.0), point.workers))
+        passed, half = point.samples, int(2 * math.log2(epoch + 1) + 1e-9)
+        if half > before or epoch == max(values):
+            workers = sum(samples * n for samples, n in since) / sum(samples for samples, _ in since)
+            kept[epoch] = replace(point, workers=workers)
+            before, since = half, []
+    return kept

@@ -28,16 +28,31 @@ from shoal_trainer.contract import LARGEST, BesideSums, LogSums, ShardReport, Sp
 _BESIDE = "beside"
 HALF_LIFE = timedelta(seconds=priors.HALF_LIFE)
 MOST_SERVER_LOADS = 16
+MOST_SUMS = 3000
+"""Sums that are remembered, of all jobs: they take up to 250 bytes, and etcd takes 1.5 MB."""
 
 
 def learn(status: SpeedProfileStatus, uid: str, report: StatusReport, now: datetime) -> SpeedProfileStatus:
-    """The status with what the report of the job `uid` adds to it; the same object if it adds nothing."""
-    source = next((each for each in status.sources if each.uid == uid), SpeedSource(uid=uid))
+    """The status with what the report of the job `uid` adds to it; the same object if it adds nothing.
+
+    What cannot be remembered is not learned, or it would be learned again and again: nothing of more than
+    `MOST_SOURCES` jobs at once, or of more than `MOST_SUMS` configurations of all of them, until others have ended.
+    """
+    source = next((each for each in status.sources if each.uid == uid), None)
+    if source is None:
+        if len(status.sources) >= MOST_SOURCES:
+            return status
+        source = SpeedSource(uid=uid)
+    room = max(0, MOST_SUMS - sum(len(each.counts) for each in status.sources))
+    reported = [*map(_name, report.speed), *map(_shard, report.shards)]
+    known = {*source.counts, *[name for name in reported if name not in source.counts][:room]}
     rows = {_key(row): row for row in status.rows}
     counts: dict[str, str] = {}
     news = False
     for sums in report.speed:
-        name = "/".join(part if isinstance(part, str) else f"{part:g}" for part in sums.key)
+        name = _name(sums)
+        if name not in known:
+            continue
         seen = _parse(source.counts.get(name, "")) if source.report == report.speed_epoch else _NOTHING
         fresh = tuple(part.since(old) for part, old in zip(_parts(sums), seen, strict=True))
         if any(part.count < 0 for part in fresh):
@@ -48,7 +63,9 @@ def learn(status: SpeedProfileStatus, uid: str, report: StatusReport, now: datet
             news = True
     loads = {load.parameter_servers: load for load in status.server_load}
     for shard in report.shards:
-        name = f"shard/{shard.index}/{shard.boot}"
+        name = _shard(shard)
+        if name not in known:
+            continue
         before = _numbers(source.counts.get(name, ""), 3)
         busy, updates, received = (
             max(0.0, value - old) for value, old in zip(_work(shard), before, strict=True)
@@ -80,7 +97,7 @@ def learn(status: SpeedProfileStatus, uid: str, report: StatusReport, now: datet
             "devices": ", ".join(sorted({row.device for row in kept})),
             "beside": beside,
             "server_load": tuple(loads[number] for number in sorted(loads))[-MOST_SERVER_LOADS:],
-            "sources": (*others, ours)[-MOST_SOURCES:],
+            "sources": (*others, ours),
             "last_updated": stamp if news else status.last_updated,
         }
     )
@@ -126,6 +143,14 @@ def _numbers(text: str, count: int) -> list[float]:
         return [0.0] * count
     usable = len(found) == count and all(abs(each) <= LARGEST for each in found)
     return found if usable else [0.0] * count
+
+
+def _name(sums: SpeedSums) -> str:
+    return "/".join(part if isinstance(part, str) else f"{part:g}" for part in sums.key)
+
+
+def _shard(shard: ShardReport) -> str:
+    return f"shard/{shard.index}/{shard.boot}"
 
 
 def _parts(sums: SpeedSums) -> tuple[LogSums, ...]:

@@ -64,7 +64,7 @@ class Learner:
 
     def hear(self, job: TrainingJob, report: StatusReport) -> None:
         """Take a report. Cheap: it is merged by the next reconcile or plan."""
-        if report.model is None:
+        if report.model is None or job.status.finished:
             return
         key = job.metadata.namespace, self.name_of(job, report.model.fingerprint)
         self._heard.setdefault(key, {})[job.metadata.uid] = (
@@ -146,7 +146,7 @@ class Learner:
         new: SpeedProfileStatus,
         heard: dict[str, tuple[Key, StatusReport]],
     ) -> SpeedProfileStatus:
-        live = {job.metadata.uid for job in self._state.jobs.all()}
+        live = {job.metadata.uid for job in self._state.jobs.all() if not job.status.finished}
         gone = {source.uid for source in new.sources if source.uid not in live}
         named = [name for (_, name), _ in heard.values()]
         earlier = [name for name in old.jobs.split(", ") if name and name not in named]

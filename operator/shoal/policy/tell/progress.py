@@ -165,9 +165,12 @@ def recovery(last: LastDisruption | None, facts: Facts, workers: ByIndex) -> Las
 
 def prediction(facts: Facts) -> PredictionStatus | None:
     """What the planner expects of the job."""
-    proposal = facts.seen.proposal
-    if proposal is None or proposal.samples_per_second is None:
-        return None
+    before, proposal = facts.job.status.prediction, facts.seen.proposal
+    if proposal is None:
+        return before
+    if proposal.samples_per_second is None:
+        known = (before or PredictionStatus()).model_copy(update={"course": proposal.course})
+        return known if proposal.course else before
     left, between = proposal.remaining_seconds, proposal.remaining_range
     watched = proposal.watched_seconds
     return PredictionStatus(
@@ -178,4 +181,5 @@ def prediction(facts: Facts) -> PredictionStatus | None:
         relative_error=decimal(proposal.relative_error),
         watched_seconds=None if watched is None else round(watched),
         basis=proposal.basis,
+        course=proposal.course or None,
     )

@@ -103,7 +103,7 @@ class _Teller:
         wanted = decided.wanted
         return {
             "plan": wanted.plan if wanted.plan is not None else before.plan,
-            "prediction": progress.prediction(self._facts) or before.prediction,
+            "prediction": progress.prediction(self._facts),
             "pool_usage": decided.usage.pools,
             "cost": decided.usage.cost,
             "counted_until": decided.usage.counted_until,

@@ -16,7 +16,7 @@ from shoal.sizing.fleet.problems import JobProblem, job_problem
 from shoal.sizing.fleet.values import FleetJob, FleetPool, JobPlan
 from shoal.sizing.plan.explain import fleet, money
 from shoal.sizing.plan.planner import Plan, plan
-from shoal.sizing.plan.problem import Problem, StepWork
+from shoal.sizing.plan.problem import Problem
 from shoal.sizing.plan.switch import SURE, gain, is_sure, switch
 from shoal.sizing.plan.trial import worth_measuring
 from shoal.sizing.speed.measurements import MEASURED
@@ -72,7 +72,7 @@ def _solved(
     confidence: float,
     seed: int,
 ) -> Solved:
-    if job.model is None or job.samples_left is None:
+    if job.model is None or not job.has_work:
         missing = (
             "The model is not known before a worker has reported it"
             if job.model is None
@@ -95,7 +95,7 @@ def _solved(
         found = _affordable(one.problem, _settled(job, one.problem, plan(one.problem, seed=seed)), seed)
         return Solved(job, _with_trial(job, one, found, answer_of(job, one, found)), one, found)
     except UsageError as error:
-        return Solved(job, unplanned(job, pools, left, f"{str(error)[:1].upper()}{str(error)[1:]}."))
+        return Solved(job, unplanned(job, pools, left, _sentence(str(error))))
 
 
 def under_way(job: FleetJob) -> Mapping[str, int]:
@@ -176,13 +176,11 @@ def problem_of(
     confidence: float,
 ) -> JobProblem:
     """The problem of a job whose model and work are known."""
-    assert job.model is not None
-    return job_problem(job, job.model, _work(job), pools, limits, speeds, confidence, spare=SPARE)
+    return job_problem(job, pools, limits, speeds, confidence, spare=SPARE)
 
 
-def _work(job: FleetJob) -> StepWork:
-    left = max(job.samples_left or 0.0, 1.0)
-    return StepWork(samples=left, sigma=job.samples_sigma, efficiency=job.efficiency, beside=job.beside)
+def _sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:].rstrip('.')}."
 
 
 def _late(found: JobPlan, binding: str, words: str) -> JobPlan:

@@ -105,7 +105,10 @@ def _urgency(job: FleetJob, pools: Sequence[FleetPool], speeds: SpeedModel) -> t
 
     What is known to need a pool goes before what is only thought to.
     """
-    if job.deadline_seconds is None or job.model is None or job.samples_left is None:
+    samples = job.samples_left
+    if samples is None and job.steps_left is not None:
+        samples = job.steps_left * job.batch_size
+    if job.deadline_seconds is None or job.model is None or samples is None:
         return NOT_URGENT
     try:
         one = problem_of(job, pools, {p.name: p.limit for p in pools}, speeds, 0.95)
@@ -116,5 +119,5 @@ def _urgency(job: FleetJob, pools: Sequence[FleetPool], speeds: SpeedModel) -> t
         reverse=True,
     )
     fastest = sum(rates[: job.max_workers])
-    slack = job.deadline_seconds * fastest / max(job.samples_left, 1.0)
+    slack = job.deadline_seconds * fastest / max(samples, 1.0)
     return MEASURED not in one.basis.values(), slack

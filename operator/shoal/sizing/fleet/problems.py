@@ -18,7 +18,7 @@ from shoal.sizing.speed.measurements import Model
 from shoal.sizing.speed.model import SpeedModel
 from shoal.sizing.types import PsModel
 
-__all__ = ["JobProblem", "batch_of", "device_of", "job_problem", "servers_of", "startup_of", "unusable"]
+__all__ = ["JobProblem", "batch_of", "device_of", "job_problem", "servers_of", "unusable"]
 
 RESERVE_SECONDS, RESERVE_SHARE = 300.0, 0.05
 """What must be left of the time to the deadline, beyond what on-demand nodes need, to wait with buying them."""
@@ -26,6 +26,9 @@ SHORT_OUT_SECONDS = 600.0
 """A stock-out is expected to last as long again as it has lasted, at least this and at most `OUT_SECONDS`."""
 SNAPSHOT_BANDWIDTH = 5e9
 """Bytes/s at which a parameter server copies its memory for a snapshot. Training stops meanwhile."""
+BYTES_PER_PARAMETER = 16
+"""Accelerator memory per parameter: weight, gradient and two moments in fp32."""
+USABLE_MEMORY = 0.9
 PRIOR_STARTUPS = 2.0
 """Weight of the prior start-up time of a pool, in measured start-ups."""
 
@@ -43,8 +46,6 @@ class JobProblem:
 
 def job_problem(
     job: FleetJob,
-    model: Model,
-    work: Work,
     pools: Sequence[FleetPool],
     limits: Mapping[str, int],
     speeds: SpeedModel,
@@ -52,10 +53,13 @@ def job_problem(
     servers: Servers | None = None,
     spare: float = 0.0,
 ) -> JobProblem:
-    """The problem of one job within `limits` (nodes by pool). Raises UsageError if there is none to solve.
+    """The problem of one job, whose model and work are known, within `limits` (nodes by pool).
 
-    `servers` None: as many as the job has, at no price. `spare`: see `Objective`; for jobs with spot pools.
+    Raises UsageError if there is none to solve. `servers` None: as many as the job has, at no price. `spare`: see
+    `Objective`; for jobs with spot pools.
     """
+    model, work = job.model, work_of(job)
+    assert model is not None
     by_name = {pool.name: pool for pool in pools}
     notes = [
         f"There is no CapacityPool {name}: add it or remove it from workers.pools."
@@ -68,7 +72,7 @@ def job_problem(
         pool = by_name.get(name)
         if pool is None:
             continue
-        why = unusable(pool)
+        why = unusable(pool) or _too_small(pool, job, model)
         if why is not None:
             notes.append(why)
             continue
@@ -148,7 +152,7 @@ def _with_stock_outs(option: Pool, pool: FleetPool) -> Pool:
 def servers_of(model: Model, speeds: SpeedModel, counts: tuple[int, ...]) -> Servers:
     """The parameter servers of a model: their capacity, and how sure it is."""
     fitted = speeds.servers
-    measured = fitted.measured.get(model.fingerprint, 1)
+    measured = fitted.measured.get(model.key, 1)
     capacity, sigma = fitted.capacity(model, measured)
     return Servers(
         counts=counts,
@@ -165,13 +169,38 @@ def unusable(pool: FleetPool) -> str | None:
     if pool.price_per_hour is None:
         return f"{pool.name} has no price and is left out: set spec.price.perHour."
     if pool.accelerator is None and not pool.cores > 0:
-        return f"{pool.name} has neither an accelerator nor known CPU cores and is left out: no node of it was seen."
+        return (
+            f"{pool.name} has neither an accelerator nor known CPU cores and is left out: no node of it was seen; set "
+            "spec.cores."
+        )
     if pool.accelerator is not None and not catalogue().knows(pool.accelerator):
         return (
             f"{pool.name} is left out: the accelerator {pool.accelerator} is not in the catalogue; use one of "
             f"{', '.join(catalogue().names)}."
         )
     return None
+
+
+def _too_small(pool: FleetPool, job: FleetJob, model: Model) -> str | None:
+    """Why the model does not fit into the accelerators of a pool; None: it does, or nobody knows."""
+    if job.bytes_per_sample is None or pool.accelerator is None:
+        return None
+    batch, sheet = batch_of(job, pool), catalogue().find(pool.accelerator)
+    needed = BYTES_PER_PARAMETER * model.parameters + job.bytes_per_sample * batch / pool.devices
+    if needed <= USABLE_MEMORY * sheet.memory_gb * 1e9:
+        return None
+    return (
+        f"{pool.name} is left out: {batch} samples need {needed / 1e9:.1f} GB and {sheet.name} has "
+        f"{sheet.memory_gb:g} GB; give the pool a smaller batchSize to use it."
+    )
+
+
+def work_of(job: FleetJob) -> Work:
+    """What is left of a job: at least one step, or sample."""
+    if job.loss is not None:
+        return job.loss
+    steps, samples = (None if left is None else max(left, 1.0) for left in (job.steps_left, job.samples_left))
+    return StepWork(steps, samples, job.samples_sigma, job.efficiency, job.beside)
 
 
 def startup_of(pool: FleetPool) -> float:
@@ -212,8 +241,6 @@ def _pool(
     running = job.running.get(pool.name, 0)
     if pool.exhausted and not pool.spot:
         limit = min(limit, running)
-    if pool.available is not None:
-        limit = min(limit, running + pool.available)
     return Pool(
         name=pool.name,
         limit=limit,

@@ -24,8 +24,14 @@ STEPS_DIFFER, PRIOR_STEPS = 0.3, 3.0
 
 
 def fleet_pool(pool: CapacityPool, now: datetime | None = None) -> FleetPool:
-    """A pool as the planner sees it: priors of its spec and measurements of its status."""
+    """A pool as the planner sees it: priors of its spec and measurements of its status.
+
+    Of one whose description is wrong, nothing is used.
+    """
     spec, status = pool.spec, pool.status
+    wrong = any(
+        c.type == "Ready" and c.status == "False" and c.reason != "NoPrice" for c in status.conditions
+    )
     starts = status.startup
     out = next((c for c in status.conditions if c.type == "Exhausted" and c.status == "True"), None)
     since = status.out_since or out.last_transition_time if out is not None else None
@@ -36,7 +42,7 @@ def fleet_pool(pool: CapacityPool, now: datetime | None = None) -> FleetPool:
         cores=spec.core_count,
         spot=spec.capacity_type == "Spot",
         zone=spec.zone,
-        limit=spec.limits.nodes,
+        limit=0 if wrong else spec.limits.nodes,
         price_per_hour=float(spec.price.per_hour) if spec.price else None,
         startup_seconds=float(spec.startup_seconds),
         startup_seen=starts.seen,
@@ -95,7 +101,13 @@ def model_of(profile: SpeedProfile) -> Model | None:
     flops = decimal(known.flops_per_sample) or (decimal(prior.flops_per_sample) if prior else 0.0)
     name = known.fingerprint or profile.metadata.name or "?"
     try:
-        return Model(name, flops if flops > 0 else None, known.parameters, max(1, known.tensors))
+        return Model(
+            name,
+            flops if flops > 0 else None,
+            known.parameters,
+            max(1, known.tensors),
+            profile.metadata.namespace or "",
+        )
     except UsageError:
         return None
 

@@ -10,6 +10,7 @@ from shoal.sizing.beside import Beside
 from shoal.sizing.speed.measurements import Model
 
 if TYPE_CHECKING:  # numpy
+    from shoal.sizing.plan.problem import LossWork
     from shoal.sizing.speed.efficiency import Efficiency
 
 __all__ = ["FleetJob", "FleetPlan", "FleetPool", "JobPlan", "Pace", "Watched"]
@@ -23,7 +24,7 @@ class FleetPool:
     may use, all jobs together. `price_per_hour` None: no offer, nothing is planned there. `startup_seen` and
     `interruptions_seen` (in `node_hours`) are how often these were measured; the rest is the prior.
     `unfulfilled_waits`: requests that waited too long for a node. `exhausted`: there are no nodes now, for
-    `exhausted_seconds`. `available`: nodes that could be had now; None: not known. `together`: the part of the pool's
+    `exhausted_seconds`. `together`: the part of the pool's
     nodes that is lost when several are lost at once. `batch_size`: of workers of this pool; None: the job's.
     `idle_seconds`: how long a node is paid after its worker has left.
     """
@@ -44,7 +45,6 @@ class FleetPool:
     unfulfilled_waits: int = 0
     exhausted: bool = False
     exhausted_seconds: float = 0.0
-    available: int | None = None
     measured_startup_seconds: float | None = None
     together: float | None = None
     transfer_per_gib: float = 0.0
@@ -75,9 +75,11 @@ class Pace:
 class FleetJob:
     """A job: the work that is left, what it may use, and what it is wanted for.
 
-    `model` None: not reported yet. `samples_left` None: not known; `work_note` says why. Where the job ends by a
-    metric, they are uncertain by `samples_sigma` (of their logarithm), and depend on the workers by `efficiency`.
-    `beside`: what is to be done beside training steps; None: not known.
+    `model` None: not reported yet. The work is `samples_left` or `steps_left` of a worker, whichever is done first, or
+    else a `loss`; where all are None, it is not known, and `work_note` says why. Where the job ends by a metric, the
+    samples are uncertain by `samples_sigma` (of their logarithm), and depend on the workers by `efficiency`. `beside`:
+    what is to be done beside training steps; None: not known. `bytes_per_sample`: of an accelerator's memory; None: it
+    is not checked.
     `deadline_seconds` and `budget_left` are what is left from now; None: no limit. `running` workers need no start-up;
     `planned` are those of the plan that is being carried out. In the pools of `asked` it waits for nodes. `now`: what
     its workers do; where none can be watched, `pace_before` is what was found last. `fault`: why it cannot be
@@ -89,10 +91,13 @@ class FleetJob:
     priority: int = 0
     model: Model | None = None
     samples_left: float | None = None
+    steps_left: float | None = None
+    loss: LossWork | None = None
     samples_sigma: float = 0.0
     efficiency: Efficiency | None = None
     beside: Beside | None = None
     work_note: str = ""
+    bytes_per_sample: float | None = None
     batch_size: int = 1
     batch_sizes: Mapping[str, int] = field(default_factory=dict)
     min_workers: int = 1
@@ -110,6 +115,11 @@ class FleetJob:
     now: Watched = field(default_factory=Watched)
     pace_before: Pace | None = None
     fault: str = ""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the work that is left is known."""
+        return any(each is not None for each in (self.samples_left, self.steps_left, self.loss))
 
 
 @dataclass(frozen=True)

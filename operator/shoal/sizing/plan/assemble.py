@@ -1,4 +1,8 @@
-"""From a TrainingJob, CapacityPools and SpeedProfiles to a problem for the planner."""
+"""From files, or objects of a cluster, to a problem for the planner: what `shoal plan` and `shoal simulate` solve.
+
+The job is read as the operator reads it (`fleet/jobs.py`). Beyond that, the number of parameter servers is planned and
+they are priced, pools may be left to the planner, and what cannot be planned is an error that says what to change.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +16,18 @@ from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.errors import UsageError
 from shoal.sizing.accelerators import Catalogue, catalogue
+from shoal.sizing.fleet.jobs import course_of, ending_by_metric, fleet_job
 from shoal.sizing.fleet.problems import batch_of, device_of, job_problem, servers_of
 from shoal.sizing.fleet.resources import fleet_pool, profile_of
 from shoal.sizing.fleet.values import FleetJob, FleetPool
 from shoal.sizing.plan.problem import Problem, Servers
-from shoal.sizing.plan.work_left import work_left
-from shoal.sizing.speed.measurements import Model, Profile
+from shoal.sizing.speed import priors
+from shoal.sizing.speed.measurements import MEASURED, Model
 from shoal.sizing.speed.model import SpeedModel
 
 __all__ = ["problem_of"]
 
 MOST_SERVERS = 8
-BYTES_PER_PARAMETER = 16
-"""Accelerator memory per parameter: weight, gradient and two moments in fp32."""
-USABLE_MEMORY = 0.9
-Z90 = 1.6449
 
 
 def problem_of(
@@ -35,8 +36,10 @@ def problem_of(
     profile: SpeedProfile,
     profiles: Sequence[SpeedProfile],
     *,
-    deadline: float | None,
     now: datetime,
+    deadline: float | None = None,
+    budget: float | None = None,
+    job_deadline: bool = True,
     max_servers: int | None = None,
 ) -> Problem:
     """Assemble the problem. The units are those of docs/planning-model.md.
@@ -46,14 +49,56 @@ def problem_of(
         pools: all CapacityPools.
         profile: that of the job's model.
         profiles: all of them, which the speeds are learned from.
-        deadline: seconds from now (see `seconds_left`), None: no deadline.
-        now: the present, for the age of measurements.
+        now: the present, for the deadline and the age of measurements.
+        deadline: seconds from now; None: the job's.
+        budget: the most that the work left may cost; None: what the job's maxCost leaves.
+        job_deadline: whether the job's deadline counts.
         max_servers: the most parameter servers, None: the limit of their pool, at most `MOST_SERVERS`.
 
     """
-    return _Assembly(job, {pool.metadata.name: pool for pool in pools}, profile, profiles, now).problem(
-        deadline, max_servers
-    )
+    own = profile_of(profile, now)
+    if own is None:
+        raise UsageError(
+            f"SpeedProfile {profile.metadata.name or '?'} does not describe its model yet: set spec.model, or "
+            "run a job of it"
+        )
+    others = [profile_of(other, now) for other in profiles if other is not profile]
+    speeds = SpeedModel([own, *(other for other in others if other is not None)])
+    planned = fleet_job(job, profile, now)
+    if course := [point for _, point in sorted(course_of(job).items())]:
+        planned = ending_by_metric(job, planned, course)
+    if deadline is not None or not job_deadline:
+        planned = replace(planned, deadline_seconds=deadline)
+    if budget is not None:
+        planned = replace(planned, budget_left=budget)
+    _check(job, planned)
+    assembly = _Assembly(job, {pool.metadata.name: pool for pool in pools}, planned, own.model, speeds, now)
+    for row in own.rows:
+        if not catalogue().knows(row.device):
+            assembly.notes.append(
+                f"The measurement on {row.device} is ignored: it is not in the catalogue of accelerators."
+            )
+    return assembly.problem(max_servers)
+
+
+def _check(job: TrainingJob, planned: FleetJob) -> None:
+    """Raise UsageError if there is nothing to plan, or no limit that can be kept."""
+    if not planned.has_work:
+        raise UsageError(planned.work_note or "the work left is not known")
+    for left, what in ((planned.steps_left, "steps"), (planned.samples_left, "epochs")):
+        if left is not None and left < 1:
+            raise UsageError(f"the job has made all its {what}: nothing is left to plan")
+    objective = job.spec.elasticity.objective
+    if planned.deadline_seconds is not None and planned.deadline_seconds <= 0:
+        raise UsageError(
+            f"the deadline of {objective.deadline_seconds} s after the start of the job "
+            f"({job.status.start_time:%Y-%m-%d %H:%M:%S %Z}) has passed: set --deadline to the seconds from now"
+        )
+    if planned.budget_left is not None and planned.budget_left <= 0:
+        raise UsageError(
+            f"the budget of {objective.max_cost} is spent ({planned.spent:.2f}): set --max-cost to what the work left "
+            "may cost"
+        )
 
 
 @dataclass
@@ -62,84 +107,41 @@ class _Assembly:
 
     job: TrainingJob
     pools: dict[str, CapacityPool]
-    profile: SpeedProfile
-    profiles: Sequence[SpeedProfile]
+    planned: FleetJob
+    model: Model
+    speeds: SpeedModel
     now: datetime
     sheets: Catalogue = field(default_factory=catalogue)
     notes: list[str] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        own = profile_of(self.profile, self.now)
-        if own is None:
-            raise UsageError(
-                f"SpeedProfile {self.profile.metadata.name or '?'} does not describe its model yet: set spec.model, or "
-                "run a job of it"
-            )
-        others = [profile_of(other, self.now) for other in self.profiles if other is not self.profile]
-        self.model: Model = own.model
-        self.speeds = SpeedModel([own, *(other for other in others if other is not None)], self.sheets)
-        self._own: Profile = own
-        for row in own.rows:
-            if not self.sheets.knows(row.device):
-                self.notes.append(
-                    f"The measurement on {row.device} is ignored: it is not in the catalogue of accelerators."
-                )
-
-    def problem(self, deadline: float | None, max_servers: int | None) -> Problem:
+    def problem(self, max_servers: int | None) -> Problem:
         """The whole problem."""
-        spec, objective = self.job.spec, self.job.spec.elasticity.objective
-        candidates = [pool for pool in map(self._value, self._candidates()) if self._fits(pool)]
-        if not candidates:
-            raise UsageError(
-                "the model fits into the accelerators of no pool: lower batchSize or add larger accelerators"
-            )
-        job = replace(
-            self._job(),
-            pools=tuple(pool.name for pool in candidates),
-            running=self._running([pool.name for pool in candidates]),
-            deadline_seconds=deadline,
-            budget_left=None if objective.max_cost is None else float(objective.max_cost),
-            prefer=objective.prefer,
-        )
+        workers = self.job.spec.workers
+        candidates = [fleet_pool(pool, self.now) for pool in self._candidates()]
+        names = tuple(pool.name for pool in candidates)
         for pool in candidates:
             if pool.accelerator is not None:
                 self.sheets.find(pool.accelerator)
-            self._note_speed(job, pool)
+            self._note_speed(pool)
+        self._note_elsewhere(names)
+        if self.planned.work_note:
+            self.notes.append(f"{self.planned.work_note[:1].upper()}{self.planned.work_note[1:]}.")
         made = job_problem(
-            job,
-            self.model,
-            work_left(self.job, self.profile, self.notes),
+            replace(
+                self.planned,
+                pools=names,
+                min_workers=workers.min_replicas,
+                max_workers=workers.max_replicas or max(sum(pool.limit for pool in candidates), 1),
+            ),
             candidates,
             {pool.name: pool.limit for pool in candidates},
             self.speeds,
             0.95,
             self._servers(max_servers),
         )
-        return replace(
-            made.problem,
-            min_workers=spec.workers.min_replicas,
-            max_workers=spec.workers.max_replicas,
-            notes=(*self.notes, *made.notes),
-        )
-
-    def _job(self) -> FleetJob:
-        spec = self.job.spec
-        return FleetJob(
-            name=self.job.metadata.name,
-            pools=(),
-            model=self.model,
-            batch_size=spec.training.batch_size,
-            batch_sizes={entry.accelerator: entry.batch_size for entry in spec.training.batch_sizes},
-            on_demand_base=spec.workers.on_demand_base,
-            zone_policy=spec.workers.zone_policy,
-            parameter_servers=spec.parameter_servers.replicas,
-        )
+        return replace(made.problem, max_workers=workers.max_replicas, notes=(*self.notes, *made.notes))
 
     # -- workers ------------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def _value(pool: CapacityPool) -> FleetPool:
-        return fleet_pool(pool)
 
     def _candidates(self) -> list[CapacityPool]:
         """The pools that the job names, or every pool with an accelerator."""
@@ -155,47 +157,27 @@ class _Assembly:
             raise UsageError("no CapacityPool has an accelerator: add one, or name the job's workers.pools")
         return chosen
 
-    def _running(self, candidates: Sequence[str]) -> dict[str, int]:
-        """How many workers run in each candidate; a note on those that run elsewhere."""
-        running = dict.fromkeys(candidates, 0)
-        elsewhere = []
-        for slot in self.job.status.slots:
-            if slot.role != "worker" or slot.state not in ("Starting", "Running"):
-                continue
-            if slot.pool in running:
-                running[slot.pool] += 1
-            else:
-                elsewhere.append(slot.pool or "no pool")
+    def _note_elsewhere(self, candidates: Sequence[str]) -> None:
+        """A note on workers that run in none of the candidates."""
+        elsewhere = [
+            slot.pool or "no pool"
+            for slot in self.job.status.slots
+            if slot.role == "worker" and slot.state in {"Starting", "Running"} and slot.pool not in candidates
+        ]
         if elsewhere:
             self.notes.append(
                 f"{len(elsewhere)} worker{'s run' if len(elsewhere) > 1 else ' runs'} in "
                 f"{', '.join(sorted(set(elsewhere)))}, which is not a CapacityPool of this job: the plan ignores them; "
                 "name it in workers.pools."
             )
-        return running
 
-    def _fits(self, pool: FleetPool) -> bool:
-        """Whether the model fits into a pool's accelerators; a note if it does not."""
-        needs = self.profile.model.bytes_per_sample
-        if needs is None or pool.accelerator is None:
-            return True
-        batch, sheet = batch_of(self._job(), pool), self.sheets.find(pool.accelerator)
-        needed = BYTES_PER_PARAMETER * self.model.parameters + needs * batch / pool.devices
-        if needed <= USABLE_MEMORY * sheet.memory_gb * 1e9:
-            return True
-        self.notes.append(
-            f"{pool.name} is left out: {batch} samples need {needed / 1e9:.1f} GB and {sheet.name} has "
-            f"{sheet.memory_gb:g} GB; give the pool a smaller batchSize to use it."
-        )
-        return False
-
-    def _note_speed(self, job: FleetJob, pool: FleetPool) -> None:
+    def _note_speed(self, pool: FleetPool) -> None:
         """A note where a step time is not measured."""
-        batch, device = batch_of(job, pool), device_of(pool)
+        batch, device = batch_of(self.planned, pool), device_of(pool)
         found = self.speeds.worker(self.model, device, pool.devices, pool.cores, batch)
-        if found.basis == "measured":
+        if found.basis == MEASURED:
             return
-        low, high = (found.seconds * math.exp(z * found.sigma) for z in (-Z90, Z90))
+        low, high = (found.seconds * math.exp(z * found.sigma) for z in (-priors.Z90, priors.Z90))
         where = f"{device} x {pool.devices}" if pool.devices > 1 else device
         self.notes.append(
             f"No step of {batch} samples was measured on {where}: its time of {found.seconds:.3g} s is predicted from "
@@ -207,7 +189,7 @@ class _Assembly:
     def _servers(self, most: int | None) -> Servers:
         """The parameter servers: at most `most`, as many as the job has if there is no pool to price them."""
         spec, pool = self.job.spec.parameter_servers, self._server_pool()
-        if self.model.fingerprint not in self.speeds.servers.names:
+        if self.model.key not in self.speeds.servers.names:
             self.notes.append(
                 "Several workers were not measured together: an update is taken to keep a parameter server busy for "
                 f"{self.speeds.servers.update_seconds(self.model):.2g} s, or half or twice as long."

@@ -30,13 +30,11 @@ class WorkerSpeed:
     """Predict a worker's step time, with a 90 % prediction interval.
 
     Args:
-        half_life: seconds after which a measurement weighs half (`at_seconds` of the rows), None: equal weights.
         elsewhere: whether the interval is for another day than the measured ones.
         catalogue: the data sheets.
 
     """
 
-    half_life: float | None = None
     elsewhere: bool = False
     catalogue: Catalogue = field(default_factory=catalogue)
     notes: list[str] = field(default_factory=list, init=False)
@@ -50,10 +48,9 @@ class WorkerSpeed:
             raise NotEnoughData("no measurement of a worker's speed is known: give at least one")
         self._batches = "batch_size" in rows
         steps = np.log(1.0 / rows["measured"].to_numpy(float))
-        variances = self._variances(rows)
         observations = [
-            Observation(one, float(step), float(variance))
-            for one, step, variance in zip(self._configurations(rows), steps, variances, strict=True)
+            Observation(one, float(step), 0.0)
+            for one, step in zip(self._configurations(rows), steps, strict=True)
         ]
         unit = priors.ANY_CONVENTION if self._batches else priors.ANY_UNIT
         self._model = WorkerModel(merged(observations), self.catalogue, work_sigma=unit)
@@ -121,14 +118,6 @@ class WorkerSpeed:
                 strict=True,
             )
         ]  # fmt: skip
-
-    def _variances(self, rows: pd.DataFrame) -> Floats:
-        """(n,) what the age of a measurement adds to its variance: after each half-life its weight halves."""
-        if self.half_life is None or "at_seconds" not in rows:
-            return np.zeros(len(rows))
-        at = rows["at_seconds"].fillna(0.0).to_numpy(float)
-        halved = np.minimum((at.max() - at) / self.half_life, 60.0)
-        return np.asarray(priors.CAMPAIGN**2 * (2.0**halved - 1))
 
     def _limits(self, rows: pd.DataFrame) -> list[str]:
         names = np.array([self.catalogue.find(name).name for name in rows["accelerator"]])

@@ -49,4 +49,6 @@ def with_trace(problem: Problem, pool: str, trace: Trace) -> Problem:
         f"{measured.size:.0f} nodes were there on average: the plan expects the same part of the pool's limit."
     )
     pools = tuple(after if p.name == pool else p for p in problem.pools)
-    return dataclasses.replace(problem, pools=pools, notes=(*problem.notes, note))
+    return dataclasses.replace(
+        problem, pools=pools, notes=(*problem.notes, note, *filter(None, [trace.note]))
+    )

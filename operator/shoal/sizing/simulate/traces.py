@@ -50,14 +50,24 @@ REMOVED = (
 )
 
 
+MOST_BINS = 5_000_000
+"""Ten years of minutes: what is longer has its times in another unit."""
+GAP = 100
+"""A trace of counts has a gap where a row is so many times later than rows are in the middle."""
+
+
 @dataclass(frozen=True)
 class Trace:
-    """Lifetimes of nodes: node i exists from `begins[i]` to `ends[i]` (s, infinite: beyond the trace's `span`)."""
+    """Lifetimes of nodes: node i exists from `begins[i]` to `ends[i]` (s, infinite: beyond the trace's `span`).
+
+    `note`: what is odd about it.
+    """
 
     name: str
     begins: Floats
     ends: Floats
     span: float
+    note: str = ""
 
     def bins(self, step: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The nodes at the end of each interval of `step` s, and the losses within it of nodes present at its start.
@@ -65,6 +75,11 @@ class Trace:
         The trace is repeated: at the wrap-around it loses the difference in the number of nodes.
         """
         number = max(1, math.ceil(self.span / step - 1e-9))
+        if number > MOST_BINS:
+            raise UsageError(
+                f"the trace {self.name} spans {self.span / 86400:,.0f} days, which is {number:,} intervals of "
+                f"{step:g} s: is a time in ms where it should be in seconds?"
+            )
         edges = step * np.arange(number + 1)
         begun = np.searchsorted(np.sort(self.begins), edges, side="right")
         gone = np.searchsorted(np.sort(self.ends), edges, side="right")
@@ -198,7 +213,25 @@ def _from_counts(path: Path, times: Sequence[float], counts: Sequence[float], sp
     begins += alive
     ends += [math.inf] * len(alive)
     last = times[order[-1]] - start
-    return Trace(path.name, np.array(begins), np.array(ends), last if span is None else span)
+    return Trace(
+        path.name,
+        np.array(begins),
+        np.array(ends),
+        last if span is None else span,
+        _gaps(path, np.sort(times)),
+    )
+
+
+def _gaps(path: Path, times: Floats) -> str:
+    """A note where nothing was recorded for long."""
+    apart = np.diff(times)
+    long = apart[apart > GAP * np.median(apart)] if len(apart) > 1 else apart[:0]
+    if not len(long):
+        return ""
+    return (
+        f"{path.name} has {len(long)} gap{'s' if len(long) > 1 else ''} of up to {long.max() / 3600:,.1f} h without a "
+        "row: the number of nodes is taken to be the same for so long; split the trace there if nothing was recorded."
+    )
 
 
 def _number(row: Sequence[str], column: int, path: Path, line: int) -> float:

@@ -44,7 +44,10 @@ class Additive:
         self._posterior = Posterior(
             lambda theta: _form(x, theta), log_seconds, kernel, np.log(centres), spreads
         )
-        self.factor = width_factor(self._posterior.held_out(groups), list(groups)) if len(x) else 1.0
+        self.factor = 1.0
+        if len(x):
+            errors, sigmas = self._posterior.held_out(groups)
+            self.factor = width_factor(errors / sigmas, list(groups))
 
     @property
     def coefficients(self) -> Floats:

@@ -19,6 +19,7 @@ MEASURED = "measured"
 LEAST_SECONDS, MOST_SECONDS = 1e-7, 1e7
 """No time beyond these was measured: the clock, and a third of a year for one step."""
 MOST_COUNT = 1e18
+LEAST_CORES = 1e-3
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,17 @@ class LogMean:
 
 @dataclass(frozen=True)
 class Model:
-    """What determines a model's speed. `flops`: of one sample's forward pass, two for each multiply-add."""
+    """What determines a model's speed. `flops`: of one sample's forward pass, two for each multiply-add.
+
+    `owner`: who measures it, a namespace. What another one says of the same model is told from it: only what is common
+    to accelerators goes from one to the other.
+    """
 
     fingerprint: str
     flops: float | None
     parameters: int
     tensors: int
+    owner: str = ""
 
     def __post_init__(self) -> None:
         if self.flops is not None and not 0 < self.flops <= 1e20:
@@ -80,6 +86,11 @@ class Model:
             )
         if not (1 <= self.parameters <= 10**15 and 1 <= self.tensors <= 10**9):
             raise UsageError(f"the model {self.fingerprint} needs at least 1 parameter and 1 tensor")
+
+    @property
+    def key(self) -> str:
+        """The model of this owner."""
+        return f"{self.owner}/{self.fingerprint}"
 
 
 @dataclass(frozen=True)
@@ -109,6 +120,8 @@ class Row:
                 raise UsageError(
                     f"{name} of a measured row must be between {least:g} and {most:g}, not {value}"
                 )
+        if 0 < self.cores < LEAST_CORES:
+            raise UsageError(f"a worker was measured on {self.cores:g} cores: give at least {LEAST_CORES:g}")
 
     @property
     def exchange_seconds(self) -> float | None:

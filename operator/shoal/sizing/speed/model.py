@@ -16,6 +16,10 @@ from shoal.sizing.speed.worker import Configuration, Observation, WorkerModel
 __all__ = ["SpeedModel", "WorkerSpeed", "merged"]
 
 
+MOST_LOG = 30.0
+"""Of the seconds of a step: what is predicted beyond is computed with as this."""
+
+
 @dataclass(frozen=True)
 class WorkerSpeed:
     """Seconds of a worker's step alone, the standard deviation of its logarithm, and what it is based on."""
@@ -30,7 +34,7 @@ class SpeedModel:
 
     def __init__(self, profiles: Sequence[Profile] = (), sheets: Catalogue | None = None) -> None:
         self._sheets = sheets or catalogue()
-        self._profiles = {profile.model.fingerprint: profile for profile in profiles}
+        self._profiles = {profile.model.key: profile for profile in profiles}
         known: list[Observation] = []
         for profile in profiles:
             for row in profile.rows:
@@ -49,11 +53,11 @@ class SpeedModel:
             for count, load in profile.server_load.items()
             if load.updates > 0 and load.busy_seconds > 0
         ]
-        counted = {load.model.fingerprint for load in loads}
+        counted = {load.model.key for load in loads}
         clusters = [
             cluster
             for profile in self._profiles.values()
-            if profile.model.fingerprint not in counted
+            if profile.model.key not in counted
             for row in profile.rows
             if (cluster := self._cluster(profile.model, row)) is not None
         ]
@@ -64,14 +68,16 @@ class SpeedModel:
         one = Configuration(model, device, batch, devices, cores)
         mean, sigma = self.workers.predict([one])
         return WorkerSpeed(
-            math.exp(float(mean[0])), max(float(sigma[0]), priors.LEAST_SIGMA), self._basis(one)
+            math.exp(min(max(float(mean[0]), -MOST_LOG), MOST_LOG)),
+            max(float(sigma[0]), priors.LEAST_SIGMA),
+            self._basis(one),
         )
 
     def _basis(self, one: Configuration) -> str:
         """In words, what a prediction rests on."""
         name = self._sheets.sheet(one.device, one.cores).name
         rows = [o.configuration for o in self._observations]
-        same = [c for c in rows if c.model.fingerprint == one.model.fingerprint]
+        same = [c for c in rows if c.model.key == one.model.key]
         here = [
             c
             for c in same
@@ -99,7 +105,7 @@ class SpeedModel:
             row.workers / alone.seconds,
             row.workers / step,
             alone.sigma,
-            f"{model.fingerprint} {row.device} {row.devices} {row.batch_size}",
+            f"{model.key} {row.device} {row.devices} {row.batch_size}",
         )
 
 

@@ -17,13 +17,17 @@ from numpy.typing import NDArray
 
 from shoal.sizing.speed import priors
 
-__all__ = ["Posterior", "width_factor"]
+__all__ = ["MOST_ROUNDS", "Posterior", "looseness", "width_factor"]
 
 Floats = NDArray[np.float64]
 Form = Callable[[Floats], tuple[Floats, Floats]]
 """theta (p,) -> mean (n,) and derivatives (n, p)."""
 
 MOST_ITERATIONS = 60
+ODD = 3.0
+"""A group that deviates by more standard deviations is one of a kind."""
+MOST_ROUNDS = 3
+"""In which it is found what is: those that are mislead the others until they are loosened."""
 FEWEST, PRIOR_GROUPS = 5, 1.0
 
 
@@ -59,20 +63,20 @@ class Posterior:
         spread = np.einsum("ij,jk,ik->i", jacobian, self.covariance, jacobian)
         return mean, np.maximum(variance, 1e-8), spread
 
-    def held_out(self, groups: Sequence[str]) -> Floats:
-        """(n,) errors of the predictions from the other groups, in their own standard deviations (linearized)."""
+    def held_out(self, groups: Sequence[str]) -> tuple[Floats, Floats]:
+        """(n,) errors of the predictions from the other groups, and their standard deviations (linearized)."""
         # In whitened coordinates the data are J theta + e, with covariance 1 + J P J'; Woodbury gives its inverse.
         residual = self._r + self._J @ (self.theta - self._prior)
         inverse = np.eye(len(residual)) - self._J @ self.covariance @ self._J.T
         weighted = self._white.T @ (inverse @ residual)
         inverse = self._white.T @ inverse @ self._white
         names = np.array(groups, dtype=object)
-        out = np.empty(len(names))
+        errors, sigmas = np.empty(len(names)), np.empty(len(names))
         for name in dict.fromkeys(groups):
             at = np.flatnonzero(names == name)
             covariance = np.linalg.inv(inverse[np.ix_(at, at)])
-            out[at] = covariance @ weighted[at] / np.sqrt(np.diag(covariance))
-        return out
+            errors[at], sigmas[at] = covariance @ weighted[at], np.sqrt(np.diag(covariance))
+        return errors, sigmas
 
     def _maximum(self, form: Form, y: Floats) -> Floats:
         theta, damping = self._prior.copy(), 1e-3
@@ -101,10 +105,21 @@ class Posterior:
         return float(r @ r + self._precision @ (theta - self._prior) ** 2)
 
 
+def looseness(errors: Floats, variances: Floats, own: float) -> float:
+    """How many times larger than usual (`own`) the effect of a group is taken to be, from its errors when held out.
+
+    One that the others do not explain is one of a kind: its effect is as large as it deviates. So it teaches the others
+    little, whether it is odd, wrong or made up, and they do not move what was measured of it.
+    """
+    error, sigma = abs(float(np.mean(errors))), float(np.sqrt(np.mean(variances)))
+    return max(error / own, 1.0) if error > ODD * sigma else 1.0
+
+
 def width_factor(errors: Floats, groups: Sequence[str]) -> float:
     """By what factor intervals must be wider (or narrower) for 90 % of the groups' errors to be inside.
 
-    `errors` are those of `Posterior.held_out`. Every group counts once; few groups leave the factor near 1.
+    `errors` are those of `Posterior.held_out`, in their standard deviations. Every group counts once; few groups leave
+    the factor near 1.
     """
     names = list(dict.fromkeys(groups))
     if len(names) < FEWEST:

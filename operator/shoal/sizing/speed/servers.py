@@ -12,14 +12,17 @@ so what is not measured keeps the prior's width.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import Model
+from shoal.sizing.speed.posterior import MOST_ROUNDS, looseness
 
 __all__ = ["Cluster", "Load", "ServerModel", "busy", "soft_min"]
 
@@ -55,6 +58,15 @@ class Cluster:
     series: str = ""
 
 
+class _Term(NamedTuple):
+    """The logarithm of a speed: of which model, measured less predicted, derivatives, and weight (1 / variance)."""
+
+    name: str
+    error: float
+    slope: Floats
+    weight: float
+
+
 def soft_min(demand: Floats, cap: Floats | float, sharpness: float) -> Floats:
     """A smooth minimum (demand^-p + cap^-p)^(-1/p) of two speeds: 0 where demand is 0, at most either one."""
     if np.isinf(sharpness):
@@ -77,15 +89,15 @@ class ServerModel:
 
     def __init__(self, loads: Sequence[Load] = (), clusters: Sequence[Cluster] = ()) -> None:
         self._loads, self._clusters = list(loads), list(clusters)
+        self._series = Counter(cluster.series for cluster in self._clusters)
         everything: list[Load | Cluster] = [*self._loads, *self._clusters]
-        self.names = sorted({each.model.fingerprint for each in everything})
+        self.names = sorted({each.model.key for each in everything})
         self._mean = np.concatenate([priors.SERVER_MEAN, np.zeros(len(self.names))])
         spread = np.concatenate([priors.SERVER_SIGMA, np.full(len(self.names), priors.SERVER_MODEL)])
         self._precision = np.diag(1 / spread**2)
         self.theta, self.covariance = self._mean.copy(), np.diag(spread**2)
         self.measured = {
-            name: max(each.servers for each in everything if each.model.fingerprint == name)
-            for name in self.names
+            name: max(each.servers for each in everything if each.model.key == name) for name in self.names
         }
         if everything:
             self._fit()
@@ -104,7 +116,7 @@ class ServerModel:
         """Updates a second of so many servers, and the standard deviation of its logarithm."""
         mean, slope = self._log_capacity(model, servers, self.theta)
         variance = float(slope @ self.covariance @ slope)
-        if model.fingerprint not in self.names:
+        if model.key not in self.names:
             variance += priors.SERVER_MODEL**2
         return math.exp(mean), math.sqrt(variance)
 
@@ -137,8 +149,8 @@ class ServerModel:
         slope[0], slope[1] = -tensors / (tensors + parameters), -parameters / (tensors + parameters)
         slope[3] = math.log(servers)
         mean = theta[3] * math.log(servers) - math.log(tensors + parameters)
-        if model.fingerprint in self.names:
-            at = len(priors.SERVER_MEAN) + self.names.index(model.fingerprint)
+        if model.key in self.names:
+            at = len(priors.SERVER_MEAN) + self.names.index(model.key)
             slope[at] = -1.0
             mean -= theta[at]
         return mean, slope
@@ -158,13 +170,49 @@ class ServerModel:
         return -mixed / p, slope, hangs
 
     def _fit(self) -> None:
-        series: dict[str, int] = {}
-        for cluster in self._clusters:
-            series[cluster.series] = series.get(cluster.series, 0) + 1
+        """The maximum of the posterior; models that the others do not explain are ones of a kind (`looseness`)."""
+        usual = np.diag(self._precision)[-len(self.names) :].copy()
+        loose = self._loosened(self._mean, None)
+        for number in range(MOST_ROUNDS):
+            self._precision[-len(self.names) :, -len(self.names) :] = np.diag(usual / loose**2)
+            self._maximize()
+            found = self._loosened(self.theta, loose)
+            if number:  # as in `WorkerModel`
+                found = np.maximum(found, loose)
+            if np.array_equal(found > 1, loose > 1):
+                break
+            loose = found
+
+    def _loosened(self, theta: Floats, loose: Floats | None) -> Floats:
+        """(names,) how many times larger than usual a model's deviation is taken to be: from its errors without it.
+
+        `loose`: what was taken for the present fit; None: there is none, and errors are those of the prior.
+        """
+        terms, size = self._terms(theta), len(priors.SERVER_MEAN)
+        found = np.ones(len(self.names))
+        for number, name in enumerate(self.names):
+            mine = [term for term in terms if term.name == name]
+            slopes = np.array([term.slope for term in mine])
+            errors, weights = (
+                np.array([getattr(term, part) for term in mine]) for part in ("error", "weight")
+            )
+            if loose is None:
+                covariance = np.linalg.inv(self._precision)
+            else:
+                covariance = np.linalg.inv(self._hessian - (slopes.T * weights) @ slopes)
+                errors = errors + slopes @ covariance @ (slopes.T @ (weights * errors))
+            variances = 1 / weights + np.einsum("ij,jk,ik->i", slopes, covariance, slopes)
+            if loose is not None:
+                own = priors.SERVER_MODEL * slopes[:, size + number]
+                variances = variances - own**2 * (loose[number] ** 2 - 1)
+            found[number] = looseness(errors, variances, priors.SERVER_MODEL)
+        return found
+
+    def _maximize(self) -> None:
         theta, damping, best = self._mean.copy(), 1e-2, math.inf
         H = self._precision
         for _ in range(priors.MOST_ITERATIONS):
-            gradient, hessian, loss = self._normal(theta, series)
+            gradient, hessian, loss = self._normal(theta)
             if loss < best:
                 kept, best_gradient, H, gain = theta, gradient, hessian, best - loss
                 best, damping = loss, max(damping / 10, 1e-9)
@@ -175,30 +223,29 @@ class ServerModel:
                 if damping > 1e9:
                     break
             theta = kept + np.linalg.solve(H + damping * np.diag(np.diag(H)), best_gradient)
-        self.theta, self.covariance = kept, np.linalg.inv(H)
+        self.theta, self._hessian, self.covariance = kept, H, np.linalg.inv(H)
 
-    def _normal(self, theta: Floats, series: dict[str, int]) -> tuple[Floats, Floats, float]:
+    def _normal(self, theta: Floats) -> tuple[Floats, Floats, float]:
         """Gradient (downhill), Gauss-Newton matrix and value of half the negative log posterior."""
         away = theta - self._mean
         gradient, H = -self._precision @ away, self._precision.copy()
         loss = float(away @ self._precision @ away) / 2
+        for term in self._terms(theta):
+            gradient = gradient + term.weight * term.error * term.slope
+            H = H + term.weight * np.outer(term.slope, term.slope)
+            loss += term.weight * term.error**2 / 2
+        return gradient, H, loss
+
+    def _terms(self, theta: Floats) -> list[_Term]:
+        """What was measured, beside what the parameters say of it."""
+        terms = []
         for load in self._loads:
             mean, slope = self._log_capacity(load.model, load.servers, theta)
             weight = 1 / (priors.LOAD_NOISE**2 + 1 / max(load.updates, 1.0))
-            r = -math.log(load.seconds) - mean
-            gradient, H, loss = (
-                gradient + weight * r * slope,
-                H + weight * np.outer(slope, slope),
-                loss + weight * r * r / 2,
-            )
+            terms.append(_Term(load.model.key, -math.log(load.seconds) - mean, slope, weight))
         for cluster in self._clusters:
             mean, slope, hangs = self._log_speed(cluster, theta)
             noise = priors.CLUSTER_NOISE**2 + ((1 - hangs) * cluster.alone_sigma) ** 2
-            weight = 1 / (noise * series[cluster.series] ** priors.SERIES)
-            r = math.log(cluster.speed) - mean
-            gradient, H, loss = (
-                gradient + weight * r * slope,
-                H + weight * np.outer(slope, slope),
-                loss + weight * r * r / 2,
-            )
-        return gradient, H, loss
+            weight = 1 / (noise * self._series[cluster.series] ** priors.SERIES)
+            terms.append(_Term(cluster.model.key, math.log(cluster.speed) - mean, slope, weight))
+        return terms

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from shoal.sizing.accelerators import CPU, Catalogue, catalogue
 from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import Model
-from shoal.sizing.speed.posterior import Posterior, width_factor
+from shoal.sizing.speed.posterior import MOST_ROUNDS, Posterior, looseness, width_factor
 
 __all__ = ["Configuration", "Observation", "WorkerModel"]
 
@@ -55,7 +55,7 @@ class _Table:
     """Configurations as arrays, each (n,)."""
 
     def __init__(self, rows: Sequence[Configuration], sheets: Catalogue) -> None:
-        self.models = [row.model.fingerprint for row in rows]
+        self.models = [row.model.key for row in rows]
         found = [sheets.sheet(row.device, row.cores) for row in rows]
         self.devices = [sheet.name for sheet in found]
         self.log_devices = np.log([float(row.devices) for row in rows])
@@ -107,17 +107,47 @@ class WorkerModel:
         spread = np.array([*priors.GLOBAL_SIGMA, *(s for name in self.devices for s in _own_sigma(name))])
         spread[1] = work_sigma
         noise = np.array([o.variance for o in observations]) + priors.CAMPAIGN**2
-        kernel = self._kernel(self._seen, self._seen) + np.diag(noise + 1e-10)
-        self._posterior = Posterior(
-            lambda theta: self._mean(self._seen, theta),
-            np.array([o.log_seconds for o in observations]),
-            kernel,
-            prior,
-            spread,
-        )
+        seconds = np.array([o.log_seconds for o in observations])
+        self._loose: dict[str, float] = {}
         self._factor = 1.0
         if rows:
-            self._factor = width_factor(self._posterior.held_out(self._seen.models), self._seen.models)
+            mean, jacobian = self._mean(self._seen, prior)
+            own = np.diag(self._kernel(self._seen, self._seen))
+            self._loose = self._odd(seconds - mean, ((jacobian * spread) ** 2).sum(axis=1) + own + noise)
+        for number in range(MOST_ROUNDS):
+            kernel = self._kernel(self._seen, self._seen) + np.diag(noise + 1e-10)
+            self._posterior = Posterior(
+                lambda theta: self._mean(self._seen, theta), seconds, kernel, prior, spread
+            )
+            if not rows:
+                break
+            errors, sigmas = self._posterior.held_out(self._seen.models)
+            self._factor = width_factor(errors / sigmas, self._seen.models)
+            loose = self._looseness(self._seen)
+            found = self._odd(errors, sigmas**2 - priors.MODEL**2 * (loose**2 - 1))
+            if (
+                number
+            ):  # the first fit may clear what only the data sheets did not explain; later ones clear nobody
+                found = self._loose | found
+            if found.keys() == self._loose.keys() or number == MOST_ROUNDS - 1:
+                break
+            self._loose = found
+
+    def _odd(self, errors: Floats, variances: Floats) -> dict[str, float]:
+        """The models that are one of a kind, from the errors of predictions without them, and their looseness.
+
+        `variances`: those of the errors if no model were one of a kind.
+        """
+        models = np.array(self._seen.models, dtype=object)
+        found = {
+            name: looseness(errors[models == name], variances[models == name], priors.MODEL)
+            for name in dict.fromkeys(self._seen.models)
+        }
+        return {name: factor for name, factor in found.items() if factor > 1}
+
+    def _looseness(self, table: _Table) -> Floats:
+        """(n,) how many times larger than usual the effects of the models are."""
+        return np.array([self._loose.get(name, 1.0) for name in table.models])
 
     def _mean(self, table: _Table, theta: Floats) -> tuple[Floats, Floats]:
         """(n,) ln seconds by the form, and its derivatives (n, p)."""
@@ -165,7 +195,8 @@ class WorkerModel:
         for column, length in enumerate(priors.LENGTHS):
             far += (np.subtract.outer(one.place[:, column], other.place[:, column]) / length) ** 2
         smooth = np.exp(-far / 2)
-        kernel = priors.MODEL**2 * model + priors.SMOOTH**2 * smooth
+        loose = np.outer(self._looseness(one), self._looseness(other))
+        kernel = priors.MODEL**2 * loose * model + priors.SMOOTH**2 * smooth
         kernel += device * (priors.BOTH**2 * model + priors.SMOOTH_OWN**2 * smooth)
         kernel += priors.UNKNOWN_FLOPS**2 * model * np.outer(one.guessed, other.guessed)
         return np.asarray(kernel)
@@ -174,8 +205,10 @@ class WorkerModel:
         """(n,) mean and (n,) standard deviation of ln(seconds). `again`: of one more measurement, noise included."""
         table = _Table(rows, self._sheets)
         mean, jacobian = self._mean(table, self._posterior.theta)
-        own = priors.MODEL**2 + priors.SMOOTH**2 + priors.BOTH**2 + priors.SMOOTH_OWN**2
-        variance = own + priors.UNKNOWN_FLOPS**2 * table.guessed
+        own = priors.SMOOTH**2 + priors.BOTH**2 + priors.SMOOTH_OWN**2
+        variance = (
+            own + (priors.MODEL * self._looseness(table)) ** 2 + priors.UNKNOWN_FLOPS**2 * table.guessed
+        )
         unseen = self._unseen(table, jacobian)
         cross = self._kernel(self._seen, table)
         mean, variance, form = self._posterior.predict(mean, jacobian, cross, variance)

@@ -149,7 +149,8 @@ class Crowd:
         found = self.world.planner.proposal(self.good.metadata.uid)
         assert found is not None, what
         assert found.measured, (what, found.basis)
-        assert found.finish_time is not None, (what, found.reason)
+        assert found.feasible, (what, found.reason)
+        assert 4 <= found.pools["own"] <= 7, (what, found.pools)
 
 
 def faults(crowd: Crowd, what: str) -> float:

@@ -19,7 +19,6 @@ from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import Answer
 from shoal.controllers.planning.metrics import PlanMetrics
 from shoal.controllers.planning.planner import Planner
-from shoal.controllers.planning.translate import END_SECONDS, asked, fleet_job, profile_values, running
 from shoal.controllers.speedprofile.reconcile import (
     ANNOTATION,
     LATE_SECONDS,
@@ -32,7 +31,9 @@ from shoal.policy.model import Proposal
 from shoal.policy.tell.progress import decimal
 from shoal.runtime.metrics import Metrics
 from shoal.runtime.status_writer import StatusWriter
-from shoal.sizing.fleet import FleetJob, FleetPlan, JobPlan, Watched, plan_fleet
+from shoal.sizing.fleet import FleetJob, FleetPlan, JobPlan, plan_fleet
+from shoal.sizing.fleet.jobs import END_SECONDS, asked, fleet_job, running
+from shoal.sizing.fleet.resources import profile_of
 from shoal.sizing.speed import efficiency
 from shoal.telemetry.poller import Poller, Seen
 from shoal_trainer.contract import (
@@ -233,28 +234,40 @@ def test_deadline_and_budget_are_what_is_left() -> None:
     objective = {"deadlineSeconds": 3600, "maxCost": "40"}
     manifest = job_manifest(elasticity={"mode": "Auto", "objective": objective})
     manifest["status"] = {"startTime": "2026-01-01T11:30:00Z", "cost": {"accumulated": "12.5"}}
-    found = fleet_job(TrainingJob.model_validate(manifest), None, None, None, (), NOW, Watched())
+    found = fleet_job(TrainingJob.model_validate(manifest), None, NOW)
     assert (found.deadline_seconds, found.budget_left) == (1800 - END_SECONDS, 27.5)
 
 
 @pytest.mark.parametrize("mode", ["Off", "Manual"])
 def test_job_that_nobody_plans_is_planned_with_the_workers_it_has(mode: str) -> None:
     manifest = job_manifest(elasticity={"mode": mode})
-    found = fleet_job(TrainingJob.model_validate(manifest), None, None, None, (), NOW, Watched())
+    found = fleet_job(TrainingJob.model_validate(manifest), None, NOW)
     assert (found.min_workers, found.max_workers) == (2, 2)
+
+
+OF_50_000 = SpeedProfile.model_validate(
+    {
+        "metadata": {"name": "p"},
+        "spec": {
+            "model": {"flopsPerSample": "1e6", "parameters": 10, "tensors": 1, "samplesPerEpoch": 50_000}
+        },
+    }
+)
 
 
 def test_work_left_before_the_first_report_follows_from_the_profile() -> None:
     job = TrainingJob.model_validate(job_manifest())
     assert job.spec.training.stop_after.epochs == 3
-    assert fleet_job(job, None, None, 50_000, (), NOW, Watched()).samples_left == 150_000
-    assert fleet_job(job, None, None, None, (), NOW, Watched()).samples_left is None
+    assert fleet_job(job, OF_50_000, NOW).samples_left == 150_000
+    unknown = fleet_job(job, None, NOW)
+    assert not unknown.has_work
+    assert "set spec.model.samplesPerEpoch" in unknown.work_note
 
 
 def test_work_left_before_a_new_operator_hears_of_the_job_follows_from_its_status() -> None:
-    status = {"training": {"step": 700, "epoch": 1, "progressPercent": 60}}
+    status = {"training": {"step": 700, "epoch": 1}, "data": {"done": 40_000, "total": 50_000}}
     job = TrainingJob.model_validate({**job_manifest(), "status": status})
-    assert fleet_job(job, None, None, 50_000, (), NOW, Watched()).samples_left == pytest.approx(60_000)
+    assert fleet_job(job, OF_50_000, NOW).samples_left == pytest.approx(60_000)
 
 
 @pytest.mark.looptime
@@ -323,7 +336,7 @@ def test_status_that_someone_edited_is_left_out_and_not_an_error() -> None:
         ],
     }
     profile = SpeedProfile.model_validate({"metadata": {"name": "p"}, "status": status})
-    values = profile_values(profile, profile.status, NOW)
+    values = profile_of(profile, NOW, strict=False)
     assert values is not None
     assert values.rows == ()
 
@@ -556,3 +569,32 @@ async def test_nodes_are_given_up_at_once_for_a_higher_priority_only(priority: i
     theirs = world.planner.proposal(other.metadata.uid)
     assert theirs is not None
     assert (theirs.traded, theirs.urgent) == ({"spot"}, False)  # it takes them when they are left
+
+
+async def test_what_the_user_says_of_the_model_counts_for_a_running_job() -> None:
+    """A pool into which the model does not fit was planned, and every worker there ended for want of memory."""
+    world = World()
+    job = TrainingJob.model_validate(job_manifest())
+    world.add(job, pool("spot", "0.3", True), pool("on-demand", "1.0", False, accelerator={"name": "A100"}))
+    prior = {"flopsPerSample": "8e7", "parameters": 500_000, "tensors": 20, "fingerprint": MODEL.fingerprint}
+    spec = {"model": prior | {"bytesPerSample": 200_000_000}}  # 26 GB of 128 samples: a T4 has 16
+    meta = {"name": "p", "namespace": "team", "uid": "p"}
+    world.state.profiles.put(SpeedProfile.model_validate({"metadata": meta, "spec": spec}))
+    world.hear(job, report(1e6))
+    await world.planner.plan_once()
+    found = world.planner.proposal(job.metadata.uid)
+    assert found is not None
+    assert set(found.pools) == {"on-demand"}
+    assert "spot is left out: 128 samples need 25.6 GB and T4 has 16 GB" in found.reason
+
+
+def test_loss_curve_of_the_user_is_the_work_until_the_course_is_known() -> None:
+    curve = {"r1": "100", "r2": "0", "r3": "1000", "r4": "0.2"}
+    manifest = job_manifest(training={"entrypoint": "a:b", "stopAfter": {"metric": "loss", "value": "0.4"}})
+    profile = SpeedProfile.model_validate({"metadata": {"name": "p"}, "spec": {"convergence": curve}})
+    job = TrainingJob.model_validate(manifest)
+    said = report(None).model_copy(update={"step": 10})
+    for found in (fleet_job(job, profile, NOW), fleet_job(job, profile, NOW, said)):
+        assert found.loss is not None
+        assert found.loss.target == 0.4
+    assert "spec.convergence" in fleet_job(job, None, NOW).work_note

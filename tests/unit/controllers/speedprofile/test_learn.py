@@ -15,6 +15,7 @@ from shoal.controllers.speedprofile.learn import HALF_LIFE, forget, learn, moved
 from shoal.sizing.fleet.resources import beside_of, profile_of
 from shoal.sizing.speed.model import SpeedModel
 from shoal_trainer.contract import (
+    MAX_SPEEDS,
     BesideSums,
     LogSums,
     ModelReport,
@@ -126,15 +127,17 @@ def test_nothing_new_is_the_same_status() -> None:
     assert learn(status, "one", report(1.0), NOW + timedelta(hours=1)) is status
 
 
-def test_rows_and_sources_are_bounded_and_the_oldest_goes() -> None:
+def test_rows_are_bounded_and_the_oldest_goes() -> None:
     status = SpeedProfileStatus()
     for number in range(MOST_ROWS + 3):
         at = NOW + timedelta(seconds=number)
-        status = learn(status, f"job-{number}", report(1.0, batch=number + 1), at)
+        status = learn(
+            forget(status, {f"job-{number - 100}"}), f"job-{number}", report(1.0, batch=number + 1), at
+        )
     assert status.row_count == len(status.rows) == MOST_ROWS
-    assert len(status.sources) == MOST_SOURCES
+    assert len(status.sources) == 100
     assert {1, 2, 3}.isdisjoint(row.batch_size for row in status.rows)
-    assert len(forget(status, {status.sources[0].uid}).sources) == MOST_SOURCES - 1
+    assert len(forget(status, {status.sources[0].uid}).sources) == 99
 
 
 def test_only_an_estimate_that_moved_is_worth_a_write() -> None:
@@ -290,3 +293,41 @@ def test_epochs_that_differ_are_told_from_those_that_are_alike() -> None:
     alike = beside_of(learn(SpeedProfileStatus(), "job", beside_report(60), NOW), 1000)
     assert alike is not None
     assert alike.sigma < 0.05
+
+
+def test_of_more_jobs_than_can_be_remembered_nothing_counts_twice() -> None:
+    status = SpeedProfileStatus()
+    for _ in range(3):
+        for job in range(MOST_SOURCES + 2):
+            status = learn(status, f"job-{job}", report(0.1, 0.2), NOW)
+    (row,) = status.rows
+    assert float(row.compute.count) == 2 * MOST_SOURCES
+    status = learn(forget(status, {"job-0"}), f"job-{MOST_SOURCES}", report(0.1, 0.2), NOW)
+    assert float(status.rows[0].compute.count) == 2 * (MOST_SOURCES + 1), "there is room again"
+
+
+def test_a_profile_of_many_jobs_fits_into_etcd() -> None:
+    sums = LogSums(count=123_456, total=-284_123.456789, squares=653_123.456789, seconds=12_345.6789)
+    status, whole = SpeedProfileStatus(), report(0.1)
+    speed = tuple(
+        whole.speed[0].model_copy(
+            update={
+                "workers": n + 1,
+                "cores": 7.91,
+                "compute": sums,
+                "pull": sums,
+                "push": sums,
+                "step": sums,
+            }
+        )
+        for n in range(MAX_SPEEDS)
+    )
+    for _ in range(2):
+        for job in range(MOST_SOURCES):
+            said = whole.model_copy(update={"speed": speed})
+            status = learn(status, f"0a1b2c3d-1111-2222-3333-{job:012d}", said, NOW)
+    assert len(status.model_dump_json(by_alias=True)) < 1.2e6
+    assert sum(len(source.counts) for source in status.sources) >= 3000 - MAX_SPEEDS
+    row = status.rows[0]
+    learned = sum(any(f"/{row.workers}/" in name for name in source.counts) for source in status.sources)
+    assert float(row.compute.count) == pytest.approx(123_456 * learned, rel=1e-3)

@@ -15,11 +15,11 @@ from shoal.api.speed_profile import BesideSteps
 from shoal.api.training_job import TrainingJob
 from shoal.cli import main
 from shoal.errors import Unavailable, UsageError
+from shoal.sizing.fleet.jobs import END_SECONDS
 from shoal.sizing.plan.assemble import problem_of
 from shoal.sizing.plan.manifests import profile_for, read_job, read_pools, read_profiles
 from shoal.sizing.plan.planner import plan
 from shoal.sizing.plan.problem import Objective, Pool, Problem, StepWork
-from shoal.sizing.plan.work_left import seconds_left
 
 ROOT = Path(__file__).parents[4]
 DATA, EXAMPLES = ROOT / "tests" / "data", ROOT / "examples" / "sizing"
@@ -74,7 +74,7 @@ def test_plan_is_explained_and_plotted(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert result.output.startswith("Run ")
     assert "from spot-p100" in result.output
-    assert "cheapest plan that ends within the deadline of 40 min" in result.output
+    assert "cheapest plan that ends within the deadline of 39 min 50 s" in result.output
     assert "node-hours" in result.output
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert [p.name for p in tmp_path.iterdir()] == ["front.png"]
@@ -165,10 +165,10 @@ def test_deadline_option_replaces_one_that_has_passed(tmp_path: Path) -> None:
     assert simulated.exit_code == 0, simulated.output
 
 
-def _problem(job: TrainingJob, pools: Path, deadline: float | None = None) -> Problem:
+def _problem(job: TrainingJob, pools: Path, now: datetime | None = None) -> Problem:
     profiles = read_profiles(EXAMPLES / "profiles.yaml")
     profile = profile_for(job, profiles, "profiles.yaml")
-    return problem_of(job, read_pools(pools), profile, profiles, deadline=deadline, now=datetime.now(UTC))
+    return problem_of(job, read_pools(pools), profile, profiles, now=now or datetime.now(UTC))
 
 
 def _job(tmp_path: Path, stop: str, status: str = "{}") -> TrainingJob:
@@ -181,11 +181,38 @@ def _job(tmp_path: Path, stop: str, status: str = "{}") -> TrainingJob:
 def test_deadline_of_running_job_counts_from_its_start(tmp_path: Path) -> None:
     start = datetime(2026, 11, 21, 12, tzinfo=UTC)
     job = _job(tmp_path, "{epochs: 400}", "{startTime: '2026-11-21T12:00:00Z'}")
-    assert seconds_left(job, start + timedelta(seconds=400)) == 2000
-    assert seconds_left(job, start - timedelta(seconds=9)) == 2400  # clocks differ
-    assert seconds_left(_job(tmp_path, "{epochs: 400}"), start) == 2400
+    waits = _job(tmp_path, "{epochs: 400}")
+
+    def left(job: TrainingJob, seconds: float) -> float | None:
+        return _problem(
+            job, EXAMPLES / "pools.yaml", now=start + timedelta(seconds=seconds)
+        ).objective.deadline
+
+    assert left(job, 400) == 2000 - END_SECONDS
+    assert left(job, -9) == 2400 - END_SECONDS  # clocks differ
+    assert left(waits, 0) == 2400 - END_SECONDS
     with pytest.raises(UsageError, match=r"2026-11-21 12:00:00 UTC\) has passed"):
-        seconds_left(job, start + timedelta(seconds=2400))
+        left(job, 2400)
+
+
+def test_budget_of_a_running_job_is_what_it_has_not_spent(tmp_path: Path) -> None:
+    """Twenty were allowed and 19.50 paid, and a plan of 2.27 was feasible."""
+    path = tmp_path / "job.yaml"
+    text = (EXAMPLES / "job.yaml").read_text()
+    assert "deadlineSeconds: 2400" in text
+    text = text.replace("deadlineSeconds: 2400", 'maxCost: "20"')
+    files = [str(path), *RESOURCES[2:]]
+    for spent, code, words in (
+        ("19.50", 3, "budget of $0.50"),
+        ("20.5", 2, "the budget of 20 is spent (20.50)"),
+    ):
+        path.write_text(text.replace("spec:", f"status: {{cost: {{accumulated: '{spent}'}}}}\nspec:", 1))
+        result = shoal("plan", "-f", *files)
+        assert result.exit_code == code, result.output
+        assert words in " ".join(result.output.split())
+    path.write_text(text.replace("spec:", "status: {cost: {accumulated: '10'}}\nspec:", 1))
+    assert shoal("plan", "-f", *files).exit_code == 0
+    assert shoal("plan", "-f", *files, "--max-cost", "0.5").exit_code == 3
 
 
 @pytest.mark.parametrize(
@@ -215,7 +242,7 @@ def test_evaluation_that_the_profile_measured_is_part_of_the_work(tmp_path: Path
     beside = BesideSteps(epochs="3", others="6", task_samples="30000", wait_samples="60000")
     seen = profile.model_copy(update={"status": profile.status.model_copy(update={"beside": beside})})
     pools = read_pools(EXAMPLES / "pools.yaml")
-    problem = problem_of(job, pools, seen, [seen], deadline=None, now=datetime.now(UTC))
+    problem = problem_of(job, pools, seen, [seen], now=datetime.now(UTC))
     made = problem.work.iterations(np.array([128.0, 128.0]), np.array([1.0, 4.0]))
     # Two epochs, each with a task of 10,000 samples, while which each of the other workers waits.
     assert made == pytest.approx([(100_000 + 2 * 10_000) / 128, (100_000 + 2 * 4 * 10_000) / 128])
@@ -223,7 +250,7 @@ def test_evaluation_that_the_profile_measured_is_part_of_the_work(tmp_path: Path
 
 def test_running_workers_and_servers_need_no_startup(tmp_path: Path) -> None:
     slots = ", ".join(
-        f"{{role: worker, index: 0, incarnation: 0, state: {state}, pool: {pool}}}"
+        f"{{role: worker, index: 0, incarnation: 0, state: {state}, pool: {pool}, node: n}}"
         for state, pool in (
             ("Running", "spot-k80"),
             ("Running", "spot-p100"),

@@ -7,7 +7,7 @@ import pytest
 from shoal.errors import NotEnoughData, UsageError
 from shoal.sizing.predict.cluster_speed import ClusterSpeed, alone_speeds, series_alone
 from shoal.sizing.speed.servers import soft_min
-from shoal.sizing.types import ModelFeatures, PsModel
+from shoal.sizing.types import PsModel
 
 TENSOR, PARAMETER, SHARPNESS = 1e-4, 6.4e-9, 4.0
 
@@ -80,8 +80,6 @@ def test_single_model_widens_interval_and_adds_note() -> None:
 def test_invalid_numbers_raise_error() -> None:
     with pytest.raises(NotEnoughData, match="at least one"):
         ClusterSpeed().fit(clusters()[:0])
-    with pytest.raises(UsageError, match="bandwidth"):
-        PsModel.of(ModelFeatures(1, 1, 1), bandwidth=0)
     with pytest.raises(UsageError, match="sharpness"):
         PsModel(0.1, 0.5)
 

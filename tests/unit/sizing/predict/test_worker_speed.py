@@ -25,11 +25,11 @@ def models(count: int, seed: int = 0) -> list[ModelFeatures]:
 
 
 def row(
-    model: str, accelerator: str, f: ModelFeatures, seconds: float, batch: float = 64, at: float = 0.0
+    model: str, accelerator: str, f: ModelFeatures, seconds: float, batch: float = 64
 ) -> dict[str, object]:
     return {
         "model": model, "accelerator": accelerator, "flops": f.flops_per_sample, "params": float(f.parameters),
-        "num_tensors": float(f.tensors), "batch_size": batch, "measured": 1 / seconds, "at_seconds": at,
+        "num_tensors": float(f.tensors), "batch_size": batch, "measured": 1 / seconds,
     }  # fmt: skip
 
 
@@ -75,21 +75,6 @@ def test_own_measurements_outweigh_features() -> None:
     assert abs(after.mean / slow - 1) < 0.1 < abs(before.mean / slow - 1)
     other = ModelFeatures(2e9, 5_000_000, 150, "other")
     assert speed.step_seconds(other, "T4", 64).mean < 0.9 * slow
-
-
-def test_recent_measurements_weigh_more() -> None:
-    rows = table(15, ("T4",))
-    own = pd.DataFrame(
-        [row("new", "T4", NEW, 1.0, at=float(n)) for n in range(10)]
-        + [row("new", "T4", NEW, 2.0, at=36_000.0 + n) for n in range(10)]
-    )
-    seen = pd.concat([rows, own], ignore_index=True)
-    aged, plain = (
-        WorkerSpeed(half_life=half_life).fit(seen).step_seconds(NEW, "T4", 64).mean
-        for half_life in (600.0, None)
-    )
-    assert aged == pytest.approx(2.0, rel=0.1)
-    assert plain < 1.7
 
 
 def test_single_row_gives_wide_interval_and_note() -> None:

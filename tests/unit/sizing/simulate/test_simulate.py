@@ -138,6 +138,18 @@ def test_invalid_trace_raises_error_with_advice(tmp_path: Path, text: str, says:
         read_trace(path)
 
 
+def test_time_in_another_unit_is_an_error_and_a_gap_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("seconds,nodes\n0,8\n1000000000000,8\n")
+    with pytest.raises(UsageError, match="in ms where it should be in seconds"):
+        read_trace(path).bins(60)
+    rows = [60 * i for i in range(30)] + [86_400 + 60 * i for i in range(30)]
+    path.write_text("seconds,nodes\n" + "".join(f"{at},8\n" for at in rows))
+    assert "has 1 gap of up to 23.5 h without a row" in read_trace(path).note
+    path.write_text("seconds,nodes\n" + "".join(f"{60 * i},8\n" for i in range(30)))
+    assert read_trace(path).note == ""
+
+
 def pools() -> tuple[Pool, Pool]:
     spot, steady = scenario(1, 1.3).problem.pools
     return spot, steady

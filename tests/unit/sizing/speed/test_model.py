@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import UsageError
-from shoal.sizing.speed.measurements import LogMean, Model, Profile, Row, ServerLoad
+from shoal.sizing.speed.measurements import MEASURED, LogMean, Model, Profile, Row, ServerLoad
 from shoal.sizing.speed.model import SpeedModel
 from shoal.sizing.speed.servers import soft_min
 
@@ -202,3 +202,36 @@ def test_steps_that_wait_for_their_share_of_a_core_count_with_their_whole_time()
     exchange = LogMean.of(1e-6, count=600)
     row = Row("CPU", cores=0.2, batch_size=32, workers=2, compute=found, pull=exchange, push=exchange)
     assert model(row).worker(MODEL, "CPU", 1, 0.2, 32).seconds == pytest.approx(0.0233, rel=0.05)
+
+
+def _profile(name: str, owner: str, seconds: float, *, flops: float = 8e8, tensors: int = 60) -> Profile:
+    """A model that was measured in a thousand steps on a T4, whose updates keep a server busy for 1 % of a step."""
+    row = Row("T4", cores=8, batch_size=128, compute=LogMean.of(seconds, seconds / 10, 1000))
+    model = Model(name, flops, 1_000_000, tensors, owner)
+    return Profile(model, (row,), {1: ServerLoad(seconds / 100 * 10_000, 10_000)})
+
+
+@pytest.mark.parametrize("seconds", [1e-5, 1e-3, 0.3, 1.0, 10.0, 1e3, 1e6])
+@pytest.mark.parametrize("others", [1, 2, 8])
+def test_what_others_measured_cannot_move_what_was_measured_here(seconds: float, others: int) -> None:
+    """However wrong it is, and however many rows say so: also of the same model."""
+    ours = _profile("ours", "here", 0.1)
+    wrong = [
+        _profile("ours" if i == 0 else f"wrong-{i}", "there", seconds, flops=(8 + i) * 1e8, tensors=60 + i)
+        for i in range(others)
+    ]
+    alone, beside = SpeedModel([ours]), SpeedModel([*wrong, ours])
+    before, after = (each.worker(ours.model, "T4", 1, 8, 128) for each in (alone, beside))
+    assert after.seconds == pytest.approx(before.seconds, rel=0.02)
+    assert after.basis == MEASURED
+    capacity, sigma = beside.servers.capacity(ours.model, 1)
+    assert capacity == pytest.approx(alone.servers.capacity(ours.model, 1)[0], rel=0.05)
+    assert sigma < 0.1
+
+
+def test_one_wrong_model_does_not_move_the_prediction_of_a_new_one() -> None:
+    right = [_profile(f"m{i}", "here", 0.1 * (1 + i / 10), flops=(8 + i) * 1e8) for i in range(3)]
+    new = Model("new", 9e8, 1_000_000, 60, "here")
+    before = SpeedModel(right).worker(new, "T4", 1, 8, 128)
+    after = SpeedModel([*right, _profile("wrong", "there", 100.0)]).worker(new, "T4", 1, 8, 128)
+    assert after.seconds == pytest.approx(before.seconds, rel=0.05)

@@ -1,0 +1,130 @@
+"""The course of the metric that ends a job: what is kept of it, and what a new operator finds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shoal.api.planning_status import PredictionStatus
+from shoal.api.training_job import TrainingJob
+from shoal.controllers.planning.progress import MOST_EPOCHS, Progress
+from shoal.sizing.fleet import FleetJob, Model
+from shoal_trainer.contract import (
+    DataReport,
+    EpochReport,
+    ModelReport,
+    Phase,
+    StatusReport,
+    WorkerReport,
+    WorkerState,
+)
+from tests.unit.policy import build
+
+PER_EPOCH, RECENT = 50_000, 16
+"""A report has so many of the newest epochs."""
+PLANNED = FleetJob("job", ("spot",), model=Model("a" * 64, 1e6, 1000, 3))
+
+
+def job(**status: Any) -> TrainingJob:
+    manifest = build.job_manifest(elasticity={"mode": "Auto"})
+    manifest["metadata"] |= {"uid": "u"}
+    manifest["spec"]["training"]["stopAfter"] = {"metric": "loss", "value": "0.35", "mode": "Min"}
+    return TrainingJob.model_validate(manifest | {"status": status})
+
+
+def report(epoch: int, workers: int) -> StatusReport:
+    """After an epoch: a loss that falls to 0.3."""
+    losses = {
+        i: 0.3 + 2.0 / (1 + (i + 1) * PER_EPOCH / 2e5) for i in range(max(0, epoch - RECENT + 1), epoch + 1)
+    }
+    return StatusReport(
+        job_uid="u",
+        phase=Phase.TRAINING,
+        model=ModelReport(fingerprint="a" * 64, parameters=1000, tensors=3, flops_per_sample=1e6),
+        epoch=epoch + 1,
+        step=1000,
+        samples=(epoch + 1) * PER_EPOCH,
+        epochs=tuple(EpochReport(epoch=i, metrics={"val_loss": loss}) for i, loss in losses.items()),
+        data=DataReport(samples_per_epoch=PER_EPOCH),
+        workers=tuple(WorkerReport(slot=i, incarnation=0, state=WorkerState.ACTIVE) for i in range(workers)),
+    )
+
+
+def restarted(before: Progress) -> TrainingJob:
+    """The job as a new operator finds it."""
+    stored = PredictionStatus(course=before.course("u")).model_dump(by_alias=True, mode="json")
+    return job(prediction=stored)
+
+
+def test_a_restarted_operator_foresees_the_end_as_the_one_before_it() -> None:
+    progress = Progress()
+    for epoch in range(140):
+        progress.observe(job(), report(epoch, 4 if epoch < 70 else 12), PER_EPOCH)
+    known = progress.estimated(job(), PLANNED)
+    assert known.samples_left is not None
+    again = Progress()
+    found = restarted(progress)
+    again.observe(found, report(139, 12), PER_EPOCH)
+    same = again.estimated(found, PLANNED)
+    assert same.samples_left == pytest.approx(known.samples_left, rel=0.3)
+    assert same.efficiency is not None
+    assert known.efficiency is not None
+    assert same.efficiency.penalty == pytest.approx(known.efficiency.penalty, rel=0.3)
+    nothing = Progress()
+    nothing.observe(job(), report(139, 12), PER_EPOCH)
+    assert nothing.estimated(job(), PLANNED).samples_left is None, "of the newest epochs alone"
+
+
+def test_what_is_remembered_stays_the_same_over_restarts() -> None:
+    """Two points for each doubling; the workers between them in the mean."""
+    without, often = Progress(), Progress()
+    for epoch in range(300):
+        workers = 4 if epoch < 100 else 12
+        without.observe(job(), report(epoch, workers), PER_EPOCH)
+        if epoch % 7 == 0 and epoch:
+            found = restarted(often)
+            often = Progress()
+            often.observe(found, report(epoch, workers), PER_EPOCH)
+        often.observe(job(), report(epoch, workers), PER_EPOCH)
+    course = without.course("u")
+    assert [point.epoch for point in course] == [
+        0,
+        1,
+        2,
+        3,
+        5,
+        7,
+        11,
+        15,
+        22,
+        31,
+        45,
+        63,
+        90,
+        127,
+        181,
+        255,
+        299,
+    ]
+    mixed = next(point for point in course if point.epoch == 127)
+    assert float(mixed.workers) == pytest.approx((9 * 4 + 28 * 12) / 37, rel=0.02)
+    assert [(p.epoch, p.value, float(p.workers)) for p in often.course("u")] == [
+        (p.epoch, p.value, pytest.approx(float(p.workers), rel=0.1)) for p in course
+    ]
+
+
+def test_the_first_value_is_kept_however_long_a_job_trains() -> None:
+    progress = Progress()
+    for epoch in range(2 * MOST_EPOCHS):
+        progress.observe(job(), report(epoch, 4), PER_EPOCH)
+    points = progress._points("u")
+    assert points[0].samples == PER_EPOCH
+    assert len(points) < MOST_EPOCHS + 20
+
+
+def test_epochs_that_were_undone_are_forgotten() -> None:
+    progress = Progress()
+    progress.observe(job(), report(20, 4), PER_EPOCH)
+    progress.observe(job(), report(11, 4), PER_EPOCH)
+    assert max(point.epoch for point in progress.course("u")) <= 12
