@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,12 +29,21 @@ class _Inline(ThreadPoolExecutor):
 
 
 def play(story: Callable[[], Coroutine[Any, Any, T]], seed: int = 0) -> T:
-    """The result of the story, which runs in an event loop of its own. Its random numbers follow from the seed."""
+    """The result of the story, which runs in an event loop of its own. Its random numbers follow from the seed.
+
+    Shoal's log is silent meanwhile: faults are what stories are made of.
+    """
     random.seed(seed)
-    # Nothing runs beside the loop, so that it needs no idle turns before it moves the time.
-    with asyncio.Runner(loop_factory=lambda: looptime.new_event_loop(start=0, noop_cycles=0)) as runner:
-        runner.get_loop().set_default_executor(_Inline(1))
-        return runner.run(story())
+    log = logging.getLogger("shoal")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        # Nothing runs beside the loop, so that it needs no idle turns before it moves the time.
+        with asyncio.Runner(loop_factory=lambda: looptime.new_event_loop(start=0, noop_cycles=0)) as runner:
+            runner.get_loop().set_default_executor(_Inline(1))
+            return runner.run(story())
+    finally:
+        log.setLevel(before)
 
 
 def now() -> float:

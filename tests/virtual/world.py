@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -289,6 +288,3 @@ def digest_of(job: Json) -> Json:
         "observed": status.get("observedGeneration") == job["metadata"]["generation"],
         "output": status.get("output"),
     }
-
-
-logging.getLogger("shoal").setLevel(logging.CRITICAL)

@@ -127,7 +127,7 @@ def test_a_tag_must_be_the_version_of_everything() -> None:
 
 
 def test_notes_are_the_section_of_the_version() -> None:
-    assert release.notes(__version__).startswith("- ")
+    assert release.notes(__version__).startswith("**To train**")
     with pytest.raises(DevError, match=r"says nothing about 0\.0\.7"):
         release.notes("0.0.7")
 

@@ -10,8 +10,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from shoal.errors import NotEnoughData, UsageError
+from shoal.sizing.predict.estimators import AdditiveRegressor
 from shoal.sizing.speed import priors
-from shoal.sizing.speed.additive import Additive
 
 __all__ = ["SnapshotTime"]
 
@@ -31,7 +31,7 @@ class SnapshotTime:
 
     elsewhere: bool = False
     notes: list[str] = field(default_factory=list, init=False)
-    _fit: Additive | None = field(default=None, init=False, repr=False)
+    _fit: AdditiveRegressor | None = field(default=None, init=False, repr=False)
     _by_size: bool = field(default=False, init=False)
 
     def fit(self, rows: pd.DataFrame) -> Self:
@@ -40,14 +40,8 @@ class SnapshotTime:
             raise NotEnoughData("no measurement of a snapshot's time is known: give at least one")
         self._by_size = "ckpt_mb" in rows
         models = [str(name) for name in rows["model"]]
-        self._fit = Additive(
-            self._matrix(rows),
-            np.log(rows["measured"].to_numpy(float)),
-            models,
-            centres=np.array(priors.SNAPSHOT_MEDIAN),
-            spreads=np.array(priors.SNAPSHOT_SIGMA),
-            noise=priors.SNAPSHOT_NOISE,
-        )
+        regression = AdditiveRegressor(priors.SNAPSHOT_NOISE, priors.SNAPSHOT_MEDIAN, priors.SNAPSHOT_SIGMA)
+        self._fit = regression.fit(self._matrix(rows), rows["measured"].to_numpy(float), models)
         known = len(set(models))
         self.notes = [
             "the intervals are wider by what stores differ between days and places, which shifts all times together"
@@ -64,10 +58,11 @@ class SnapshotTime:
         """Give (n, 3) low, predicted and high seconds."""
         if self._fit is None:
             raise NotEnoughData("no measurement of a snapshot's time is known: call fit first")
-        mean, sigma = self._fit.predict(
-            self._matrix(rows), elsewhere=priors.ANOTHER_STORE if self.elsewhere else 0.0
+        seconds, sigma = self._fit.predict(
+            self._matrix(rows), return_std=True, elsewhere=priors.ANOTHER_STORE if self.elsewhere else 0.0
         )
-        return np.exp(np.column_stack([mean - priors.Z90 * sigma, mean, mean + priors.Z90 * sigma]))
+        factor = np.exp(priors.Z90 * sigma)
+        return np.column_stack([seconds / factor, seconds, seconds * factor])
 
     def _matrix(self, rows: pd.DataFrame) -> Floats:
         if self._by_size and "ckpt_mb" not in rows:

@@ -1,0 +1,97 @@
+"""The additive time as a scikit-learn estimator: a thin wrapper around `speed.additive`, which needs only numpy."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from shoal.errors import UsageError
+from shoal.sizing.speed.additive import Additive
+
+__all__ = ["AdditiveRegressor"]
+
+Floats = NDArray[np.float64]
+
+PRIOR_SIGMA = 2.0
+
+
+class AdditiveRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """y = a + sum_j c_j x_j with all terms positive: a MAP fit of the relative error.
+
+    Args:
+        noise: standard deviation of the logarithm of y.
+        centres: (n_features + 1,) prior medians of a and the c_j. None: every term is about equally large.
+        spreads: (n_features + 1,) standard deviations of their logarithms. None: 2, give or take a factor of seven.
+
+    Attributes:
+        intercept_: a.
+        coef_: (n_features,) the c_j.
+
+    """
+
+    def __init__(
+        self, noise: float = 0.1, centres: ArrayLike | None = None, spreads: ArrayLike | None = None
+    ) -> None:
+        self.noise = noise
+        self.centres = centres
+        self.spreads = spreads
+
+    def fit(self, X: ArrayLike, y: ArrayLike, groups: ArrayLike | None = None) -> Self:
+        """Fit to X (n, d) >= 0 and y (n,) > 0. Rows of one of the `groups` (n,) count as repeats of one."""
+        if not self.noise > 0:
+            raise UsageError(f"noise must be above 0, not {self.noise}")
+        X, y = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
+        X, y = np.asarray(X), np.asarray(y, dtype=np.float64)
+        _not_negative(X)
+        if np.any(y <= 0):
+            raise UsageError("y must be > 0: a time of zero or less cannot be fitted")
+        self._fit = Additive(
+            X,
+            np.log(y),
+            [str(g) for g in (range(len(y)) if groups is None else np.asarray(groups))],
+            centres=_equal_terms(X, y)
+            if self.centres is None
+            else np.asarray(self.centres, dtype=np.float64),
+            spreads=np.full(X.shape[1] + 1, PRIOR_SIGMA)
+            if self.spreads is None
+            else np.asarray(self.spreads, dtype=np.float64),
+            noise=self.noise,
+        )
+        self.intercept_, self.coef_ = float(self._fit.coefficients[0]), self._fit.coefficients[1:]
+        return self
+
+    def predict(
+        self, X: ArrayLike, return_std: bool = False, elsewhere: float = 0.0
+    ) -> Floats | tuple[Floats, Floats]:
+        """Predict (n,) values > 0; with `return_std` also the standard deviations (n,) of their logarithms.
+
+        `elsewhere` is the standard deviation of what another day or place changes for all of them.
+        """
+        check_is_fitted(self)
+        checked = np.asarray(validate_data(self, X, reset=False, dtype=np.float64))
+        _not_negative(checked)
+        mean, sigma = self._fit.predict(checked, elsewhere=elsewhere)
+        return (np.exp(mean), sigma) if return_std else np.exp(mean)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.positive_only = True
+        tags.target_tags.positive_only = True
+        tags.regressor_tags.poor_score = True  # it minimizes the relative error, not the squared error of R²
+        return tags
+
+
+def _equal_terms(X: Floats, y: Floats) -> Floats:
+    """(d + 1,) medians with which every term has the same part of y."""
+    typical = np.array([np.median(x[x > 0]) if np.any(x > 0) else 1.0 for x in X.T])
+    share = float(np.median(y)) / (X.shape[1] + 1)
+    return np.concatenate([[share], share / typical])
+
+
+def _not_negative(X: Floats) -> None:
+    if np.any(X < 0):
+        raise UsageError("Negative values in data: terms of a time are >= 0")
