@@ -1,13 +1,14 @@
 """Data that a model preprocesses itself, as the tasks of KerasHub do in `fit`: text to tokens, with weights per token.
 
-The worker does not call `fit`, so the preprocessing runs where the data are read, while another step computes.
-`evaluate` of such a model preprocesses by itself.
+The worker calls neither `fit` nor `evaluate`, so the preprocessing runs where the data are read, in training while
+another step computes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from shoal_trainer.data.batch import Batch, fill, split
@@ -17,9 +18,12 @@ from shoal_trainer.data.source import Extent, Part, Source
 
 def preprocessed(data: Source, model: Any) -> Source:
     """The data as the model's step needs them; the same data for a model without a preprocessor."""
-    if getattr(model, "preprocessor", None) is None or not hasattr(model, "preprocess_samples"):
-        return data
-    return Preprocessed(data, model.preprocess_samples)
+    return Preprocessed(data, model.preprocess_samples) if _preprocesses(model) else data
+
+
+def prepared(batches: Iterator[Batch], model: Any) -> Iterator[Batch]:
+    """Batches of such data as the model's step needs them."""
+    return (_applied(model.preprocess_samples, each) for each in batches) if _preprocesses(model) else batches
 
 
 @dataclass(frozen=True)
@@ -39,11 +43,16 @@ class Preprocessed(Source):
 
     def read(self, part: Part, batch_size: int, download: Download | None = None) -> Iterator[Batch]:
         """As the data themselves, preprocessed."""
-        return map(self._applied, self.source.read(part, batch_size, download))
+        return map(partial(_applied, self.function), self.source.read(part, batch_size, download))
 
     def example(self, batch_size: int) -> Batch:
         """As the data themselves, preprocessed."""
-        return self._applied(self.source.example(batch_size))
+        return _applied(self.function, self.source.example(batch_size))
 
-    def _applied(self, batch: Batch) -> Batch:
-        return fill(self.function(*split(batch.as_given())), batch.size, batch.end)
+
+def _preprocesses(model: Any) -> bool:
+    return getattr(model, "preprocessor", None) is not None and hasattr(model, "preprocess_samples")
+
+
+def _applied(function: Callable[[Any, Any, Any], Any], batch: Batch) -> Batch:
+    return fill(function(*split(batch.as_given())), batch.size, batch.end)

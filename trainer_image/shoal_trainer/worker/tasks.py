@@ -24,6 +24,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from shoal_trainer.data.batch import Batch, leaves, map_leaves
+from shoal_trainer.data.preprocessed import prepared
 from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import Interrupted, TrainerError, UserError
 from shoal_trainer.training import Training
@@ -127,7 +128,7 @@ class Tasks:
         try:
             first = next(rows)
             self._check_alike(first)
-            elements = map(as_keras, itertools.chain([first], rows))
+            elements = map(as_keras, prepared(itertools.chain([first], rows), model))
             with _without_xla(model):
                 results = evaluate(model, (map_leaves(tf.convert_to_tensor, each) for each in elements))
         except (TrainerError, tf.errors.ResourceExhaustedError):

@@ -6,6 +6,7 @@ What is refused is not an error: the next plan sees it (`objects`). An answer th
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from shoal import manifests
 from shoal.api.kube import Node
 from shoal.api.training_job import TrainingJob
+from shoal.cluster.cache import version
 from shoal.cluster.transport import APPLY_PATCH, MERGE_PATCH, Transport
 from shoal.controllers.state import ClusterState
 from shoal.controllers.trainingjob.api_answers import AnswerStore, ApiAnswers
@@ -192,7 +194,9 @@ class Applier:
             "PATCH", path(job, SERVICES, name), body=patch, content_type=MERGE_PATCH
         )
         if answer.status in {404, 409} and known is not None:
-            self._state.services.drop(known.metadata.uid)
+            # A 409 may have another reason than a new Service of that name: then the next answer shows it again.
+            at = math.inf if answer.status == 404 else version(known) - 1
+            self._state.services.drop(known.metadata.uid, at)
             return
         answer.accept()
         self._objects.saw(SERVICES, answer)

@@ -85,6 +85,8 @@ class _Run:
     """The removals that the newest plan asks for."""
     in_flight: dict[What, Request] = field(default_factory=dict)
     failures: dict[type[Request], _Failures] = field(default_factory=dict)
+    answered: set[What] = field(default_factory=set)
+    """Foundations that were made: pods wait for them no more, even if no cache shows them."""
 
 
 class Requests:
@@ -108,7 +110,12 @@ class Requests:
         """
         run = self._run(job)
         run.job = job
-        early = any(isinstance(each, FOUNDATIONS) and type(each) not in run.failures for each in actions)
+        early = any(
+            isinstance(each, FOUNDATIONS)
+            and type(each) not in run.failures
+            and (type(each), each.name) not in run.answered
+            for each in actions
+        )
         # What is in flight may be answered before the queue comes to it: it is not to be sent twice.
         asked = [each for each in actions if (type(each), each.name) not in run.in_flight]
         makes = [
@@ -196,6 +203,8 @@ class Requests:
         try:
             done = await self._carry_out(job, request)
             run.failures.pop(kind, None)
+            if done and isinstance(request, FOUNDATIONS):
+                run.answered.add((kind, request.name))
         except Exception as error:  # broad: an error of one request must not stop the others
             done = False
             self._failed(run, request, error)

@@ -394,3 +394,26 @@ async def test_telemetry_writes_are_rate_limited() -> None:
     assert 29 <= held.wait <= 30
     loud = status.model_copy(update={"reason": "Something"})
     assert rig.reporter.report(job, loud, [], makes=False).wait == 0.0
+
+
+async def test_conflict_at_a_service_does_not_keep_its_server_from_being_replaced() -> None:
+    """The Service exists, whatever the conflict was about: it is found again, and the pod is made."""
+    rig = Rig()
+    rig.apply()
+    await settled(rig)
+    rig.run_pods()
+    await settled(rig)
+    conflicts = iter([Answer(409, b'{"message": "the object has been modified"}')])
+    rig.cluster.fault = lambda method, path: (
+        next(conflicts, None) if method == "PATCH" and "/services/" in path else None
+    )
+    rig.cluster.change("/api/v1/namespaces/ns/pods/digits-ps-0-0", status={"phase": "Failed"})
+    rig.see()
+    await asyncio.sleep(5)
+    await rig.reconcile(KEY)
+    rig.pass_time(5)
+    await settled(rig)
+    assert "digits-ps-0-1" in rig.pods()
+    assert next(conflicts, None) is None, "it was met"
+    selector = rig.cluster.objects["/api/v1/namespaces/ns/services/digits-ps-0"]["spec"]["selector"]
+    assert selector["shoal.dev/incarnation"] == "1"
