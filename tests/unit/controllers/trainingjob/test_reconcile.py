@@ -169,6 +169,21 @@ async def test_pods_are_deleted_after_the_status_is_written() -> None:
     assert rig.job.status.restarts.disruptions == 0
 
 
+async def test_conflict_of_a_deletion_hides_no_pod() -> None:
+    """A 409 says that another object has the name by now, or that this one changed: then it is still there."""
+    rig = await running()
+    rig.cluster.change(JOB_PATH, spec={**rig.cluster.objects[JOB_PATH]["spec"], "workers": {"replicas": 1}})
+    conflict = Answer(409, b'{"reason": "Conflict", "message": "the object has been modified"}')
+    rig.cluster.fault = lambda method, _path: conflict if method == "DELETE" else None
+    rig.see()
+    await rig.reconcile(KEY)
+    await asyncio.sleep(0.1)
+    rig.cluster.fault = lambda _method, _path: None
+    await asyncio.sleep(1.0)
+    await settled(rig)
+    assert rig.pods() == EVERYTHING - {"digits-worker-1-0"}
+
+
 async def test_status_conflict_is_retried() -> None:
     rig = Rig()
     rig.apply()
