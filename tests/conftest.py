@@ -17,8 +17,6 @@ SHARED = ("nodes", "control_plane")
 """Tiers whose tests share one cluster: one process runs all of them. They mostly wait, so the others run beside."""
 TRIES = 2
 """Of a test of those tiers: a real cluster on a shared machine may stall. The summary counts and names every rerun."""
-STEPS_ASIDE = 5
-"""How nice a process becomes whose tests need no cluster: if both ask, the cluster gets three quarters of a core."""
 SPREAD = ("simulation", "virtual")
 """Folders whose single tests are long."""
 
@@ -32,11 +30,6 @@ settings.load_profile("shoal")
 # Asked for "the current event loop" before the first test, Python up to 3.13 makes one that nobody closes; its warning
 # would then fail whichever test the garbage collector runs in. After this call it is not made (pytest-asyncio asks).
 asyncio.set_event_loop(None)
-
-
-def tier(item: pytest.Item) -> str:
-    """The folder of tests that it is in."""
-    return item.path.relative_to(HERE).parts[0]
 
 
 def group(nodeid: str) -> str:
@@ -68,20 +61,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByCluster:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Beside a cluster, which waits and is then in haste, what only computes steps aside: for good, as the cluster's
-    tests come first."""
-    if "PYTEST_XDIST_WORKER" in os.environ and tier(item) not in SHARED:
-        os.setpriority(os.PRIO_PROCESS, 0, STEPS_ASIDE)
-
-
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What takes longest begins first; what needs a cluster may be tried again; what is nightly runs only then."""
     if not os.environ.get("SHOAL_NIGHTLY"):
         nightly = [item for item in items if item.get_closest_marker("nightly")]
         items[:] = [item for item in items if not item.get_closest_marker("nightly")]
         config.hook.pytest_deselected(items=nightly)
+
+    def tier(item: pytest.Item) -> str:
+        return item.path.relative_to(HERE).parts[0]
 
     items.sort(key=lambda item: SHARED.index(tier(item)) if tier(item) in SHARED else len(SHARED))
     for item in items:
