@@ -15,9 +15,11 @@ from shoal_trainer.contract import ACCELERATORS_ENV, CONFIG_ENV, JobIdentity, Ro
 from shoal_trainer.data.source import Part
 from shoal_trainer.errors import NoAccelerator
 from shoal_trainer.ps import kernels
+from shoal_trainer.security import create_secret_dir
 from shoal_trainer.worker import main
 from shoal_trainer.worker.flat_model import MAX_SHAPES, FlatModel
 from shoal_trainer.worker.hardware import require_accelerators
+from shoal_trainer.worker.keras_internals import evaluate
 from shoal_trainer.worker.label_check import LabelCheck
 from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.tasks import Tasks
@@ -113,11 +115,9 @@ def test_evaluation_is_not_compiled_and_training_stays_so(monkeypatch):
     flat_model = FlatModel(functional(), BATCHES[0], "fp32")
     tasks = Tasks(job(), flat_model, 16)
     seen = []
-    evaluate = flat_model.model.evaluate
     monkeypatch.setattr(
-        flat_model.model,
-        "evaluate",
-        lambda *a, **k: (seen.append(flat_model.model.jit_compile), evaluate(*a, **k))[1],
+        "shoal_trainer.worker.tasks.evaluate",
+        lambda model, batches: (seen.append(model.jit_compile), evaluate(model, batches))[1],
     )
     assert "val_loss" in tasks.evaluate(flat_model.initial()).metrics
     tasks.close()
@@ -267,6 +267,7 @@ def test_a_worker_without_its_gpu_ends_so_that_another_node_is_tried(monkeypatch
     config = RuntimeConfig(
         job=JobIdentity(namespace="n", name="j", uid="uid"), role=Role.WORKER, index=0, incarnation=0,
         parameter_servers=(Shard(host="127.0.0.1", data_port=1),), entrypoint="job:job", storage_uri="file:///nowhere",
+        secret_dir=str(create_secret_dir(tmp_path / "secret").directory),
     )  # fmt: skip
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(CONFIG_ENV, config.to_json())
@@ -295,7 +296,7 @@ parameters = model.on_device(model.alias(buffer))
 assert parameters.device.endswith("CPU:1")
 upload = model._inputs._uploads.submit(model._inputs._place, first)
 assert all(tensor.device.endswith("CPU:1") for tensor in upload.result()[0])
-model._ahead = first, upload  # as if a step had run before: metadata are those of a function's first call
+model._inputs._ahead = first, upload  # as if a step had run before: metadata are those of a function's first call
 context.context().enable_run_metadata()
 model.step(parameters, first, 0, second)
 nodes = [
@@ -331,5 +332,5 @@ def test_only_the_next_batch_is_copied_ahead_and_only_for_its_step():
     steps = [(BATCHES[0], BATCHES[1]), (BATCHES[2], BATCHES[1]), (BATCHES[1], None)]
     losses = [flat_model.step(parameters(flat_model), batch, 0, ahead).loss for batch, ahead in steps]
     assert [id(batch) for batch in copied] == [id(BATCHES[index]) for index in (0, 1, 2, 1)]
-    assert flat_model._ahead is None
+    assert flat_model._inputs._ahead is None
     assert losses == [alone.step(parameters(alone), batch).loss for batch, _ in steps]

@@ -29,13 +29,22 @@ from shoal_trainer.worker import main
 from shoal_trainer.worker.hardware import THREADS_ENV
 
 
+def config():
+    return RuntimeConfig(
+        job=JobIdentity(namespace="n", name="j", uid="uid"), role=Role.WORKER, index=0, incarnation=0,
+        parameter_servers=(Shard(host="127.0.0.1", data_port=1),), entrypoint="a:b", storage_uri="file:///nowhere",
+    )  # fmt: skip
+
+
 def test_threads_and_gc_are_configured_before_user_code_is_imported(monkeypatch):
     monkeypatch.setenv(THREADS_ENV, "")  # monkeypatch then restores it after the test
     monkeypatch.delenv(THREADS_ENV)
     monkeypatch.setattr("shoal_trainer.worker.hardware.cores", lambda _node: 3.0)
+    monkeypatch.setattr("shoal_trainer.security.Credentials.load", lambda _folder: None)
     seen = []
 
-    def load(_entrypoint, _args):
+    def load(_entrypoint, _args, archive):
+        assert archive is None
         seen.append((os.environ[THREADS_ENV], gc.isenabled()))
         raise UserError("there is no such module")
 
@@ -43,7 +52,7 @@ def test_threads_and_gc_are_configured_before_user_code_is_imported(monkeypatch)
     gc.unfreeze()
     try:
         with pytest.raises(UserError):
-            main._work(SimpleNamespace(entrypoint="a:b", args={}, cores=0.0), None, 0.0)
+            main._work(config(), None, 0.0)
         assert seen == [("3", False)]
         assert gc.isenabled()
         assert gc.get_freeze_count() > 0
@@ -92,16 +101,15 @@ def test_store_outage_at_start_is_retried(monkeypatch, failing):
     answers = [UserError("the store is back"), Unreachable("no answer"), Unreachable("no answer")]
     monkeypatch.setattr("shoal_trainer.retry.FIRST_PAUSE", 0.0)
     monkeypatch.setattr(main, "fitted", lambda config, _device: config)
-    monkeypatch.setattr("shoal_trainer.worker.entrypoint.load", lambda *_: None)
+    monkeypatch.setattr("shoal_trainer.worker.entrypoint.load", lambda *_, **__: None)
     monkeypatch.setattr("shoal_trainer.security.Credentials.load", lambda _folder: None)
     model = SimpleNamespace(layout=SimpleNamespace(tensors=1), flops_per_sample=None)
     monkeypatch.setattr("shoal_trainer.worker.compose.build_flat_model", lambda *_: model)
     monkeypatch.setattr(f"shoal_trainer.worker.{failing}", lambda *_: _raise(answers.pop()))
-    config = SimpleNamespace(entrypoint="a:b", args={}, cores=0.0, secret_dir="")
     gc.unfreeze()
     try:
         with pytest.raises(UserError, match="the store is back"):
-            main._work(config, SimpleNamespace(flag=threading.Event()), 0.0)
+            main._work(config(), SimpleNamespace(flag=threading.Event()), 0.0)
     finally:
         gc.unfreeze()
     assert not answers
@@ -157,7 +165,7 @@ def test_user_error_survives_a_coordinator_that_refuses_it(monkeypatch, caplog, 
         loop=SimpleNamespace(beside=None),
     )
     monkeypatch.setattr(main, "fitted", lambda config, _device: config)
-    monkeypatch.setattr("shoal_trainer.worker.entrypoint.load", lambda *_: None)
+    monkeypatch.setattr("shoal_trainer.worker.entrypoint.load", lambda *_, **__: None)
     monkeypatch.setattr("shoal_trainer.security.Credentials.load", lambda _folder: None)
     monkeypatch.setattr("shoal_trainer.worker.compose.build_flat_model", lambda *_: model)
     monkeypatch.setattr("shoal_trainer.worker.compose.compose", lambda *_: worker)
@@ -166,9 +174,7 @@ def test_user_error_survives_a_coordinator_that_refuses_it(monkeypatch, caplog, 
     gc.unfreeze()
     try:
         with pytest.raises(type(raised), match=str(raised)):
-            main._work(
-                SimpleNamespace(entrypoint="a:b", args={}, cores=0.0, secret_dir="", batch_size=1), drain, 0.0
-            )
+            main._work(config(), drain, 0.0)
     finally:
         gc.unfreeze()
     if isinstance(answer, Fenced):
@@ -176,11 +182,7 @@ def test_user_error_survives_a_coordinator_that_refuses_it(monkeypatch, caplog, 
 
 
 def test_sys_exit_in_user_code_is_a_user_error_exit(monkeypatch, tmp_path):
-    config = RuntimeConfig(
-        job=JobIdentity(namespace="n", name="j", uid="uid"), role=Role.WORKER, index=0, incarnation=0,
-        parameter_servers=(Shard(host="127.0.0.1", data_port=1),), entrypoint="a:b", storage_uri="file:///nowhere",
-    )  # fmt: skip
-    monkeypatch.setenv(CONFIG_ENV, config.to_json())
+    monkeypatch.setenv(CONFIG_ENV, config().to_json())
     monkeypatch.setenv("SHOAL_TERMINATION_LOG", str(tmp_path / "message"))
     monkeypatch.setattr(main, "Drain", lambda: None)
     monkeypatch.setattr(main, "_work", lambda *_: sys.exit(0))
