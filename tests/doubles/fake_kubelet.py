@@ -339,6 +339,7 @@ class FakeKubelet:
         if self.start_seconds:
             await asyncio.sleep(self.start_seconds)
         if not node.alive:
+            self._handled.discard((pod["metadata"]["uid"], "start"))  # begun again if the machine is back
             return
         await self._patch_status(pod, started(pod, self._pod_ip(pod)))
 
@@ -346,6 +347,7 @@ class FakeKubelet:
         meta = pod["metadata"]
         await asyncio.sleep(min(self.stop_seconds, meta.get("deletionGracePeriodSeconds") or 0))
         if not node.alive:
+            self._handled.discard((meta["uid"], "stop"))
             return
         if pod["status"].get("phase") not in _ENDED:
             with contextlib.suppress(ApiError):
