@@ -72,8 +72,8 @@ class Client:
             accelerator: Of the workers' nodes, such as "L4": they run on the CapacityPools that have it (those of
                 `pools`, if given).
             more: `workers` (1), `image` (the operator's, which has Keras and no other packages of yours), `args` (a
-                dict of integers, floats, strings), `files` (more code to send along), `pools` (CapacityPools by name),
-                `capacity`, `max_workers`, `epochs`, `steps`, `until` (metric, value), `mode` ("Min" or "Max": where the
+                dict of JSON values), `files` (more code to send along), `pools` (CapacityPools by name), `capacity`,
+                `max_workers`, `epochs`, `steps`, `until` (metric, value), `mode` ("Min" or "Max": where the
                 metric is one of your own), `batch_size` (32), `parameter_servers`, `deadline_seconds`, `max_cost`,
                 `run`, `initial_from` (the folder of another run), `weights_only`, `snapshot_seconds`,
                 `max_staleness`, `tls`, `name`.

@@ -7,6 +7,7 @@ server knows: `Client.check` asks it.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -189,18 +190,15 @@ def _stop_after(wanted: Submission) -> Json:
     return {key: value for key, value in given.items() if value is not None} or {"epochs": 1}
 
 
-def _argument(name: str, value: Any) -> int | str:
-    """As the API has it: integers and strings; the trainer makes floats of decimals again."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
+def _argument(name: str, value: Any) -> Any:
+    """The value, which JSON can hold."""
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError) as error:
         raise UsageError(
-            f"the argument {name} is a {type(value).__name__}; it may be an integer, a float or a string"
-        )
-    if isinstance(value, float):
-        text = repr(value)
-        if text in {"inf", "-inf", "nan"}:
-            raise UsageError(f"the argument {name} is {text}; it must be finite")
-        return text
-    return value
+            f"the argument {name} is not JSON ({error}): it may be a finite number, a string, a boolean, or a list or "
+            "map of these"
+        ) from error
 
 
 def _storage(wanted: Submission) -> Json:
