@@ -16,7 +16,7 @@ class Count(click.IntRange):
     name = "whole number"
 
 
-class Seconds(click.ParamType):
+class Seconds(click.ParamType[int]):
     """A time above 0, as whole seconds: `90`, `90s`, `30m`, `2h`, `1.5d`."""
 
     name = "time"
