@@ -140,7 +140,9 @@ class Reconciler:
         if not isinstance(request, WriteStatus):
             return await self._applier.carry_out(job, request)
         decided = request.plan
-        stored = await self._reporter.write(request.job, decided.status, decided.events)
+        stored = await self._reporter.write(
+            request.job, decided.status, decided.events, urgent=request.awaited
+        )
         if stored and request.complete:
             self._recorded(job, decided)
         return stored
