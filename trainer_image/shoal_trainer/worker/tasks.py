@@ -283,7 +283,7 @@ def _tests_itself(model: keras.Model) -> bool:
 def _evaluates_itself(model: keras.Model) -> bool:
     """Whether the model has an `evaluate` of its own, other than KerasHub's, which only preprocesses (`prepared`)."""
     owner = next(kind for kind in type(model).__mro__ if "evaluate" in vars(kind))
-    return owner.evaluate is not keras.Model.evaluate and "preprocess_samples" not in vars(owner)
+    return vars(owner)["evaluate"] is not keras.Model.evaluate and "preprocess_samples" not in vars(owner)
 
 
 def _numbers(results: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
