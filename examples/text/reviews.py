@@ -37,7 +37,7 @@ def build(rate: float = 0.01):
 
 
 def job(rate: float = 0.01):
-    """`args: {rate: "0.005"}` in a TrainingJob, or `--arg rate=0.005`."""
+    """`args: {rate: 0.005}` in a TrainingJob, or `--arg rate=0.005`."""
     return Training(
         model=lambda: build(rate),
         data=Indexed.from_arrays(tokens[:1000], labels[:1000]),

@@ -23,7 +23,11 @@ GOOD: dict[str, Any] = {
     "metadata": {"name": "good"},
     "spec": {
         "storage": {"uri": "s3://bucket/runs"},
-        "training": {"entrypoint": "digits:job", "stopAfter": {"epochs": 3}},
+        "training": {
+            "entrypoint": "digits:job",
+            "args": {"rate": 0.1, "layers": [64, 32], "augment": True},
+            "stopAfter": {"epochs": 3},
+        },
         "workers": {"replicas": 2},
     },
 }
@@ -92,7 +96,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("batch-twice",
      with_(spec__training__batchSizes=[{"accelerator": "T4", "batchSize": 8}] * 2),
      'spec.training.batchSizes[1]: Duplicate value: {"accelerator":"T4"}'),
-    ("arg-float", with_(spec__training__args={"rate": 0.1}), "must be of type integer,string"),
+    ("args-list", with_(spec__training__args=[0.1]), "must be of type object"),
     ("code-twice",
      with_(spec__training__code={"configMap": "a", "digest": "0" * 64}),
      "set exactly one of configMap, digest"),
@@ -178,6 +182,8 @@ CANNOT_CHANGE: list[tuple[str, dict[str, Any], str]] = [
     ("managed-by", {"managedBy": "me.example/other"}, "managedBy is immutable"),
     ("storage", {"storage": {"uri": "s3://other/runs"}}, "storage is immutable: create a new TrainingJob"),
     ("training", {"training": {"batchSize": 7}}, "training is immutable: create a new TrainingJob"),
+    ("argument", {"training": {"args": {"rate": 0.2}}}, "training is immutable"),
+    ("argument-list", {"training": {"args": {"layers": [64, 33]}}}, "training is immutable"),
     (
         "shards",
         {"parameterServers": {"replicas": 2}},
@@ -225,6 +231,7 @@ def test_valid_manifest_gets_its_defaults(control_plane: ControlPlane, namespace
         "objective": {"prefer": "MinCost"},
         "stabilizationSeconds": {"up": 30, "down": 300},
     }
+    assert spec["training"]["args"] == {"rate": 0.1, "layers": [64, 32], "augment": True}
     assert spec["training"]["batchSize"] == 128
     assert spec["training"]["staleness"] == {"policy": "InverseSquareRoot", "rounds": True}
     assert spec["training"]["dataTls"] is False

@@ -17,7 +17,7 @@ import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 from pydantic.alias_generators import to_camel
 
 VERSION = 1
@@ -239,7 +239,7 @@ class RuntimeConfig(Message):
     first_incarnation: int = 0
     parameter_servers: tuple[Shard, ...]
     entrypoint: str
-    args: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
+    args: dict[str, JsonValue] = Field(default_factory=dict)
     code_digest: str = ""
     """Of the archive with the job's code in the storage (`code_name`); empty: it is in a ConfigMap or the image."""
     batch_size: int = 128

@@ -89,6 +89,8 @@ def _section(path: str, schema: Schema) -> Iterator[str]:
 def _type(schema: Schema) -> str:
     if schema.get("x-kubernetes-int-or-string"):
         return "integer or string"
+    if schema == {"x-kubernetes-preserve-unknown-fields": True}:
+        return "any JSON value"
     if "enum" in schema:
         return ", ".join(f"`{value or '(empty)'}`" for value in schema["enum"])
     if schema.get("type") == "array":

@@ -4,14 +4,16 @@ These classes define the API: the CRD, docs/api.md and the parsing of watch even
 Docstrings are shown by `kubectl explain`, so they address users. Rules across fields are CEL, so `kubectl apply`
 rejects a bad manifest with a message that says what to change.
 
-There are no floats: losses and ratios are decimal strings, times are whole seconds.
+There are no floats: losses and ratios are decimal strings, times are whole seconds. The arguments of the user's own
+function are JSON as the user writes it.
 """
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, JsonValue, WithJsonSchema, field_validator
 
 from shoal.api.base import Column, Resource, Scale, Strict
 from shoal.api.elasticity import Elasticity
@@ -51,6 +53,11 @@ Entrypoint = Annotated[
         ),
     ),
 ]
+
+
+Argument = Annotated[JsonValue, WithJsonSchema({"x-kubernetes-preserve-unknown-fields": True})]
+MAX_ARGS_BYTES = 64 << 10
+"""Of the arguments as JSON: Linux starts no process with an environment variable above 128 KiB."""
 
 
 class VolumeClaim(Strict):
@@ -276,9 +283,9 @@ class TrainingSpec(Strict):
 
     entrypoint: Entrypoint
     """`module:object` in the worker image: a shoal_trainer.Training, or a function that returns one."""
-    args: dict[str, int | str] = Field(default_factory=dict, max_length=64)
-    """Arguments of the entrypoint function: integers, strings, or decimals in quotes such as `"0.1"`, which it
-    receives as floats."""
+    args: dict[str, Argument] = Field(default_factory=dict, max_length=64)
+    """Arguments of the entrypoint function, of at most 64 KiB: numbers, strings, booleans, lists and maps. A decimal
+    in quotes is a float too, unless the function's parameter is a string."""
     code: CodeSource | None = None
     """Code that is not in the image. Its modules are first on Python's path of the workers."""
     batch_size: Positive = 128
@@ -306,6 +313,16 @@ class TrainingSpec(Strict):
             return ""
         sizes = f"an epoch has {samples:,} samples and a batch {self.batch_size:,}"
         return f"{sizes}: each epoch was one step of one worker"
+
+    @field_validator("args")
+    @classmethod
+    def _fits_into_an_environment(cls, args: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        if (size := len(json.dumps(args))) > MAX_ARGS_BYTES:
+            raise ValueError(
+                f"the arguments have {size} bytes, at most {MAX_ARGS_BYTES} are possible: put what is large into the "
+                "code or the data"
+            )
+        return args
 
 
 class TrainingJobSpec(Strict):

@@ -7,6 +7,7 @@ server knows: `Client.check` asks it.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -124,7 +125,8 @@ def _entrypoint(wanted: Submission) -> tuple[str, dict[str, str]]:
         code.must_define(file, sources[file], attribute)
     elif wanted.image is None:
         raise UsageError(
-            f"{path} is a module of an image: say which with image=…, or give a file: {path}.py:{attribute}"
+            f"{path} is a module of an image: say which with image=… (--image), or give a file: "
+            f"{path}.py:{attribute}"
         )
     return f"{Path(path).stem if is_file else path}:{attribute}", sources
 
@@ -189,18 +191,15 @@ def _stop_after(wanted: Submission) -> Json:
     return {key: value for key, value in given.items() if value is not None} or {"epochs": 1}
 
 
-def _argument(name: str, value: Any) -> int | str:
-    """As the API has it: integers and strings; the trainer makes floats of decimals again."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
+def _argument(name: str, value: Any) -> Any:
+    """The value, which JSON can hold."""
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError) as error:
         raise UsageError(
-            f"the argument {name} is a {type(value).__name__}; it may be an integer, a float or a string"
-        )
-    if isinstance(value, float):
-        text = repr(value)
-        if text in {"inf", "-inf", "nan"}:
-            raise UsageError(f"the argument {name} is {text}; it must be finite")
-        return text
-    return value
+            f"the argument {name} is not JSON ({error}): it may be a finite number, a string, a boolean, or a list or "
+            "map of these"
+        ) from error
 
 
 def _storage(wanted: Submission) -> Json:
@@ -218,8 +217,8 @@ def _storage(wanted: Submission) -> Json:
         storage = {"uri": uri}
     else:
         raise UsageError(
-            f"storage={uri!r} must be s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, claim:NAME (a PersistentVolumeClaim of "
-            "the namespace), or ephemeral, which loses everything with the pod"
+            f"the storage (storage=…, --storage) must be s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, claim:NAME (a "
+            f"PersistentVolumeClaim of the namespace), or ephemeral, which loses everything with the pod, not {uri!r}"
         )
     return storage | ({"run": wanted.run} if wanted.run else {})
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from shoal.api.base import Resource
 from shoal.api.crd import KINDS, custom_resource_definition, files, structural
 from shoal.api.reference import reference
-from shoal.api.training_job import RunPolicy, TrainingJob
+from shoal.api.training_job import MAX_ARGS_BYTES, RunPolicy, TrainingJob, TrainingSpec
 
 ROOT = Path(__file__).parents[3]
 HINT = (
@@ -57,12 +57,19 @@ def test_schema_is_structural(kind: type[Resource]) -> None:
     walk(structural(kind), "")
 
 
-def test_only_templates_keep_unknown_fields() -> None:
+def test_only_templates_and_arguments_keep_unknown_fields() -> None:
     text = next(iter(files().values()))
     kept = text.count("x-kubernetes-preserve-unknown-fields: true")
-    assert (
-        kept == 12
-    )  # spec, containers, their env and resources, init containers and theirs, of the two templates
+    # Spec, containers, their env and resources, init containers and theirs, of the two templates; each argument.
+    assert kept == 12 + 1
+
+
+def test_arguments_fit_into_an_environment_variable() -> None:
+    spec = {"entrypoint": "digits:job", "stopAfter": {"epochs": 1}}
+    args = {"rate": 0.1, "layers": [64, 32], "augment": True, "text": "x" * (MAX_ARGS_BYTES - 100)}
+    assert TrainingSpec.model_validate({**spec, "args": args}).args == args
+    with pytest.raises(ValidationError, match=r"the arguments have 6.* bytes, at most 65536 are possible"):
+        TrainingSpec.model_validate({**spec, "args": {**args, "more": "x" * 100}})
 
 
 def test_schemas_have_no_floats() -> None:

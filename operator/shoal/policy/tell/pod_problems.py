@@ -97,7 +97,19 @@ def _scheduling_problem(pod: Pod, facts: Facts) -> Reason | None:
         return Reason("Unschedulable", f"{where}; {hint}")
     if facts.timers.pending(created + UNSCHEDULABLE_PATIENCE):
         return None
+    if "unbound immediate PersistentVolumeClaims" in scheduled.message:
+        return Reason("Unschedulable", f"{where}; {_unbound(facts)}")
     return Reason("Unschedulable", f"{where}; {_needs(pod, facts)}")
+
+
+def _unbound(facts: Facts) -> str:
+    """What a claim needs that has no volume: no node would help."""
+    claim = facts.job.spec.storage.volume_claim
+    which = f" {claim.name}" if claim else ""
+    return (
+        f"`kubectl describe pvc{which}` says why it has no volume: where no StorageClass is the default, the claim has"
+        " to name one (storageClassName)"
+    )
 
 
 def _needs(pod: Pod, facts: Facts) -> str:
