@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from shoal.api.base import Column, Resource, Status, Strict
+from shoal.api.base import Column, Condition, Resource, Status, Strict
 from shoal.api.rules import DECIMAL, Positive, rules
 from shoal.errors import NotEnoughData
 
@@ -245,6 +245,11 @@ class SpeedProfileStatus(Status):
     """Names of the newest jobs that were measured."""
     last_updated: str = ""
     """When the newest measurement was merged (RFC 3339)."""
+    conditions: tuple[Condition, ...] = Field(
+        default=(),
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    )
+    """Ready: False while plans leave the profile out, since the predictor fails with it; absent if it never did."""
 
 
 class SpeedProfile(Resource):

@@ -117,19 +117,23 @@ class Planner:
             return
         now = self._wall()
         pools = self._each("pool", self._state.pools.all(), lambda pool: self._pool(pool, now))
-        profiles = self._each("profile", self._learner.keys, lambda key: self._profile(key, now))
+        profiles, faults = self._profiles(now)
         fleet = [(job, self._read(job, partial(self._job, job, now))) for job in jobs.values()]
         began = self._now()
 
         def solve() -> FleetPlan:
             estimated = self._progress.estimated
             known = [self._read(job, partial(estimated, job, planned)) for job, planned in fleet]
-            return self._plan(pools, [each for each in profiles if each is not None], known)
+            return self._plan(pools, list(profiles.values()), known)
 
         found = await asyncio.to_thread(solve)
         self._metrics.seconds.observe(self._now() - began)
         self._metrics.plans.labels("done").inc()
         self._metrics.faults.labels("job").inc(sum(bool(plan.fault) for plan in found.jobs.values()))
+        blamed = {id(each.profile): each.fault for each in found.left_out}
+        faults |= {key: blamed[id(each)] for key, each in profiles.items() if id(each) in blamed}
+        self._metrics.faults.labels("profile").inc(len(faults))
+        self._learner.judged(faults)
         priorities = {planned.name: planned.priority for _, planned in fleet}
         planned = [(jobs[name], plan) for name, plan in found.jobs.items()]
         self._each("job", planned, lambda one: self._propose(*one, found, priorities, now))
@@ -203,8 +207,17 @@ class Planner:
     def _pool(self, pool: CapacityPool, now: datetime) -> FleetPool:
         return pool_values(pool, [node for node in self._state.nodes.all() if matches(pool, node)], now)
 
-    def _profile(self, key: Key, now: datetime) -> Profile | None:
-        return profile_of(self._known_of(key), now, strict=False)
+    def _profiles(self, now: datetime) -> tuple[dict[Key, Profile], dict[Key, str]]:
+        """What was measured, and why some of it cannot be read."""
+        made, faults = dict[Key, Profile](), dict[Key, str]()
+        for key in self._learner.keys:
+            try:
+                if (found := profile_of(self._known_of(key), now, strict=False)) is not None:
+                    made[key] = found
+            except Exception as error:  # broad: as in `_each`
+                faults[key] = f"{type(error).__name__}: {error}"
+                logger.exception("SpeedProfile %s/%s is left out of the plans", *key)
+        return made, faults
 
     def _known_of(self, key: Key) -> SpeedProfile:
         """A profile as it is stored, with the newest reports."""

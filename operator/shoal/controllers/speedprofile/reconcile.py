@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 
-from shoal.api.base import API_VERSION
+from shoal.api.base import API_VERSION, Condition
 from shoal.api.speed_profile import SpeedProfile, SpeedProfileStatus
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import Transport
@@ -61,6 +61,7 @@ class Learner:
         self._heard: dict[Key, dict[str, tuple[Key, StatusReport]]] = {}
         """By profile and uid of the job: the job's key and its newest report."""
         self._written: dict[Key, float] = {}
+        self._faults: Mapping[Key, str] = {}
 
     def hear(self, job: TrainingJob, report: StatusReport) -> None:
         """Take a report. Cheap: it is merged by the next reconcile or plan."""
@@ -73,6 +74,14 @@ class Learner:
         )
         if self._now() - self._written.get(key, -SOON_SECONDS) >= SOON_SECONDS:
             self._wake(key, Priority.ROUTINE)
+
+    def judged(self, faults: Mapping[Key, str]) -> None:
+        """Hear from the planner with which profiles it fails, and how: it tells all of them every time."""
+        self._faults = faults
+        for profile in self._state.profiles.all():
+            key = profile.metadata.namespace, profile.metadata.name
+            if self._conditions(key, profile) != profile.status.conditions:
+                self._wake(key, Priority.NORMAL)
 
     def name_of(self, job: TrainingJob, fingerprint: str) -> str:
         """The profile of a job's model: annotated, or written by a user for this model, or the operator's own.
@@ -119,26 +128,46 @@ class Learner:
         """Write a profile, if it is worth it; returns the seconds until it is looked at again."""
         namespace, name = key
         heard = self._heard.get(key, {})
-        if not heard:
-            return None
-        profile = self._state.profiles.get(name, namespace) or await self._create(key)
+        profile = self._state.profiles.get(name, namespace)
+        if profile is None and heard:
+            profile = await self._create(key)
         if profile is None:
-            del self._heard[key]  # the namespace goes
+            self._heard.pop(key, None)  # nothing is known, or the namespace goes
             return None
-        status = self._summed_up(profile.status, self.learned(key), heard)
+        status = self._summed_up(profile.status, self.learned(key), heard) if heard else profile.status
+        conditions = self._conditions(key, profile)
+        judged = conditions != profile.status.conditions
+        status = status.model_copy(update={"conditions": conditions}) if judged else status
         ended = [uid for uid, (job, _) in heard.items() if not self._runs(uid, job)]
         now = self._now()
         due = self._written.get(key, -LATE_SECONDS) + LATE_SECONDS
-        if status != profile.status and (ended or moved(profile.status, status) or now >= due):
+        if status != profile.status and (judged or ended or moved(profile.status, status) or now >= due):
             if await self._writer.write(profile, status) is None:
                 return 1.0  # it changed meanwhile: merge again
             self._written[key] = now
         for uid in ended:
             del heard[uid]
         if not heard:
-            del self._heard[key]
+            self._heard.pop(key, None)
             return None
         return SOON_SECONDS
+
+    def _conditions(self, key: Key, profile: SpeedProfile) -> tuple[Condition, ...]:
+        """The conditions that a profile is to have: one, and none before plans have left it out."""
+        fault, before = self._faults.get(key), profile.status.conditions
+        if (fault is None) == all(each.status == "True" for each in before):
+            return before
+        words = f"plans leave this profile out, since the predictor fails with it ({fault}): correct it, or delete it"
+        return (
+            Condition(
+                type="Ready",
+                status="True" if fault is None else "False",
+                observed_generation=profile.metadata.generation,
+                last_transition_time=self._wall().replace(microsecond=0),
+                reason="Valid" if fault is None else "LeftOut",
+                message="" if fault is None else words,
+            ),
+        )
 
     def _summed_up(
         self,

@@ -50,10 +50,13 @@ class Reactions:
         if status.slots is seen.job.status.slots:
             return
         losses = self._open.setdefault(seen.job.metadata.uid, {})
+        stored = {id(slot) for slot in seen.job.status.slots}
         known = {slot.place for slot in seen.job.status.slots if _reason(slot)}
         for slot in status.slots:
             key = slot.role, slot.index
             open_loss = losses.get(key)
+            if id(slot) in stored and open_loss is None:
+                continue
             if (reason := _reason(slot)) is None:
                 if open_loss is not None and open_loss.place == slot.place and not slot.cause:
                     del losses[key]  # it is back, or its notice was withdrawn
@@ -73,7 +76,7 @@ class Reactions:
             newest[role, index] = max(incarnation, newest.get((role, index), -1))
 
         for pod in seen.pods:
-            if pod.place is not None:
+            if pod.place is not None and pod.place[:2] in losses:
                 note(CREATED, *pod.place)
                 if pod.running:
                     note(RUNNING, *pod.place)

@@ -98,6 +98,8 @@ def _scheduling_problem(pod: Pod, facts: Facts) -> Reason | None:
         return Reason("Unschedulable", f"{where}; {hint}")
     if facts.timers.pending(created + UNSCHEDULABLE_PATIENCE):
         return None
+    if "unbound immediate PersistentVolumeClaims" in scheduled.message:
+        return Reason("Unschedulable", f"{where}; {_unbound(facts)}")
     if size := _awaited_gang(facts):
         # The scheduler's own words change with each try and name no resource.
         where = (
@@ -114,6 +116,16 @@ def _awaited_gang(facts: Facts) -> int:
     size = gang_size(facts.job)
     placed = sum(bool(pod.spec.node_name) and not pod.ended for pod in facts.seen.pods)
     return size if placed < size else 0
+
+
+def _unbound(facts: Facts) -> str:
+    """What a claim needs that has no volume: no node would help."""
+    claim = facts.job.spec.storage.volume_claim
+    which = f" {claim.name}" if claim else ""
+    return (
+        f"`kubectl describe pvc{which}` says why it has no volume: where no StorageClass is the default, the claim has"
+        " to name one (storageClassName)"
+    )
 
 
 def _needs(pod: Pod, facts: Facts) -> str:

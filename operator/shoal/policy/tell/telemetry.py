@@ -6,7 +6,6 @@ and where the job lacks it (another phase, fewer workers than its minimum) that 
 
 from __future__ import annotations
 
-from shoal.api.labels import Place
 from shoal.api.planning_status import PlanStatus
 from shoal.api.training_job_status import DataStatus, Slot, TrainingJobStatus, TrainingProgress
 
@@ -18,10 +17,15 @@ _FOLLOW = frozenset({"Disrupted", "WorkersReady", "Reconciling"})
 def differs_in_telemetry_only(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:
     """Whether only what may wait has changed: writes of such a status are rate-limited."""
     there = {slot.place for slot in new.slots}  # a record that is not kept has a successor
-    return _lasting(old, there) == _lasting(new, there)
+    same = {id(slot) for slot in old.slots} & {id(slot) for slot in new.slots}  # as most are
+    before, after = (
+        [_on_its_way(each) for each in status.slots if id(each) not in same and each.place in there]
+        for status in (old, new)
+    )
+    return before == after and _lasting(old) == _lasting(new)
 
 
-def _lasting(status: TrainingJobStatus, places: set[Place]) -> TrainingJobStatus:
+def _lasting(status: TrainingJobStatus) -> TrainingJobStatus:
     last = status.last_disruption
     recovery = {"replacement_created_seconds": None, "recovered_seconds": None}
     workers = {"active": 0, "ready": 0, "pending": 0, "spot": 0, "on_demand": 0}
@@ -35,7 +39,7 @@ def _lasting(status: TrainingJobStatus, places: set[Place]) -> TrainingJobStatus
             "cost": None,
             "pool_usage": {},
             "counted_until": None,
-            "slots": [_on_its_way(slot) for slot in status.slots if slot.place in places],
+            "slots": [],
             "workers": status.workers.model_copy(update=workers),
             "conditions": [each for each in status.conditions if each.type not in _FOLLOW],
             "reason": "" if status.reason == OUTSTANDING else status.reason,

@@ -19,7 +19,7 @@ from shoal.sizing.fleet.joint import better_together
 from shoal.sizing.fleet.moves import Move, reached
 from shoal.sizing.fleet.values import FleetJob, FleetPlan, FleetPool
 from shoal.sizing.speed.measurements import MEASURED, Profile
-from shoal.sizing.speed.model import SpeedModel
+from shoal.sizing.speed.model import SpeedModel, fitted
 
 __all__ = ["plan_fleet"]
 
@@ -41,6 +41,8 @@ def plan_fleet(
 ) -> FleetPlan:
     """The counts of every job, each with a reason. There is an answer for every job, whatever its input.
 
+    A profile that makes the predictor fail is left out, and named in the answer.
+
     Args:
         pools: all pools that any of the jobs names.
         profiles: everything measured, of all models.
@@ -49,7 +51,7 @@ def plan_fleet(
         seed: of the simulated runs.
 
     """
-    speeds = SpeedModel(profiles)
+    speeds, left_out = fitted(profiles)
     left = {pool.name: pool.limit for pool in pools}
     alone: dict[str, Solved] = {}
     order = sorted(
@@ -64,7 +66,7 @@ def plan_fleet(
     chosen = alone | _otherwise({}, better_together, best, pools, speeds, confidence)
     plans = [chosen[job.name] for job in jobs]
     within = _otherwise(plans, _within_reach, plans, pools)
-    return FleetPlan({solved.job.name: solved.answer for solved in within})
+    return FleetPlan({solved.job.name: solved.answer for solved in within}, tuple(left_out))
 
 
 def _otherwise(fallback: T, improve: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from shoal.sizing.beside import Beside
-from shoal.sizing.speed.measurements import Model
+from shoal.sizing.speed.measurements import LeftOut, Model
 
 if TYPE_CHECKING:  # numpy
     from shoal.sizing.plan.problem import LossWork
@@ -152,9 +152,10 @@ class JobPlan:
 
 @dataclass(frozen=True)
 class FleetPlan:
-    """The plans of all jobs, by name. `cost`: of all of them, where known."""
+    """The plans of all jobs, by name. `left_out`: profiles on which none of them rests."""
 
     jobs: dict[str, JobPlan]
+    left_out: tuple[LeftOut, ...] = ()
 
     @property
     def cost(self) -> float:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shoal.errors import UsageError
+from shoal.sizing.accelerators import CPU
 
-__all__ = ["MEASURED", "Evaluation", "LogMean", "Model", "Profile", "Row", "ServerLoad"]
+__all__ = ["MEASURED", "Evaluation", "LeftOut", "LogMean", "Model", "Profile", "Row", "ServerLoad"]
 
 MEASURED = "measured"
 """The basis of a speed that was measured; others are predictions."""
@@ -122,6 +123,21 @@ class Row:
                 )
         if 0 < self.cores < LEAST_CORES:
             raise UsageError(f"a worker was measured on {self.cores:g} cores: give at least {LEAST_CORES:g}")
+        _ = self.alone  # its parts together are a time, too
+
+    @property
+    def alone(self) -> LogMean | None:
+        """The time of a worker alone: compute and input, at any number of workers; or the step of a single one.
+
+        On a CPU the exchange takes its time from the same cores as the compute: beside it or not, it makes it longer.
+        So the step is no longer than all parts in turn, and no longer than it was, with waits for others and all.
+        """
+        if self.compute is not None and self.device == CPU and self.pull and self.push:
+            whole = sum(part.seconds for part in (self.compute, self.pull, self.push))
+            return replace(self.compute, mean=min(whole, self.step.seconds) if self.step else whole)
+        if self.compute is not None:
+            return self.compute
+        return self.step if self.workers == 1 else None
 
     @property
     def exchange_seconds(self) -> float | None:
@@ -172,6 +188,14 @@ class Profile:
     model: Model
     rows: tuple[Row, ...] = ()
     server_load: Mapping[int, ServerLoad] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A profile without which the predictor is made, and the fault that it brings with it."""
+
+    profile: Profile
+    fault: str
 
 
 @dataclass(frozen=True)

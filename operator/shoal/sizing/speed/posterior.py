@@ -10,6 +10,7 @@ width is from the errors that were made.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -111,7 +112,7 @@ def looseness(errors: Floats, variances: Floats, own: float) -> float:
     One that the others do not explain is one of a kind: its effect is as large as it deviates. So it teaches the others
     little, whether it is odd, wrong or made up, and they do not move what was measured of it.
     """
-    error, sigma = abs(float(np.mean(errors))), float(np.sqrt(np.mean(variances)))
+    error, sigma = abs(float(np.mean(errors))), math.sqrt(max(float(np.mean(variances)), 0.0))
     return max(error / own, 1.0) if error > ODD * sigma else 1.0
 
 

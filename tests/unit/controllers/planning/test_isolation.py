@@ -16,12 +16,14 @@ from typing import Any, TypeVar
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from shoal.api.base import API_VERSION, Condition
 from shoal.api.capacity_pool import CapacityPool, CapacityPoolStatus
 from shoal.api.speed_profile import SpeedProfile, SpeedProfileStatus
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import TrainingJobStatus
 from shoal.controllers.speedprofile.reconcile import profile_name
 from shoal.sizing.fleet import alone
+from shoal.sizing.speed import model as speed
 from shoal_trainer.contract import StatusReport
 from tests.unit.controllers.planning.test_planner import MODEL, NOW, World, job_manifest, pool, report
 
@@ -300,3 +302,76 @@ async def test_no_field_of_a_pools_status_stops_the_plans_of_others() -> None:
             manifest["spec"]["workers"] |= {"pools": names[first : first + 4], "maxReplicas": 2}
             crowd.add(TrainingJob.model_validate(manifest), report(7e6))
         await crowd.check([name for name, _ in part])
+
+
+async def test_a_profile_with_which_the_predictor_fails_is_left_out_told_and_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    crowd = Crowd()
+    names = [f"p{n}" for n in range(6)]
+    for name in names:
+        put(crowd, name, measured(name))
+    observed = speed._observation
+
+    def failing(model: Any, *args: Any) -> Any:
+        if model.fingerprint == "p3":
+            raise ZeroDivisionError("a fault")
+        return observed(model, *args)
+
+    monkeypatch.setattr(speed, "_observation", failing)
+    await crowd.check("one profile fails")
+    assert faults(crowd, "profile") == 1
+    assert {name for _, name in crowd.world.woken_profiles} & {*names} == {"p3"}
+    said = await told(crowd, names)
+    assert said.keys() == {"p3"}
+    assert (said["p3"].type, said["p3"].status, said["p3"].reason) == ("Ready", "False", "LeftOut")
+    assert "ZeroDivisionError: a fault" in said["p3"].message
+
+    monkeypatch.setattr(speed, "_observation", observed)
+    await crowd.check("it is mended")
+    assert faults(crowd, "profile") == 1
+    said = await told(crowd, names)
+    assert (said["p3"].status, said["p3"].reason) == ("True", "Valid")
+    before = len(crowd.world.cluster.requests)
+    await crowd.check("nothing is new")
+    await told(crowd, names)
+    assert len(crowd.world.cluster.requests) == before
+
+
+async def told(crowd: Crowd, names: Iterable[str]) -> dict[str, Condition]:
+    """The conditions of profiles, by name."""
+    found = {}
+    for name in names:
+        assert await crowd.world.learner(("team", name)) is None
+        profile = crowd.world.state.profiles.get(name, "team")
+        assert profile is not None
+        for condition in profile.status.conditions:
+            found[name] = condition
+    return found
+
+
+def put(crowd: Crowd, name: str, status: Json) -> None:
+    """A profile, in the cluster and in the cache."""
+    body = {"metadata": {"namespace": "team", "name": name}, "status": status}
+    path = f"/apis/{API_VERSION}/namespaces/team/speedprofiles/{name}"
+    crowd.world.state.profiles.put(SpeedProfile.model_validate(crowd.world.cluster.add(path, body)))
+
+
+def measured(fingerprint: str) -> Json:
+    part = {"meanSeconds": "0.1", "meanLog": "-2.3", "varianceLog": "0.01", "count": "1000"}
+    row = {"device": "T4", "devices": 1, "cores": "8", "batchSize": 128, "workers": 1, "parameterServers": 1}
+    row |= dict.fromkeys(("compute", "pull", "push", "step"), part)
+    model = {"fingerprint": fingerprint, "flopsPerSample": "8e8", "parameters": 1_000_000, "tensors": 60}
+    return {"model": model, "rows": [row]}
+
+
+async def test_parts_of_a_step_that_are_no_time_together_are_no_measurement() -> None:
+    """Each was within its limits, their sum was not: it made the predictor fail for every job."""
+    crowd = Crowd()
+    status = measured(OTHER)
+    long = {"meanSeconds": "9e6", "meanLog": "16", "varianceLog": "0.01", "count": "1000"}
+    status["rows"][0] |= {"device": "CPU", **dict.fromkeys(("compute", "pull", "push", "step"), long)}
+    del status["rows"][0]["step"]
+    put(crowd, "long", status)
+    await crowd.check("no time")
+    assert faults(crowd, "profile") == 0

@@ -111,6 +111,7 @@ class World:
     def __init__(self, **planner: Any) -> None:
         self.cluster = Cluster()
         self.woken: list[Key] = []
+        self.woken_profiles: list[Key] = []
         self.state = ClusterState(Wakes(plans=self.replan))
         self.poller = Poller(UnreachableCoordinator())
         self.wall = NOW
@@ -121,7 +122,7 @@ class World:
             self.cluster,
             self.state,
             writer,
-            wake=lambda _key, _priority: None,
+            wake=lambda key, _priority: self.woken_profiles.append(key),
             wall=lambda: self.wall,
             on_fault=lambda: metrics.faults.labels("report").inc(),
         )

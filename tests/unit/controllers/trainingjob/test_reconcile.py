@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -432,3 +433,34 @@ async def test_conflict_at_a_service_does_not_keep_its_server_from_being_replace
     assert next(conflicts, None) is None, "it was met"
     selector = rig.cluster.objects["/api/v1/namespaces/ns/services/digits-ps-0"]["spec"]["selector"]
     assert selector["shoal.dev/incarnation"] == "1"
+
+
+async def calls_for_one_change(workers: int) -> int:
+    """Function calls of the reconcile after one worker of many has failed."""
+    rig = Rig(settle_seconds=1.0)
+    rig.apply(workers={"replicas": workers, "maxReplicas": workers})
+    await settled(rig)
+    rig.run_pods()
+    await settled(rig)
+    rig.cluster.change("/api/v1/namespaces/ns/pods/digits-worker-7-0", status={"phase": "Failed"})
+    rig.see()
+    calls = 0
+
+    def count(_frame: object, event: str, _arg: object) -> None:
+        nonlocal calls
+        calls += event in {"call", "c_call"}
+
+    sys.setprofile(count)
+    try:
+        await rig.once(KEY)
+    finally:
+        sys.setprofile(None)
+    await rig.tasks.idle()
+    return calls
+
+
+async def test_one_change_costs_little_for_each_worker_that_did_not_change() -> None:
+    """The event loop is held meanwhile, and other jobs wait. Counted, since time depends on the machine."""
+    few, many = await calls_for_one_change(50), await calls_for_one_change(150)
+    assert few > 500, "it was reconciled"
+    assert (many - few) / 100 < 60
