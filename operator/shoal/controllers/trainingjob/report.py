@@ -101,7 +101,7 @@ class Reporter:
         """
         uid, result = job.metadata.uid, "error"
         try:
-            stored = await self._writer.write(job, status)
+            stored = await self._writer.write(job, status, urgent=_records_servers(job.status, status))
             result = "refused" if stored is None else "done"
         except asyncio.CancelledError:  # it may be stored: told twice, which is counted, rather than never
             self._recorder.record(job, events)
