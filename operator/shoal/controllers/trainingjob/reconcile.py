@@ -34,8 +34,8 @@ from shoal.telemetry.poller import Poller
 NAME_CONFLICT_SECONDS = 3.0
 """Interval of retries after a name conflict: no watch reports when the name is free."""
 REST_SECONDS_PER_POD = 150e-6
-"""A plan takes a tenth of this for each pod, so that a job of any size has a tenth of the event loop, and half of it in a
-wave of losses (`work_queue.URGENT_SHARE`)."""
+"""A plan takes a tenth of this for each pod, so that a job of any size has a tenth of the event loop, and half of it in
+a wave of losses (`work_queue.URGENT_SHARE`)."""
 LEAST_REST_SECONDS = 0.01
 
 
