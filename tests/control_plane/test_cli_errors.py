@@ -5,6 +5,7 @@ A real API server answers; what differs is the kubeconfig, the account, and what
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -81,7 +82,8 @@ def test_a_kubeconfig_that_is_none(content: str | None, tmp_path: Path) -> None:
 
 
 def test_a_context_that_is_not_there(fails: Fails) -> None:
-    assert "nowhere" in fails(3, "list", "--context", "nowhere")
+    said = fails(3, "list", "--context", "nowhere")
+    assert re.fullmatch(r"Error: the kubeconfig has no context 'nowhere': it has [-\w]+", said), said
 
 
 @pytest.mark.parametrize("url", ["https://127.0.0.1:1", "https://nowhere.invalid:6443"])
@@ -167,11 +169,15 @@ async def test_a_job_that_the_cluster_cannot_take(fails: Fails, namespace: str, 
     script = tmp_path / "digits.py"
     script.write_text("from numpy import array\nif array:\n    job = [local for local in ()]\n")
     to = ["-n", namespace, "--storage"]
-    assert 'namespaces "nowhere" not found' in fails(
-        2, "submit", f"{script}:job", "-n", "nowhere", "--storage", "ephemeral"
-    )
+    for words in (["submit", f"{script}:job", "--storage", "claim:runs"], ["list"], ["status", "digits"]):
+        assert fails(2, *words, "-n", "nowhere") == (
+            'Error: namespaces "nowhere" not found: another is chosen with -n, and `kubectl get namespaces` lists them'
+        )
     assert "no PersistentVolumeClaim 'runs': it has none. Create it" in fails(
         2, "submit", f"{script}:job", *to, "claim:runs"
+    )
+    assert "the cluster has no CapacityPool nosuch: there " in fails(
+        2, "submit", f"{script}:job", *to, "ephemeral", "--pool", "nosuch"
     )
     assert "must be s3://BUCKET/FOLDER" in fails(2, "submit", f"{script}:job", *to, "s3:bucket")
     assert "cannot read" in fails(2, "submit", f"{tmp_path}/other.py:job", *to, "ephemeral")

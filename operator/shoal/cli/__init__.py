@@ -64,7 +64,7 @@ class _Lazy(click.Group):
             raise click.UsageError(str(error)) from error
 
 
-@click.command(cls=_Lazy)
+@click.command(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def main() -> None:
     """Shoal: elastic TensorFlow training on spot nodes."""

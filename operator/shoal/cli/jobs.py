@@ -11,6 +11,7 @@ import click
 
 from shoal.api.training_job_status import PHASES
 from shoal.cli.cluster import JOB, Format, cluster_command, console, emit, output_option
+from shoal.cli.values import SECONDS, Count
 from shoal.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -81,7 +82,9 @@ def follow(client: Client, *, name: str) -> None:
     type=click.Choice(PHASES, case_sensitive=False),
     help="The phase to wait for.  [default: finished]",
 )
-@click.option("--timeout", type=float, metavar="SECONDS", help="Give up with exit code 1.")
+@click.option(
+    "--timeout", type=SECONDS, metavar="TIME", help="Give up with exit code 1: seconds, or 30m, 2h."
+)
 @cluster_command
 def wait(client: Client, *, name: str, phase: str | None, timeout: float | None) -> None:
     """Block until the job has succeeded, or is in another phase."""
@@ -137,7 +140,7 @@ def history(client: Client, *, name: str, output: Format) -> None:
 
 @click.command()
 @JOB
-@click.argument("workers", type=click.IntRange(0, 1000))
+@click.argument("workers", type=Count(0, 1000))
 @cluster_command
 def scale(client: Client, *, name: str, workers: int) -> None:
     """Change the number of workers while training continues."""

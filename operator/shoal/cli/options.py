@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from shoal.cli.cluster import Format, format_options
+from shoal.cli.values import SECONDS
 
 __all__ = [
     "FILE",
@@ -107,7 +108,12 @@ def limits_options(default: str) -> Callable[[Command], Command]:
         "limits",
         Limits,
         ["deadline", "budget", "prefer", "confidence"],
-        click.option("--deadline", type=float, help=f"Deadline in seconds from now.{default}"),
+        click.option(
+            "--deadline",
+            type=SECONDS,
+            metavar="TIME",
+            help=f"Deadline from now: seconds, or 30m, 2h.{default}",
+        ),
         click.option(
             "--max-cost",
             "--budget",

@@ -18,6 +18,7 @@ from shoal.cli.options import (
     output_options,
     trace_option,
 )
+from shoal.cli.values import Count
 from shoal.errors import UsageError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ NO_PLAN = 3
 @limits_options(" Replaces that of the job.")
 @click.option(
     "--max-servers",
-    type=click.IntRange(1, 64),
+    type=Count(1, 64),
     help="The most parameter servers.  [default: the limit of their pool, at most 8]",
 )
 @trace_option

@@ -11,6 +11,7 @@ import click
 from shoal.cli.inputs import with_traces
 from shoal.cli.options import FILE, Limits, Output, limits_options, output_options, trace_option
 from shoal.cli.plan import show
+from shoal.cli.values import Count
 from shoal.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class _Numbers(click.ParamType[list[float]]):
 @click.option("--prices", type=_Numbers(whole=False), help="The price per hour of each instance type.")
 @click.option(
     "--max-servers",
-    type=click.IntRange(1, 64),
+    type=Count(1, 64),
     default=1,
     show_default=True,
     help="The most parameter servers.",

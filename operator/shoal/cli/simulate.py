@@ -10,6 +10,7 @@ import click
 from shoal.cli.cluster import cluster_command, emit
 from shoal.cli.inputs import read_problem, read_traces
 from shoal.cli.options import FILE, Files, Limits, Output, files_options, output_options
+from shoal.cli.values import SECONDS, Count
 from shoal.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["simulate"]
 
-MOST_SECONDS = 100 * 86400.0
+MOST_SECONDS = 100 * 86400
 
 
 @click.command()
@@ -32,14 +33,12 @@ MOST_SECONDS = 100 * 86400.0
     help="A revocation trace (CSV or JSON, docs/simulate.md). The runs are divided among several traces.",
 )
 @click.argument("more_traces", nargs=-1, type=FILE, metavar="[TRACE]...")
-@click.option(
-    "--runs", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Simulated runs."
-)
+@click.option("--runs", type=Count(1, 100_000), default=1000, show_default=True, help="Simulated runs.")
 @click.option("--slack", type=float, help="Deadline as a multiple of the time on on-demand nodes only.")
-@click.option("--deadline", type=float, help="Deadline in seconds. Replaces that of the job.")
 @click.option(
-    "--workers", type=click.IntRange(1, 10_000), help="Workers at a time. Replaces the job's maxReplicas."
+    "--deadline", type=SECONDS, metavar="TIME", help="Seconds, or 30m, 2h. Replaces the deadline of the job."
 )
+@click.option("--workers", type=Count(1, 10_000), help="Workers at a time. Replaces the job's maxReplicas.")
 @click.option(
     "--confidence",
     type=float,
@@ -57,7 +56,7 @@ def simulate(
     more_traces: tuple[Path, ...],
     runs: int,
     slack: float | None,
-    deadline: float | None,
+    deadline: int | None,
     workers: int | None,
     confidence: float | None,
     seed: int,
@@ -71,10 +70,8 @@ def simulate(
         raise UsageError("give --slack or --deadline, not both")
     if confidence is not None and not 0.5 <= confidence < 1:
         raise UsageError(f"--confidence must be at least 0.5 and below 1, not {confidence:g}")
-    if deadline is not None and not 1 <= deadline <= MOST_SECONDS:
-        raise UsageError(
-            f"--deadline must be between 1 s and {MOST_SECONDS:.0f} s (100 days), not {deadline:g}"
-        )
+    if deadline is not None and deadline > MOST_SECONDS:
+        raise UsageError(f"--deadline must be at most {MOST_SECONDS} s (100 days), not {deadline}")
     if len(files.jobs) > 1:
         raise UsageError("the simulation is of one job: give -f once")
     limits = Limits(deadline, None, None, None)

@@ -12,6 +12,7 @@ import click
 
 from shoal.cli.cluster import cluster_command
 from shoal.cli.options import Command
+from shoal.cli.values import COUNT, SECONDS, Count
 from shoal.errors import Forbidden, NotFound, Unavailable, UsageError
 from shoal_trainer.contract import BATCH_SIZE, argument
 
@@ -20,14 +21,13 @@ if TYPE_CHECKING:
     from shoal.client.api import Json
     from shoal.client.manifest import Manifests
 
-COUNT = click.IntRange(1)
 MODES = {"min": "Min", "max": "Max"}
 
 _OPTIONS = (
     click.option(
         "--image", metavar="IMAGE", help="Of the workers. Default: the operator's, Keras without your packages."
     ),
-    click.option("--max-workers", type=click.IntRange(1, 1000), metavar="N", help="Upper limit of workers."),
+    click.option("--max-workers", type=Count(1, 1000), metavar="N", help="Upper limit of workers."),
     click.option("--accelerator", metavar="NAME", help='Run on the CapacityPools with it, such as "L4".'),
     click.option(
         "--pool", "pools", multiple=True, metavar="NAME", help="A CapacityPool, in order of preference. Repeatable."
@@ -56,7 +56,8 @@ _OPTIONS = (
     ),
     click.option("--parameter-servers", default=1, show_default=True, type=COUNT, metavar="N"),
     click.option(
-        "--deadline", "deadline_seconds", type=COUNT, metavar="SECONDS", help="Let Shoal choose workers by a deadline."
+        "--deadline", "deadline_seconds", type=SECONDS, metavar="TIME",
+        help="Let Shoal choose workers by a deadline: seconds, or 30m, 2h.",
     ),
     click.option("--max-cost", metavar="AMOUNT", help="Let Shoal choose workers by a budget."),
     click.option("--run", metavar="NAME", help="A folder that a later job with this name and run continues."),
@@ -65,10 +66,10 @@ _OPTIONS = (
     ),
     click.option("--weights-only", is_flag=True, help="Of --initial-from: the optimizer and the data start anew."),
     click.option(
-        "--snapshot-every", "snapshot_seconds", type=COUNT, metavar="SECONDS", help="The interval of snapshots."
+        "--snapshot-every", "snapshot_seconds", type=SECONDS, metavar="TIME", help="The interval of snapshots."
     ),
     click.option(
-        "--max-staleness", type=click.IntRange(0), metavar="N", help="Updates that a gradient may be behind."
+        "--max-staleness", type=Count(0), metavar="N", help="Updates that a gradient may be behind."
     ),
     click.option("--tls", is_flag=True, help="Encrypt parameters and gradients with TLS."),
 )  # fmt: skip
@@ -85,7 +86,7 @@ def _submission(command: Command) -> Command:
 @click.option(
     "--storage", default="", metavar="URI", help="Required: s3://…, gs://…, claim:NAME, or ephemeral."
 )
-@click.option("--workers", default=1, show_default=True, type=click.IntRange(0, 1000), metavar="N")
+@click.option("--workers", default=1, show_default=True, type=Count(0, 1000), metavar="N")
 @click.option("--epochs", type=COUNT, metavar="N", help="Default: 1, without --steps and --until.")
 @_submission
 @click.option(
@@ -120,7 +121,7 @@ def submit(client: Client, *, dry_run: bool, follow: bool, **given: Any) -> None
 @click.option(
     "--storage", default="claim:runs", show_default=True, metavar="URI", help="As for `shoal submit`."
 )
-@click.option("--workers", default=2, show_default=True, type=click.IntRange(0, 1000), metavar="N")
+@click.option("--workers", default=2, show_default=True, type=Count(0, 1000), metavar="N")
 @click.option("--epochs", default=10, show_default=True, type=COUNT, metavar="N")
 @_submission
 @click.option("--name", metavar="NAME", help="Of the job. Default: the file's.")

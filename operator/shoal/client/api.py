@@ -60,6 +60,11 @@ class Api:
                     config_file=kubeconfig, context=context, client_configuration=configuration
                 )
         except (config.ConfigException, OSError, TypeError, yaml.YAMLError) as error:
+            known = [each["name"] for each in _contexts(kubeconfig)[0]]
+            if context and known and context not in known:
+                raise Unavailable(
+                    f"the kubeconfig has no context {context!r}: it has {', '.join(known)}"
+                ) from error
             raise Unavailable(
                 f"no cluster to talk to ({_short(error).rstrip('.')}). Make `kubectl get nodes` work, or set "
                 "KUBECONFIG."
@@ -200,6 +205,8 @@ def refusal(status: int, body: bytes, path: str) -> ClusterError:
                 "Shoal is not installed on this cluster, which knows no TrainingJobs: see docs/install.md, or "
                 "choose another cluster with --context"
             )
+        if words.startswith("namespaces "):
+            words += ": another is chosen with -n, and `kubectl get namespaces` lists them"
         return NotFound(words)
     if status == 409 and words.endswith("already exists"):
         return Refused(f"{words}: choose another name, or delete it first")
@@ -232,15 +239,21 @@ def _logged() -> Iterator[list[str]]:
 
 def _namespace(kubeconfig: str | None, context: str | None) -> str | None:
     """The namespace of the kubeconfig's context."""
+    contexts, active = _contexts(kubeconfig)
+    chosen = next((each for each in contexts if each["name"] == context), None) if context else active
+    return ((chosen or {}).get("context") or {}).get("namespace")
+
+
+def _contexts(kubeconfig: str | None) -> tuple[list[Json], Json | None]:
+    """The contexts of the kubeconfig, and the current one; none where it cannot be read."""
     import yaml
     from kubernetes import config
 
     try:
         contexts, active = config.list_kube_config_contexts(config_file=kubeconfig)
     except (config.ConfigException, OSError, TypeError, yaml.YAMLError):
-        return None
-    chosen = next((each for each in contexts if each["name"] == context), None) if context else active
-    return ((chosen or {}).get("context") or {}).get("namespace")
+        return [], None
+    return contexts, active
 
 
 def _short(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from shoal.client import store
 from shoal.client.api import Api, Json, read_as
 from shoal.client.job import Job
 from shoal.client.manifest import Manifests, Submission, manifests
-from shoal.errors import ClusterError, NotFound, Refused, Unavailable, UsageError
+from shoal.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable, UsageError
 
 JOBS = f"/apis/{API_VERSION}/namespaces/{{namespace}}/trainingjobs"
 POOLS = f"/apis/{API_VERSION}/capacitypools"
@@ -96,13 +96,14 @@ class Client:
 
         Raises:
             Refused: the API server does not take the job, or its code; then there is neither.
-            UsageError: its storage is a claim that does not exist.
+            UsageError: its storage is a claim, or its pools are CapacityPools, that do not exist.
             Unavailable: the API server does not answer; the message says if the job may be there all the same. Or the
                 storage does not, to which the code goes.
         """
-        self._must_have_claim(made)
         jobs = JOBS.format(namespace=self.namespace)
         self.api.create(jobs, made.job, dry_run=True)  # so a job of this name that is found later is this one
+        self._must_have_claim(made)
+        self._must_have_pools(made)
         if made.archive is not None:
             store.put(made.job["spec"]["storage"]["uri"], self.namespace, made.archive)
         job, created = Job(self.api, made.name), None
@@ -166,6 +167,20 @@ class Client:
                 "(examples/digits.yaml has one), or choose another --storage"
             )
 
+    def _must_have_pools(self, made: Manifests) -> None:
+        """Raise UsageError if the job names a CapacityPool that does not exist. Who may not read them is not asked."""
+        named = made.job["spec"]["workers"].get("pools") or []
+        try:
+            known = {each.metadata.name for each in self.pools()} if named else set()
+        except (NotFound, Refused):
+            return
+        if missing := [name for name in named if name not in known]:
+            there_are = f"there are {', '.join(sorted(known)[:20])}" if known else "there is none"
+            raise UsageError(
+                f"the cluster has no CapacityPool {', '.join(missing)}: {there_are}. Create it (docs/pools.md), or "
+                "name others (pools=…, --pool)"
+            )
+
     def job(self, name: str) -> Job:
         """One job. Raises NotFound, and names similar ones."""
         job = Job(self.api, name)
@@ -183,11 +198,14 @@ class Client:
         return job
 
     def list(self, *, all_namespaces: bool = False) -> list[Job]:
-        """The jobs, by namespace and name."""
+        """The jobs, by namespace and name. Raises NotFound if there is no such namespace."""
         path = (
             f"/apis/{API_VERSION}/trainingjobs" if all_namespaces else JOBS.format(namespace=self.namespace)
         )
         found = [Job.of(self.api, each) for each in self.api.list(path)]
+        if not found and not all_namespaces:
+            with contextlib.suppress(Forbidden):  # a list of a namespace that does not exist is empty
+                self.api.get(f"/api/v1/namespaces/{self.namespace}")
         return sorted(found, key=lambda job: (job.namespace, job.name))
 
     def pools(self) -> Sequence[CapacityPool]:
@@ -214,6 +232,7 @@ class Client:
             known = sorted({each.spec.accelerator.name for each in pools if each.spec.accelerator})
             there_are = f"there are {', '.join(known)}" if known else "there is none with an accelerator"
             raise UsageError(
-                f"no CapacityPool has the accelerator {accelerator}: {there_are}. Create one, or pass pools=…"
+                f"no CapacityPool has the accelerator {accelerator}: {there_are}. Create one, or name pools (pools=…, "
+                "--pool)"
             )
         return [name for name in among or matching if name in matching]

@@ -118,8 +118,7 @@ def _kinds(cluster: Cluster) -> Iterator[Check]:
     missing = [kind for kind in KINDS if kind not in cluster.resources]
     if missing:
         yield Check("crds", "broken", f"the cluster does not know {', '.join(missing)}",
-                    "helm install shoal charts/shoal …, or kubectl apply --server-side -f crds/ "
-                    "(docs/install.md)")  # fmt: skip
+                    "helm install shoal charts/shoal … (docs/install.md), which brings them")  # fmt: skip
     else:
         yield Check("crds", "ok", f"{', '.join(KINDS)} are served")
 

@@ -76,7 +76,7 @@ def _conditions(seen: Seen) -> Iterator[Finding]:
         stopped = kind in {"Failed", "Stalled"}
         help_ = HELP.get(condition.reason, "docs/troubleshooting.md explains the reason " + condition.reason)
         help_ = help_.replace("NAME", seen.job.metadata.name)
-        if "persistentvolumeclaim" in condition.message:  # the message says what to do
+        if "persistentvolumeclaim" in condition.message.lower():  # the message says what to do
             help_ = ""
         yield Finding(
             "stopped" if stopped else "waiting", f"{kind}, {condition.reason}: {condition.message}", help_
@@ -135,7 +135,11 @@ def _pending(seen: Seen) -> Iterator[Finding]:
             continue
         for words in _why_pending(pod):
             waiting.setdefault(words, []).append(pod["metadata"]["name"])
+    degraded = seen.job.status.condition("Degraded")
+    told = degraded.message if degraded is not None and degraded.status == "True" else ""
     for words, names in waiting.items():
+        if len(names) == 1 and words in told:
+            continue
         yield Finding("waiting", f"{', '.join(sorted(names))}: {words}", _pending_help(words))
 
 
@@ -154,6 +158,8 @@ def _pending_help(words: str) -> str:
     hints = {
         "nsufficient nvidia.com/gpu": "all GPUs are taken, or no node has any: add nodes, or lower workers.replicas",
         "nsufficient": "the nodes are full: add nodes, lower the requests in the template, or lower workers.replicas",
+        "unbound immediate": "the claim has no volume: kubectl describe pvc says why; where no StorageClass is the "
+        "default, it has to name one",
         "affinity": "no node has the labels: workers.capacity and workers.pools say which are wanted (Any: "
         "every node)",
         "taint": "the free nodes are tainted: add tolerations to the template",

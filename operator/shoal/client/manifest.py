@@ -125,7 +125,8 @@ def _entrypoint(wanted: Submission) -> tuple[str, dict[str, str]]:
         code.must_define(file, sources[file], attribute)
     elif wanted.image is None:
         raise UsageError(
-            f"{path} is a module of an image: say which with image=…, or give a file: {path}.py:{attribute}"
+            f"{path} is a module of an image: say which with image=… (--image), or give a file: "
+            f"{path}.py:{attribute}"
         )
     return f"{Path(path).stem if is_file else path}:{attribute}", sources
 
@@ -216,8 +217,8 @@ def _storage(wanted: Submission) -> Json:
         storage = {"uri": uri}
     else:
         raise UsageError(
-            f"storage={uri!r} must be s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, claim:NAME (a PersistentVolumeClaim of "
-            "the namespace), or ephemeral, which loses everything with the pod"
+            f"the storage (storage=…, --storage) must be s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, claim:NAME (a "
+            f"PersistentVolumeClaim of the namespace), or ephemeral, which loses everything with the pod, not {uri!r}"
         )
     return storage | ({"run": wanted.run} if wanted.run else {})
 

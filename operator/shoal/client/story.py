@@ -97,9 +97,20 @@ def _where(node: str, pool: str) -> str:
     return f" on {node}" + (f" ({pool})" if pool else "") if node else ""
 
 
+def _told(job: TrainingJob) -> dict[str, str]:
+    """What the conditions that hold say, by type; not what is part of another one."""
+    held = {
+        each.type: each.message for each in job.status.conditions if each.status == "True" and each.message
+    }
+    if any(message in held.get("Reconciling", "") for kind, message in held.items() if kind != "Reconciling"):
+        del held["Reconciling"]
+    return held
+
+
 def _conditions(job: TrainingJob) -> Iterator[Moment]:
+    told = _told(job)
     for condition in job.status.conditions:
-        if condition.status == "True" and condition.message:
+        if condition.type in told:
             kind = (
                 "good" if condition.type == "Complete" else "warning" if condition.type in _BAD else "normal"
             )
@@ -110,7 +121,8 @@ _BAD = {"Failed", "Stalled", "QuotaExceeded", "Degraded", "Disrupted", "NodeSign
 
 
 def _events(events: Iterable[Mapping[str, Any]], job: TrainingJob) -> Iterator[Moment]:
-    """Not those of an earlier job of this name, nor what kubelet and scheduler say when all goes well."""
+    """Not those of an earlier job, what goes well for kubelet and scheduler, nor what a condition says, too."""
+    told = _told(job).values()
     created = datetime.fromisoformat(job.metadata.creation_timestamp or OLDEST)
     for event in events:
         at = (
@@ -121,6 +133,8 @@ def _events(events: Iterable[Mapping[str, Any]], job: TrainingJob) -> Iterator[M
         usual = event["involvedObject"].get("kind") == "Pod" and event.get("type") == "Normal"
         if not at or usual or datetime.fromisoformat(at) < created:
             continue
+        if (message := event.get("message", "").strip()) and any(message in each for each in told):
+            continue
         times = int(event.get("count") or 1)
         again = f" ({count(times, 'time')})" if times > 1 else ""
         about = event["involvedObject"]
@@ -128,6 +142,6 @@ def _events(events: Iterable[Mapping[str, Any]], job: TrainingJob) -> Iterator[M
         kind = "warning" if event.get("type") == "Warning" else "normal"
         yield Moment(
             datetime.fromisoformat(at),
-            f"{who}{event.get('message', '').strip()} [{event.get('reason', '')}]{again}",
+            f"{who}{message} [{event.get('reason', '')}]{again}",
             kind,
         )

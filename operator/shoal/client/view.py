@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.api.training_job import TrainingJob
-from shoal.api.training_job_status import TrainingJobStatus
+from shoal.api.training_job_status import TrainingJobStatus, TrainingProgress
 from shoal.client.job import UNSEEN, reason_of
 from shoal.words import age, decimal, duration, percent
 
@@ -66,15 +66,7 @@ def follow_view(job: TrainingJob, *, now: datetime | None = None) -> RenderableT
     now = now or datetime.now(UTC)
     status, training, data = job.status, job.status.training, job.status.data
     head = Table.grid(padding=(0, 2))
-    head.add_row(
-        Text(job.metadata.name, style="bold"),
-        phase(job),
-        f"epoch {training.epoch}",
-        f"step {training.step:,}",
-        f"loss {decimal(training.loss, 4)}",
-        f"{decimal(training.samples_per_second)} samples/s",
-        f"left {duration(training.remaining_seconds)}",
-    )
+    head.add_row(Text(job.metadata.name, style="bold"), phase(job), *_progress(training))
     counts = f"data done {data.done:,}  leased {data.leased:,}  of {'?' if data.total is None else f'{data.total:,}'}"
     counts += f"  repeated {data.repeated:,}  partial {data.partial:,}  lost {data.lost:,}"
     pods = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
@@ -93,17 +85,30 @@ def follow_view(job: TrainingJob, *, now: datetime | None = None) -> RenderableT
         )
     metrics = "  ".join(f"{name} {decimal(value, 4)}" for name, value in sorted(training.metrics.items()))
     plan = status.plan
-    lines: list[RenderableType] = [
-        head,
+    lines: list[RenderableType] = [head]
+    if training.step:
         # The padding ends the bar's line.
-        Padding(ProgressBar(total=100, completed=training.progress_percent or 0, width=60), 0),
-        Text(counts),
-    ]
+        bar = ProgressBar(total=100, completed=training.progress_percent or 0, width=60)
+        lines += [Padding(bar, 0), Text(counts)]
     lines += [Text(metrics)] if metrics else []
     lines += [Text(f"plan: {plan.summary}. {plan.reason}")] if plan and plan.summary else []
     lines.append(pods)
     lines += [Text(each, style="yellow") for each in (why(status, now), training.message) if each]
     return Group(*lines)
+
+
+def _progress(training: TrainingProgress) -> list[str]:
+    """What is known of the training; nothing before its first step."""
+    if not training.step:
+        return []
+    known = {
+        "loss {}": (training.loss, decimal(training.loss, 4)),
+        "{} samples/s": (training.samples_per_second, decimal(training.samples_per_second)),
+        "{} done": (training.progress_percent, percent(training.progress_percent)),
+        "left {}": (training.remaining_seconds, duration(training.remaining_seconds)),
+    }
+    numbers = [words.format(text) for words, (value, text) in known.items() if value is not None]
+    return [f"epoch {training.epoch}", f"step {training.step:,}", *numbers]
 
 
 def one_line(job: TrainingJob) -> str:
@@ -112,9 +117,7 @@ def one_line(job: TrainingJob) -> str:
     parts = [
         f"{job.metadata.name} {status.phase or 'new'}",
         f"workers {status.workers.ready}/{job.wanted}",
-        f"epoch {training.epoch} step {training.step:,} loss {decimal(training.loss, 4)}",
-        f"{decimal(training.samples_per_second)} samples/s",
-        f"{percent(training.progress_percent)} done, left {duration(training.remaining_seconds)}",
+        *_progress(training),
     ]
     return ", ".join(parts) + (f": {reason}" if (reason := why(status, datetime.now(UTC))) else "")
 

@@ -24,7 +24,7 @@ from shoal.page import Page
 from shoal.process.check import check
 from shoal.process.endpoints import exposition, healthy, ready, serve
 from shoal.process.install_key import NoKey, write
-from shoal.process.life import keep_tls_small, signalled, until
+from shoal.process.life import exempt_what_is_loaded, keep_tls_small, signalled, until
 from shoal.process.log import start_log
 from shoal.process.operator import SEEN_WITHIN_SECONDS, Operator
 from shoal.process.settings import Settings
@@ -67,6 +67,7 @@ async def run(settings: Settings) -> int:
     """Run the operator; returns the exit code."""
     start_log(settings.log_level, settings.log_format)
     keep_tls_small()
+    exempt_what_is_loaded()
     stop = signalled()
     async with AsyncExitStack() as resources:
         transport = await connect()

@@ -29,7 +29,7 @@ from shoal.pools.pulse import Pulse
 from shoal.pools.scaler import PoolScaler
 from shoal.pools.subject import Drivers, drivers
 from shoal.process.endpoints import exposition, healthy, ready, serve
-from shoal.process.life import keep_tls_small, signalled, until
+from shoal.process.life import exempt_what_is_loaded, keep_tls_small, signalled, until
 from shoal.process.log import start_log
 from shoal.process.settings import identity_of, level_of, log_format_of, number_of
 from shoal.runtime.controller import Controller
@@ -202,6 +202,7 @@ async def run(settings: PoolSettings) -> int:
     """Run it with its endpoints; returns the exit code."""
     start_log(settings.log_level, settings.log_format)
     keep_tls_small()
+    exempt_what_is_loaded()
     stop = signalled()
     async with AsyncExitStack() as resources:
         transport = await connect(CONNECTIONS)

@@ -4,8 +4,8 @@ The API server sheds load with 429 and a Retry-After. A process that goes on mea
 what it has to shed next, so ordinary requests wait out the longest pause that was asked for. Watches do not pass here,
 nor does the Lease, which has a connection of its own: it must be renewed above all when the server is busy.
 
-Urgent requests, such as the replacement of a lost pod, do not wait behind the many of a job that begins: some places
-are kept for them, and they pause only after one of theirs was shed.
+Urgent requests, which are the replacement of a lost pod and what it waits for, do not wait behind the many of jobs that
+begin: some places are kept for them, and they pause only after one of theirs was shed.
 """
 
 from __future__ import annotations

@@ -54,8 +54,10 @@ class StatusWriter(Generic[R]):
         self._conflicting: dict[str, str] = {}
         """Versions that conflicted, by uid."""
 
-    async def write(self, about: R, status: BaseModel) -> R | None:
+    async def write(self, about: R, status: BaseModel, *, urgent: bool = False) -> R | None:
         """Write the status; the object as stored, or None if it changed meanwhile or is gone.
+
+        `urgent`: a replacement waits for it (see `Limited`).
 
         Raises:
             Unavailable: the write failed and may succeed on retry.
@@ -77,7 +79,7 @@ class StatusWriter(Generic[R]):
             "status": status.model_dump(mode="json", by_alias=True, exclude_none=True),
         }
         path = f"{object_path(about)}/status"
-        return self._stored(about, await self._transport.request("PUT", path, body=body))
+        return self._stored(about, await self._transport.request("PUT", path, body=body, urgent=urgent))
 
     async def apply(self, about: R, fields: Mapping[str, Any], manager: str) -> R | None:
         """Apply only some fields of the status (server-side), those of one writer of several; else as `write`.

@@ -40,6 +40,8 @@ class FakeApi(Api):
             return {"items": below}
         if plural in {"events", "pods", "capacitypools", "trainingjobs", "persistentvolumeclaims"}:
             return {"items": []}
+        if path == f"/api/v1/namespaces/{self.namespace}":
+            return {}
         raise NotFound(f"{path} not found")
 
     def create(self, path: str, body: Json, *, dry_run: bool = False) -> Json:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shoal.client import Client
-from shoal.errors import ClusterError, NotFound, Refused, Unavailable
+from shoal.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable, UsageError
 from tests.unit.client.fake_api import FakeApi, client_of
 
 LOST = Unavailable("the API server does not answer: Read timed out.")
@@ -80,6 +80,30 @@ def test_an_accelerator_stands_for_the_pools_that_have_it(
         api.objects[f"/apis/shoal.dev/v1alpha1/capacitypools/{each['metadata']['name']}"] = each
     made = client.prepare("digits.py:job", storage="ephemeral", accelerator="l4", pools=among)
     assert made.job["spec"]["workers"]["pools"] == expected
+
+
+def test_a_pool_that_is_not_there_is_named_before_anything_is_created(client: Client, api: FakeApi) -> None:
+    api.objects["/apis/shoal.dev/v1alpha1/capacitypools/t4"] = pool("t4", "T4", 1)
+    with pytest.raises(UsageError, match="no CapacityPool nosuch: there are t4"):
+        client.submit("digits.py:job", storage="ephemeral", pools=["t4", "nosuch"])
+    assert api.names() == ["CapacityPool/t4"]
+    client.submit("digits.py:job", storage="ephemeral", name="digits", pools=["t4"])
+    assert "TrainingJob/digits" in api.names()
+
+
+def test_who_may_not_read_pools_is_not_asked_for_them(client: Client, api: FakeApi) -> None:
+    api.fails["GET", "capacitypools"] = Forbidden("you may not list capacitypools")
+    client.submit("digits.py:job", storage="ephemeral", name="digits", pools=["nosuch"])
+    assert "TrainingJob/digits" in api.names()
+
+
+def test_a_namespace_that_is_not_there_is_not_one_without_jobs(client: Client, api: FakeApi) -> None:
+    assert client.list() == []
+    api.fails["GET", "team"] = NotFound('namespaces "team" not found')
+    with pytest.raises(NotFound, match='namespaces "team" not found'):
+        client.list()
+    api.fails["GET", "team"] = Forbidden("you may not read namespaces")
+    assert client.list() == []
 
 
 def test_a_job_that_is_there_is_checked_as_a_new_one(client: Client, api: FakeApi) -> None:

@@ -201,6 +201,29 @@ def test_a_missing_claim_is_not_sent_to_the_nodes() -> None:
     assert finding.help == ""
 
 
+def test_a_claim_without_a_volume_is_told_once_and_not_sent_to_the_nodes() -> None:
+    said = "0/4 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found"
+    [soon] = explain(Seen(job({"observedGeneration": 1, "phase": "Starting"}), [pending(said)], NOW))
+    assert "kubectl describe pvc says why" in soon.help
+    words = f"pod digits-worker-0-0: {said}; `kubectl describe pvc runs` says why it has no volume"
+    status = {"observedGeneration": 1, "conditions": [condition("Degraded", "Unschedulable", words)]}
+    [later] = explain(Seen(job(status), [pending(said)], NOW))
+    assert (later.why, later.help) == (f"Degraded, Unschedulable: {words}", "")
+
+
+def test_what_a_condition_says_is_told_once() -> None:
+    words = "pod digits-ps-0-0: 0/4 nodes are available; the pod needs a node"
+    told = [condition("Reconciling", "Unschedulable", f"Unschedulable: {words}"),
+            condition("Degraded", "Unschedulable", words)]  # fmt: skip
+    about = {"kind": "TrainingJob", "name": "digits"}
+    events = [
+        {"involvedObject": about, "type": "Warning", "reason": "Unschedulable", "message": message,
+         "lastTimestamp": stamp(NOW)} for message in (words, "another thing")
+    ]  # fmt: skip
+    found = [each.what for each in moments(job({"conditions": told}), events)]
+    assert found == [f"Degraded: {words}", "another thing [Unschedulable]"]
+
+
 def test_a_plan_that_is_late_says_by_how_much() -> None:
     spec = {
         "workers": {"replicas": 3, "pools": ["t4"]},

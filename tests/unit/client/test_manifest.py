@@ -100,7 +100,7 @@ def test_a_deadline_lets_shoal_choose(code: Path) -> None:
     [
         ({"entrypoint": "digits"}, "must be FILE.py, FILE.py:OBJECT or MODULE:OBJECT"),
         ({"entrypoint": "digits.py"}, "digits.py has no shoal_trainer.Training"),
-        ({"entrypoint": "digits:job"}, "say which with image=…, or give a file: digits.py:job"),
+        ({"entrypoint": "digits:job"}, "say which with image=… (--image), or give a file: digits.py:job"),
         ({"entrypoint": "digits:job()", "image": "w"}, "spec.training.entrypoint: must be module:object"),
         ({"entrypoint": "nothing.py:job"}, "cannot read nothing.py: No such file or directory"),
         ({"storage": "/data"}, "must be s3://"),

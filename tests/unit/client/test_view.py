@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from rich.console import Console
 
-from shoal.client.view import follow_view, job_table
+from shoal.client.view import follow_view, job_table, one_line
 from tests.unit.policy.build import NOW, job, stamp
 
 
@@ -21,6 +21,16 @@ def test_each_part_of_a_job_is_on_a_line_of_its_own() -> None:
     assert "step 1,204" in head
     assert set(bar.rstrip()) <= set("━╸╺ ")
     assert data.startswith("data done 7")
+
+
+def test_before_the_first_step_there_are_no_numbers() -> None:
+    of = job(status={"phase": "Starting", "workers": {"desired": 3}, "training": {"step": 0}})
+    console = Console(file=io.StringIO(), width=100)
+    console.print(follow_view(of, now=NOW))
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().splitlines()[0].split() == ["digits", "Starting"]
+    assert "data done" not in console.file.getvalue()
+    assert one_line(of) == "digits Starting, workers 0/3"
 
 
 @pytest.mark.parametrize(("minutes", "told"), [(1, False), (9, True)])

@@ -265,6 +265,17 @@ def test_unknown_pool_is_told_and_workers_run_in_the_others() -> None:
     assert world.by_pool() == {"a": 2}
 
 
+def test_an_unknown_pool_is_told_before_what_its_pods_suffer() -> None:
+    message = [{"type": "PodScheduled", "status": "False", "message": "0/4 nodes are available"}]
+    pod = build.pod("ps", phase="Pending", node=None, state={}, conditions=message)
+    of = build.job(workers={"replicas": 2, "pools": ["gone"]})
+    degraded = plan(build.observe(of, pod, now=build.NOW + timedelta(seconds=60))).status.condition(
+        "Degraded"
+    )
+    assert degraded is not None
+    assert degraded.reason == "PoolNotFound"
+
+
 def test_workers_stay_when_the_pools_cannot_be_seen() -> None:
     world = Pools(pool("a"), nodes={"a": 3}, replicas=2)
     world.settle()

@@ -77,6 +77,20 @@ def test_missing_volume_claim_is_named_in_the_hint() -> None:
     assert "spot label" not in degraded.message
 
 
+def test_a_claim_without_a_volume_is_not_sent_to_the_nodes() -> None:
+    message = "0/4 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found"
+    unschedulable = [{"type": "PodScheduled", "status": "False", "message": message}]
+    pod = build.pod("ps", phase="Pending", node=None, state={}, conditions=unschedulable)
+    job = build.job(storage={"volumeClaim": {"name": "runs"}})
+    soon = plan(build.observe(job, pod))
+    assert soon.status.condition("Degraded") is None  # a volume takes a while
+    later = plan(build.observe(job, pod, now=build.NOW + timedelta(seconds=60)))
+    degraded = later.status.condition("Degraded")
+    assert degraded is not None
+    assert "`kubectl describe pvc runs` says why it has no volume" in degraded.message
+    assert "spot label" not in degraded.message
+
+
 def test_failure_event_has_the_last_line_of_the_traceback() -> None:
     log = "Traceback (most recent call last):\n  File ...\nModuleNotFoundError: No module named 'shoal_trainer'\n"
     made = plan(build.observe(build.job(), build.pod(phase="Failed", state=build.ended(1, message=log))))

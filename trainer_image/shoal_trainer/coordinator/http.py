@@ -154,7 +154,7 @@ class _Server(BoundedServer):
         with self._open_lock:
             visit = self._open.get(connection)
         if visit is not None:
-            self.gate.leave(visit)
+            self.gate.proved(visit)
 
     def end_connections(self) -> None:
         """Close all connections."""

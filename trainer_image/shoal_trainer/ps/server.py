@@ -176,6 +176,7 @@ class DataServer:
                 deadline = self._clock() + self._handshake_seconds
                 channel = self._secure(sock, visit)
                 peer = self._authenticate(channel, deadline)
+                self._gate.proved(visit)
             finally:
                 self._gate.leave(visit)
                 if visit.evicted:

@@ -4,6 +4,9 @@ When a port has as many as it may have, a new connection takes the place of the 
 most, unless its own address would then have as many: it is refused. So a pod that fills the port keeps no worker out,
 and many workers that connect at once do not push each other out of their handshakes. A fixed number for each address
 would refuse the workers of one machine, or let a few pods fill the port.
+
+A connection costs a thread, and with TLS a handshake (1 ms of a core), however soon it ends. So each address also has a
+credit, which a proof pays back: without it a connection is closed at once.
 """
 
 from __future__ import annotations
@@ -12,8 +15,16 @@ import contextlib
 import math
 import socket
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
+
+BURST = 256
+"""Connections without proof that an address may begin at once; the workers of one machine share it."""
+PER_SECOND = 4.0
+"""And after that."""
+ADDRESSES = 4096
+"""In debt at a time. With more, all begin anew: the cost of a connection is bounded by the `limit` still."""
 
 
 class Visit:
@@ -26,11 +37,39 @@ class Visit:
         self.evicted = False
 
 
+class Credit:
+    """Of each address; not thread-safe."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._paid: dict[str, float] = {}
+        """When all that an address has begun will be paid."""
+
+    def take(self, address: str) -> bool:
+        """Whether the address may begin a connection, which is then counted."""
+        now = self._clock()
+        if len(self._paid) >= ADDRESSES and address not in self._paid:
+            self._paid = {each: paid for each, paid in self._paid.items() if paid > now}
+            if len(self._paid) >= ADDRESSES:
+                self._paid.clear()
+        paid = max(now, self._paid.get(address, now)) + 1 / PER_SECOND
+        if paid > now + BURST / PER_SECOND:
+            return False
+        self._paid[address] = paid
+        return True
+
+    def back(self, address: str) -> None:
+        """One of its connections costs nothing."""
+        if address in self._paid:
+            self._paid[address] -= 1 / PER_SECOND
+
+
 class Gate:
     """At most `limit` visits at a time. Thread-safe."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit = limit
+        self._credit = Credit(clock)
         self._visits: dict[str, OrderedDict[Visit, None]] = {}
         """By address, oldest first."""
         self._count = 0
@@ -43,7 +82,10 @@ class Gate:
         """
         visit, evicted = Visit(address, close, deadline), None
         with self._lock:
+            if not self._credit.take(address):
+                return None
             if self._count >= self._limit and (evicted := self._evict(address)) is None:
+                self._credit.back(address)
                 return None
             self._visits.setdefault(address, OrderedDict())[visit] = None
             self._count += 1
@@ -51,8 +93,14 @@ class Gate:
             evicted.close()
         return visit
 
+    def proved(self, visit: Visit) -> None:
+        """The connection has proved itself."""
+        with self._lock:
+            if self._remove(visit):
+                self._credit.back(visit.address)
+
     def leave(self, visit: Visit) -> None:
-        """The connection has proved itself, or has ended."""
+        """The connection has ended."""
         with self._lock:
             self._remove(visit)
 
@@ -80,12 +128,15 @@ class Gate:
         self._remove(visit)
         return visit
 
-    def _remove(self, visit: Visit) -> None:
-        if (visits := self._visits.get(visit.address)) is not None and visit in visits:
-            del visits[visit]
-            self._count -= 1
-            if not visits:
-                del self._visits[visit.address]
+    def _remove(self, visit: Visit) -> bool:
+        """Whether it was there."""
+        if (visits := self._visits.get(visit.address)) is None or visit not in visits:
+            return False
+        del visits[visit]
+        self._count -= 1
+        if not visits:
+            del self._visits[visit.address]
+        return True
 
 
 def shut(sock: socket.socket) -> None:

@@ -35,9 +35,7 @@ def fit(job: Training, *, epochs: int, batch_size: int, verbose: int | str) -> k
     validation = None
     if job.validation is not None:
         judged = next(validation_batches(job.validation, batch_size))
-        lengths = job.validation.lengths if isinstance(job.validation, Source) else ()
-        axes = varying(model, lengths, judged)
-        validation = dataset_of(lambda: validation_batches(job.validation, batch_size), judged, ended, axes)
+        validation = validation_dataset(job.validation, batch_size, model, judged, ended)
     callbacks = list(job.callbacks()) if job.callbacks else []
     with quiet_end(), as_raised(ended):
         model.fit(
@@ -103,6 +101,23 @@ def validation_batches(source: Any, batch_size: int) -> Iterator[Batch]:
         raise UserError("Training(validation=…) has no samples. Add some, or leave validation out.")
     yield first
     yield from remaining
+
+
+def validation_dataset(
+    source: Any,
+    batch_size: int,
+    model: keras.Model,
+    example: Batch,
+    ended: list[BaseException],
+    watched: Callable[[Iterator[Batch]], Iterator[Batch]] = iter,
+) -> tf.data.Dataset:
+    """`Training.validation` as the data set of `fit` and `evaluate`. `example`, `ended`: as in `dataset_of`.
+
+    `watched`: what its batches pass through.
+    """
+    lengths = source.lengths if isinstance(source, Source) else ()
+    axes = varying(model, lengths, example)
+    return dataset_of(lambda: watched(validation_batches(source, batch_size)), example, ended, axes)
 
 
 def varying(model: keras.Model, lengths: Sequence[int], example: Batch) -> Iterator[tuple[int, ...]]:

@@ -29,7 +29,13 @@ from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import Interrupted, TrainerError, UserError
 from shoal_trainer.training import Training
 from shoal_trainer.worker import best_weights, saving
-from shoal_trainer.worker.alone import as_keras, validation_batches
+from shoal_trainer.worker.alone import (
+    as_keras,
+    as_raised,
+    quiet_end,
+    validation_batches,
+    validation_dataset,
+)
 from shoal_trainer.worker.best_weights import Best
 from shoal_trainer.worker.callbacks import callbacks_of, rate_of
 from shoal_trainer.worker.flat_model import FlatModel
@@ -82,8 +88,11 @@ class Tasks:
         self._batch_size = batch_size
         self._drain, self._moved = drain or threading.Event(), moved
         unwritten = saving.obstacle(flat_model.model)
-        tests_itself = type(flat_model.model).test_step is not keras.Model.test_step
-        if job.validation is not None and not has_call(flat_model.model) and not tests_itself:
+        if (
+            job.validation is not None
+            and not has_call(flat_model.model)
+            and not _tests_itself(flat_model.model)
+        ):
             raise UserError(
                 "Training(validation=…) cannot be evaluated: the model has neither call() nor test_step(). Define one "
                 "of them, or leave validation out."
@@ -115,7 +124,7 @@ class Tasks:
         )
 
     def evaluate(self, flat: npt.NDArray[np.float32]) -> Outcome:
-        """Run Keras' `evaluate` on the validation data; metrics have the names of `fit` (`val_loss`, …).
+        """Run Keras' `evaluate`, or the model's own, on the validation data; metrics as in `fit` (`val_loss`, …).
 
         Raises `Unreachable` if the data cannot be read now; the caller then repeats the whole evaluation. Raises
         `Interrupted` if the worker has to leave.
@@ -128,9 +137,12 @@ class Tasks:
         try:
             first = next(rows)
             self._check_alike(first)
-            elements = map(as_keras, prepared(itertools.chain([first], rows), model))
             with _without_xla(model):
-                results = evaluate(model, (map_leaves(tf.convert_to_tensor, each) for each in elements))
+                if _evaluates_itself(model):
+                    results = self._own_evaluate(first)
+                else:
+                    elements = map(as_keras, prepared(itertools.chain([first], rows), model))
+                    results = evaluate(model, (map_leaves(tf.convert_to_tensor, each) for each in elements))
         except (TrainerError, tf.errors.ResourceExhaustedError):
             raise
         except (Exception, SystemExit) as error:
@@ -143,6 +155,21 @@ class Tasks:
         if self._job.callbacks is not None:
             self._evaluated = metrics, flat
         return Outcome(metrics)
+
+    def _own_evaluate(self, first: Batch) -> Mapping[str, Any]:
+        """What the model's own `evaluate` gives for the data set that `fit` would give it."""
+        model, ended = self._flat_model.model, list[BaseException]()
+        rows = validation_dataset(
+            self._job.validation, self._batch_size, model, first, ended, self._until_drain
+        )
+        with quiet_end(), as_raised(ended):
+            results = model.evaluate(x=rows, verbose=0, return_dict=True)
+        if not isinstance(results, Mapping):
+            kind = type(results).__name__
+            raise UserError(
+                f"The model's evaluate(return_dict=True) returned a {kind}, not a dict of metrics."
+            )
+        return results
 
     def _until_drain(self, rows: Iterator[Batch]) -> Iterator[Batch]:
         for batch in rows:
@@ -241,13 +268,22 @@ def evaluated(job: Training, model: keras.Model) -> Sequence[str] | None:
     """The metrics that an evaluation of this model gives, none without validation data; None if that is not known."""
     if job.validation is None:
         return ()
-    kind = type(model)
-    if kind.test_step is not keras.Model.test_step or kind.compute_metrics is not keras.Model.compute_metrics:
+    if _tests_itself(model) or type(model).compute_metrics is not keras.Model.compute_metrics:
         return None
     try:
         return [name for name, _ in _numbers(model.get_metrics_result())]
     except Exception:  # of a metric that has no result before its first batch
         return None
+
+
+def _tests_itself(model: keras.Model) -> bool:
+    return type(model).test_step is not keras.Model.test_step or _evaluates_itself(model)
+
+
+def _evaluates_itself(model: keras.Model) -> bool:
+    """Whether the model has an `evaluate` of its own, other than KerasHub's, which only preprocesses (`prepared`)."""
+    owner = next(kind for kind in type(model).__mro__ if "evaluate" in vars(kind))
+    return vars(owner)["evaluate"] is not keras.Model.evaluate and "preprocess_samples" not in vars(owner)
 
 
 def _numbers(results: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -144,7 +144,7 @@ class Applier:
             case ConfirmAbsent(name, "Pod"):
                 answers.gone_pods |= await objects.confirm_absent(job, name)
             case ConfirmAbsent(name):
-                answer = await self._transport.request("GET", f"/api/v1/nodes/{name}")
+                answer = await self._transport.request("GET", f"/api/v1/nodes/{name}", urgent=True)
                 if answer.status in {403, 404}:  # who may not ask believes the watch
                     answers.gone_nodes[name] = self._wall()
                 else:
@@ -191,7 +191,7 @@ class Applier:
         if known is not None:
             patch["metadata"] = {"uid": known.metadata.uid}
         answer = await self._transport.request(
-            "PATCH", path(job, SERVICES, name), body=patch, content_type=MERGE_PATCH
+            "PATCH", path(job, SERVICES, name), body=patch, content_type=MERGE_PATCH, urgent=True
         )
         if answer.status in {404, 409} and known is not None:
             # A 409 may have another reason than a new Service of that name: then the next answer shows it again.

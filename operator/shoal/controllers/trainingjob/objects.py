@@ -125,7 +125,7 @@ class Objects:
 
         One that has lost the job's label is deleted, and counts as gone: no watch tells what becomes of it.
         """
-        answer = await self._transport.request("GET", path(job, PODS, name))
+        answer = await self._transport.request("GET", path(job, PODS, name), urgent=True)
         if answer.status == 404:
             return {name: ""}
         answer.accept()

@@ -137,11 +137,14 @@ class _Teller:
         if seen.job.spec.suspend:
             conditions.set("Running", False, "Suspended", "the job is suspended")
         conditions.set_exceptional("Disrupted", self._outstanding_replacements(), "Recovered")
+        problem = self._decided.wanted.problem
         degraded = (
-            pod_problems.find(facts)
+            # What the manifest names wrongly explains what its pods suffer; full pools explain nothing.
+            (problem if problem is not None and problem.reason != "PoolsFull" else None)
+            or pod_problems.find(facts)
             or pod_problems.no_progress(facts, training)
             or pod_problems.unreachable(facts)
-            or self._decided.wanted.problem
+            or problem
             or actions.conflict
             or self._below_minimum(counts)
             or missing_disruption_budget(seen)

@@ -225,3 +225,32 @@ async def test_losses_one_after_the_other_are_replaced_at_once_and_recorded_toge
     await asyncio.sleep(WAVE_SECONDS)
     await rig.reconcile(KEY)
     assert rig.job.status.restarts.disruptions == lost
+
+
+async def test_what_a_replacement_waits_for_is_as_urgent_as_the_replacement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 200 jobs that begin, each sends 8 requests at a time: more than the places of those that are not urgent."""
+    rig = Rig()
+    rig.apply()
+    await settle(rig)
+    run(rig)
+    await settle(rig)
+    sent: dict[str, set[bool]] = {}
+    request = rig.cluster.request
+
+    async def noted(method: str, path: str, **options: Any) -> Answer:
+        words = f"{method} {path.partition('/ns/')[2]}"
+        sent.setdefault(words, set()).add(bool(options.get("urgent")))
+        return await request(method, path, **options)
+
+    monkeypatch.setattr(rig.cluster, "request", noted)
+    for name in ("digits-worker-1-0", "digits-ps-0-0"):
+        rig.cluster.objects.pop(f"/api/v1/namespaces/ns/pods/{name}")
+        rig.see()
+        await settle(rig)
+    assert {"digits-worker-1-1", "digits-ps-0-1"} <= rig.pods()
+    assert sent["GET pods/digits-worker-1-0"] == sent["GET pods/digits-ps-0-0"] == {True}
+    assert sent["POST pods"] == sent["PATCH services/digits-ps-0"] == {True}
+    assert True in sent["PUT trainingjobs/digits/status"], "the record of the next server comes first"
+    assert sent["POST events"] == {False}

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_trainer.wire.gate import Gate, Visit
+from shoal_trainer.wire.gate import ADDRESSES, BURST, PER_SECOND, Gate, Visit
 
 
 class Port:
     """A gate whose closed connections leave at once."""
 
     def __init__(self, limit: int) -> None:
-        self.gate = Gate(limit)
+        self.now = 0.0
+        self.gate = Gate(limit, lambda: self.now)
         self.open: list[Visit] = []
         self.closed: list[Visit] = []
 
@@ -55,7 +57,7 @@ def test_a_proved_connection_is_closed_no_more() -> None:
     port = Port(1)
     proved = port.connect("a")
     assert proved is not None
-    port.gate.leave(proved)
+    port.gate.proved(proved)
     port.gate.leave(proved)  # when it ends
     for _ in range(3):
         port.connect("a")
@@ -75,8 +77,55 @@ def test_connections_end_at_their_deadline() -> None:
     assert (early.evicted, late.evicted, port.gate.count) == (True, False, 1)
 
 
+def begun(port: Port, address: str, times: int, end: Callable[[Visit], None]) -> int:
+    """How many of so many connections, one after the other, were admitted."""
+    admitted = [
+        visit for _ in range(times) if (visit := port.connect(address)) is not None and not end(visit)
+    ]
+    return len(admitted)
+
+
+def test_an_address_without_proof_may_begin_few_connections() -> None:
+    port = Port(4)
+    assert begun(port, "bad", 1000, port.gate.leave) == BURST
+    assert begun(port, "good", 1, port.gate.leave) == 1
+    port.now = 10.0
+    assert begun(port, "bad", 1000, port.gate.leave) == 10 * PER_SECOND
+    port.now = 1e6
+    assert begun(port, "bad", 1000, port.gate.leave) == BURST
+
+
+def test_proof_pays_for_a_connection() -> None:
+    port = Port(4)
+
+    def proves(visit: Visit) -> None:
+        port.gate.proved(visit)
+        port.gate.proved(visit)  # once
+        port.gate.leave(visit)
+
+    assert begun(port, "worker", 10 * BURST, proves) == 10 * BURST
+    assert begun(port, "worker", 1000, port.gate.leave) == BURST
+
+
+def test_a_connection_that_finds_the_port_full_costs_no_credit() -> None:
+    port = Port(1)
+    held = port.connect("a")
+    assert begun(port, "a", 1000, port.gate.leave) == 0
+    assert held is not None
+    port.gate.leave(held)
+    assert begun(port, "a", 1000, port.gate.leave) == BURST - 1
+
+
+def test_credit_is_kept_of_few_addresses() -> None:
+    port = Port(1)
+    for number in range(3 * ADDRESSES):
+        assert begun(port, str(number), 1, port.gate.leave) == 1
+    assert len(port.gate._credit._paid) <= ADDRESSES
+
+
 EVENTS = st.lists(
-    st.tuples(st.sampled_from(["connect", "connect", "leave"]), st.integers(0, 4), st.integers(0, 99))
+    st.tuples(st.sampled_from(["connect", "connect", "leave"]), st.integers(0, 4), st.integers(0, 99)),
+    max_size=BURST,
 )
 
 

@@ -255,3 +255,95 @@ def test_images_of_several_sizes_are_evaluated():
     loss = runner.evaluate(flat_model.initial()).metrics["val_loss"]
     assert loss == pytest.approx(np.concatenate(squares).mean(), rel=1e-5)
     runner.close()
+
+
+class Judged(keras.Sequential):
+    """Evaluates in its own way, as Keras' `fit` lets it."""
+
+    def evaluate(self, x=None, y=None, **options):
+        logs = super().evaluate(x, y, **options)
+        return logs | {"seen": float(sum(len(labels) for _, labels in x))}
+
+
+class Told(keras.Sequential):
+    def evaluate(self, x=None, **options):
+        super().evaluate(x, **options)
+        return [1.0, 2.0]
+
+
+class Broken(keras.Sequential):
+    def evaluate(self, x=None, **options):
+        raise RuntimeError("no evaluation today")
+
+
+def own(kind):
+    network = kind([keras.Input((4,)), keras.layers.Dense(3, activation="softmax")])
+    network.compile("sgd", "categorical_crossentropy", metrics=["accuracy"])
+    return network
+
+
+@pytest.mark.parametrize("jit", [True, False])
+def test_own_evaluate_of_a_model_is_called(jit):
+    network = own(Judged)
+    network.jit_compile = jit
+    runner, flat = tasks(network, validation=DATA)
+    found = runner.evaluate(flat).metrics
+    assert network.jit_compile is jit
+    assert found.pop("val_seen") == 8.0
+    runner.close()
+    plain, flat = tasks(own(keras.Sequential), validation=DATA)
+    plain.evaluate(flat)
+    assert set(found) == set(plain.evaluate(flat).metrics) == {"val_loss", "val_accuracy"}
+    plain.close()
+
+
+def test_own_evaluate_judges_the_given_parameters_as_keras_does():
+    networks = own(Judged), own(keras.Sequential)
+    found = []
+    for network in networks:
+        runner, flat = tasks(network, validation=DATA)
+        found.append(runner.evaluate(np.linspace(-1, 1, flat.size, dtype="float32")).metrics)
+        runner.close()
+    assert found[0] == {**found[1], "val_seen": 8.0}
+
+
+def test_own_evaluate_that_gives_no_names_is_a_user_error():
+    runner, flat = tasks(own(Told), validation=DATA)
+    with pytest.raises(UserError, match=r"evaluate\(return_dict=True\) returned a list, not a dict"):
+        runner.evaluate(flat)
+    runner.close()
+
+
+def test_error_of_an_own_evaluate_is_told():
+    runner, flat = tasks(own(Broken), validation=DATA)
+    with pytest.raises(UserError, match="no evaluation today"):
+        runner.evaluate(flat)
+    runner.close()
+
+
+def test_drain_ends_an_own_evaluation():
+    drain = threading.Event()
+    drain.set()
+    network = own(Judged)
+    flat_model = FlatModel(network, DATA.example(4), "fp32")
+    runner = Tasks(Training(model=lambda: network, data=DATA, validation=DATA), flat_model, 4, None, drain)
+    with pytest.raises(Interrupted):
+        runner.evaluate(flat_model.initial())
+    runner.close()
+
+
+def test_metrics_of_an_own_evaluate_are_not_known_before():
+    network = own(Judged)
+    assert evaluated(Training(model=lambda: network, data=DATA, validation=DATA), network) is None
+
+
+def test_own_evaluate_needs_no_call_and_no_test_step():
+    class Alone(Uncalled):
+        def evaluate(self, x=None, **_):
+            return {"energy": float(sum(tf.reduce_sum(self.inner(each)) for each, _ in x))}
+
+    network = Alone()
+    network.compile("sgd")
+    runner, flat = tasks(network, validation=DATA)
+    assert set(runner.evaluate(flat).metrics) == {"val_energy"}
+    runner.close()
