@@ -33,7 +33,7 @@ from shoal.runtime.metrics import Metrics
 from shoal.runtime.status_writer import StatusWriter
 from shoal.sizing.fleet import FleetJob, FleetPlan, JobPlan, plan_fleet
 from shoal.sizing.fleet.jobs import END_SECONDS, asked, fleet_job, running
-from shoal.sizing.fleet.resources import profile_of
+from shoal.sizing.fleet.resources import fleet_pool, profile_of
 from shoal.sizing.speed import efficiency
 from shoal.telemetry.poller import Poller, Seen
 from shoal_trainer.contract import (
@@ -166,6 +166,28 @@ async def test_measured_job_gets_the_cheapest_pools_that_keep_its_deadline() -> 
     assert found.speeds["spot"] == pytest.approx(640, rel=0.1)
     assert "spot" in found.reason
     assert world.woken == [("team", "digits")]
+
+
+def test_pool_that_is_tried_again_is_doubted_until_a_node_comes() -> None:
+    out, since = (
+        {"type": "Exhausted", "reason": "r", "lastTransitionTime": "2026-01-01T11:50:00Z"},
+        "2026-01-01T11:00:00Z",
+    )
+    said = {
+        status: fleet_pool(
+            CapacityPool.model_validate(
+                pool("spot", "0.3", True).model_dump(by_alias=True)
+                | {"status": {"conditions": [out | {"status": status}], "outSince": since}}
+            ),
+            NOW,
+        )
+        for status in ("True", "False")
+    }
+    assert {status: (each.exhausted, each.doubted) for status, each in said.items()} == {
+        "True": (True, False),
+        "False": (False, True),
+    }
+    assert not fleet_pool(pool("spot", "0.3", True), NOW).doubted
 
 
 async def test_two_jobs_never_plan_more_than_the_limit() -> None:
