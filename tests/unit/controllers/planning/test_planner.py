@@ -168,25 +168,22 @@ async def test_measured_job_gets_the_cheapest_pools_that_keep_its_deadline() -> 
     assert world.woken == [("team", "digits")]
 
 
-def test_pool_that_is_tried_again_is_doubted_until_a_node_comes() -> None:
-    out, since = (
-        {"type": "Exhausted", "reason": "r", "lastTransitionTime": "2026-01-01T11:50:00Z"},
-        "2026-01-01T11:00:00Z",
-    )
-    said = {
-        status: fleet_pool(
-            CapacityPool.model_validate(
-                pool("spot", "0.3", True).model_dump(by_alias=True)
-                | {"status": {"conditions": [out | {"status": status}], "outSince": since}}
-            ),
-            NOW,
-        )
-        for status in ("True", "False")
+@pytest.mark.parametrize(
+    ("exhausted", "nodes", "doubted"), [("True", 0, False), ("False", 0, True), ("False", 1, False)]
+)
+def test_pool_that_is_tried_again_is_doubted_until_it_has_a_node(
+    exhausted: str, nodes: int, doubted: bool
+) -> None:
+    out = {
+        "type": "Exhausted",
+        "status": exhausted,
+        "reason": "NoNodes",
+        "lastTransitionTime": "2026-01-01T11:50:00Z",
     }
-    assert {status: (each.exhausted, each.doubted) for status, each in said.items()} == {
-        "True": (True, False),
-        "False": (False, True),
-    }
+    status = {"conditions": [out], "outSince": "2026-01-01T11:00:00Z", "nodes": nodes}
+    whole = pool("spot", "0.3", True).model_dump(by_alias=True) | {"status": status}
+    found = fleet_pool(CapacityPool.model_validate(whole), NOW)
+    assert (found.exhausted, found.doubted) == (exhausted == "True", doubted)
     assert not fleet_pool(pool("spot", "0.3", True), NOW).doubted
 
 
