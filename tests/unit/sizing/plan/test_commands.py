@@ -110,12 +110,6 @@ def _edited(tmp_path: Path, name: str, old: str, new: str) -> list[str]:
         ("job.yaml", "spot-k80, ", "spot-k90, ", "names spot-k90"),
         ("job.yaml", "[ps]", "[ps2]", "names ps2"),
         ("job.yaml", "spot-k80, ", "ps, ", "ps, which has no accelerator"),
-        (
-            "job.yaml",
-            "stopAfter: {epochs: 400}",
-            "stopAfter: {epochs: 400}\n    args: {rate: 0.1}",
-            'training.args.rate: write the number as a string in quotes, "0.1"',
-        ),
         ("job.yaml", "deadlineSeconds", "deadline", "objective.deadline: there is no such field"),
         (
             "job.yaml",
