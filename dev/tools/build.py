@@ -133,6 +133,36 @@ def go_environment() -> dict[str, str]:
     }
 
 
+def ensure_apart(name: str, package: str = ".") -> Path:
+    """A command of the module in the folder `name` beside this file, built if missing.
+
+    It is a module of its own because it needs other versions of the dependencies than Kubernetes does.
+
+    Raises:
+        DevError: the build failed.
+    """
+    folder = MODULE / name
+    digest = hashlib.sha256()
+    for path in sorted([folder / "go.mod", folder / "go.sum", *folder.glob("*.go")]):
+        digest.update(path.read_bytes())
+    built = cache() / "tools" / f"{name}-{digest.hexdigest()[:16]}"
+    built.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(built.with_suffix(".lock")):
+        if not built.exists():
+            unfinished = built.with_suffix(".new")
+            with step(f"building {name}", every=20):
+                flags = ["-trimpath", "-ldflags", "-s -w", "-o", str(unfinished)]
+                command("go", "build", *flags, package, cwd=folder, env=go_environment())
+            unfinished.rename(built)
+    return built
+
+
+def source_of(name: str, module: str) -> Path:
+    """The downloaded sources of a module that the one in the folder `name` requires: its manifests, for example."""
+    words = ["go", "list", "-m", "-f", "{{.Dir}}", module]
+    return Path(command(*words, cwd=MODULE / name, env=go_environment()).strip())
+
+
 def _build(name: str, folder: Path) -> None:
     unfinished = folder / f".{name}.new"
     flags = ["-trimpath", "-ldflags", LDFLAGS, "-o", str(unfinished)]

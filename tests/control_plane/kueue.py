@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import hashlib
 import json
 import shutil
 import subprocess
@@ -23,13 +22,9 @@ import yaml
 
 from dev.cluster import ControlPlane
 from dev.cluster.control_plane import free_ports
-from dev.commands import command
-from dev.console import step
 from dev.errors import DevError
-from dev.paths import cache
-from dev.tools.build import MODULE, go_environment
+from dev.tools.build import ensure_apart, source_of
 
-FOLDER = MODULE / "kueue"
 PACKAGE = "sigs.k8s.io/kueue"
 NAMESPACE = "kueue-system"
 SERVICE, SECRET = "webhook-service", "webhook-server-cert"
@@ -43,23 +38,6 @@ COLLECTED_SECONDS = 120.0
 Json = dict[str, Any]
 
 
-def build() -> Path:
-    """The manager, built if it is missing.
-
-    Raises:
-        DevError: the build failed.
-    """
-    digest = hashlib.sha256((FOLDER / "go.mod").read_bytes() + (FOLDER / "go.sum").read_bytes())
-    path = cache() / "tools" / f"kueue-{digest.hexdigest()[:16]}"
-    if not path.exists():
-        unfinished = path.with_suffix(".new")
-        with step("building kueue", every=20):
-            flags = ["-trimpath", "-ldflags", "-s -w", "-o", str(unfinished)]
-            command("go", "build", *flags, f"{PACKAGE}/cmd/kueue", cwd=FOLDER, env=go_environment())
-        unfinished.rename(path)
-    return path
-
-
 @contextlib.contextmanager
 def running(plane: ControlPlane, namespaces: list[str]) -> Iterator[None]:
     """Kueue, which looks after the pods of these namespaces until the end of the block.
@@ -69,10 +47,7 @@ def running(plane: ControlPlane, namespaces: list[str]) -> Iterator[None]:
     Raises:
         DevError: it was not ready in time; the message has the end of its log.
     """
-    program = build()
-    source = Path(
-        command("go", "list", "-m", "-f", "{{.Dir}}", PACKAGE, cwd=FOLDER, env=go_environment()).strip()
-    )
+    program, source = ensure_apart("kueue", f"{PACKAGE}/cmd/kueue"), source_of("kueue", PACKAGE)
     webhook, health, metrics = free_ports(3)
     config = plane.folder / "kueue.yaml"
     config.write_text(yaml.safe_dump(_configuration(webhook, health, metrics, namespaces)))

@@ -279,7 +279,8 @@ class FakeKubelet:
             node = self.nodes.get(name)
             if node is None or node.shutting_down:
                 return
-            seen = (await self.kube.get(f"/api/v1/nodes/{name}"))["status"]["conditions"]
+            status = (await self.kube.get(f"/api/v1/nodes/{name}"))["status"]
+            seen = status.get("conditions", [])  # none between a node's creation and its first report
             if any(c["type"] == "Ready" and c["status"] == "Unknown" for c in seen) and node.alive:
                 # The control plane gave it up while they could not hear each other.
                 await self._set_ready(name, "True", "KubeletReady", "kubelet is posting ready status")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -171,6 +172,36 @@ def test_pods_of_a_gang_have_the_label_of_its_group() -> None:
         group = f"digits-gang-{build.UID[:8]}"
         assert pod(role, **spec)["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == group
         assert "scheduling.x-k8s.io/pod-group" not in pod(role)["metadata"]["labels"]
+
+
+@pytest.mark.parametrize(
+    ("gang", "placed", "told"),
+    [
+        ("PodGroup", 0, "room for 2 of them together: all parameter servers and workers.minReplicas"),
+        ("PodGroup", 2, "0/1 nodes"),
+        ("None", 0, "0/1 nodes"),
+    ],
+)
+def test_a_gang_without_room_is_told_as_a_gang(gang: str, placed: int, told: str) -> None:
+    refused = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}]
+    places: list[tuple[RoleName, int]] = [("ps", 0), ("worker", 0), ("worker", 1)]
+    waits = {
+        "phase": "Pending",
+        "node": None,
+        "state": {},
+        "conditions": refused,
+        "created": build.NOW - timedelta(seconds=61),
+    }
+    pods = [
+        build.pod(role, index, **({} if number < placed else waits))
+        for number, (role, index) in enumerate(places)
+    ]
+    job = build.job(runPolicy={"schedulingPolicy": {"gang": gang}})
+    degraded = plan(build.observe(job, *pods)).status.condition("Degraded")
+    assert degraded is not None
+    assert degraded.reason == "Unschedulable"
+    assert told in degraded.message
+    assert "the pod needs a" in degraded.message
 
 
 def test_pods_that_wait_for_a_queue_are_told_as_queued() -> None:

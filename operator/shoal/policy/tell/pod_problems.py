@@ -7,6 +7,7 @@ from datetime import timedelta
 from shoal.api.kube import Pod
 from shoal.api.labels import POOL
 from shoal.api.training_job_status import TrainingProgress
+from shoal.manifests.names import gang_size
 from shoal.manifests.platforms import is_spot
 from shoal.policy.common.timers import Timers
 from shoal.policy.common.times import parse_time
@@ -99,7 +100,22 @@ def _scheduling_problem(pod: Pod, facts: Facts) -> Reason | None:
         return None
     if "unbound immediate PersistentVolumeClaims" in scheduled.message:
         return Reason("Unschedulable", f"{where}; {_unbound(facts)}")
+    if size := _awaited_gang(facts):
+        # The scheduler's own words change with each try and name no resource.
+        where = (
+            f"the pods of the gang wait until there is room for {size} of them together: all parameter servers and"
+            " workers.minReplicas, which may be lowered"
+        )
     return Reason("Unschedulable", f"{where}; {_needs(pod, facts)}")
+
+
+def _awaited_gang(facts: Facts) -> int:
+    """The size of the job's gang where less of it is placed; 0 otherwise."""
+    if facts.job.spec.run_policy.scheduling_policy.gang != "PodGroup":
+        return 0
+    size = gang_size(facts.job)
+    placed = sum(bool(pod.spec.node_name) and not pod.ended for pod in facts.seen.pods)
+    return size if placed < size else 0
 
 
 def _unbound(facts: Facts) -> str:
