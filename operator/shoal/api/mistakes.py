@@ -21,7 +21,8 @@ def mistakes(error: ValidationError, model: type[BaseModel]) -> list[str]:
         path = each["loc"]
         if len(path) > 1 and path[-1] in _OF_A_UNION:
             path = path[:-1]
-        found.append(f"{'.'.join(map(str, path))}: {_rule(schema, path) or advice(each)}")
+        rule = "" if each["type"] == "string_type" else _rule(schema, path)  # of a text; the type comes first
+        found.append(f"{'.'.join(map(str, path))}: {rule or advice(each)}")
     return [*dict.fromkeys(found)]
 
 
