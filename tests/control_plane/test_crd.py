@@ -356,10 +356,11 @@ def test_printer_columns(control_plane: ControlPlane, namespace: str) -> None:
         "PROGRESS(%)",
         "DISRUPTIONS",
         "PS-RESTARTS",
+        "REASON",
         "AGE",
     ]
     wide = kubectl(control_plane, "get", "-n", namespace, "etj", "-o", "wide").stdout.splitlines()[0].split()
-    assert wide[-6:] == ["ETA(S)", "LAST-STEP", "COST", "PLAN", "FAILURES", "REASON"]
+    assert wide[-5:] == ["ETA(S)", "LAST-STEP", "COST", "PLAN", "FAILURES"]
 
 
 @pytest.mark.parametrize("path", sorted(Path("examples").rglob("*.yaml")), ids=lambda p: p.name)
@@ -374,8 +375,8 @@ def test_examples_are_accepted(control_plane: ControlPlane, path: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
-def cpu_pool(cores: Any) -> str:
-    spec = {"cores": cores, "limits": {"nodes": 1}, "nodeSelector": {"example.com/pool": "a"}}
+def cpu_pool(cores: Any, **more: Any) -> str:
+    spec = {"cores": cores, "limits": {"nodes": 1}, "nodeSelector": {"example.com/pool": "a"}, **more}
     return json.dumps(
         {"apiVersion": "shoal.dev/v1alpha1", "kind": "CapacityPool", "metadata": {"name": "a"}, "spec": spec}
     )
@@ -391,3 +392,24 @@ def test_cores_of_a_pool_may_be_a_share_of_one(control_plane: ControlPlane, core
 def test_cores_that_are_none_are_refused(control_plane: ControlPlane, cores: Any) -> None:
     done = kubectl(control_plane, "apply", "--dry-run=server", "-f", "-", stdin=cpu_pool(cores))
     assert "must be a number of CPU cores, at most 4096" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (
+            {"price": {"perHour": "cheap"}},
+            'spec.price.perHour: Invalid value: "cheap": must be an amount in quotes',
+        ),
+        ({"price": {"perHour": "-1"}}, 'must be an amount in quotes, such as "0.35"'),
+        (
+            {"interruptionsPerHour": "5%"},
+            'spec.interruptionsPerHour: Invalid value: "5%": must be a decimal number',
+        ),
+        ({"transferPerGiB": "free"}, 'must be a decimal number in quotes, such as "0.05"'),
+    ],
+)
+def test_a_number_that_is_none_is_named(control_plane: ControlPlane, spec: dict[str, Any], said: str) -> None:
+    done = kubectl(control_plane, "apply", "--dry-run=server", "-f", "-", stdin=cpu_pool(2, **spec))
+    assert done.returncode == 1
+    assert said in done.stderr

@@ -76,7 +76,11 @@ def test_table_shows_the_status():
 
 
 def test_line_summarizes_the_status():
-    assert line(STATUS) == "Training epoch 3 step 1234 loss 0.5000 321 samples/s, 1 workers, 25 %, left 1m05s"
+    assert line(STATUS) == "Training epoch 3 step 1234 loss 0.5000 321 samples/s, 1 worker, 25 %, left 1m05s"
+    starting = StatusReport(job_uid="u", phase=Phase.STARTING)
+    assert (
+        line(starting) == "Starting: 0 workers joined; they import TensorFlow, then build and trace the model"
+    )
     assert line(None) == "waiting for the coordinator"
 
 
@@ -98,7 +102,10 @@ def test_storage_that_cannot_be_written_is_said_before_anything_starts(monkeypat
     ("arguments", "words"),
     [
         (["run"], "Missing argument 'MODULE:OBJECT'"),
-        (["check", "quickstart"], "'quickstart' must be MODULE:OBJECT or FILE.py:OBJECT"),
+        (
+            ["check", "quickstart.py"],
+            "'quickstart.py' must be MODULE:OBJECT or FILE.py:OBJECT, for example quickstart.py:job",
+        ),
         (["check", "nofile.py:job"], "there is no file nofile.py"),
         (["run", "a:b", "--workers", "0"], "0 is not in the range"),
         (["run", "a:b", "--arg", "width"], "'width' must be NAME=VALUE"),
