@@ -356,10 +356,11 @@ def test_printer_columns(control_plane: ControlPlane, namespace: str) -> None:
         "PROGRESS(%)",
         "DISRUPTIONS",
         "PS-RESTARTS",
+        "REASON",
         "AGE",
     ]
     wide = kubectl(control_plane, "get", "-n", namespace, "etj", "-o", "wide").stdout.splitlines()[0].split()
-    assert wide[-6:] == ["ETA(S)", "LAST-STEP", "COST", "PLAN", "FAILURES", "REASON"]
+    assert wide[-5:] == ["ETA(S)", "LAST-STEP", "COST", "PLAN", "FAILURES"]
 
 
 @pytest.mark.parametrize("path", sorted(Path("examples").rglob("*.yaml")), ids=lambda p: p.name)

@@ -27,7 +27,7 @@ def main() -> None:
     """Elastic distributed training of Keras models with asynchronous parameter servers."""
 
 
-@main.command()
+@main.command(short_help="What a parameter server's pod runs.")
 def serve() -> None:
     """Run a parameter server (shard 0 is also the coordinator) as configured by $SHOAL_CONFIG."""
     from shoal_trainer import serve as server
@@ -38,7 +38,7 @@ def serve() -> None:
     sys.exit(code)
 
 
-@main.command()
+@main.command(short_help="What a worker's pod runs.")
 def work() -> None:
     """Run a worker as configured by $SHOAL_CONFIG."""
     from shoal_trainer.worker import main as worker
@@ -49,7 +49,7 @@ def work() -> None:
     sys.exit(code)
 
 
-@main.command()
+@main.command(short_help="Train with parameter servers and workers as local processes.")
 @click.argument("entrypoint", metavar="MODULE:OBJECT", callback=lambda _ctx, _param, text: _entrypoint(text))
 @click.option("--workers", default=1, show_default=True, type=COUNT, metavar="N", help="Worker processes.")
 @click.option(
@@ -173,7 +173,7 @@ def run(
     sys.exit(watch(job))
 
 
-@main.command()
+@main.command(short_help="Say in seconds what a cluster would refuse.")
 @click.argument("entrypoint", metavar="MODULE:OBJECT", callback=lambda _ctx, _param, text: _entrypoint(text))
 @click.option(
     "--batch-size", default=BATCH_SIZE, show_default=True, type=COUNT, metavar="N", help="Samples per step."
@@ -208,9 +208,8 @@ def _entrypoint(text: str) -> str:
     """MODULE:OBJECT, also from FILE.py:OBJECT of a file in or below this folder."""
     file, colon, name = text.rpartition(":")
     if not colon:
-        raise click.BadParameter(
-            f"{text!r} must be MODULE:OBJECT or FILE.py:OBJECT, for example digits.py:job"
-        )
+        example = f"{text or 'digits.py'}:job"
+        raise click.BadParameter(f"{text!r} must be MODULE:OBJECT or FILE.py:OBJECT, for example {example}")
     if file.endswith(".py") and not Path(file).is_file():
         raise click.BadParameter(f"there is no file {file}")
     module = file.removeprefix("./").removesuffix(".py").replace("/", ".")

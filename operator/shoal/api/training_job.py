@@ -443,6 +443,7 @@ class TrainingJob(Resource):
             "integer",
             description="Parameter servers lost and restarted",
         ),
+        Column("Reason", ".status.reason", description="Reason of the most important condition"),
         Column("Age", ".metadata.creationTimestamp", "date"),
         Column(
             "ETA(s)",
@@ -469,7 +470,6 @@ class TrainingJob(Resource):
             wide=True,
             description="Failures of the job itself",
         ),
-        Column("Reason", ".status.reason", wide=True, description="Reason of the most important condition"),
     )
 
     kind: Literal["TrainingJob"] = "TrainingJob"

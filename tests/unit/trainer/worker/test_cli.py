@@ -102,7 +102,10 @@ def test_storage_that_cannot_be_written_is_said_before_anything_starts(monkeypat
     ("arguments", "words"),
     [
         (["run"], "Missing argument 'MODULE:OBJECT'"),
-        (["check", "quickstart"], "'quickstart' must be MODULE:OBJECT or FILE.py:OBJECT"),
+        (
+            ["check", "quickstart.py"],
+            "'quickstart.py' must be MODULE:OBJECT or FILE.py:OBJECT, for example quickstart.py:job",
+        ),
         (["check", "nofile.py:job"], "there is no file nofile.py"),
         (["run", "a:b", "--workers", "0"], "0 is not in the range"),
         (["run", "a:b", "--arg", "width"], "'width' must be NAME=VALUE"),

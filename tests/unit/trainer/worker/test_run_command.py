@@ -26,7 +26,7 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("entrypoint", "words"),
     [
-        ("flowers", "'flowers' must be MODULE:OBJECT or FILE.py:OBJECT, for example digits.py:job"),
+        ("flowers", "'flowers' must be MODULE:OBJECT or FILE.py:OBJECT, for example flowers:job"),
         ("../flowers.py:job", "there is no file ../flowers.py"),
         *(
             (each, f"The entrypoint '{each}' must be module:object")
