@@ -156,6 +156,15 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("quantity-init",
      template("workers", initContainers=[{"name": "a", "resources": {"requests": {"memory": "2GB"}}}]),
      "(n|u|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|"),
+    ("quantity-volume",
+     template("workers", containers=[TRAINS], volumes=[{"name": "shm", "emptyDir": {"sizeLimit": "2GB"}}]),
+     'template.spec.volumes[0].emptyDir.sizeLimit: Invalid value: "2GB"'),
+    ("env-number",
+     template("workers", containers=[{**TRAINS, "env": [{"name": "A", "value": 1}]}]),
+     'containers[0].env[0].value in body must be of type string: "integer"'),
+    ("label-yes",
+     template("workers", containers=[TRAINS], nodeSelector={"gpu": True}),
+     'template.spec.nodeSelector.gpu in body must be of type string: "boolean"'),
     ("restart", template("workers", restartPolicy="Always"), "restartPolicy is set by Shoal"),
     ("node-name", template("workers", nodeName="n"), "use nodeSelector"),
     ("host-network", template("workers", hostNetwork=True), "hostNetwork would open the job's ports on the node"),
@@ -180,10 +189,22 @@ def test_invalid_manifest_is_rejected_with_a_message(
 
 CANNOT_CHANGE: list[tuple[str, dict[str, Any], str]] = [
     ("managed-by", {"managedBy": "me.example/other"}, "managedBy is immutable"),
-    ("storage", {"storage": {"uri": "s3://other/runs"}}, "storage is immutable: create a new TrainingJob"),
-    ("training", {"training": {"batchSize": 7}}, "training is immutable: create a new TrainingJob"),
-    ("argument", {"training": {"args": {"rate": 0.2}}}, "training is immutable"),
-    ("argument-list", {"training": {"args": {"layers": [64, 33]}}}, "training is immutable"),
+    (
+        "storage",
+        {"storage": {"uri": "s3://other/runs"}},
+        "spec.storage.uri: Invalid value: uri is immutable: create a new TrainingJob",
+    ),
+    (
+        "training",
+        {"training": {"batchSize": 7}},
+        "spec.training.batchSize: Invalid value: batchSize is immutable",
+    ),
+    (
+        "argument",
+        {"training": {"args": {"rate": 0.2}}},
+        "spec.training.args: Invalid value: args is immutable",
+    ),
+    ("argument-list", {"training": {"args": {"layers": [64, 33]}}}, "args is immutable"),
     (
         "shards",
         {"parameterServers": {"replicas": 2}},
@@ -353,8 +374,8 @@ def test_examples_are_accepted(control_plane: ControlPlane, path: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
-def cpu_pool(cores: Any) -> str:
-    spec = {"cores": cores, "limits": {"nodes": 1}, "nodeSelector": {"example.com/pool": "a"}}
+def cpu_pool(cores: Any, **more: Any) -> str:
+    spec = {"cores": cores, "limits": {"nodes": 1}, "nodeSelector": {"example.com/pool": "a"}, **more}
     return json.dumps(
         {"apiVersion": "shoal.dev/v1alpha1", "kind": "CapacityPool", "metadata": {"name": "a"}, "spec": spec}
     )
@@ -370,3 +391,24 @@ def test_cores_of_a_pool_may_be_a_share_of_one(control_plane: ControlPlane, core
 def test_cores_that_are_none_are_refused(control_plane: ControlPlane, cores: Any) -> None:
     done = kubectl(control_plane, "apply", "--dry-run=server", "-f", "-", stdin=cpu_pool(cores))
     assert "must be a number of CPU cores, at most 4096" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (
+            {"price": {"perHour": "cheap"}},
+            'spec.price.perHour: Invalid value: "cheap": must be an amount in quotes',
+        ),
+        ({"price": {"perHour": "-1"}}, 'must be an amount in quotes, such as "0.35"'),
+        (
+            {"interruptionsPerHour": "5%"},
+            'spec.interruptionsPerHour: Invalid value: "5%": must be a decimal number',
+        ),
+        ({"transferPerGiB": "free"}, 'must be a decimal number in quotes, such as "0.05"'),
+    ],
+)
+def test_a_number_that_is_none_is_named(control_plane: ControlPlane, spec: dict[str, Any], said: str) -> None:
+    done = kubectl(control_plane, "apply", "--dry-run=server", "-f", "-", stdin=cpu_pool(2, **spec))
+    assert done.returncode == 1
+    assert said in done.stderr

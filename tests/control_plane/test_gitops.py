@@ -82,7 +82,7 @@ async def test_the_job_names_its_code(
     edited["spec"]["training"]["code"]["configMap"] = "quickstart-code-edited"
     with pytest.raises(subprocess.CalledProcessError) as refused:
         server_side(control_plane, edited, "test")
-    assert "training is immutable" in refused.value.stderr
+    assert "spec.training.code: Invalid value: code is immutable" in refused.value.stderr
 
 
 async def test_argo_cd_sees_no_difference_after_a_job_was_scaled_by_hand(

@@ -188,8 +188,8 @@ class ParameterServer:
                 continue
             coordinator = self.service.coordinator
             coordinator.tick()
-            self._epoch_log.update(coordinator)
-            self._history.update(coordinator)
+            self._epoch_log.update(coordinator.record.tasks)
+            self._history.update(coordinator.record.tasks)
             if coordinator.finished is not None:
                 now = time.monotonic()
                 ended_at = now if ended_at is None else ended_at
@@ -209,8 +209,8 @@ class ParameterServer:
 
     def _ended(self, message: TerminationMessage) -> int:
         if self.service is not None:
-            self._epoch_log.update(self.service.coordinator)
-            self._history.update(self.service.coordinator)
+            self._epoch_log.update(self.service.coordinator.record.tasks)
+            self._history.update(self.service.coordinator.record.tasks)
         if self.service is not None and not self.service.snapshotter.settled(SETTLE_SECONDS):
             log.warning("the last snapshot of this run is from before the end of training")
         write_termination(message)

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from shoal.api.base import Column, Condition, Resource, Status, Strict
-from shoal.api.rules import DECIMAL, Positive, rules
+from shoal.api.rules import DECIMAL, Positive, explained, rules
 
 __all__ = [
     "AcceleratorSpec",
@@ -39,6 +39,7 @@ __all__ = [
 
 NOT_NEGATIVE = "^[0-9]+([.][0-9]+)?([eE][-+]?[0-9]{1,2})?$"
 """A decimal string of zero or more."""
+_EXPLAINED = explained(DECIMAL, 'must be a decimal number in quotes, such as "0.05"')
 
 
 class AcceleratorSpec(Strict):
@@ -74,7 +75,11 @@ class PoolLimits(Strict):
 class Price(Strict):
     """Price of a node."""
 
-    per_hour: str = Field(pattern=NOT_NEGATIVE, max_length=32)
+    per_hour: str = Field(
+        pattern=NOT_NEGATIVE,
+        json_schema_extra=explained(NOT_NEGATIVE, 'must be an amount in quotes, such as "0.35"'),
+        max_length=32,
+    )
     """Price of one node per hour, a decimal in quotes: `"0.35"`."""
 
 
@@ -204,11 +209,13 @@ class CapacityPoolSpec(Strict):
     """Limits of the pool's size."""
     price: Price | None = None
     """Price of a node. Unset: the pool is offered to no plan, since its cost is not known."""
-    transfer_per_gib: str = Field("0", alias="transferPerGiB", pattern=DECIMAL, max_length=32)
+    transfer_per_gib: str = Field(
+        "0", alias="transferPerGiB", pattern=DECIMAL, json_schema_extra=_EXPLAINED, max_length=32
+    )
     """Price of one GiB of traffic to another zone, both directions together, a decimal in quotes."""
     startup_seconds: int = Field(180, ge=0, le=86_400)
     """Seconds from requesting a node until its worker trains; used until it has been measured."""
-    interruptions_per_hour: str = Field("0", pattern=DECIMAL, max_length=32)
+    interruptions_per_hour: str = Field("0", pattern=DECIMAL, json_schema_extra=_EXPLAINED, max_length=32)
     """Interruptions per node and hour, a decimal in quotes; used until they have been measured: `"0.05"`."""
     batch_size: Positive | None = None
     """Samples in one step of a worker on this pool. Unset: the job's batchSize."""

@@ -21,7 +21,8 @@ def mistakes(error: ValidationError, model: type[BaseModel]) -> list[str]:
         path = each["loc"]
         if len(path) > 1 and path[-1] in _OF_A_UNION:
             path = path[:-1]
-        found.append(f"{'.'.join(map(str, path))}: {_rule(schema, path) or _advice(each)}")
+        rule = "" if each["type"] == "string_type" else _rule(schema, path)  # of a text; the type comes first
+        found.append(f"{'.'.join(map(str, path))}: {rule or advice(each)}")
     return [*dict.fromkeys(found)]
 
 
@@ -33,13 +34,15 @@ def _rule(schema: Schema, path: tuple[int | str, ...]) -> str:
     return rules[0]["message"] if rules else ""
 
 
-def _advice(error: Any) -> str:
-    """What to change, for the most frequent mistakes."""
+def advice(error: Any) -> str:
+    """What to change about one of pydantic's errors."""
     message, given = str(error["msg"]).rstrip("."), error.get("input")
-    if error["type"] in {"string_type", "int_from_float"} and isinstance(given, int | float):
+    if error["type"] == "string_type" and isinstance(given, int | float):
         return f'write the number as a string in quotes, "{given}"'
     if error["type"] == "missing":
         return "this field is required: add it"
+    if error["type"] == "unexpected_keyword_argument":
+        return "there is no such argument: check its spelling"
     if error["type"] == "extra_forbidden":
         return "there is no such field: check its spelling or remove it"
     if error["type"] == "string_pattern_mismatch" and (error.get("ctx") or {}).get("pattern") == DECIMAL:

@@ -2,7 +2,8 @@
 
 A full PodTemplateSpec would add 10,000 lines to the CRD and drop fields of newer Kubernetes versions. So unknown fields
 below `spec` are preserved, and the API server validates them when the pod is created (`fieldValidation=Strict`). Only
-fields that Shoal reads or rejects are declared, since CEL sees nothing else.
+fields that Shoal reads or rejects are declared, since CEL sees nothing else; and those of which people often mistake
+the type or the unit, since the pod's own error comes later and does not name the field.
 """
 
 from __future__ import annotations
@@ -46,13 +47,34 @@ def _metadata() -> dict[str, Any]:
     }
 
 
+_QUANTITY = {
+    "x-kubernetes-int-or-string": True,
+    "anyOf": [{"type": "integer"}, {"type": "string"}],
+    "pattern": QUANTITY,
+}
+
+
 def _quantities(description: str) -> dict[str, Any]:
-    quantity = {
-        "x-kubernetes-int-or-string": True,
-        "anyOf": [{"type": "integer"}, {"type": "string"}],
-        "pattern": QUANTITY,
+    return {"type": "object", "description": description, "additionalProperties": _QUANTITY}
+
+
+def _volumes() -> dict[str, Any]:
+    limit = _QUANTITY | {"description": "The most that it may hold, such as 2Gi."}
+    folder = {
+        "type": "object",
+        "x-kubernetes-preserve-unknown-fields": True,
+        "description": "An empty folder, on the node's disk or in memory.",
+        "properties": {"sizeLimit": limit},
     }
-    return {"type": "object", "description": description, "additionalProperties": quantity}
+    return {
+        "type": "array",
+        "description": "Volumes, beside those of Shoal.",
+        "items": {
+            "type": "object",
+            "x-kubernetes-preserve-unknown-fields": True,
+            "properties": {"emptyDir": folder},
+        },
+    }
 
 
 def _resources() -> dict[str, Any]:
@@ -86,7 +108,10 @@ def _containers(container: str) -> dict[str, Any]:
                         "type": "object",
                         "x-kubernetes-preserve-unknown-fields": True,
                         "required": ["name"],
-                        "properties": {"name": {"type": "string", "description": "Name of the variable."}},
+                        "properties": {
+                            "name": {"type": "string", "description": "Name of the variable."},
+                            "value": {"type": "string", "description": "Its value: a number in quotes."},
+                        },
                     },
                 },
                 "resources": _resources(),
@@ -125,6 +150,12 @@ def pod_template_schema(container: str) -> dict[str, Any]:
                             "x-kubernetes-preserve-unknown-fields": True,
                             "properties": {"resources": _resources()},
                         },
+                    },
+                    "volumes": _volumes(),
+                    "nodeSelector": {
+                        "type": "object",
+                        "description": "Labels of the nodes: true and numbers in quotes.",
+                        "additionalProperties": {"type": "string"},
                     },
                     **{
                         name: {"type": "string", "maxLength": 253, "description": "Must not be set."}

@@ -74,9 +74,12 @@ def _section(path: str, schema: Schema) -> Iterator[str]:
         see = " See [Pod templates](#pod-templates)." if name == _TEMPLATE else ""
         text = " ".join(field.get("description", "").split()) + see
         yield f"- `{name}` ({', '.join(filter(None, about))}): {text}".removesuffix(": ")
-    if rules := [rule["message"] for rule in schema.get("x-kubernetes-validations", [])]:
+    rules = [
+        each for each in schema.get("x-kubernetes-validations", []) if "fieldPath" not in each
+    ]  # "Immutable."
+    if rules:
         yield ""
-        yield from (f"- {message}" for message in rules)
+        yield from (f"- {rule['message']}" for rule in rules)
     for name, field in schema["properties"].items():
         inner = field.get("items", field)
         if inner.get("properties") and name != _TEMPLATE:
@@ -89,8 +92,8 @@ def _section(path: str, schema: Schema) -> Iterator[str]:
 def _type(schema: Schema) -> str:
     if schema.get("x-kubernetes-int-or-string"):
         return "integer or string"
-    if schema == {"x-kubernetes-preserve-unknown-fields": True}:
-        return "any JSON value"
+    if schema.get("x-kubernetes-preserve-unknown-fields") and "properties" not in schema:
+        return "map of any JSON value"
     if "enum" in schema:
         return ", ".join(f"`{value or '(empty)'}`" for value in schema["enum"])
     if schema.get("type") == "array":

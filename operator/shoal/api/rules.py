@@ -29,6 +29,28 @@ def rules(*pairs: tuple[str, str]) -> dict[str, Any]:
     return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in pairs]}
 
 
+def unchanging(*pairs: tuple[str, str]) -> Callable[[dict[str, Any]], None]:
+    """For `json_schema_extra`: these rules, and one for each field that refuses a change and names the field.
+
+    One for the whole would name none. CEL sees no field without a type: give it one.
+    """
+
+    def extend(schema: dict[str, Any]) -> None:
+        schema.update(rules(*pairs))
+        for name in schema["properties"]:
+            has, same = f"has(self.{name})", f"self.{name} == oldSelf.{name}"
+            new = "create a new TrainingJob and set training.initialFrom to this run"
+            schema["x-kubernetes-validations"].append(
+                {
+                    "rule": f"{has} == has(oldSelf.{name}) && (!{has} || {same})",
+                    "message": f"{name} is immutable: {new}",
+                    "fieldPath": f".{name}",
+                }
+            )
+
+    return extend
+
+
 def explained(pattern: str, message: str, also: str = "") -> Callable[[dict[str, Any]], None]:
     """For `json_schema_extra`: replace `pattern` with a CEL rule that has a message. `also`: more of the rule.
 

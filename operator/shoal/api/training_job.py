@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field, JsonValue, WithJsonSchema, field_validat
 from shoal.api.base import Column, Resource, Scale, Strict
 from shoal.api.elasticity import Elasticity
 from shoal.api.roles import ParameterServers, Workers
-from shoal.api.rules import DECIMAL, MOST, STORED, Natural, Positive, explained, rules
+from shoal.api.rules import DECIMAL, MOST, STORED, Natural, Positive, explained, rules, unchanging
 from shoal.api.training_job_status import TrainingJobStatus
 from shoal_trainer.contract import AT_MOST_ONE, FALLS, RISES, names_of
 
@@ -55,7 +55,10 @@ Entrypoint = Annotated[
 ]
 
 
-Argument = Annotated[JsonValue, WithJsonSchema({"x-kubernetes-preserve-unknown-fields": True})]
+Arguments = Annotated[
+    dict[str, JsonValue],
+    WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True, "maxProperties": 64}),
+]
 MAX_ARGS_BYTES = 64 << 10
 """Of the arguments as JSON: Linux starts no process with an environment variable above 128 KiB."""
 
@@ -82,7 +85,7 @@ class Storage(Strict):
     """
 
     model_config = ConfigDict(
-        json_schema_extra=rules(
+        json_schema_extra=unchanging(
             (
                 "[has(self.uri), has(self.volumeClaim), has(self.ephemeral)].filter(x, x).size() == 1",
                 "set exactly one of uri, volumeClaim, ephemeral",
@@ -281,9 +284,11 @@ class CodeSource(Strict):
 class TrainingSpec(Strict):
     """What is trained. Immutable."""
 
+    model_config = ConfigDict(json_schema_extra=unchanging())
+
     entrypoint: Entrypoint
     """`module:object` in the worker image: a shoal_trainer.Training, or a function that returns one."""
-    args: dict[str, Argument] = Field(default_factory=dict, max_length=64)
+    args: Arguments = Field(default_factory=dict, max_length=64)
     """Arguments of the entrypoint function, of at most 64 KiB: numbers, strings, booleans, lists and maps. A decimal
     in quotes is a float too, unless the function's parameter is a string."""
     code: CodeSource | None = None
@@ -334,14 +339,6 @@ class TrainingJobSpec(Strict):
                 "has(self.managedBy) == has(oldSelf.managedBy)"
                 " && (!has(self.managedBy) || self.managedBy == oldSelf.managedBy)",
                 "managedBy is immutable: delete the job and apply it again",
-            ),
-            (
-                "self.storage == oldSelf.storage",
-                "storage is immutable: create a new TrainingJob and set training.initialFrom to this run",
-            ),
-            (
-                "self.training == oldSelf.training",
-                "training is immutable: create a new TrainingJob and set training.initialFrom to this run",
             ),
             (
                 "!has(self.training.code) || !has(self.training.code.digest) || !has(self.storage.ephemeral)",

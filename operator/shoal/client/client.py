@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+from pydantic import ValidationError
+
 from shoal.api.base import API_VERSION
 from shoal.api.capacity_pool import CapacityPool
+from shoal.api.mistakes import advice
 from shoal.api.speed_profile import SpeedProfile
 from shoal.client import store
 from shoal.client.api import Api, Json, read_as
@@ -85,8 +88,9 @@ class Client:
             more["pools"] = self._pools_of(accelerator, more.get("pools") or ())
         try:
             wanted = Submission(entrypoint=entrypoint, storage=storage, **more)
-        except TypeError as error:
-            raise UsageError(str(error).replace("Submission.__init__()", "submit()")) from error
+        except ValidationError as error:
+            wrong = (f"{'.'.join(map(str, each['loc']))}: {advice(each)}" for each in error.errors())
+            raise UsageError(f"submit(): {'; '.join(wrong)}") from error
         return manifests(wanted)
 
     def create(self, made: Manifests) -> Job:

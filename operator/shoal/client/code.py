@@ -34,7 +34,7 @@ MAX_BYTES = 900 * 1024
 """A ConfigMap holds 1 MiB, of which the names and the API server's own fields take a part."""
 
 
-def read(paths: Sequence[str]) -> dict[str, str]:
+def read(paths: Sequence[str | Path]) -> dict[str, str]:
     """The files by name. A folder stands for the files directly in it or, if it is a package, for all of the package.
 
     Raises:

@@ -124,6 +124,9 @@ HELP = {
     "BackoffLimitExceeded": "shoal logs NAME --slot N --previous shows the last failure",
     "NoWorkload": "docs/sharing.md says what a job that waits in Kueue as a whole needs",
     "Invalid": "correct the template: the message has the API server's words",
+    "Forbidden": "name in the template what there is (a service account, a priority class), or ask who made the "
+    "policy that refuses the pod; where the operator itself lacks a right: docs/install.md",
+    "PoolNotFound": "kubectl get capacitypools shows those that there are",
     "QuotaExceeded": "nothing, it continues when there is room; or raise the ResourceQuota",
 }
 

@@ -49,7 +49,7 @@ class Job:
 
     def __repr__(self) -> str:
         status = self._seen.status if self._seen else None
-        return f"<Job {self.namespace}/{self.name} {status.phase if status else 'not read yet'}>"
+        return f"<Job {self.namespace}/{self.name} {(status.phase or 'new') if status else 'not read yet'}>"
 
     @property
     def path(self) -> str:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
+import pydantic.dataclasses
+from pydantic import ConfigDict, ValidationError
 
 from shoal.api.base import API_VERSION
 from shoal.api.mistakes import mistakes
@@ -29,9 +30,13 @@ _CLAIM = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
+@pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Submission:
-    """What `submit` was asked for. Only `entrypoint` and `storage` have no default."""
+    """What `submit` was asked for. Only `entrypoint` and `storage` have no default.
+
+    Raises:
+        ValidationError: an argument has another type, or is unknown.
+    """
 
     entrypoint: str
     storage: str
@@ -39,7 +44,7 @@ class Submission:
     image: str | None = None
     name: str | None = None
     args: Mapping[str, Any] = field(default_factory=dict)
-    files: Sequence[str] = ()
+    files: Sequence[str | Path] = ()
     batch_size: int = BATCH_SIZE
     epochs: int | None = None
     steps: int | None = None
@@ -50,7 +55,7 @@ class Submission:
     pools: Sequence[str] = ()
     capacity: str | None = None
     deadline_seconds: int | None = None
-    max_cost: str | None = None
+    max_cost: str | float | None = None
     run: str | None = None
     initial_from: str | None = None
     weights_only: bool = False
@@ -148,7 +153,8 @@ def _training(wanted: Submission, entrypoint: str) -> Json:
 
 
 def _elasticity(wanted: Submission) -> Json:
-    objective = {"deadlineSeconds": wanted.deadline_seconds, "maxCost": wanted.max_cost}
+    cost = None if wanted.max_cost is None else f"{wanted.max_cost}"
+    objective = {"deadlineSeconds": wanted.deadline_seconds, "maxCost": cost}
     objective = {key: value for key, value in objective.items() if value is not None}
     if not objective:
         return {}

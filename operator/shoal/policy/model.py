@@ -107,7 +107,7 @@ class Proposal:
     watched_seconds: float | None = None
     """For how long the workers were watched for that."""
     measured: bool = True
-    """Whether the model's speed was measured in a pool of the plan."""
+    """Whether the model's speed was measured in any pool that the job may use."""
     basis: str = ""
     """What the prediction is based on."""
     course: tuple[CoursePoint, ...] = ()

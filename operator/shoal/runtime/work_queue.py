@@ -5,7 +5,8 @@ it again afterwards. Failures back off with jitter; disruptions precede resyncs.
 delay replaces the earlier one.
 
 A key whose processing is long may `rest` afterwards: what changes meanwhile is answered together, and the events of one
-large object do not keep the loop from those of the others. Urgent changes and timers do not wait for it.
+large object do not keep the loop from those of the others. Urgent changes wait for a small part of it only, in which a
+wave of them gathers, and timers not at all.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ K = TypeVar("K", bound=Hashable)
 logger = logging.getLogger(__name__)
 
 LONGEST_RETRY = 60.0
+URGENT_SHARE = 0.1
+"""Of a rest, for urgent changes: as long as the processing took, so that a wave of them has half of the loop."""
 
 
 class Priority(IntEnum):
@@ -50,6 +53,8 @@ class WorkQueue(Generic[K]):
         self._failures: dict[K, int] = {}
         self._timers: dict[K, asyncio.TimerHandle] = {}
         self._rests: dict[K, asyncio.TimerHandle] = {}
+        self._deep: set[K] = set()
+        """Keys in the part of their rest for which urgent changes wait, too."""
         self._after_rest: dict[K, Priority] = {}
         self._order = itertools.count()
         self._filled = asyncio.Event()
@@ -60,16 +65,24 @@ class WorkQueue(Generic[K]):
 
     def add(self, key: K, priority: Priority = Priority.NORMAL) -> None:
         """Queue the key once, however often it is added."""
-        if key in self._rests and priority is not Priority.URGENT:
+        if key in self._deep or (key in self._rests and priority is not Priority.URGENT):
             self._after_rest[key] = min(priority, self._after_rest.get(key, priority))
         else:
             self._queue(key, priority)
 
     def rest(self, key: K, seconds: float) -> None:
-        """From now on, changes that are not urgent wait for so long."""
+        """From now on, changes wait for so long; urgent ones for a part of it."""
         if (earlier := self._rests.pop(key, None)) is not None:
             earlier.cancel()
-        self._rests[key] = asyncio.get_running_loop().call_later(seconds, self._rested, key)
+        self._deep.add(key)
+        loop, deep = asyncio.get_running_loop(), URGENT_SHARE * seconds
+        self._rests[key] = loop.call_later(deep, self._half_rested, key, seconds - deep)
+
+    def _half_rested(self, key: K, left: float) -> None:
+        self._deep.remove(key)
+        self._rests[key] = asyncio.get_running_loop().call_later(left, self._rested, key)
+        if self._after_rest.get(key) is Priority.URGENT:
+            self._queue(key, self._after_rest.pop(key))
 
     def _rested(self, key: K) -> None:
         del self._rests[key]

@@ -60,8 +60,9 @@ def test_schema_is_structural(kind: type[Resource]) -> None:
 def test_only_templates_and_arguments_keep_unknown_fields() -> None:
     text = next(iter(files().values()))
     kept = text.count("x-kubernetes-preserve-unknown-fields: true")
-    # Spec, containers, their env and resources, init containers and theirs, of the two templates; each argument.
-    assert kept == 12 + 1
+    # Spec, containers, their env and resources, init containers and theirs, volumes and emptyDir, of the two templates;
+    # and the arguments.
+    assert kept == 16 + 1
 
 
 def test_arguments_fit_into_an_environment_variable() -> None:

@@ -82,6 +82,32 @@ def test_an_accelerator_stands_for_the_pools_that_have_it(
     assert made.job["spec"]["workers"]["pools"] == expected
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"epoch": 3}, "epoch: there is no such argument: check its spelling"),
+        ({"workers": 2.5}, "workers: input should be a valid integer"),
+        ({"workers": "many"}, "workers: input should be a valid integer"),
+        ({"pools": "spot"}, "pools: 'str' instances are not allowed"),
+        ({"files": "helpers.py"}, "files: 'str' instances are not allowed"),
+        ({"until": "val_accuracy=0.9"}, "until: input should be a valid tuple"),
+        ({"until": ("val_accuracy", "most")}, "until.1: input should be a valid number"),
+        ({"mode": "up"}, "mode: input should be 'Min' or 'Max', not 'up'"),
+    ],
+)
+def test_an_argument_of_another_type_is_named(client: Client, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        client.submit("digits.py:job", storage="ephemeral", **changes)
+    assert str(refused.value).startswith(f"submit(): {words}")
+
+
+def test_numbers_may_be_written_as_people_do(client: Client) -> None:
+    more: dict[str, Any] = {"workers": "4", "max_workers": 8, "max_cost": 4.5, "pools": ["t4"]}
+    spec = client.prepare("digits.py:job", storage="ephemeral", **more).job["spec"]
+    assert spec["workers"]["replicas"] == 4
+    assert spec["elasticity"]["objective"] == {"maxCost": "4.5"}
+
+
 def test_a_pool_that_is_not_there_is_named_before_anything_is_created(client: Client, api: FakeApi) -> None:
     api.objects["/apis/shoal.dev/v1alpha1/capacitypools/t4"] = pool("t4", "T4", 1)
     with pytest.raises(UsageError, match="no CapacityPool nosuch: there are t4"):

@@ -47,6 +47,14 @@ RUNNING = {"observedGeneration": 1, "phase": "Running", "workers": {"ready": 3}}
             [], "no job 'jobb'", "shoal-trainer check",
         ),
         (
+            {"observedGeneration": 1, "conditions": [condition("Stalled", "Forbidden", 'account "a" not found')]},
+            [], 'account "a" not found', "name in the template what there is",
+        ),
+        (
+            {"observedGeneration": 1, "conditions": [condition("Degraded", "PoolNotFound", "pool a: create it")]},
+            [], "pool a", "kubectl get capacitypools",
+        ),
+        (
             {"observedGeneration": 1, "phase": "Starting"},
             [pending("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")],
             "digits-worker-0-0: 0/3 nodes", "all GPUs are taken",

@@ -76,6 +76,26 @@ async def test_changes_during_a_rest_are_answered_together_and_urgent_ones_at_on
         assert [at for _, at in passes[3:]] == [1.91]
 
 
+async def test_a_wave_of_urgent_changes_leaves_half_of_the_loop_to_others() -> None:
+    """300 pods of a large job are lost, 50 a second; each plan takes 0.1 s."""
+    queue: WorkQueue[str] = WorkQueue()
+    passes: list[float] = []
+
+    async def reconcile(key: str) -> None:
+        passes.append(now())
+        await asyncio.sleep(0.1)
+        queue.rest(key, 1.0)
+
+    async with working(queue, reconcile):
+        for _ in range(300):
+            queue.add("large", Priority.URGENT)
+            last = now()
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(1.0)
+    assert 29 <= len(passes) <= 31
+    assert last < passes[-1] <= last + 0.2
+
+
 async def test_what_a_key_sets_off_is_begun_before_the_next_key() -> None:
     """Reconciles that wait for nothing do not keep the event loop."""
     queue: WorkQueue[str] = WorkQueue()

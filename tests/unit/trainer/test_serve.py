@@ -188,7 +188,7 @@ def test_server_starting_from_another_run_asks_workers_first(server, tmp_path, i
     assert started.shard.state is State.RECOVERING
     assert started.shard.hello(0, 0, MODEL, copy_version=1).wants_copy
     assert started.service.coordinator.gathering == (incarnation > 0)
-    assert (started.service.coordinator.ledger is None) == weights_only
+    assert (started.service.coordinator.record.ledger is None) == weights_only
 
 
 def test_shards_start_from_one_snapshot_of_another_run_that_still_trains(server, tmp_path, caplog):
@@ -229,8 +229,8 @@ def test_restart_in_place_before_first_snapshot_asks_workers_first(server, tmp_p
     assert (again.shard.state, again.shard.history.version) == (State.READY, 1)
     again.service.coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=2), batch_size=2))
     assert again.service.coordinator.gathering
-    assert again.service.coordinator.counters.repeated == 0
-    assert again.service.coordinator.ledger.finished
+    assert again.service.coordinator.record.counters.repeated == 0
+    assert again.service.coordinator.record.ledger.finished
 
 
 def test_first_server_of_a_run_does_not_wait_for_workers(server, tmp_path):

@@ -39,7 +39,7 @@ def test_event_files_of_a_job_are_stored_in_its_logs(job):
     job.training = replace(job.training, callbacks=lambda: [keras.callbacks.TensorBoard("tb")])
     job.start_worker(0)
     assert job.finish().outcome is Outcome.SUCCEEDED
-    (epoch,) = job.server.service.coordinator.tasks.history
+    (epoch,) = job.server.service.coordinator.record.tasks.history
     (folder,) = (job.folder / "storage").glob("**/logs/tb")
     assert scalars(folder / "train", "epoch_loss") == pytest.approx({0: epoch["loss"]})
     assert scalars(folder / "validation", "epoch_loss") == pytest.approx({0: epoch["val_loss"]})

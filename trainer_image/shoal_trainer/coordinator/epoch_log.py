@@ -6,13 +6,10 @@ A new process logs those of its snapshot again: the log of the newest pod has th
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from shoal_trainer.contract import EPOCH_LINE
 from shoal_trainer.coordinator.report import epochs
-
-if TYPE_CHECKING:
-    from shoal_trainer.coordinator.coordinator import Coordinator
+from shoal_trainer.coordinator.task_queue import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -23,13 +20,13 @@ class EpochLog:
     def __init__(self) -> None:
         self._next = 0
 
-    def update(self, coordinator: Coordinator) -> None:
+    def update(self, tasks: Tasks) -> None:
         """Log the epochs that have become complete, in order; again those that a rollback took back."""
-        known = len(coordinator.tasks.history)
+        known = len(tasks.history)
         self._next = min(self._next, known)
         if known == self._next:
             return
-        for report in epochs(coordinator, self._next):
+        for report in epochs(tasks, self._next):
             if not report.complete:
                 return
             log.info("%s%s", EPOCH_LINE, report.to_json())

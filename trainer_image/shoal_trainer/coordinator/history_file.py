@@ -11,14 +11,11 @@ import io
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from shoal_trainer.coordinator.task_queue import Tasks
 from shoal_trainer.errors import TrainerError
 from shoal_trainer.retry import Backoff
 from shoal_trainer.snapshot.storage import Storage
-
-if TYPE_CHECKING:
-    from shoal_trainer.coordinator.coordinator import Coordinator
 
 log = logging.getLogger(__name__)
 
@@ -38,9 +35,8 @@ class HistoryFile:
         """Start the thread."""
         self._thread.start()
 
-    def update(self, coordinator: Coordinator) -> None:
+    def update(self, tasks: Tasks) -> None:
         """Write the complete epochs, if there are others than before."""
-        tasks = coordinator.tasks
         history = list(tasks.history)
         open_epochs = [task.epoch for task in list(tasks.queue) if task.kind != "export"]
         done = [dict(logs) for logs in history[: min(open_epochs, default=len(history))]]

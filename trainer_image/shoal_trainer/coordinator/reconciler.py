@@ -162,7 +162,7 @@ class Reconciler:
         with self._shard.lock:
             if self._shard.history.generation != generation:
                 raise Unreachable("the job was rolled back while its shards were compared")
-            yield self._coordinator.partial
+            yield self._coordinator.record.partial
 
     def _know(self, files: Sequence[ShardFile], differs: Contents, generation: int) -> None:
         """The files state the positions of the pushes that they hold in part."""

@@ -19,6 +19,8 @@ from shoal_trainer.contract import (
     TerminationMessage,
 )
 from shoal_trainer.coordinator.members import Member
+from shoal_trainer.coordinator.record import Record
+from shoal_trainer.coordinator.task_queue import Tasks
 
 if TYPE_CHECKING:
     from shoal_trainer.coordinator.coordinator import Coordinator
@@ -30,23 +32,24 @@ RECENT_EPOCHS = 16
 
 def status(coordinator: Coordinator, now: float) -> StatusReport:
     """The status report, without shards and storage."""
-    ledger, counters, samples = coordinator.ledger, coordinator.counters, coordinator.shard.history.samples
+    record, samples = coordinator.record, coordinator.shard.history.samples
+    ledger, counters = record.ledger, record.counters
     done, leased = ledger.counts() if ledger else (0, 0)
-    rate, share = coordinator.pace.samples_per_second(now), progress(coordinator)
+    rate, share = record.pace.samples_per_second(now), progress(coordinator)
     remaining = None
     if rate and share is not None and samples and 0 < share < 1:
         remaining = samples * (1 / share - 1) / rate
     computed, model = counters.steps + counters.wasted_steps, coordinator.shard.model
     return StatusReport(
-        job_uid=coordinator.job.uid,
+        job_uid=record.job.uid,
         phase=phase(coordinator),
         epoch=ledger.current if ledger else 0,
-        epochs_total=coordinator.stop_after.epochs,
+        epochs_total=record.stop_after.epochs,
         step=counters.steps,
         samples=samples,
-        loss=coordinator.pace.loss,
-        metrics=metrics(coordinator),
-        epochs=epochs(coordinator, len(coordinator.tasks.history) - RECENT_EPOCHS),
+        loss=record.pace.loss,
+        metrics=metrics(record),
+        epochs=epochs(record.tasks, len(record.tasks.history) - RECENT_EPOCHS),
         samples_per_second=rate,
         samples_left=samples_left(coordinator),
         progress_percent=None if share is None else round(100 * share, 2),
@@ -72,13 +75,12 @@ def status(coordinator: Coordinator, now: float) -> StatusReport:
         speed=coordinator.speeds.report(),
         beside=coordinator.beside.report(),
         speed_epoch=f"{coordinator.shard.epoch}-{coordinator.shard.first_boot}",
-        message=coordinator.stopping,
+        message=record.stopping,
     )
 
 
-def epochs(coordinator: Coordinator, first: int) -> tuple[EpochReport, ...]:
+def epochs(tasks: Tasks, first: int) -> tuple[EpochReport, ...]:
     """The finished epochs from `first` on."""
-    tasks = coordinator.tasks
     queued = {task.epoch for task in tasks.queue if task.kind != "export"}
     first = max(0, first)
     return tuple(
@@ -100,7 +102,7 @@ def newest_first(members: Iterable[Member]) -> list[Member]:
 def succeeded(coordinator: Coordinator, now: float, note: str) -> TerminationMessage:
     """The termination message: why training stopped, and a note about the model."""
     report = status(coordinator, now)
-    reason = coordinator.stopping or "all epochs are complete"
+    reason = coordinator.record.stopping or "all epochs are complete"
     return TerminationMessage(
         outcome=Outcome.SUCCEEDED,
         reason="Succeeded",
@@ -112,14 +114,14 @@ def succeeded(coordinator: Coordinator, now: float, note: str) -> TerminationMes
         metrics=report.metrics,
         wasted_steps=report.wasted_steps,
         data=report.data,
-        ranges=ranges(coordinator),
+        ranges=ranges(coordinator.record),
     )
 
 
-def metrics(coordinator: Coordinator) -> dict[str, float]:
+def metrics(record: Record) -> dict[str, float]:
     """The metrics of the newest training epoch, which may not be over, and those of the newest evaluation."""
-    history = coordinator.tasks.history
-    trained = coordinator.means.current() or (history[-1] if history else {})
+    history = record.tasks.history
+    trained = record.means.current() or (history[-1] if history else {})
     evaluated = (logs for logs in reversed(history) if any(map(_of_evaluation, logs)))
     return {name: value for name, value in trained.items() if name != "loss" and not _of_evaluation(name)} | {
         name: value for name, value in next(evaluated, {}).items() if _of_evaluation(name)
@@ -130,59 +132,62 @@ def _of_evaluation(name: str) -> bool:
     return name.startswith("val_")
 
 
-def ranges(coordinator: Coordinator) -> Ranges:
+def ranges(record: Record) -> Ranges:
     """How often the ranges of the complete epochs were applied. `never`: those of the epochs that are not complete.
 
     `never` is 0 for a job that stopped by steps, by a metric or by a callback.
     """
-    if coordinator.ledger is None:
+    if record.ledger is None:
         return Ranges()
-    epochs = coordinator.ledger.completed
-    complete = epochs * coordinator.ledger.ranges_per_epoch()
-    repeated_ranges = {(epoch, at) for epoch, at in coordinator.counters.repeated_ranges if epoch < epochs}
-    partial_ranges = {(epoch, at) for epoch, at in coordinator.counters.partial_ranges if epoch < epochs}
+    epochs = record.ledger.completed
+    complete = epochs * record.ledger.ranges_per_epoch()
+    repeated_ranges = {(epoch, at) for epoch, at in record.counters.repeated_ranges if epoch < epochs}
+    partial_ranges = {(epoch, at) for epoch, at in record.counters.partial_ranges if epoch < epochs}
     repeated, partial = len(repeated_ranges), len(partial_ranges - repeated_ranges)
     never = 0
-    if not coordinator.stopping and coordinator.ledger.epochs is not None:
-        never = max(0, coordinator.ledger.epochs * coordinator.ledger.ranges_per_epoch() - complete)
+    if not record.stopping and record.ledger.epochs is not None:
+        never = max(0, record.ledger.epochs * record.ledger.ranges_per_epoch() - complete)
     return Ranges(once=max(0, complete - repeated - partial), repeated=repeated, partial=partial, never=never)
 
 
 def phase(coordinator: Coordinator) -> Phase:
     """The job's phase."""
+    record = coordinator.record
     if coordinator.finished is not None:
         return Phase.SUCCEEDED if coordinator.finished.outcome is Outcome.SUCCEEDED else Phase.FAILED
-    if not coordinator.begun:
+    if not record.begun:
         return Phase.STARTING
-    over = coordinator.stopping or (coordinator.ledger is not None and coordinator.ledger.finished)
+    over = record.stopping or (record.ledger is not None and record.ledger.finished)
     return Phase.FINISHING if over else Phase.TRAINING
 
 
 def progress(coordinator: Coordinator) -> float | None:
     """The share of the work that is done, 0 to 1; None if the total is unknown."""
-    if coordinator.finished is not None or coordinator.stopping:
+    record = coordinator.record
+    if coordinator.finished is not None or record.stopping:
         return 1.0
     shares = []
-    if coordinator.stop_after.steps:
-        shares.append(coordinator.counters.steps / coordinator.stop_after.steps)
-    if (
-        coordinator.stop_after.epochs
-        and coordinator.ledger is not None
-        and (total := coordinator.ledger.total())
-    ):
-        shares.append(coordinator.ledger.done_samples / (total * coordinator.stop_after.epochs))
+    if record.stop_after.steps:
+        shares.append(record.counters.steps / record.stop_after.steps)
+    if record.stop_after.epochs and record.ledger is not None and (total := record.ledger.total()):
+        shares.append(record.ledger.done_samples / (total * record.stop_after.epochs))
     return min(1.0, max(shares)) if shares else None
 
 
 def samples_left(coordinator: Coordinator) -> float | None:
     """Samples still to be trained, by the limit that comes first; None if unknown, or if only a metric ends the job."""
-    if coordinator.finished is not None or coordinator.stopping:
+    record = coordinator.record
+    if coordinator.finished is not None or record.stopping:
         return 0.0
-    stop, ledger, counters = coordinator.stop_after, coordinator.ledger, coordinator.counters
+    stop, ledger, counters = (
+        record.stop_after,
+        record.ledger,
+        record.counters,
+    )
     left: list[float] = []
     if stop.epochs and ledger is not None and (total := ledger.total()) is not None:
         left.append(float(max(0, total * stop.epochs - ledger.done_samples)))
     if stop.steps:
         trained = ledger.done_samples / counters.steps if ledger is not None and counters.steps else 0.0
-        left.append(max(0, stop.steps - counters.steps) * (trained or coordinator.batch_size))
+        left.append(max(0, stop.steps - counters.steps) * (trained or record.batch_size))
     return min(left, default=None)

@@ -99,7 +99,7 @@ class Rollback:
             self._snapshotter.set_latest(manifest, copy.version)
         log.warning(
             "%s Rolled back to snapshot %d: version %d, step %d; %d updates are undone, the batch is skipped",
-            _place(report), manifest.number, copy.version, self._coordinator.counters.steps, undone,
+            _place(report), manifest.number, copy.version, self._coordinator.record.counters.steps, undone,
         )  # fmt: skip
         self._wake.set()
 
@@ -121,7 +121,7 @@ class Rollback:
     def _void(self, report: Diverged) -> bool:
         """Whether the report needs no rollback: there was one, or training has ended and the batch is not pushed."""
         with self._shard.lock:
-            over = self._coordinator.stopping or self._coordinator.finished is not None
+            over = self._coordinator.record.stopping or self._coordinator.finished is not None
             return bool(over) or report.generation != self._shard.history.generation
 
     def _publish(self, newest: Manifest, report: Diverged) -> Manifest:
@@ -134,8 +134,8 @@ class Rollback:
                 f"without reaching a newer one. {ADVICE}"
             )
         with self._shard.lock:
-            blank = coordinator.blank_ledger(DataSpec.model_validate(saved["data"]))
-            ledger = amended(saved, blank, report, coordinator.counters) | {IN_A_ROW: in_a_row}
+            blank = coordinator.record.blank_ledger(DataSpec.model_validate(saved["data"]))
+            ledger = amended(saved, blank, report, coordinator.record.counters) | {IN_A_ROW: in_a_row}
         changes: dict[str, Any] = {
             "number": self._store.next_number(),
             "epoch": self._shard.epoch,

@@ -115,7 +115,10 @@ class Snapshotter:
         """Take a snapshot; None if nothing has changed since the last one, or there are no parameters yet."""
         with self.taking:
             with self._shard.lock:
-                unchanged = (self._shard.history.version, self._coordinator.tasks.ending) == self._state
+                unchanged = (
+                    self._shard.history.version,
+                    self._coordinator.record.tasks.ending,
+                ) == self._state
                 if unchanged or self._coordinator.data_unknown:
                     return None
             ledger: dict[str, Any] = {}
@@ -123,8 +126,8 @@ class Snapshotter:
 
             def cut() -> None:
                 nonlocal ending
-                ledger.update(self._coordinator.dump())
-                ending = self._coordinator.tasks.ending
+                ledger.update(self._coordinator.record.dump())
+                ending = self._coordinator.record.tasks.ending
 
             if (copy := self._shard.copy(self._between, cut)) is None:
                 return None
@@ -136,7 +139,7 @@ class Snapshotter:
                 number=number,
                 epoch=self._shard.epoch,
                 generation=copy.generation,
-                job_uid=self._coordinator.job.uid,
+                job_uid=self._coordinator.record.job.uid,
                 shards=files,
                 model=copy.model,
                 ledger=ledger,

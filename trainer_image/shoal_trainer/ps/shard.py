@@ -72,7 +72,7 @@ class ShardStore:
         self.history = History()
         released = threading.Condition(self.lock)
         self.workers = Workers(staleness.max, lambda: self.history.version, self.changed, released, clock)
-        self.stopped = 0
+        self.stopped: Callable[[], int] = lambda: 0
         """See `AnswerMeta.stopped`; set by the coordinator."""
         self.index = index
         self.shards = shards
@@ -505,7 +505,7 @@ class ShardStore:
             last_seq=self.history.applied.get((slot, incarnation), 0),
             live_workers=self.workers.live,
             generation=self.history.generation,
-            stopped=self.stopped,
+            stopped=self.stopped(),
         )
 
     def _stream(
@@ -562,7 +562,7 @@ class ShardStore:
         journal = self.history.journal.since(known)
         begun = self.history.begun(walk, journal.floor)
         counts = self.history.samples, self.workers.live, dict(self.history.applied)
-        return Answer(self.history.version, AnswerMeta(*counts, journal, self.stopped, begun, walk.torn))
+        return Answer(self.history.version, AnswerMeta(*counts, journal, self.stopped(), begun, walk.torn))
 
     def _check_size(self, values: Payload) -> ModelState:
         if self.model is None or values.shape != self.model.parameters.shape:

@@ -73,9 +73,14 @@ def line(status: StatusReport | None) -> str:
     if status is None:
         return "waiting for the coordinator"
     active = sum(1 for worker in status.workers if worker.state is WorkerState.ACTIVE)
+    workers = f"{active} worker{'' if active == 1 else 's'}"
+    if not status.step:
+        return (
+            f"{status.phase.value}: {workers} joined; they import TensorFlow, then build and trace the model"
+        )
     return (
         f"{status.phase.value} epoch {current_epoch(status)} step {status.step} loss {number(status.loss, 4)} "
-        f"{number(status.samples_per_second, 0)} samples/s, {active} workers, "
+        f"{number(status.samples_per_second, 0)} samples/s, {workers}, "
         f"{number(status.progress_percent, 0)} %, left {duration(status.remaining_seconds)}"
     )
 

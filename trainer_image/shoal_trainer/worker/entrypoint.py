@@ -54,7 +54,11 @@ def load(
         if not hasattr(found, part):
             names = _candidates(found)
             near = difflib.get_close_matches(part, names, n=1)
-            listed = f"It has: {', '.join(names)}." if names else "It has no Training and no function."
+            listed = (
+                f"It has: {', '.join(names)}."
+                if names
+                else "It has no Training and no function: docs/keras.md."
+            )
             hint = f"Did you mean {near[0]!r}?" if near else listed
             raise UserError(f"The entrypoint {entrypoint!r}: {module_name} has no {part!r}. {hint}")
         found = getattr(found, part)

@@ -29,8 +29,9 @@ from shoal.controllers.trainingjob.claims import holdings
 from shoal.policy.model import Proposal
 from shoal.runtime.work_queue import Priority
 from shoal.sizing.fleet import FleetJob, FleetPlan, FleetPool, JobPlan, Profile, plan_fleet
-from shoal.sizing.fleet.jobs import fleet_job, job_name, samples_per_epoch, unreadable
+from shoal.sizing.fleet.jobs import fleet_job, job_name, unreadable
 from shoal.sizing.fleet.resources import profile_of
+from shoal.sizing.fleet.work import samples_per_epoch
 from shoal.telemetry.poller import Poller
 
 logger = logging.getLogger(__name__)

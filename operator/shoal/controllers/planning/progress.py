@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from shoal.api.planning_status import CoursePoint
 from shoal.api.training_job import TrainingJob
 from shoal.sizing.fleet import Evaluation, FleetJob
-from shoal.sizing.fleet.jobs import course_of, ending_by_metric
+from shoal.sizing.fleet.work import course_of, ending_by_metric
 from shoal_trainer.contract import StatusReport, WorkerState
 
 MOST_EPOCHS = 400

@@ -71,7 +71,7 @@ def proposal(
         remaining_range=None if low is None or high is None else (low, high),
         relative_error=plan.pace.error if plan.pace else None,
         watched_seconds=plan.pace.seconds if plan.pace else None,
-        measured=MEASURED in plan.basis,
+        measured=plan.measured,
         basis=plan.basis,
         course=tuple(course),
         speeds=dict(plan.speeds),

@@ -34,7 +34,8 @@ from shoal.telemetry.poller import Poller
 NAME_CONFLICT_SECONDS = 3.0
 """Interval of retries after a name conflict: no watch reports when the name is free."""
 REST_SECONDS_PER_POD = 150e-6
-"""A plan takes a tenth of this for each pod, so that a job of any size has a tenth of the event loop."""
+"""A plan takes a tenth of this for each pod, so that a job of any size has a tenth of the event loop, and half of it in
+a wave of losses (`work_queue.URGENT_SHARE`)."""
 LEAST_REST_SECONDS = 0.01
 
 
@@ -140,7 +141,9 @@ class Reconciler:
         if not isinstance(request, WriteStatus):
             return await self._applier.carry_out(job, request)
         decided = request.plan
-        stored = await self._reporter.write(request.job, decided.status, decided.events)
+        stored = await self._reporter.write(
+            request.job, decided.status, decided.events, urgent=request.awaited
+        )
         if stored and request.complete:
             self._recorded(job, decided)
         return stored

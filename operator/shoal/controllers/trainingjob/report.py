@@ -92,8 +92,12 @@ class Reporter:
         left = max(due) - self._now()
         return Report(recorded=telemetry_only, wait=left if left > DUE_SECONDS else 0.0)
 
-    async def write(self, job: TrainingJob, status: TrainingJobStatus, events: Iterable[Event]) -> bool:
+    async def write(
+        self, job: TrainingJob, status: TrainingJobStatus, events: Iterable[Event], *, urgent: bool = False
+    ) -> bool:
         """Write the status and queue the events; False if the job has changed meanwhile, or is gone.
+
+        `urgent`: a replacement waits for it.
 
         Raises:
             Unavailable: the write failed and may succeed on retry.
@@ -101,7 +105,7 @@ class Reporter:
         """
         uid, result = job.metadata.uid, "error"
         try:
-            stored = await self._writer.write(job, status, urgent=_records_servers(job.status, status))
+            stored = await self._writer.write(job, status, urgent=urgent)
             result = "refused" if stored is None else "done"
         except asyncio.CancelledError:  # it may be stored: told twice, which is counted, rather than never
             self._recorder.record(job, events)

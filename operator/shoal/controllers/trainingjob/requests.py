@@ -62,6 +62,11 @@ class WriteStatus:
     complete: bool = True
     name: str = "status"
 
+    @property
+    def awaited(self) -> bool:
+        """Whether a pod of the next plan waits for it."""
+        return self.plan.wake_after == 0.0
+
 
 Request = Action | WriteStatus
 What = tuple[type[Request], str]
@@ -242,9 +247,7 @@ def _grows(request: Request) -> bool:
 
 def _is_awaited(request: Request) -> bool:
     """Whether a replacement may wait for its answer."""
-    if isinstance(request, WriteStatus):
-        return request.plan.wake_after == 0.0
-    return isinstance(request, ConfirmAbsent)
+    return request.awaited if isinstance(request, WriteStatus) else isinstance(request, ConfirmAbsent)
 
 
 def _ordinary(run: _Run) -> int:

@@ -34,12 +34,12 @@ def better_together(
     order: Sequence[Solved], pools: Sequence[FleetPool], speeds: SpeedModel, confidence: float
 ) -> dict[str, Solved]:
     """What is better than the jobs' own plans, one after another: a trade between them, or what is planned already."""
-    able = [each for each in order if each.found is not None]
+    able = [each for each in order if each.found is not None and not _is_being_measured(each)]
     if len(able) < 2:
         return {}
-    limits = {pool.name: pool.limit for pool in pools}
+    limits, takes_part = {pool.name: pool.limit for pool in pools}, {each.job.name for each in able}
     for each in order:
-        if each.found is None:
+        if each.job.name not in takes_part:
             for name, count in each.answer.counts.items():
                 limits[name] = max(limits[name] - count, 0)
     try:
@@ -49,6 +49,11 @@ def better_together(
     except UsageError:
         return {}
     return {each.job.name: each for each in best}
+
+
+def _is_being_measured(plan: Solved) -> bool:
+    """Whether what a job needs is a guess that the first minute of its workers ends: nobody moves for a guess."""
+    return plan.one is not None and not plan.one.measured and any(plan.job.running.values())
 
 
 def _traded(

@@ -18,7 +18,7 @@ from shoal.sizing.fleet.answers import answer_of
 from shoal.sizing.fleet.joint import better_together
 from shoal.sizing.fleet.moves import Move, reached
 from shoal.sizing.fleet.values import FleetJob, FleetPlan, FleetPool
-from shoal.sizing.speed.measurements import MEASURED, Profile
+from shoal.sizing.speed.measurements import Profile
 from shoal.sizing.speed.model import SpeedModel, fitted
 
 __all__ = ["plan_fleet"]
@@ -122,4 +122,4 @@ def _urgency(job: FleetJob, pools: Sequence[FleetPool], speeds: SpeedModel) -> t
     )
     fastest = sum(rates[: job.max_workers])
     slack = job.deadline_seconds * fastest / max(samples, 1.0)
-    return MEASURED not in one.basis.values(), slack
+    return not one.measured, slack

@@ -14,7 +14,7 @@ from shoal.sizing.plan.cost import capped, wire_bytes
 from shoal.sizing.plan.deadline import can_still_be_kept
 from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers, StepWork, Work
 from shoal.sizing.speed import priors
-from shoal.sizing.speed.measurements import Model
+from shoal.sizing.speed.measurements import MEASURED, Model
 from shoal.sizing.speed.model import SpeedModel
 from shoal.sizing.types import PsModel
 
@@ -42,6 +42,11 @@ class JobProblem:
     notes: tuple[str, ...] = field(default=())
     pace: Pace | None = None
     """Of what runs; the problem is corrected by it."""
+
+    @property
+    def measured(self) -> bool:
+        """Whether the model was measured in any of the pools; else all that is said of its speed is a guess."""
+        return MEASURED in self.basis.values()
 
 
 def job_problem(

@@ -128,7 +128,8 @@ class JobPlan:
 
     `feasible`: deadline and budget are met with the confidence asked for. `binding`: the limit that cannot be met, or
     that makes the plan what it is. `finish_low` and `finish_high` enclose the finish in 90 % of simulated runs.
-    `pace`: how fast what runs is now; None: that was never seen. `fault`: what failed in the planner itself.
+    `pace`: how fast what runs is now; None: that was never seen. `measured`: whether the model was, in any of the job's
+    pools. `fault`: what failed in the planner itself.
     """
 
     counts: Mapping[str, int]
@@ -145,6 +146,7 @@ class JobPlan:
     samples_per_second: float | None
     pace: Pace | None
     basis: str
+    measured: bool = False
     speeds: Mapping[str, float] = field(default_factory=dict)
     """Samples per second of one worker alone, by pool."""
     fault: str = ""

@@ -16,10 +16,11 @@ from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.errors import UsageError
 from shoal.sizing.accelerators import Catalogue, catalogue
-from shoal.sizing.fleet.jobs import course_of, ending_by_metric, fleet_job
+from shoal.sizing.fleet.jobs import fleet_job
 from shoal.sizing.fleet.problems import batch_of, device_of, job_problem, servers_of
 from shoal.sizing.fleet.resources import fleet_pool, profile_of
 from shoal.sizing.fleet.values import FleetJob, FleetPool
+from shoal.sizing.fleet.work import course_of, ending_by_metric
 from shoal.sizing.plan.problem import Problem, Servers
 from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import MEASURED, Model

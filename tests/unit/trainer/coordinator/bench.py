@@ -69,5 +69,5 @@ class Bench:
         """A restarted parameter server 0, with a snapshot of this moment."""
         new = Bench(boot=boot, epoch=epoch)
         new.shard.restore(self.shard.copy())
-        new.coordinator.load(self.coordinator.dump())
+        new.coordinator.load(self.coordinator.record.dump())
         return new

@@ -31,7 +31,7 @@ def stopped_by_an_evaluation(workers, step_seconds=None):
     bench.coordinator.task_done(
         TaskDone(slot=0, incarnation=0, token=first.token, metrics={"val_accuracy": 0.95})
     )
-    assert bench.coordinator.stopping
+    assert bench.coordinator.record.stopping
     return bench, leases
 
 
@@ -100,7 +100,7 @@ def test_final_tasks_wait_as_long_as_a_push_of_several_batches_takes():
 
 def test_final_tasks_wait_briefly_for_a_worker_that_knows_of_the_stop():
     bench, _ = stopped_by_an_evaluation(2)
-    bench.coordinator.next_work(1, 0, stopped=bench.shard.stopped)
+    bench.coordinator.next_work(1, 0, stopped=bench.shard.stopped())
     assert seconds_until_a_task(bench, slots=[0, 1]) == RESEND_SECONDS
 
 

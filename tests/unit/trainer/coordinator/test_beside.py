@@ -63,7 +63,7 @@ def test_epochs_count_but_for_the_last_one_whose_tasks_hold_no_step_back() -> No
             bench.finish(0, work.lease)
         if bench.coordinator.status().epoch < 3:
             bench.coordinator.heartbeat(0, 0, beside=(float(bench.coordinator.status().epoch), 0.0))
-        bench.coordinator.tasks.done(work.token, {}, bench.now)
+        bench.coordinator.record.tasks.done(work.token, {}, bench.now)
     seen = bench.coordinator.status().beside
     bench.coordinator.heartbeat(0, 0, beside=(99.0, 0.0))
     assert bench.coordinator.status().beside == seen

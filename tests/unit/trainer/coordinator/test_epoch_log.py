@@ -11,14 +11,14 @@ from shoal_trainer.contract import EPOCH_LINE, EpochReport
 from shoal_trainer.coordinator.epoch_log import EpochLog
 
 
-def coordinator(*losses: float, evaluating: int | None = None) -> SimpleNamespace:
+def tasks(*losses: float, evaluating: int | None = None) -> SimpleNamespace:
     queue = [] if evaluating is None else [SimpleNamespace(epoch=evaluating, kind="evaluate")]
-    return SimpleNamespace(tasks=SimpleNamespace(history=[{"loss": loss} for loss in losses], queue=queue))
+    return SimpleNamespace(history=[{"loss": loss} for loss in losses], queue=queue)
 
 
 @pytest.fixture
 def logged(caplog: pytest.LogCaptureFixture):
-    """Update the log with the states of a coordinator; the epochs that it wrote, as (epoch, loss)."""
+    """Update the log with the states of the tasks; the epochs that it wrote, as (epoch, loss)."""
 
     def follow(*states: SimpleNamespace) -> list[tuple[int, float]]:
         caplog.set_level(logging.INFO)
@@ -33,19 +33,19 @@ def logged(caplog: pytest.LogCaptureFixture):
 
 
 def test_each_epoch_once(logged):
-    assert logged(coordinator(), coordinator(2.0), coordinator(2.0), coordinator(2.0, 1.0)) == [
+    assert logged(tasks(), tasks(2.0), tasks(2.0), tasks(2.0, 1.0)) == [
         (0, 2.0),
         (1, 1.0),
     ]
 
 
 def test_an_epoch_waits_for_its_evaluation(logged):
-    assert logged(coordinator(2.0, evaluating=0)) == []
-    assert logged(coordinator(2.0, evaluating=0), coordinator(2.0, 1.0, evaluating=1)) == [(0, 2.0)]
+    assert logged(tasks(2.0, evaluating=0)) == []
+    assert logged(tasks(2.0, evaluating=0), tasks(2.0, 1.0, evaluating=1)) == [(0, 2.0)]
 
 
 def test_a_rollback_logs_its_epochs_again(logged):
-    assert logged(coordinator(3.0, 2.0), coordinator(3.0), coordinator(3.0, 1.5)) == [
+    assert logged(tasks(3.0, 2.0), tasks(3.0), tasks(3.0, 1.5)) == [
         (0, 3.0),
         (1, 2.0),
         (1, 1.5),
@@ -54,4 +54,4 @@ def test_a_rollback_logs_its_epochs_again(logged):
 
 def test_a_new_process_logs_all_epochs_of_its_snapshot(logged):
     """The log of the pod before it is gone with its node."""
-    assert [epoch for epoch, _ in logged(coordinator(*[1.0] * 100))] == [*range(100)]
+    assert [epoch for epoch, _ in logged(tasks(*[1.0] * 100))] == [*range(100)]

@@ -65,7 +65,9 @@ def test_status_and_logs_contain_them():
         for end in range(work.lease.start + 2, work.lease.stop + 1, 2):
             done.append(next(accuracies))
             train(bench, work.lease, end, loss=2.0 * len(done), accuracy=done[-1])
-            assert report.metrics(bench.coordinator)["accuracy"] == pytest.approx(sum(done) / len(done))
+            assert report.metrics(bench.coordinator.record)["accuracy"] == pytest.approx(
+                sum(done) / len(done)
+            )
     assert work.history == ({"loss": 5.0, "accuracy": 0.625},)
     assert bench.coordinator.status().metrics == {"accuracy": 0.625}
 
@@ -77,4 +79,4 @@ def test_restart_continues_the_means_of_the_snapshot():
     train(bench, lease, lease.start + 2, loss=1.0, accuracy=0.5)
     new = bench.successor()
     new.join(0)
-    assert report.metrics(new.coordinator) == {"accuracy": pytest.approx(0.5)}
+    assert report.metrics(new.coordinator.record) == {"accuracy": pytest.approx(0.5)}

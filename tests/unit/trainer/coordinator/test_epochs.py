@@ -23,7 +23,7 @@ def test_worker_trains_exports_and_finishes():
     assert bench.ask(0).kind == "finished"
     status = bench.coordinator.status()
     assert (status.phase, status.step, status.samples) == (Phase.SUCCEEDED, 4, 8)
-    assert report.ranges(bench.coordinator).once == 4
+    assert report.ranges(bench.coordinator.record).once == 4
 
 
 def test_tasks_of_an_epoch_run_in_order_and_see_its_logs():
@@ -39,7 +39,7 @@ def test_tasks_of_an_epoch_run_in_order_and_see_its_logs():
         bench.coordinator.task_done(TaskDone(slot=0, incarnation=0, token=work.token, metrics=metrics))
         work = bench.ask(0)
     assert kinds == ["evaluate", "callbacks", "export"]
-    assert report.metrics(bench.coordinator) == {"val_accuracy": 0.75}
+    assert report.metrics(bench.coordinator.record) == {"val_accuracy": 0.75}
 
 
 def test_reported_epoch_is_complete_after_its_tasks():
@@ -90,7 +90,7 @@ def test_training_runs_at_most_one_epoch_ahead_of_callbacks(callbacks):
     held = bench.train(0)
     assert (held.task, held.epoch) == ("evaluate", 0)
     work = bench.train(1)  # while the evaluation runs
-    epochs = bench.coordinator.ledger.completed
+    epochs = bench.coordinator.record.ledger.completed
     assert epochs == (2 if callbacks else 4)
     bench.coordinator.task_done(TaskDone(slot=0, incarnation=0, token=held.token, metrics={"val_loss": 1.0}))
     if callbacks:
@@ -116,7 +116,7 @@ def test_no_two_epochs_are_judged_by_the_same_parameters(validation):
     held = bench.ask(1)
     assert (held.task, held.epoch) == ("evaluate" if validation else "callbacks", 0)
     assert bench.train(0).kind == "idle"
-    assert bench.coordinator.ledger.completed == 2  # judged now: the next epoch may end
+    assert bench.coordinator.record.ledger.completed == 2  # judged now: the next epoch may end
 
 
 def test_a_worker_that_asked_early_trains_its_steps_before_it_evaluates():
@@ -126,7 +126,7 @@ def test_a_worker_that_asked_early_trains_its_steps_before_it_evaluates():
     last = [bench.ask(0) for _ in range(4)][-1]
     ahead = bench.ask(1)
     assert (last.lease.epoch, ahead.lease.epoch) == (0, 1)
-    for lease in list(bench.coordinator.ledger.leases.values())[:4]:
+    for lease in list(bench.coordinator.record.ledger.leases.values())[:4]:
         bench.finish(0, bench.data.lease_message(lease))
     assert bench.ask(1).task == "evaluate"
     assert bench.train(0).kind == "idle"
@@ -199,7 +199,7 @@ def test_step_limit_is_exact():
     bench = Bench(stop=StopAfter(steps=6))
     bench.join(0)
     bench.train(0)
-    assert bench.coordinator.counters.steps == 6
+    assert bench.coordinator.record.counters.steps == 6
 
 
 def test_non_finite_metric_is_dropped_and_reaches_no_target():
@@ -210,7 +210,7 @@ def test_non_finite_metric_is_dropped_and_reaches_no_target():
         slot=0, incarnation=0, token=work.token, metrics={"val_loss": math.nan, "val_accuracy": 0.5}
     )
     bench.coordinator.task_done(TaskDone.model_validate_json(done.to_json()))  # JSON has no NaN
-    assert bench.coordinator.tasks.history[0]["val_accuracy"] == 0.5
-    assert "val_loss" not in bench.coordinator.tasks.history[0]
+    assert bench.coordinator.record.tasks.history[0]["val_accuracy"] == 0.5
+    assert "val_loss" not in bench.coordinator.record.tasks.history[0]
     assert bench.ask(0).task == "export"
     assert bench.coordinator.status().message == ""

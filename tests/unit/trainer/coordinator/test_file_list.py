@@ -25,7 +25,7 @@ def test_job_keeps_its_first_file_list(caplog, seen, later):
     first = bench.ask(0).lease
     bench.push(0, first, 2)
     if later != "joins":
-        saved, copy = bench.coordinator.dump(), bench.shard.copy()
+        saved, copy = bench.coordinator.record.dump(), bench.shard.copy()
         bench = Bench(boot=2, epoch=1)
         bench.shard.restore(copy, other_run=later != "resumes")
         bench.coordinator.load(saved, other_run=later != "resumes")
@@ -35,7 +35,7 @@ def test_job_keeps_its_first_file_list(caplog, seen, later):
     bench.now += 100.0
     bench.coordinator.tick()  # the shard is ready, and survivors have a moment to join
     bench.now += 10.0
-    assert bench.coordinator.data == DataSpec(files=data.files, callbacks=True)
+    assert bench.coordinator.record.data == DataSpec(files=data.files, callbacks=True)
     leased = {bench.ask(1).lease.file, bench.ask(1).lease.file}
     assert leased <= set(data.files)
     messages = [record.message for record in caplog.records if "files of training data" in record.message]

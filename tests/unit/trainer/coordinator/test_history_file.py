@@ -1,7 +1,6 @@
 """`logs/history.csv`: complete epochs, also after a rollback and while the storage does not answer."""
 
 import threading
-from types import SimpleNamespace
 
 from shoal_trainer.coordinator.history_file import HistoryFile, as_csv
 from shoal_trainer.coordinator.task_queue import Task, Tasks
@@ -27,8 +26,8 @@ class Storage:
         return self.written[-1]
 
 
-def coordinator(*epochs, queue=()):
-    return SimpleNamespace(tasks=Tasks(list(queue), [dict(logs) for logs in epochs]))
+def tasks(*epochs, queue=()):
+    return Tasks(list(queue), [dict(logs) for logs in epochs])
 
 
 FIRST, SECOND = {"loss": 2.0, "val_loss": 3.0}, {"loss": 1.5}
@@ -38,11 +37,11 @@ def test_complete_epochs_are_written_and_those_of_a_rollback_taken_back():
     storage = Storage()
     file = HistoryFile(storage, lambda: None)
     file.start()
-    file.update(coordinator(FIRST, SECOND, queue=[Task("evaluate", 1)]))
+    file.update(tasks(FIRST, SECOND, queue=[Task("evaluate", 1)]))
     assert storage.await_write() == "epoch,loss,val_loss\n0,2.0,3.0\n"
-    file.update(coordinator(FIRST, SECOND))
+    file.update(tasks(FIRST, SECOND))
     assert storage.await_write() == "epoch,loss,val_loss\n0,2.0,3.0\n1,1.5,\n"
-    file.update(coordinator(FIRST))
+    file.update(tasks(FIRST))
     assert storage.await_write() == "epoch,loss,val_loss\n0,2.0,3.0\n"
     file.close(10)
     assert len(storage.written) == 3
@@ -51,7 +50,7 @@ def test_complete_epochs_are_written_and_those_of_a_rollback_taken_back():
 def test_an_update_before_the_thread_runs_is_written():
     storage = Storage()
     file = HistoryFile(storage, lambda: None)
-    file.update(coordinator(FIRST))
+    file.update(tasks(FIRST))
     file.start()
     assert storage.await_write() == "epoch,loss,val_loss\n0,2.0,3.0\n"
     file.close(10)
@@ -61,9 +60,9 @@ def test_an_outage_of_the_storage_is_waited_for_and_the_end_writes_the_last_stat
     storage = Storage(failures=1)
     file = HistoryFile(storage, lambda: None)
     file.start()
-    file.update(coordinator(FIRST))
+    file.update(tasks(FIRST))
     assert storage.await_write().endswith("0,2.0,3.0\n")
-    file.update(coordinator(FIRST, SECOND))
+    file.update(tasks(FIRST, SECOND))
     file.close(10)
     assert storage.written[-1].endswith("1,1.5,\n")
 

@@ -24,7 +24,7 @@ def test_repeated_request_gets_the_same_work():
     bench.join(0)
     first = bench.ask(0, number=1)
     assert bench.ask(0, number=1) == first
-    assert len(bench.coordinator.ledger.leases) == 1
+    assert len(bench.coordinator.record.ledger.leases) == 1
     second = bench.ask(0, number=2)
     assert second.lease.token != first.lease.token
     bench.finish(0, first.lease)
@@ -60,7 +60,7 @@ def test_overtaken_request_is_not_assigned_work():
     second = bench.ask(0, number=2)
     assert bench.ask(0, number=1).kind == "idle"
     assert bench.ask(0, number=2) == second
-    assert len(bench.coordinator.ledger.leases) == 1
+    assert len(bench.coordinator.record.ledger.leases) == 1
 
 
 def test_worker_that_left_gets_no_work():
@@ -78,7 +78,7 @@ def test_repeated_position_is_counted_in_its_range():
     lease = bench.ask(0).lease
     bench.push(0, lease, lease.stop)
     bench.push(0, lease, lease.stop)
-    counters = bench.coordinator.counters
+    counters = bench.coordinator.record.counters
     assert (counters.repeated, counters.steps) == (2, 2)
     assert counters.repeated_ranges == {(0, lease.start // 2)}
 

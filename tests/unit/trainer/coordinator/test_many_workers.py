@@ -33,7 +33,7 @@ def coordinator():
 
 def test_push_compares_few_of_many_leases(coordinator, monkeypatch):
     leases = [coordinator.next_work(slot, 0).lease for slot in range(WORKERS)]
-    assert len(coordinator.ledger.leases) == WORKERS
+    assert len(coordinator.record.ledger.leases) == WORKERS
     looked = []
     monkeypatch.setattr(lease_index, "overlap", lambda one, other: looked.append(one) or overlap(one, other))
     for seq, lease in enumerate(leases, 1):
@@ -41,7 +41,7 @@ def test_push_compares_few_of_many_leases(coordinator, monkeypatch):
         meta = PushMeta(samples=2, progress=(mark,))
         coordinator.shard.push(0, 0, seq, seq - 1, meta, aligned(4))
     assert len(looked) <= 2 * WORKERS
-    assert coordinator.ledger.done_samples == 2 * WORKERS
+    assert coordinator.record.ledger.done_samples == 2 * WORKERS
 
 
 def test_request_for_work_reads_no_other_member(coordinator, monkeypatch):

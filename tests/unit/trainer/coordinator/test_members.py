@@ -39,8 +39,8 @@ def test_silent_workers_lease_goes_to_another_worker():
         bench.push(0, held, held.stop)
     with pytest.raises(Fenced):
         bench.ask(0)
-    assert bench.coordinator.counters.repeated == 0
-    assert bench.coordinator.counters.wasted_steps == 1
+    assert bench.coordinator.record.counters.repeated == 0
+    assert bench.coordinator.record.counters.wasted_steps == 1
 
 
 def test_silent_workers_task_moves_after_training_stopped():
@@ -100,7 +100,7 @@ def test_push_after_leaving_is_fenced(method):
     bench.train(1)
     with pytest.raises(Fenced):
         bench.push(0, held, held.start + 2)
-    assert bench.coordinator.counters.repeated == 0
+    assert bench.coordinator.record.counters.repeated == 0
 
 
 def test_repeated_reports_of_wasted_steps_count_once():
@@ -108,7 +108,7 @@ def test_repeated_reports_of_wasted_steps_count_once():
 
     def total(bench, steps, before):
         bench.join(0, wasted_steps=steps, wasted_acknowledged=before)
-        return bench.coordinator.counters.wasted_steps
+        return bench.coordinator.record.counters.wasted_steps
 
     assert total(first, 3, 0) == 3
     assert total(first, 3, 0) == 3  # the answer was lost
@@ -138,7 +138,7 @@ def test_leaving_worker_returns_the_rest_of_its_lease():
     held = bench.ask(0).lease
     bench.coordinator.leave(Leave(slot=0, incarnation=0))
     bench.join(1)
-    assert (bench.ask(1).lease.start, bench.coordinator.counters.wasted_steps) == (held.start, 0)
+    assert (bench.ask(1).lease.start, bench.coordinator.record.counters.wasted_steps) == (held.start, 0)
 
 
 def test_heartbeat_message_is_in_the_status_until_cleared():
@@ -169,4 +169,4 @@ def test_worker_that_leaves_reports_its_wasted_steps_once():
     bench.join(0)
     for _ in range(2):  # the answer was lost
         bench.coordinator.leave(Leave(slot=0, incarnation=0, wasted_steps=3, wasted_acknowledged=1))
-    assert bench.coordinator.counters.wasted_steps == 2
+    assert bench.coordinator.record.counters.wasted_steps == 2

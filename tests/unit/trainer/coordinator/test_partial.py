@@ -149,13 +149,13 @@ class Bench:
     def save(self):
         """The ledger as the snapshotter writes it into a manifest."""
         parts = self.parts()
-        saved = self.coordinator.dump() | {"partial": self.reconciler.manifest_part(parts)}
+        saved = self.coordinator.record.dump() | {"partial": self.reconciler.manifest_part(parts)}
         self.reconciler.published(parts)
         return json.loads(json.dumps(saved))
 
     @property
     def counted(self):
-        return self.coordinator.counters.partial, self.coordinator.counters.partial_ranges
+        return self.coordinator.record.counters.partial, self.coordinator.record.counters.partial_ranges
 
 
 def test_pushes_in_flight_count_as_partial_at_the_end_only():
@@ -210,8 +210,8 @@ def test_manifest_keeps_partial_pushes_after_journal_truncation():
     bench.reconciler.published(parts)
     assert bench.reconciler.compare()
     assert bench.counted == (2, {(0, 1)})
-    bench.coordinator.partial = Partial()
-    bench.coordinator.partial.load(json.loads(json.dumps(saved)), 2)
+    bench.coordinator.record.partial = Partial()
+    bench.coordinator.record.partial.load(json.loads(json.dumps(saved)), 2)
     assert bench.reconciler.compare()
     assert bench.counted == (2, {(0, 1)})
 

@@ -17,11 +17,11 @@ def test_dump_and_load_keep_the_whole_state():
     bench.join(0)
     lease = bench.ask(0).lease
     bench.push(0, lease, lease.stop)
-    saved = bench.coordinator.dump()
+    saved = bench.coordinator.record.dump()
     other = Bench(validation=True)
     other.coordinator.load(saved)
-    assert other.coordinator.dump() == saved
-    assert other.coordinator.counters.steps == 1
+    assert other.coordinator.record.dump() == saved
+    assert other.coordinator.record.counters.steps == 1
 
 
 def test_journal_advances_the_restored_ledger_to_the_copy():
@@ -29,7 +29,7 @@ def test_journal_advances_the_restored_ledger_to_the_copy():
     old.join(0)
     lease = old.ask(0).lease
     old.push(0, lease, lease.stop)
-    saved, copy = old.coordinator.dump(), old.shard.copy()
+    saved, copy = old.coordinator.record.dump(), old.shard.copy()
     lease = old.ask(0).lease
     old.push(0, lease, lease.stop)
     old.push(0, lease, lease.stop)
@@ -40,8 +40,8 @@ def test_journal_advances_the_restored_ledger_to_the_copy():
     new.coordinator.load(saved)
     assert new.shard.hello(0, 0, MODEL, newest.version).wants_copy
     new.shard.offer(0, 0, newest.version, newest.meta, aligned(4))
-    assert new.coordinator.ledger.done_samples == 4
-    counters = new.coordinator.counters
+    assert new.coordinator.record.ledger.done_samples == 4
+    counters = new.coordinator.record.counters
     assert (counters.steps, counters.repeated) == (3, 2)
     assert new.shard.history.journal.since(-1).entries == old.shard.history.journal.since(1).entries
 
@@ -50,7 +50,7 @@ def test_restart_in_place_reuses_no_token():
     """A container restarts under the same epoch, and a surviving worker still holds its leases."""
     old, new = Bench(), Bench(boot=2)
     old.join(0)
-    saved = old.coordinator.dump()
+    saved = old.coordinator.record.dump()
     held = [old.ask(0).lease for _ in range(2)]
     new.coordinator.load(saved)
     answer = new.join(0, leases=tuple(held))
@@ -68,7 +68,7 @@ def test_unclaimed_leases_are_free_after_a_restart_in_place():
     old, new = Bench(), Bench(boot=2)
     old.join(0)
     old.ask(0)
-    new.coordinator.load(old.coordinator.dump())
+    new.coordinator.load(old.coordinator.record.dump())
     new.join(1)
     new.now += 60.0
     new.coordinator.tick()
@@ -80,13 +80,13 @@ def test_new_run_drops_leases_and_stop_reason_of_the_old_run():
     for slot in (0, 1):
         first.join(slot)
     lease = first.ask(0).lease
-    first.coordinator.stopping = "1 steps are done"
-    second.coordinator.load(first.coordinator.dump(), other_run=True)
-    assert lease.token in first.coordinator.ledger.leases
+    first.coordinator.record.stopping = "1 steps are done"
+    second.coordinator.load(first.coordinator.record.dump(), other_run=True)
+    assert lease.token in first.coordinator.record.ledger.leases
     assert not second.coordinator.gathering
     second.join(0)
     assert second.train(0).task == "export"
-    assert second.coordinator.ledger.completed == 2
+    assert second.coordinator.record.ledger.completed == 2
 
 
 def test_run_that_continues_a_finished_one_trains_before_it_exports():
@@ -94,14 +94,14 @@ def test_run_that_continues_a_finished_one_trains_before_it_exports():
     first, second = Bench(validation=True), Bench(boot=2, stop=StopAfter(epochs=2), validation=True)
     first.join(0)
     assert first.train(0).task == "evaluate"
-    assert [task.kind for task in first.coordinator.tasks.queue] == ["evaluate", "export"]
+    assert [task.kind for task in first.coordinator.record.tasks.queue] == ["evaluate", "export"]
     second.shard.restore(first.shard.copy(), other_run=True)
-    second.coordinator.load(first.coordinator.dump(), other_run=True)
+    second.coordinator.load(first.coordinator.record.dump(), other_run=True)
     second.join(0)
     second.now += 10.0  # it waits for copies
     work, tasks = second.train(0), []
     while work.kind == "task":
-        tasks.append((work.task, work.epoch, second.coordinator.ledger.completed))
+        tasks.append((work.task, work.epoch, second.coordinator.record.ledger.completed))
         second.coordinator.task_done(
             TaskDone(slot=0, incarnation=0, token=work.token, metrics={"val_loss": 0.5})
         )
@@ -114,13 +114,13 @@ def test_run_that_continues_within_an_epoch_evaluates_it_at_its_end():
     second = Bench(boot=2, stop=StopAfter(steps=3), validation=True)
     first.join(0)
     assert first.train(0).task == "evaluate"
-    assert first.coordinator.ledger.completed == 0
+    assert first.coordinator.record.ledger.completed == 0
     second.shard.restore(first.shard.copy(), other_run=True)
-    second.coordinator.load(first.coordinator.dump(), other_run=True)
+    second.coordinator.load(first.coordinator.record.dump(), other_run=True)
     second.join(0)
     second.now += 10.0
     work = second.train(0)
-    assert (work.task, work.epoch, second.coordinator.counters.steps) == ("evaluate", 0, 3)
+    assert (work.task, work.epoch, second.coordinator.record.counters.steps) == ("evaluate", 0, 3)
 
 
 def test_coordinator_restored_from_before_the_first_lease_waits_for_workers():
@@ -142,7 +142,7 @@ def test_coordinator_waits_for_a_worker_that_joined_after_the_snapshot():
     old, new = Bench(), Bench(boot=2, epoch=1)
     old.join(0)
     old.push(0, lease := old.ask(0).lease, lease.stop)
-    saved, copy = old.coordinator.dump(), old.shard.copy()
+    saved, copy = old.coordinator.record.dump(), old.shard.copy()
     old.join(1)
     lease, held = old.ask(1).lease, old.ask(1).lease
     old.push(1, lease, lease.stop)
@@ -166,7 +166,7 @@ def test_replacement_of_new_run_before_first_snapshot_adopts_copies():
     first.join(0)
     for bench in (lost, new):
         bench.shard.restore(first.shard.copy(), other_run=True)
-        bench.coordinator.load(first.coordinator.dump(), other_run=True)
+        bench.coordinator.load(first.coordinator.record.dump(), other_run=True)
     assert not lost.coordinator.gathering
     lost.join(0)
     lost.now += 10.0
@@ -179,7 +179,7 @@ def test_replacement_of_new_run_before_first_snapshot_adopts_copies():
     answer = new.join(0, leases=(held,))
     new.join(1)
     assert [one.old for one in answer.renamed] == [held.token]
-    assert new.coordinator.ledger.counts() == (2, 2)
+    assert new.coordinator.record.ledger.counts() == (2, 2)
     assert new.ask(1).kind == "idle"
     new.now += 60.0
     new.coordinator.heartbeat(0, 0)
@@ -187,7 +187,7 @@ def test_replacement_of_new_run_before_first_snapshot_adopts_copies():
     while (work := new.ask(1)).kind == "data":
         starts.append(work.lease.start)
     assert sorted([lease.start, held.start, *starts]) == [0, 2, 4, 6]
-    assert new.coordinator.counters.repeated == 0
+    assert new.coordinator.record.counters.repeated == 0
 
 
 def test_replaced_incarnation_stays_fenced_after_a_restart():
@@ -212,7 +212,7 @@ def test_survivors_have_time_to_join_after_a_late_recovery():
     old.join(1)
     lease = old.ask(0).lease
     old.push(0, lease, 1, samples=1)
-    saved, copy = old.coordinator.dump(), old.shard.copy()
+    saved, copy = old.coordinator.record.dump(), old.shard.copy()
     new = Bench(boot=2, epoch=1)
     new.shard.restore(copy)
     new.coordinator.load(saved)
@@ -235,7 +235,7 @@ def test_step_limit_reached_while_gathering_fences_no_survivor():
         old.join(slot)
     leases = [old.ask(slot).lease for slot in (0, 1)]
     old.push(0, leases[0], leases[0].stop)
-    saved, copy = old.coordinator.dump(), old.shard.copy()
+    saved, copy = old.coordinator.record.dump(), old.shard.copy()
     new = Bench(stop=stop, boot=2, epoch=1)
     new.now = 5000.0
     new.shard.restore(copy)
@@ -252,7 +252,7 @@ def test_step_limit_reached_while_gathering_fences_no_survivor():
     new.coordinator.tick()
     new.join(1)
     new.ask(0)
-    assert new.coordinator.stopping
+    assert new.coordinator.record.stopping
 
 
 def test_final_tasks_wait_for_last_pushes_after_a_restart():
@@ -260,7 +260,7 @@ def test_final_tasks_wait_for_last_pushes_after_a_restart():
     old = Bench(stop=stop)
     old.join(0)
     held = old.ask(0).lease
-    saved, copy = old.coordinator.dump(), old.shard.copy()
+    saved, copy = old.coordinator.record.dump(), old.shard.copy()
     new = Bench(stop=stop, boot=2, epoch=1)
     new.shard.restore(copy)
     new.coordinator.load(saved | {"stopping": "accuracy reached 0.9"})
@@ -322,14 +322,14 @@ def test_live_workers_are_those_connected_to_the_shard():
 def test_ranges_of_the_epoch_that_is_not_complete_do_not_count():
     bench = Bench(stop=StopAfter(epochs=2))
     bench.join(0)
-    while bench.coordinator.ledger.completed < 1:
+    while bench.coordinator.record.ledger.completed < 1:
         bench.finish(0, bench.ask(0).lease)
         bench.coordinator.tick()
-    bench.coordinator.counters.repeated_ranges = {(1, 0)}
-    bench.coordinator.counters.partial_ranges = {(0, 0), (1, 1)}
-    found = ranges(bench.coordinator)
+    bench.coordinator.record.counters.repeated_ranges = {(1, 0)}
+    bench.coordinator.record.counters.partial_ranges = {(0, 0), (1, 1)}
+    found = ranges(bench.coordinator.record)
     assert (found.once, found.repeated, found.partial) == (
-        bench.coordinator.ledger.ranges_per_epoch() - 1,
+        bench.coordinator.record.ledger.ranges_per_epoch() - 1,
         0,
         1,
     )
@@ -370,5 +370,5 @@ def test_restart_before_training_or_from_a_snapshot_is_not_one_from_nothing():
     first = Bench()
     first.join(0, known_samples=4)
     for bench in (fresh, resumed, first):
-        assert bench.coordinator.counters.restarted_from_nothing == 0
-        assert bench.coordinator.counters.repeated == 0
+        assert bench.coordinator.record.counters.restarted_from_nothing == 0
+        assert bench.coordinator.record.counters.repeated == 0

@@ -119,7 +119,7 @@ def test_repeated_report_rolls_back_once(bench):
     bench.rollback.diverged(report)
     bench.train()
     bench.rollback.diverged(report)
-    assert (bench.shard.history.generation, bench.coordinator.counters.rollbacks) == (1, 1)
+    assert (bench.shard.history.generation, bench.coordinator.record.counters.rollbacks) == (1, 1)
 
 
 def test_requests_and_leases_from_before_a_rollback_are_refused(bench):
@@ -144,7 +144,7 @@ def test_leases_held_before_a_rollback_cannot_be_claimed(bench):
     with pytest.raises(Unreachable, match="rolled back"):
         bench.coordinator.join(hello.model_copy(update={"leases": (held,)}))
     assert bench.coordinator.join(hello).renamed == ()
-    assert not bench.coordinator.ledger.leases
+    assert not bench.coordinator.record.ledger.leases
 
 
 def test_restart_after_a_rollback_starts_from_it(bench, tmp_path):
@@ -190,7 +190,7 @@ def test_newer_snapshot_resets_the_rollback_limit(bench):
         bench.diverge()
         bench.train()
         assert bench.snapshotter.take() is not None
-    assert bench.coordinator.counters.rollbacks == MAX_IN_A_ROW + 1
+    assert bench.coordinator.record.counters.rollbacks == MAX_IN_A_ROW + 1
 
 
 def test_divergence_without_a_snapshot_fails_the_job(bench):
@@ -243,7 +243,7 @@ def test_manifest_without_generation_has_generation_zero(bench):
     old["ledger"]["counters"].pop("rollbacks")
     assert Manifest.model_validate(old).generation == 0
     bench.coordinator.rewind(old["ledger"])
-    assert bench.coordinator.counters.rollbacks == 0
+    assert bench.coordinator.record.counters.rollbacks == 0
 
 
 @given(
@@ -284,7 +284,7 @@ def test_divergence_after_the_stop_rolls_nothing_back(tmp_path):
     version = bench.shard.history.version
     bench.diverge(lease)
     assert (bench.shard.history.generation, bench.shard.history.version) == (0, version)
-    assert bench.coordinator.stopping == "the target is reached"
+    assert bench.coordinator.record.stopping == "the target is reached"
 
 
 def stop_during(bench, method):
@@ -293,7 +293,7 @@ def stop_during(bench, method):
 
     def stops(*arguments):
         result = original(*arguments)
-        if not bench.coordinator.stopping:
+        if not bench.coordinator.record.stopping:
             bench.coordinator._stop("the target is reached")
         return result
 
@@ -307,7 +307,7 @@ def test_stop_while_the_snapshot_is_read_cancels_the_rollback(bench):
     lease = bench.lease()
     stop_during(bench, "load_newest")
     bench.diverge(lease)
-    assert bench.coordinator.stopping
+    assert bench.coordinator.record.stopping
     assert (bench.shard.history.generation, bench.store.latest().generation) == (0, 0)
 
 
@@ -319,11 +319,15 @@ def test_stop_while_the_rollback_is_committed_is_undone(bench):
     stop_during(bench, "publish")
     bench.diverge(lease)
     worker.void(lease.term)  # the answer to an earlier push
-    assert (bench.shard.history.generation, bench.coordinator.stopping, bench.shard.stopped) == (1, "", 0)
+    assert (bench.shard.history.generation, bench.coordinator.record.stopping, bench.shard.stopped()) == (
+        1,
+        "",
+        0,
+    )
     worker.reset(1)
     lease = bench.lease()
     worker.grant(DataWork(lease.token, lease.epoch, lease.start, lease.stop, generation=1))
     assert list(worker.held()) == [lease.token]
-    bench.coordinator.ledger.release(lambda _: True)
+    bench.coordinator.record.ledger.release(lambda _: True)
     bench.coordinator._stop("the target is reached again")
     assert bench.coordinator.next_work(0, 0, 1).kind == "task"

@@ -37,7 +37,7 @@ class Bench:
 
 def test_silent_worker_without_work_is_not_fenced():
     bench = Bench(3, files=("a",), callbacks=True).join()
-    bench.coordinator.ledger.epochs = 1
+    bench.coordinator.record.ledger.epochs = 1
     assert [bench.coordinator.next_work(slot, 0).kind for slot in range(3)] == ["data", "idle", "idle"]
     bench.silence(0, 1)
     assert bench.coordinator.next_work(1, 0).kind == "idle"
@@ -48,7 +48,7 @@ def test_silent_worker_without_work_is_not_fenced():
 
 def test_silent_worker_with_a_lease_is_fenced_when_others_idle():
     bench = Bench(2, files=("a",), callbacks=True).join()
-    bench.coordinator.ledger.epochs = 1
+    bench.coordinator.record.ledger.epochs = 1
     assert [bench.coordinator.next_work(slot, 0).kind for slot in range(2)] == ["data", "idle"]
     bench.silence(1)
     assert bench.coordinator.next_work(1, 0).kind == "data"
@@ -57,7 +57,7 @@ def test_silent_worker_with_a_lease_is_fenced_when_others_idle():
 
 def test_silent_worker_with_the_first_task_is_fenced_when_others_idle():
     bench = Bench(2, size=8, callbacks=True).join()
-    bench.coordinator.ledger.epochs = 0
+    bench.coordinator.record.ledger.epochs = 0
     assert [bench.coordinator.next_work(slot, 0).kind for slot in range(2)] == ["task", "idle"]
     bench.silence(1)
     assert bench.coordinator.next_work(1, 0).kind == "task"
@@ -66,16 +66,16 @@ def test_silent_worker_with_the_first_task_is_fenced_when_others_idle():
 
 def test_run_resumed_with_callbacks_is_at_most_one_epoch_ahead():
     without = Bench(1, size=1000).join()
-    assert without.coordinator.ledger.ahead > 1
+    assert without.coordinator.record.ledger.ahead > 1
     resumed = Bench(1, uid="v", size=1000, callbacks=True)
-    resumed.coordinator.load(without.coordinator.dump(), other_run=True)
+    resumed.coordinator.load(without.coordinator.record.dump(), other_run=True)
     resumed.join()
-    assert resumed.coordinator.ledger.ahead == 1
+    assert resumed.coordinator.record.ledger.ahead == 1
 
 
 def test_run_resumed_without_callbacks_may_be_many_epochs_ahead():
     without = Bench(1, size=1000, callbacks=True).join()
     resumed = Bench(1, uid="v", size=1000)
-    resumed.coordinator.load(without.coordinator.dump(), other_run=True)
+    resumed.coordinator.load(without.coordinator.record.dump(), other_run=True)
     resumed.join()
-    assert resumed.coordinator.ledger.ahead > 1
+    assert resumed.coordinator.record.ledger.ahead > 1

@@ -27,7 +27,7 @@ OFTEN = SnapshotPolicy.model_construct(every_seconds=0.005, retain=2)
 
 
 class Ledger:
-    """The part of a coordinator that a snapshotter needs."""
+    """The part of a coordinator, and of its record, that a snapshotter needs."""
 
     job = JobIdentity(namespace="n", name="j", uid="uid")
 
@@ -35,6 +35,7 @@ class Ledger:
 
     def __init__(self, shard):
         self.shard, self.tasks = shard, Tasks()
+        self.record = self
 
     def dump(self):
         return {"version": self.shard.history.version}
@@ -316,6 +317,6 @@ def test_snapshot_of_the_end_replaces_one_of_the_same_version(tmp_path):
     bench = Bench(tmp_path / "run").begin()
     bench.push()
     assert bench.snapshotter.take() is not None
-    bench.snapshotter._coordinator.tasks.export(0)
+    bench.snapshotter._coordinator.record.tasks.export(0)
     assert bench.snapshotter.take() is not None
     assert bench.snapshotter.take() is None

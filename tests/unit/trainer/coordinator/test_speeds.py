@@ -235,7 +235,7 @@ def test_a_rollback_drops_what_was_measured_before_it() -> None:
     bench = Bench(stop=StopAfter(epochs=9))
     bench.join(0)
     train(bench, (0,), SETTLE_SECONDS + 2)
-    saved, copy = bench.coordinator.dump(), bench.shard.copy()
+    saved, copy = bench.coordinator.record.dump(), bench.shard.copy()
     assert copy is not None
     with bench.shard.lock:
         bench.shard.roll_back(copy)

@@ -61,7 +61,7 @@ def test_step_limit_with_unknown_lengths_exceeds_by_one_batch_per_worker():
     for _ in range(100):
         for slot in range(3):
             bench.push(slot)
-    assert 10 <= bench.coordinator.counters.steps <= 10 + 3
+    assert 10 <= bench.coordinator.record.counters.steps <= 10 + 3
     assert not any(leases.held() for leases in bench.leases)
     assert bench.ask(0) == "task"
 
@@ -72,7 +72,7 @@ def test_reached_metric_voids_leases_of_other_workers():
     while bench.ask(0) == "data":
         assert bench.push(0) == 0
     assert bench.ask(1) == "data"
-    token = bench.coordinator.tasks.queue[0].token
+    token = bench.coordinator.record.tasks.queue[0].token
     bench.coordinator.task_done(TaskDone(slot=0, incarnation=0, token=token, metrics={"val_accuracy": 0.95}))
     assert bench.push(1) == TERM
     assert bench.leases[1].held() == {}
@@ -83,7 +83,7 @@ def test_coordinator_restored_after_stop_reports_its_own_term():
     old = Bench(StopAfter(steps=1), 1, size=8)
     old.ask(0)
     assert old.push(0) == TERM
-    saved, copy = old.coordinator.dump(), old.shard.copy()
+    saved, copy = old.coordinator.record.dump(), old.shard.copy()
     shard = ShardStore(0, 1, 1, boot=TERM + 1)
     shard.restore(copy)
     Coordinator(JobIdentity(namespace="n", name="j", uid="u"), StopAfter(steps=1), 2, shard).load(saved)

@@ -47,16 +47,16 @@ def check_partial(world, context):
         for step in np.flatnonzero(steps.min(axis=0) != steps.max(axis=0))
         for sample in world.covers[step]
     ]
-    counters = world.final.coordinator.counters
+    counters = world.final.coordinator.record.counters
     assert counters.partial == len(samples), context
-    size = world.final.coordinator.ledger.range_size
+    size = world.final.coordinator.record.ledger.range_size
     assert counters.partial_ranges == {(epoch, at // size) for epoch, at in samples}, context
     return len(samples)
 
 
 def check_lineage(world, context):
     """No gradient from before a rollback is in the parameters after it; no older server publishes after a newer one."""
-    counters, generation = world.final.coordinator.counters, world.final.shard.history.generation
+    counters, generation = world.final.coordinator.record.counters, world.final.shard.history.generation
     if counters.rollbacks == 0:
         assert counters.lost == 0, context
     steps = np.flatnonzero(pieces(world, 0)[:, STEPS_AT : STEPS_AT + world.steps].any(axis=0)).tolist()
@@ -75,17 +75,17 @@ def check_lineage(world, context):
 
 def check(seed, world):
     applied = counts(world)
-    counters = world.final.coordinator.counters
+    counters = world.final.coordinator.record.counters
     surplus, missing = np.maximum(applied - 1, 0).sum(), np.maximum(1 - applied, 0).sum()
     context = f"seed {seed}, {world.shards} shards: {world.describe()}"
     if world.faults.ps_losses == 0 and counters.rollbacks == 0:
         assert (surplus, missing, counters.repeated, counters.lost) == (0, 0, 0, 0), context
     assert (surplus, missing) == (counters.repeated, counters.lost), context
-    size = world.final.coordinator.ledger.range_size
+    size = world.final.coordinator.record.ledger.range_size
     expected = {(int(at) // SAMPLES, int(at) % SAMPLES // size) for at in np.flatnonzero(applied > 1)}
     assert counters.repeated_ranges == expected, context
     assert applied.sum() == world.final.shard.history.samples, context
-    assert report.ranges(world.final.coordinator).never == 0, context
+    assert report.ranges(world.final.coordinator.record).never == 0, context
     check_lineage(world, context)
 
 
@@ -178,7 +178,7 @@ def test_run_without_faults_wastes_no_step():
     world = World(1, faults=0.0, ps_faults=0)
     world.run()
     assert world.steps == SAMPLES * EPOCHS / 2
-    assert world.final.coordinator.counters.wasted_steps == 0
+    assert world.final.coordinator.record.counters.wasted_steps == 0
     assert np.all(counts(world) == 1)
 
 
@@ -201,7 +201,7 @@ def test_training_that_stops_early_ends_and_counts_its_repeats(chunk):
         world = World(seed, workers=1 + seed % 4, ps_faults=seed % 6, shards=shards, steps=10 + seed % 30)
         world.run(20_000, calm_after=100 + 37 * (seed % 50))
         world.end()
-        applied, counters = counts(world), world.final.coordinator.counters
+        applied, counters = counts(world), world.final.coordinator.record.counters
         assert np.maximum(applied - 1, 0).sum() == counters.repeated, seed
         assert applied.sum() == world.final.shard.history.samples, seed
         assert counters.steps >= 10 + seed % 30, seed

@@ -233,6 +233,7 @@ class World:
         coordinator = server.coordinator
         return head + (
             f"{server.shard.state} gathering={coordinator.gathering} "
-            f"ledger={coordinator.ledger and coordinator.ledger.dump()} "
-            f"tasks={coordinator.tasks.queue} workers={[(w.slot, w.incarnation, w.end) for w in self.slots.values()]}"
+            f"ledger={coordinator.record.ledger and coordinator.record.ledger.dump()} "
+            f"tasks={coordinator.record.tasks.queue} "
+            f"workers={[(w.slot, w.incarnation, w.end) for w in self.slots.values()]}"
         )

@@ -76,7 +76,11 @@ def test_table_shows_the_status():
 
 
 def test_line_summarizes_the_status():
-    assert line(STATUS) == "Training epoch 3 step 1234 loss 0.5000 321 samples/s, 1 workers, 25 %, left 1m05s"
+    assert line(STATUS) == "Training epoch 3 step 1234 loss 0.5000 321 samples/s, 1 worker, 25 %, left 1m05s"
+    starting = StatusReport(job_uid="u", phase=Phase.STARTING)
+    assert (
+        line(starting) == "Starting: 0 workers joined; they import TensorFlow, then build and trace the model"
+    )
     assert line(None) == "waiting for the coordinator"
 
 

@@ -59,7 +59,7 @@ class Stops(FakeCoordinator):
     def on_applied(self, push):
         super().on_applied(push)
         if self.pushes == 10:
-            self.shard.stopped = TERM
+            self.shard.stopped = lambda: TERM
             self.free = []
 
     def next_work(self, generation=0, stopped=None):
