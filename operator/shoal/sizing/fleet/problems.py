@@ -130,7 +130,12 @@ def _reserved(job: FleetJob, work: Work, options: Sequence[Pool]) -> bool:
 
 
 def _supplied(option: Pool, pool: FleetPool, job: FleetJob, reserved: bool) -> Pool:
-    """A spot pool with its stock-outs: what is out now, and, where there is no reserve, what may be."""
+    """A pool with its stock-outs: what is out now, or may be still, and, of spot without a reserve, what may come."""
+    elsewhere = sum(job.running.values()) > option.running
+    if (
+        pool.doubted and elsewhere
+    ):  # one worker shows whether there are nodes again; more may leave theirs for nothing
+        option = replace(option, limit=min(option.limit, option.running + 1))
     if not option.spot:
         return option
     if pool.exhausted and reserved and job.deadline_seconds is not None:  # there is time to wait for it

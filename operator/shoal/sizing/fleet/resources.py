@@ -52,6 +52,7 @@ def fleet_pool(pool: CapacityPool, now: datetime | None = None) -> FleetPool:
         node_hours=decimal(status.interruptions.node_hours),
         unfulfilled_waits=status.unfulfilled.waits,
         exhausted=out is not None,
+        doubted=out is None and status.out_since is not None and not status.nodes,
         exhausted_seconds=max((now - since).total_seconds(), 0.0) if now and since else 0.0,
         together=decimal(status.interruptions.together) if status.interruptions.together else None,
         transfer_per_gib=float(spec.transfer_per_gib),

@@ -24,8 +24,8 @@ class FleetPool:
     may use, all jobs together. `price_per_hour` None: no offer, nothing is planned there. `startup_seen` and
     `interruptions_seen` (in `node_hours`) are how often these were measured; the rest is the prior.
     `unfulfilled_waits`: requests that waited too long for a node. `exhausted`: there are no nodes now, for
-    `exhausted_seconds`. `together`: the part of the pool's
-    nodes that is lost when several are lost at once. `batch_size`: of workers of this pool; None: the job's.
+    `exhausted_seconds`; `doubted`: it was, is tried again, and has none yet. `together`: the part of the
+    pool's nodes that is lost when several are lost at once. `batch_size`: of workers of this pool; None: the job's.
     `idle_seconds`: how long a node is paid after its worker has left.
     """
 
@@ -45,6 +45,7 @@ class FleetPool:
     unfulfilled_waits: int = 0
     exhausted: bool = False
     exhausted_seconds: float = 0.0
+    doubted: bool = False
     measured_startup_seconds: float | None = None
     together: float | None = None
     transfer_per_gib: float = 0.0

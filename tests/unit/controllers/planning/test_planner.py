@@ -33,7 +33,7 @@ from shoal.runtime.metrics import Metrics
 from shoal.runtime.status_writer import StatusWriter
 from shoal.sizing.fleet import FleetJob, FleetPlan, JobPlan, plan_fleet
 from shoal.sizing.fleet.jobs import END_SECONDS, asked, fleet_job, running
-from shoal.sizing.fleet.resources import profile_of
+from shoal.sizing.fleet.resources import fleet_pool, profile_of
 from shoal.sizing.speed import efficiency
 from shoal.telemetry.poller import Poller, Seen
 from shoal_trainer.contract import (
@@ -166,6 +166,25 @@ async def test_measured_job_gets_the_cheapest_pools_that_keep_its_deadline() -> 
     assert found.speeds["spot"] == pytest.approx(640, rel=0.1)
     assert "spot" in found.reason
     assert world.woken == [("team", "digits")]
+
+
+@pytest.mark.parametrize(
+    ("exhausted", "nodes", "doubted"), [("True", 0, False), ("False", 0, True), ("False", 1, False)]
+)
+def test_pool_that_is_tried_again_is_doubted_until_it_has_a_node(
+    exhausted: str, nodes: int, doubted: bool
+) -> None:
+    out = {
+        "type": "Exhausted",
+        "status": exhausted,
+        "reason": "NoNodes",
+        "lastTransitionTime": "2026-01-01T11:50:00Z",
+    }
+    status = {"conditions": [out], "outSince": "2026-01-01T11:00:00Z", "nodes": nodes}
+    whole = pool("spot", "0.3", True).model_dump(by_alias=True) | {"status": status}
+    found = fleet_pool(CapacityPool.model_validate(whole), NOW)
+    assert (found.exhausted, found.doubted) == (exhausted == "True", doubted)
+    assert not fleet_pool(pool("spot", "0.3", True), NOW).doubted
 
 
 async def test_two_jobs_never_plan_more_than_the_limit() -> None:

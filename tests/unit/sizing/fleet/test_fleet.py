@@ -214,6 +214,22 @@ def test_exhausted_spot_pool_is_waited_for_while_on_demand_could_still_keep_the_
     assert whenever.counts["spot"] == 0  # without a deadline it would wait for ever
 
 
+def test_pool_that_ran_out_is_tried_with_one_worker_before_others_are_left_for_it() -> None:
+    """It went back and forth: each time all nodes were given up, and others bought when none came."""
+    running = job(running={"steady": 4}, samples_left=1.5e7, deadline_seconds=3000.0)
+    tried, back = (
+        plan_fleet([replace(SPOT, doubted=doubted), STEADY], [PROFILE], [running]).jobs["a"]
+        for doubted in (True, False)
+    )
+    assert (tried.counts["spot"], back.counts["steady"]) == (1, 0)
+    assert tried.counts["steady"] >= 3
+    nothing_to_leave = replace(running, running={})
+    assert (
+        plan_fleet([replace(SPOT, doubted=True), STEADY], [PROFILE], [nothing_to_leave]).jobs["a"].counts
+        == plan_fleet([SPOT, STEADY], [PROFILE], [nothing_to_leave]).jobs["a"].counts
+    )
+
+
 def test_one_worker_measures_a_pool_that_may_be_cheaper_and_no_more_than_may_be() -> None:
     other = FleetPool("other", "A10G", limit=16, price_per_hour=0.9, startup_seconds=60)
     long = {
