@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,12 +63,14 @@ class Tools:
 
 
 def pinned() -> str:
-    """A short digest of the sources of the tools, without Go itself."""
-    digest = hashlib.sha256()
-    for path in (MODULE / "go.mod", MODULE / "go.sum", *sorted(MODULE.glob("*/*.go"))):
-        digest.update(path.read_bytes())
-    digest.update(LDFLAGS.encode())
-    return digest.hexdigest()[:16]
+    """A short digest of the sources of this module, without Go itself. A folder with a go.mod is another module."""
+    ours = [path for path in MODULE.glob("*/*.go") if not (path.parent / "go.mod").exists()]
+    return _digest(MODULE, ours, LDFLAGS.encode())
+
+
+def _digest(module: Path, sources: Iterable[Path], more: bytes = b"") -> str:
+    files = [module / "go.mod", module / "go.sum", *sorted(sources)]
+    return hashlib.sha256(b"".join([path.read_bytes() for path in files]) + more).hexdigest()[:16]
 
 
 def go_version() -> str | None:
@@ -142,10 +144,7 @@ def ensure_apart(name: str, package: str = ".") -> Path:
         DevError: the build failed.
     """
     folder = MODULE / name
-    digest = hashlib.sha256()
-    for path in sorted([folder / "go.mod", folder / "go.sum", *folder.glob("*.go")]):
-        digest.update(path.read_bytes())
-    built = cache() / "tools" / f"{name}-{digest.hexdigest()[:16]}"
+    built = cache() / "tools" / f"{name}-{_digest(folder, folder.glob('*.go'))}"
     built.parent.mkdir(parents=True, exist_ok=True)
     with _lock(built.with_suffix(".lock")):
         if not built.exists():

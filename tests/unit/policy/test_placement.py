@@ -10,6 +10,7 @@ import pytest
 from shoal import manifests
 from shoal.api.labels import Place, RoleName
 from shoal.api.roles import Capacity
+from shoal.manifests.names import group_key
 from shoal.manifests.placement import Where
 from shoal.manifests.platforms import (
     AKS,
@@ -22,6 +23,7 @@ from shoal.manifests.platforms import (
     Platform,
     detect,
 )
+from shoal.policy.model import Refusal, RefusalKind
 from shoal.policy.plan import plan
 from tests.unit.policy import build
 
@@ -177,6 +179,7 @@ def test_pods_of_a_gang_have_the_label_of_its_group() -> None:
 @pytest.mark.parametrize(
     ("gang", "placed", "told"),
     [
+        ("NoPodGroups", 0, "0/1 nodes"),
         ("PodGroup", 0, "room for 2 of them together: all parameter servers and workers.minReplicas"),
         ("PodGroup", 2, "0/1 nodes"),
         ("None", 0, "0/1 nodes"),
@@ -196,8 +199,10 @@ def test_a_gang_without_room_is_told_as_a_gang(gang: str, placed: int, told: str
         build.pod(role, index, **({} if number < placed else waits))
         for number, (role, index) in enumerate(places)
     ]
-    job = build.job(runPolicy={"schedulingPolicy": {"gang": gang}})
-    degraded = plan(build.observe(job, *pods)).status.condition("Degraded")
+    job = build.job(runPolicy={"schedulingPolicy": {"gang": "None" if gang == "None" else "PodGroup"}})
+    refusal = Refusal(RefusalKind.INVALID, group_key(job), "no such kind", 1, build.NOW)
+    refusals = (refusal,) if gang == "NoPodGroups" else ()
+    degraded = plan(build.observe(job, *pods, refusals=refusals)).status.condition("Degraded")
     assert degraded is not None
     assert degraded.reason == "Unschedulable"
     assert told in degraded.message

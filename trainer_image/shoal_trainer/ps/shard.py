@@ -16,16 +16,14 @@ from typing import TypeVar
 
 from shoal_trainer.contract import ShardReport, Staleness
 from shoal_trainer.errors import ProtocolError, Unreachable, UserError
-from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.damping import Damping
 from shoal_trainer.ps.history import History
-from shoal_trainer.ps.kernels import Vector
 from shoal_trainer.ps.load import Load
 from shoal_trainer.ps.model_state import ModelState
-from shoal_trainer.ps.pieces import PIECE_VALUES, Payload, nbytes, parts
+from shoal_trainer.ps.pieces import PIECE_VALUES, Payload
 from shoal_trainer.ps.recovery import Recovery
-from shoal_trainer.ps.streams import Stream
-from shoal_trainer.ps.update_rules import Update, normalizes
+from shoal_trainer.ps.requests import Copying, Pull, Pushing
+from shoal_trainer.ps.streams import Request, Stream
 from shoal_trainer.ps.values import Answer, AppliedPush, ShardCopy, State, mismatch, same_shapes
 from shoal_trainer.ps.walks import Walk
 from shoal_trainer.ps.workers import Workers
@@ -198,7 +196,7 @@ class ShardStore:
         """Write the parameters to `io` (fp32 or bf16). `idle`: the worker computes no gradient on them.
 
         `boot` is checked if given: `Unreachable` if the shard has restarted, or has no parameters yet. `ahead`: write
-        those expected after so many more updates. `known`: as in `_answer`.
+        those expected after so many more updates. `known`: as in `answer`.
         """
         return self._run(self.pulling(slot, boot=boot, idle=idle, ahead=ahead, known=known), io)
 
@@ -212,21 +210,10 @@ class ShardStore:
         known: int = -1,
     ) -> Stream[Answer]:
         """A `pull` piece by piece."""
-
-        def finish(walk: Walk) -> Answer:
-            answer = self._answer(slot, known, walk)
-            if idle:
-                self.workers.expect_no_push(slot)
-            return answer
-
         with self.lock:
-            self._check_ready(boot)
-            return self._stream(
-                self.history.walks.begin(),
-                check=lambda: self._check_ready(boot),
-                work=lambda io, _: self._read(io, ahead),
-                finish=finish,
-            )
+            self.check_ready(boot)
+            walk = self.history.walks.begin()
+            return self._stream(Pull(self, boot, walk, slot, known, ahead, idle=idle))
 
     def push(
         self,
@@ -266,60 +253,11 @@ class ShardStore:
         If it is interrupted, its first pieces are in the parameters. A resend of it is answered and applied from there.
         """
         worker = slot, incarnation
-        update: Update | None = None
-        tau, weight, received, non_finite = 0, 0.0 if meta.skipped else meta.scale, 0, False
-
-        def prepare() -> None:
-            nonlocal tau, weight, update
-            # Above the version: computed on updates that were lost with an earlier process of this shard. Pushes that
-            # are under way come before this one.
-            tau = abs(self.history.version - base) + self.history.walks.under_way(walk)
-            if not (delta or meta.skipped):
-                own = self.history.pushed_since(slot, base)  # in flight then; see `Damping`
-                self.damping.normalizes = normalizes(model.optimizer.config)
-                damped = self.damping.apply(max(0, tau - own), self.workers.live, meta.length)
-                weight = model.optimizer.config.weight(meta.samples) * damped.factor
-                update = model.next_update(meta, weight, self.history.samples, damped.pace, ahead)
-
-        def work(io: Payload, writes: bool) -> None:
-            nonlocal received, non_finite
-            if not writes:
-                self._read(io, 0.0 if delta else ahead)
-                return
-            received += nbytes(io)
-            with self.load.working():
-                if delta:
-                    non_finite |= model.add(io, meta.scale)
-                else:
-                    now = abs(self.history.version - base)
-                    non_finite |= model.apply_gradient(io, update, meta.steps, now)
-
-        def complete() -> None:
-            self.load.applied(received)
-            self.workers.pushed(slot, incarnation, base, non_finite=non_finite)
-            self.history.record(worker, seq, meta)
-            if self.on_applied is not None:
-                version = self.history.version
-                self.on_applied(AppliedPush(slot, incarnation, seq, version, tau, weight, meta, delta))
-            self.changed.notify_all()
-
-        def check() -> None:
-            self.workers.check(slot, incarnation)
-            self._check_ready(boot)
-
         with self.lock:
-            check()
-            assert self.model is not None
-            model = self.model
+            self.workers.check(slot, incarnation)
+            self.check_ready(boot)
             walk = self.history.walks.begin(self.history.begin(worker, seq, meta))
-            return self._stream(
-                walk,
-                check=check,
-                work=work,
-                finish=lambda _: self._answer(slot, base, walk),
-                prepare=prepare,
-                complete=complete,
-            )
+            return self._stream(Pushing(self, boot, walk, worker, seq, base, meta, ahead, delta=delta))
 
     def delta(
         self,
@@ -380,24 +318,7 @@ class ShardStore:
             self._settle()
             if self._state is not State.READY or self.model is None:
                 return None
-            source, boot = self.model.arrays(), self.boot
-            arrays = {name: aligned(values.size) for name, values in source.items()}
-
-            def copy_piece(io: Payload, _writes: bool) -> None:
-                for part, _ in parts(io):
-                    for name, values in source.items():
-                        arrays[name][part] = values[part]
-
-            def finish(walk: Walk) -> ShardCopy:
-                also()
-                return self._copied(arrays, walk)
-
-            stream = self._stream(
-                self.history.walks.begin(steady=True),
-                check=lambda: self._check_ready(boot),
-                work=copy_piece,
-                finish=finish,
-            )
+            stream = self._stream(Copying(self, also))
         try:
             for index, _ in enumerate(stream.spans()):
                 if index:
@@ -406,25 +327,6 @@ class ShardStore:
         finally:
             stream.close()
         return stream.result
-
-    def _copied(self, arrays: dict[str, Vector], walk: Walk) -> ShardCopy:
-        assert self.model is not None
-        return ShardCopy(
-            index=self.index,
-            shards=self.shards,
-            epoch=self.epoch,
-            version=self.history.version,
-            samples=self.history.samples,
-            updates=self.model.updates,
-            low=self.model.low,
-            high=self.model.high,
-            model=self.model.spec,
-            applied=dict(self.history.applied),
-            arrays=arrays,
-            contents=self.history.contents.spans(),
-            begun=self.history.begun(walk),
-            generation=self.history.generation,
-        )
 
     def restore(self, copy: ShardCopy, *, other_run: bool = False, weights_only: bool = False) -> None:
         """Load a snapshot before any worker connects; then RECOVERING, as workers may hold newer copies.
@@ -508,35 +410,8 @@ class ShardStore:
             stopped=self.stopped(),
         )
 
-    def _stream(
-        self,
-        walk: Walk,
-        *,
-        check: Callable[[], object],
-        work: Callable[[Payload, bool], None],
-        finish: Callable[[Walk], T],
-        prepare: Callable[[], None] = lambda: None,
-        complete: Callable[[], None] = lambda: None,
-    ) -> Stream[T]:
-        walks = self.history.walks
-
-        def checked() -> None:
-            check()
-            if self.history.walks is not walks:
-                raise Unreachable("the shard was rolled back to a snapshot")
-
-        return Stream(
-            walk,
-            walks,
-            self._moved,
-            self.size,
-            self.piece or max(1, self.size),
-            check=checked,
-            work=work,
-            finish=finish,
-            prepare=prepare,
-            complete=complete,
-        )
+    def _stream(self, request: Request[T]) -> Stream[T]:
+        return Stream(request, self.history.walks, self._moved, self.size, self.piece or max(1, self.size))
 
     def _run(self, stream: Stream[T], io: Payload) -> T:
         """All of a request at once."""
@@ -547,7 +422,7 @@ class ShardStore:
             raise
         return stream.run(io)
 
-    def _read(self, io: Payload, ahead: float) -> None:
+    def read(self, io: Payload, ahead: float) -> None:
         """Write the parameters to `io`, those expected after `ahead` more updates."""
         assert self.model is not None
         if ahead:
@@ -556,7 +431,7 @@ class ShardStore:
         else:
             self.model.encode(io)
 
-    def _answer(self, slot: int, known: int, walk: Walk) -> Answer:
+    def answer(self, slot: int, known: int, walk: Walk) -> Answer:
         """`known`: the version up to which the worker has the journal; -1: it has none."""
         self.workers.pulled(slot)
         journal = self.history.journal.since(known)
@@ -569,7 +444,8 @@ class ShardStore:
             raise ProtocolError(f"shard {self.index} holds {self.size} values, the message {values.size}")
         return self.model
 
-    def _check_ready(self, boot: int | None) -> None:
+    def check_ready(self, boot: int | None) -> None:
+        """`Unreachable` unless it is READY, and the same since `boot` if that is given."""
         self._settle()
         if boot is not None and boot != self.boot:
             raise Unreachable("the request is for the shard before its restart")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from shoal_trainer.ps.pieces import Payload, Window
@@ -12,38 +12,45 @@ from shoal_trainer.ps.walks import Walk, Walks
 T = TypeVar("T")
 
 
-class Stream(Generic[T]):
-    """Works through the pieces of a shard in order; only the last one, which completes it, is worked on under the lock.
+class Request(Generic[T]):
+    """What a stream does. All but `work` are called under the lock."""
 
-    `check` raises if the request may not go on. `prepare` is called under the lock before the first piece that changes
-    the parameters, and `work` for each piece: with its values, and whether it changes the parameters. `complete` is
-    called under the lock when a push has become complete, then `finish` makes the result.
-    """
+    walk: Walk
+
+    def check(self) -> None:
+        """Raise if the request may not go on."""
+        raise NotImplementedError
+
+    def prepare(self) -> None:
+        """Called before the first piece that changes the parameters."""
+
+    def work(self, io: Payload, writes: bool) -> None:
+        """Work on a piece. `writes`: it changes the parameters."""
+        raise NotImplementedError
+
+    def complete(self) -> None:
+        """Called when a push has become complete."""
+
+    def finish(self) -> T:
+        """Called after the last piece; the result."""
+        raise NotImplementedError
+
+
+class Stream(Generic[T]):
+    """Works through the pieces of a shard in order; only the last, which completes it, is worked on under the lock."""
 
     def __init__(
-        self,
-        walk: Walk,
-        walks: Walks,
-        moved: threading.Condition,
-        size: int,
-        piece: int,
-        *,
-        check: Callable[[], None],
-        work: Callable[[Payload, bool], None],
-        finish: Callable[[Walk], T],
-        prepare: Callable[[], None] = lambda: None,
-        complete: Callable[[], None] = lambda: None,
+        self, request: Request[T], walks: Walks, moved: threading.Condition, size: int, piece: int
     ) -> None:
-        self._walk, self._walks, self._moved = walk, walks, moved
+        self._request, self._walk = request, request.walk
+        self._walks, self._moved = walks, moved
         self._size, self._piece = size, piece
-        self._check, self._prepare, self._work = check, prepare, work
-        self._complete, self._finish = complete, finish
         self._result: T | None = None
         self._prepared = False
 
     @property
     def result(self) -> T:
-        """What `finish` has made, after the last piece."""
+        """What `Request.finish` has made, after the last piece."""
         assert self._result is not None
         return self._result
 
@@ -75,13 +82,13 @@ class Stream(Generic[T]):
         high = min(self._size, low + self._piece)
         io = Window(values, low if first is None else first, low, high, self._size)
         with self._moved:
-            self._check()
+            self._request.check()
             while self._must_wait():
                 self._moved.wait()
-                self._check()
+                self._request.check()
             writes = self._walk.writes
             if writes and not self._prepared:
-                self._prepare()
+                self._request.prepare()
                 self._prepared = True
             self._walks.take(self._walk)
             last = self._walk.position + 1 == self._walks.pieces
@@ -112,13 +119,13 @@ class Stream(Generic[T]):
 
     def _do(self, io: Payload, writes: bool) -> None:
         try:
-            self._work(io, writes)
+            self._request.work(io, writes)
         except BaseException:
             self._walk.working = False
             raise
         with self._moved:
             if self._walks.done(self._walk):
-                self._complete()
+                self._request.complete()
             if self._walk.position == self._walks.pieces:
-                self._result = self._finish(self._walk)
+                self._result = self._request.finish()
             self._moved.notify_all()

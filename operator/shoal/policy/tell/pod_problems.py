@@ -12,6 +12,7 @@ from shoal.manifests.platforms import is_spot
 from shoal.policy.common.timers import Timers
 from shoal.policy.common.times import parse_time
 from shoal.policy.common.wording import short
+from shoal.policy.decide.admission import missing_pod_group
 from shoal.policy.facts.read import Facts
 from shoal.policy.model import Reason
 from shoal_trainer.contract import CONTROL_PORT
@@ -110,8 +111,8 @@ def _scheduling_problem(pod: Pod, facts: Facts) -> Reason | None:
 
 
 def _awaited_gang(facts: Facts) -> int:
-    """The size of the job's gang where less of it is placed; 0 otherwise."""
-    if facts.job.spec.run_policy.scheduling_policy.gang != "PodGroup":
+    """The size of the job's gang where less of it is placed; 0 otherwise, and without PodGroups."""
+    if facts.job.spec.run_policy.scheduling_policy.gang != "PodGroup" or missing_pod_group(facts.seen):
         return 0
     size = gang_size(facts.job)
     placed = sum(bool(pod.spec.node_name) and not pod.ended for pod in facts.seen.pods)

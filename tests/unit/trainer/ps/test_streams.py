@@ -214,6 +214,14 @@ def test_worker_is_fenced_in_the_middle_of_its_push() -> None:
     assert shard.history.version == 0
 
 
+def test_push_of_a_fenced_worker_does_not_begin() -> None:
+    shard = started()
+    shard.workers.fence(0, 1)
+    with pytest.raises(Fenced):
+        shard.pushing(0, 0, 1, 0, meta_of(1), delta=True)
+    assert not shard.history.walks.open
+
+
 def test_incarnation_of_a_part_fences_older_ones_after_a_restart() -> None:
     shard = started()
     stream = shard.pushing(0, 3, 1, 0, meta_of(1), delta=True)

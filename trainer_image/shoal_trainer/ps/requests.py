@@ -1,0 +1,181 @@
+"""What each request does to a shard while it walks over its pieces (`streams`): a pull, a push, the copy of a snapshot.
+
+All but `work`, which a large shard does outside of it, runs under the shard's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from shoal_trainer.errors import Unreachable
+from shoal_trainer.ps.aligned import aligned
+from shoal_trainer.ps.pieces import Payload, nbytes, parts
+from shoal_trainer.ps.streams import Request
+from shoal_trainer.ps.update_rules import Update, normalizes
+from shoal_trainer.ps.values import Answer, AppliedPush, ShardCopy
+from shoal_trainer.ps.walks import Walk, Walks
+from shoal_trainer.wire.messages import PushMeta
+
+if TYPE_CHECKING:
+    from shoal_trainer.ps.shard import ShardStore
+
+
+class _OnShard:
+    """Of a shard that is READY, and that is neither restarted nor rolled back meanwhile. `boot`: None for any."""
+
+    def __init__(self, shard: ShardStore, boot: int | None, walk: Walk) -> None:
+        assert shard.model is not None
+        self.shard, self.model, self.walk = shard, shard.model, walk
+        self._boot = boot
+        self._walks: Walks = shard.history.walks
+
+    def check(self) -> None:
+        """See `Request`."""
+        self.shard.check_ready(self._boot)
+        if self.shard.history.walks is not self._walks:
+            raise Unreachable("the shard was rolled back to a snapshot")
+
+
+class Pull(_OnShard, Request[Answer]):
+    """See `ShardStore.pull`."""
+
+    def __init__(
+        self,
+        shard: ShardStore,
+        boot: int | None,
+        walk: Walk,
+        slot: int,
+        known: int,
+        ahead: float,
+        *,
+        idle: bool,
+    ) -> None:
+        super().__init__(shard, boot, walk)
+        self._slot, self._known, self._ahead, self._idle = slot, known, ahead, idle
+
+    def work(self, io: Payload, writes: bool) -> None:  # noqa: ARG002
+        """See `Request`."""
+        self.shard.read(io, self._ahead)
+
+    def finish(self) -> Answer:
+        """See `Request`."""
+        answer = self.shard.answer(self._slot, self._known, self.walk)
+        if self._idle:
+            self.shard.workers.expect_no_push(self._slot)
+        return answer
+
+
+class Pushing(_OnShard, Request[Answer]):
+    """See `ShardStore.push` and `delta`.
+
+    The weight of a gradient and its optimizer step are fixed before its first piece is applied.
+    """
+
+    def __init__(
+        self,
+        shard: ShardStore,
+        boot: int | None,
+        walk: Walk,
+        worker: tuple[int, int],
+        seq: int,
+        base: int,
+        meta: PushMeta,
+        ahead: float,
+        *,
+        delta: bool,
+    ) -> None:
+        super().__init__(shard, boot, walk)
+        self._worker, self._seq, self._base, self._meta = worker, seq, base, meta
+        self._ahead, self._delta = 0.0 if delta else ahead, delta
+        self._update: Update | None = None
+        self._staleness, self._weight = 0, 0.0 if meta.skipped else meta.scale
+        self._received, self._non_finite = 0, False
+
+    def check(self) -> None:
+        """See `Request`."""
+        self.shard.workers.check(*self._worker)
+        super().check()
+
+    def prepare(self) -> None:
+        """See `Request`."""
+        shard, history, meta = self.shard, self.shard.history, self._meta
+        # Above the version: computed on updates that were lost with an earlier process of this shard. Pushes that
+        # are under way come before this one.
+        self._staleness = abs(history.version - self._base) + history.walks.under_way(self.walk)
+        if not (self._delta or meta.skipped):
+            config = self.model.optimizer.config
+            own = history.pushed_since(self._worker[0], self._base)  # in flight then; see `Damping`
+            shard.damping.normalizes = normalizes(config)
+            damped = shard.damping.apply(max(0, self._staleness - own), shard.workers.live, meta.length)
+            self._weight = config.weight(meta.samples) * damped.factor
+            self._update = self.model.next_update(
+                meta, self._weight, history.samples, damped.pace, self._ahead
+            )
+
+    def work(self, io: Payload, writes: bool) -> None:
+        """See `Request`."""
+        if not writes:
+            self.shard.read(io, self._ahead)
+            return
+        self._received += nbytes(io)
+        with self.shard.load.working():
+            if self._delta:
+                self._non_finite |= self.model.add(io, self._meta.scale)
+            else:
+                now = abs(self.shard.history.version - self._base)
+                self._non_finite |= self.model.apply_gradient(io, self._update, self._meta.steps, now)
+
+    def complete(self) -> None:
+        """See `Request`."""
+        shard, (slot, incarnation) = self.shard, self._worker
+        shard.load.applied(self._received)
+        shard.workers.pushed(slot, incarnation, self._base, non_finite=self._non_finite)
+        shard.history.record(self._worker, self._seq, self._meta)
+        if shard.on_applied is not None:
+            made = slot, incarnation, self._seq, shard.history.version
+            shard.on_applied(AppliedPush(*made, self._staleness, self._weight, self._meta, self._delta))
+        shard.changed.notify_all()
+
+    def finish(self) -> Answer:
+        """See `Request`."""
+        return self.shard.answer(self._worker[0], self._base, self.walk)
+
+
+class Copying(_OnShard, Request[ShardCopy]):
+    """See `ShardStore.copy`."""
+
+    def __init__(self, shard: ShardStore, also: Callable[[], None]) -> None:
+        assert shard.model is not None
+        self._also = also
+        self._source = shard.model.arrays()
+        self._arrays = {name: aligned(values.size) for name, values in self._source.items()}
+        # Begun when there is memory for it: no push may overtake it.
+        super().__init__(shard, shard.boot, shard.history.walks.begin(steady=True))
+
+    def work(self, io: Payload, writes: bool) -> None:  # noqa: ARG002
+        """See `Request`."""
+        for part, _ in parts(io):
+            for name, values in self._source.items():
+                self._arrays[name][part] = values[part]
+
+    def finish(self) -> ShardCopy:
+        """See `Request`."""
+        self._also()
+        shard, model, history = self.shard, self.model, self.shard.history
+        return ShardCopy(
+            index=shard.index,
+            shards=shard.shards,
+            epoch=shard.epoch,
+            version=history.version,
+            samples=history.samples,
+            updates=model.updates,
+            low=model.low,
+            high=model.high,
+            model=model.spec,
+            applied=dict(history.applied),
+            arrays=self._arrays,
+            contents=history.contents.spans(),
+            begun=history.begun(self.walk),
+            generation=history.generation,
+        )
