@@ -2,7 +2,7 @@
 
 It is built from the Go module in `dev/tools/kueue` when it is first needed (4 minutes of CPU), since its dependencies
 are older than those of Kubernetes. Its webhooks are reached through a Service of type ExternalName, and the Secret with
-their certificate, which a kubelet would mount, is copied to where the manager expects it.
+their certificate, which a kubelet would mount, is copied to a folder.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from dev.tools.build import ensure_apart, source_of
 
 PACKAGE = "sigs.k8s.io/kueue"
 NAMESPACE = "kueue-system"
-SERVICE, SECRET = "webhook-service", "webhook-server-cert"
-CERTIFICATES = Path("/tmp/k8s-webhook-server/serving-certs")
-"""Where Kueue's image has its volume; it cannot be chosen."""
+SERVICE, SECRET = "kueue-webhook-service", "webhook-server-cert"
+CONVERTED = ("clusterqueues", "cohorts", "localqueues", "multikueueclusters", "workloads")
+"""Kinds whose versions differ in more than their name."""
 PODS = ("/mutate--v1-pod", "/validate--v1-pod")
 KUEUES_OWN = "kueue-x-k8s-io"
 READY_SECONDS = 60.0
@@ -49,34 +49,36 @@ def running(plane: ControlPlane, namespaces: list[str]) -> Iterator[None]:
     """
     program, source = ensure_apart("kueue", f"{PACKAGE}/cmd/kueue"), source_of("kueue", PACKAGE)
     webhook, health, metrics = free_ports(3)
-    config = plane.folder / "kueue.yaml"
-    config.write_text(yaml.safe_dump(_configuration(webhook, health, metrics, namespaces)))
-    kinds = str(source / "config/components/crd/bases")
-    plane.kubectl("apply", "--server-side", "-f", kinds)
-    plane.kubectl("wait", "--for=condition=Established", "-f", kinds)
+    config, certificates = plane.folder / "kueue.yaml", plane.folder / "kueue-certificates"
+    config.write_text(yaml.safe_dump(_configuration(webhook, health, metrics, namespaces, certificates)))
+    bases = sorted((source / "config/components/crd/bases").glob("*.yaml"))
+    kinds = yaml.safe_dump_all([_convertible(yaml.safe_load(base.read_text()), webhook) for base in bases])
+    plane.kubectl("apply", "--server-side", "-f", "-", stdin=kinds)
+    plane.kubectl("wait", "--for=condition=Established", "-f", "-", stdin=kinds)
     hooks = yaml.safe_load_all((source / "config/components/webhook/manifests.yaml").read_text())
     around = [*_surroundings(), *(_reachable(each, webhook, namespaces) for each in hooks if each)]
     plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(around))
     words = [str(program), f"--config={config}", f"--kubeconfig={plane.kubeconfig}",
              "--feature-gates=VisibilityOnDemand=false"]  # fmt: skip
-    shutil.rmtree(CERTIFICATES, ignore_errors=True)  # of an earlier one that was killed
+    shutil.rmtree(certificates, ignore_errors=True)  # of an earlier one
     plane.processes.start("kueue", words)
     try:
-        _await_ready(plane, namespaces[0])
+        _await_ready(plane, namespaces[0], certificates)
         _await_collected(plane, namespaces[0])
         yield
     finally:
         plane.processes.stop("kueue")
-        shutil.rmtree(CERTIFICATES, ignore_errors=True)
 
 
-def _configuration(webhook: int, health: int, metrics: int, namespaces: list[str]) -> Json:
+def _configuration(
+    webhook: int, health: int, metrics: int, namespaces: list[str], certificates: Path
+) -> Json:
     return {
-        "apiVersion": "config.kueue.x-k8s.io/v1beta1",
+        "apiVersion": "config.kueue.x-k8s.io/v1beta2",
         "kind": "Configuration",
         "namespace": NAMESPACE,
         "leaderElection": {"leaderElect": False},
-        "webhook": {"host": "127.0.0.1", "port": webhook},
+        "webhook": {"host": "127.0.0.1", "port": webhook, "certDir": str(certificates)},
         "health": {"healthProbeBindAddress": f"127.0.0.1:{health}"},
         "metrics": {"bindAddress": f"127.0.0.1:{metrics}"},
         "internalCertManagement": {
@@ -85,6 +87,15 @@ def _configuration(webhook: int, health: int, metrics: int, namespaces: list[str
         "integrations": {"frameworks": ["pod"]},
         "managedJobsNamespaceSelector": _selector(namespaces),
     }  # fmt: skip
+
+
+def _convertible(kind: Json, port: int) -> Json:
+    """A definition with the conversion between its versions, which the manager does."""
+    if kind["spec"]["names"]["plural"] in CONVERTED:
+        service = {"name": SERVICE, "namespace": NAMESPACE, "path": "/convert", "port": port}
+        webhook = {"clientConfig": {"service": service}, "conversionReviewVersions": ["v1"]}
+        kind["spec"]["conversion"] = {"strategy": "Webhook", "webhook": webhook}
+    return kind
 
 
 def _selector(namespaces: list[str]) -> Json:
@@ -118,7 +129,7 @@ def _reachable(configuration: Json, port: int, namespaces: list[str]) -> Json:
     return configuration
 
 
-def _await_ready(plane: ControlPlane, namespace: str) -> None:
+def _await_ready(plane: ControlPlane, namespace: str, certificates: Path) -> None:
     """Wait until a pod of a queue is gated; give the manager its certificate meanwhile."""
     container = {"name": "c", "image": "x"}
     metadata = {"name": "probe", "namespace": namespace, "labels": {"kueue.x-k8s.io/queue-name": "probe"}}
@@ -127,10 +138,10 @@ def _await_ready(plane: ControlPlane, namespace: str) -> None:
     deadline = time.monotonic() + READY_SECONDS
     while True:
         data = json.loads(plane.get(path)).get("data") or {}
-        if "tls.crt" in data and not (CERTIFICATES / "tls.key").exists():
-            CERTIFICATES.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if "tls.crt" in data and not (certificates / "tls.key").exists():
+            certificates.mkdir(parents=True, exist_ok=True, mode=0o700)
             for name, value in data.items():
-                (CERTIFICATES / name).write_bytes(base64.b64decode(value))
+                (certificates / name).write_bytes(base64.b64decode(value))
         with contextlib.suppress(Exception):
             made = plane.kubectl(
                 "create", "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(probe)
