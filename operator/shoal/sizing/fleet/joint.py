@@ -34,7 +34,7 @@ def better_together(
     order: Sequence[Solved], pools: Sequence[FleetPool], speeds: SpeedModel, confidence: float
 ) -> dict[str, Solved]:
     """What is better than the jobs' own plans, one after another: a trade between them, or what is planned already."""
-    able = [each for each in order if each.found is not None and not _is_being_measured(each)]
+    able = [each for each in order if each.found is not None]
     if len(able) < 2:
         return {}
     limits, takes_part = {pool.name: pool.limit for pool in pools}, {each.job.name for each in able}
@@ -49,11 +49,6 @@ def better_together(
     except UsageError:
         return {}
     return {each.job.name: each for each in best}
-
-
-def _is_being_measured(plan: Solved) -> bool:
-    """Whether what a job needs is a guess that the first minute of its workers ends: nobody moves for a guess."""
-    return plan.one is not None and not plan.one.measured and any(plan.job.running.values())
 
 
 def _traded(

@@ -470,17 +470,6 @@ def test_jobs_trade_pools_where_one_of_them_has_no_other() -> None:
     assert found["a"].counts["spot"] + found["b"].counts["spot"] <= 6
 
 
-def test_nobody_moves_for_a_job_whose_first_workers_are_about_to_show_its_speed() -> None:
-    """What it needs is a guess until then, and a move for it is made undone a minute later."""
-    small, own = replace(SPOT, limit=4), replace(STEADY, name="own", price_per_hour=0.6)
-    known = job("known", pools=("spot", "own"), deadline_seconds=3900.0, running={"spot": 4})
-    new = job("new", model=replace(MODEL, fingerprint="new"), running={"steady": 2}, deadline_seconds=3900.0)
-    found = plan_fleet([small, own, STEADY], [PROFILE], [known, new]).jobs
-    assert found["known"].counts == {"spot": 4, "own": 0}
-    shown = [PROFILE, replace(PROFILE, model=new.model)]
-    assert plan_fleet([small, own, STEADY], shown, [known, new]).jobs["new"].counts["spot"] > 0
-
-
 def test_model_that_was_measured_elsewhere_is_no_unknown() -> None:
     """Where it runs teaches nothing more of the pool that it is to move to: it must not wait for that."""
     pools = [replace(SPOT, limit=1), replace(STEADY, accelerator="V100")]
