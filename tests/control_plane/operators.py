@@ -10,11 +10,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from dev.cluster import ControlPlane
 from dev.kube import ApiError, Json, Kube
+from dev.paths import ROOT
 from shoal.cluster.http import HttpTransport
 from shoal.cluster.lease import LeaseTimes
 from shoal.cluster.server import find
@@ -207,6 +209,16 @@ async def eventually(read: Callable[[], Awaitable[Any]], seconds: float = PATIEN
                 raise
         assert time.monotonic() < deadline, f"timeout: {what}"
         await asyncio.sleep(0.02)
+
+
+@contextlib.contextmanager
+def own_control_plane(namespace: str) -> Iterator[ControlPlane]:
+    """A control plane with Shoal's kinds and this namespace, for a test that changes what is cluster-wide."""
+    with ControlPlane.start() as plane:
+        plane.kubectl("apply", "--server-side", "-f", str(ROOT / "crds"))
+        plane.kubectl("create", "namespace", namespace)
+        plane.kubectl("wait", "--for=create", "-n", namespace, "serviceaccount/default")
+        yield plane
 
 
 class Job:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from dev.cluster import ControlPlane
 from dev.kube import Json, Kube
 from shoal.policy.tell.pod_problems import UNSCHEDULABLE_PATIENCE
 from tests.control_plane import coscheduling
-from tests.control_plane.operators import Job, eventually, running_operator
+from tests.control_plane.operators import Job, eventually, own_control_plane, running_operator
 from tests.doubles.fake_kubelet import FakeKubelet
 
 NAMESPACE = "team"
@@ -27,12 +26,8 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 @pytest.fixture
 def plane() -> Iterator[ControlPlane]:
     """A control plane of its own: PodGroups are cluster-wide."""
-    with ControlPlane.start() as plane:
-        plane.kubectl("apply", "--server-side", "-f", str(Path(__file__).parents[2] / "crds"))
-        plane.kubectl("create", "namespace", NAMESPACE)
-        plane.kubectl("wait", "--for=create", "-n", NAMESPACE, "serviceaccount/default")
-        with coscheduling.running(plane):
-            yield plane
+    with own_control_plane(NAMESPACE) as plane, coscheduling.running(plane):
+        yield plane
 
 
 @pytest.fixture

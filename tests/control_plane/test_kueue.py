@@ -14,7 +14,7 @@ from dev.paths import ROOT
 from shoal_trainer.contract import Outcome, TerminationMessage
 from tests.control_plane import kueue
 from tests.control_plane.installed import as_service_account
-from tests.control_plane.operators import Job, eventually, running_operator
+from tests.control_plane.operators import Job, eventually, own_control_plane, running_operator
 from tests.doubles.fake_kubelet import FakeKubelet
 
 NAMESPACE = "team"
@@ -32,12 +32,8 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 @pytest.fixture
 def plane() -> Iterator[ControlPlane]:
     """A control plane of its own: Kueue's webhooks are cluster-wide."""
-    with ControlPlane.start() as plane:
-        plane.kubectl("apply", "--server-side", "-f", str(Path(__file__).parents[2] / "crds"))
-        plane.kubectl("create", "namespace", NAMESPACE)
-        plane.kubectl("wait", "--for=create", "-n", NAMESPACE, "serviceaccount/default")
-        with kueue.running(plane, [NAMESPACE]):
-            yield plane
+    with own_control_plane(NAMESPACE) as plane, kueue.running(plane, [NAMESPACE]):
+        yield plane
 
 
 async def quota(kube: Kube, pods: int, queue: str = "all") -> None:
