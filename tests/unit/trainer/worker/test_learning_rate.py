@@ -108,7 +108,7 @@ def test_the_coordinator_tells_all_workers_and_keeps_the_rate_in_snapshots():
     for slot in (0, 1):
         bench.join(slot)
     work = bench.train(0)
-    coordinator, queue = bench.coordinator, bench.coordinator.tasks
+    coordinator, queue = bench.coordinator, bench.coordinator.record.tasks
     assert coordinator.heartbeat(1, 0).learning_rate is None
     assert (work.task, work.learning_rate) == ("callbacks", None)
     coordinator.task_done(TaskDone(slot=0, incarnation=0, token=work.token, learning_rate=0.005))
