@@ -74,9 +74,8 @@ def _section(path: str, schema: Schema) -> Iterator[str]:
         see = " See [Pod templates](#pod-templates)." if name == _TEMPLATE else ""
         text = " ".join(field.get("description", "").split()) + see
         yield f"- `{name}` ({', '.join(filter(None, about))}): {text}".removesuffix(": ")
-    rules = [
-        each for each in schema.get("x-kubernetes-validations", []) if "fieldPath" not in each
-    ]  # "Immutable."
+    # A rule with a path says of each field what the description says of all: that it is immutable.
+    rules = [each for each in schema.get("x-kubernetes-validations", []) if "fieldPath" not in each]
     if rules:
         yield ""
         yield from (f"- {rule['message']}" for rule in rules)

@@ -179,11 +179,7 @@ def samples_left(coordinator: Coordinator) -> float | None:
     record = coordinator.record
     if coordinator.finished is not None or record.stopping:
         return 0.0
-    stop, ledger, counters = (
-        record.stop_after,
-        record.ledger,
-        record.counters,
-    )
+    stop, ledger, counters = record.stop_after, record.ledger, record.counters
     left: list[float] = []
     if stop.epochs and ledger is not None and (total := ledger.total()) is not None:
         left.append(float(max(0, total * stop.epochs - ledger.done_samples)))

@@ -37,9 +37,9 @@ def better_together(
     able = [each for each in order if each.found is not None]
     if len(able) < 2:
         return {}
-    limits, takes_part = {pool.name: pool.limit for pool in pools}, {each.job.name for each in able}
+    limits = {pool.name: pool.limit for pool in pools}
     for each in order:
-        if each.job.name not in takes_part:
+        if each.found is None:
             for name, count in each.answer.counts.items():
                 limits[name] = max(limits[name] - count, 0)
     try:

@@ -131,10 +131,8 @@ def _reserved(job: FleetJob, work: Work, options: Sequence[Pool]) -> bool:
 
 def _supplied(option: Pool, pool: FleetPool, job: FleetJob, reserved: bool) -> Pool:
     """A pool with its stock-outs: what is out now, or may be still, and, of spot without a reserve, what may come."""
-    elsewhere = sum(job.running.values()) > option.running
-    if (
-        pool.doubted and elsewhere
-    ):  # one worker shows whether there are nodes again; more may leave theirs for nothing
+    if pool.doubted and sum(job.running.values()) > option.running:
+        # One worker shows whether there are nodes again; more may leave theirs for nothing.
         option = replace(option, limit=min(option.limit, option.running + 1))
     if not option.spot:
         return option
