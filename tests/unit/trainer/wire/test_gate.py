@@ -117,10 +117,12 @@ def test_a_connection_that_finds_the_port_full_costs_no_credit() -> None:
 
 
 def test_credit_is_kept_of_few_addresses() -> None:
-    port = Port(1)
+    gate = Gate(1, lambda: 0.0)
     for number in range(3 * ADDRESSES):
-        assert begun(port, str(number), 1, port.gate.leave) == 1
-    assert len(port.gate._credit._paid) <= ADDRESSES
+        visit = gate.enter(str(number), lambda: None, 1.0)
+        assert visit is not None
+        gate.leave(visit)
+    assert len(gate._credit._paid) <= ADDRESSES
 
 
 EVENTS = st.lists(
