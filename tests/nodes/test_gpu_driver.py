@@ -17,6 +17,8 @@ from dev.images import IMAGES, build, buildah
 from dev.paths import ROOT
 from dev.tools import ensure
 
+pytestmark = pytest.mark.nightly  # a minute, most of it the copy of an image
+
 PYTHON = "/opt/shoal/bin/python"
 WORK = """
 from shoal_trainer.errors import NoAccelerator
