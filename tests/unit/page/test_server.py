@@ -26,13 +26,16 @@ def jobs() -> list[TrainingJob]:
 
 
 @pytest.fixture
-async def session(jobs: list[TrainingJob]) -> AsyncIterator[aiohttp.ClientSession]:
-    page = Page(lambda: jobs, lambda: (), wall=lambda: NOW, look_seconds=0.01)
+def page(jobs: list[TrainingJob]) -> Page:
+    """One that looks when the test says so, so that no look falls between two events."""
+    return Page(lambda: jobs, lambda: (), wall=lambda: NOW)
+
+
+@pytest.fixture
+async def session(page: Page) -> AsyncIterator[aiohttp.ClientSession]:
     runner = await serve(0, page.answers)
-    looking = asyncio.create_task(page.run())
     async with aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}") as session:
         yield session
-    looking.cancel()
     await runner.cleanup()
 
 
@@ -129,29 +132,43 @@ async def test_json(session: aiohttp.ClientSession) -> None:
 
 
 async def test_the_stream_says_what_changes_and_only_that(
-    session: aiohttp.ClientSession, jobs: list[TrainingJob]
+    session: aiohttp.ClientSession, page: Page, jobs: list[TrainingJob]
 ) -> None:
+    page.look()
     async with session.get("/api/stream", params={"job": "team/digits"}) as answer:
         assert answer.headers["Content-Type"].startswith("text/event-stream")
-        kinds = []
 
         async def event() -> tuple[str, Any]:
             kind = (await answer.content.readline()).decode().strip().removeprefix("event: ")
             data = (await answer.content.readline()).decode().removeprefix("data: ")
             await answer.content.readline()
-            kinds.append(kind)
             return kind, json.loads(data)
 
-        await event()
-        await event()
-        assert kinds == ["overview", "job"]
+        first = [await event(), await event()]
+        assert [(kind, told["now"]) for kind, told in first] == [
+            ("overview", NOW.timestamp()),
+            ("job", NOW.timestamp()),
+        ]
+        page.look()  # nothing has changed, so nothing is sent
         jobs[:] = [job(RUNNING | {"workers": {"ready": 3}})]
-        changed = dict([await event(), await event()])  # in either order: the server may be between the two
-        assert changed["overview"]["jobs"][0]["ready"] == 3
-        assert changed["job"]
+        page.look()
+        changed = [await event(), await event()]
+        assert [kind for kind, _ in changed] == ["overview", "job"]
+        assert changed[0][1]["jobs"][0]["ready"] == changed[1][1]["ready"] == 3
         jobs.clear()
+        page.look()
         nothing = {"now": NOW.timestamp(), "jobs": [], "pools": []}
-        assert dict([await event(), await event()]) == {"overview": nothing, "job": None}
+        assert [await event(), await event()] == [("overview", nothing), ("job", None)]
+
+
+async def test_it_looks_again_and_again(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    monkeypatch.setattr(page, "look", lambda: looks.append(1))
+    page.pause = 0.0
+    looking = asyncio.create_task(page.run())
+    while len(looks) < 3:
+        await asyncio.sleep(0)
+    looking.cancel()
 
 
 async def test_only_reading(session: aiohttp.ClientSession) -> None:
