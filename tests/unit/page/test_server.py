@@ -150,6 +150,8 @@ async def test_the_stream_says_what_changes_and_only_that(
             ("job", NOW.timestamp()),
         ]
         page.look()  # nothing has changed, so nothing is sent
+        for _ in range(100):
+            await asyncio.sleep(0)
         jobs[:] = [job(RUNNING | {"workers": {"ready": 3}})]
         page.look()
         changed = [await event(), await event()]
@@ -162,12 +164,17 @@ async def test_the_stream_says_what_changes_and_only_that(
 
 
 async def test_it_looks_again_and_again(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = []
-    monkeypatch.setattr(page, "look", lambda: looks.append(1))
+    looks, thrice = [], asyncio.Event()
+
+    def look() -> None:
+        looks.append(1)
+        if len(looks) == 3:
+            thrice.set()
+
+    monkeypatch.setattr(page, "look", look)
     page.pause = 0.0
     looking = asyncio.create_task(page.run())
-    while len(looks) < 3:
-        await asyncio.sleep(0)
+    await thrice.wait()
     looking.cancel()
 
 
