@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 import click
+from pydantic import JsonValue
 
 from shoal_trainer.contract import BATCH_SIZE, InitialFrom, Staleness, StopAfter, argument
 from shoal_trainer.errors import TrainerError, UserError
@@ -87,7 +88,8 @@ def work() -> None:
     "args",
     multiple=True,
     metavar="NAME=VALUE",
-    help="An argument of the entrypoint: an integer, a decimal or a string, as in spec.training.args. Repeatable.",
+    help="An argument of the entrypoint, as in spec.training.args: rate=0.1, layers=[64,32] or other JSON; "
+    "the rest is text. Repeatable.",
 )
 @click.option(
     "--storage",
@@ -182,7 +184,11 @@ def run(
 @click.option("--until", metavar="METRIC=VALUE", help="The target, as for `run`.")
 @click.option("--mode", type=click.Choice(["min", "max"], case_sensitive=False), help="As for `run`.")
 @click.option(
-    "--arg", "args", multiple=True, metavar="NAME=VALUE", help="An argument of the entrypoint. Repeatable."
+    "--arg",
+    "args",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An argument of the entrypoint, as for `run`. Repeatable.",
 )
 @click.option(
     "--output", "-o", default="text", show_default=True, type=click.Choice(["text", "json"]), help="Format."
@@ -243,7 +249,7 @@ def _initial(folder: str | None, weights_only: bool) -> InitialFrom | None:
     return InitialFrom(uri=_uri(folder), weights_only=weights_only)
 
 
-def arguments(texts: tuple[str, ...]) -> dict[str, int | str]:
+def arguments(texts: tuple[str, ...]) -> dict[str, JsonValue]:
     """The options `--arg` as the entrypoint's arguments. Raises BadParameter."""
     try:
         return dict(map(argument, texts))
