@@ -101,11 +101,12 @@ def test_storage_that_cannot_be_written_is_said_before_anything_starts(monkeypat
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run"], "Missing argument 'MODULE:OBJECT'"),
+        (["run"], "Missing argument 'FILE.py[:OBJECT]|MODULE:OBJECT'"),
         (
-            ["check", "quickstart.py"],
-            "'quickstart.py' must be MODULE:OBJECT or FILE.py:OBJECT, for example quickstart.py:job",
+            ["check", "quickstart"],
+            "'quickstart' must be FILE.py, FILE.py:OBJECT or MODULE:OBJECT, for example digits.py:job",
         ),
+        (["check", "nofile.py"], "there is no file nofile.py"),
         (["check", "nofile.py:job"], "there is no file nofile.py"),
         (["run", "a:b", "--workers", "0"], "0 is not in the range"),
         (["run", "a:b", "--arg", "width"], "'width' must be NAME=VALUE"),
