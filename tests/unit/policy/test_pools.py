@@ -642,6 +642,38 @@ def test_usage_and_cost_are_counted() -> None:
     assert world.status["poolUsage"]["a"] == usage
 
 
+def test_node_counts_from_the_start_of_its_pod_and_not_from_when_that_was_recorded() -> None:
+    """No write tells at once that a worker has a node, and an operator that starts again may see it a minute later."""
+    world = Pools(pool("a", price="3.6"), nodes={"a": 5}, replicas=2)
+    world.reconcile()
+    world.tick()  # bound
+    began = world.now
+    world.tick(30.0)
+    world.reconcile()
+    seconds = 2 * int((world.now - began).total_seconds())
+    assert world.status["poolUsage"]["a"]["nodeSeconds"] == seconds == 60
+    assert world.status["cost"]["accumulated"] == "0.06"
+    world.tick(70.0)
+    world.reconcile()
+    assert world.status["poolUsage"]["a"]["nodeSeconds"] == seconds + 140
+
+
+def test_nodes_are_counted_to_the_end_of_the_job_and_cost_nothing_then() -> None:
+    world = Pools(pool("a", price="3.6"), nodes={"a": 5}, replicas=2)
+    world.settle()
+    counted = world.status["poolUsage"]["a"]["nodeSeconds"]
+    since = datetime.fromisoformat(world.status["countedUntil"])
+    world.now = since + timedelta(seconds=50)  # less than the minute after which they are counted anyway
+    world.end("digits-ps-0-0", 0, "Completed", build.termination_message())
+    world.reconcile()
+    assert world.status["phase"] == "Succeeded"
+    assert world.status["poolUsage"]["a"]["nodeSeconds"] == counted + 100
+    assert world.status["cost"]["perHour"] == "0"
+    told = world.status["cost"]
+    world.settle()
+    assert world.status["cost"] == told
+
+
 def test_interruptions_and_shocks_are_counted_by_pool() -> None:
     world = Pools(pool("a"), nodes={"a": 9}, replicas=3)
     world.settle()
