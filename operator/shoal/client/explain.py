@@ -252,13 +252,13 @@ def _goal(seen: Seen) -> Iterator[Finding]:
         return
     if stop.epochs or stop.steps:
         return
-    falls = StopAfter(metric=stop.metric, value=float(stop.value), mode=stop.mode).direction == "Min"
+    falls = StopAfter(metric=stop.metric, value=stop.value, mode=stop.mode).direction == "Min"
     evaluated = stop.metric if stop.metric.startswith("val_") else f"val_{stop.metric}"
     now = training.metrics.get(evaluated)
     so_far = f"; after {count(training.epoch, 'epoch')} it is {now}" if now else ", and was not evaluated yet"
     yield Finding(
         "plan",
-        f"training ends when {evaluated} {'falls' if falls else 'rises'} to {stop.value}{so_far}",
+        f"training ends when {evaluated} {'falls' if falls else 'rises'} to {stop.value:.15g}{so_far}",
         f"shoal history {seen.job.metadata.name} shows whether it still moves; stopAfter.epochs, in a new job, ends "
         "training in any case",
     )

@@ -251,7 +251,7 @@ async def test_fault_of_the_planner_keeps_the_last_proposals_and_is_counted() ->
 
 
 def test_deadline_and_budget_are_what_is_left() -> None:
-    objective = {"deadlineSeconds": 3600, "maxCost": "40"}
+    objective = {"deadlineSeconds": 3600, "maxCost": 40}
     manifest = job_manifest(elasticity={"mode": "Auto", "objective": objective})
     manifest["status"] = {"startTime": "2026-01-01T11:30:00Z", "cost": {"accumulated": "12.5"}}
     found = fleet_job(TrainingJob.model_validate(manifest), None, NOW)
@@ -268,9 +268,7 @@ def test_job_that_nobody_plans_is_planned_with_the_workers_it_has(mode: str) -> 
 OF_50_000 = SpeedProfile.model_validate(
     {
         "metadata": {"name": "p"},
-        "spec": {
-            "model": {"flopsPerSample": "1e6", "parameters": 10, "tensors": 1, "samplesPerEpoch": 50_000}
-        },
+        "spec": {"model": {"flopsPerSample": 1e6, "parameters": 10, "tensors": 1, "samplesPerEpoch": 50_000}},
     }
 )
 
@@ -432,7 +430,7 @@ async def test_profile_of_a_user_is_found_by_annotation_or_fingerprint() -> None
     manifest = job_manifest()
     job = TrainingJob.model_validate(manifest)
     assert world.learner.name_of(job, MODEL.fingerprint) == profile_name(MODEL.fingerprint)
-    prior = {"fingerprint": MODEL.fingerprint, "flopsPerSample": "8e7", "parameters": 500_000, "tensors": 20}
+    prior = {"fingerprint": MODEL.fingerprint, "flopsPerSample": 8e7, "parameters": 500_000, "tensors": 20}
     meta = {"name": "resnet", "namespace": "team", "uid": "s", "resourceVersion": "1"}
     world.state.profiles.put(SpeedProfile.model_validate({"metadata": meta, "spec": {"model": prior}}))
     assert world.learner.name_of(job, MODEL.fingerprint) == "resnet"
@@ -596,7 +594,7 @@ async def test_what_the_user_says_of_the_model_counts_for_a_running_job() -> Non
     world = World()
     job = TrainingJob.model_validate(job_manifest())
     world.add(job, pool("spot", "0.3", True), pool("on-demand", "1.0", False, accelerator={"name": "A100"}))
-    prior = {"flopsPerSample": "8e7", "parameters": 500_000, "tensors": 20, "fingerprint": MODEL.fingerprint}
+    prior = {"flopsPerSample": 8e7, "parameters": 500_000, "tensors": 20, "fingerprint": MODEL.fingerprint}
     spec = {"model": prior | {"bytesPerSample": 200_000_000}}  # 26 GB of 128 samples: a T4 has 16
     meta = {"name": "p", "namespace": "team", "uid": "p"}
     world.state.profiles.put(SpeedProfile.model_validate({"metadata": meta, "spec": spec}))
