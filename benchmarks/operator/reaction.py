@@ -76,7 +76,7 @@ async def measure(world: World, quick: bool) -> AsyncIterator[Measurement]:
             await world.kube.delete("/apis/shoal.dev/v1alpha1/namespaces/big/trainingjobs/big")
             await until(lambda: _is_empty(world, "big"))
         await world.namespace("bare-one")
-        await _bare_pods(world, "bare-one", workers)
+        await bare_pods(world, "bare-one", 1, workers)
         async with world.bare("replace", "bare-one"):
             bare = [
                 await _lose(world, "bare-one", name) for name in await _workers(world, "bare-one", losses)
@@ -247,8 +247,9 @@ async def _wave(world: World, kubelet: FakeKubelet, namespace: str) -> list[floa
     return [milliseconds(told, each.received) for each in world.creates(namespace, since=since)]
 
 
-async def _bare_pods(world: World, namespace: str, workers: int) -> None:
-    await world.make_bare(namespace, 1, workers)
+async def bare_pods(world: World, namespace: str, jobs: int, workers: int) -> None:
+    """Have the bare client make the objects of these jobs, and wait until their pods run."""
+    await world.make_bare(namespace, jobs, workers)
     await _all_run(world, namespace)
 
 
