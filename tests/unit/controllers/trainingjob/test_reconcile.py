@@ -487,4 +487,4 @@ async def test_job_has_a_tenth_of_the_loop_however_slow_the_machine(
     await rig.once()
     assert rig.rests == []  # it has no pods yet
     await rig.reconcile(KEY)
-    assert rig.rests[-1] >= pytest.approx(9 * seconds)
+    assert rig.rests[-1] > 8.99 * seconds
