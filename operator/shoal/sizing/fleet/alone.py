@@ -1,7 +1,7 @@
 """The plan of one job, in the nodes that others leave: the cheapest one that keeps its limits, or what runs.
 
 What runs is kept unless the gain is sure; where nothing keeps the limits, the cheapest is taken that is about as fast
-as the fastest; and one worker more measures a pool where knowing its speed is worth its price.
+as the fastest; and one worker measures a pool where knowing its speed is worth its price.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from shoal.errors import UsageError
 from shoal.sizing.fleet.answers import answer_of, unplanned
 from shoal.sizing.fleet.problems import JobProblem, job_problem
 from shoal.sizing.fleet.values import FleetJob, FleetPool, JobPlan
-from shoal.sizing.plan.explain import fleet, money
+from shoal.sizing.plan.explain import duration, fleet, money
 from shoal.sizing.plan.planner import Plan, plan
 from shoal.sizing.plan.problem import Problem
 from shoal.sizing.plan.switch import SURE, gain, is_sure, switch
@@ -147,23 +148,32 @@ def _affordable(problem: Problem, found: Plan, seed: int) -> Plan:
 
 
 def _with_trial(job: FleetJob, one: JobProblem, found: Plan, answer: JobPlan) -> JobPlan:
-    """The plan, with one worker more in a pool that was never measured where that is worth its price."""
+    """The plan, with one worker in a pool that was never measured where that is worth its price."""
     unmeasured = {name for name, basis in one.basis.items() if basis != MEASURED}
-    if not found.feasible or job.min_workers == job.max_workers:
+    late = not found.feasible
+    in_time = late or job.prefer == "MinTime"
+    if job.min_workers == job.max_workers or (late and found.binding == "budget"):
+        return answer
+    if in_time and not one.measured:  # what it is slower than is a guess, too
         return answer
     begun = {*job.asked, *(name for name, n in job.running.items() if n)}
-    trial = worth_measuring(one.problem, found.counts, found.cost, found.seconds, unmeasured, begun)
+    trial = worth_measuring(
+        one.problem, found.counts, found.cost, found.seconds, unmeasured, begun, late=late
+    )
     if trial is None:
         return answer
-    price = next(pool.price for pool in one.problem.pools if pool.name == trial.pool)
+    pools = one.problem.pools
+    left = [pool.name for pool, n, was in zip(pools, trial.counts, found.counts, strict=True) if n < was]
+    told = duration if in_time else partial(money, currency="")
+    who = f"One worker in place of one from {left[0]}" if left else "One worker more"
     words = (
-        f"One worker more measures {trial.pool}, where the model never ran: knowing its speed is expected to save "
-        f"{money(trial.saving, '')}, and costs {money(max(trial.price, 0.0), '')}."
+        f"{who} measures {trial.pool}, where the model never ran: knowing its speed is expected to save "
+        f"{told(trial.saving)}, and costs {told(max(trial.price, 0.0))}."
     )
     return replace(
         answer,
-        counts={**answer.counts, trial.pool: 1},
-        cost_per_hour=answer.cost_per_hour + price,
+        counts={pool.name: n for pool, n in zip(pools, trial.counts, strict=True)},
+        cost_per_hour=sum(pool.price * n for pool, n in zip(pools, trial.counts, strict=True)),
         reason=f"{answer.reason} {words}",
     )
 
