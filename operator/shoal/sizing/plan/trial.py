@@ -100,9 +100,11 @@ def _with_one(problem: Problem, counts: Sequence[int], at: int, *, replaces: boo
     leaving: list[int | None] = [None]
     if problem.max_workers is not None and sum(counts) >= problem.max_workers:
         used = [i for i, n in enumerate(counts) if n] if replaces else []
-        leaving = [*sorted(used, key=lambda i: (_speed(problem.pools[i]), -problem.pools[i].price))]
+        leaving = [
+            *sorted(used, key=lambda i: (problem.pools[i].samples_per_second, -problem.pools[i].price))
+        ]
     options = (place(leaves) for leaves in leaving)
-    return next((option for option in options if math.isfinite(model.seconds(option, servers))), None)
+    return next((option for option in options if model.allows(option, servers)), None)
 
 
 def _saving(problem: Problem, at: int, now: float, *, in_time: bool) -> float:
@@ -136,14 +138,10 @@ def _price(pool: Pool, problem: Problem, cost: float) -> float:
 def _delay(problem: Problem, counts: Sequence[int], tried: Sequence[int]) -> float:
     """Seconds that are lost until the speed is known: a worker leaves its place only when the other one runs."""
     before, then = (
-        sum(n * _speed(pool) for pool, n in zip(problem.pools, each, strict=True)) for each in (counts, tried)
+        sum(n * pool.samples_per_second for pool, n in zip(problem.pools, each, strict=True))
+        for each in (counts, tried)
     )
     return MEASURE_SECONDS * max(1 - then / before, 0.0)
-
-
-def _speed(pool: Pool) -> float:
-    """Samples a second of one worker."""
-    return pool.batch / pool.step_seconds
 
 
 def _startup(pool: Pool) -> float:

@@ -482,6 +482,20 @@ def test_what_runs_is_kept_unless_the_gain_is_sure() -> None:
     assert dear.counts["steady"] == 0
 
 
+def test_what_runs_is_left_where_the_job_may_no_longer_run_it() -> None:
+    """Its onDemandBase was raised, or a pool's zone was corrected: there is a plan, and it keeps to that."""
+    raised = job(running={"spot": 8}, on_demand_base=1)
+    found = plan_fleet([SPOT, STEADY], [PROFILE], [raised]).jobs["a"]
+    assert found.feasible
+    assert found.counts["steady"] >= 1
+    together = plan_fleet([SPOT, STEADY], [PROFILE], [raised, job("b", running={"spot": 5})]).jobs
+    assert together["a"].counts["steady"] >= 1
+    apart = [replace(SPOT, zone="a"), replace(STEADY, zone="b", price_per_hour=0.55)]
+    found = plan_fleet(apart, [PROFILE], [job(running={"spot": 5, "steady": 1})]).jobs["a"]
+    assert found.feasible
+    assert 0 in found.counts.values()
+
+
 def test_pool_that_runs_out_gets_on_demand_workers_beside_it_where_there_is_no_reserve() -> None:
     scarce = replace(SPOT, unfulfilled_waits=20, startup_seen=5)
     tight = job(samples_left=7.5e7, deadline_seconds=3900.0)  # on-demand alone could not make it any more
