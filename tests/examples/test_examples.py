@@ -78,7 +78,7 @@ def test_it_learns(module: Any) -> None:
 
 
 def test_the_readme_job_runs_as_processes(tmp_path: Path) -> None:
-    words = ["run", "quickstart:job", "--workers", "2", "--epochs", "1", "--storage", str(tmp_path)]
+    words = ["run", "quickstart.py", "--workers", "2", "--epochs", "1", "--storage", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, "-m", "shoal_trainer.cli", *words],
         cwd=EXAMPLES / "quickstart", capture_output=True, text=True, timeout=200, check=False,

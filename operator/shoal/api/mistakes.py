@@ -41,6 +41,8 @@ def advice(error: Any) -> str:
         return f'write the number as a string in quotes, "{given}"'
     if error["type"] == "missing":
         return "this field is required: add it"
+    if error["type"] == "value_error":  # a validator of ours: its words name what was given, where that helps
+        return str(error["ctx"]["error"])
     if error["type"] == "unexpected_keyword_argument":
         return "there is no such argument: check its spelling"
     if error["type"] == "extra_forbidden":

@@ -38,7 +38,8 @@ _OPTIONS = (
         help="Nodes for workers.  [default: Spot]",
     ),
     click.option(
-        "--arg", "args", multiple=True, metavar="NAME=VALUE", help="An argument of the entrypoint. Repeatable."
+        "--arg", "args", multiple=True, metavar="NAME=VALUE",
+        help="An argument of the entrypoint: rate=0.1, layers=[64,32] or other JSON; the rest is text. Repeatable.",
     ),
     click.option(
         "--file", "files", multiple=True, metavar="PATH", help="More code to send along: a file or a folder."

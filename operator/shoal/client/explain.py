@@ -120,7 +120,7 @@ HELP = {
     "ImagePullFailed": "correct the image in the template, or name imagePullSecrets there",
     "ContainerConfigError": "create the Secret, ConfigMap or volume that is named",
     "NoProgress": "the message names what a worker waits for; shoal logs NAME --slot N shows its log",
-    "UserError": "shoal-trainer check MODULE:OBJECT finds such an error in seconds, without a cluster",
+    "UserError": "shoal-trainer check FILE.py finds such an error in seconds, without a cluster",
     "BackoffLimitExceeded": "shoal logs NAME --slot N --previous shows the last failure",
     "NoWorkload": "docs/sharing.md says what a job that waits in Kueue as a whole needs",
     "Invalid": "correct the template: the message has the API server's words",

@@ -24,6 +24,7 @@ from shoal.api.training_job import TrainingJob
 from shoal.client import code
 from shoal.errors import UsageError
 from shoal_trainer.contract import BATCH_SIZE
+from shoal_trainer.script import must_define, training_in
 
 _CLAIM = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 
@@ -126,8 +127,11 @@ def _entrypoint(wanted: Submission) -> tuple[str, dict[str, str]]:
     sources = code.read([*([path] if is_file else []), *wanted.files])
     if is_file:
         file = Path(path).name
-        attribute = attribute or code.training_in(file, sources[file])
-        code.must_define(file, sources[file], attribute)
+        try:
+            attribute = attribute or training_in(file, sources[file])
+            must_define(file, sources[file], attribute)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
     elif wanted.image is None:
         raise UsageError(
             f"{path} is a module of an image: say which with image=… (--image), or give a file: "

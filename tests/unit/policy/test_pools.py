@@ -642,6 +642,38 @@ def test_usage_and_cost_are_counted() -> None:
     assert world.status["poolUsage"]["a"] == usage
 
 
+def test_node_counts_from_the_start_of_its_pod_and_not_from_when_that_was_recorded() -> None:
+    """No write tells at once that a worker has a node, and an operator that starts again may see it a minute later."""
+    world = Pools(pool("a", price="3.6"), nodes={"a": 5}, replicas=2)
+    world.reconcile()
+    world.tick()  # bound
+    began = world.now
+    world.tick(30.0)
+    world.reconcile()
+    seconds = 2 * int((world.now - began).total_seconds())
+    assert world.status["poolUsage"]["a"]["nodeSeconds"] == seconds == 60
+    assert world.status["cost"]["accumulated"] == "0.06"
+    world.tick(70.0)
+    world.reconcile()
+    assert world.status["poolUsage"]["a"]["nodeSeconds"] == seconds + 140
+
+
+def test_nodes_are_counted_to_the_end_of_the_job_and_cost_nothing_then() -> None:
+    world = Pools(pool("a", price="3.6"), nodes={"a": 5}, replicas=2)
+    world.settle()
+    counted = world.status["poolUsage"]["a"]["nodeSeconds"]
+    since = datetime.fromisoformat(world.status["countedUntil"])
+    world.now = since + timedelta(seconds=50)  # less than the minute after which they are counted anyway
+    world.end("digits-ps-0-0", 0, "Completed", build.termination_message())
+    world.reconcile()
+    assert world.status["phase"] == "Succeeded"
+    assert world.status["poolUsage"]["a"]["nodeSeconds"] == counted + 100
+    assert world.status["cost"]["perHour"] == "0"
+    told = world.status["cost"]
+    world.settle()
+    assert world.status["cost"] == told
+
+
 def test_interruptions_and_shocks_are_counted_by_pool() -> None:
     world = Pools(pool("a"), nodes={"a": 9}, replicas=3)
     world.settle()
@@ -789,6 +821,38 @@ def test_workers_end_where_the_plan_says_whatever_happens(
         world.reconcile()
     world.settle()
     assert world.by_pool() == world.status["plan"]["pools"]
+
+
+moderate = st.fixed_dictionaries({name: st.integers(0, 3) for name in ("a", "b", "od")}).filter(
+    lambda counts: sum(counts.values()) > 0
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(moderate, st.lists(moderate, min_size=1, max_size=3), st.sampled_from([1, "100%"]), st.integers(0, 3))
+def test_plan_that_goes_back_before_others_run_takes_its_workers_back(
+    first: dict[str, int], others: list[dict[str, int]], surge: int | str, ticks: int
+) -> None:
+    """Wherever plans went meanwhile, whoever still works where the plan wants somebody again stays."""
+    world = auto(maxReplicas=9, minReplicas=0, maxSurge=surge)
+    world.propose(first)
+    world.settle()
+    before = {n for n, p in world.pods.items() if "-worker-" in n and p["status"]["phase"] == "Running"}
+    for node in set(world.nodes):
+        if world.nodes[node]["metadata"]["labels"].get("pool") and not world._on(node):
+            del world.nodes[node]  # nothing else starts
+    for other in others:
+        world.propose(other)
+        for _ in range(ticks + 1):
+            world.reconcile()
+            world.tick(1.0)
+    still = {n for n in before if n in world.pods and not world.pods[n]["metadata"].get("deletionTimestamp")}
+    world.propose(first)
+    for _ in range(3):
+        world.reconcile()
+        world.tick(1.0)
+    kept = {n for n in still if n in world.pods and not world.pods[n]["metadata"].get("deletionTimestamp")}
+    assert still == kept
 
 
 @settings(max_examples=60, deadline=None)
