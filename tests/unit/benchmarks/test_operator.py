@@ -72,11 +72,12 @@ def test_time_of_a_replacement_is_told_in_parts(tmp_path: Path) -> None:
         Moment(began + 0.015, traced.PLANNED, "one-worker-3-1"),
         Moment(began + 0.016, traced.ASKED, "one-worker-3-1"),
         Moment(began + 0.030, traced.SEEN, "one-worker-3-0"),  # its last event
-        Moment(began + 0.066, traced.SENT, "one-worker-3-1"),
+        Moment(began + 0.066, traced.PLACED, "one-worker-3-1"),
+        Moment(began + 0.070, traced.SENT, "one-worker-3-1"),
         Moment(began + 0.080, traced.SENT, "one-worker-4-1"),
     )
     file.write_text("".join(json.dumps(asdict(each)) + "\n" for each in told))
     received = START + timedelta(milliseconds=76)
     found = traced.parts(list(traced.read(file)), "one-worker-3-0", "one-worker-3-1", START, received)
-    assert list(found.values()) == pytest.approx([10, 3, 2, 1, 50, 10], abs=0.01)
+    assert list(found.values()) == pytest.approx([10, 3, 2, 1, 50, 4, 6], abs=0.01)
     assert list(found)[4] == "until there was a place"
