@@ -25,8 +25,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.control_plane)
-            if item.get_closest_marker("timeout") is None:  # each wait has a timeout; this one is for hangs
-                item.add_marker(pytest.mark.timeout(180))
             if not sys.platform.startswith("linux"):
                 item.add_marker(pytest.mark.skip(reason="the local control plane runs on Linux"))
 

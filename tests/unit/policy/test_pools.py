@@ -823,6 +823,38 @@ def test_workers_end_where_the_plan_says_whatever_happens(
     assert world.by_pool() == world.status["plan"]["pools"]
 
 
+moderate = st.fixed_dictionaries({name: st.integers(0, 3) for name in ("a", "b", "od")}).filter(
+    lambda counts: sum(counts.values()) > 0
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(moderate, st.lists(moderate, min_size=1, max_size=3), st.sampled_from([1, "100%"]), st.integers(0, 3))
+def test_plan_that_goes_back_before_others_run_takes_its_workers_back(
+    first: dict[str, int], others: list[dict[str, int]], surge: int | str, ticks: int
+) -> None:
+    """Wherever plans went meanwhile, whoever still works where the plan wants somebody again stays."""
+    world = auto(maxReplicas=9, minReplicas=0, maxSurge=surge)
+    world.propose(first)
+    world.settle()
+    before = {n for n, p in world.pods.items() if "-worker-" in n and p["status"]["phase"] == "Running"}
+    for node in set(world.nodes):
+        if world.nodes[node]["metadata"]["labels"].get("pool") and not world._on(node):
+            del world.nodes[node]  # nothing else starts
+    for other in others:
+        world.propose(other)
+        for _ in range(ticks + 1):
+            world.reconcile()
+            world.tick(1.0)
+    still = {n for n in before if n in world.pods and not world.pods[n]["metadata"].get("deletionTimestamp")}
+    world.propose(first)
+    for _ in range(3):
+        world.reconcile()
+        world.tick(1.0)
+    kept = {n for n in still if n in world.pods and not world.pods[n]["metadata"].get("deletionTimestamp")}
+    assert still == kept
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(

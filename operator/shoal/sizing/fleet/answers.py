@@ -46,7 +46,7 @@ def answer_of(job: FleetJob, one: JobProblem, found: Plan) -> JobPlan:
         pace=one.pace,
         basis="; ".join(f"{name}: {one.basis[name]}" for name, n in used if n),
         measured=one.measured,
-        speeds={pool.name: pool.batch / pool.step_seconds for pool in problem.pools},
+        speeds={pool.name: pool.samples_per_second for pool in problem.pools},
     )
 
 

@@ -75,6 +75,11 @@ class Pool:
     """Where its nodes come from and go; None: losses at the rates above, each replaced after a start-up."""
 
     @property
+    def samples_per_second(self) -> float:
+        """Of one worker alone."""
+        return self.batch / self.step_seconds
+
+    @property
     def process(self) -> Availability:
         """The nodes of the pool over time."""
         if self.availability is not None:
