@@ -460,9 +460,9 @@ def test_without_files_pools_and_profiles_come_from_the_cluster(monkeypatch: pyt
 
 def test_without_files_and_cluster_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def nowhere(*_: object) -> None:
-        raise Unavailable("no cluster to talk to")
+        raise Unavailable("no cluster to talk to: set KUBECONFIG.")
 
     monkeypatch.setattr("shoal.client.api.Api.connect", nowhere)
     result = shoal("plan", "-f", str(EXAMPLES / "job.yaml"))
     assert result.exit_code == 3
-    assert "or give files with --profiles" in " ".join(result.output.split())
+    assert "KUBECONFIG; or give files with --pools and --profiles" in " ".join(result.output.split())
