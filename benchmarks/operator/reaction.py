@@ -56,37 +56,31 @@ async def measure(world: World, quick: bool) -> AsyncIterator[Measurement]:
     """The rows."""
     workers, big, losses = (8, 60, 4) if quick else (32, 1000, 16)
     trace = world.folder / "trace"
-    async with nodes(world, "react") as kubelet:
-        async with world.operator(trace=trace):
-            await world.namespace("one")
-            await world.apply(job("one", "one", workers))
-            await world.run("one", "one", workers)
-            alone = [await _lose(world, "one", name) for name in await _workers(world, "one", losses)]
-            await world.run("one", "one", workers)
-            wave = await _wave(world, kubelet, "one")
-            await world.run("one", "one", workers)
-            await world.namespace("big")
-            await world.apply(job("big", "big", big))
-            await until(lambda: _made(world, "big", big // 20))
-            beside = await _lose_while_it_ramps(world, "one", losses // 2, "big", big)
-            own = [await _lose_own(world, "big", name) for name in await _workers(world, "big", losses // 2)]
-            await world.run("big", "big", big)
-            statuses = [each for each in world.writes("big", user=OPERATOR) if each.subresource == "status"]
-            spread = (statuses[-1].answered - statuses[0].answered).total_seconds()
-            await world.kube.delete("/apis/shoal.dev/v1alpha1/namespaces/big/trainingjobs/big")
-            await until(lambda: _is_empty(world, "big"))
+    async with nodes(world, "react") as kubelet, world.operator(trace=trace):
+        await world.namespace("one")
+        await world.apply(job("one", "one", workers))
+        await world.run("one", "one", workers)
+        alone = [await _lose(world, "one", name) for name in await _workers(world, "one", losses)]
+        await world.run("one", "one", workers)
+        wave = await _wave(world, kubelet, "one")
+        await world.run("one", "one", workers)
         await world.namespace("bare-one")
-        await _bare_pods(world, "bare-one", workers)
+        await bare_pods(world, "bare-one", 1, workers)
         async with world.bare("replace", "bare-one"):
             bare = [
                 await _lose(world, "bare-one", name) for name in await _workers(world, "bare-one", losses)
             ]
             await _all_run(world, "bare-one")
             bare_wave = await _wave(world, kubelet, "bare-one")
-            await world.namespace("bare-big")
-            async with world.bare("make", "bare-big", jobs=1, workers=big):
-                await until(lambda: _made(world, "bare-big", big // 20))
-                bare_beside = await _lose_while_it_ramps(world, "bare-one", losses // 2, "bare-big", big)
+            await world.run("one", "one", workers)
+            await world.namespace("big")
+            await world.apply(job("big", "big", big))
+            await until(lambda: _made(world, "big", big // 20))
+            beside, bare_beside = await _lose_while_it_ramps(world, ("one", "bare-one"), losses, "big", big)
+        own = [await _lose_own(world, "big", name) for name in await _workers(world, "big", losses // 2)]
+        await world.run("big", "big", big)
+        statuses = [each for each in world.writes("big", user=OPERATOR) if each.subresource == "status"]
+        spread = (statuses[-1].answered - statuses[0].answered).total_seconds()
     moments = list(traced.read(trace))
     for name, found, limit, goals in (
         (f"taken pod to CREATE, {workers} workers", alone, bare, (15.0, 50.0)),
@@ -163,19 +157,17 @@ async def _workers(world: World, namespace: str, count: int) -> list[str]:
 
 
 async def _lose_while_it_ramps(
-    world: World, namespace: str, most: int, ramp: str, workers: int
-) -> list[Loss]:
-    """Lose one worker after the other, until those of the other job are all made."""
-    found = []
-    for name in await _workers(world, namespace, most):
-        found.append(await _lose(world, namespace, name))
+    world: World, namespaces: tuple[str, str], most: int, ramp: str, workers: int
+) -> tuple[list[Loss], list[Loss]]:
+    """Lose a worker of either namespace in turn, until those of the other job are all made."""
+    found: tuple[list[Loss], list[Loss]] = ([], [])
+    names = [await _workers(world, namespace, most) for namespace in namespaces]
+    for pair in zip(*names, strict=False):
+        for namespace, name, losses in zip(namespaces, pair, found, strict=True):
+            losses.append(await _lose(world, namespace, name))
         if await _made(world, ramp, workers):
             break
     return found
-
-
-async def _is_empty(world: World, namespace: str) -> bool:
-    return await world.pods(namespace) == 0
 
 
 async def _made(world: World, namespace: str, count: int) -> bool:
@@ -247,8 +239,9 @@ async def _wave(world: World, kubelet: FakeKubelet, namespace: str) -> list[floa
     return [milliseconds(told, each.received) for each in world.creates(namespace, since=since)]
 
 
-async def _bare_pods(world: World, namespace: str, workers: int) -> None:
-    await world.make_bare(namespace, 1, workers)
+async def bare_pods(world: World, namespace: str, jobs: int, workers: int) -> None:
+    """Have the bare client make the objects of these jobs, and wait until their pods run."""
+    await world.make_bare(namespace, jobs, workers)
     await _all_run(world, namespace)
 
 

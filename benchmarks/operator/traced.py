@@ -8,17 +8,19 @@ wrapped for that costs microseconds.
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import re
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Unpack
+
+import aiohttp
 
 import shoal.cluster.server
 from shoal.cluster.http import HttpTransport
@@ -31,12 +33,12 @@ from shoal.runtime.limiter import Limited
 
 HELD_SECONDS = 0.02
 """Callbacks of the event loop that took longer are told."""
-SEEN, TAKEN, PLANNED, ASKED, SENT, ANSWERED = "seen", "taken", "planned", "asked", "sent", "answered"
+SEEN, TAKEN, PLANNED, ASKED, PLACED, SENT = "seen", "taken", "planned", "asked", "placed", "sent"
 """A pod that goes was read from the watch; its job's key was taken; the replacement was planned, asked for in the
-process, sent, and answered."""
+process, has a place among the requests, and was written to its connection."""
 HELD = "held"
 """The event loop was held by one callback."""
-STAGES = (TAKEN, PLANNED, ASKED, SENT)
+STAGES = (TAKEN, PLANNED, ASKED, PLACED, SENT)
 _NAME = re.compile(rb'"name":"([^"]*)"')
 
 
@@ -83,6 +85,7 @@ def parts(
         "the plan",
         "until it was asked for",
         "until there was a place",
+        "until it was written",
         "until the API server had it",
     )
     return {
@@ -142,27 +145,30 @@ def _trace_plans(tell: Any) -> None:
 
 
 def _trace_requests(tell: Any) -> None:
-    asked, sent = Limited.request, HttpTransport.request
+    asked, placed, written = Limited.request, HttpTransport.request, aiohttp.ClientRequest.write_bytes
+    pod = ContextVar("pod", default="")
 
-    @functools.wraps(asked)
     async def traced_asked(self: Limited, method: str, path: str, **options: Unpack[Options]) -> Answer:
         if options.get("urgent") and method == "POST":
             tell(ASKED, options["body"]["metadata"]["name"])
         return await asked(self, method, path, **options)
 
-    @functools.wraps(sent)
-    async def traced_sent(self: HttpTransport, method: str, path: str, **options: Unpack[Options]) -> Answer:
-        if method != "POST" or not path.endswith("/pods"):
-            return await sent(self, method, path, **options)
-        name = options["body"]["metadata"]["name"]
-        tell(SENT, name)
-        try:
-            return await sent(self, method, path, **options)
-        finally:
-            tell(ANSWERED, name)
+    async def traced_placed(
+        self: HttpTransport, method: str, path: str, **options: Unpack[Options]
+    ) -> Answer:
+        if method == "POST" and path.endswith("/pods"):
+            pod.set(options["body"]["metadata"]["name"])
+            tell(PLACED, pod.get())
+        return await placed(self, method, path, **options)
+
+    async def traced_written(self: aiohttp.ClientRequest, *given: Any) -> None:
+        await written(self, *given)
+        if name := pod.get():
+            tell(SENT, name)
 
     Limited.request = traced_asked  # type: ignore[method-assign]
-    HttpTransport.request = traced_sent  # type: ignore[method-assign]
+    HttpTransport.request = traced_placed  # type: ignore[method-assign]
+    aiohttp.ClientRequest.write_bytes = traced_written  # type: ignore[assignment, method-assign]
 
 
 def _trace_loop(tell: Any) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from shoal_trainer.contract import ModelReport
 from tests.virtual.hidden import HiddenJob, HiddenPool, Scenario
 from tests.virtual.hidden_story import Story
@@ -15,7 +13,6 @@ SOON = 240.0
 """Seconds: two to start and be measured, one to plan, and one in which the plan holds."""
 
 
-@pytest.mark.timeout(120)
 def test_job_that_was_measured_waits_for_no_measurement_that_never_comes() -> None:
     """Where it runs teaches nothing more of where it is to move: it stood there for ten minutes, and was late."""
     steps = {"T4": 0.5, "V100": 0.14}
@@ -28,7 +25,6 @@ def test_job_that_was_measured_waits_for_no_measurement_that_never_comes() -> No
     assert told.seconds[job.name] < job.deadline
 
 
-@pytest.mark.timeout(120)
 def test_job_that_is_late_wherever_it_was_measured_finds_the_pool_that_is_fast_enough() -> None:
     """The data sheets say that a T4 is slower than an L4; for this model it is not."""
     near = HiddenPool("near", "L4", spot=True, limit=6, price=0.28, boot=20.0, pull=20.0)

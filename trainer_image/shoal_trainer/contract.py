@@ -122,7 +122,7 @@ def argument(text: str) -> tuple[str, JsonValue]:
     are where the entrypoint wants text.
 
     Raises:
-        ValueError: it has no name.
+        ValueError: it has no name, or is null, which a manifest cannot hold.
     """
     name, equals, typed = text.partition("=")
     if not equals or not name:
@@ -132,6 +132,8 @@ def argument(text: str) -> tuple[str, JsonValue]:
         written = json.dumps(value, allow_nan=False)
     except (ValueError, RecursionError):
         return name, typed
+    if value is None:
+        raise ValueError(f"{text!r}: Kubernetes drops null: leave {name} out, so that its default counts")
     if isinstance(value, float) and (value.is_integer() or written != typed):
         return name, typed
     if isinstance(value, int) and abs(value) >= 1 << 63:  # the API server would make a float of it

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import difflib
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 HELP = """{file} has no shoal_trainer.Training. Add one, such as
 
@@ -20,7 +19,7 @@ HELP = """{file} has no shoal_trainer.Training. Add one, such as
 
     job = Training(model=build, data=(x, y))     # what fit() gets; callbacks=lambda: [...], validation=...
 
-and take out {fit}. Then `shoal-trainer check {module}:job` says what is missing; docs/keras.md has the rest."""
+and take out {fit}. Then `shoal-trainer check {file}` says what is missing; docs/keras.md has the rest."""
 
 
 def training_in(file: str, text: str) -> str:
@@ -45,9 +44,7 @@ def training_in(file: str, text: str) -> str:
         for node in (each for statement in body for each in ast.walk(statement))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "fit"
     ]
-    raise ValueError(
-        HELP.format(file=file, module=Path(file).stem, fit=" and ".join(fits) or "the call of fit()")
-    )
+    raise ValueError(HELP.format(file=file, fit=" and ".join(fits) or "the call of fit()"))
 
 
 def _trainings(body: list[ast.stmt]) -> tuple[list[str], list[str]]:

@@ -7,9 +7,6 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-DECIMAL = "^-?[0-9]+([.][0-9]+)?([eE][-+]?[0-9]{1,2})?$"
-"""A decimal string within the range of a float: the API has no floats."""
-
 MOST = 2**31 - 1
 """The bound of int32, as for Kubernetes' own counts. As seconds (68 years) it can be added to any date."""
 
@@ -22,6 +19,12 @@ STORED = BeforeValidator(_at_most)
 """Clamps values of objects that were stored before the bound existed."""
 Natural = Annotated[int, Field(ge=0, le=MOST), STORED]
 Positive = Annotated[int, Field(ge=1, le=MOST), STORED]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+"""A number of a spec, as YAML has it: 0.97, 1e-3. Kubernetes' conventions advise against them, since a controller that
+writes back what it read may write another one: none writes a spec, and none compares these. A number in quotes, as it
+was stored before, is read too. A status has decimal strings, whose digits are chosen."""
+Amount = Annotated[Number, Field(ge=0)]
+"""Such a number of zero or more: money, a rate, a time."""
 
 
 def rules(*pairs: tuple[str, str]) -> dict[str, Any]:

@@ -4,8 +4,8 @@ These classes define the API: the CRD, docs/api.md and the parsing of watch even
 Docstrings are shown by `kubectl explain`, so they address users. Rules across fields are CEL, so `kubectl apply`
 rejects a bad manifest with a message that says what to change.
 
-There are no floats: losses and ratios are decimal strings, times are whole seconds. The arguments of the user's own
-function are JSON as the user writes it.
+Numbers of the spec are numbers, as the user writes them; those of the status are decimal strings. Times are whole
+seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field, JsonValue, WithJsonSchema, field_validat
 from shoal.api.base import Column, Resource, Scale, Strict
 from shoal.api.elasticity import Elasticity
 from shoal.api.roles import ParameterServers, Workers
-from shoal.api.rules import DECIMAL, MOST, STORED, Natural, Positive, explained, rules, unchanging
+from shoal.api.rules import MOST, STORED, Natural, Number, Positive, explained, rules, unchanging
 from shoal.api.training_job_status import TrainingJobStatus
 from shoal_trainer.contract import AT_MOST_ONE, FALLS, RISES, names_of
 
@@ -194,8 +194,7 @@ class StopAfter(Strict):
             ),
             (
                 "!has(self.metric) || !has(self.value) || has(self.mode)"
-                f" || !self.metric.matches('{names_of(*AT_MOST_ONE)}') || !self.value.matches('{DECIMAL}')"
-                " || double(self.value) <= 1.0",
+                f" || !self.metric.matches('{names_of(*AT_MOST_ONE)}') || self.value <= 1.0",
                 "this metric is at most 1 and never rises to value: set a value below 1, for example 0.97,"
                 " or, if it is a metric of your own, mode: Max",
             ),
@@ -209,14 +208,8 @@ class StopAfter(Strict):
     make one update (gradient_accumulation_steps) or one push (steps_per_execution)."""
     metric: str | None = Field(None, min_length=1, max_length=63)
     """When this metric of the validation data, as Keras names it, reaches `value`."""
-    value: str | None = Field(
-        None,
-        max_length=32,
-        json_schema_extra=rules(
-            (f"self.matches('{DECIMAL}')", 'must be a decimal number in quotes, for example "0.97" or "1e-3"')
-        ),
-    )
-    """The metric's target, a decimal in quotes: `"0.97"`."""
+    value: Number | None = None
+    """The metric's target: `0.97`."""
     mode: Literal["Min", "Max"] | None = None
     """Whether training ends when the metric falls to `value` (Min) or rises to it (Max). Unset: Min for losses and
     errors of Keras (`loss`, `mse`, `mean_absolute_error`, `sparse_categorical_crossentropy`, `perplexity`, …); Max

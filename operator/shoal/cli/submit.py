@@ -60,7 +60,9 @@ _OPTIONS = (
         "--deadline", "deadline_seconds", type=SECONDS, metavar="TIME",
         help="Let Shoal choose workers by a deadline: seconds, or 30m, 2h.",
     ),
-    click.option("--max-cost", metavar="AMOUNT", help="Let Shoal choose workers by a budget."),
+    click.option(
+        "--max-cost", type=float, metavar="AMOUNT", help="Let Shoal choose workers by a budget."
+    ),
     click.option("--run", metavar="NAME", help="A folder that a later job with this name and run continues."),
     click.option(
         "--initial-from", metavar="URI", help="Continue another run: its folder, STORAGE/NAMESPACE/JOB/UID-OR-RUN."

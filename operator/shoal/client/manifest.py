@@ -56,7 +56,7 @@ class Submission:
     pools: Sequence[str] = ()
     capacity: str | None = None
     deadline_seconds: int | None = None
-    max_cost: str | float | None = None
+    max_cost: float | None = None
     run: str | None = None
     initial_from: str | None = None
     weights_only: bool = False
@@ -157,8 +157,7 @@ def _training(wanted: Submission, entrypoint: str) -> Json:
 
 
 def _elasticity(wanted: Submission) -> Json:
-    cost = None if wanted.max_cost is None else f"{wanted.max_cost}"
-    objective = {"deadlineSeconds": wanted.deadline_seconds, "maxCost": cost}
+    objective = {"deadlineSeconds": wanted.deadline_seconds, "maxCost": wanted.max_cost}
     objective = {key: value for key, value in objective.items() if value is not None}
     if not objective:
         return {}
@@ -193,7 +192,7 @@ def _stop_after(wanted: Submission) -> Json:
     given: Json = {"epochs": wanted.epochs, "steps": wanted.steps}
     if wanted.until is not None:
         metric, value = wanted.until
-        given |= {"metric": metric, "value": str(value), "mode": wanted.mode}
+        given |= {"metric": metric, "value": value, "mode": wanted.mode}
     elif wanted.mode is not None:
         raise UsageError(
             "mode=… (--mode) says whether the metric of until=… (--until) falls or rises: give both"
@@ -203,6 +202,10 @@ def _stop_after(wanted: Submission) -> Json:
 
 def _argument(name: str, value: Any) -> Any:
     """The value, which JSON can hold."""
+    if value is None:
+        raise UsageError(
+            f"the argument {name} is None: Kubernetes drops null: leave it out, so that its default counts"
+        )
     try:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from shoal.api.base import Resource
+from shoal.api.capacity_pool import CapacityPool
 from shoal.api.crd import KINDS, custom_resource_definition, files, structural
 from shoal.api.reference import reference
 from shoal.api.training_job import MAX_ARGS_BYTES, RunPolicy, TrainingJob, TrainingSpec
@@ -73,8 +75,28 @@ def test_arguments_fit_into_an_environment_variable() -> None:
         TrainingSpec.model_validate({**spec, "args": {**args, "more": "x" * 100}})
 
 
-def test_schemas_have_no_floats() -> None:
-    assert not [name for name, text in files().items() if "type: number" in text]
+def test_a_status_has_no_floats() -> None:
+    """Its decimals are strings with as many digits as were chosen; the numbers of a spec are written by people."""
+    for kind in KINDS:
+        [version] = custom_resource_definition(kind)["spec"]["versions"]
+        properties = version["schema"]["openAPIV3Schema"]["properties"]
+        assert "number" not in re.findall(r"'type': '([a-z]+)'", str(properties.get("status")))
+        assert "number" in re.findall(r"'type': '([a-z]+)'", str(properties["spec"]))
+
+
+def test_numbers_in_quotes_that_were_stored_are_read() -> None:
+    meta = {"name": "a"}
+    spec = {
+        "limits": {"nodes": 1},
+        "price": {"perHour": "0.28"},
+        "cores": "0.5",
+        "interruptionsPerHour": "0.05",
+    }
+    read = CapacityPool.model_validate({"metadata": meta, "spec": spec}).spec
+    assert read.price is not None
+    assert (read.price.per_hour, read.cores, read.interruptions_per_hour) == (0.28, 0.5, 0.05)
+    with pytest.raises(ValidationError, match="finite number"):
+        CapacityPool.model_validate({"metadata": meta, "spec": {**spec, "cores": "1e999"}})
 
 
 def test_each_kind_is_described_by_its_model_alone() -> None:

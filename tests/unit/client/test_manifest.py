@@ -60,7 +60,7 @@ def test_all_that_a_local_run_has_can_be_said(code: Path) -> None:
         )
     ).job["spec"]  # fmt: skip
     training = spec["training"]
-    assert training["stopAfter"] == {"metric": "my_metric", "value": "0.1", "mode": "Min"}
+    assert training["stopAfter"] == {"metric": "my_metric", "value": 0.1, "mode": "Min"}
     assert training["initialFrom"] == {"uri": "s3://b/team/old/uid", "weightsOnly": True}
     assert (training["staleness"], training["dataTls"]) == ({"max": 0}, True)
     assert spec["parameterServers"]["snapshot"] == {"everySeconds": 60}
@@ -91,7 +91,7 @@ def test_storage(code: Path, storage: str, expected: dict[str, Any]) -> None:
 
 def test_a_deadline_lets_shoal_choose(code: Path) -> None:
     spec = manifests(submission(pools=["t4"], deadline_seconds=3600, max_cost="5", max_workers=8)).job["spec"]
-    assert spec["elasticity"] == {"mode": "Auto", "objective": {"deadlineSeconds": 3600, "maxCost": "5"}}
+    assert spec["elasticity"] == {"mode": "Auto", "objective": {"deadlineSeconds": 3600, "maxCost": 5}}
     assert spec["workers"]["pools"] == ["t4"]
 
 
@@ -114,6 +114,7 @@ def test_a_deadline_lets_shoal_choose(code: Path) -> None:
         ({"mode": "Min"}, "give both"),
         ({"name": "My_Job"}, "must begin with a letter and have only a-z"),
         ({"name": "j" * 41}, "at most 40 characters"),
+        ({"args": {"rate": None}}, "the argument rate is None: Kubernetes drops null: leave it out"),
         ({"args": {"rate": {1, 2}}}, "rate is not JSON (Object of type set"),
         ({"args": {"rate": float("nan")}}, "rate is not JSON (Out of range float"),
         ({"deadline_seconds": 60, "pools": ["t4"]}, "how many at most (max_workers=…, --max-workers)"),

@@ -20,7 +20,7 @@ from tests.unit.policy.world import World
 
 
 def pool(
-    name: str, kind: str = "Spot", price: str | None = "1", limit: int = 10, **spec: Any
+    name: str, kind: str = "Spot", price: float | None = 1, limit: int = 10, **spec: Any
 ) -> CapacityPool:
     status = spec.pop("status", {})
     return CapacityPool.model_validate(
@@ -417,7 +417,7 @@ AUTO = {"mode": "Auto"}
 
 def auto(**workers: Any) -> Pools:
     world = Pools(
-        pool("a", price="1"), pool("b", price="2"), pool("od", "OnDemand", price="3"),
+        pool("a", price=1), pool("b", price=2), pool("od", "OnDemand", price=3),
         **{"nodes": {"a": 8, "b": 8, "od": 8}, "replicas": 2, "elasticity": AUTO, **workers},
     )  # fmt: skip
     world.settle()
@@ -648,7 +648,7 @@ def test_infeasible_plan_is_told() -> None:
 
 
 def test_usage_and_cost_are_counted() -> None:
-    world = Pools(pool("a", price="0.36"), pool("od", "OnDemand", price="3.6"), nodes={"a": 5}, replicas=2)
+    world = Pools(pool("a", price=0.36), pool("od", "OnDemand", price=3.6), nodes={"a": 5}, replicas=2)
     world.settle()
     pushed = world.now.timestamp()
     world.report = build.report(
@@ -679,7 +679,7 @@ def test_usage_and_cost_are_counted() -> None:
 
 def test_node_counts_from_the_start_of_its_pod_and_not_from_when_that_was_recorded() -> None:
     """No write tells at once that a worker has a node, and an operator that starts again may see it a minute later."""
-    world = Pools(pool("a", price="3.6"), nodes={"a": 5}, replicas=2)
+    world = Pools(pool("a", price=3.6), nodes={"a": 5}, replicas=2)
     world.reconcile()
     world.tick()  # bound
     began = world.now
@@ -694,7 +694,7 @@ def test_node_counts_from_the_start_of_its_pod_and_not_from_when_that_was_record
 
 
 def test_nodes_are_counted_to_the_end_of_the_job_and_cost_nothing_then() -> None:
-    world = Pools(pool("a", price="3.6"), nodes={"a": 5}, replicas=2)
+    world = Pools(pool("a", price=3.6), nodes={"a": 5}, replicas=2)
     world.settle()
     counted = world.status["poolUsage"]["a"]["nodeSeconds"]
     since = datetime.fromisoformat(world.status["countedUntil"])
@@ -738,7 +738,7 @@ steps = st.lists(
 @given(steps)
 def test_usage_only_grows_and_is_counted_once_across_crashes(faults: list[tuple[str, int]]) -> None:
     """Crashes before each status write: node time is never more than there was, and nothing is counted twice."""
-    world = Pools(pool("a", price="1"), nodes={"a": 12}, replicas=2)
+    world = Pools(pool("a", price=1), nodes={"a": 12}, replicas=2)
     world.settle()
     most, taken, last = 0.0, 0, dict(world.status["poolUsage"].get("a", {}))
     for fault, number in faults:

@@ -125,7 +125,7 @@ def _by_plan(
 def _worth(facts: Facts, home: Home) -> float:
     """Samples for a unit of money, of a worker in this home; the least goes first."""
     proposal, pool = facts.seen.proposal, facts.seen.pools.get(home.pool)
-    price = float(pool.spec.price.per_hour) if pool is not None and pool.spec.price is not None else 0.0
+    price = pool.spec.price.per_hour if pool is not None and pool.spec.price is not None else 0.0
     speed = proposal.speeds.get(home.pool, 0.0) if proposal is not None else 0.0
     return speed / price if price else float("inf")
 

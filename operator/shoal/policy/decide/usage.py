@@ -187,7 +187,7 @@ def _cost(
 
 
 def _price(pool: CapacityPool | None) -> Decimal | None:
-    return Decimal(pool.spec.price.per_hour) if pool is not None and pool.spec.price else None
+    return Decimal(str(pool.spec.price.per_hour)) if pool is not None and pool.spec.price else None
 
 
 def _on_demand_price(pools: Mapping[str, CapacityPool], name: str) -> Decimal | None:
