@@ -374,6 +374,7 @@ def test_worker_that_tried_to_return_in_vain_waits_before_it_tries_again() -> No
     made = world.settle()
     waits = [n for n, p in world.pods.items() if "-worker-" in n and p["status"]["phase"] == "Pending"]
     assert not waits, "it tries again at once"
+    assert world.status["plan"]["pools"] == {"a": 1, "od": 1}
     assert world.status["workers"]["pending"] == 0
     assert made.wake_after is not None
 

@@ -9,7 +9,7 @@ running yet; then those with the least speed for their price; then the highest i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from shoal.api.labels import Place, RoleName
@@ -20,7 +20,7 @@ from shoal.manifests.placement import Assigned, Where, default_where
 from shoal.manifests.workload import stands_for
 from shoal.policy.decide.assignment import Assignment, assign
 from shoal.policy.decide.homes import Home, home_of, homes_of, server_where
-from shoal.policy.decide.members import OWN_CAUSES, UNWANTED
+from shoal.policy.decide.members import UNWANTED, newest_of
 from shoal.policy.decide.planning import Planned, planned
 from shoal.policy.facts.read import Facts, Sighting
 from shoal.policy.facts.verdict import PodOutcome
@@ -103,7 +103,7 @@ class Wanted:
 def wanted(facts: Facts) -> Wanted:
     """What is wanted of the job's workers; what of its servers is added later."""
     spec = facts.job.spec
-    newest = _newest(facts.sightings["worker"])
+    newest = newest_of(facts.sightings["worker"])
     held = {index: each for index, each in newest.items() if each.slot.cause != UNWANTED}
     homes = homes_of(facts)
     plan: Planned = planned(facts, homes, spec.workers.replicas)
@@ -133,17 +133,6 @@ def wanted(facts: Facts) -> Wanted:
     result.lingering = assigned.lingering
     result.problem = result.problem or assigned.problem
     return result
-
-
-def _newest(sightings: Iterable[Sighting]) -> dict[int, Sighting]:
-    """The newest incarnation of each worker; one that stays counts, and not its replacement that was taken back."""
-    found = dict[int, Sighting]()
-    for each in sightings:
-        before = found.get(each.place.index)
-        stays = before is not None and not before.slot.cause and before.verdict.outcome is PodOutcome.HEALTHY
-        if not (stays and each.slot.cause in OWN_CAUSES):
-            found[each.place.index] = each
-    return found
 
 
 def _without_homes(
