@@ -8,7 +8,7 @@ from dataclasses import replace
 from shoal.sizing.fleet.pace import samples_per_second
 from shoal.sizing.fleet.problems import JobProblem, unusable
 from shoal.sizing.fleet.values import FleetJob, FleetPool, JobPlan
-from shoal.sizing.plan.explain import explain
+from shoal.sizing.plan.explain import explain, fleet
 from shoal.sizing.plan.planner import Plan, finite
 from shoal.sizing.plan.problem import Problem
 from shoal.sizing.speed import priors
@@ -95,14 +95,8 @@ def unplanned(job: FleetJob, pools: Sequence[FleetPool], left: Mapping[str, int]
         confidence=None,
         feasible=False,
         binding=None,
-        reason=f"{reason} {fleet_of(counts)}",
+        reason=f"{reason} Run {fleet([by_name[name] for name in counts], list(counts.values()))}.",
         samples_per_second=None,
         pace=job.pace_before,
         basis="nothing",
     )
-
-
-def fleet_of(counts: dict[str, int]) -> str:
-    """'Run 2 workers from a and 1 from b.'"""
-    used = [f"{n} from {name}" for name, n in counts.items() if n]
-    return f"Run {' and '.join(used)}." if used else "Run no worker."
