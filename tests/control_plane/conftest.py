@@ -117,7 +117,7 @@ async def pools(kube: Kube, crds: None, fake_kubelet: FakeKubelet, namespace: st
     for number in range(3):
         label = {"example.com/pool": f"od-{namespace}"}
         await fake_kubelet.add_node(f"od-{number}", labels=label, capacity=GPUS)
-    for each in (pool("spot", namespace, "0.3", True, 4), pool("od", namespace, "1.0", False, 3)):
+    for each in (pool("spot", namespace, 0.3, True, 4), pool("od", namespace, 1.0, False, 3)):
         await kube.create(POOLS, each)
     yield
     for name in ("spot", "od"):

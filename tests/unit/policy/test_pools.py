@@ -20,7 +20,7 @@ from tests.unit.policy.world import World
 
 
 def pool(
-    name: str, kind: str = "Spot", price: str | None = "1", limit: int = 10, **spec: Any
+    name: str, kind: str = "Spot", price: float | None = 1, limit: int = 10, **spec: Any
 ) -> CapacityPool:
     status = spec.pop("status", {})
     return CapacityPool.model_validate(
@@ -362,6 +362,42 @@ def test_workers_fall_back_to_on_demand_and_return() -> None:
     assert world.status["restarts"]["disruptions"] == 0
 
 
+def test_worker_that_tried_to_return_in_vain_waits_before_it_tries_again() -> None:
+    world = Pools(pool("a"), pool("od", "OnDemand"), nodes={"a": 1, "od": 5}, replicas=2, fallback=FALLBACK)
+    world.settle()
+    for seconds in (301, 1800, 301):  # it falls back, tries, and gives that up
+        world.now += timedelta(seconds=seconds)
+        for _ in range(4):
+            world.reconcile()
+            world.tick()
+    assert world.by_pool() == {"a": 1, "od": 1}
+    made = world.settle()
+    waits = [n for n, p in world.pods.items() if "-worker-" in n and p["status"]["phase"] == "Pending"]
+    assert not waits, "it tries again at once"
+    assert world.status["plan"]["pools"] == {"a": 1, "od": 1}
+    assert world.status["workers"]["pending"] == 0
+    assert made.wake_after is not None
+
+
+def test_worker_that_speaks_again_stays_where_it_is() -> None:
+    """Its replacement was to live in a better home, and is taken back: that moves nobody."""
+    world = Pools(pool("a"), pool("b"), nodes={"b": 2}, replicas=1)
+    world.pools["a"] = pool("a", status=EXHAUSTED)
+    world.settle()
+    assert world.by_pool() == {"b": 1}
+    world.pools["a"] = pool("a")
+    world.hush("digits-worker-0-0")
+    world.reconcile()
+    world.hush("digits-worker-0-0")
+    for _ in range(4):
+        world.reconcile()
+        world.tick()
+    assert "digits-worker-0-0" in world.pods
+    world.settle()
+    assert world.by_pool() == {"b": 1}
+    assert [s["incarnation"] for s in world.slots if s["role"] == "worker" and not s.get("cause")] == [0]
+
+
 def test_fallback_without_pools_goes_to_nodes_without_a_spot_label() -> None:
     world = World(workers=1, spot_nodes=0, spec={"workers": {"replicas": 1, "fallback": FALLBACK}})
     world.settle()
@@ -382,7 +418,7 @@ AUTO = {"mode": "Auto"}
 
 def auto(**workers: Any) -> Pools:
     world = Pools(
-        pool("a", price="1"), pool("b", price="2"), pool("od", "OnDemand", price="3"),
+        pool("a", price=1), pool("b", price=2), pool("od", "OnDemand", price=3),
         **{"nodes": {"a": 8, "b": 8, "od": 8}, "replicas": 2, "elasticity": AUTO, **workers},
     )  # fmt: skip
     world.settle()
@@ -613,7 +649,7 @@ def test_infeasible_plan_is_told() -> None:
 
 
 def test_usage_and_cost_are_counted() -> None:
-    world = Pools(pool("a", price="0.36"), pool("od", "OnDemand", price="3.6"), nodes={"a": 5}, replicas=2)
+    world = Pools(pool("a", price=0.36), pool("od", "OnDemand", price=3.6), nodes={"a": 5}, replicas=2)
     world.settle()
     pushed = world.now.timestamp()
     world.report = build.report(
@@ -644,7 +680,7 @@ def test_usage_and_cost_are_counted() -> None:
 
 def test_node_counts_from_the_start_of_its_pod_and_not_from_when_that_was_recorded() -> None:
     """No write tells at once that a worker has a node, and an operator that starts again may see it a minute later."""
-    world = Pools(pool("a", price="3.6"), nodes={"a": 5}, replicas=2)
+    world = Pools(pool("a", price=3.6), nodes={"a": 5}, replicas=2)
     world.reconcile()
     world.tick()  # bound
     began = world.now
@@ -659,7 +695,7 @@ def test_node_counts_from_the_start_of_its_pod_and_not_from_when_that_was_record
 
 
 def test_nodes_are_counted_to_the_end_of_the_job_and_cost_nothing_then() -> None:
-    world = Pools(pool("a", price="3.6"), nodes={"a": 5}, replicas=2)
+    world = Pools(pool("a", price=3.6), nodes={"a": 5}, replicas=2)
     world.settle()
     counted = world.status["poolUsage"]["a"]["nodeSeconds"]
     since = datetime.fromisoformat(world.status["countedUntil"])
@@ -703,7 +739,7 @@ steps = st.lists(
 @given(steps)
 def test_usage_only_grows_and_is_counted_once_across_crashes(faults: list[tuple[str, int]]) -> None:
     """Crashes before each status write: node time is never more than there was, and nothing is counted twice."""
-    world = Pools(pool("a", price="1"), nodes={"a": 12}, replicas=2)
+    world = Pools(pool("a", price=1), nodes={"a": 12}, replicas=2)
     world.settle()
     most, taken, last = 0.0, 0, dict(world.status["poolUsage"].get("a", {}))
     for fault, number in faults:

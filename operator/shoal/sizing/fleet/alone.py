@@ -175,7 +175,7 @@ def _with_trial(job: FleetJob, one: JobProblem, found: Plan, answer: JobPlan) ->
     return replace(
         answer,
         counts={pool.name: n for pool, n in zip(pools, trial.counts, strict=True)},
-        cost_per_hour=sum(pool.price * n for pool, n in zip(pools, trial.counts, strict=True)),
+        cost_per_hour=one.problem.price_per_hour(trial.counts),
         reason=f"{answer.reason} {words}",
     )
 

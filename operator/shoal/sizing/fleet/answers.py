@@ -24,7 +24,6 @@ def answer_of(job: FleetJob, one: JobProblem, found: Plan) -> JobPlan:
     problem = one.problem
     low, high = found.finish or (found.seconds, found.seconds)
     used = [(pool.name, n) for pool, n in zip(problem.pools, found.counts, strict=True)]
-    hourly = sum(pool.price * n for pool, n in zip(problem.pools, found.counts, strict=True))
     expected = samples_per_second(problem, found.counts)
     if job.beside is not None:
         expected *= job.beside.share_of_steps(max(sum(found.counts), 1))
@@ -35,7 +34,7 @@ def answer_of(job: FleetJob, one: JobProblem, found: Plan) -> JobPlan:
         finish_low=finite(min(low, found.seconds)),
         finish_high=finite(max(high, found.seconds)),
         cost=found.cost,
-        cost_per_hour=hourly,
+        cost_per_hour=problem.price_per_hour(found.counts),
         confidence=found.chance,
         feasible=found.feasible,
         binding=found.binding,
