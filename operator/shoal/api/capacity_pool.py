@@ -7,12 +7,12 @@ there is enough of it. One worker uses one node of a pool with all its accelerat
 from __future__ import annotations
 
 from datetime import datetime
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
 from shoal.api.base import Column, Condition, Resource, Status, Strict
-from shoal.api.rules import Amount, Number, Positive, rules
+from shoal.api.rules import Amount, Positive, quoted, rules
 
 __all__ = [
     "AcceleratorSpec",
@@ -35,6 +35,13 @@ __all__ = [
     "UnfulfilledWaits",
     "Usage",
 ]
+
+
+Cores = Annotated[
+    float,
+    Field(gt=0, le=4096, allow_inf_nan=False, json_schema_extra=quoted("^[0-9]{1,4}([.][0-9]{1,3})?$")),
+]
+"""Up to 4096, and parts of one."""
 
 
 class AcceleratorSpec(Strict):
@@ -177,12 +184,7 @@ class CapacityPoolSpec(Strict):
 
     accelerator: AcceleratorSpec | None = None
     """Accelerators of one node. Unset: nodes without accelerators, for parameter servers and for workers on CPUs."""
-    cores: Number | None = Field(
-        None,
-        json_schema_extra=rules(
-            ("self > 0.0 && self <= 4096.0", "must be a number of CPU cores above 0, at most 4096")
-        ),
-    )
+    cores: Cores | None = None
     """CPU cores of one node, below 1 where its share is limited: `0.5`. Unset: as its nodes report."""
     capacity_type: Literal["Spot", "OnDemand"] = "OnDemand"
     """Spot: the cloud may reclaim nodes. OnDemand: it does not."""
@@ -370,7 +372,7 @@ class CapacityPool(Resource):
     COLUMNS: ClassVar[tuple[Column, ...]] = (
         Column("Accelerator", ".spec.accelerator.name"),
         Column("Type", ".spec.capacityType"),
-        Column("Price", ".spec.price.perHour", "number", description="Price of a node per hour"),
+        Column("Price", ".spec.price.perHour", description="Price of a node per hour"),
         Column("Nodes", ".status.nodes", "integer", description="Existing nodes"),
         Column("Used", ".status.used", "integer", description="Nodes with a pod of a TrainingJob"),
         Column("Recommended", ".status.recommended.nodes", "integer", description="Recommended nodes"),

@@ -38,10 +38,16 @@ class Elasticity(Strict):
             (
                 # The server checks the default `{}` too, before it fills in the fields.
                 "!has(self.objective) || (has(self.mode) && self.mode in ['Advise', 'Auto']) ||"
-                " (!has(self.objective.deadlineSeconds) && !has(self.objective.maxCost))",
+                " !has(self.objective.deadlineSeconds)",
                 "objective is used by mode Advise and Auto only: set mode, or remove deadlineSeconds and maxCost",
             )
         )
+        | {
+            "anyOf": [  # as the rule; CEL does not see maxCost, which may be in quotes
+                {"not": {"required": ["objective"], "properties": {"objective": {"required": ["maxCost"]}}}},
+                {"required": ["mode"], "properties": {"mode": {"enum": ["Advise", "Auto"]}}},
+            ]
+        }
     )
 
     mode: Literal["Off", "Manual", "Advise", "Auto"] = "Manual"

@@ -19,11 +19,31 @@ STORED = BeforeValidator(_at_most)
 """Clamps values of objects that were stored before the bound existed."""
 Natural = Annotated[int, Field(ge=0, le=MOST), STORED]
 Positive = Annotated[int, Field(ge=1, le=MOST), STORED]
-Number = Annotated[float, Field(allow_inf_nan=False)]
-"""A number of a spec, as YAML has it: 0.97, 1e-3. Kubernetes' conventions advise against them, since a controller that
-writes back what it read may write another one: none writes a spec, and none compares these. A number in quotes, as it
-was stored before, is read too. A status has decimal strings, whose digits are chosen."""
-Amount = Annotated[Number, Field(ge=0)]
+QUOTED = "^[-+]?([0-9]+([.][0-9]*)?|[.][0-9]+)([eE][-+]?[0-9]{1,2})?$"
+AMOUNT = QUOTED.replace("[-+]?(", "[+]?(", 1)
+
+
+def quoted(pattern: str) -> Callable[[dict[str, Any]], None]:
+    """For `json_schema_extra` of a number: the same in quotes is accepted, if it matches.
+
+    A schema can have one type, and CEL sees no field without one: what is wrong is refused in the server's own words.
+    """
+
+    def extend(schema: dict[str, Any]) -> None:
+        del schema["type"]
+        schema |= {"x-kubernetes-preserve-unknown-fields": True, "pattern": pattern, "maxLength": 32}
+        schema |= {"maxItems": 0, "maxProperties": 0, "not": {"enum": [True, False]}}
+        if "exclusiveMinimum" in schema:  # in OpenAPI 3.0 it says how `minimum` is meant
+            schema |= {"minimum": schema["exclusiveMinimum"], "exclusiveMinimum": True}
+
+    return extend
+
+
+Number = Annotated[float, Field(allow_inf_nan=False, json_schema_extra=quoted(QUOTED))]
+"""A number of a spec: 0.97 and 1e-3, as YAML has it, or "0.97". Kubernetes' conventions advise against the first, since
+a controller that writes back what it read may write another number: none writes a spec, and none compares these. A
+status has decimal strings, whose digits are chosen."""
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False, json_schema_extra=quoted(AMOUNT))]
 """Such a number of zero or more: money, a rate, a time."""
 
 

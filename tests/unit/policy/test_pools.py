@@ -362,6 +362,42 @@ def test_workers_fall_back_to_on_demand_and_return() -> None:
     assert world.status["restarts"]["disruptions"] == 0
 
 
+def test_worker_that_tried_to_return_in_vain_waits_before_it_tries_again() -> None:
+    world = Pools(pool("a"), pool("od", "OnDemand"), nodes={"a": 1, "od": 5}, replicas=2, fallback=FALLBACK)
+    world.settle()
+    for seconds in (301, 1800, 301):  # it falls back, tries, and gives that up
+        world.now += timedelta(seconds=seconds)
+        for _ in range(4):
+            world.reconcile()
+            world.tick()
+    assert world.by_pool() == {"a": 1, "od": 1}
+    made = world.settle()
+    waits = [n for n, p in world.pods.items() if "-worker-" in n and p["status"]["phase"] == "Pending"]
+    assert not waits, "it tries again at once"
+    assert world.status["plan"]["pools"] == {"a": 1, "od": 1}
+    assert world.status["workers"]["pending"] == 0
+    assert made.wake_after is not None
+
+
+def test_worker_that_speaks_again_stays_where_it_is() -> None:
+    """Its replacement was to live in a better home, and is taken back: that moves nobody."""
+    world = Pools(pool("a"), pool("b"), nodes={"b": 2}, replicas=1)
+    world.pools["a"] = pool("a", status=EXHAUSTED)
+    world.settle()
+    assert world.by_pool() == {"b": 1}
+    world.pools["a"] = pool("a")
+    world.hush("digits-worker-0-0")
+    world.reconcile()
+    world.hush("digits-worker-0-0")
+    for _ in range(4):
+        world.reconcile()
+        world.tick()
+    assert "digits-worker-0-0" in world.pods
+    world.settle()
+    assert world.by_pool() == {"b": 1}
+    assert [s["incarnation"] for s in world.slots if s["role"] == "worker" and not s.get("cause")] == [0]
+
+
 def test_fallback_without_pools_goes_to_nodes_without_a_spot_label() -> None:
     world = World(workers=1, spot_nodes=0, spec={"workers": {"replicas": 1, "fallback": FALLBACK}})
     world.settle()

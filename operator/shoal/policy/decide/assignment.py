@@ -79,14 +79,11 @@ def _homes_to_go_back_to(
     """Where workers are at work that are on their way to another home, in which none of them runs yet."""
     found = dict[int, Home]()
     for each in facts.sightings["worker"]:
-        index, pod = each.place.index, each.pod
         healthy = each.verdict.outcome is PodOutcome.HEALTHY and each.signal is None
-        if pod is None or not pod.running or not healthy or each.slot.state == "Silent":
-            continue
-        found.pop(index, None)  # the later one runs
-        newest = index not in held or each.place == held[index].place
-        if each.slot.cause == MOVED or (not each.slot.cause and not newest):
-            found[index] = home_of(each.slot)
+        if each.pod is not None and each.pod.running and healthy:
+            found.pop(each.place.index, None)  # the later one runs
+            if each.slot.cause == MOVED:
+                found[each.place.index] = home_of(each.slot)
     return {index: home for index, home in found.items() if index in held and home in every}
 
 

@@ -7,7 +7,7 @@ as the fastest; and one worker measures a pool where knowing its speed is worth 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -59,11 +59,14 @@ class Solved:
     found: Plan | None = None
 
 
-def solve(job: FleetJob, left: Mapping[str, int], given: Given) -> Solved:
-    """The plan of a job within the nodes that are `left`; there is an answer whatever the input."""
+def solve(job: FleetJob, left: Mapping[str, int], given: Given, elsewhere: Collection[str] = ()) -> Solved:
+    """The plan of a job within the nodes that are `left`; there is an answer whatever the input.
+
+    `elsewhere`: pools in which another job of its model runs, or is to: that one measures them.
+    """
     try:
         if not job.fault:
-            return _solved(job, left, given)
+            return _solved(job, left, given, elsewhere)
         fault = job.fault
     except Exception as error:  # broad: a fault in the plan of one job must not stop those of the others
         logger.exception("the plan of %s failed", job.name)
@@ -74,7 +77,7 @@ def solve(job: FleetJob, left: Mapping[str, int], given: Given) -> Solved:
     return Solved(job, replace(unplanned(job, given.pools, left, words), fault=fault))
 
 
-def _solved(job: FleetJob, left: Mapping[str, int], given: Given) -> Solved:
+def _solved(job: FleetJob, left: Mapping[str, int], given: Given, elsewhere: Collection[str]) -> Solved:
     if job.model is None or not job.has_work:
         missing = (
             "The model is not known before a worker has reported it"
@@ -90,13 +93,13 @@ def _solved(job: FleetJob, left: Mapping[str, int], given: Given) -> Solved:
         if value is not None and value <= 0:
             faster = {"deadline_seconds": None, "prefer": "MinTime"}
             without = replace(job, **(faster if limit == "deadline" else {"budget_left": None}))
-            return Solved(job, _late(_solved(without, left, given).answer, limit, words))
+            return Solved(job, _late(_solved(without, left, given, elsewhere).answer, limit, words))
     try:
         one = problem_of(job, left, given)
         found = _affordable(
             one.problem, _settled(job, one.problem, plan(one.problem, seed=given.seed)), given.seed
         )
-        return Solved(job, _with_trial(job, one, found, answer_of(job, one, found)), one, found)
+        return Solved(job, _with_trial(job, one, found, answer_of(job, one, found), elsewhere), one, found)
     except UsageError as error:
         return Solved(job, unplanned(job, given.pools, left, _sentence(str(error))))
 
@@ -149,9 +152,11 @@ def _affordable(problem: Problem, found: Plan, seed: int) -> Plan:
     return replace(instead, notes=(*instead.notes, note))
 
 
-def _with_trial(job: FleetJob, one: JobProblem, found: Plan, answer: JobPlan) -> JobPlan:
+def _with_trial(
+    job: FleetJob, one: JobProblem, found: Plan, answer: JobPlan, elsewhere: Collection[str]
+) -> JobPlan:
     """The plan, with one worker in a pool that was never measured where that is worth its price."""
-    unmeasured = {name for name, basis in one.basis.items() if basis != MEASURED}
+    unmeasured = {name for name, basis in one.basis.items() if basis != MEASURED and name not in elsewhere}
     late = not found.feasible
     in_time = late or job.prefer == "MinTime"
     if job.min_workers == job.max_workers or (late and found.binding == "budget"):
@@ -175,7 +180,7 @@ def _with_trial(job: FleetJob, one: JobProblem, found: Plan, answer: JobPlan) ->
     return replace(
         answer,
         counts={pool.name: n for pool, n in zip(pools, trial.counts, strict=True)},
-        cost_per_hour=sum(pool.price * n for pool, n in zip(pools, trial.counts, strict=True)),
+        cost_per_hour=one.problem.price_per_hour(trial.counts),
         reason=f"{answer.reason} {words}",
     )
 

@@ -59,15 +59,29 @@ def plan_fleet(
         jobs,
         key=lambda job: (-job.priority, *_otherwise(NOT_URGENT, _urgency, job, given), job.name),
     )
+    first = dict[tuple[str, str], str]()
     for job in order:
-        alone[job.name] = solved = solve(job, left, given)
-        for name, count in solved.answer.counts.items():
-            left[name] = max(left[name] - count, 0)
+        for name in _used(under_way(job)):
+            first.setdefault((_model(job), name), job.name)
+    for job in order:
+        elsewhere = {name for (model, name), by in first.items() if model == _model(job) and by != job.name}
+        alone[job.name] = solved = solve(job, left, given, elsewhere)
+        for name in _used(solved.answer.counts):
+            left[name] = max(left[name] - solved.answer.counts[name], 0)
+            first.setdefault((_model(job), name), job.name)
     best = [alone[job.name] for job in order]
     chosen = alone | _otherwise({}, better_together, best, given)
     plans = [chosen[job.name] for job in jobs]
     within = _otherwise(plans, _within_reach, plans, given.limits)
     return FleetPlan({solved.job.name: solved.answer for solved in within}, tuple(left_out))
+
+
+def _used(counts: Mapping[str, int]) -> list[str]:
+    return [name for name, n in counts.items() if n]
+
+
+def _model(job: FleetJob) -> str:
+    return job.model.key if job.model is not None else ""
 
 
 def _otherwise(fallback: T, improve: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -366,6 +366,10 @@ class Problem:
                 "onDemandBase or add on-demand pools"
             )
 
+    def price_per_hour(self, counts: Sequence[int]) -> float:
+        """Of these workers."""
+        return sum(pool.price * n for pool, n in zip(self.pools, counts, strict=True))
+
     @property
     def limits(self) -> tuple[int, ...]:
         """The most workers of each pool; never more than `max_workers`."""

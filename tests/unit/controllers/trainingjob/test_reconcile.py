@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from typing import Any
+from typing import Any, Never
 
 import pytest
 
 from shoal.cluster.transport import Answer
 from shoal.controllers.trainingjob import reconcile
 from shoal.errors import Unavailable
+from shoal.manifests import runtime_config
 from shoal.policy.model import Observation, Plan
 from shoal.policy.plan import plan
 from shoal.runtime.work_queue import Priority
@@ -310,12 +311,16 @@ async def test_name_conflict_is_retried_soon() -> None:
     assert rig.pods() == EVERYTHING
 
 
-async def test_internal_error_is_reported_once_and_cleared() -> None:
+def _fails(*_: object) -> Never:
+    raise ValueError("a mistake of ours")
+
+
+async def test_internal_error_is_reported_once_and_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_config, "as_environment", _fails)
     rig = Rig()
-    stored_before_validation = {"metric": "accuracy"}
-    rig.apply(training={"entrypoint": "digits:job", "stopAfter": stored_before_validation})
+    rig.apply()
     for _ in range(3):
-        with pytest.raises(ValueError, match="go together"):
+        with pytest.raises(ValueError, match="a mistake of ours"):
             await rig.reconcile(KEY)
         await rig.tasks.idle()
         await rig.recorder.drain()
@@ -323,26 +328,30 @@ async def test_internal_error_is_reported_once_and_cleared() -> None:
     stalled = rig.job.status.condition("Stalled")
     assert stalled is not None
     assert (stalled.status, stalled.reason, rig.job.status.reason) == ("True", *["InternalError"] * 2)
-    assert "ValidationError" in stalled.message
-    assert "go together" in stalled.message
+    assert "ValueError" in stalled.message
+    assert "a mistake of ours" in stalled.message
     assert "report this error" in stalled.message
     assert rig.cluster.writes("PUT", "trainingjobs") == ["status"]
     assert len(rig.cluster.writes("POST", "events")) == 1
+    monkeypatch.undo()
     rig.apply()
     await settled(rig)
     assert rig.pods() == EVERYTHING
 
 
-async def test_internal_error_that_cannot_be_reported_is_raised_and_reported_later() -> None:
+async def test_internal_error_that_cannot_be_reported_is_raised_and_reported_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runtime_config, "as_environment", _fails)
     rig = Rig()
-    rig.apply(training={"entrypoint": "digits:job", "stopAfter": {"metric": "accuracy"}})
+    rig.apply()
     rig.cluster.fault = lambda method, _path: Unavailable("status unavailable") if method == "PUT" else None
-    with pytest.raises(ValueError, match="go together"):
+    with pytest.raises(ValueError, match="a mistake of ours"):
         await rig.reconcile(KEY)
     await rig.tasks.idle()
     rig.cluster.fault = lambda _method, _path: None
     await asyncio.sleep(0.1)
-    with pytest.raises(ValueError, match="go together"):
+    with pytest.raises(ValueError, match="a mistake of ours"):
         await rig.reconcile(KEY)
     await rig.tasks.idle()
     assert rig.job.status.reason == "InternalError"

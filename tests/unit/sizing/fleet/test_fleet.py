@@ -247,6 +247,17 @@ def test_one_worker_measures_a_pool_that_may_be_cheaper_and_no_more_than_may_be(
     told = plan_fleet([known, other], [slow], [job(**long)]).jobs["a"]
     assert told.counts["other"] == 0
     assert "measures other" not in told.reason
+    many = [job(name, **long, max_workers=6) for name in "abc"]
+    tried = plan_fleet([replace(known, limit=32), other], [PROFILE], many).jobs
+    assert sum(plan.counts["other"] for plan in tried.values()) == 1, (
+        "one job measures it for all of its model"
+    )
+    begun = next(name for name in "abc" if not tried[name].counts["other"])
+    many = [
+        replace(each, running={"steady": 5} | ({"other": 1} if each.name == begun else {})) for each in many
+    ]
+    on = plan_fleet([replace(known, limit=32), other], [PROFILE], many).jobs
+    assert {name: plan.counts["other"] for name, plan in on.items() if plan.counts["other"]} == {begun: 1}
     fixed = plan_fleet([known, other], [PROFILE], [job(**long, min_workers=16)]).jobs["a"]
     assert sum(fixed.counts.values()) == 16
 
