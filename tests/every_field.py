@@ -35,7 +35,7 @@ REFUSED = {
     'elasticity.mode="Advise"': "need workers.pools",
     'elasticity.mode="Auto"': "need workers.pools",
     "elasticity.objective.deadlineSeconds=3600": "objective is used by mode Advise and Auto only",
-    'elasticity.objective.maxCost="5.5"': "objective is used by mode Advise and Auto only",
+    "elasticity.objective.maxCost=5.5": "objective is used by mode Advise and Auto only",
 }
 
 EXPLICIT: dict[str, list[Any]] = {
@@ -54,7 +54,7 @@ EXPLICIT: dict[str, list[Any]] = {
     "workers.maxSurge": ["100%", 0],
     "workers.pools": [["absent"]],
     "elasticity.objective.deadlineSeconds": [3600],
-    "elasticity.objective.maxCost": ["5.5"],
+    "elasticity.objective.maxCost": [5.5],
     **{
         f"{role}.template.{part}": [value]
         for role in ("workers", "parameterServers")

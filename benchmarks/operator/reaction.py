@@ -4,18 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import datetime
 
 from benchmarks.harness import Measurement, summary
+from benchmarks.operator import traced
 from benchmarks.operator.world import OPERATOR, World, is_loss, job, milliseconds, until
+from dev.audit import Write
 from dev.kube import Json
 from tests.doubles.fake_kubelet import FakeKubelet
 
 NODES = 4
 QUIET_SECONDS = 32.0
 """Before a loss that is alone: longer than the interval of telemetry, so that nothing of before is written with it."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A pod that was taken, and its replacement: the answer to the one's DELETE, and the other's POST as received."""
+
+    name: str
+    replacement: str
+    answered: datetime
+    received: datetime
+
+    @property
+    def ms(self) -> float:
+        """How long it took, in milliseconds."""
+        return milliseconds(self.answered, self.received)
 
 
 @asynccontextmanager
@@ -37,57 +55,70 @@ async def nodes(world: World, prefix: str, count: int = NODES) -> AsyncIterator[
 async def measure(world: World, quick: bool) -> AsyncIterator[Measurement]:
     """The rows."""
     workers, big, losses = (8, 60, 4) if quick else (32, 1000, 16)
-    async with nodes(world, "react") as kubelet:
-        async with world.operator():
-            await world.namespace("one")
-            await world.apply(job("one", "one", workers))
-            await world.run("one", "one", workers)
-            alone = [await _lose(world, "one", name) for name in await _workers(world, "one", losses)]
-            await world.run("one", "one", workers)
-            wave = await _wave(world, kubelet, "one")
-            await world.run("one", "one", workers)
-            await world.namespace("big")
-            await world.apply(job("big", "big", big))
-            await until(lambda: _made(world, "big", big // 20))
-            beside = await _lose_while_it_ramps(world, "one", losses // 2, "big", big)
-            own = [await _lose_own(world, "big", name) for name in await _workers(world, "big", losses // 2)]
-            await world.run("big", "big", big)
-            ramp = world.writes("big", user=OPERATOR)
-            statuses = [each for each in ramp if each.subresource == "status"]
-            spread = (statuses[-1].answered - statuses[0].answered).total_seconds()
-            await world.kube.delete("/apis/shoal.dev/v1alpha1/namespaces/big/trainingjobs/big")
-            await until(lambda: _is_empty(world, "big"))
+    trace = world.folder / "trace"
+    async with nodes(world, "react") as kubelet, world.operator(trace=trace):
+        await world.namespace("one")
+        await world.apply(job("one", "one", workers))
+        await world.run("one", "one", workers)
+        alone = [await _lose(world, "one", name) for name in await _workers(world, "one", losses)]
+        await world.run("one", "one", workers)
+        wave = await _wave(world, kubelet, "one")
+        await world.run("one", "one", workers)
         await world.namespace("bare-one")
-        await _bare_pods(world, "bare-one", workers)
+        await bare_pods(world, "bare-one", 1, workers)
         async with world.bare("replace", "bare-one"):
             bare = [
                 await _lose(world, "bare-one", name) for name in await _workers(world, "bare-one", losses)
             ]
             await _all_run(world, "bare-one")
             bare_wave = await _wave(world, kubelet, "bare-one")
-            await world.namespace("bare-big")
-            async with world.bare("make", "bare-big", jobs=1, workers=big):
-                await until(lambda: _made(world, "bare-big", big // 20))
-                bare_beside = await _lose_while_it_ramps(world, "bare-one", losses // 2, "bare-big", big)
+            await world.run("one", "one", workers)
+            await world.namespace("big")
+            await world.apply(job("big", "big", big))
+            await until(lambda: _made(world, "big", big // 20))
+            beside, bare_beside = await _lose_while_it_ramps(world, ("one", "bare-one"), losses, "big", big)
+        own = [await _lose_own(world, "big", name) for name in await _workers(world, "big", losses // 2)]
+        await world.run("big", "big", big)
+        statuses = [each for each in world.writes("big", user=OPERATOR) if each.subresource == "status"]
+        spread = (statuses[-1].answered - statuses[0].answered).total_seconds()
+    moments = list(traced.read(trace))
     for name, found, limit, goals in (
         (f"taken pod to CREATE, {workers} workers", alone, bare, (15.0, 50.0)),
         (f"the same beside {big} workers that ramp up", beside, bare_beside, (None, 100.0)),
     ):
-        middle = statistics.median(found)
+        middle = statistics.median(each.ms for each in found)
         yield summary(f"{name}: median", [middle], "ms", "", goals[0], at_most=True)
-        yield summary(f"{name}: largest of {len(found)}", [max(found)], "ms", "", goals[1], at_most=True)
-        ratio = middle / statistics.median(limit)
+        for row in _largest(name, found, moments, goals[1]):
+            yield row
+        ratio = middle / statistics.median(each.ms for each in limit)
         yield summary(f"{name}: median, ratio", [ratio], "x", "a bare client's watch and POST")
-        worst = max(limit)
+        worst = max(each.ms for each in limit)
         yield summary(f"{name}: largest of {len(limit)}, a bare client's watch and POST", [worst], "ms", "")
     name = f"the same of the {big} themselves, amid their ramp"
-    yield summary(f"{name}: median", own, "ms", "")
-    yield summary(f"{name}: largest of {len(own)}", [max(own)], "ms", "", 100.0, at_most=True)
+    yield summary(f"{name}: median", [each.ms for each in own], "ms", "")
+    for row in _largest(name, own, moments, 100.0):
+        yield row
+    held = [each.seconds * 1000 for each in moments if each.what == traced.HELD]
+    yield summary(
+        "event loop held by one callback, all this time: longest", [max(held, default=0.0)], "ms", ""
+    )
     yield summary("announced wave: notice to each CREATE", wave, "ms", "")
     yield summary("announced wave: notice to last CREATE", [max(wave)], "ms", "", 30.0, at_most=True)
     yield summary("announced wave: last CREATE, ratio", [max(wave) / max(bare_wave)], "x", "a bare client")
     interval = spread / (len(statuses) - 1)
     yield summary(f"status writes of {big} workers that ramp up", [1 / interval], "/s", "", 1.0, at_most=True)
+
+
+def _largest(
+    name: str, found: list[Loss], moments: list[traced.Moment], goal: float
+) -> Iterator[Measurement]:
+    """The slowest replacement, and where its time was spent."""
+    worst = max(found, key=lambda each: each.ms)
+    name = f"{name}: largest of {len(found)}"
+    yield summary(name, [worst.ms], "ms", "", goal, at_most=True)
+    parts = traced.parts(moments, worst.name, worst.replacement, worst.answered, worst.received)
+    for words, part in parts.items():
+        yield summary(f"{name}, of that {words}", [part], "ms", "")
 
 
 async def measure_lone(world: World, quick: bool) -> AsyncIterator[Measurement]:
@@ -126,34 +157,35 @@ async def _workers(world: World, namespace: str, count: int) -> list[str]:
 
 
 async def _lose_while_it_ramps(
-    world: World, namespace: str, most: int, ramp: str, workers: int
-) -> list[float]:
-    """Lose one worker after the other, until those of the other job are all made."""
-    found = []
-    for name in await _workers(world, namespace, most):
-        found.append(await _lose(world, namespace, name))
+    world: World, namespaces: tuple[str, str], most: int, ramp: str, workers: int
+) -> tuple[list[Loss], list[Loss]]:
+    """Lose a worker of either namespace in turn, until those of the other job are all made."""
+    found: tuple[list[Loss], list[Loss]] = ([], [])
+    names = [await _workers(world, namespace, most) for namespace in namespaces]
+    for pair in zip(*names, strict=False):
+        for namespace, name, losses in zip(namespaces, pair, found, strict=True):
+            losses.append(await _lose(world, namespace, name))
         if await _made(world, ramp, workers):
             break
     return found
-
-
-async def _is_empty(world: World, namespace: str) -> bool:
-    return await world.pods(namespace) == 0
 
 
 async def _made(world: World, namespace: str, count: int) -> bool:
     return len(world.creates(namespace)) >= count
 
 
-async def _lose(world: World, namespace: str, name: str) -> float:
-    """The platform takes a pod, gone at once; milliseconds from the answer to the CREATE of another."""
+async def _lose(world: World, namespace: str, name: str, successor: str = "") -> Loss:
+    """The platform takes a pod, gone at once; until the CREATE of its `successor`, by default of any other."""
     since = len(world.log.read())
     await world.kube.delete(f"/api/v1/namespaces/{namespace}/pods/{name}", grace_seconds=0)
-    await until(lambda: _any_made(world, namespace, since), every=0.02)
-    lost = next(
-        each.answered for each in world.writes(namespace, since=since) if is_loss(each) and each.name == name
-    )
-    return milliseconds(lost, world.creates(namespace, since=since)[0].received)
+
+    async def made() -> Write | None:
+        found = world.creates(namespace, since=since)
+        return next((each for each in found if each.name == (successor or each.name)), None)
+
+    created: Write = await until(made, every=0.02)
+    lost = next(each for each in world.writes(namespace, since=since) if is_loss(each) and each.name == name)
+    return Loss(name, created.name, lost.answered, created.received)
 
 
 async def _writes_of_a_loss(world: World, namespace: str, workers: int) -> tuple[int, int]:
@@ -173,26 +205,10 @@ async def _writes_of_a_loss(world: World, namespace: str, workers: int) -> tuple
     return at_once, len(world.writes(namespace, user=OPERATOR, since=since))
 
 
-async def _lose_own(world: World, namespace: str, name: str) -> float:
-    """The same of a job that makes other pods meanwhile: to the CREATE of the successor, by its name."""
-    since = len(world.log.read())
+async def _lose_own(world: World, namespace: str, name: str) -> Loss:
+    """The same of a job that makes other pods meanwhile."""
     before, _, incarnation = name.rpartition("-")
-    successor = f"{before}-{int(incarnation) + 1}"
-    await world.kube.delete(f"/api/v1/namespaces/{namespace}/pods/{name}", grace_seconds=0)
-
-    async def made() -> bool:
-        return any(each.name == successor for each in world.creates(namespace, since=since))
-
-    await until(made, every=0.02)
-    lost = next(
-        each.answered for each in world.writes(namespace, since=since) if is_loss(each) and each.name == name
-    )
-    created = next(each for each in world.creates(namespace, since=since) if each.name == successor)
-    return milliseconds(lost, created.received)
-
-
-async def _any_made(world: World, namespace: str, since: int) -> bool:
-    return bool(world.creates(namespace, since=since))
+    return await _lose(world, namespace, name, f"{before}-{int(incarnation) + 1}")
 
 
 async def _wave(world: World, kubelet: FakeKubelet, namespace: str) -> list[float]:
@@ -223,8 +239,9 @@ async def _wave(world: World, kubelet: FakeKubelet, namespace: str) -> list[floa
     return [milliseconds(told, each.received) for each in world.creates(namespace, since=since)]
 
 
-async def _bare_pods(world: World, namespace: str, workers: int) -> None:
-    await world.make_bare(namespace, 1, workers)
+async def bare_pods(world: World, namespace: str, jobs: int, workers: int) -> None:
+    """Have the bare client make the objects of these jobs, and wait until their pods run."""
+    await world.make_bare(namespace, jobs, workers)
     await _all_run(world, namespace)
 
 

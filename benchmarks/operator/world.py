@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.operator import traced
 from dev.audit import READS, AuditTail, Write
 from dev.cluster import ControlPlane
 from dev.cluster.control_plane import OPERATOR_NAMESPACE, PROCESSES
@@ -94,15 +95,17 @@ class World:
         await until(ready)
 
     @asynccontextmanager
-    async def operator(self, identity: str = "operator-0", **more: str) -> AsyncIterator[Operator]:
-        """The real process, as in its pod, once it leads or stands by."""
+    async def operator(
+        self, identity: str = "operator-0", *, trace: Path | None = None, **more: str
+    ) -> AsyncIterator[Operator]:
+        """The real process, as in its pod, once it leads or stands by. `trace`: where it writes its moments."""
         account, key = self.folder / "account", self.folder / "key"
         await service_account.mount(self.plane, self.kube, ACCOUNT, account)
         with tolerant(409):
             await self.kube.create("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", BINDING)
         key.write_bytes(INSTALL_KEY)
         operator = Operator(
-            service_account.command(account),
+            service_account.command(account) if trace is None else traced.command(account, trace),
             service_account.environment(
                 self.plane,
                 SHOAL_INSTALL_KEY_FILE=str(key),

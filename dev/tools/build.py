@@ -124,7 +124,7 @@ def ensure(names: tuple[str, ...] = NODES) -> Tools:
 
 
 def go_environment() -> dict[str, str]:
-    """The environment of Go's command."""
+    """The environment of Go's command: also for what is built beside the tools, which then shares their cache."""
     # GOTOOLCHAIN=auto lets a Go of 1.21 or newer fetch the one that go.mod asks for, through the module
     # proxy.
     return {

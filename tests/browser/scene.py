@@ -23,7 +23,7 @@ def stamp(moment: datetime) -> str:
 
 
 def pools() -> list[CapacityPool]:
-    def pool(name: str, price: str, rate: str, kind: str = "Spot") -> CapacityPool:
+    def pool(name: str, price: float, rate: float, kind: str = "Spot") -> CapacityPool:
         return CapacityPool.model_validate(
             {
                 "kind": "CapacityPool", "metadata": {"name": name},
@@ -34,8 +34,8 @@ def pools() -> list[CapacityPool]:
             }
         )  # fmt: skip
 
-    return [pool("l4-spot-a", "0.28", "0.08"), pool("l4-spot-b", "0.30", "0.05"), pool("t4-spot", "0.14", "0.02"),
-            pool("l4-on-demand", "0.85", "0", "OnDemand")]  # fmt: skip
+    return [pool("l4-spot-a", 0.28, 0.08), pool("l4-spot-b", 0.30, 0.05), pool("t4-spot", 0.14, 0.02),
+            pool("l4-on-demand", 0.85, 0, "OnDemand")]  # fmt: skip
 
 
 def job(name: str, status: dict[str, Any], namespace: str = "vision", **spec: Any) -> TrainingJob:

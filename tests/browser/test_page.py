@@ -13,8 +13,6 @@ from shoal.process.endpoints import serve
 from tests.browser.chromium import Tab, chromium
 from tests.browser.scene import Scene
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture
 def scene() -> Scene:

@@ -12,6 +12,7 @@ import yaml
 
 from dev.demo.kind import CONFIG, audited
 from dev.paths import ROOT
+from dev.tools.build import go_environment
 from shoal.manifests.platforms import SPOT_LABELS
 
 
@@ -20,6 +21,7 @@ def as_kind_reads(config: Path) -> list[dict[str, Any]]:
     done = subprocess.run(
         ["go", "run", ".", str(config)],
         cwd=ROOT / "dev" / "kindcheck",
+        env=go_environment(),
         capture_output=True,
         text=True,
         check=True,

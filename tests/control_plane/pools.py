@@ -22,7 +22,7 @@ GPUS = {"nvidia.com/gpu": "8"}
 """A fake node of a `pool` has more than the pool says, so that workers of a node that is taken find room on others."""
 
 
-def pool(name: str, namespace: str, price: str, spot: bool, nodes: int) -> Json:
+def pool(name: str, namespace: str, price: float, spot: bool, nodes: int) -> Json:
     return {
         "apiVersion": "shoal.dev/v1alpha1",
         "kind": "CapacityPool",

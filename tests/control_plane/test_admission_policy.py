@@ -78,7 +78,6 @@ def secret(namespace: str, owners: list[Json] | None = None, name: str = "some")
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata}
 
 
-@pytest.mark.timeout(180)
 async def test_only_objects_of_training_jobs(
     operator: As, kube: Kube, namespace: str, second_namespace: str
 ) -> None:

@@ -279,7 +279,7 @@ async def test_permissions_are_enough_and_all_used(
     )
     async with FakeKubelet(control_plane.kubeconfig, pod_ip=lambda _pod: coordinators.address(0)) as nodes:
         for name in ("spot", "od"):
-            await kube.create(POOLS, pool(name, namespace, "0.4", spot=name == "spot", nodes=20))
+            await kube.create(POOLS, pool(name, namespace, 0.4, spot=name == "spot", nodes=20))
         for name in ("spot-1", "spot-2"):
             await nodes.add_node(name, spot=True, labels={"example.com/pool": pools[0]}, capacity=GPUS)
         # On a busy machine, workers may wait for the scheduler until their pool is exhausted: then they live here.

@@ -146,7 +146,7 @@ async def test_a_dry_run_is_checked_by_the_api_server(
         (["--until", "my_metric=0.1"], "mode is required for this metric"),
         (["--until", "val_accuracy=97"], "this metric is at most 1"),
         (["--run", "x"], "a run that is to be continued needs a storage"),
-        (["--pool", "a", "--max-workers", "4", "--max-cost", "5USD"], "maxCost"),
+        (["--pool", "a", "--max-workers", "4", "--max-cost", "5USD"], "'5USD' is not a valid float"),
         (["--max-workers", "2", "--workers", "5"], "maxReplicas"),
     ):
         assert says in await shoal(*words, *wrong, code=2)

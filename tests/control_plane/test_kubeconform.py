@@ -15,6 +15,7 @@ import pytest
 from dev.cluster import ControlPlane
 from dev.kube import Kube
 from dev.paths import ROOT
+from dev.tools.build import go_environment
 
 ELSEWHERE = "ServiceMonitor,PodMonitor,PrometheusRule,Application,Kustomization,ResourceFlavor,ClusterQueue,LocalQueue"
 """Kinds of the Prometheus operator, Argo CD, Flux and Kueue, which the API server does not know."""
@@ -87,6 +88,7 @@ def kubeconform(schemas: Path, *arguments: str, text: str = "") -> str:
             *arguments,
         ],
         cwd=ROOT / "dev" / "checks",
+        env=go_environment(),
         input=text,
         capture_output=True,
         text=True,

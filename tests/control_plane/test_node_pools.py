@@ -87,7 +87,7 @@ class World:
         spec = {
             "nodeSelector": {"pool": self.name},
             "limits": {"nodes": 8},
-            "price": {"perHour": "0.3"},
+            "price": {"perHour": 0.3},
             "scaling": scaling or {"mode": "Scale", "target": self.target, "shrinkAfterSeconds": 60},
         }
         body = {"apiVersion": "shoal.dev/v1alpha1", "kind": "CapacityPool"}

@@ -107,7 +107,6 @@ async def test_process_runs_a_job_and_stops_cleanly(
     assert set(await job.pods()) == {"digits-ps-0-0", "digits-worker-0-0", "digits-worker-1-0"}
 
 
-@pytest.mark.timeout(120)
 async def test_deleted_job_leaves_no_objects(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:

@@ -47,7 +47,6 @@ def active(pods: dict[str, Any]) -> list[tuple[str, str]]:
     )
 
 
-@pytest.mark.timeout(180)
 async def test_operator_killed_at_random_points_counts_each_loss_once(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet, tmp_path: Path
 ) -> None:
@@ -158,7 +157,6 @@ class Cutter:
             cut.cancel()
 
 
-@pytest.mark.timeout(120)
 async def test_objects_deleted_during_a_cut_watch_are_dropped(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:

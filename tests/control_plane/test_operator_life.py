@@ -84,7 +84,6 @@ async def test_job_created_suspended_has_no_pods(
         assert not await job.pods()
 
 
-@pytest.mark.timeout(120)
 async def test_job_applied_again_is_a_new_run(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:

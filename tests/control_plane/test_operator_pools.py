@@ -13,7 +13,6 @@ from tests.control_plane.operators import FakeCoordinator, Job, eventually, runn
 from tests.control_plane.pools import POOLS, report
 
 
-@pytest.mark.timeout(120)
 async def test_running_job_teaches_the_predictor_and_is_moved_to_the_pools_it_needs(
     control_plane: ControlPlane, pools: None, kube: Kube, namespace: str
 ) -> None:

@@ -13,7 +13,6 @@ from tests.control_plane.operators import Job, OperatorProcess, free_ports
 from tests.doubles.fake_kubelet import FakeKubelet
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.skipif(find() is None, reason="there is no Chromium")
 async def test_page_shows_why_a_worker_was_replaced(
     control_plane: ControlPlane,

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
 import yaml
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -130,7 +129,6 @@ def full(uid: str, workers: int, pushed: tuple[tuple[int, int], ...] = ()) -> St
     )
 
 
-@pytest.mark.timeout(150)
 async def test_every_query_and_every_alert_has_something_to_read(
     control_plane: ControlPlane,
     pools: None,

@@ -31,7 +31,7 @@ pytestmark = [
 
 JOBS: dict[str, tuple[int, Callable[[dict[str, list[float]]], bool]]] = {
     "quickstart/quickstart.py": (5, lambda seen: seen["accuracy"][-1] > 0.85),
-    "parquet/flowers.py": (12, lambda seen: seen["val_accuracy"][-1] > 0.8),
+    "parquet/flowers.py": (8, lambda seen: seen["val_accuracy"][-1] > 0.8),
     "inputs/patients.py": (20, lambda seen: seen["severe_accuracy"][-1] > 0.65),
     "text/reviews.py": (10, lambda seen: seen["val_accuracy"][-1] > 0.9),
     "language/lm.py": (1, lambda seen: seen["val_accuracy"][-1] > 0.15),
@@ -78,7 +78,7 @@ def test_it_learns(module: Any) -> None:
 
 
 def test_the_readme_job_runs_as_processes(tmp_path: Path) -> None:
-    words = ["run", "quickstart:job", "--workers", "2", "--epochs", "1", "--storage", str(tmp_path)]
+    words = ["run", "quickstart.py", "--workers", "2", "--epochs", "1", "--storage", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, "-m", "shoal_trainer.cli", *words],
         cwd=EXAMPLES / "quickstart", capture_output=True, text=True, timeout=200, check=False,

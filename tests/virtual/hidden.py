@@ -66,9 +66,9 @@ class HiddenPool:
             "nodeSelector": {LABEL: self.name},
             "tolerations": [{"key": LABEL, "operator": "Exists"}],
             "limits": {"nodes": self.limit},
-            "price": {"perHour": f"{self.price:.4f}"},
+            "price": {"perHour": round(self.price, 4)},
             "startupSeconds": believed_startup,
-            "interruptionsPerHour": f"{believed_rate if self.spot else 0:.3f}",
+            "interruptionsPerHour": round(believed_rate, 3) if self.spot else 0,
             "scaling": {"mode": "Pods", "shrinkAfterSeconds": 60},
         }
 

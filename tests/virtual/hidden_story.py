@@ -21,8 +21,8 @@ from tests.virtual.world import GROUP, World
 
 STEP = 4.0
 PROMISED = 0.95
-UNSEEN = 40.0
-"""Seconds of a node that are not counted where it came while the operator was down."""
+UNSEEN = 10.0
+"""Seconds of a node that are not counted where a worker came and went while the operator was down."""
 SOON, SAME = 60.0, 0.01
 """A plan that is back within so many seconds went there for nothing, where the speeds that it rests on are the same."""
 TWICE = 1.02

@@ -16,7 +16,7 @@ GOOD: Json = {
     "capacityType": "Spot",
     "nodeSelector": {"pool": "good"},
     "limits": {"nodes": 4},
-    "price": {"perHour": "0.3"},
+    "price": {"perHour": 0.3},
     "startupSeconds": 10,
 }
 WRONG: dict[str, tuple[Json, str, str]] = {
@@ -94,7 +94,7 @@ def test_running_job_goes_on_after_its_deadline_and_its_budget() -> None:
         async with world.living():
             world.replica("a")
             apply(world, "late", ["good"], deadlineSeconds=60)
-            apply(world, "broke", ["good"], maxCost="0.0001")
+            apply(world, "broke", ["good"], maxCost=0.0001)
             said = {"late": "The deadline has passed.", "broke": "The budget is spent."}
             for name, words in said.items():
 

@@ -17,7 +17,7 @@ POOL: Json = {
     "capacityType": "OnDemand",
     "nodeSelector": {"pool": "own"},
     "limits": {"nodes": 4},
-    "price": {"perHour": "1.0"},
+    "price": {"perHour": 1.0},
     "startupSeconds": 10,
 }
 EPOCHS, TRAINING, EVALUATION = 4, 320.0, 160.0

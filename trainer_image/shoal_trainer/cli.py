@@ -11,13 +11,23 @@ from pathlib import Path
 from typing import Literal
 
 import click
+from pydantic import JsonValue
 
 from shoal_trainer.contract import BATCH_SIZE, InitialFrom, Staleness, StopAfter, argument
 from shoal_trainer.errors import TrainerError, UserError
+from shoal_trainer.script import module_of, no_entrypoint, training_in
 from shoal_trainer.termination.deadline import end_soon
 from shoal_trainer.termination.orphans import follow_parent
 
-COUNT = click.IntRange(1)
+
+class Count(click.IntRange):
+    """A whole number in a range."""
+
+    name = "whole number"
+
+
+ENTRYPOINT = "FILE.py[:OBJECT]|MODULE:OBJECT"
+COUNT = Count(1)
 MODES: dict[str, Literal["Min", "Max"]] = {"min": "Min", "max": "Max"}
 
 
@@ -50,7 +60,7 @@ def work() -> None:
 
 
 @main.command(short_help="Train with parameter servers and workers as local processes.")
-@click.argument("entrypoint", metavar="MODULE:OBJECT", callback=lambda _ctx, _param, text: _entrypoint(text))
+@click.argument("entrypoint", metavar=ENTRYPOINT, callback=lambda _ctx, _param, text: _entrypoint(text))
 @click.option("--workers", default=1, show_default=True, type=COUNT, metavar="N", help="Worker processes.")
 @click.option(
     "--parameter-servers",
@@ -87,7 +97,8 @@ def work() -> None:
     "args",
     multiple=True,
     metavar="NAME=VALUE",
-    help="An argument of the entrypoint: an integer, a decimal or a string, as in spec.training.args. Repeatable.",
+    help="An argument of the entrypoint, as in spec.training.args: rate=0.1, layers=[64,32] or other JSON; "
+    "the rest is text. Repeatable.",
 )
 @click.option(
     "--storage",
@@ -116,7 +127,7 @@ def work() -> None:
 )
 @click.option(
     "--max-staleness",
-    type=click.IntRange(0),
+    type=Count(0),
     metavar="N",
     help="How many updates a worker may be behind before it waits. 0 makes it wait for each push.",
 )
@@ -142,9 +153,9 @@ def run(
     initial_from: str | None, weights_only: bool, snapshot_every: int, max_staleness: int | None, tls: bool,
     kill_every: float | None, kill: str,
 ) -> None:  # fmt: skip
-    """Train MODULE:OBJECT (or FILE.py:OBJECT) with parameter servers and workers as local processes.
+    """Train with parameter servers and workers as local processes.
 
-    Shows a live table, and a line for each epoch.
+    Shows a live table, and a line for each epoch. Without OBJECT, the Training of FILE.py is looked for.
     """
     from shoal_trainer.run.processes import LocalJob
     from shoal_trainer.run.watch import watch
@@ -168,13 +179,13 @@ def run(
     try:
         check(entrypoint, Path.cwd())
     except UserError as error:
-        raise click.BadParameter(str(error), param_hint="MODULE:OBJECT") from error
+        raise click.BadParameter(str(error), param_hint=ENTRYPOINT) from error
     _try_to_write(job.storage_uri)
     sys.exit(watch(job))
 
 
 @main.command(short_help="Say in seconds what a cluster would refuse.")
-@click.argument("entrypoint", metavar="MODULE:OBJECT", callback=lambda _ctx, _param, text: _entrypoint(text))
+@click.argument("entrypoint", metavar=ENTRYPOINT, callback=lambda _ctx, _param, text: _entrypoint(text))
 @click.option(
     "--batch-size", default=BATCH_SIZE, show_default=True, type=COUNT, metavar="N", help="Samples per step."
 )
@@ -182,7 +193,11 @@ def run(
 @click.option("--until", metavar="METRIC=VALUE", help="The target, as for `run`.")
 @click.option("--mode", type=click.Choice(["min", "max"], case_sensitive=False), help="As for `run`.")
 @click.option(
-    "--arg", "args", multiple=True, metavar="NAME=VALUE", help="An argument of the entrypoint. Repeatable."
+    "--arg",
+    "args",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An argument of the entrypoint, as for `run`. Repeatable.",
 )
 @click.option(
     "--output", "-o", default="text", show_default=True, type=click.Choice(["text", "json"]), help="Format."
@@ -191,11 +206,11 @@ def check(
     entrypoint: str, batch_size: int, workers: int, until: str | None, mode: Literal["min", "max"] | None,
     args: tuple[str, ...], output: str,
 ) -> None:  # fmt: skip
-    """Try MODULE:OBJECT in seconds, on this machine: what would fail later, or only on a cluster or a GPU.
+    """Try a job in seconds, on this machine: what would fail later, or only on a cluster or a GPU.
 
     Imports it, builds the model on one batch of the data, trains a step with and without XLA, evaluates, runs the
-    callbacks for one epoch and exports the model. Exit code: 0 if a cluster would take it (with or without warnings),
-    1 if not, 2 if the command line is wrong.
+    callbacks for one epoch and exports the model. Without OBJECT, the Training of FILE.py is looked for. Exit code: 0
+    if a cluster would take it (with or without warnings), 1 if not, 2 if the command line is wrong.
     """
     from shoal_trainer.checking import rehearse
 
@@ -205,15 +220,27 @@ def check(
 
 
 def _entrypoint(text: str) -> str:
-    """MODULE:OBJECT, also from FILE.py:OBJECT of a file in or below this folder."""
-    file, colon, name = text.rpartition(":")
-    if not colon:
-        example = f"{text or 'digits.py'}:job"
-        raise click.BadParameter(f"{text!r} must be MODULE:OBJECT or FILE.py:OBJECT, for example {example}")
-    if file.endswith(".py") and not Path(file).is_file():
+    """MODULE:OBJECT, also from FILE.py[:OBJECT] of a file in or below this folder, which is read and not run."""
+    file, colon, name = text.rpartition(":") if ":" in text else (text, "", "")
+    if not colon and not file.endswith(".py") and Path(beside := f"{file.replace('.', '/')}.py").is_file():
+        file = beside
+    if not file.endswith(".py"):
+        if colon:
+            return text
+        raise click.BadParameter(no_entrypoint(text))
+    path, here = Path(file).resolve(), Path.cwd().resolve()
+    if not path.is_file():
         raise click.BadParameter(f"there is no file {file}")
-    module = file.removeprefix("./").removesuffix(".py").replace("/", ".")
-    return f"{module}:{name}" if file.endswith(".py") and not file.startswith(("/", "..")) else text
+    if not path.is_relative_to(here):
+        raise click.BadParameter(
+            f"{file} is not in this folder or below it: go to its folder first: cd {path.parent}"
+        )
+    try:
+        module_of(file)
+        name = name or training_in(file, path.read_text())
+    except (ValueError, OSError) as error:
+        raise click.BadParameter(str(error)) from error
+    return f"{'.'.join(path.relative_to(here).with_suffix('').parts)}:{name}"
 
 
 def _uri(folder: str) -> str:
@@ -243,7 +270,7 @@ def _initial(folder: str | None, weights_only: bool) -> InitialFrom | None:
     return InitialFrom(uri=_uri(folder), weights_only=weights_only)
 
 
-def arguments(texts: tuple[str, ...]) -> dict[str, int | str]:
+def arguments(texts: tuple[str, ...]) -> dict[str, JsonValue]:
     """The options `--arg` as the entrypoint's arguments. Raises BadParameter."""
     try:
         return dict(map(argument, texts))

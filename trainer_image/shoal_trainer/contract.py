@@ -114,25 +114,31 @@ BATCH_SIZE = 32
 """What `run`, `check`, `fit` and `submit` take where nobody says it: Keras' own. A manifest without it has 128."""
 
 
-def argument(text: str) -> tuple[str, int | str]:
+def argument(text: str) -> tuple[str, JsonValue]:
     """An argument of the entrypoint, of a command line (NAME=VALUE), as a TrainingJob has it.
 
-    An integer or a string of JSON (`n=5`, `n="5"`), and any other text as it was typed: `1.10`, `007`, `true`.
+    A value of JSON (`n=5`, `rate=0.1`, `on=true`, `layers=[64, 32]`, `n="5"`), and any other text as it was typed:
+    `relu`, `007`. So are numbers that JSON would write otherwise (`1.10`, `1e-3`): they arrive as floats, or as they
+    are where the entrypoint wants text.
 
     Raises:
-        ValueError: it has no name, or its value is a list or an object of JSON.
+        ValueError: it has no name, or is null, which a manifest cannot hold.
     """
     name, equals, typed = text.partition("=")
     if not equals or not name:
         raise ValueError(f"{text!r} must be NAME=VALUE")
     try:
-        value = json.loads(typed)
-    except ValueError:
+        value: JsonValue = json.loads(typed)
+        written = json.dumps(value, allow_nan=False)
+    except (ValueError, RecursionError):
         return name, typed
-    if isinstance(value, list | dict):
-        raise ValueError(f"{text!r} must have an integer or a string as its value")
-    is_integer = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
-    return name, value if is_integer or isinstance(value, str) else typed
+    if value is None:
+        raise ValueError(f"{text!r}: Kubernetes drops null: leave {name} out, so that its default counts")
+    if isinstance(value, float) and (value.is_integer() or written != typed):
+        return name, typed
+    if isinstance(value, int) and abs(value) >= 1 << 63:  # the API server would make a float of it
+        return name, typed
+    return name, value
 
 
 FALLS = (

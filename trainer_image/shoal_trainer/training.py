@@ -6,10 +6,11 @@ TensorFlow and Keras are imported only where they are used: parameter servers im
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_origin
 
 from shoal_trainer.contract import BATCH_SIZE
 from shoal_trainer.data.adapt import ClassWeighted, as_source
@@ -18,6 +19,16 @@ from shoal_trainer.errors import UserError
 if TYPE_CHECKING:
     import keras
 
+_JSON_LIST = (list, "a list of JSON, such as [64, 32]")
+_KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "int": (int, "a number (int)"),
+    "float": ((int, float), "a number (float)"),
+    "bool": (bool, "true or false"),
+    "list": _JSON_LIST,
+    "tuple": _JSON_LIST,
+    "dict": (dict, 'an object of JSON, such as {"a": 1}'),
+}
+"""Annotation -> what JSON has for it, and its name for people."""
 _DECIMAL = re.compile(r"[-+]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?$")
 
 
@@ -123,9 +134,9 @@ def as_training(found: Any, args: dict[str, Any], where: str) -> Training:
         )
     try:
         signature = inspect.signature(found)
-        args = {name: _number(value, signature.parameters.get(name)) for name, value in args.items()}
+        args = {name: _as_wanted(value, signature.parameters.get(name)) for name, value in args.items()}
         signature.bind(**args)
-        _check_numbers(args, signature, where)
+        _check_kinds(args, signature, where)
     except TypeError as error:
         takes = f"takes {', '.join(map(str, signature.parameters.values())) or 'no arguments'}"
         raise UserError(
@@ -140,23 +151,29 @@ def as_training(found: Any, args: dict[str, Any], where: str) -> Training:
     return made
 
 
-def _check_numbers(args: dict[str, Any], signature: inspect.Signature, where: str) -> None:
-    """Raise `UserError` for text where a parameter is annotated as a number."""
+def _check_kinds(args: dict[str, Any], signature: inspect.Signature, where: str) -> None:
+    """Raise `UserError` where a parameter is annotated as something that its argument is not."""
     for name, value in args.items():
-        wanted = signature.parameters[name].annotation if name in signature.parameters else None
-        if isinstance(value, str) and wanted in {int, float, "int", "float"}:
-            kind = getattr(wanted, "__name__", wanted)
-            raise UserError(f"{where}: the argument {name} must be a number ({kind}), not {value!r}.")
+        kind = _kind(signature.parameters[name]) if name in signature.parameters else ""
+        wanted, words = _KINDS.get(kind, (object, ""))
+        if not isinstance(value, wanted):
+            raise UserError(f"{where}: the argument {name} must be {words}, not {value!r}.")
 
 
-def _number(value: Any, parameter: inspect.Parameter | None) -> Any:
-    """A decimal as a float: the API of Kubernetes has none, so 0.001 arrives as the string "0.001".
+def _as_wanted(value: Any, parameter: inspect.Parameter | None) -> Any:
+    """A decimal in quotes as a float, unless the parameter is a string: that gets text, also of a number or a boolean.
 
-    A parameter that is a string, by its annotation or its default, gets the string.
+    It is a string by its annotation or its default.
     """
-    if not isinstance(value, str) or not _DECIMAL.match(value):
-        return value
-    wants_text = parameter is not None and (
-        parameter.annotation in {str, "str"} or isinstance(parameter.default, str)
-    )
-    return value if wants_text else float(value)
+    wants_text = parameter is not None and (_kind(parameter) == "str" or isinstance(parameter.default, str))
+    if wants_text:
+        return json.dumps(value) if isinstance(value, bool | int | float) else value
+    return float(value) if isinstance(value, str) and _DECIMAL.match(value) else value
+
+
+def _kind(parameter: inspect.Parameter) -> str:
+    """The name of the type by which a parameter is annotated, also of `list[int]`; empty if it has none."""
+    annotation = parameter.annotation
+    if not isinstance(annotation, str):
+        annotation = getattr(get_origin(annotation) or annotation, "__name__", "")
+    return str(annotation.partition("[")[0])

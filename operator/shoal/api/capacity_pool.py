@@ -1,19 +1,18 @@
 """The CapacityPool: interchangeable nodes, described by the platform team.
 
 Prices and rates in the spec are priors, which Git owns; what was measured is in the status and takes precedence once
-there is enough of it. One worker uses one node of a pool with all its accelerators. Money is a decimal string in the
-cluster's currency.
+there is enough of it. One worker uses one node of a pool with all its accelerators. Money is in the cluster's currency.
 """
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
 from shoal.api.base import Column, Condition, Resource, Status, Strict
-from shoal.api.rules import DECIMAL, Positive, explained, rules
+from shoal.api.rules import Amount, Positive, quoted, rules
 
 __all__ = [
     "AcceleratorSpec",
@@ -37,9 +36,12 @@ __all__ = [
     "Usage",
 ]
 
-NOT_NEGATIVE = "^[0-9]+([.][0-9]+)?([eE][-+]?[0-9]{1,2})?$"
-"""A decimal string of zero or more."""
-_EXPLAINED = explained(DECIMAL, 'must be a decimal number in quotes, such as "0.05"')
+
+Cores = Annotated[
+    float,
+    Field(gt=0, le=4096, allow_inf_nan=False, json_schema_extra=quoted("^[0-9]{1,4}([.][0-9]{1,3})?$")),
+]
+"""Up to 4096, and parts of one."""
 
 
 class AcceleratorSpec(Strict):
@@ -75,12 +77,8 @@ class PoolLimits(Strict):
 class Price(Strict):
     """Price of a node."""
 
-    per_hour: str = Field(
-        pattern=NOT_NEGATIVE,
-        json_schema_extra=explained(NOT_NEGATIVE, 'must be an amount in quotes, such as "0.35"'),
-        max_length=32,
-    )
-    """Price of one node per hour, a decimal in quotes: `"0.35"`."""
+    per_hour: Amount
+    """Price of one node per hour: `0.35`."""
 
 
 class ScaleTarget(Strict):
@@ -186,17 +184,8 @@ class CapacityPoolSpec(Strict):
 
     accelerator: AcceleratorSpec | None = None
     """Accelerators of one node. Unset: nodes without accelerators, for parameter servers and for workers on CPUs."""
-    cores: int | str | None = Field(
-        None,
-        json_schema_extra=rules(
-            (
-                "type(self) == int ? self >= 1 && self <= 4096 : self.matches('^[0-9]{1,4}([.][0-9]{1,3})?$')"
-                " && double(self) > 0.0 && double(self) <= 4096.0",
-                'must be a number of CPU cores, at most 4096, or a decimal in quotes: "0.5"',
-            )
-        ),
-    )
-    """CPU cores of one node, or a decimal in quotes where its share is limited: `"0.5"`. Unset: as its nodes report."""
+    cores: Cores | None = None
+    """CPU cores of one node, below 1 where its share is limited: `0.5`. Unset: as its nodes report."""
     capacity_type: Literal["Spot", "OnDemand"] = "OnDemand"
     """Spot: the cloud may reclaim nodes. OnDemand: it does not."""
     zone: str = Field("", max_length=63)
@@ -209,14 +198,12 @@ class CapacityPoolSpec(Strict):
     """Limits of the pool's size."""
     price: Price | None = None
     """Price of a node. Unset: the pool is offered to no plan, since its cost is not known."""
-    transfer_per_gib: str = Field(
-        "0", alias="transferPerGiB", pattern=DECIMAL, json_schema_extra=_EXPLAINED, max_length=32
-    )
-    """Price of one GiB of traffic to another zone, both directions together, a decimal in quotes."""
+    transfer_per_gib: Amount = Field(0, alias="transferPerGiB")
+    """Price of one GiB of traffic to another zone, both directions together."""
     startup_seconds: int = Field(180, ge=0, le=86_400)
     """Seconds from requesting a node until its worker trains; used until it has been measured."""
-    interruptions_per_hour: str = Field("0", pattern=DECIMAL, json_schema_extra=_EXPLAINED, max_length=32)
-    """Interruptions per node and hour, a decimal in quotes; used until they have been measured: `"0.05"`."""
+    interruptions_per_hour: Amount = 0
+    """Interruptions per node and hour, used until they have been measured: `0.05`."""
     batch_size: Positive | None = None
     """Samples in one step of a worker on this pool. Unset: the job's batchSize."""
     scaling: Scaling = Scaling()
@@ -225,7 +212,7 @@ class CapacityPoolSpec(Strict):
     @property
     def core_count(self) -> float:
         """`cores` as a number; 0 if it is not said."""
-        return float(self.cores or 0)
+        return self.cores or 0.0
 
 
 class Usage(Status):

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict
 
 from shoal.api.base import Strict
-from shoal.api.rules import Natural, Positive, rules
-
-_AMOUNT = "^[0-9]+([.][0-9]+)?$"
+from shoal.api.rules import Amount, Natural, Positive, rules
 
 
 class Objective(Strict):
@@ -17,15 +15,8 @@ class Objective(Strict):
 
     deadline_seconds: Positive | None = None
     """Finish within this many seconds of the job's start. Suspended time counts. Unset: no deadline."""
-    max_cost: str | None = Field(
-        None,
-        max_length=32,
-        json_schema_extra=rules(
-            (f"self.matches('{_AMOUNT}')", 'must be an amount in quotes, for example "40" or "12.50"')
-        ),
-    )
-    """Spend at most this much on workers, in the currency of the CapacityPools' prices, a decimal in quotes: `"40"`.
-    Unset: no limit."""
+    max_cost: Amount | None = None
+    """Spend at most this much on workers, in the currency of the CapacityPools' prices. Unset: no limit."""
     prefer: Literal["MinCost", "MinTime"] = "MinCost"
     """Among the plans that keep the deadline and the budget: the cheapest (MinCost) or the fastest (MinTime)."""
 
@@ -47,10 +38,16 @@ class Elasticity(Strict):
             (
                 # The server checks the default `{}` too, before it fills in the fields.
                 "!has(self.objective) || (has(self.mode) && self.mode in ['Advise', 'Auto']) ||"
-                " (!has(self.objective.deadlineSeconds) && !has(self.objective.maxCost))",
+                " !has(self.objective.deadlineSeconds)",
                 "objective is used by mode Advise and Auto only: set mode, or remove deadlineSeconds and maxCost",
             )
         )
+        | {
+            "anyOf": [  # as the rule; CEL does not see maxCost, which may be in quotes
+                {"not": {"required": ["objective"], "properties": {"objective": {"required": ["maxCost"]}}}},
+                {"required": ["mode"], "properties": {"mode": {"enum": ["Advise", "Auto"]}}},
+            ]
+        }
     )
 
     mode: Literal["Off", "Manual", "Advise", "Auto"] = "Manual"

@@ -168,6 +168,8 @@ class PodStatus:
     phase: str = "Pending"
     reason: str = ""
     message: str = ""
+    start_time: str | None = None
+    """When the kubelet of its node took it up."""
     pod_ip: Annotated[str | None, Field(alias="podIP")] = None
     conditions: tuple[Condition, ...] = ()
     init_container_statuses: tuple[ContainerStatus, ...] = ()

@@ -7,7 +7,6 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from shoal.api.crd import Schema, structural
-from shoal.api.rules import DECIMAL
 
 _OF_A_UNION = {"int", "str"}
 """How pydantic ends the path of an int-or-string: it tells a mistake once for each."""
@@ -41,10 +40,10 @@ def advice(error: Any) -> str:
         return f'write the number as a string in quotes, "{given}"'
     if error["type"] == "missing":
         return "this field is required: add it"
+    if error["type"] == "value_error":  # a validator of ours: its words name what was given, where that helps
+        return str(error["ctx"]["error"])
     if error["type"] == "unexpected_keyword_argument":
         return "there is no such argument: check its spelling"
     if error["type"] == "extra_forbidden":
         return "there is no such field: check its spelling or remove it"
-    if error["type"] == "string_pattern_mismatch" and (error.get("ctx") or {}).get("pattern") == DECIMAL:
-        return f'must be a decimal number in quotes such as "0.35", not {given!r}'
     return f"{message[0].lower()}{message[1:]}, not {given!r}"

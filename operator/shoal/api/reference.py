@@ -91,6 +91,8 @@ def _section(path: str, schema: Schema) -> Iterator[str]:
 def _type(schema: Schema) -> str:
     if schema.get("x-kubernetes-int-or-string"):
         return "integer or string"
+    if "pattern" in schema and "type" not in schema:  # `rules.quoted`
+        return " ".join(["number", *(f"≥ {schema[key]}" for key in ("minimum",) if key in schema)])
     if schema.get("x-kubernetes-preserve-unknown-fields") and "properties" not in schema:
         return "map of any JSON value"
     if "enum" in schema:

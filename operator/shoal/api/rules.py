@@ -7,9 +7,6 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-DECIMAL = "^-?[0-9]+([.][0-9]+)?([eE][-+]?[0-9]{1,2})?$"
-"""A decimal string within the range of a float: the API has no floats."""
-
 MOST = 2**31 - 1
 """The bound of int32, as for Kubernetes' own counts. As seconds (68 years) it can be added to any date."""
 
@@ -22,6 +19,32 @@ STORED = BeforeValidator(_at_most)
 """Clamps values of objects that were stored before the bound existed."""
 Natural = Annotated[int, Field(ge=0, le=MOST), STORED]
 Positive = Annotated[int, Field(ge=1, le=MOST), STORED]
+QUOTED = "^[-+]?([0-9]+([.][0-9]*)?|[.][0-9]+)([eE][-+]?[0-9]{1,2})?$"
+AMOUNT = QUOTED.replace("[-+]?(", "[+]?(", 1)
+
+
+def quoted(pattern: str) -> Callable[[dict[str, Any]], None]:
+    """For `json_schema_extra` of a number: the same in quotes is accepted, if it matches.
+
+    A schema can have one type, and CEL sees no field without one: what is wrong is refused in the server's own words.
+    """
+
+    def extend(schema: dict[str, Any]) -> None:
+        del schema["type"]
+        schema |= {"x-kubernetes-preserve-unknown-fields": True, "pattern": pattern, "maxLength": 32}
+        schema |= {"maxItems": 0, "maxProperties": 0, "not": {"enum": [True, False]}}
+        if "exclusiveMinimum" in schema:  # in OpenAPI 3.0 it says how `minimum` is meant
+            schema |= {"minimum": schema["exclusiveMinimum"], "exclusiveMinimum": True}
+
+    return extend
+
+
+Number = Annotated[float, Field(allow_inf_nan=False, json_schema_extra=quoted(QUOTED))]
+"""A number of a spec: 0.97 and 1e-3, as YAML has it, or "0.97". Kubernetes' conventions advise against the first, since
+a controller that writes back what it read may write another number: none writes a spec, and none compares these. A
+status has decimal strings, whose digits are chosen."""
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False, json_schema_extra=quoted(AMOUNT))]
+"""Such a number of zero or more: money, a rate, a time."""
 
 
 def rules(*pairs: tuple[str, str]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from shoal.api.base import Column, Condition, Resource, Status, Strict
-from shoal.api.rules import DECIMAL, Positive, rules
+from shoal.api.rules import Number, Positive, rules
 from shoal.errors import NotEnoughData
 
 __all__ = [
@@ -38,8 +38,8 @@ class ProfiledModel(Strict):
 
     fingerprint: str = Field("", max_length=128)
     """Identifies the model: equal for equal architectures."""
-    flops_per_sample: str = Field(pattern=DECIMAL, max_length=32)
-    """Floating point operations of one sample's forward pass, a decimal in quotes: `"8.2e7"`."""
+    flops_per_sample: Number
+    """Floating point operations of one sample's forward pass: `8.2e+7`."""
     parameters: int = Field(ge=1, le=10**15)
     """Trainable parameters."""
     tensors: Positive
@@ -53,13 +53,13 @@ class ProfiledModel(Strict):
 class Convergence(Strict):
     """The loss after j steps with N workers: (r2 b + r3) sqrt(N) / (j + r1) + r4, b the weighted batch size."""
 
-    r1: str = Field(pattern=DECIMAL, max_length=32)
+    r1: Number
     """Shift of the curve in steps."""
-    r2: str = Field(pattern=DECIMAL, max_length=32)
+    r2: Number
     """Change of the amplitude with the batch size."""
-    r3: str = Field(pattern=DECIMAL, max_length=32)
+    r3: Number
     """Amplitude."""
-    r4: str = Field(pattern=DECIMAL, max_length=32)
+    r4: Number
     """The loss at which the curve levels off."""
     least_batch: Positive = 1
     """Smallest weighted batch size of the fit."""
@@ -80,15 +80,15 @@ class SpeedRow(Strict):
     """Number of workers."""
     parameter_servers: Positive = 1
     """Number of parameter servers."""
-    step_seconds: str = Field(pattern=DECIMAL, max_length=32)
-    """Mean time of a worker's step in seconds, a decimal in quotes."""
-    spread: str = Field("0", pattern=DECIMAL, max_length=32)
+    step_seconds: Number
+    """Mean time of a worker's step in seconds."""
+    spread: Number = 0
     """Standard deviation of that time between measurements, in seconds."""
-    compute_seconds: str | None = Field(None, pattern=DECIMAL, max_length=32)
+    compute_seconds: Number | None = None
     """The part spent computing."""
-    pull_seconds: str | None = Field(None, pattern=DECIMAL, max_length=32)
+    pull_seconds: Number | None = None
     """The part spent fetching parameters."""
-    push_seconds: str | None = Field(None, pattern=DECIMAL, max_length=32)
+    push_seconds: Number | None = None
     """The part spent sending gradients."""
     count: Positive = 1
     """Number of measurements."""

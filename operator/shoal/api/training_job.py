@@ -4,21 +4,22 @@ These classes define the API: the CRD, docs/api.md and the parsing of watch even
 Docstrings are shown by `kubectl explain`, so they address users. Rules across fields are CEL, so `kubectl apply`
 rejects a bad manifest with a message that says what to change.
 
-There are no floats: losses and ratios are decimal strings, times are whole seconds. The arguments of the user's own
-function are JSON as the user writes it.
+Numbers of the spec are as the user writes them, in quotes or not; those of the status are decimal strings. Times are
+whole seconds.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, ClassVar, Literal
+import re
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, JsonValue, WithJsonSchema, field_validator
+from pydantic import ConfigDict, Field, JsonValue, WithJsonSchema, field_validator, model_validator
 
 from shoal.api.base import Column, Resource, Scale, Strict
 from shoal.api.elasticity import Elasticity
 from shoal.api.roles import ParameterServers, Workers
-from shoal.api.rules import DECIMAL, MOST, STORED, Natural, Positive, explained, rules, unchanging
+from shoal.api.rules import MOST, STORED, Natural, Number, Positive, explained, rules, unchanging
 from shoal.api.training_job_status import TrainingJobStatus
 from shoal_trainer.contract import AT_MOST_ONE, FALLS, RISES, names_of
 
@@ -173,6 +174,11 @@ class RunPolicy(Strict):
     """How the job's pods are queued."""
 
 
+def _requires(field: str, other: str) -> dict[str, Any]:
+    """The schema that refuses the one without the other, where CEL does not see one of them."""
+    return {"anyOf": [{"required": [other]}, {"not": {"required": [field]}}]}
+
+
 class StopAfter(Strict):
     """When training ends: at the first of these that is reached."""
 
@@ -182,7 +188,6 @@ class StopAfter(Strict):
                 "has(self.epochs) || has(self.steps) || has(self.metric)",
                 "set at least one of epochs, steps, or metric with value",
             ),
-            ("has(self.metric) == has(self.value)", "metric and value must be set together"),
             (
                 "!has(self.mode) || has(self.metric)",
                 "mode requires metric and value: set both, or remove mode",
@@ -192,14 +197,8 @@ class StopAfter(Strict):
                 "mode is required for this metric: set Min to stop when it falls to value, or Max to stop when it"
                 " rises to value",
             ),
-            (
-                "!has(self.metric) || !has(self.value) || has(self.mode)"
-                f" || !self.metric.matches('{names_of(*AT_MOST_ONE)}') || !self.value.matches('{DECIMAL}')"
-                " || double(self.value) <= 1.0",
-                "this metric is at most 1 and never rises to value: set a value below 1, for example 0.97,"
-                " or, if it is a metric of your own, mode: Max",
-            ),
         )
+        | {"allOf": [_requires("metric", "value"), _requires("value", "metric")]}
     )
 
     epochs: Positive | None = None
@@ -209,19 +208,25 @@ class StopAfter(Strict):
     make one update (gradient_accumulation_steps) or one push (steps_per_execution)."""
     metric: str | None = Field(None, min_length=1, max_length=63)
     """When this metric of the validation data, as Keras names it, reaches `value`."""
-    value: str | None = Field(
-        None,
-        max_length=32,
-        json_schema_extra=rules(
-            (f"self.matches('{DECIMAL}')", 'must be a decimal number in quotes, for example "0.97" or "1e-3"')
-        ),
-    )
-    """The metric's target, a decimal in quotes: `"0.97"`."""
+    value: Number | None = None
+    """The metric's target: `0.97`."""
     mode: Literal["Min", "Max"] | None = None
     """Whether training ends when the metric falls to `value` (Min) or rises to it (Max). Unset: Min for losses and
     errors of Keras (`loss`, `mse`, `mean_absolute_error`, `sparse_categorical_crossentropy`, `perplexity`, …); Max
     for accuracies, `auc`, `precision`, `recall`, `f1_score`, `mean_io_u`, `r2_score`, `cosine_similarity` and the
     like. Required for any other name."""
+
+    @model_validator(mode="after")
+    def _is_reached(self) -> StopAfter:
+        if (self.metric is None) != (self.value is None):
+            raise ValueError("metric and value must be set together")
+        shares = self.metric is not None and re.match(names_of(*AT_MOST_ONE), self.metric)
+        if shares and self.mode is None and (self.value or 0.0) > 1.0:
+            raise ValueError(
+                "this metric is at most 1 and never rises to value: set a value below 1, for example 0.97,"
+                " or, if it is a metric of your own, mode: Max"
+            )
+        return self
 
 
 class InitialFrom(Strict):

@@ -264,6 +264,10 @@ MOST_IMPORTANT_FIRST = (
 )
 """The conditions that a job is judged by, where several are True."""
 
+PASSES = frozenset({"Queued", "Unschedulable", "PoolsFull", "BelowMinReplicas", "StuckTerminating"})
+"""The reasons of Degraded that may pass by themselves, or without which the job does as well: all others wait for a
+person (docs/gitops.md)."""
+
 
 class TrainingJobStatus(Status):
     """The observed state."""

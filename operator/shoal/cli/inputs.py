@@ -64,7 +64,7 @@ def read_problem(
 
 def cluster_pools(client: Client) -> Sequence[CapacityPool]:
     """The CapacityPools of the cluster."""
-    found = _or_files(client.pools, "--pools")
+    found = _or_files(client.pools)
     if not found:
         raise UsageError("the cluster has no CapacityPool: make one, or give a file with --pools")
     return found
@@ -72,7 +72,7 @@ def cluster_pools(client: Client) -> Sequence[CapacityPool]:
 
 def cluster_profiles(client: Client, namespace: str | None) -> Sequence[SpeedProfile]:
     """The SpeedProfiles of a namespace (None: the client's)."""
-    found = _or_files(lambda: client.profiles(namespace), "--profiles")
+    found = _or_files(lambda: client.profiles(namespace))
     if not found:
         raise UsageError(
             "the namespace has no SpeedProfile: run a job of the model once, make one with spec.model, or give a file "
@@ -81,11 +81,12 @@ def cluster_profiles(client: Client, namespace: str | None) -> Sequence[SpeedPro
     return found
 
 
-def _or_files(read: Callable[[], Sequence[T]], option: str) -> Sequence[T]:
+def _or_files(read: Callable[[], Sequence[T]]) -> Sequence[T]:
     try:
         return read()
     except ClusterError as error:
-        raise type(error)(f"{error}; or give files with {option}") from error
+        words = str(error).rstrip(".")
+        raise type(error)(f"{words}; or give files with --pools and --profiles") from error
 
 
 def read_traces(paths: Sequence[Path]) -> list[Trace]:

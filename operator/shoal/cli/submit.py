@@ -38,7 +38,8 @@ _OPTIONS = (
         help="Nodes for workers.  [default: Spot]",
     ),
     click.option(
-        "--arg", "args", multiple=True, metavar="NAME=VALUE", help="An argument of the entrypoint. Repeatable."
+        "--arg", "args", multiple=True, metavar="NAME=VALUE",
+        help="An argument of the entrypoint: rate=0.1, layers=[64,32] or other JSON; the rest is text. Repeatable.",
     ),
     click.option(
         "--file", "files", multiple=True, metavar="PATH", help="More code to send along: a file or a folder."
@@ -59,7 +60,9 @@ _OPTIONS = (
         "--deadline", "deadline_seconds", type=SECONDS, metavar="TIME",
         help="Let Shoal choose workers by a deadline: seconds, or 30m, 2h.",
     ),
-    click.option("--max-cost", metavar="AMOUNT", help="Let Shoal choose workers by a budget."),
+    click.option(
+        "--max-cost", type=float, metavar="AMOUNT", help="Let Shoal choose workers by a budget."
+    ),
     click.option("--run", metavar="NAME", help="A folder that a later job with this name and run continues."),
     click.option(
         "--initial-from", metavar="URI", help="Continue another run: its folder, STORAGE/NAMESPACE/JOB/UID-OR-RUN."

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from shoal.api.labels import JOB
 from shoal.api.training_job import TrainingJob
-from shoal.api.training_job_status import STALE
+from shoal.api.training_job_status import PASSES, STALE
 from shoal.words import count, duration
 from shoal_trainer.contract import StopAfter
 
@@ -74,7 +74,9 @@ def _conditions(seen: Seen) -> Iterator[Finding]:
         if condition is None or condition.status != "True" or (kind == "Stalled" and status.finished):
             continue  # a failed job is stalled for the same reason
         stopped = kind in {"Failed", "Stalled"}
-        help_ = HELP.get(condition.reason, "docs/troubleshooting.md explains the reason " + condition.reason)
+        more = f"docs/troubleshooting.md explains the reason {condition.reason}"
+        more += ", which may pass by itself" if kind == "Degraded" and condition.reason in PASSES else ""
+        help_ = HELP.get(condition.reason, more)
         help_ = help_.replace("NAME", seen.job.metadata.name)
         if "persistentvolumeclaim" in condition.message.lower():  # the message says what to do
             help_ = ""
@@ -120,7 +122,7 @@ HELP = {
     "ImagePullFailed": "correct the image in the template, or name imagePullSecrets there",
     "ContainerConfigError": "create the Secret, ConfigMap or volume that is named",
     "NoProgress": "the message names what a worker waits for; shoal logs NAME --slot N shows its log",
-    "UserError": "shoal-trainer check MODULE:OBJECT finds such an error in seconds, without a cluster",
+    "UserError": "shoal-trainer check FILE.py finds such an error in seconds, without a cluster",
     "BackoffLimitExceeded": "shoal logs NAME --slot N --previous shows the last failure",
     "NoWorkload": "docs/sharing.md says what a job that waits in Kueue as a whole needs",
     "Invalid": "correct the template: the message has the API server's words",
@@ -250,13 +252,13 @@ def _goal(seen: Seen) -> Iterator[Finding]:
         return
     if stop.epochs or stop.steps:
         return
-    falls = StopAfter(metric=stop.metric, value=float(stop.value), mode=stop.mode).direction == "Min"
+    falls = StopAfter(metric=stop.metric, value=stop.value, mode=stop.mode).direction == "Min"
     evaluated = stop.metric if stop.metric.startswith("val_") else f"val_{stop.metric}"
     now = training.metrics.get(evaluated)
     so_far = f"; after {count(training.epoch, 'epoch')} it is {now}" if now else ", and was not evaluated yet"
     yield Finding(
         "plan",
-        f"training ends when {evaluated} {'falls' if falls else 'rises'} to {stop.value}{so_far}",
+        f"training ends when {evaluated} {'falls' if falls else 'rises'} to {stop.value:.15g}{so_far}",
         f"shoal history {seen.job.metadata.name} shows whether it still moves; stopAfter.epochs, in a new job, ends "
         "training in any case",
     )

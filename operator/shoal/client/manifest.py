@@ -24,6 +24,7 @@ from shoal.api.training_job import TrainingJob
 from shoal.client import code
 from shoal.errors import UsageError
 from shoal_trainer.contract import BATCH_SIZE
+from shoal_trainer.script import module_of, must_define, no_entrypoint, training_in
 
 _CLAIM = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 
@@ -55,7 +56,7 @@ class Submission:
     pools: Sequence[str] = ()
     capacity: str | None = None
     deadline_seconds: int | None = None
-    max_cost: str | float | None = None
+    max_cost: float | None = None
     run: str | None = None
     initial_from: str | None = None
     weights_only: bool = False
@@ -117,23 +118,25 @@ def manifests(wanted: Submission) -> Manifests:
 def _entrypoint(wanted: Submission) -> tuple[str, dict[str, str]]:
     """MODULE:OBJECT, and the files that travel with the job."""
     path, _, attribute = wanted.entrypoint.partition(":")
+    module = path
     is_file = path.endswith(".py") or "/" in path
     if not attribute and not is_file:
-        raise UsageError(
-            f"the entrypoint {wanted.entrypoint!r} must be FILE.py, FILE.py:OBJECT or MODULE:OBJECT, for example "
-            "digits.py:job"
-        )
+        raise UsageError(f"the entrypoint {no_entrypoint(wanted.entrypoint)}")
     sources = code.read([*([path] if is_file else []), *wanted.files])
     if is_file:
         file = Path(path).name
-        attribute = attribute or code.training_in(file, sources[file])
-        code.must_define(file, sources[file], attribute)
+        try:
+            module = module_of(file)
+            attribute = attribute or training_in(file, sources[file])
+            must_define(file, sources[file], attribute)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
     elif wanted.image is None:
         raise UsageError(
             f"{path} is a module of an image: say which with image=… (--image), or give a file: "
             f"{path}.py:{attribute}"
         )
-    return f"{Path(path).stem if is_file else path}:{attribute}", sources
+    return f"{module}:{attribute}", sources
 
 
 def _training(wanted: Submission, entrypoint: str) -> Json:
@@ -153,8 +156,7 @@ def _training(wanted: Submission, entrypoint: str) -> Json:
 
 
 def _elasticity(wanted: Submission) -> Json:
-    cost = None if wanted.max_cost is None else f"{wanted.max_cost}"
-    objective = {"deadlineSeconds": wanted.deadline_seconds, "maxCost": cost}
+    objective = {"deadlineSeconds": wanted.deadline_seconds, "maxCost": wanted.max_cost}
     objective = {key: value for key, value in objective.items() if value is not None}
     if not objective:
         return {}
@@ -189,7 +191,7 @@ def _stop_after(wanted: Submission) -> Json:
     given: Json = {"epochs": wanted.epochs, "steps": wanted.steps}
     if wanted.until is not None:
         metric, value = wanted.until
-        given |= {"metric": metric, "value": str(value), "mode": wanted.mode}
+        given |= {"metric": metric, "value": value, "mode": wanted.mode}
     elif wanted.mode is not None:
         raise UsageError(
             "mode=… (--mode) says whether the metric of until=… (--until) falls or rises: give both"
@@ -199,6 +201,10 @@ def _stop_after(wanted: Submission) -> Json:
 
 def _argument(name: str, value: Any) -> Any:
     """The value, which JSON can hold."""
+    if value is None:
+        raise UsageError(
+            f"the argument {name} is None: Kubernetes drops null: leave it out, so that its default counts"
+        )
     try:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError) as error:

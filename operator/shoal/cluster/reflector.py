@@ -29,6 +29,8 @@ WATCH_SECONDS = 300
 """The shortest time that a watch is asked for; the longest is twice that, so that not all end together."""
 SILENCE_SECONDS = 75.0
 """The server sends a bookmark every minute, so a watch without events for this long is dead."""
+YIELD_BYTES = 2**17
+"""Of events that are taken before others have the event loop: 1 ms. What a connection has buffered is up to 4 MiB."""
 FAILURES_BEFORE_RELIST = 5
 """Watches that fail in a row without an event: the version itself may be what the server cannot continue from."""
 DENIED_SECONDS = 30.0
@@ -242,9 +244,13 @@ class Reflector(Generic[T]):
                 asyncio.timeout(SILENCE_SECONDS) as silence,
                 self._transport.stream(self._source.path, query) as lines,
             ):
+                taken = 0
                 async for line in lines:
                     silence.reschedule(loop.time() + SILENCE_SECONDS)
                     version = self._take(line, version)
+                    if (taken := taken + len(line)) > YIELD_BYTES:
+                        taken = 0
+                        await asyncio.sleep(0)
         except StreamRefused as error:
             if error.status == 410:
                 raise Expired(str(error)) from error

@@ -60,7 +60,7 @@ def runtime_config(job: TrainingJob, place: Place, cores: float = 0.0) -> Runtim
             epochs=stop.epochs,
             steps=stop.steps,
             metric=stop.metric,
-            value=float(stop.value) if stop.value is not None else None,
+            value=stop.value,
             mode=stop.mode,
         ),
         staleness=Staleness(**training.staleness.model_dump()),

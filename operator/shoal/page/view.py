@@ -165,13 +165,13 @@ def pool(each: CapacityPool) -> Json:
         "accelerator": f"{spec.accelerator.count} x {spec.accelerator.name}" if spec.accelerator else "none",
         "capacityType": spec.capacity_type,
         "zone": spec.zone,
-        "price": number(spec.price.per_hour) if spec.price else None,
+        "price": spec.price.per_hour if spec.price else None,
         "limit": spec.limits.nodes,
         "nodes": status.nodes,
         "used": status.used,
         "interruptionsPerHour": number(status.interruptions.per_hour)
         if status.interruptions.seen
-        else float(spec.interruptions_per_hour),
+        else spec.interruptions_per_hour,
         "measured": bool(status.interruptions.seen),
         "recommended": status.recommended.nodes if status.recommended.reason else None,
         "reason": status.recommended.reason,

@@ -93,7 +93,7 @@ async def run(settings: Settings) -> int:
             resources.callback(looking.cancel)
             resources.push_async_callback((await serve(settings.page_port, page.answers)).cleanup)
         watch = _kopf(operator, settings, transport)
-        return await until(stop, "operator", operator.run(), watch.run())
+        return await until(stop, "operator", operator.run(), watch.run(), operator.garbage.run())
     return 1
 
 

@@ -34,6 +34,7 @@ from shoal.controllers.trainingjob.report import Reporter
 from shoal.controllers.trainingjob.unreadable import Complaints
 from shoal.process.settings import Settings
 from shoal.runtime.controller import Controller
+from shoal.runtime.garbage import Garbage
 from shoal.runtime.limiter import Limited
 from shoal.runtime.manager import Manager
 from shoal.runtime.metrics import Metrics
@@ -81,6 +82,7 @@ class Operator:
         lease_times: LeaseTimes = LEASE_TIMES,
     ) -> None:
         self.metrics = metrics = Metrics()
+        self.garbage = Garbage()
         wakes = Wakes(
             jobs=self._wake_job, pools=self._wake_pool, profiles=self._wake_profile, plans=self._replan
         )
@@ -304,6 +306,8 @@ class Operator:
         )
 
     def _wake_job(self, key: Key, priority: Priority) -> None:
+        if priority is not Priority.ROUTINE:
+            self.garbage.postpone()
         self.jobs.wake(key, priority)
 
     def _waited(self, key: Key) -> float:

@@ -27,6 +27,8 @@ K = TypeVar("K", bound=Hashable)
 logger = logging.getLogger(__name__)
 
 LONGEST_RETRY = 60.0
+TURNS = 2
+"""Of the event loop between two keys: a request is begun in the first, and aiohttp writes it in the second."""
 URGENT_SHARE = 0.1
 """Of a rest, for urgent changes: as long as the processing took, so that a wave of them has half of the loop."""
 
@@ -109,7 +111,7 @@ class WorkQueue(Generic[K]):
         self._timers[key] = loop.call_later(max(0.0, delay), self._timer, key)
 
     async def work(self, reconcile: Callable[[K], Awaitable[float | None]]) -> None:
-        """Process keys until cancelled. What a key sets off is begun before the next one is processed.
+        """Process keys until cancelled. What a key sets off is sent before the next one is processed.
 
         `reconcile` returns the seconds until the key is queued again, or None.
         """
@@ -130,7 +132,8 @@ class WorkQueue(Generic[K]):
                 self._waited.pop(key, None)
                 if (priority := self._again.pop(key, None)) is not None:
                     self.add(key, priority)
-            await asyncio.sleep(0)
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
 
     def _fail(self, key: K, error: Exception) -> None:
         count = self._failures[key] = self._failures.get(key, 0) + 1

@@ -7,6 +7,7 @@ reads no Secret and resolves no name. Another pod that gets the same address can
 from __future__ import annotations
 
 import ssl
+import traceback
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -121,7 +122,14 @@ class HttpsCoordinator:
             raise _OtherKey(f"{url}: {error!r}") from error
         except (aiohttp.ClientError, TimeoutError, OSError, ValidationError) as error:
             cause = getattr(error, "os_error", error)  # the whole error of aiohttp names objects of Python
-            raise Unavailable(f"{url}: {cause or type(cause).__name__}") from error
+            words = f"{url}: {cause or type(cause).__name__}"
+            for each in (
+                error,
+                cause,
+            ):  # frames of aiohttp, and this one, hold the errors: a cycle for each try
+                traceback.clear_frames(each.__traceback__)
+            del each, cause
+            raise Unavailable(words) from error
         if report.job_uid != endpoint.job_uid:
             raise Unavailable(f"{url} reported on another job, {report.job_uid}")
         return report

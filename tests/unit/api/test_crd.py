@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import yaml
 from pydantic import ValidationError
 
 from shoal.api.base import Resource
+from shoal.api.capacity_pool import CapacityPool
 from shoal.api.crd import KINDS, custom_resource_definition, files, structural
 from shoal.api.reference import reference
-from shoal.api.training_job import MAX_ARGS_BYTES, RunPolicy, TrainingJob, TrainingSpec
+from shoal.api.training_job import MAX_ARGS_BYTES, RunPolicy, StopAfter, TrainingJob, TrainingSpec
 
 ROOT = Path(__file__).parents[3]
 HINT = (
@@ -57,12 +59,12 @@ def test_schema_is_structural(kind: type[Resource]) -> None:
     walk(structural(kind), "")
 
 
-def test_only_templates_and_arguments_keep_unknown_fields() -> None:
+def test_only_templates_arguments_and_numbers_keep_unknown_fields() -> None:
     text = next(iter(files().values()))
     kept = text.count("x-kubernetes-preserve-unknown-fields: true")
     # Spec, containers, their env and resources, init containers and theirs, volumes and emptyDir, of the two templates;
-    # and the arguments.
-    assert kept == 16 + 1
+    # the arguments; and maxCost and value, which may be in quotes.
+    assert kept == 16 + 1 + 2
 
 
 def test_arguments_fit_into_an_environment_variable() -> None:
@@ -73,8 +75,27 @@ def test_arguments_fit_into_an_environment_variable() -> None:
         TrainingSpec.model_validate({**spec, "args": {**args, "more": "x" * 100}})
 
 
-def test_schemas_have_no_floats() -> None:
-    assert not [name for name, text in files().items() if "type: number" in text]
+def test_a_status_has_no_floats() -> None:
+    """Its decimals are strings with as many digits as were chosen; the numbers of a spec are written by people."""
+    for kind in KINDS:
+        [version] = custom_resource_definition(kind)["spec"]["versions"]
+        properties = version["schema"]["openAPIV3Schema"]["properties"]
+        assert "number" not in re.findall(r"'type': '([a-z]+)'", str(properties.get("status")))
+
+
+def test_numbers_in_quotes_are_read() -> None:
+    meta = {"name": "a"}
+    spec = {
+        "limits": {"nodes": 1},
+        "price": {"perHour": "0.28"},
+        "cores": "0.5",
+        "interruptionsPerHour": "0.05",
+    }
+    read = CapacityPool.model_validate({"metadata": meta, "spec": spec}).spec
+    assert read.price is not None
+    assert (read.price.per_hour, read.cores, read.interruptions_per_hour) == (0.28, 0.5, 0.05)
+    with pytest.raises(ValidationError, match="finite number"):
+        CapacityPool.model_validate({"metadata": meta, "spec": {**spec, "cores": "1e999"}})
 
 
 def test_each_kind_is_described_by_its_model_alone() -> None:
@@ -147,3 +168,22 @@ def test_examples_parse(path: Path) -> None:
     for document in yaml.safe_load_all(path.read_text()):
         if document and document["kind"] == "TrainingJob":
             assert TrainingJob.model_validate(document).spec.training.entrypoint
+
+
+@pytest.mark.parametrize(
+    ("stop", "said"),
+    [
+        ({"metric": "accuracy"}, "metric and value must be set together"),
+        ({"epochs": 1, "value": "0.9"}, "metric and value must be set together"),
+        ({"metric": "val_accuracy", "value": 1.5}, "this metric is at most 1 and never rises to value"),
+        ({"metric": "accuracy", "value": "2"}, "this metric is at most 1 and never rises to value"),
+    ],
+)
+def test_a_target_that_is_none_is_refused_with_what_to_change(stop: dict[str, Any], said: str) -> None:
+    """By the command line, and by the operator: the API server compares no number that may be in quotes."""
+    with pytest.raises(ValidationError, match=said):
+        StopAfter.model_validate(stop)
+
+
+def test_a_metric_of_ones_own_may_exceed_one() -> None:
+    assert StopAfter.model_validate({"metric": "accuracy", "value": 1.5, "mode": "Max"}).value == 1.5

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from benchmarks.harness import Measurement
-from benchmarks.operator import page, planning
+from benchmarks.operator import page, planning, traced
 from benchmarks.operator.bare import objects
+from benchmarks.operator.traced import Moment
 from benchmarks.operator.world import rate
 from dev.audit import Write
 
@@ -58,3 +61,23 @@ def test_one_change_of_a_job_is_measured() -> None:
     rows = {row.name: row for row in planning.measure(quick=True)}
     assert rows["loop held by one change of 100 workers"].value > 0
     assert 1 < rows["status of 100 workers"].value < 20
+
+
+def test_time_of_a_replacement_is_told_in_parts(tmp_path: Path) -> None:
+    file = tmp_path / "trace"
+    began = START.timestamp()
+    told = (
+        Moment(began + 0.010, traced.SEEN, "one-worker-3-0"),
+        Moment(began + 0.013, traced.TAKEN, "one-worker-3-1"),
+        Moment(began + 0.015, traced.PLANNED, "one-worker-3-1"),
+        Moment(began + 0.016, traced.ASKED, "one-worker-3-1"),
+        Moment(began + 0.030, traced.SEEN, "one-worker-3-0"),  # its last event
+        Moment(began + 0.066, traced.PLACED, "one-worker-3-1"),
+        Moment(began + 0.070, traced.SENT, "one-worker-3-1"),
+        Moment(began + 0.080, traced.SENT, "one-worker-4-1"),
+    )
+    file.write_text("".join(json.dumps(asdict(each)) + "\n" for each in told))
+    received = START + timedelta(milliseconds=76)
+    found = traced.parts(list(traced.read(file)), "one-worker-3-0", "one-worker-3-1", START, received)
+    assert list(found.values()) == pytest.approx([10, 3, 2, 1, 50, 4, 6], abs=0.01)
+    assert list(found)[4] == "until there was a place"

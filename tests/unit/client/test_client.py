@@ -105,7 +105,7 @@ def test_numbers_may_be_written_as_people_do(client: Client) -> None:
     more: dict[str, Any] = {"workers": "4", "max_workers": 8, "max_cost": 4.5, "pools": ["t4"]}
     spec = client.prepare("digits.py:job", storage="ephemeral", **more).job["spec"]
     assert spec["workers"]["replicas"] == 4
-    assert spec["elasticity"]["objective"] == {"maxCost": "4.5"}
+    assert spec["elasticity"]["objective"] == {"maxCost": 4.5}
 
 
 def test_a_pool_that_is_not_there_is_named_before_anything_is_created(client: Client, api: FakeApi) -> None:

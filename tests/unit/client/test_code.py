@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.client.code import MAX_BYTES, content, read, training_in
+from shoal.client.code import MAX_BYTES, content, read
 from shoal.client.manifest import Submission, manifests
 from shoal.errors import UsageError
 
@@ -69,26 +69,3 @@ def test_two_files_of_one_name(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"two files are named digits.py"):
         read(["digits.py", "sub"])
     assert read(["sub"]) == {"digits.py": "job = 2\n"}
-
-
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("from shoal_trainer import Training\njob = Training(model=None, data=None)\n", "job"),
-        ("import shoal_trainer as s\njob: object = s.Training(model=None, data=None)\n", "job"),
-        ("from shoal_trainer import Training as T\nif True:\n    job = T(model=None, data=None)\n", "job"),
-        ("def helper():\n    return 1\ndef job(rate):\n    return Training(model=None, data=None)\n", "job"),
-        ("def job():\n    made = Training(model=None, data=None)\n    return made\n", "job"),
-    ],
-)
-def test_a_training_is_found(text: str, name: str) -> None:
-    assert training_in("digits.py", text) == name
-
-
-def test_a_script_without_a_training_is_told_how_to_write_one() -> None:
-    with pytest.raises(
-        UsageError, match=r"from shoal_trainer import Training(?s:.)*take out line 2, which calls fit"
-    ):
-        training_in("digits.py", "model = build()\nmodel.fit(x, y)\ndef test():\n    Training()\n")
-    with pytest.raises(UsageError, match=r"digits.py, line 1: "):
-        training_in("digits.py", "job = = 1")

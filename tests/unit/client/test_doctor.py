@@ -23,7 +23,7 @@ def node(name: str, gpus: int = 0, **labels: str) -> dict[str, Any]:
 
 SCALED = {
     "metadata": {"name": "l4"},
-    "spec": {"nodeSelector": SPOT, "price": {"perHour": "0.28"}, "scaling": {"mode": "Scale"}},
+    "spec": {"nodeSelector": SPOT, "price": {"perHour": 0.28}, "scaling": {"mode": "Scale"}},
 }
 GOOD = Cluster(
     version={"major": "1", "minor": "36+", "gitVersion": "v1.36.2"},
@@ -118,7 +118,7 @@ def tainted(name: str, *taints: dict[str, str], **labels: str) -> dict[str, Any]
 CONTROL_PLANE = {"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}
 SPOT_TAINT = {"key": "cloud.google.com/gke-spot", "value": "true", "effect": "NoSchedule"}
 TEAM = {"key": "team", "value": "a", "effect": "NoSchedule"}
-OF_THE_TEAM = {"price": {"perHour": "1"}, "tolerations": [{"key": "team", "value": "a"}]}
+OF_THE_TEAM = {"price": {"perHour": 1}, "tolerations": [{"key": "team", "value": "a"}]}
 CLOSED = [tainted("cp", CONTROL_PLANE), node("safe"), node("s", **SPOT)]
 
 

@@ -55,6 +55,14 @@ RUNNING = {"observedGeneration": 1, "phase": "Running", "workers": {"ready": 3}}
             [], "pool a", "kubectl get capacitypools",
         ),
         (
+            {"observedGeneration": 1, "conditions": [condition("Degraded", "StuckTerminating", "pod a")]},
+            [], "pod a", "the reason StuckTerminating, which may pass by itself",
+        ),
+        (
+            {"observedGeneration": 1, "conditions": [condition("Degraded", "FieldConflict", "service a")]},
+            [], "service a", "docs/troubleshooting.md explains the reason FieldConflict",
+        ),
+        (
             {"observedGeneration": 1, "phase": "Starting"},
             [pending("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")],
             "digits-worker-0-0: 0/3 nodes", "all GPUs are taken",

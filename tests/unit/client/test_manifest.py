@@ -15,7 +15,8 @@ from shoal_trainer.contract import BATCH_SIZE
 
 @pytest.fixture
 def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "digits.py").write_text("job = 1\n")
+    for name in ("digits.py", "my-job.py"):
+        (tmp_path / name).write_text("job = 1\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -60,7 +61,7 @@ def test_all_that_a_local_run_has_can_be_said(code: Path) -> None:
         )
     ).job["spec"]  # fmt: skip
     training = spec["training"]
-    assert training["stopAfter"] == {"metric": "my_metric", "value": "0.1", "mode": "Min"}
+    assert training["stopAfter"] == {"metric": "my_metric", "value": 0.1, "mode": "Min"}
     assert training["initialFrom"] == {"uri": "s3://b/team/old/uid", "weightsOnly": True}
     assert (training["staleness"], training["dataTls"]) == ({"max": 0}, True)
     assert spec["parameterServers"]["snapshot"] == {"everySeconds": 60}
@@ -91,7 +92,7 @@ def test_storage(code: Path, storage: str, expected: dict[str, Any]) -> None:
 
 def test_a_deadline_lets_shoal_choose(code: Path) -> None:
     spec = manifests(submission(pools=["t4"], deadline_seconds=3600, max_cost="5", max_workers=8)).job["spec"]
-    assert spec["elasticity"] == {"mode": "Auto", "objective": {"deadlineSeconds": 3600, "maxCost": "5"}}
+    assert spec["elasticity"] == {"mode": "Auto", "objective": {"deadlineSeconds": 3600, "maxCost": 5}}
     assert spec["workers"]["pools"] == ["t4"]
 
 
@@ -99,6 +100,14 @@ def test_a_deadline_lets_shoal_choose(code: Path) -> None:
     ("changes", "words"),
     [
         ({"entrypoint": "digits"}, "must be FILE.py, FILE.py:OBJECT or MODULE:OBJECT"),
+        (
+            {"entrypoint": "digits.ipynb"},
+            "; `jupyter nbconvert --to script digits.ipynb` makes a file of a notebook",
+        ),
+        (
+            {"entrypoint": "my-job.py"},
+            "Python cannot import my-job.py by its name: rename it, for example to my_job.py",
+        ),
         ({"entrypoint": "digits.py"}, "digits.py has no shoal_trainer.Training"),
         ({"entrypoint": "digits:job"}, "say which with image=… (--image), or give a file: digits.py:job"),
         ({"entrypoint": "digits:job()", "image": "w"}, "spec.training.entrypoint: must be module:object"),
@@ -114,6 +123,7 @@ def test_a_deadline_lets_shoal_choose(code: Path) -> None:
         ({"mode": "Min"}, "give both"),
         ({"name": "My_Job"}, "must begin with a letter and have only a-z"),
         ({"name": "j" * 41}, "at most 40 characters"),
+        ({"args": {"rate": None}}, "the argument rate is None: Kubernetes drops null: leave it out"),
         ({"args": {"rate": {1, 2}}}, "rate is not JSON (Object of type set"),
         ({"args": {"rate": float("nan")}}, "rate is not JSON (Out of range float"),
         ({"deadline_seconds": 60, "pools": ["t4"]}, "how many at most (max_workers=…, --max-workers)"),

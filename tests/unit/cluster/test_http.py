@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
+from asyncio.sslproto import SSLProtocol
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,7 +19,10 @@ from shoal.cluster import server as servers
 from shoal.cluster.http import LONGEST_RETRY_AFTER, HttpTransport
 from shoal.cluster.server import ApiServer, TokenFile, find, in_pod
 from shoal.cluster.transport import APPLY_PATCH, StreamRefused
+from shoal.controllers.trainingjob.credentials import InstallKey, job_credentials
 from shoal.errors import Unavailable, UsageError
+from shoal.process.life import TLS_BUFFER
+from shoal_trainer.security import Credentials
 
 
 async def nobody() -> None:
@@ -26,7 +31,10 @@ async def nobody() -> None:
 
 @asynccontextmanager
 async def serving(
-    answer: Callable[[web.Request], Any], bearer: servers.Bearer = nobody, **options: Any
+    answer: Callable[[web.Request], Any],
+    bearer: servers.Bearer = nobody,
+    tls: ssl.SSLContext | None = None,
+    **options: Any,
 ) -> AsyncIterator[HttpTransport]:
     """A transport whose requests `answer` answers."""
 
@@ -39,10 +47,11 @@ async def serving(
     app.router.add_route("*", "/{path:.*}", handle)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
     await site.start()
     port = runner.addresses[0][1]
-    transport = HttpTransport(ApiServer(f"http://127.0.0.1:{port}", bearer, **options))
+    scheme = "http" if tls is None else "https"
+    transport = HttpTransport(ApiServer(f"{scheme}://127.0.0.1:{port}", bearer, **options))
     try:
         yield transport
     finally:
@@ -195,6 +204,45 @@ async def test_a_stream_ends_or_breaks_as_its_server_does() -> None:
             async with transport.stream("/broken", {}) as lines:
                 async for _ in lines:
                     pass
+
+
+@pytest.mark.parametrize("watch", [True, False])
+async def test_a_watch_reads_more_than_a_record_at_a_time(
+    watch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that has the processor fifty times a second would else fall behind 1,000 pods that start."""
+    read: list[int] = []
+    updated = SSLProtocol.buffer_updated
+
+    def buffer_updated(self: SSLProtocol, count: int) -> None:
+        read.append(count)
+        updated(self, count)
+
+    monkeypatch.setattr(SSLProtocol, "max_size", TLS_BUFFER)
+    monkeypatch.setattr(SSLProtocol, "buffer_updated", buffer_updated)
+    for name, content in job_credentials(InstallKey(b"k" * 32), "u1").secret_data().items():
+        (tmp_path / name).write_bytes(content)
+    opened = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"one\n")
+        if watch:
+            await opened.wait()
+        for _ in range(100):
+            await response.write(b"x" * 10_000 + b"\n")
+        return response
+
+    tls = Credentials.load(tmp_path).server_context()
+    async with serving(answer, tls=tls, verify=False) as transport:
+        if watch:
+            async with transport.stream("/", {}) as lines:
+                opened.set()
+                assert len([line async for line in lines]) == 101
+        else:
+            assert len((await transport.request("GET", "/")).body) > 1_000_000
+    assert (max(read) > 2 * TLS_BUFFER) == watch
 
 
 def service_account(folder: Path) -> Path:

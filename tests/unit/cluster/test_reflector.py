@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -12,7 +13,7 @@ import pytest
 from shoal.api.kube import Pod
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
-from shoal.cluster.reflector import FAILURES_BEFORE_RELIST, SILENCE_SECONDS, Reflector, Source
+from shoal.cluster.reflector import FAILURES_BEFORE_RELIST, SILENCE_SECONDS, YIELD_BYTES, Reflector, Source
 from shoal.cluster.transport import Answer, Query
 from shoal.errors import Unavailable
 from tests.unit.cluster.servers import SmallServer
@@ -350,3 +351,23 @@ async def test_refresh_goes_on_until_a_list_succeeds() -> None:
         w.server.fault = lambda _method, _path: None
         await asyncio.sleep(31)
         assert await refreshed
+
+
+async def test_large_batch_of_events_lets_others_have_the_loop_meanwhile() -> None:
+    w = Watched()
+    passes, taken = 0, Counter[int]()
+    w.reflector = Reflector(
+        w.server,
+        Source("/api/v1/pods", Pod, "shoal.dev/job"),
+        Cache(lambda _old, _new, _ours: taken.update([passes])),
+    )
+    async with w.running():
+        await w.reflector.synced.wait()
+        await asyncio.sleep(1)
+        for number in range(400):  # 2 MiB: what a connection has buffered while the loop was held
+            w.server.set(f"pod-{number}", status={"message": 5000 * "x"})
+        while passes < 500:
+            await asyncio.sleep(0)
+            passes += 1
+    assert taken.total() == 400
+    assert max(taken.values()) * 5000 <= YIELD_BYTES + 5000

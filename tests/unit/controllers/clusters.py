@@ -172,6 +172,7 @@ class Rig:
     def __init__(self, *, telemetry_seconds: float = 30.0, settle_seconds: float = 0.0) -> None:
         self.cluster = Cluster()
         self.woken: list[tuple[Key, Priority]] = []
+        self.rests: list[float] = []
         self.tasks = Tasks()
         self.wall = NOW
         self.metrics = JobMetrics(Metrics())
@@ -222,6 +223,7 @@ class Rig:
             waited=lambda _key: 0.0,
             tasks=self.tasks,
             wake=self._wake,
+            rest=lambda _key, seconds: self.rests.append(seconds),
         )
 
     def _wake(self, key: Key, priority: Priority) -> None:

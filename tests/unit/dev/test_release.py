@@ -24,7 +24,7 @@ from dev.errors import DevError
 from dev.images import IMAGES
 from dev.paths import ROOT
 from dev.publish import reference
-from dev.tools.build import ensure
+from dev.tools.build import ensure, go_environment
 from shoal import __version__
 
 WORKFLOW = yaml.safe_load((ROOT / ".github/workflows/release.yaml").read_text(encoding="utf-8"))
@@ -110,10 +110,17 @@ def test_the_plugin_is_built_for_every_platform() -> None:
     assert built == release.PLATFORMS
 
 
+def in_checks(*words: str) -> subprocess.CompletedProcess[str]:
+    """A command of the module of checks, compiled at its first run."""
+    return subprocess.run(
+        words, cwd=ROOT / "dev/checks", env=go_environment(), capture_output=True, text=True, check=False
+    )
+
+
 @pytest.mark.timeout(300)  # the first run compiles actionlint
 def test_actionlint_finds_nothing() -> None:
     words = ["go", "tool", "actionlint", *map(str, (ROOT / ".github/workflows").glob("*.yaml"))]
-    done = subprocess.run(words, cwd=ROOT / "dev/checks", capture_output=True, text=True, check=False)
+    done = in_checks(*words)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -163,8 +170,7 @@ def test_krew_accepts_its_manifest(tmp_path: Path) -> None:
     path = release.krew_manifest(tmp_path, "https://example.com/v1", "https://example.com")
 
     def accepted() -> subprocess.CompletedProcess[str]:
-        words = ["go", "tool", "validate-krew-manifest", "-skip-install", f"-manifest={path}"]
-        return subprocess.run(words, cwd=ROOT / "dev/checks", capture_output=True, text=True, check=False)
+        return in_checks("go", "tool", "validate-krew-manifest", "-skip-install", f"-manifest={path}")
 
     assert accepted().returncode == 0, accepted().stderr
     path.write_text(path.read_text().replace("sha256:", "sha:"))

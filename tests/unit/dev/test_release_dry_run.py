@@ -23,7 +23,7 @@ import yaml
 from dev import release
 from dev.cluster.pki import Pki
 from dev.paths import ROOT, cache
-from dev.tools.build import ensure
+from dev.tools.build import ensure, go_environment
 from shoal import __version__
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]  # the first run compiles the tools
@@ -73,7 +73,15 @@ def installed(package: str) -> str:
 def registry(tmp_path: Path) -> Iterator[str]:
     """HOST:PORT."""
     Pki(tmp_path / "pki").create("127.0.0.1")
-    command("go", "build", "-o", str(tmp_path / "registry"), "./registry", cwd=ROOT / "dev/checks")
+    command(
+        "go",
+        "build",
+        "-o",
+        str(tmp_path / "registry"),
+        "./registry",
+        cwd=ROOT / "dev/checks",
+        env=go_environment(),
+    )
     certificate = [str(tmp_path / "pki" / f"apiserver.{each}") for each in ("crt", "key")]
     with subprocess.Popen(
         [str(tmp_path / "registry"), *certificate, USER, PASSWORD],
@@ -107,7 +115,7 @@ def env(tmp_path: Path, registry: str) -> dict[str, str]:
         f'exec {cosign} "$@"',
     )
     (tmp_path / "bin" / "helm").symlink_to(ensure(("helm",))["helm"])
-    crane = command("go", "tool", "-n", "crane", cwd=ROOT / "dev/checks").strip()
+    crane = command("go", "tool", "-n", "crane", cwd=ROOT / "dev/checks", env=go_environment()).strip()
     (tmp_path / "bin" / "crane").symlink_to(crane)
     return found
 

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from lupa import lua51  # Argo CD's interpreter is one of Lua 5.1
 
+from shoal.api.training_job_status import PASSES
 from shoal_trainer.contract import Outcome
 from tests.unit.docs.pages import read, section
 from tests.unit.policy import build
@@ -57,15 +58,25 @@ def test_what_only_a_person_can_mend_is_degraded(waiting: str, words: str) -> No
     assert words in message
 
 
-def test_a_storage_that_cannot_be_read_is_degraded() -> None:
-    condition = {
-        "type": "Degraded",
-        "status": "True",
-        "reason": "WaitingForStorage",
-        "message": "credentials",
+def reasons_of_degraded() -> set[str]:
+    """Those of docs/reasons.md, which another test holds to what the code names."""
+    [line] = re.findall(r"- `Degraded` — `True`: (.*?)\. `False`", read("docs/reasons.md"), re.DOTALL)
+    return set(re.findall(r"`([A-Za-z]+)`", line))
+
+
+def test_each_reason_of_degraded_waits_for_a_person_unless_it_may_pass() -> None:
+    reasons = reasons_of_degraded()
+    assert len(reasons) > len(PASSES)
+    assert reasons >= PASSES
+    told = {}
+    for reason in sorted(reasons):
+        condition = {"type": "Degraded", "status": "True", "reason": reason, "message": "credentials"}
+        status = {"observedGeneration": 1, "phase": "Running", "conditions": [condition]}
+        told[reason] = health({"metadata": {"generation": 1}}, status)
+    assert {reason for reason, (word, _) in told.items() if word == "Healthy"} == PASSES
+    assert {answer for reason, answer in told.items() if reason not in PASSES} == {
+        ("Degraded", "credentials")
     }
-    status = {"observedGeneration": 1, "conditions": [condition]}
-    assert health({"metadata": {"generation": 1}}, status) == ("Degraded", "credentials")
 
 
 def test_job_progresses_until_it_runs() -> None:

@@ -20,7 +20,7 @@ from tests.unit.policy.world import World
 
 
 def pool(
-    name: str, kind: str = "Spot", price: str | None = "1", limit: int = 10, **spec: Any
+    name: str, kind: str = "Spot", price: float | None = 1, limit: int = 10, **spec: Any
 ) -> CapacityPool:
     status = spec.pop("status", {})
     return CapacityPool.model_validate(
@@ -362,6 +362,42 @@ def test_workers_fall_back_to_on_demand_and_return() -> None:
     assert world.status["restarts"]["disruptions"] == 0
 
 
+def test_worker_that_tried_to_return_in_vain_waits_before_it_tries_again() -> None:
+    world = Pools(pool("a"), pool("od", "OnDemand"), nodes={"a": 1, "od": 5}, replicas=2, fallback=FALLBACK)
+    world.settle()
+    for seconds in (301, 1800, 301):  # it falls back, tries, and gives that up
+        world.now += timedelta(seconds=seconds)
+        for _ in range(4):
+            world.reconcile()
+            world.tick()
+    assert world.by_pool() == {"a": 1, "od": 1}
+    made = world.settle()
+    waits = [n for n, p in world.pods.items() if "-worker-" in n and p["status"]["phase"] == "Pending"]
+    assert not waits, "it tries again at once"
+    assert world.status["plan"]["pools"] == {"a": 1, "od": 1}
+    assert world.status["workers"]["pending"] == 0
+    assert made.wake_after is not None
+
+
+def test_worker_that_speaks_again_stays_where_it_is() -> None:
+    """Its replacement was to live in a better home, and is taken back: that moves nobody."""
+    world = Pools(pool("a"), pool("b"), nodes={"b": 2}, replicas=1)
+    world.pools["a"] = pool("a", status=EXHAUSTED)
+    world.settle()
+    assert world.by_pool() == {"b": 1}
+    world.pools["a"] = pool("a")
+    world.hush("digits-worker-0-0")
+    world.reconcile()
+    world.hush("digits-worker-0-0")
+    for _ in range(4):
+        world.reconcile()
+        world.tick()
+    assert "digits-worker-0-0" in world.pods
+    world.settle()
+    assert world.by_pool() == {"b": 1}
+    assert [s["incarnation"] for s in world.slots if s["role"] == "worker" and not s.get("cause")] == [0]
+
+
 def test_fallback_without_pools_goes_to_nodes_without_a_spot_label() -> None:
     world = World(workers=1, spot_nodes=0, spec={"workers": {"replicas": 1, "fallback": FALLBACK}})
     world.settle()
@@ -382,7 +418,7 @@ AUTO = {"mode": "Auto"}
 
 def auto(**workers: Any) -> Pools:
     world = Pools(
-        pool("a", price="1"), pool("b", price="2"), pool("od", "OnDemand", price="3"),
+        pool("a", price=1), pool("b", price=2), pool("od", "OnDemand", price=3),
         **{"nodes": {"a": 8, "b": 8, "od": 8}, "replicas": 2, "elasticity": AUTO, **workers},
     )  # fmt: skip
     world.settle()
@@ -613,7 +649,7 @@ def test_infeasible_plan_is_told() -> None:
 
 
 def test_usage_and_cost_are_counted() -> None:
-    world = Pools(pool("a", price="0.36"), pool("od", "OnDemand", price="3.6"), nodes={"a": 5}, replicas=2)
+    world = Pools(pool("a", price=0.36), pool("od", "OnDemand", price=3.6), nodes={"a": 5}, replicas=2)
     world.settle()
     pushed = world.now.timestamp()
     world.report = build.report(
@@ -640,6 +676,38 @@ def test_usage_and_cost_are_counted() -> None:
     assert cost["perHour"] == "0.72"
     world.reconcile()
     assert world.status["poolUsage"]["a"] == usage
+
+
+def test_node_counts_from_the_start_of_its_pod_and_not_from_when_that_was_recorded() -> None:
+    """No write tells at once that a worker has a node, and an operator that starts again may see it a minute later."""
+    world = Pools(pool("a", price=3.6), nodes={"a": 5}, replicas=2)
+    world.reconcile()
+    world.tick()  # bound
+    began = world.now
+    world.tick(30.0)
+    world.reconcile()
+    seconds = 2 * int((world.now - began).total_seconds())
+    assert world.status["poolUsage"]["a"]["nodeSeconds"] == seconds == 60
+    assert world.status["cost"]["accumulated"] == "0.06"
+    world.tick(70.0)
+    world.reconcile()
+    assert world.status["poolUsage"]["a"]["nodeSeconds"] == seconds + 140
+
+
+def test_nodes_are_counted_to_the_end_of_the_job_and_cost_nothing_then() -> None:
+    world = Pools(pool("a", price=3.6), nodes={"a": 5}, replicas=2)
+    world.settle()
+    counted = world.status["poolUsage"]["a"]["nodeSeconds"]
+    since = datetime.fromisoformat(world.status["countedUntil"])
+    world.now = since + timedelta(seconds=50)  # less than the minute after which they are counted anyway
+    world.end("digits-ps-0-0", 0, "Completed", build.termination_message())
+    world.reconcile()
+    assert world.status["phase"] == "Succeeded"
+    assert world.status["poolUsage"]["a"]["nodeSeconds"] == counted + 100
+    assert world.status["cost"]["perHour"] == "0"
+    told = world.status["cost"]
+    world.settle()
+    assert world.status["cost"] == told
 
 
 def test_interruptions_and_shocks_are_counted_by_pool() -> None:
@@ -671,7 +739,7 @@ steps = st.lists(
 @given(steps)
 def test_usage_only_grows_and_is_counted_once_across_crashes(faults: list[tuple[str, int]]) -> None:
     """Crashes before each status write: node time is never more than there was, and nothing is counted twice."""
-    world = Pools(pool("a", price="1"), nodes={"a": 12}, replicas=2)
+    world = Pools(pool("a", price=1), nodes={"a": 12}, replicas=2)
     world.settle()
     most, taken, last = 0.0, 0, dict(world.status["poolUsage"].get("a", {}))
     for fault, number in faults:
@@ -789,6 +857,38 @@ def test_workers_end_where_the_plan_says_whatever_happens(
         world.reconcile()
     world.settle()
     assert world.by_pool() == world.status["plan"]["pools"]
+
+
+moderate = st.fixed_dictionaries({name: st.integers(0, 3) for name in ("a", "b", "od")}).filter(
+    lambda counts: sum(counts.values()) > 0
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(moderate, st.lists(moderate, min_size=1, max_size=3), st.sampled_from([1, "100%"]), st.integers(0, 3))
+def test_plan_that_goes_back_before_others_run_takes_its_workers_back(
+    first: dict[str, int], others: list[dict[str, int]], surge: int | str, ticks: int
+) -> None:
+    """Wherever plans went meanwhile, whoever still works where the plan wants somebody again stays."""
+    world = auto(maxReplicas=9, minReplicas=0, maxSurge=surge)
+    world.propose(first)
+    world.settle()
+    before = {n for n, p in world.pods.items() if "-worker-" in n and p["status"]["phase"] == "Running"}
+    for node in set(world.nodes):
+        if world.nodes[node]["metadata"]["labels"].get("pool") and not world._on(node):
+            del world.nodes[node]  # nothing else starts
+    for other in others:
+        world.propose(other)
+        for _ in range(ticks + 1):
+            world.reconcile()
+            world.tick(1.0)
+    still = {n for n in before if n in world.pods and not world.pods[n]["metadata"].get("deletionTimestamp")}
+    world.propose(first)
+    for _ in range(3):
+        world.reconcile()
+        world.tick(1.0)
+    kept = {n for n in still if n in world.pods and not world.pods[n]["metadata"].get("deletionTimestamp")}
+    assert still == kept
 
 
 @settings(max_examples=60, deadline=None)

@@ -287,6 +287,7 @@ class World:
             target = self._room_for(pod)
             if target:
                 pod["spec"]["nodeName"] = target
+                status["startTime"] = build.stamp(self.now)
             return target is not None
         if self.leaving(node) and status["phase"] in {"Pending", "Running"}:
             self.end(name, 143)

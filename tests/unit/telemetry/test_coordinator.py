@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import ssl
 from collections.abc import AsyncIterator
@@ -154,3 +155,24 @@ async def test_unreachable_coordinator_is_unavailable(coordinator: HttpsCoordina
         with pytest.raises(Unavailable, match="Connect call failed") as refused:
             await coordinator.read(endpoint("u1", "127.0.0.99"))
     assert "object at" not in str(refused.value)
+
+
+async def test_coordinators_that_do_not_answer_leave_no_garbage() -> None:
+    """An operator polls all of them, and what errors and frames hold of each other waits for a full collection."""
+    coordinator, made = HttpsCoordinator(), job_credentials(KEY, "u1")
+    nobody = Endpoint("u1", "127.9.9.9", made.token, made.certificate)
+
+    async def ask() -> None:
+        with pytest.raises(Unavailable):
+            await coordinator.read(nobody)
+
+    await ask()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(20):
+            await ask()
+        assert gc.collect() < 20
+    finally:
+        gc.enable()
+        await coordinator.close()

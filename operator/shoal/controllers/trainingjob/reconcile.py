@@ -36,6 +36,8 @@ NAME_CONFLICT_SECONDS = 3.0
 REST_SECONDS_PER_POD = 150e-6
 """A plan takes a tenth of this for each pod, so that a job of any size has a tenth of the event loop, and half of it in
 a wave of losses (`work_queue.URGENT_SHARE`)."""
+REST_SHARE = 9.0
+"""The same where the machine is busy, and a reconcile takes longer: the rest is so many times as long."""
 LEAST_REST_SECONDS = 0.01
 
 
@@ -83,7 +85,8 @@ class Reconciler:
 
     async def __call__(self, key: Key) -> float | None:
         """Reconcile one job."""
-        woken = self._now() - self._waited(key)
+        began = self._now()
+        woken = began - self._waited(key)
         if self._complaints.about(key):
             self._tasks.start(key, self._complaints.complain(key))
         self._forget_earlier_runs(key)
@@ -94,8 +97,6 @@ class Reconciler:
         decided = self._plan(seen)
         self._reactions.lost(seen, decided.status, woken)
         self._reactions.replaced(seen, self._now())
-        if (rest := REST_SECONDS_PER_POD * len(seen.pods)) > LEAST_REST_SECONDS:
-            self._rest(key, rest)
         self._listen(key, seen)
         pause = self._requests.want(seen.job, decided.actions)
         reported = self._report(seen.job, decided)
@@ -107,6 +108,8 @@ class Reconciler:
             delays.append(NAME_CONFLICT_SECONDS)
         if any(pod.spec.node_name and pod.status.phase == "Pending" for pod in seen.pods):
             delays.append(answers.next_expiry_seconds(seen.now))  # it may wait for a deleted Secret
+        if (rest := REST_SECONDS_PER_POD * len(seen.pods)) > LEAST_REST_SECONDS:
+            self._rest(key, max(rest, REST_SHARE * (self._now() - began)))
         return min((delay for delay in delays if delay is not None), default=None)
 
     def _plan(self, seen: Observation) -> Plan:

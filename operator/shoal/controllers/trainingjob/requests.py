@@ -41,8 +41,9 @@ from shoal.runtime.work_queue import Priority
 
 logger = logging.getLogger(__name__)
 
-MAX_IN_FLIGHT = 16
-"""Concurrent requests of one job, so that a large job does not delay the others."""
+MAX_IN_FLIGHT = 48
+"""Concurrent requests of one job: not all places of the process (`runtime.limiter`), so that others are not delayed.
+With fewer, a wave of losses had a small share of an API server that was busy with the wave itself."""
 ORDINARY_IN_FLIGHT = 8
 """Of these, those for pods that replace none, and for removals."""
 LONGEST_PAUSE = 10.0

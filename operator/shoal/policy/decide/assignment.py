@@ -3,18 +3,19 @@
 Without a plan, a worker stays where it is; a new one goes to the first home with room. `onDemandBase` workers live on
 demand; with `fallback`, one that waited for a spot node in vain does so, too, and one after the other tries to return.
 With a plan (mode Auto) the workers of each pool are as many as it says: those stay that fit, those without a pod fill
-what is missing, and only then do workers move, each when its successor runs. Those that are too many end when the
-others run.
+what is missing, and only then do workers move, each when its successor runs. Until then one stays where it is, should
+the plan go back. Those that are too many end when the others run.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 from shoal.policy.decide.homes import Home, Homes, home_of, waits_for_node
+from shoal.policy.decide.members import MOVED
 from shoal.policy.facts.read import Facts, Sighting
 from shoal.policy.facts.verdict import PodOutcome
 from shoal.policy.model import Reason
@@ -57,7 +58,7 @@ def assign(
     known = facts.seen.pools
     at = {i: home for i, home in at.items() if home in every or (home.pool and home.pool not in known)}
     if counts is not None:
-        return _by_plan(facts, held, losses, at, number, counts)
+        return _by_plan(facts, held, losses, at, _homes_to_go_back_to(facts, held, every), number, counts)
     return _by_preference(facts, homes, held, losses, at, number)
 
 
@@ -72,42 +73,59 @@ def _indices(held: Mapping[int, Sighting], taken: Mapping[int, Home], number: in
 # --- by plan ----------------------------------------------------------------------------------------------------------
 
 
+def _homes_to_go_back_to(
+    facts: Facts, held: Mapping[int, Sighting], every: Sequence[Home]
+) -> dict[int, Home]:
+    """Where workers are at work that are on their way to another home, in which none of them runs yet."""
+    found = dict[int, Home]()
+    for each in facts.sightings["worker"]:
+        healthy = each.verdict.outcome is PodOutcome.HEALTHY and each.signal is None
+        if each.pod is not None and each.pod.running and healthy:
+            found.pop(each.place.index, None)  # the later one runs
+            if each.slot.cause == MOVED:
+                found[each.place.index] = home_of(each.slot)
+    return {index: home for index, home in found.items() if index in held and home in every}
+
+
 def _by_plan(
     facts: Facts,
     held: Mapping[int, Sighting],
     losses: Mapping[int, int],
     at: Mapping[int, Home],
+    back: Mapping[int, Home],
     number: int,
     counts: Mapping[str, int],
 ) -> Assignment:
     left = Counter({Home(name): count for name, count in counts.items() if count > 0})
     result = Assignment()
-    surplus = []
-    for index in sorted(at, key=lambda index: (losses[index], index)):
-        if left[at[index]] > 0:
-            left[at[index]] -= 1
-            result.homes[index] = at[index]
-        else:
-            surplus.append(index)
+    here = {**back, **at}
+    works = {index for index in at if losses[index] <= AT_WORK} | back.keys()
+    stands = [(losses[i], i, home) for i, home in at.items()] + [
+        (AT_WORK, i, home) for i, home in back.items()
+    ]
+    for _, index, home in sorted(stands):
+        if index not in result.homes and left[home] > 0:
+            left[home] -= 1
+            result.homes[index] = home
     missing = list(left.elements())
-    vacant = [index for index in _indices(held, {**at}, len(at) + len(missing)) if index not in at]
+    vacant = [index for index in _indices(held, here, len(here) + len(missing)) if index not in here]
     room = number - len(result.homes)
     # Whoever has no pod anyway first; then those move whose pool has too many; the others end.
-    movers = sorted(surplus, key=lambda index: (_worth(facts, at[index]), index))
+    movers = sorted(here.keys() - result.homes.keys(), key=lambda index: (_worth(facts, here[index]), index))
     fillers = [*(index for index in vacant if index in held), *movers, *(i for i in vacant if i not in held)]
     for index, home in zip(fillers[:room], missing, strict=False):
         result.homes[index] = home
     # Fewer is no reason to stand still: whoever is to end works on in place of those that do not run yet.
-    coming = sum(losses.get(index, VACANT) > AT_WORK for index in result.homes)
-    ending = [index for index in reversed(movers) if index not in result.homes and losses[index] <= AT_WORK]
-    lingering = {index: at[index] for index in ending[:coming]}
+    coming = len(result.homes.keys() - works)
+    ending = [index for index in reversed(movers) if index not in result.homes and index in works]
+    lingering = {index: back.get(index, here[index]) for index in ending[:coming]}
     return Assignment(result.homes | lingering, lingering=len(lingering))
 
 
 def _worth(facts: Facts, home: Home) -> float:
     """Samples for a unit of money, of a worker in this home; the least goes first."""
     proposal, pool = facts.seen.proposal, facts.seen.pools.get(home.pool)
-    price = float(pool.spec.price.per_hour) if pool is not None and pool.spec.price is not None else 0.0
+    price = pool.spec.price.per_hour if pool is not None and pool.spec.price is not None else 0.0
     speed = proposal.speeds.get(home.pool, 0.0) if proposal is not None else 0.0
     return speed / price if price else float("inf")
 

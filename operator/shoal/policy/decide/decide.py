@@ -69,10 +69,10 @@ def decide(facts: Facts) -> Decisions:
     workers = records.update(facts, "worker", goal, counters)
     goal.servers = suspension.wants_server(facts, workers, facts.timers)
     servers = records.update(facts, "ps", goal, counters)
-    usage, exclusions = count(facts, workers), exclude(facts, counters.failed_on)
-    decided = Decisions(goal, servers, workers, counters, actions, usage, exclusions)
-    if (end := completion.decide(facts, servers, workers, counters)) is not None:
-        decided.end = end
+    end = completion.decide(facts, servers, workers, counters)
+    usage, exclusions = count(facts, workers, ends=end is not None), exclude(facts, counters.failed_on)
+    decided = Decisions(goal, servers, workers, counters, actions, usage, exclusions, end)
+    if end is not None:
         return decided
     actions.actions += _questions(facts)
     actions.actions += queueing.keep_workload(facts, servers, workers)

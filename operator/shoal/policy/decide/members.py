@@ -11,6 +11,7 @@ from shoal.api.labels import Place
 from shoal.api.training_job_status import Slot
 from shoal.policy.common.timers import Timers
 from shoal.policy.common.times import parse_time
+from shoal.policy.facts.read import Sighting
 from shoal.policy.facts.verdict import PodOutcome, Verdict
 
 UNWANTED = "Unwanted"  # scaled down or suspended
@@ -29,6 +30,17 @@ OVERSTAY = timedelta(seconds=5)
 def leaves_a_gap(last: Slot) -> bool:
     """Whether the next incarnation after this one replaces a lost pod: not after what was given up."""
     return last.replaces if last.cause in {OUTDATED, FELL_BACK} else last.cause != UNWANTED
+
+
+def newest_of(sightings: Iterable[Sighting]) -> dict[int, Sighting]:
+    """The newest incarnation by index; one that stays counts, and not its replacement that was taken back."""
+    found = dict[int, Sighting]()
+    for each in sightings:
+        before = found.get(each.place.index)
+        stays = before is not None and not before.slot.cause and before.verdict.outcome is PodOutcome.HEALTHY
+        if not (stays and each.slot.cause in OWN_CAUSES):
+            found[each.place.index] = each
+    return found
 
 
 @dataclass(slots=True)

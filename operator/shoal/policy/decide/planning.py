@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 
 from shoal.api.planning_status import PlanStatus
 from shoal.policy.decide.homes import Home, Homes, home_of, waits_for_node
-from shoal.policy.decide.members import UNWANTED
+from shoal.policy.decide.members import UNWANTED, newest_of
 from shoal.policy.facts.read import Facts
 from shoal.policy.model import Event, Proposal, Reason
 
@@ -168,8 +168,8 @@ def _readiness(proposal: Proposal) -> tuple[Reason | None, Reason | None]:
 
 def _current(facts: Facts, homes: Homes) -> dict[str, int]:
     """Workers by pool, as they are recorded."""
-    newest = {each.place.index: each.slot for each in facts.sightings["worker"]}
-    counts = Counter(home_of(slot) for slot in newest.values() if slot.cause != UNWANTED)
+    slots = (each.slot for each in newest_of(facts.sightings["worker"]).values())
+    counts = Counter(home_of(slot) for slot in slots if slot.cause != UNWANTED)
     return {name: counts[Home(name)] for name in homes.pools if counts[Home(name)]}
 
 

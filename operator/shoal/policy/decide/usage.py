@@ -2,12 +2,13 @@
 
 A count and the evidence that it was counted go into one status write: node time is counted from the slots of the last
 status up to now, and `countedUntil` is written with it; a start, an unfulfilled wait and an interruption are counted in
-the write that marks them in their slot. So whatever crashes when, nothing is counted twice.
+the write that marks them in their slot. So whatever crashes when, nothing is counted twice. A node that no status knew
+counts from the start of its first pod, if that is later than `countedUntil`: that a worker has a node is written late.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -56,8 +57,12 @@ class Usage:
     counted_until: datetime | None
 
 
-def count(facts: Facts, workers: ByIndex) -> Usage:
-    """Count; slots in which something was counted are marked."""
+Node = tuple[str, str]
+"""A pool and one of its nodes."""
+
+
+def count(facts: Facts, workers: ByIndex, *, ends: bool) -> Usage:
+    """Count; slots in which something was counted are marked. `ends`: the job does, and gives its nodes back."""
     before = facts.job.status
     if not facts.job.spec.workers.pools and before.counted_until is None:
         return Usage(before.pool_usage, before.cost, None)
@@ -65,7 +70,7 @@ def count(facts: Facts, workers: ByIndex) -> Usage:
     for each in every(workers):
         if each.slot.pool:
             counter.look_at(each)
-    return counter.result(node.slot for node in every(workers))
+    return counter.result(list(every(workers)), ends=ends)
 
 
 class _Counter:
@@ -119,20 +124,21 @@ class _Counter:
     def _usage(self, pool: str) -> dict[str, Any]:
         return self._pools.setdefault(pool, PoolUsage().model_dump())
 
-    def result(self, slots: Iterable[Slot]) -> Usage:
+    def result(self, workers: Sequence[Member], *, ends: bool) -> Usage:
         """Count the node time, if it is time."""
         facts, before = self._facts, self._before
-        was, now = _nodes(before.slots), _nodes(slots)
+        was, now = _nodes(before.slots), _nodes(each.slot for each in workers)
         since = before.counted_until or facts.now
-        due = was != now or facts.now - since >= EVERY
         cost, until = before.cost, before.counted_until
-        if due:
-            elapsed = int((facts.now - since).total_seconds())
-            for pool, _ in was:
-                usage = self._usage(pool)
-                usage["node_seconds"] += max(0, elapsed)
+        if ends or was != now or facts.now - since >= EVERY:
+            seconds = {node: seconds_between(since, facts.now) for node in was}
+            for node, began in self._starts(workers).items():
+                if node in now - was:
+                    seconds[node] = seconds_between(max(began, before.counted_until or began), facts.now)
+            for (pool, _), some in seconds.items():
+                self._usage(pool)["node_seconds"] += some
             until = facts.now
-            cost = _cost(facts.seen.pools, cost, was, now, max(0, elapsed))
+            cost = _cost(facts.seen.pools, cost, seconds, () if ends else now)
         if now:
             facts.timers.after(
                 max(1.0, EVERY.total_seconds() - (facts.now - (until or facts.now)).total_seconds())
@@ -140,8 +146,18 @@ class _Counter:
         pools = {name: PoolUsage.model_validate(usage) for name, usage in self._pools.items()}
         return Usage(before.pool_usage if pools == before.pool_usage else pools, cost, until)
 
+    def _starts(self, workers: Iterable[Member]) -> dict[Node, datetime]:
+        """When the first of the job's pods on each node began."""
+        found = dict[Node, datetime]()
+        for each in workers:
+            began = parse_time(each.pod.status.start_time) if each.pod is not None else None
+            if began is not None:
+                node = each.slot.pool, each.slot.node
+                found[node] = min(found.get(node, began), began)
+        return found
 
-def _nodes(slots: Iterable[Slot]) -> frozenset[tuple[str, str]]:
+
+def _nodes(slots: Iterable[Slot]) -> frozenset[Node]:
     """The pools and nodes that have a worker; a node with several counts once."""
     return frozenset(
         (slot.pool, slot.node)
@@ -153,26 +169,25 @@ def _nodes(slots: Iterable[Slot]) -> frozenset[tuple[str, str]]:
 def _cost(
     pools: Mapping[str, CapacityPool],
     before: CostStatus | None,
-    was: Iterable[tuple[str, str]],
-    now: Iterable[tuple[str, str]],
-    elapsed: int,
+    seconds: Mapping[Node, int],
+    now: Iterable[Node],
 ) -> CostStatus | None:
-    """The cost so far, with `elapsed` seconds of the nodes that there were."""
+    """The cost so far, with `seconds` of nodes more; `now`: those that there are."""
     if before is None and not any(pool.spec.price for pool in pools.values()):
         return None
     before = before or CostStatus()
     spent, saved = Decimal(before.accumulated), Decimal(before.saved_versus_on_demand)
-    for name, _ in was:
+    for (name, _), some in seconds.items():
         if (price := _price(pools.get(name))) is None:
             continue
-        spent += price * elapsed / _HOUR
-        saved += max(Decimal(0), (_on_demand_price(pools, name) or price) - price) * elapsed / _HOUR
+        spent += price * some / _HOUR
+        saved += max(Decimal(0), (_on_demand_price(pools, name) or price) - price) * some / _HOUR
     per_hour = sum((_price(pools.get(name)) or Decimal(0) for name, _ in now), Decimal(0))
     return CostStatus(per_hour=_text(per_hour), accumulated=_text(spent), saved_versus_on_demand=_text(saved))
 
 
 def _price(pool: CapacityPool | None) -> Decimal | None:
-    return Decimal(pool.spec.price.per_hour) if pool is not None and pool.spec.price else None
+    return Decimal(str(pool.spec.price.per_hour)) if pool is not None and pool.spec.price else None
 
 
 def _on_demand_price(pools: Mapping[str, CapacityPool], name: str) -> Decimal | None:

@@ -20,7 +20,7 @@ from shoal.manifests.placement import Assigned, Where, default_where
 from shoal.manifests.workload import stands_for
 from shoal.policy.decide.assignment import Assignment, assign
 from shoal.policy.decide.homes import Home, home_of, homes_of, server_where
-from shoal.policy.decide.members import UNWANTED
+from shoal.policy.decide.members import UNWANTED, newest_of
 from shoal.policy.decide.planning import Planned, planned
 from shoal.policy.facts.read import Facts, Sighting
 from shoal.policy.facts.verdict import PodOutcome
@@ -103,7 +103,7 @@ class Wanted:
 def wanted(facts: Facts) -> Wanted:
     """What is wanted of the job's workers; what of its servers is added later."""
     spec = facts.job.spec
-    newest = {each.place.index: each for each in facts.sightings["worker"]}
+    newest = newest_of(facts.sightings["worker"])
     held = {index: each for index, each in newest.items() if each.slot.cause != UNWANTED}
     homes = homes_of(facts)
     plan: Planned = planned(facts, homes, spec.workers.replicas)

@@ -1,20 +1,22 @@
 """The plan of one job, in the nodes that others leave: the cheapest one that keeps its limits, or what runs.
 
 What runs is kept unless the gain is sure; where nothing keeps the limits, the cheapest is taken that is about as fast
-as the fastest; and one worker more measures a pool where knowing its speed is worth its price.
+as the fastest; and one worker measures a pool where knowing its speed is worth its price.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from shoal.errors import UsageError
 from shoal.sizing.fleet.answers import answer_of, unplanned
 from shoal.sizing.fleet.problems import JobProblem, job_problem
 from shoal.sizing.fleet.values import FleetJob, FleetPool, JobPlan
-from shoal.sizing.plan.explain import fleet, money
+from shoal.sizing.plan.elastic import ElasticModel
+from shoal.sizing.plan.explain import duration, fleet, money
 from shoal.sizing.plan.planner import Plan, plan
 from shoal.sizing.plan.problem import Problem
 from shoal.sizing.plan.switch import SURE, gain, is_sure, switch
@@ -22,7 +24,7 @@ from shoal.sizing.plan.trial import worth_measuring
 from shoal.sizing.speed.measurements import MEASURED
 from shoal.sizing.speed.model import SpeedModel
 
-__all__ = ["Solved", "exactly", "fits", "problem_of", "solve", "under_way"]
+__all__ = ["Given", "Solved", "exactly", "fits", "problem_of", "solve", "under_way"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +32,21 @@ SPARE = 0.1
 """What a running job with spot workers gains by ending early, as a part of its cost: see `Objective.spare`."""
 AS_FAST = 1.05
 """A plan that takes up to this times as long as the fastest one is as fast: speeds are not known any better."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the plans of all jobs rest on."""
+
+    pools: Sequence[FleetPool]
+    speeds: SpeedModel
+    confidence: float
+    seed: int
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """Nodes by pool."""
+        return {pool.name: pool.limit for pool in self.pools}
 
 
 @dataclass(frozen=True)
@@ -42,18 +59,14 @@ class Solved:
     found: Plan | None = None
 
 
-def solve(
-    job: FleetJob,
-    pools: Sequence[FleetPool],
-    left: Mapping[str, int],
-    speeds: SpeedModel,
-    confidence: float,
-    seed: int,
-) -> Solved:
-    """The plan of a job within the nodes that are `left`; there is an answer whatever the input."""
+def solve(job: FleetJob, left: Mapping[str, int], given: Given, elsewhere: Collection[str] = ()) -> Solved:
+    """The plan of a job within the nodes that are `left`; there is an answer whatever the input.
+
+    `elsewhere`: pools in which another job of its model runs, or is to: that one measures them.
+    """
     try:
         if not job.fault:
-            return _solved(job, pools, left, speeds, confidence, seed)
+            return _solved(job, left, given, elsewhere)
         fault = job.fault
     except Exception as error:  # broad: a fault in the plan of one job must not stop those of the others
         logger.exception("the plan of %s failed", job.name)
@@ -61,17 +74,10 @@ def solve(
     words = (
         f"A fault of the planner ({fault}): what runs is kept, and at least the workers that it begins with."
     )
-    return Solved(job, replace(unplanned(job, pools, left, words), fault=fault))
+    return Solved(job, replace(unplanned(job, given.pools, left, words), fault=fault))
 
 
-def _solved(
-    job: FleetJob,
-    pools: Sequence[FleetPool],
-    left: Mapping[str, int],
-    speeds: SpeedModel,
-    confidence: float,
-    seed: int,
-) -> Solved:
+def _solved(job: FleetJob, left: Mapping[str, int], given: Given, elsewhere: Collection[str]) -> Solved:
     if job.model is None or not job.has_work:
         missing = (
             "The model is not known before a worker has reported it"
@@ -79,7 +85,7 @@ def _solved(
             else f"The work left is not known: {job.work_note or 'the job ends by a metric'}"
         )
         words = f"{missing}: what runs is kept, and at least the workers that it begins with."
-        return Solved(job, unplanned(job, pools, left, words))
+        return Solved(job, unplanned(job, given.pools, left, words))
     for limit, value, words in (
         ("deadline", job.deadline_seconds, "The deadline has passed."),
         ("budget", job.budget_left, "The budget is spent."),
@@ -87,15 +93,15 @@ def _solved(
         if value is not None and value <= 0:
             faster = {"deadline_seconds": None, "prefer": "MinTime"}
             without = replace(job, **(faster if limit == "deadline" else {"budget_left": None}))
-            return Solved(
-                job, _late(_solved(without, pools, left, speeds, confidence, seed).answer, limit, words)
-            )
+            return Solved(job, _late(_solved(without, left, given, elsewhere).answer, limit, words))
     try:
-        one = problem_of(job, pools, left, speeds, confidence)
-        found = _affordable(one.problem, _settled(job, one.problem, plan(one.problem, seed=seed)), seed)
-        return Solved(job, _with_trial(job, one, found, answer_of(job, one, found)), one, found)
+        one = problem_of(job, left, given)
+        found = _affordable(
+            one.problem, _settled(job, one.problem, plan(one.problem, seed=given.seed)), given.seed
+        )
+        return Solved(job, _with_trial(job, one, found, answer_of(job, one, found), elsewhere), one, found)
     except UsageError as error:
-        return Solved(job, unplanned(job, pools, left, _sentence(str(error))))
+        return Solved(job, unplanned(job, given.pools, left, _sentence(str(error))))
 
 
 def under_way(job: FleetJob) -> Mapping[str, int]:
@@ -103,10 +109,10 @@ def under_way(job: FleetJob) -> Mapping[str, int]:
     return job.planned or job.running
 
 
-def fits(job: FleetJob, problem: Problem, counts: Sequence[int]) -> bool:
+def fits(problem: Problem, counts: Sequence[int]) -> bool:
     """Whether a job may run these workers."""
     within = all(n <= pool.limit for n, pool in zip(counts, problem.pools, strict=True))
-    return within and max(job.min_workers, 1) <= sum(counts) <= job.max_workers
+    return within and ElasticModel(problem).allows(counts, problem.servers.counts[0])
 
 
 def exactly(problem: Problem, counts: Sequence[int], seed: int = 0) -> Plan:
@@ -118,7 +124,7 @@ def exactly(problem: Problem, counts: Sequence[int], seed: int = 0) -> Plan:
 def _settled(job: FleetJob, problem: Problem, best: Plan) -> Plan:
     """The best plan, or what runs if that keeps the limits and the gain is not sure enough to switch."""
     current = tuple(under_way(job).get(pool.name, 0) for pool in problem.pools)
-    if current == best.counts or not best.feasible or not fits(job, problem, current):
+    if current == best.counts or not best.feasible or not fits(problem, current):
         return best
     change = switch(problem, current, best.counts, best.servers)
     if not change.kept or is_sure(change.saved):
@@ -146,37 +152,42 @@ def _affordable(problem: Problem, found: Plan, seed: int) -> Plan:
     return replace(instead, notes=(*instead.notes, note))
 
 
-def _with_trial(job: FleetJob, one: JobProblem, found: Plan, answer: JobPlan) -> JobPlan:
-    """The plan, with one worker more in a pool that was never measured where that is worth its price."""
-    unmeasured = {name for name, basis in one.basis.items() if basis != MEASURED}
-    if not found.feasible or job.min_workers == job.max_workers:
+def _with_trial(
+    job: FleetJob, one: JobProblem, found: Plan, answer: JobPlan, elsewhere: Collection[str]
+) -> JobPlan:
+    """The plan, with one worker in a pool that was never measured where that is worth its price."""
+    unmeasured = {name for name, basis in one.basis.items() if basis != MEASURED and name not in elsewhere}
+    late = not found.feasible
+    in_time = late or job.prefer == "MinTime"
+    if job.min_workers == job.max_workers or (late and found.binding == "budget"):
+        return answer
+    if in_time and not one.measured:  # what it is slower than is a guess, too
         return answer
     begun = {*job.asked, *(name for name, n in job.running.items() if n)}
-    trial = worth_measuring(one.problem, found.counts, found.cost, found.seconds, unmeasured, begun)
+    trial = worth_measuring(
+        one.problem, found.counts, found.cost, found.seconds, unmeasured, begun, late=late
+    )
     if trial is None:
         return answer
-    price = next(pool.price for pool in one.problem.pools if pool.name == trial.pool)
+    pools = one.problem.pools
+    left = [pool.name for pool, n, was in zip(pools, trial.counts, found.counts, strict=True) if n < was]
+    told = duration if in_time else partial(money, currency="")
+    who = f"One worker in place of one from {left[0]}" if left else "One worker more"
     words = (
-        f"One worker more measures {trial.pool}, where the model never ran: knowing its speed is expected to save "
-        f"{money(trial.saving, '')}, and costs {money(max(trial.price, 0.0), '')}."
+        f"{who} measures {trial.pool}, where the model never ran: knowing its speed is expected to save "
+        f"{told(trial.saving)}, and costs {told(max(trial.price, 0.0))}."
     )
     return replace(
         answer,
-        counts={**answer.counts, trial.pool: 1},
-        cost_per_hour=answer.cost_per_hour + price,
+        counts={pool.name: n for pool, n in zip(pools, trial.counts, strict=True)},
+        cost_per_hour=one.problem.price_per_hour(trial.counts),
         reason=f"{answer.reason} {words}",
     )
 
 
-def problem_of(
-    job: FleetJob,
-    pools: Sequence[FleetPool],
-    limits: Mapping[str, int],
-    speeds: SpeedModel,
-    confidence: float,
-) -> JobProblem:
+def problem_of(job: FleetJob, limits: Mapping[str, int], given: Given) -> JobProblem:
     """The problem of a job whose model and work are known."""
-    return job_problem(job, pools, limits, speeds, confidence, spare=SPARE)
+    return job_problem(job, given.pools, limits, given.speeds, given.confidence, spare=SPARE)
 
 
 def _sentence(words: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from shoal.sizing.fleet.pace import samples_per_second
 from shoal.sizing.fleet.problems import JobProblem, unusable
 from shoal.sizing.fleet.values import FleetJob, FleetPool, JobPlan
-from shoal.sizing.plan.explain import explain
+from shoal.sizing.plan.explain import explain, fleet
 from shoal.sizing.plan.planner import Plan, finite
 from shoal.sizing.plan.problem import Problem
 from shoal.sizing.speed import priors
@@ -24,7 +24,6 @@ def answer_of(job: FleetJob, one: JobProblem, found: Plan) -> JobPlan:
     problem = one.problem
     low, high = found.finish or (found.seconds, found.seconds)
     used = [(pool.name, n) for pool, n in zip(problem.pools, found.counts, strict=True)]
-    hourly = sum(pool.price * n for pool, n in zip(problem.pools, found.counts, strict=True))
     expected = samples_per_second(problem, found.counts)
     if job.beside is not None:
         expected *= job.beside.share_of_steps(max(sum(found.counts), 1))
@@ -35,7 +34,7 @@ def answer_of(job: FleetJob, one: JobProblem, found: Plan) -> JobPlan:
         finish_low=finite(min(low, found.seconds)),
         finish_high=finite(max(high, found.seconds)),
         cost=found.cost,
-        cost_per_hour=hourly,
+        cost_per_hour=problem.price_per_hour(found.counts),
         confidence=found.chance,
         feasible=found.feasible,
         binding=found.binding,
@@ -46,7 +45,7 @@ def answer_of(job: FleetJob, one: JobProblem, found: Plan) -> JobPlan:
         pace=one.pace,
         basis="; ".join(f"{name}: {one.basis[name]}" for name, n in used if n),
         measured=one.measured,
-        speeds={pool.name: pool.batch / pool.step_seconds for pool in problem.pools},
+        speeds={pool.name: pool.samples_per_second for pool in problem.pools},
     )
 
 
@@ -96,14 +95,8 @@ def unplanned(job: FleetJob, pools: Sequence[FleetPool], left: Mapping[str, int]
         confidence=None,
         feasible=False,
         binding=None,
-        reason=f"{reason} {fleet_of(counts)}",
+        reason=f"{reason} Run {fleet([by_name[name] for name in counts], list(counts.values()))}.",
         samples_per_second=None,
         pace=job.pace_before,
         basis="nothing",
     )
-
-
-def fleet_of(counts: dict[str, int]) -> str:
-    """'Run 2 workers from a and 1 from b.'"""
-    used = [f"{n} from {name}" for name, n in counts.items() if n]
-    return f"Run {' and '.join(used)}." if used else "Run no worker."

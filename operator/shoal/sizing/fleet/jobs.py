@@ -67,7 +67,7 @@ def fleet_job(
         planned=status.plan.pools if mode == "Auto" and status.plan is not None else {},
         asked=asked(job),
         deadline_seconds=_deadline(job, now),
-        budget_left=None if objective.max_cost is None else float(objective.max_cost) - spent,
+        budget_left=None if objective.max_cost is None else objective.max_cost - spent,
         prefer=objective.prefer,
         spent=spent,
         now=watched,

@@ -13,13 +13,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from shoal.errors import UsageError
-from shoal.sizing.fleet.alone import Solved, exactly, fits, problem_of, under_way
+from shoal.sizing.fleet.alone import Given, Solved, exactly, fits, problem_of, under_way
 from shoal.sizing.fleet.answers import answer_of
 from shoal.sizing.fleet.problems import JobProblem
 from shoal.sizing.fleet.values import FleetJob, FleetPool, JobPlan
 from shoal.sizing.plan.switch import is_sure, switch
 from shoal.sizing.plan.together import Request, plan_together
-from shoal.sizing.speed.model import SpeedModel
 
 __all__ = ["better_together"]
 
@@ -30,21 +29,19 @@ MOST_TRADERS = 8
 """Of more jobs no cheaper trade is looked for: it takes a third of a second for each, once a minute."""
 
 
-def better_together(
-    order: Sequence[Solved], pools: Sequence[FleetPool], speeds: SpeedModel, confidence: float
-) -> dict[str, Solved]:
+def better_together(order: Sequence[Solved], given: Given) -> dict[str, Solved]:
     """What is better than the jobs' own plans, one after another: a trade between them, or what is planned already."""
     able = [each for each in order if each.found is not None]
     if len(able) < 2:
         return {}
-    limits = {pool.name: pool.limit for pool in pools}
+    limits = given.limits
     for each in order:
         if each.found is None:
             for name, count in each.answer.counts.items():
                 limits[name] = max(limits[name] - count, 0)
     try:
-        problems = [problem_of(each.job, pools, limits, speeds, confidence) for each in able]
-        best = _traded(able, problems, pools) or able
+        problems = [problem_of(each.job, limits, given) for each in able]
+        best = _traded(able, problems, given.pools) or able
         best = _kept(best, problems, limits) or best
     except UsageError:
         return {}
@@ -91,7 +88,7 @@ def _kept(
     plans, saved = list[Solved](), np.zeros(1)
     for each, one in zip(best, problems, strict=True):
         counts = [under_way(each.job).get(pool.name, 0) for pool in one.problem.pools]
-        if each.found is None or not fits(each.job, one.problem, counts):
+        if each.found is None or not fits(one.problem, counts):
             return None
         if tuple(counts) == each.found.counts:
             plans.append(each)

@@ -40,7 +40,7 @@ def samples_per_second(problem: Problem, counts: Sequence[int], servers: int | N
     """Samples a second of these workers, all of them at work."""
     pairs = list(zip(problem.pools, counts, strict=True))
     alone = sum(n / pool.step_seconds for pool, n in pairs)
-    samples = sum(n * pool.batch / pool.step_seconds for pool, n in pairs)
+    samples = sum(n * pool.samples_per_second for pool, n in pairs)
     ps, number = problem.servers, servers or problem.servers.counts[0]
     if alone <= 0 or ps.model.update_seconds <= 0:
         return samples
@@ -55,8 +55,8 @@ def pace_of(problem: Problem, now: Watched) -> Pace | None:
     if measured <= 0:
         return None
     running = [max(pool.running, n) for pool, n in zip(problem.pools, counts, strict=True)]
-    everyone = sum(n * pool.batch / pool.step_seconds for pool, n in zip(problem.pools, running, strict=True))
-    theirs = sum(n * pool.batch / pool.step_seconds for pool, n in zip(problem.pools, counts, strict=True))
+    everyone = sum(n * pool.samples_per_second for pool, n in zip(problem.pools, running, strict=True))
+    theirs = sum(n * pool.samples_per_second for pool, n in zip(problem.pools, counts, strict=True))
     error = samples_per_second(problem, running) * theirs / everyone / measured - 1
     return Pace(error, now.seconds)
 

@@ -13,13 +13,13 @@ from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
 from shoal.errors import UsageError
-from shoal.sizing.fleet.alone import Solved, exactly, problem_of, solve, under_way
+from shoal.sizing.fleet.alone import Given, Solved, exactly, problem_of, solve, under_way
 from shoal.sizing.fleet.answers import answer_of
 from shoal.sizing.fleet.joint import better_together
 from shoal.sizing.fleet.moves import Move, reached
 from shoal.sizing.fleet.values import FleetJob, FleetPlan, FleetPool
 from shoal.sizing.speed.measurements import Profile
-from shoal.sizing.speed.model import SpeedModel, fitted
+from shoal.sizing.speed.model import fitted
 
 __all__ = ["plan_fleet"]
 
@@ -52,21 +52,36 @@ def plan_fleet(
 
     """
     speeds, left_out = fitted(profiles)
-    left = {pool.name: pool.limit for pool in pools}
+    given = Given(pools, speeds, confidence, seed)
+    left = given.limits
     alone: dict[str, Solved] = {}
     order = sorted(
         jobs,
-        key=lambda job: (-job.priority, *_otherwise(NOT_URGENT, _urgency, job, pools, speeds), job.name),
+        key=lambda job: (-job.priority, *_otherwise(NOT_URGENT, _urgency, job, given), job.name),
     )
+    first = dict[tuple[str, str], str]()
     for job in order:
-        alone[job.name] = solved = solve(job, pools, left, speeds, confidence, seed)
-        for name, count in solved.answer.counts.items():
-            left[name] = max(left[name] - count, 0)
+        for name in _used(under_way(job)):
+            first.setdefault((_model(job), name), job.name)
+    for job in order:
+        elsewhere = {name for (model, name), by in first.items() if model == _model(job) and by != job.name}
+        alone[job.name] = solved = solve(job, left, given, elsewhere)
+        for name in _used(solved.answer.counts):
+            left[name] = max(left[name] - solved.answer.counts[name], 0)
+            first.setdefault((_model(job), name), job.name)
     best = [alone[job.name] for job in order]
-    chosen = alone | _otherwise({}, better_together, best, pools, speeds, confidence)
+    chosen = alone | _otherwise({}, better_together, best, given)
     plans = [chosen[job.name] for job in jobs]
-    within = _otherwise(plans, _within_reach, plans, pools)
+    within = _otherwise(plans, _within_reach, plans, given.limits)
     return FleetPlan({solved.job.name: solved.answer for solved in within}, tuple(left_out))
+
+
+def _used(counts: Mapping[str, int]) -> list[str]:
+    return [name for name, n in counts.items() if n]
+
+
+def _model(job: FleetJob) -> str:
+    return job.model.key if job.model is not None else ""
 
 
 def _otherwise(fallback: T, improve: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -78,10 +93,10 @@ def _otherwise(fallback: T, improve: Callable[P, T], *args: P.args, **kwargs: P.
         return fallback
 
 
-def _within_reach(plans: Sequence[Solved], pools: Sequence[FleetPool]) -> list[Solved]:
+def _within_reach(plans: Sequence[Solved], limits: Mapping[str, int]) -> list[Solved]:
     """The plans; of jobs that would wait for each other for ever, what they get on the way."""
     moves = [Move(under_way(each.job), each.answer.counts, each.job.min_workers) for each in plans]
-    ends = reached(moves, {pool.name: pool.limit for pool in pools})
+    ends = reached(moves, limits)
     return [
         each if +has == +Counter(each.answer.counts) else _stopped(each, has)
         for each, has in zip(plans, ends, strict=True)
@@ -102,7 +117,7 @@ def _stopped(planned: Solved, has: Mapping[str, int]) -> Solved:
     return replace(planned, found=found, answer=answer_of(planned.job, planned.one, found))
 
 
-def _urgency(job: FleetJob, pools: Sequence[FleetPool], speeds: SpeedModel) -> tuple[bool, float]:
+def _urgency(job: FleetJob, given: Given) -> tuple[bool, float]:
     """Whether the job's speed was never measured; and the time to the deadline, over the least that the job takes.
 
     What is known to need a pool goes before what is only thought to.
@@ -113,11 +128,11 @@ def _urgency(job: FleetJob, pools: Sequence[FleetPool], speeds: SpeedModel) -> t
     if job.deadline_seconds is None or job.model is None or samples is None:
         return NOT_URGENT
     try:
-        one = problem_of(job, pools, {p.name: p.limit for p in pools}, speeds, 0.95)
+        one = problem_of(job, given.limits, given)
     except UsageError:
         return NOT_URGENT
     rates = sorted(
-        (pool.batch / pool.step_seconds for pool in one.problem.pools for _ in range(pool.limit)),
+        (pool.samples_per_second for pool in one.problem.pools for _ in range(pool.limit)),
         reverse=True,
     )
     fastest = sum(rates[: job.max_workers])

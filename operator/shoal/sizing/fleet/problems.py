@@ -118,7 +118,7 @@ def _reserved(job: FleetJob, work: Work, options: Sequence[Pool]) -> bool:
     if job.deadline_seconds is None or not isinstance(work, StepWork) or work.samples is None:
         return True
     every = [pool for pool in options if not pool.spot for _ in range(pool.limit)]
-    steady = sorted(((pool.batch / pool.step_seconds, pool.startup_seconds) for pool in every), reverse=True)
+    steady = sorted(((pool.samples_per_second, pool.startup_seconds) for pool in every), reverse=True)
     steady = steady[: job.max_workers]
     if not steady:
         return False

@@ -43,11 +43,11 @@ def fleet_pool(pool: CapacityPool, now: datetime | None = None) -> FleetPool:
         spot=spec.capacity_type == "Spot",
         zone=spec.zone,
         limit=0 if wrong else spec.limits.nodes,
-        price_per_hour=float(spec.price.per_hour) if spec.price else None,
+        price_per_hour=spec.price.per_hour if spec.price else None,
         startup_seconds=float(spec.startup_seconds),
         startup_seen=starts.seen,
         measured_startup_seconds=float(starts.seconds) if starts.seen else None,
-        interruptions_per_hour=float(spec.interruptions_per_hour),
+        interruptions_per_hour=spec.interruptions_per_hour,
         interruptions_seen=status.interruptions.seen,
         node_hours=decimal(status.interruptions.node_hours),
         unfulfilled_waits=status.unfulfilled.waits,
@@ -55,7 +55,7 @@ def fleet_pool(pool: CapacityPool, now: datetime | None = None) -> FleetPool:
         doubted=out is None and status.out_since is not None and not status.nodes,
         exhausted_seconds=max((now - since).total_seconds(), 0.0) if now and since else 0.0,
         together=decimal(status.interruptions.together) if status.interruptions.together else None,
-        transfer_per_gib=float(spec.transfer_per_gib),
+        transfer_per_gib=spec.transfer_per_gib,
         batch_size=spec.batch_size,
         idle_seconds=float(spec.scaling.shrink_after_seconds),
     )
@@ -99,7 +99,8 @@ def model_of(profile: SpeedProfile) -> Model | None:
     known = measured if measured is not None and measured.parameters else prior
     if known is None:
         return None
-    flops = decimal(known.flops_per_sample) or (decimal(prior.flops_per_sample) if prior else 0.0)
+    flops = decimal(measured.flops_per_sample) if measured is not None else 0.0
+    flops = flops or (prior.flops_per_sample if prior is not None else 0.0)
     name = known.fingerprint or profile.metadata.name or "?"
     try:
         return Model(
@@ -149,10 +150,10 @@ def decimal(text: str | None) -> float:
 
 def _prior(row: SpeedRow, now: datetime) -> Row:
     """A row that a user wrote: the whole step, and its compute part if given."""
-    step = LogMean.of(float(row.step_seconds), float(row.spread), row.count)
+    step = LogMean.of(row.step_seconds, row.spread, row.count)
 
-    def part(text: str | None) -> LogMean | None:
-        return LogMean.of(float(text), 0.0, row.count) if text else None
+    def part(seconds: float | None) -> LogMean | None:
+        return LogMean.of(seconds, 0.0, row.count) if seconds else None
 
     return Row(
         row.accelerator,

@@ -45,10 +45,10 @@ def ending_by_metric(
     stop = job.spec.training.stop_after
     if stop.metric is None or stop.value is None or _ends_otherwise(planned):
         return planned
-    said = StopAfter(metric=stop.metric, value=float(stop.value), mode=stop.mode)
+    said = StopAfter(metric=stop.metric, value=stop.value, mode=stop.mode)
     found = samples_to_target(
         course,
-        float(stop.value),
+        stop.value,
         rises=said.direction == "Max",
         workers=float(max(sum(planned.running.values()), 1)),
         others=others,
@@ -141,8 +141,8 @@ def _to_loss(job: TrainingJob, planned: FleetJob, profile: SpeedProfile | None) 
         return replace(planned, work_note="the coordinator has not said how long the data are")
     if stop.metric not in {"loss", "val_loss"} or curve is None:
         words = (
-            f"the steps until {stop.metric} is {stop.value} are not known before it has come some of the way: stop "
-            "after steps or epochs, or after the metric loss with a SpeedProfile that has spec.convergence"
+            f"the steps until {stop.metric} is {stop.value:.15g} are not known before it has come some of the way: "
+            "stop after steps or epochs, or after the metric loss with a SpeedProfile that has spec.convergence"
         )
         return replace(planned, work_note=words)
     from shoal.sizing.plan.problem import LossWork  # numpy: at rest, the operator does without
@@ -150,11 +150,11 @@ def _to_loss(job: TrainingJob, planned: FleetJob, profile: SpeedProfile | None) 
     loss = job.status.training.loss
     try:
         work = LossWork(
-            target=float(stop.value),
-            r1=float(curve.r1),
-            r2=float(curve.r2),
-            r3=float(curve.r3),
-            r4=float(curve.r4),
+            target=stop.value,
+            r1=curve.r1,
+            r2=curve.r2,
+            r3=curve.r3,
+            r4=curve.r4,
             batch_range=(float(curve.least_batch), float(curve.most_batch)),
             done=None if loss is None else float(loss),
         )

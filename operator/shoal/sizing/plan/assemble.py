@@ -97,8 +97,8 @@ def _check(job: TrainingJob, planned: FleetJob) -> None:
         )
     if planned.budget_left is not None and planned.budget_left <= 0:
         raise UsageError(
-            f"the budget of {objective.max_cost} is spent ({planned.spent:.2f}): set --max-cost to what the work left "
-            "may cost"
+            f"the budget of {objective.max_cost:.15g} is spent ({planned.spent:.2f}): set --max-cost to what the work "
+            "left may cost"
         )
 
 
@@ -264,4 +264,4 @@ def _price(pool: CapacityPool) -> float:
         raise UsageError(
             f"CapacityPool {pool.metadata.name} is for the parameter servers and has no price: set price.perHour"
         )
-    return float(pool.spec.price.per_hour)
+    return pool.spec.price.per_hour

@@ -18,6 +18,7 @@ long otherwise.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -61,6 +62,10 @@ class ElasticModel:
         ]
         column = np.array([counts], dtype=np.float64).T
         return min(float(each(column).seconds[0]) for each in own)
+
+    def allows(self, counts: Sequence[int], servers: int) -> bool:
+        """Whether a plan has workers as the job may have them: how many, how many on demand, in which zones."""
+        return math.isfinite(self.seconds(counts, servers))
 
     def evaluators(self) -> Sequence[Evaluator]:
         """One for each number and zone of the parameter servers."""

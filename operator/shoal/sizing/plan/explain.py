@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
 from shoal.sizing.plan.planner import Plan, Point
-from shoal.sizing.plan.problem import Pool
 
 __all__ = ["duration", "explain", "fleet", "money"]
 
@@ -20,14 +20,22 @@ def explain(plan: Plan, currency: str = "$") -> str:
     return " ".join(sentences)
 
 
-def fleet(pools: Sequence[Pool], counts: Sequence[int]) -> str:
-    """'2 workers from spot-t4 and 1 from on-demand-t4'."""
-    parts = [f"{n} from {pool.name}" for pool, n in zip(pools, counts, strict=True) if n]
-    first = next((n for n in counts if n), 0)
-    parts[:1] = [
-        part.replace(" from", " worker from" if first == 1 else " workers from", 1) for part in parts[:1]
-    ]
-    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
+class Named(Protocol):
+    """A pool."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+
+def fleet(pools: Sequence[Named], counts: Sequence[int]) -> str:
+    """'2 workers from spot-t4 and 1 from on-demand-t4', 'no worker'."""
+    used = [(pool.name, n) for pool, n in zip(pools, counts, strict=True) if n]
+    if not used:
+        return "no worker"
+    (name, n), *others = used
+    first = f"{n} {'worker' if n == 1 else 'workers'} from {name}"
+    return _listed([first, *(f"{n} from {name}" for name, n in others)])
 
 
 def duration(seconds: float) -> str:

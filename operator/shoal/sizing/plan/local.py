@@ -93,7 +93,7 @@ def _descend(
 
 def _windows(pools: Sequence[Pool], limits: Sequence[int]) -> Floats:
     """(k, s) counts of workers in windows of two orders, which wrap around."""
-    speed = [pool.batch / pool.step_seconds for pool in pools]
+    speed = [pool.samples_per_second for pool in pools]
     price = [pool.price + 1e-9 for pool in pools]
     orders = [
         sorted(range(len(pools)), key=lambda i: pools[i].step_seconds),

@@ -75,6 +75,11 @@ class Pool:
     """Where its nodes come from and go; None: losses at the rates above, each replaced after a start-up."""
 
     @property
+    def samples_per_second(self) -> float:
+        """Of one worker alone."""
+        return self.batch / self.step_seconds
+
+    @property
     def process(self) -> Availability:
         """The nodes of the pool over time."""
         if self.availability is not None:
@@ -360,6 +365,10 @@ class Problem:
                 f"{self.min_on_demand} workers must be on-demand, but the on-demand pools hold fewer: lower "
                 "onDemandBase or add on-demand pools"
             )
+
+    def price_per_hour(self, counts: Sequence[int]) -> float:
+        """Of these workers."""
+        return sum(pool.price * n for pool, n in zip(self.pools, counts, strict=True))
 
     @property
     def limits(self) -> tuple[int, ...]:

@@ -58,7 +58,7 @@ def switch(problem: Problem, current: Sequence[int], new: Sequence[int], servers
     pairs = [*zip(problem.pools, current, new, strict=True)]
     with np.errstate(invalid="ignore"):  # neither ever ends
         if objective.prefer == "MinTime":
-            paid = sum(pool.price * old for pool, old, _ in pairs) / 3600
+            paid = problem.price_per_hour(current) / 3600
             saved = (now.finish - then.finish) * (paid or 1.0)
         else:
             drained = sum(max(old - n, 0) * pool.price * pool.idle_seconds for pool, old, n in pairs) / 3600

@@ -2,7 +2,8 @@
 
 The plan without knowledge leaves a pool alone whose speed is too uncertain for a deadline, or seems a little too slow
 for its price. One worker shows its speed within minutes. For each speed that is plausible, the work left is planned as
-if it were known: the mean saving over these plans is what the measurement is worth.
+if it were known: the mean saving over these plans is what the measurement is worth. That is money; or time, of a job
+that is to be fast, or is late wherever it was measured.
 """
 
 from __future__ import annotations
@@ -36,11 +37,15 @@ MOST_COMBINATIONS = 20_000
 
 @dataclass(frozen=True)
 class Trial:
-    """A pool to try with one worker: what knowing its speed saves in the mean, and what the worker costs until then."""
+    """A pool to try with one worker: what knowing its speed saves in the mean, and what the worker costs until then.
+
+    Both in money, or in seconds. `counts`: the plan with that worker, in place of another where there is no room.
+    """
 
     pool: str
     saving: float
     price: float
+    counts: tuple[int, ...]
 
 
 def worth_measuring(
@@ -50,6 +55,8 @@ def worth_measuring(
     seconds: float,
     unmeasured: Collection[str],
     begun: Collection[str] = (),
+    *,
+    late: bool = False,
 ) -> Trial | None:
     """The pool whose measurement is worth most beyond its price; None: of none it is.
 
@@ -60,30 +67,53 @@ def worth_measuring(
         seconds: its expected time.
         unmeasured: pools whose speed rests on other accelerators or models.
         begun: those of them in which a worker runs already, or was asked for.
+        late: no plan keeps the deadline: time counts, whatever the job prefers.
 
     """
-    full = problem.max_workers is not None and sum(counts) >= problem.max_workers
-    if problem.objective.prefer != "MinCost" or full or Grid(problem.limits).size > MOST_COMBINATIONS:
+    in_time = late or problem.objective.prefer == "MinTime"
+    if problem.objective.prefer == "BestValue" or Grid(problem.limits).size > MOST_COMBINATIONS:
         return None
     found = []
     for at, (pool, used) in enumerate(zip(problem.pools, counts, strict=True)):
-        if pool.name in unmeasured and not used and pool.limit > 0 and not pool.out_seconds:
-            before = (_startup(pool) + MEASURE_SECONDS) / seconds
-            saving = max(1 - before, 0.0) * _saving(problem, at, cost)
-            price = _price(pool, problem, cost)
-            least = max(price, LEAST_SHARE * cost)
-            if saving > least * (GIVEN_UP if pool.name in begun else 1.0):
-                found.append(Trial(pool.name, saving, price))
+        if pool.name not in unmeasured or used or not pool.limit or pool.out_seconds:
+            continue
+        tried = _with_one(problem, counts, at, replaces=in_time)
+        if tried is None:
+            continue
+        now = seconds if in_time else cost
+        before = (_startup(pool) + MEASURE_SECONDS) / seconds
+        saving = max(1 - before, 0.0) * _saving(problem, at, now, in_time=in_time)
+        price = _delay(problem, counts, tried) if in_time else _price(pool, problem, cost)
+        least = max(price, LEAST_SHARE * now)
+        if saving > least * (GIVEN_UP if pool.name in begun else 1.0):
+            found.append(Trial(pool.name, saving, price, tried))
     return max(found, key=lambda trial: trial.saving - trial.price, default=None)
 
 
-def _saving(problem: Problem, at: int, cost: float) -> float:
-    """By how much the work left is cheaper in the mean if the speed of a pool is known."""
-    return sum(max(cost - _best(problem, at, z), 0.0) for z in DRAWS) / len(DRAWS)
+def _with_one(problem: Problem, counts: Sequence[int], at: int, *, replaces: bool) -> tuple[int, ...] | None:
+    """The plan with one worker of a pool; where there is no room, in place of the slowest. None: none is allowed."""
+    model, servers = ElasticModel(problem), problem.servers.counts[0]
+
+    def place(leaves: int | None) -> tuple[int, ...]:
+        return tuple(n + (i == at) - (i == leaves) for i, n in enumerate(counts))
+
+    leaving: list[int | None] = [None]
+    if problem.max_workers is not None and sum(counts) >= problem.max_workers:
+        used = [i for i, n in enumerate(counts) if n] if replaces else []
+        leaving = [
+            *sorted(used, key=lambda i: (problem.pools[i].samples_per_second, -problem.pools[i].price))
+        ]
+    options = (place(leaves) for leaves in leaving)
+    return next((option for option in options if model.allows(option, servers)), None)
 
 
-def _best(problem: Problem, at: int, z: float) -> float:
-    """The least cost that keeps the limits if the pool is so many standard deviations slower than expected."""
+def _saving(problem: Problem, at: int, now: float, *, in_time: bool) -> float:
+    """By how much the work left is cheaper, or done sooner, in the mean if the speed of a pool is known."""
+    return sum(max(now - _best(problem, at, z, in_time=in_time), 0.0) for z in DRAWS) / len(DRAWS)
+
+
+def _best(problem: Problem, at: int, z: float, *, in_time: bool) -> float:
+    """The least cost that keeps the limits, or the least time, if a pool is z standard deviations slower."""
     pool = problem.pools[at]
     known = replace(
         pool, step_seconds=pool.step_seconds * math.exp(z * pool.step_sigma), step_sigma=KNOWN_SIGMA
@@ -92,8 +122,10 @@ def _best(problem: Problem, at: int, z: float) -> float:
     objective = problem.objective
     limited = objective.deadline is not None or objective.budget is not None
     margin = NormalDist().inv_cdf(objective.confidence) if limited else 0.0
-    best = search(ElasticModel(replace(problem, pools=pools), margin))[0].best
-    return math.inf if best is None else best.cost
+    found = search(ElasticModel(replace(problem, pools=pools), margin))[0]
+    if in_time:
+        return math.inf if found.fastest is None else found.fastest.seconds
+    return math.inf if found.best is None else found.best.cost
 
 
 def _price(pool: Pool, problem: Problem, cost: float) -> float:
@@ -101,6 +133,15 @@ def _price(pool: Pool, problem: Problem, cost: float) -> float:
     paid = pool.price * (_startup(pool) + MEASURE_SECONDS) / 3600
     steps = float(problem.work.iterations(np.array([float(pool.batch)]), np.ones(1))[0])
     return paid - min(MEASURE_SECONDS / pool.step_seconds / steps, 1.0) * cost
+
+
+def _delay(problem: Problem, counts: Sequence[int], tried: Sequence[int]) -> float:
+    """Seconds that are lost until the speed is known: a worker leaves its place only when the other one runs."""
+    before, then = (
+        sum(n * pool.samples_per_second for pool, n in zip(problem.pools, each, strict=True))
+        for each in (counts, tried)
+    )
+    return MEASURE_SECONDS * max(1 - then / before, 0.0)
 
 
 def _startup(pool: Pool) -> float:

@@ -24,7 +24,7 @@ def pool(status: CapacityPoolStatus | None = None, **spec: Any) -> CapacityPool:
     whole = {
         "nodeSelector": {"pool": "spot"},
         "limits": {"nodes": 4},
-        "price": {"perHour": "0.3"},
+        "price": {"perHour": 0.3},
         "startupSeconds": 60,
         **spec,
     }

@@ -137,8 +137,8 @@ class Crowd:
         manifest = job_manifest("good")
         manifest["spec"]["workers"] |= {"pools": ["own"]}
         self.good = TrainingJob.model_validate(manifest)
-        pools = [pool(name, "0.3", name == "spot", limits={"nodes": 1000}) for name in ("spot", "on-demand")]
-        self.world.add(self.good, pool("own", "0.5", False), *pools)
+        pools = [pool(name, 0.3, name == "spot", limits={"nodes": 1000}) for name in ("spot", "on-demand")]
+        self.world.add(self.good, pool("own", 0.5, False), *pools)
         self.world.hear(self.good, report(7e6).model_copy(update={"job_uid": self.good.metadata.uid}))
 
     def add(self, job: TrainingJob, said: StatusReport | None = None) -> None:
@@ -291,7 +291,7 @@ async def test_no_field_of_a_pools_status_stops_the_plans_of_others() -> None:
     for part in portions(edits(of(CapacityPoolStatus))):
         crowd, names = Crowd(), []
         for i, (_, status) in enumerate(part):
-            spec = pool(f"p{i}", "0.3", True).model_dump(by_alias=True, mode="json")
+            spec = pool(f"p{i}", 0.3, True).model_dump(by_alias=True, mode="json")
             try:
                 crowd.world.add(CapacityPool.model_validate(spec | {"status": status}))
             except ValidationError:

@@ -63,7 +63,7 @@ def job_manifest(name: str = "digits", **spec: Any) -> dict[str, Any]:
     return manifest
 
 
-def pool(name: str, price: str, spot: bool, **spec: Any) -> CapacityPool:
+def pool(name: str, price: float, spot: bool, **spec: Any) -> CapacityPool:
     whole = {
         "accelerator": {"name": "T4"},
         "capacityType": "Spot" if spot else "OnDemand",
@@ -151,7 +151,7 @@ class World:
 async def test_measured_job_gets_the_cheapest_pools_that_keep_its_deadline() -> None:
     world = World()
     job = TrainingJob.model_validate(job_manifest())
-    world.add(job, pool("spot", "0.3", True), pool("on-demand", "1.0", False))
+    world.add(job, pool("spot", 0.3, True), pool("on-demand", 1.0, False))
     # 640 samples/s a worker: 7 million samples in an hour need more than 3 workers, and fewer than 8.
     world.hear(job, report(7e6))
     await world.planner.plan_once()
@@ -181,17 +181,17 @@ def test_pool_that_is_tried_again_is_doubted_until_it_has_a_node(
         "lastTransitionTime": "2026-01-01T11:50:00Z",
     }
     status = {"conditions": [out], "outSince": "2026-01-01T11:00:00Z", "nodes": nodes}
-    whole = pool("spot", "0.3", True).model_dump(by_alias=True) | {"status": status}
+    whole = pool("spot", 0.3, True).model_dump(by_alias=True) | {"status": status}
     found = fleet_pool(CapacityPool.model_validate(whole), NOW)
     assert (found.exhausted, found.doubted) == (exhausted == "True", doubted)
-    assert not fleet_pool(pool("spot", "0.3", True), NOW).doubted
+    assert not fleet_pool(pool("spot", 0.3, True), NOW).doubted
 
 
 async def test_two_jobs_never_plan_more_than_the_limit() -> None:
     world = World()
     pools = [
-        pool("spot", "0.3", True, limits={"nodes": 5}),
-        pool("on-demand", "1.0", False, limits={"nodes": 4}),
+        pool("spot", 0.3, True, limits={"nodes": 5}),
+        pool("on-demand", 1.0, False, limits={"nodes": 4}),
     ]
     jobs = [TrainingJob.model_validate(job_manifest(name)) for name in ("one", "two")]
     world.add(*jobs, *pools)
@@ -236,7 +236,7 @@ async def test_fault_of_the_planner_keeps_the_last_proposals_and_is_counted() ->
 
     world = World(plan=plan, every_seconds=10)
     job = TrainingJob.model_validate(job_manifest())
-    world.add(job, pool("spot", "0.3", True), pool("on-demand", "1.0", False))
+    world.add(job, pool("spot", 0.3, True), pool("on-demand", 1.0, False))
     world.hear(job, report(7e6))
     task = asyncio.create_task(world.planner.run())
     await asyncio.sleep(15)
@@ -251,7 +251,7 @@ async def test_fault_of_the_planner_keeps_the_last_proposals_and_is_counted() ->
 
 
 def test_deadline_and_budget_are_what_is_left() -> None:
-    objective = {"deadlineSeconds": 3600, "maxCost": "40"}
+    objective = {"deadlineSeconds": 3600, "maxCost": 40}
     manifest = job_manifest(elasticity={"mode": "Auto", "objective": objective})
     manifest["status"] = {"startTime": "2026-01-01T11:30:00Z", "cost": {"accumulated": "12.5"}}
     found = fleet_job(TrainingJob.model_validate(manifest), None, NOW)
@@ -268,9 +268,7 @@ def test_job_that_nobody_plans_is_planned_with_the_workers_it_has(mode: str) -> 
 OF_50_000 = SpeedProfile.model_validate(
     {
         "metadata": {"name": "p"},
-        "spec": {
-            "model": {"flopsPerSample": "1e6", "parameters": 10, "tensors": 1, "samplesPerEpoch": 50_000}
-        },
+        "spec": {"model": {"flopsPerSample": 1e6, "parameters": 10, "tensors": 1, "samplesPerEpoch": 50_000}},
     }
 )
 
@@ -299,7 +297,7 @@ async def test_operator_that_starts_anew_plans_like_the_one_before_it(share: flo
 
     def operator(job: TrainingJob) -> World:
         world = World()
-        world.add(job, pool("spot", "0.3", True), pool("on-demand", "1.0", False))
+        world.add(job, pool("spot", 0.3, True), pool("on-demand", 1.0, False))
         return world
 
     def heard(seconds: int) -> StatusReport:
@@ -432,7 +430,7 @@ async def test_profile_of_a_user_is_found_by_annotation_or_fingerprint() -> None
     manifest = job_manifest()
     job = TrainingJob.model_validate(manifest)
     assert world.learner.name_of(job, MODEL.fingerprint) == profile_name(MODEL.fingerprint)
-    prior = {"fingerprint": MODEL.fingerprint, "flopsPerSample": "8e7", "parameters": 500_000, "tensors": 20}
+    prior = {"fingerprint": MODEL.fingerprint, "flopsPerSample": 8e7, "parameters": 500_000, "tensors": 20}
     meta = {"name": "resnet", "namespace": "team", "uid": "s", "resourceVersion": "1"}
     world.state.profiles.put(SpeedProfile.model_validate({"metadata": meta, "spec": {"model": prior}}))
     assert world.learner.name_of(job, MODEL.fingerprint) == "resnet"
@@ -444,7 +442,7 @@ async def test_profile_of_a_user_is_found_by_annotation_or_fingerprint() -> None
 async def test_a_second_job_of_a_known_model_is_predicted_before_its_first_step(coordinator: bool) -> None:
     world = World()
     first = TrainingJob.model_validate(job_manifest())
-    world.add(first, pool("spot", "0.3", True), pool("on-demand", "1.0", False))
+    world.add(first, pool("spot", 0.3, True), pool("on-demand", 1.0, False))
     world.hear(first, report(7e6))
     name = profile_name(MODEL.fingerprint)
     status = world.learner.learned((first.metadata.namespace, name))
@@ -477,10 +475,10 @@ async def test_workers_that_wait_in_an_exhausted_pool_do_not_run_there() -> None
     manifest = job_manifest(elasticity={"mode": "Auto", "objective": objective})
     job = TrainingJob.model_validate({**manifest, "status": {"slots": slots}})
     exhausted = {"type": "Exhausted", "status": "True", "reason": "NoNodes"}
-    spot = pool("spot", "0.3", True)
+    spot = pool("spot", 0.3, True)
     condition = Condition.model_validate({**exhausted, "lastTransitionTime": "2026-01-01T00:00:00Z"})
     status = spot.status.model_copy(update={"conditions": (condition,)})
-    world.add(job, spot.model_copy(update={"status": status}), pool("on-demand", "1.0", False))
+    world.add(job, spot.model_copy(update={"status": status}), pool("on-demand", 1.0, False))
     world.hear(job, report(4e6))
     await world.planner.plan_once()
     found = world.planner.proposal(job.metadata.uid)
@@ -495,7 +493,7 @@ async def test_workers_that_wait_in_an_exhausted_pool_do_not_run_there() -> None
 async def test_a_job_begins_with_its_replicas_until_something_is_known() -> None:
     world = World()
     job = TrainingJob.model_validate(job_manifest())
-    world.add(job, pool("spot", "0.3", True), pool("on-demand", "1.0", False))
+    world.add(job, pool("spot", 0.3, True), pool("on-demand", 1.0, False))
     await world.planner.plan_once()
     found = world.planner.proposal(job.metadata.uid)
     assert found is not None
@@ -507,7 +505,7 @@ async def test_a_job_begins_with_its_replicas_until_something_is_known() -> None
 async def test_only_a_risk_that_was_measured_is_urgent(measured: bool) -> None:
     world = World()
     job = TrainingJob.model_validate(job_manifest())
-    world.add(job, pool("spot", "0.3", True), pool("on-demand", "1.0", False))
+    world.add(job, pool("spot", 0.3, True), pool("on-demand", 1.0, False))
     said = report(1e12)
     world.hear(job, said if measured else said.model_copy(update={"speed": ()}))
     await world.planner.plan_once()
@@ -534,7 +532,7 @@ async def test_job_that_ends_by_a_metric_is_planned_once_its_course_is_known(
     stop = {"metric": "val_loss", "value": "0.4"}
     training = {"entrypoint": "digits:job", "batchSize": 128, "stopAfter": stop}
     job = TrainingJob.model_validate(job_manifest(training=training))
-    world.add(job, pool("spot", "0.3", True), pool("on-demand", "1.0", False))
+    world.add(job, pool("spot", 0.3, True), pool("on-demand", 1.0, False))
 
     def epochs(count: int) -> tuple[EpochReport, ...]:
         losses = [0.2 + 2 / (1 + (epoch + 1) / 2) for epoch in range(count)]
@@ -578,7 +576,7 @@ async def test_nodes_are_given_up_at_once_for_a_higher_priority_only(priority: i
     manifest = job_manifest()
     manifest["metadata"] = {**manifest["metadata"], "name": "other", "uid": "uid-other"}
     other = TrainingJob.model_validate(manifest)
-    world.add(first, other, pool("spot", "0.3", True))
+    world.add(first, other, pool("spot", 0.3, True))
     labels = {"shoal.dev/job": "other", "shoal.dev/role": "worker"}
     meta = {"name": "other-worker-0-0", "namespace": "team", "uid": "p", "labels": labels}
     world.state.pods.put(Pod.model_validate({"metadata": meta, "spec": {"priority": priority}}))
@@ -595,8 +593,8 @@ async def test_what_the_user_says_of_the_model_counts_for_a_running_job() -> Non
     """A pool into which the model does not fit was planned, and every worker there ended for want of memory."""
     world = World()
     job = TrainingJob.model_validate(job_manifest())
-    world.add(job, pool("spot", "0.3", True), pool("on-demand", "1.0", False, accelerator={"name": "A100"}))
-    prior = {"flopsPerSample": "8e7", "parameters": 500_000, "tensors": 20, "fingerprint": MODEL.fingerprint}
+    world.add(job, pool("spot", 0.3, True), pool("on-demand", 1.0, False, accelerator={"name": "A100"}))
+    prior = {"flopsPerSample": 8e7, "parameters": 500_000, "tensors": 20, "fingerprint": MODEL.fingerprint}
     spec = {"model": prior | {"bytesPerSample": 200_000_000}}  # 26 GB of 128 samples: a T4 has 16
     meta = {"name": "p", "namespace": "team", "uid": "p"}
     world.state.profiles.put(SpeedProfile.model_validate({"metadata": meta, "spec": spec}))

@@ -247,8 +247,48 @@ def test_one_worker_measures_a_pool_that_may_be_cheaper_and_no_more_than_may_be(
     told = plan_fleet([known, other], [slow], [job(**long)]).jobs["a"]
     assert told.counts["other"] == 0
     assert "measures other" not in told.reason
+    many = [job(name, **long, max_workers=6) for name in "abc"]
+    tried = plan_fleet([replace(known, limit=32), other], [PROFILE], many).jobs
+    assert sum(plan.counts["other"] for plan in tried.values()) == 1, (
+        "one job measures it for all of its model"
+    )
+    begun = next(name for name in "abc" if not tried[name].counts["other"])
+    many = [
+        replace(each, running={"steady": 5} | ({"other": 1} if each.name == begun else {})) for each in many
+    ]
+    on = plan_fleet([replace(known, limit=32), other], [PROFILE], many).jobs
+    assert {name: plan.counts["other"] for name, plan in on.items() if plan.counts["other"]} == {begun: 1}
     fixed = plan_fleet([known, other], [PROFILE], [job(**long, min_workers=16)]).jobs["a"]
     assert sum(fixed.counts.values()) == 16
+
+
+@pytest.mark.parametrize("deadline", [5400.0, -1.0])
+def test_job_that_is_late_wherever_it_was_measured_tries_another_pool_with_one_worker(
+    deadline: float,
+) -> None:
+    """By its data sheet a T4 is slower, which does not say that this model is: it stays late for sure otherwise."""
+    l4 = FleetPool("spot-l4", "L4", spot=True, limit=8, price_per_hour=0.28)
+    t4, steady = replace(l4, name="spot-t4", accelerator="T4"), replace(l4, name="on-demand-l4", spot=False)
+    row = Row("L4", batch_size=128, workers=4, compute=LogMean.of(0.16, 0.004, 500))
+    measured = replace(PROFILE, rows=(row,))
+    late = job(
+        pools=("spot-l4", "spot-t4", "on-demand-l4"), samples_left=2e7, max_workers=4, deadline_seconds=deadline,
+        running={"spot-l4": 4},
+    )  # fmt: skip
+    pools = [l4, t4, steady]
+    found = plan_fleet(pools, [measured], [late]).jobs["a"]
+    assert not found.feasible
+    assert found.counts == {"spot-l4": 3, "spot-t4": 1, "on-demand-l4": 0}
+    assert (
+        "One worker in place of one from spot-l4 measures spot-t4, where the model never ran" in found.reason
+    )
+    on = replace(late, running={"spot-l4": 3, "spot-t4": 1}, planned=found.counts)
+    assert plan_fleet(pools, [measured], [on]).jobs["a"].counts == found.counts
+    slow = Row("T4", batch_size=128, workers=4, compute=LogMean.of(0.2, 0.004, 500))
+    known = replace(measured, rows=(row, slow))
+    assert plan_fleet(pools, [known], [on]).jobs["a"].counts["spot-t4"] == 0
+    nothing = replace(late, running={}, deadline_seconds=5400.0)  # what is slower than what is a guess
+    assert "where the model never ran" not in plan_fleet(pools, [], [nothing]).jobs["a"].reason
 
 
 def test_late_job_does_not_pay_any_price_for_the_last_seconds() -> None:
@@ -451,6 +491,20 @@ def test_what_runs_is_kept_unless_the_gain_is_sure() -> None:
     dear = plan_fleet([SPOT, STEADY], [PROFILE], [job(running={"steady": best + 1})]).jobs["a"]
     assert dear.counts["spot"] >= best
     assert dear.counts["steady"] == 0
+
+
+def test_what_runs_is_left_where_the_job_may_no_longer_run_it() -> None:
+    """Its onDemandBase was raised, or a pool's zone was corrected: there is a plan, and it keeps to that."""
+    raised = job(running={"spot": 8}, on_demand_base=1)
+    found = plan_fleet([SPOT, STEADY], [PROFILE], [raised]).jobs["a"]
+    assert found.feasible
+    assert found.counts["steady"] >= 1
+    together = plan_fleet([SPOT, STEADY], [PROFILE], [raised, job("b", running={"spot": 5})]).jobs
+    assert together["a"].counts["steady"] >= 1
+    apart = [replace(SPOT, zone="a"), replace(STEADY, zone="b", price_per_hour=0.55)]
+    found = plan_fleet(apart, [PROFILE], [job(running={"spot": 5, "steady": 1})]).jobs["a"]
+    assert found.feasible
+    assert 0 in found.counts.values()
 
 
 def test_pool_that_runs_out_gets_on_demand_workers_beside_it_where_there_is_no_reserve() -> None:

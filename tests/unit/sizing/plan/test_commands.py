@@ -133,13 +133,19 @@ def _edited(tmp_path: Path, name: str, old: str, new: str) -> list[str]:
         ),
         ("job.yaml", "spec:", "status: {startTime: '2026-01-01T00:00:00'}\nspec:", "has no time zone"),
         ("pools.yaml", "apiVersion: shoal.dev", "apiVersion: plan.shoal.dev", "must be shoal.dev/v1alpha1"),
-        ("pools.yaml", 'perHour: "0.23"', "perHour: 0.23", 'in quotes, "0.23"'),
+        (
+            "pools.yaml",
+            "perHour: 0.23",
+            "perHour: cheap",
+            "spec.price.perHour: input should be a valid number",
+        ),
+        ("pools.yaml", "perHour: 0.23", "perHour: -0.23", "spec.price.perHour: input should be greater than"),
         ("job.yaml", "epochs: 400", "epochs: 2.5", "input should be a valid integer"),
         ("pools.yaml", "name: K80", "name: K81", "not in the catalogue"),
         ("pools.yaml", "startupSeconds: 160", "startSeconds: 160", "check its spelling"),
         ("pools.yaml", "metadata: {name: spot-k80}", "metadata: {name: spot-p100}", "two CapacityPools"),
         ("pools.yaml", "spec:", "spec: [", "is not YAML"),
-        ("profiles.yaml", 'stepSeconds: "0.218"', 'stepSeconds: "0"', "greater than 0"),
+        ("profiles.yaml", "stepSeconds: 0.218", "stepSeconds: 0", "greater than 0"),
         ("profiles.yaml", "samplesPerEpoch: 50000", "# none", "samplesPerEpoch"),
     ],
 )
@@ -195,7 +201,7 @@ def test_budget_of_a_running_job_is_what_it_has_not_spent(tmp_path: Path) -> Non
     path = tmp_path / "job.yaml"
     text = (EXAMPLES / "job.yaml").read_text()
     assert "deadlineSeconds: 2400" in text
-    text = text.replace("deadlineSeconds: 2400", 'maxCost: "20"')
+    text = text.replace("deadlineSeconds: 2400", "maxCost: 20")
     files = [str(path), *RESOURCES[2:]]
     for spent, code, words in (
         ("19.50", 3, "budget of $0.50"),
@@ -369,7 +375,7 @@ def test_one_saturated_cluster_changes_the_plan(tmp_path: Path) -> None:
     """Before, the row was ignored, and the plan promised 30 minutes with 8 workers where it takes about 98."""
     text = (EXAMPLES / "profiles.yaml").read_text()
     rows = text[text.index("    - {accelerator: P100, batchSize: 128, workers: 4") :]
-    one = '    - {accelerator: P100, batchSize: 128, workers: 8, stepSeconds: "0.60", count: 2}\n'
+    one = "    - {accelerator: P100, batchSize: 128, workers: 8, stepSeconds: 0.60, count: 2}\n"
     arguments = _edited(tmp_path, "profiles.yaml", rows, one)
     found = json.loads(shoal("plan", *arguments, "--max-servers", "1", "--json").output)
     assert not found["feasible"]
@@ -386,16 +392,14 @@ def test_batch_sizes_of_accelerators_are_planned_with(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("spread", ["5", "-5"])
 def test_impossible_spread_is_refused_without_traceback(tmp_path: Path, spread: str) -> None:
-    arguments = _edited(tmp_path, "profiles.yaml", 'spread: "0.004"', f'spread: "{spread}"')
+    arguments = _edited(tmp_path, "profiles.yaml", "spread: 0.004", f"spread: {spread}")
     result = shoal("plan", *arguments)
     assert result.exit_code == 2, result.output
     assert "spread" in result.output
 
 
 def test_tiny_step_time_has_no_traceback(tmp_path: Path) -> None:
-    result = shoal(
-        "plan", *_edited(tmp_path, "profiles.yaml", 'stepSeconds: "0.218"', 'stepSeconds: "1e-99"')
-    )
+    result = shoal("plan", *_edited(tmp_path, "profiles.yaml", "stepSeconds: 0.218", "stepSeconds: 1e-99"))
     assert result.exit_code in (0, 2, 3), result.output
     assert result.exception is None or isinstance(result.exception, SystemExit)
 
@@ -456,9 +460,9 @@ def test_without_files_pools_and_profiles_come_from_the_cluster(monkeypatch: pyt
 
 def test_without_files_and_cluster_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def nowhere(*_: object) -> None:
-        raise Unavailable("no cluster to talk to")
+        raise Unavailable("no cluster to talk to: set KUBECONFIG.")
 
     monkeypatch.setattr("shoal.client.api.Api.connect", nowhere)
     result = shoal("plan", "-f", str(EXAMPLES / "job.yaml"))
     assert result.exit_code == 3
-    assert "or give files with --profiles" in " ".join(result.output.split())
+    assert "KUBECONFIG; or give files with --pools and --profiles" in " ".join(result.output.split())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -62,11 +63,49 @@ def test_measurement_that_has_begun_is_not_given_up_for_little() -> None:
     assert told(min(costs), "new") is None
 
 
-def test_measured_pool_and_the_fastest_plan_need_no_trial() -> None:
+def test_measured_pool_and_one_that_is_used_need_no_trial() -> None:
     problem = Problem([KNOWN, NEW], StepWork(samples=1e7), objective=Objective(prefer="MinTime"))
-    assert worth_measuring(problem, (6, 0), 10.0, 1e4, {"new"}) is None
+    assert worth_measuring(problem, (6, 6), 10.0, 1e4, {"new"}) is None
     cheapest = replace(problem, objective=Objective())
     assert worth_measuring(cheapest, (6, 0), 10.0, 1e4, set()) is None
+
+
+@pytest.mark.parametrize(("deadline", "prefer"), [(600.0, "MinCost"), (None, "MinTime")])
+def test_fastest_plan_gives_a_place_to_a_pool_that_may_be_faster(
+    deadline: float | None, prefer: Literal["MinCost", "MinTime"]
+) -> None:
+    """Where there is no room for one worker more; the slowest leaves, and what is lost until it is known is small."""
+    slower = replace(NEW, step_seconds=0.12)
+    brake = replace(KNOWN, name="brake", step_seconds=0.11, limit=1)
+    work = StepWork(samples=3 * 36_000 * 128)
+    objective = Objective(deadline=deadline, prefer=prefer)
+    problem = Problem([replace(KNOWN, limit=3), brake, slower], work, objective=objective, max_workers=4)
+    found = plan(problem)
+    assert found.counts == (3, 1, 0)
+    trial = worth_measuring(
+        problem, found.counts, found.cost, found.seconds, {"new"}, late=deadline is not None
+    )
+    assert trial is not None
+    assert trial.counts == (3, 0, 1)
+    assert trial.saving > 60
+    assert 0 < trial.price < 5  # of two minutes of a quarter of the speed, the twelfth part
+    sure = replace(problem, pools=[*problem.pools[:2], replace(slower, step_sigma=0.02)])
+    assert worth_measuring(sure, found.counts, found.cost, found.seconds, {"new"}, late=True) is None
+
+
+def test_place_is_given_up_only_where_the_job_may_do_without() -> None:
+    """Its workers on demand, or those in the zone of its servers, are as many as it says."""
+    work = StepWork(samples=3 * 36_000 * 128)
+    spot, steady = replace(KNOWN, name="spot", spot=True, limit=3), replace(KNOWN, limit=1, step_seconds=0.11)
+    new = replace(NEW, spot=True, zone="b")
+    objective = Objective(deadline=600.0)
+    problem = Problem([spot, steady, new], work, objective=objective, max_workers=4, min_on_demand=1)
+    trial = worth_measuring(problem, (3, 1, 0), 12.0, 2700.0, {"new"}, late=True)
+    assert trial is not None
+    assert trial.counts == (2, 1, 1)
+    near = [replace(spot, zone="a"), replace(steady, zone="a"), new]
+    apart = replace(problem, pools=near, zone_policy="Same")
+    assert worth_measuring(apart, (3, 1, 0), 12.0, 2700.0, {"new"}, late=True) is None
 
 
 @settings(max_examples=20, deadline=None)

@@ -15,7 +15,7 @@ from shoal_trainer.errors import Fenced
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.security import create_secret_dir
 
-SECONDS = 20
+SECONDS = 60
 
 
 class Coordinator:

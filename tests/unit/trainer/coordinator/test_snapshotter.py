@@ -20,7 +20,7 @@ from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, PushMeta
 
-SECONDS = 20
+SECONDS = 60
 SIZE = 8192
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=SIZE, optimizer=OptimizerConfig(batch_size=1))
 OFTEN = SnapshotPolicy.model_construct(every_seconds=0.005, retain=2)

@@ -89,7 +89,6 @@ def test_file_removed_during_reading_is_unreachable(records):
 
 
 @pytest.mark.nightly  # TensorFlow tries for 50 s
-@pytest.mark.timeout(120)
 def test_too_large_tensor_is_a_user_error(records):
     with pytest.raises(UserError):
         read(Files.tfrecord(records, lambda _record: tf.zeros([1 << 20, 1 << 20, 1 << 10], tf.float64)))

@@ -21,7 +21,7 @@ from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.snapshot.store import PUBLISH_TRIES, SnapshotStore
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
 
-SECONDS = 20
+SECONDS = 60
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=40_000)
 
 

@@ -101,15 +101,15 @@ def test_storage_that_cannot_be_written_is_said_before_anything_starts(monkeypat
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run"], "Missing argument 'MODULE:OBJECT'"),
+        (["run"], "Missing argument 'FILE.py[:OBJECT]|MODULE:OBJECT'"),
         (
-            ["check", "quickstart.py"],
-            "'quickstart.py' must be MODULE:OBJECT or FILE.py:OBJECT, for example quickstart.py:job",
+            ["check", "quickstart"],
+            "'quickstart' must be FILE.py, FILE.py:OBJECT or MODULE:OBJECT, for example digits.py:job",
         ),
+        (["check", "nofile.py"], "there is no file nofile.py"),
         (["check", "nofile.py:job"], "there is no file nofile.py"),
         (["run", "a:b", "--workers", "0"], "0 is not in the range"),
         (["run", "a:b", "--arg", "width"], "'width' must be NAME=VALUE"),
-        (["run", "a:b", "--arg", "sizes=[64, 32]"], "'sizes=[64, 32]' must have an integer or a string"),
         (["run", "a:b", "--until", "val_accuracy"], "must be METRIC=VALUE with a number"),
         (["run", "a:b", "--until", "val_accuracy=1e999"], "must be METRIC=VALUE with a number"),
         (["run", "a:b", "--until", "=0.9"], "must be METRIC=VALUE with a number"),
@@ -131,11 +131,11 @@ def test_arguments_are_those_of_a_training_job(monkeypatch):
     jobs = []
     monkeypatch.setattr("shoal_trainer.worker.entrypoint.check", lambda *_: None)
     monkeypatch.setattr(watch, "watch", lambda job, *_, **__: jobs.append(job) or 0)
-    given = ("width=64", 'name="64"', "rate=0.1", "fast=true", "path=a=b", "none=null")
+    given = ("width=64", 'name="64"', "rate=0.1", "version=1.10", "fast=true", "path=a=b", "layers=[64,32]")
     result = CliRunner().invoke(main, ["run", "a:b", *(word for each in given for word in ("--arg", each))])
     assert result.exit_code == 0, result.output
     assert jobs[0].args == {
-        "width": 64, "name": "64", "rate": "0.1", "fast": "true", "path": "a=b", "none": "null",
+        "width": 64, "name": "64", "rate": 0.1, "version": "1.10", "fast": True, "path": "a=b", "layers": [64, 32],
     }  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Entrypoints and trainings, and what their errors say."""
 
+import re
 import sys
 import zipfile
 
@@ -32,6 +33,9 @@ def needs(width):
 
 def rated(rate: float):
     return job
+
+def wide(layers: list[int], flags: "dict[str, int]" = {}, tag: str = "", fast: bool = False, name="a", **others):
+    return Training(model=build, data=Indexed.from_arrays(np.ones(4)), callbacks=lambda: [layers, tag, name, others])
 
 def leave():
     raise SystemExit(0)
@@ -86,6 +90,18 @@ def test_entrypoint_is_a_training_or_a_function(folder):
         ),
         ("goodjob:rated", {"rate": "high"}, "the argument rate must be a number (float), not 'high'"),
         (
+            "goodjob:wide",
+            {"layers": "[64, 32"},
+            "the argument layers must be a list of JSON, such as [64, 32], not",
+        ),
+        (
+            "goodjob:wide",
+            {"layers": 64},
+            "the argument layers must be a list of JSON, such as [64, 32], not 64",
+        ),
+        ("goodjob:wide", {"layers": [], "flags": "a"}, "the argument flags must be an object of JSON"),
+        ("goodjob:wide", {"layers": [], "fast": "yes"}, "the argument fast must be true or false, not 'yes'"),
+        (
             "goodjob:make",
             {"width": 0},
             "must have at least one sample; the arrays are empty. (goodjob.py:11 in make)",
@@ -97,7 +113,7 @@ def test_entrypoint_is_a_training_or_a_function(folder):
         (
             "goodjob:training",
             {},
-            "has no 'training'. It has: job, build, leave, make, mistaken, needs, nothing, rated.",
+            "has no 'training'. It has: job, build, leave, make, mistaken, needs, nothing, rated, wide.",
         ),
         ("options:job", {}, "An entrypoint has no command line: take the values as arguments of a function"),
         (
@@ -113,6 +129,22 @@ def test_invalid_entrypoint_says_what_to_change(folder, monkeypatch, entrypoint,
     with pytest.raises(UserError) as caught:
         load(entrypoint, args, folder=folder)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["queue", "numpy"])
+def test_a_file_that_another_module_hides_is_told(folder, name):
+    """It is imported already, from Python itself or from a package: the file never is."""
+    (folder / f"{name}.py").write_text(GOOD)
+    words = f"The file {name}.py of the entrypoint is hidden by the module {name!r} of "
+    with pytest.raises(UserError, match=re.escape(words) + ".*: give the file another name"):
+        load(f"{name}:job", folder=folder)
+
+
+def test_a_parameter_that_is_a_string_gets_text_and_others_get_numbers(folder):
+    args = {"layers": [64, 32], "tag": 5, "name": True, "rate": "1e-3", "depth": 2}
+    layers, tag, name, others = load("goodjob:wide", args, folder=folder).callbacks()
+    assert (layers, tag, name, others) == ([64, 32], "5", "true", {"rate": 0.001, "depth": 2})
+    assert load("goodjob:wide", {"layers": [], "tag": "1.10"}, folder=folder).callbacks()[1] == "1.10"
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from shoal_trainer.worker import feed as feeds
 from shoal_trainer.worker.feed import EndOfFile, Failed, Feed, Ready
 from shoal_trainer.worker.work import DataWork, Finished, Idle, TaskWork
 
-SECONDS = 40
+SECONDS = 60
 LENGTH = 50
 
 

@@ -16,6 +16,13 @@ from shoal_trainer.worker.entrypoint import load
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere.py").write_text("raise RuntimeError('imported')\n")
+    tmp_path = tmp_path / "here"
+    (tmp_path / "beds").mkdir(parents=True)
+    made = "Training(model=None, data=None)"
+    (tmp_path / "beds" / "roses.py").write_text(f"raise RuntimeError('imported')\nwork = {made}\n")
+    (tmp_path / "my-job.py").write_text(f"job = {made}\n")
+    (tmp_path / "two.py").write_text(f"small = {made}\nlarge = {made}\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr("shoal_trainer.run.watch.watch", lambda _job: pytest.fail("a process was started"))
@@ -26,8 +33,21 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("entrypoint", "words"),
     [
-        ("flowers", "'flowers' must be MODULE:OBJECT or FILE.py:OBJECT, for example flowers:job"),
+        ("flower", "'flower' must be FILE.py, FILE.py:OBJECT or MODULE:OBJECT, for example digits.py:job"),
         ("../flowers.py:job", "there is no file ../flowers.py"),
+        (
+            "../elsewhere.py:job",
+            "../elsewhere.py is not in this folder or below it: go to its folder first: cd /",
+        ),
+        ("flowers.py", "flowers.py has no shoal_trainer.Training. Add one, such as"),
+        ("flowers", "flowers.py has no shoal_trainer.Training. Add one, such as"),
+        ("my-job.py", "Python cannot import my-job.py by its name: rename it, for example to my_job.py"),
+        (
+            "flowers.ipynb",
+            "'flowers.ipynb' must be FILE.py, FILE.py:OBJECT or MODULE:OBJECT, for example "
+            "digits.py:job; `jupyter nbconvert --to script flowers.ipynb` makes a file of a notebook",
+        ),
+        ("two.py", "two.py has small, large: say which, for example two.py:small"),
         *(
             (each, f"The entrypoint '{each}' must be module:object")
             for each in ("flowers:", ":job", "./flowers:job", "a..b:job")
@@ -38,7 +58,7 @@ def test_run_with_malformed_entrypoint_starts_nothing(folder, entrypoint, words)
     result = CliRunner().invoke(main, ["run", entrypoint])
     assert result.exit_code == 2
     output = " ".join(result.output.split())
-    assert re.search("Invalid value for '?MODULE:OBJECT'?: " + re.escape(words), output)
+    assert re.search(r"Invalid value for '?FILE\.py\[:OBJECT\]\|MODULE:OBJECT'?: " + re.escape(words), output)
     assert "image" not in output
 
 
@@ -61,6 +81,17 @@ def test_run_with_existing_module_does_not_import_it(folder, monkeypatch, entryp
         "shoal_trainer.run.watch.watch", lambda job: 0 if job.entrypoint == "flowers:job" else 1
     )
     assert CliRunner().invoke(main, ["run", entrypoint]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "entrypoint", ["beds/roses.py", "./beds/roses.py", "beds.roses", "beds/../beds/roses.py:work"]
+)
+def test_the_training_of_a_file_is_found_without_running_it(folder, monkeypatch, entrypoint):
+    jobs = []
+    monkeypatch.setattr("shoal_trainer.run.watch.watch", lambda job: jobs.append(job) or 0)
+    for named in (entrypoint, str(folder / "beds" / "roses.py")):
+        assert CliRunner().invoke(main, ["run", named]).exit_code == 0
+    assert [each.entrypoint for each in jobs] == ["beds.roses:work"] * 2
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,190 @@
+"""The operator's process with a trace: when it saw a pod go, and what it did until the replacement was answered.
+
+`command` is the operator with the service account in a folder. It appends a line of JSON to a file for each `Moment`,
+in the time of the wall clock, as the API server's audit log has it. What is wrapped for that costs microseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Unpack
+
+import aiohttp
+
+import shoal.cluster.server
+from shoal.cluster.http import HttpTransport
+from shoal.cluster.transport import Answer, Options, Query
+from shoal.controllers.state import Key
+from shoal.controllers.trainingjob.reconcile import Reconciler
+from shoal.policy.model import CreatePod, Observation, Plan
+from shoal.process.main import main
+from shoal.runtime.limiter import Limited
+
+HELD_SECONDS = 0.02
+"""Callbacks of the event loop that took longer are told."""
+SEEN, TAKEN, PLANNED, ASKED, PLACED, SENT = "seen", "taken", "planned", "asked", "placed", "sent"
+"""A pod that goes was read from the watch; its job's key was taken; the replacement was planned, asked for in the
+process, has a place among the requests, and was written to its connection."""
+HELD = "held"
+"""The event loop was held by one callback."""
+STAGES = (TAKEN, PLANNED, ASKED, PLACED, SENT)
+_NAME = re.compile(rb'"name":"([^"]*)"')
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Something happened `at` a time (seconds of the wall clock) to `name`: a pod, or a callback.
+
+    `seconds`, `cpu`: of a callback, how long it took, and the processor time of its thread in it.
+    """
+
+    at: float
+    what: str
+    name: str
+    seconds: float = 0.0
+    cpu: float = 0.0
+
+
+def command(account: Path, trace: Path) -> list[str]:
+    """The operator's command with this service account, that writes a trace."""
+    words = "from benchmarks.operator.traced import run; run()"
+    return [sys.executable, "-c", words, str(account), str(trace)]
+
+
+def run() -> None:
+    """Run the operator as `command` says."""
+    shoal.cluster.server.SERVICE_ACCOUNT = Path(sys.argv.pop(1))
+    trace(Path(sys.argv.pop(1)))
+    main()
+
+
+def read(trace: Path) -> Iterator[Moment]:
+    """The moments so far."""
+    for line in trace.read_bytes().split(b"\n")[:-1]:
+        yield Moment(**json.loads(line))
+
+
+def parts(
+    moments: list[Moment], lost: str, replacement: str, answered: datetime, received: datetime
+) -> Mapping[str, float]:
+    """Where the time between a pod's end and the request for its replacement was spent, in milliseconds.
+
+    `answered`: the answer to its DELETE; `received`: when the API server had the POST. All in words, in order.
+    """
+    first: dict[str, float] = {}
+    for each in moments:
+        if each.name == (lost if each.what == SEEN else replacement):
+            first.setdefault(each.what, each.at)
+    times = [answered.timestamp(), *(first[what] for what in (SEEN, *STAGES)), received.timestamp()]
+    words = (
+        "until the watch told it",
+        "until the job was looked at",
+        "the plan",
+        "until it was asked for",
+        "until there was a place",
+        "until it was written",
+        "until the API server had it",
+    )
+    return {
+        word: (after - before) * 1000 for word, before, after in zip(words, times, times[1:], strict=False)
+    }
+
+
+def trace(path: Path) -> None:
+    """Have this process write its moments to a file."""
+    file = path.open("a", buffering=1)
+
+    def tell(what: str, name: str, at: float | None = None, **more: float) -> None:
+        file.write(json.dumps(asdict(Moment(at or time.time(), what, name, **more))) + "\n")
+
+    _trace_watches(tell)
+    _trace_plans(tell)
+    _trace_requests(tell)
+    _trace_loop(tell)
+
+
+def _trace_watches(tell: Any) -> None:
+    stream = HttpTransport.stream
+
+    @asynccontextmanager
+    async def traced(self: HttpTransport, path: str, query: Query) -> AsyncIterator[AsyncIterator[bytes]]:
+        async with stream(self, path, query) as lines:
+            yield told(lines) if path.endswith("/pods") else lines
+
+    async def told(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for line in lines:
+            if b'"deletionTimestamp"' in line and (name := _NAME.search(line)):
+                tell(SEEN, name[1].decode())
+            yield line
+
+    HttpTransport.stream = traced  # type: ignore[method-assign]
+
+
+def _trace_plans(tell: Any) -> None:
+    call, plan = Reconciler.__call__, Reconciler._plan
+    taken = 0.0
+
+    async def traced_call(self: Reconciler, key: Key) -> float | None:
+        nonlocal taken
+        taken = time.time()
+        return await call(self, key)
+
+    def traced_plan(self: Reconciler, seen: Observation) -> Plan:
+        decided = plan(self, seen)
+        for each in decided.actions:
+            if isinstance(each, CreatePod) and each.replaces:
+                tell(TAKEN, each.name, taken)
+                tell(PLANNED, each.name)
+        return decided
+
+    Reconciler.__call__ = traced_call  # type: ignore[method-assign]
+    Reconciler._plan = traced_plan  # type: ignore[method-assign]
+
+
+def _trace_requests(tell: Any) -> None:
+    asked, placed, written = Limited.request, HttpTransport.request, aiohttp.ClientRequest.write_bytes
+    pod = ContextVar("pod", default="")
+
+    async def traced_asked(self: Limited, method: str, path: str, **options: Unpack[Options]) -> Answer:
+        if options.get("urgent") and method == "POST":
+            tell(ASKED, options["body"]["metadata"]["name"])
+        return await asked(self, method, path, **options)
+
+    async def traced_placed(
+        self: HttpTransport, method: str, path: str, **options: Unpack[Options]
+    ) -> Answer:
+        if method == "POST" and path.endswith("/pods"):
+            pod.set(options["body"]["metadata"]["name"])
+            tell(PLACED, pod.get())
+        return await placed(self, method, path, **options)
+
+    async def traced_written(self: aiohttp.ClientRequest, *given: Any) -> None:
+        await written(self, *given)
+        if name := pod.get():
+            tell(SENT, name)
+
+    Limited.request = traced_asked  # type: ignore[method-assign]
+    HttpTransport.request = traced_placed  # type: ignore[method-assign]
+    aiohttp.ClientRequest.write_bytes = traced_written  # type: ignore[assignment, method-assign]
+
+
+def _trace_loop(tell: Any) -> None:
+    run = asyncio.Handle._run
+
+    def traced(handle: Any) -> None:
+        began, cpu = time.perf_counter(), time.thread_time()
+        run(handle)
+        if (took := time.perf_counter() - began) > HELD_SECONDS:
+            tell(HELD, repr(handle)[:300], seconds=took, cpu=time.thread_time() - cpu)
+
+    asyncio.Handle._run = traced  # type: ignore[assignment, method-assign]

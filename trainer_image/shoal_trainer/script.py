@@ -1,0 +1,154 @@
+"""What a Python file defines, read and not run: which of its names is the `Training`.
+
+The command lines of the trainer and of the operator both look; so it is here, and imports neither.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import keyword
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+HELP = """{file} has no shoal_trainer.Training. Add one, such as
+
+    from shoal_trainer import Training
+
+    def build():
+        ...                      # what makes your model, up to model.compile(...)
+        return model
+
+    job = Training(model=build, data=(x, y))     # what fit() gets; callbacks=lambda: [...], validation=...
+
+and take out {fit}. Then `shoal-trainer check {file}` says what is missing; docs/keras.md has the rest."""
+
+
+def module_of(file: str) -> str:
+    """The name by which a file is imported.
+
+    Raises:
+        ValueError: it has none; the message says how to name the file.
+    """
+    name = Path(file).stem
+    if name.isascii() and name.isidentifier() and not keyword.iskeyword(name):
+        return name
+    better = re.sub(r"\W", "_", name, flags=re.ASCII)
+    better = better if better.isidentifier() and not keyword.iskeyword(better) else f"job_{better}"
+    raise ValueError(f"Python cannot import {file} by its name: rename it, for example to {better}.py")
+
+
+def no_entrypoint(text: str) -> str:
+    """What is to be said of text that names no file and no object of a module."""
+    words = f"{text!r} must be FILE.py, FILE.py:OBJECT or MODULE:OBJECT, for example digits.py:job"
+    notebook = text.partition(":")[0]
+    if notebook.endswith(".ipynb"):
+        words += f"; `jupyter nbconvert --to script {notebook}` makes a file of a notebook"
+    return words
+
+
+def training_in(file: str, text: str) -> str:
+    """The name of the Training at the top level of a file, or of a function that returns one.
+
+    `job` is taken first. Names that begin with an underscore are none, nor are functions where there are objects.
+
+    Raises:
+        ValueError: the file is no Python, or has none, or several; the message says what to do.
+    """
+    body = _parsed(file, text).body
+    objects, functions = _trainings(body)
+    named = list(dict.fromkeys(objects or functions))
+    if "job" in (*objects, *functions):
+        return "job"
+    if len(named) == 1:
+        return named[0]
+    if named:
+        raise ValueError(f"{file} has {', '.join(named)}: say which, for example {file}:{named[0]}")
+    fits = [
+        f"line {node.lineno}, which calls fit()"
+        for node in (each for statement in body for each in ast.walk(statement))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "fit"
+    ]
+    raise ValueError(HELP.format(file=file, fit=" and ".join(fits) or "the call of fit()"))
+
+
+def _trainings(body: list[ast.stmt]) -> tuple[list[str], list[str]]:
+    """The names of Trainings, and of functions that return one."""
+    makers = {"Training"} | {
+        alias.asname
+        for node in _scope(body)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.name == "Training" and alias.asname
+    }
+
+    def is_training(node: ast.AST | None) -> bool:
+        return isinstance(node, ast.Attribute | ast.Name) and (
+            node.attr == "Training" if isinstance(node, ast.Attribute) else node.id in makers
+        )
+
+    def makes(node: ast.AST | None) -> bool:
+        return isinstance(node, ast.Call) and is_training(node.func)
+
+    def assigned(nodes: Iterable[ast.AST]) -> Iterator[str]:
+        for node in nodes:
+            if isinstance(node, ast.Assign | ast.AnnAssign) and makes(node.value):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                yield from (each.id for each in targets if isinstance(each, ast.Name))
+
+    objects: list[str] = []
+    functions: list[str] = []
+    for node in _scope(body):
+        if isinstance(node, ast.FunctionDef):
+            inside = [*_scope(node.body)]
+            own = set(assigned(inside))
+            results = [each.value for each in inside if isinstance(each, ast.Return)]
+            returns = any(makes(each) or (isinstance(each, ast.Name) and each.id in own) for each in results)
+            if returns or is_training(node.returns):
+                functions.append(node.name)
+                makers.add(node.name)
+        else:
+            objects.extend(assigned([node]))
+    return _public(objects), _public(functions)
+
+
+def _public(names: list[str]) -> list[str]:
+    return [name for name in names if not name.startswith("_")]
+
+
+def must_define(file: str, text: str, attribute: str) -> None:
+    """Raise ValueError if the file is no Python, or has no such name at its top level. Nothing of it is run."""
+    names = set(_bound(_parsed(file, text).body))
+    first = attribute.partition(".")[0]
+    if first in names or "*" in names:
+        return
+    close = difflib.get_close_matches(first, names, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(sorted(names)) or 'no names'}"
+    raise ValueError(f"{file} has no {first!r} at its top level: {hint}")
+
+
+def _parsed(file: str, text: str) -> ast.Module:
+    try:
+        return ast.parse(text, file)
+    except SyntaxError as error:
+        raise ValueError(f"{file}, line {error.lineno}: {error.msg}") from error
+
+
+def _scope(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """These nodes and what is in them, but for what has a scope of its own."""
+    for node in nodes:
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield from _scope(ast.iter_child_nodes(node))
+
+
+def _bound(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """The names that these statements bind in their own scope; `*` where they cannot be told."""
+    for node in _scope(nodes):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.alias):
+            yield node.asname or node.name.partition(".")[0]
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
