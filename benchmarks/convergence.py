@@ -43,7 +43,12 @@ RULES: dict[str, tuple[type[Course], dict[str, Any]]] = {
     "each gradient a step of Keras": (Asynchronous, {}),
     "all-reduce": (AllReduce, {}),
     "all-reduce, rate × √W": (AllReduce, {"rate": math.sqrt}),
+    "all-reduce, rate × 3": (AllReduce, {"rate": 3.0}),
     "all-reduce, rate × W": (AllReduce, {"rate": float}),
+    "all-reduce, rate × √W, moments W/2 times shorter": (
+        AllReduce,
+        {"rate": math.sqrt, "shorter": lambda workers: max(1.0, workers / 2)},
+    ),
 }
 TIMED = (
     SHOAL,

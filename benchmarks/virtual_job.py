@@ -72,6 +72,8 @@ class Job:
     """How long the server is busy with a push and a pull, with one as long as with the other."""
     churn: int = 0
     """One worker is lost and replaced after so many updates; 0: none."""
+    shorter: float = 1.0
+    """All-reduce: its optimizer's moments last so many times fewer steps (arXiv 2205.10287)."""
 
 
 class Course:
@@ -149,7 +151,7 @@ class AllReduce(Course):
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         self._parameters = self.first.copy()
-        self._optimizer, self._steps = Optimizer(self.config, 0, self.network.size), 0
+        self._optimizer, self._steps = Optimizer(_shorter(self.config, job.shorter), 0, self.network.size), 0
 
     def advance(self) -> None:
         """One step of all."""
@@ -435,6 +437,13 @@ def accuracy_after_outage(job: Job, steps: int) -> tuple[float, float]:
 
 
 SCALED = {"initial_learning_rate", "warmup_target"}
+
+
+def _shorter(config: OptimizerConfig, times: float) -> OptimizerConfig:
+    """`config` with moments that last so many times fewer steps, and at least one."""
+    decays = ("momentum", "beta_1", "beta_2", "rho")
+    shorter = {name: max(0.0, 1 - times * (1 - getattr(config, name))) for name in decays}
+    return config.model_copy(update=shorter)
 
 
 def _at_rate(config: OptimizerConfig, rate: float) -> OptimizerConfig:

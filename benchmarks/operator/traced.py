@@ -1,8 +1,7 @@
 """The operator's process with a trace: when it saw a pod go, and what it did until the replacement was answered.
 
-`python -m benchmarks.operator.traced ACCOUNT TRACE` is the operator with the service account in a folder. It appends a
-line of JSON to a file for each `Moment`, in the time of the wall clock, as the API server's audit log has it. What is
-wrapped for that costs microseconds.
+`command` is the operator with the service account in a folder. It appends a line of JSON to a file for each `Moment`,
+in the time of the wall clock, as the API server's audit log has it. What is wrapped for that costs microseconds.
 """
 
 from __future__ import annotations
@@ -58,7 +57,15 @@ class Moment:
 
 def command(account: Path, trace: Path) -> list[str]:
     """The operator's command with this service account, that writes a trace."""
-    return [sys.executable, "-m", "benchmarks.operator.traced", str(account), str(trace)]
+    words = "from benchmarks.operator.traced import run; run()"
+    return [sys.executable, "-c", words, str(account), str(trace)]
+
+
+def run() -> None:
+    """Run the operator as `command` says."""
+    shoal.cluster.server.SERVICE_ACCOUNT = Path(sys.argv.pop(1))
+    trace(Path(sys.argv.pop(1)))
+    main()
 
 
 def read(trace: Path) -> Iterator[Moment]:
@@ -181,9 +188,3 @@ def _trace_loop(tell: Any) -> None:
             tell(HELD, repr(handle)[:300], seconds=took, cpu=time.thread_time() - cpu)
 
     asyncio.Handle._run = traced  # type: ignore[assignment, method-assign]
-
-
-if __name__ == "__main__":
-    shoal.cluster.server.SERVICE_ACCOUNT = Path(sys.argv.pop(1))
-    trace(Path(sys.argv.pop(1)))
-    main()

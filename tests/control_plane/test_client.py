@@ -130,7 +130,9 @@ async def test_a_name_that_is_not_there_lists_those_that_are(
 async def test_refusal_has_the_words_of_the_server_and_leaves_nothing(
     client: Client, kube: Kube, namespace: str, script: str
 ) -> None:
-    with pytest.raises(Refused, match="this metric is at most 1"):
+    with pytest.raises(Refused, match="lower replicas or raise maxReplicas"):
+        await asyncio.to_thread(client.submit, script, storage="ephemeral", workers=5, max_workers=2)
+    with pytest.raises(UsageError, match=r"spec\.training\.stopAfter: this metric is at most 1"):
         await asyncio.to_thread(client.submit, script, storage="ephemeral", until=("val_accuracy", 1.5))
     with pytest.raises(UsageError, match="worker: there is no such argument"):
         await asyncio.to_thread(client.submit, script, storage="ephemeral", worker=5)

@@ -88,6 +88,9 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     *((f"value-{number}",
        with_(spec__training__stopAfter={"metric": "auc", "value": value}), "spec.training.stopAfter.value")
       for number, value in enumerate(["most", "1e999", True, [1], {"a": 1}])),
+    *((f"never-reached-{value}",
+       with_(spec__training__stopAfter={"metric": "val_accuracy", "value": value}), "spec.training.stopAfter.mode")
+      for value in [1.5, 97, "97", "1.01", "10", "+2.5"]),
     ("metric-own", with_(spec__training__stopAfter={"metric": "dice", "value": 0.9}), "mode is required for"),
     ("mode-alone", with_(spec__training__stopAfter={"epochs": 1, "mode": "Min"}), "mode requires metric and value"),
     ("mode-words",
@@ -285,6 +288,10 @@ def test_valid_manifest_gets_its_defaults(control_plane: ControlPlane, namespace
         {"metric": "accuracy", "value": 1},
         {"metric": "loss", "value": 0},
         {"metric": "accuracy", "value": "0.97"},
+        {"metric": "accuracy", "value": "1"},
+        {"metric": "accuracy", "value": "1.5e-1"},
+        {"metric": "accuracy", "value": "97", "mode": "Max"},
+        {"metric": "loss", "value": "97"},
         {"metric": "loss", "value": "1e-3"},
     ],
 )

@@ -15,12 +15,19 @@ from pydantic import JsonValue
 
 from shoal_trainer.contract import BATCH_SIZE, InitialFrom, Staleness, StopAfter, argument
 from shoal_trainer.errors import TrainerError, UserError
-from shoal_trainer.script import training_in
+from shoal_trainer.script import module_of, no_entrypoint, training_in
 from shoal_trainer.termination.deadline import end_soon
 from shoal_trainer.termination.orphans import follow_parent
 
+
+class Count(click.IntRange):
+    """A whole number in a range."""
+
+    name = "whole number"
+
+
 ENTRYPOINT = "FILE.py[:OBJECT]|MODULE:OBJECT"
-COUNT = click.IntRange(1)
+COUNT = Count(1)
 MODES: dict[str, Literal["Min", "Max"]] = {"min": "Min", "max": "Max"}
 
 
@@ -120,7 +127,7 @@ def work() -> None:
 )
 @click.option(
     "--max-staleness",
-    type=click.IntRange(0),
+    type=Count(0),
     metavar="N",
     help="How many updates a worker may be behind before it waits. 0 makes it wait for each push.",
 )
@@ -220,9 +227,7 @@ def _entrypoint(text: str) -> str:
     if not file.endswith(".py"):
         if colon:
             return text
-        raise click.BadParameter(
-            f"{text!r} must be FILE.py, FILE.py:OBJECT or MODULE:OBJECT, for example digits.py:job"
-        )
+        raise click.BadParameter(no_entrypoint(text))
     path, here = Path(file).resolve(), Path.cwd().resolve()
     if not path.is_file():
         raise click.BadParameter(f"there is no file {file}")
@@ -231,6 +236,7 @@ def _entrypoint(text: str) -> str:
             f"{file} is not in this folder or below it: go to its folder first: cd {path.parent}"
         )
     try:
+        module_of(file)
         name = name or training_in(file, path.read_text())
     except (ValueError, OSError) as error:
         raise click.BadParameter(str(error)) from error

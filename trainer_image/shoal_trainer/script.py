@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import ast
 import difflib
+import keyword
+import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 HELP = """{file} has no shoal_trainer.Training. Add one, such as
 
@@ -20,6 +23,29 @@ HELP = """{file} has no shoal_trainer.Training. Add one, such as
     job = Training(model=build, data=(x, y))     # what fit() gets; callbacks=lambda: [...], validation=...
 
 and take out {fit}. Then `shoal-trainer check {file}` says what is missing; docs/keras.md has the rest."""
+
+
+def module_of(file: str) -> str:
+    """The name by which a file is imported.
+
+    Raises:
+        ValueError: it has none; the message says how to name the file.
+    """
+    name = Path(file).stem
+    if name.isascii() and name.isidentifier() and not keyword.iskeyword(name):
+        return name
+    better = re.sub(r"\W", "_", name, flags=re.ASCII)
+    better = better if better.isidentifier() and not keyword.iskeyword(better) else f"job_{better}"
+    raise ValueError(f"Python cannot import {file} by its name: rename it, for example to {better}.py")
+
+
+def no_entrypoint(text: str) -> str:
+    """What is to be said of text that names no file and no object of a module."""
+    words = f"{text!r} must be FILE.py, FILE.py:OBJECT or MODULE:OBJECT, for example digits.py:job"
+    notebook = text.partition(":")[0]
+    if notebook.endswith(".ipynb"):
+        words += f"; `jupyter nbconvert --to script {notebook}` makes a file of a notebook"
+    return words
 
 
 def training_in(file: str, text: str) -> str:

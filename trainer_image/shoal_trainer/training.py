@@ -19,16 +19,16 @@ from shoal_trainer.errors import UserError
 if TYPE_CHECKING:
     import keras
 
-_JSON_LIST = "a list of JSON, such as [64, 32]"
-_NO_TEXT = {
-    "int": "a number (int)",
-    "float": "a number (float)",
-    "bool": "true or false",
+_JSON_LIST = (list, "a list of JSON, such as [64, 32]")
+_KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "int": (int, "a number (int)"),
+    "float": ((int, float), "a number (float)"),
+    "bool": (bool, "true or false"),
     "list": _JSON_LIST,
     "tuple": _JSON_LIST,
-    "dict": 'an object of JSON, such as {"a": 1}',
+    "dict": (dict, 'an object of JSON, such as {"a": 1}'),
 }
-"""What a parameter with such an annotation takes, for people."""
+"""Annotation -> what JSON has for it, and its name for people."""
 _DECIMAL = re.compile(r"[-+]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?$")
 
 
@@ -136,7 +136,7 @@ def as_training(found: Any, args: dict[str, Any], where: str) -> Training:
         signature = inspect.signature(found)
         args = {name: _as_wanted(value, signature.parameters.get(name)) for name, value in args.items()}
         signature.bind(**args)
-        _check_texts(args, signature, where)
+        _check_kinds(args, signature, where)
     except TypeError as error:
         takes = f"takes {', '.join(map(str, signature.parameters.values())) or 'no arguments'}"
         raise UserError(
@@ -151,12 +151,13 @@ def as_training(found: Any, args: dict[str, Any], where: str) -> Training:
     return made
 
 
-def _check_texts(args: dict[str, Any], signature: inspect.Signature, where: str) -> None:
-    """Raise `UserError` for text where a parameter is annotated as something that text is not."""
+def _check_kinds(args: dict[str, Any], signature: inspect.Signature, where: str) -> None:
+    """Raise `UserError` where a parameter is annotated as something that its argument is not."""
     for name, value in args.items():
         kind = _kind(signature.parameters[name]) if name in signature.parameters else ""
-        if isinstance(value, str) and kind in _NO_TEXT:
-            raise UserError(f"{where}: the argument {name} must be {_NO_TEXT[kind]}, not {value!r}.")
+        wanted, words = _KINDS.get(kind, (object, ""))
+        if not isinstance(value, wanted):
+            raise UserError(f"{where}: the argument {name} must be {words}, not {value!r}.")
 
 
 def _as_wanted(value: Any, parameter: inspect.Parameter | None) -> Any:

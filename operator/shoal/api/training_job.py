@@ -28,6 +28,7 @@ MANAGED_BY = "shoal.dev/operator"
 
 _URI = "^(s3|gs|file)://.+"
 _ENTRYPOINT = "^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
+_ABOVE_ONE = "^[+]?0*([2-9]|[1-9][0-9]+|1[.]0*[1-9])[0-9.]*$"
 _RUN = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 _RUN_WORDS = "must contain only a-z, 0-9 and '-', and begin and end with a letter or digit: it names a folder"
 _DIGEST = "^[0-9a-f]{64}$"
@@ -179,6 +180,24 @@ def _requires(field: str, other: str) -> dict[str, Any]:
     return {"anyOf": [{"required": [other]}, {"not": {"required": [field]}}]}
 
 
+_REACHED: dict[str, Any] = {
+    "anyOf": [
+        {"required": ["mode"]},
+        {
+            "not": {
+                "required": ["metric", "value"],
+                "properties": {
+                    "metric": {"pattern": names_of(*AT_MOST_ONE)},
+                    # Of these two, the one says something of numbers only, and the other of numbers in quotes.
+                    "value": {"minimum": 1, "exclusiveMinimum": True, "pattern": _ABOVE_ONE},
+                },
+            }
+        },
+    ]
+}
+"""Refuses what `StopAfter._is_reached` does, which has the words."""
+
+
 class StopAfter(Strict):
     """When training ends: at the first of these that is reached."""
 
@@ -198,7 +217,7 @@ class StopAfter(Strict):
                 " rises to value",
             ),
         )
-        | {"allOf": [_requires("metric", "value"), _requires("value", "metric")]}
+        | {"allOf": [_requires("metric", "value"), _requires("value", "metric"), _REACHED]}
     )
 
     epochs: Positive | None = None

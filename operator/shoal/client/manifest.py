@@ -24,7 +24,7 @@ from shoal.api.training_job import TrainingJob
 from shoal.client import code
 from shoal.errors import UsageError
 from shoal_trainer.contract import BATCH_SIZE
-from shoal_trainer.script import must_define, training_in
+from shoal_trainer.script import module_of, must_define, no_entrypoint, training_in
 
 _CLAIM = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 
@@ -118,16 +118,15 @@ def manifests(wanted: Submission) -> Manifests:
 def _entrypoint(wanted: Submission) -> tuple[str, dict[str, str]]:
     """MODULE:OBJECT, and the files that travel with the job."""
     path, _, attribute = wanted.entrypoint.partition(":")
+    module = path
     is_file = path.endswith(".py") or "/" in path
     if not attribute and not is_file:
-        raise UsageError(
-            f"the entrypoint {wanted.entrypoint!r} must be FILE.py, FILE.py:OBJECT or MODULE:OBJECT, for example "
-            "digits.py:job"
-        )
+        raise UsageError(f"the entrypoint {no_entrypoint(wanted.entrypoint)}")
     sources = code.read([*([path] if is_file else []), *wanted.files])
     if is_file:
         file = Path(path).name
         try:
+            module = module_of(file)
             attribute = attribute or training_in(file, sources[file])
             must_define(file, sources[file], attribute)
         except ValueError as error:
@@ -137,7 +136,7 @@ def _entrypoint(wanted: Submission) -> tuple[str, dict[str, str]]:
             f"{path} is a module of an image: say which with image=… (--image), or give a file: "
             f"{path}.py:{attribute}"
         )
-    return f"{Path(path).stem if is_file else path}:{attribute}", sources
+    return f"{module}:{attribute}", sources
 
 
 def _training(wanted: Submission, entrypoint: str) -> Json:

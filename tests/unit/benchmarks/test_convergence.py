@@ -3,10 +3,11 @@
 import math
 import statistics
 
+import numpy as np
 import pytest
 
 from benchmarks.convergence import SHOAL, accuracy, seconds_to, share
-from benchmarks.virtual_job import Job
+from benchmarks.virtual_job import AllReduce, Job
 
 SEEDS = range(3)
 CHURN = "Shoal, a worker lost and replaced every 20 updates"
@@ -24,9 +25,9 @@ def test_eight_workers_are_about_as_accurate_as_one_on_the_same_samples(optimize
 
 
 def test_embeddings_with_adam_learn_with_eight_workers():
-    """The whole damping of SGD left Adam at 0.86 here, and all-reduce at the rate of one worker is at 0.83."""
+    """SGD's damping left Adam at 0.86, half of its power at 0.917; all-reduce at the rate of one worker is at 0.83."""
     found = median(SHOAL, "words", 8, "Adam", range(1))
-    assert found >= 0.9
+    assert found >= 0.922
     assert found > median("all-reduce", "words", 8, "Adam", range(1)) + 0.05
 
 
@@ -61,3 +62,15 @@ def test_workers_leave_the_rounds_where_their_exchange_takes_too_much() -> None:
     quick, slow = (share((SHOAL, Job("digits", 8, 0, exchange=seconds))) for seconds in (0.0005, 0.02))
     assert quick < 0.85
     assert slow > 0.95
+
+
+@pytest.mark.parametrize(("shorter", "alike"), [(1000.0, True), (1.0, False)])
+def test_adam_of_all_reduce_whose_moments_last_one_step_moves_by_the_sign(shorter, alike) -> None:
+    run = AllReduce(Job("digits", 2, 0, "Adam", shorter=shorter))
+    run.train(16)
+    before = run.parameters().copy()
+    run.train(2)
+    moved = np.abs(run.parameters() - before)
+    moved = moved[moved > 0.0015]
+    assert moved.size > 1000
+    assert (np.isclose(moved, 0.003, rtol=0.02).mean() > 0.9) == alike  # others are near epsilon

@@ -15,7 +15,8 @@ from shoal_trainer.contract import BATCH_SIZE
 
 @pytest.fixture
 def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "digits.py").write_text("job = 1\n")
+    for name in ("digits.py", "my-job.py"):
+        (tmp_path / name).write_text("job = 1\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -99,6 +100,14 @@ def test_a_deadline_lets_shoal_choose(code: Path) -> None:
     ("changes", "words"),
     [
         ({"entrypoint": "digits"}, "must be FILE.py, FILE.py:OBJECT or MODULE:OBJECT"),
+        (
+            {"entrypoint": "digits.ipynb"},
+            "; `jupyter nbconvert --to script digits.ipynb` makes a file of a notebook",
+        ),
+        (
+            {"entrypoint": "my-job.py"},
+            "Python cannot import my-job.py by its name: rename it, for example to my_job.py",
+        ),
         ({"entrypoint": "digits.py"}, "digits.py has no shoal_trainer.Training"),
         ({"entrypoint": "digits:job"}, "say which with image=… (--image), or give a file: digits.py:job"),
         ({"entrypoint": "digits:job()", "image": "w"}, "spec.training.entrypoint: must be module:object"),

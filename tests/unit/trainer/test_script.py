@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from shoal_trainer.script import must_define, training_in
+from shoal_trainer.script import module_of, must_define, training_in
 
 MADE = "Training(model=None, data=None)"
 
@@ -66,3 +68,19 @@ def test_a_name_that_the_file_lacks() -> None:
     must_define("digits.py", "from other import *\n", "job")
     with pytest.raises(ValueError, match=r"digits\.py has no 'jib' at its top level: did you mean job"):
         must_define("digits.py", "job = 1\n", "jib")
+
+
+@pytest.mark.parametrize(
+    ("file", "better"),
+    [
+        ("my-job.py", "my_job.py"),
+        ("2024.py", "job_2024.py"),
+        ("a.b.py", "a_b.py"),
+        ("class.py", "job_class.py"),
+        ("größe.py", "gr__e.py"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_given_a_name(file: str, better: str) -> None:
+    with pytest.raises(ValueError, match=f"rename it, for example to {re.escape(better)}$"):
+        module_of(file)
+    assert module_of(f"folder/{better}") == better.removesuffix(".py")

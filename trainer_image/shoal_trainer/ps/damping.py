@@ -7,9 +7,12 @@ connected:
 
 - momentum lasts longer: SGD's mu becomes 1 - (1 - mu) / pace**1.25, with a learning rate that is lower by as much, so a
   gradient does as much as before, over more steps; Adam's beta_1 becomes 1 - (1 - beta_1) / pace**0.75;
-- the learning rate is divided by pace**p, and for a gradient that is staler than normal by staleness / pace as well.
-  With optimizers that divide by the size of gradients p is half as large: smaller gradients do not make their steps
-  smaller, so they need rates that grow with the workers, and they diverge less easily;
+- the learning rate is divided by pace**p, and for a gradient that is staler than normal by staleness / pace as well;
+- with optimizers that divide by the size of gradients p is half as large: smaller gradients do not make their steps
+  smaller, so they need rates that grow with the workers, and they diverge less easily. With Adam and its like the
+  moments tell more: gradients that arrive together and agree go as far as one that is longer, and noise does not. So
+  the rate is divided by (1 + 2 (pace - 1) agreement)**p, by which Adam itself would divide had it seen their mean; or
+  by (pace / `FREE`)**p if that is more, since with so many workers noise makes it unstable as well;
 - a gradient that is longer than usual is shortened to the usual length. Where asynchrony begins to oscillate, gradients
   grow; this stops it at any learning rate that one worker takes.
 
@@ -30,6 +33,10 @@ LENGTH_GROWTH = 1.1
 """The usual length follows one push at most to this multiple, so it grows by 0.2 % per push at most."""
 
 
+FREE = 4.0
+"""Up to this pace, in rounds of nine workers, Adam's rate is that of one worker for gradients that are noise."""
+
+
 class Damped(NamedTuple):
     """What to apply of a gradient: a factor of the learning rate, and the pace for the momentum."""
 
@@ -46,6 +53,8 @@ class Damping:
     def __init__(self, exponent: float, *, normalizes: bool = False) -> None:
         self.exponent = exponent
         self.normalizes = normalizes
+        self.agreement: float | None = None
+        """How far gradients agree, from 0 (noise) to 1; None: the optimizer does not tell."""
         self._staleness: float | None = None
         self._length: float | None = None
 
@@ -63,7 +72,12 @@ class Damping:
 
     def rate(self, pace: float) -> float:
         """The factor of the learning rate at a normal staleness of `pace`."""
-        return float(pace ** -(self.exponent / 2 if self.normalizes else self.exponent))
+        if not self.normalizes:
+            return float(pace**-self.exponent)
+        if self.agreement is None:
+            return float(pace ** -(self.exponent / 2))
+        together = 1 + 2 * (pace - 1) * self.agreement
+        return float(max(together, pace / FREE) ** -self.exponent)
 
     def apply(self, staleness: int, live_workers: int, length: float = math.nan) -> Damped:
         """How to apply a gradient of Euclidean length `length` (nan: unknown)."""

@@ -98,6 +98,10 @@ class ModelState:
         before, self._pace = self._pace, pace
         return Update(rate * weight, self.updates, pace, ahead, later * weight, before)
 
+    def agreement(self) -> float | None:
+        """How far the last gradients agree; see `Optimizer`."""
+        return self.optimizer.agreement(self.updates, self._pace)
+
     def apply_gradient(self, io: Payload, update: Update | None, steps: int, tau: int) -> bool:
         """Apply a mean gradient (None: there is none) of so many steps, or what `io` has of it, of staleness `tau`."""
         non_finite = self.optimizer.apply(self.parameters, io, update)

@@ -37,6 +37,10 @@ STATE = {
 }
 
 
+SAMPLE = 4096
+"""So many values of the moments, evenly spread, tell how far gradients agree."""
+
+
 class Update(NamedTuple):
     """The learning rate of one push, the optimizer's step (from 1), and the `pace` of `Damping`.
 
@@ -109,6 +113,24 @@ class Optimizer:
                 kernels.glide_adam(w[part], state["m"], state["v"], values, f(ahead), f(c.epsilon))
             else:
                 kernels.encode(w[part], values)
+
+    def agreement(self, step: int, pace: float) -> float | None:
+        """How far the gradients up to `step` agree, from 0 (noise) to 1, by Adam's moments; None without these.
+
+        It is m² / v, the mean over a sample of the values, less what m² / v is of independent gradients. `pace`: at
+        which m was made.
+        """
+        beta = adam_momentum(self.config, pace)
+        if step < 2 or not self.size or beta <= 0 or not {"m", "v"} <= self.state.keys():
+            return None
+        stride = -(-self.size // SAMPLE)
+        m, v = (self.state[name][::stride].astype(np.float64) for name in ("m", "v"))
+        old = beta**step
+        noise = (1 - beta) / (1 + beta) * (1 + old) / (1 - old)
+        with np.errstate(all="ignore"):  # a run that diverges is answered, too
+            squares = np.divide(m * m, v, out=np.zeros_like(m), where=v > 0)
+        found = float(squares.mean()) * (1 - self.config.beta_2**step) / (1 - old) ** 2
+        return min(1.0, max(0.0, (found - noise) / (1 - noise)))
 
     def _apply(self, part: slice, w: Vector, io: Buffer, update: Update, decays: bool) -> bool:
         c, f = self.config, np.float32

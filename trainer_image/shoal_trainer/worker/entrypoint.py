@@ -49,6 +49,13 @@ def load(
         raise UserError(
             f"The module {module_name!r} of the entrypoint cannot be imported: {where(error)}{_remedy(error)}"
         ) from error
+    ours = folder / f"{module_name.replace('.', '/')}.py"
+    theirs = getattr(module, "__file__", None)
+    if theirs and ours.is_file() and ours.resolve() != Path(theirs).resolve():
+        raise UserError(
+            f"The file {ours.name} of the entrypoint is hidden by the module {module_name!r} of {theirs}, which is "
+            "imported before it: give the file another name."
+        )
     found: Any = module
     for part in attribute.split("."):
         if not hasattr(found, part):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_trainer.ps.damping import LENGTH_GROWTH, LENGTH_SMOOTHING, Damping
+from shoal_trainer.ps.damping import FREE, LENGTH_GROWTH, LENGTH_SMOOTHING, Damping
 
 LENGTHS = st.floats(1e-6, 1e6)
 
@@ -69,3 +69,18 @@ def test_optimizers_that_divide_by_the_size_of_gradients_are_damped_less(normali
     assert damping.rate(16.0) == expected
     assert damping.apply(16, 17).factor == expected
     assert damping.rate(1.0) == 1
+
+
+@given(st.floats(1, 64), st.floats(0, 1), st.sampled_from([0.0, 0.5, 1.0]))
+def test_gradients_of_adam_that_are_noise_are_damped_only_for_many_workers(
+    pace: float, agreement: float, exponent: float
+) -> None:
+    damping = Damping(exponent, normalizes=True)
+    damping.agreement = 0.0
+    noise = damping.rate(pace)
+    assert noise == pytest.approx(max(1.0, pace / FREE) ** -exponent)
+    damping.agreement = agreement
+    assert damping.rate(1.0) == 1
+    assert 0 < damping.rate(pace) <= noise
+    damping.agreement = 1.0  # they go as far as one that is as long as all together
+    assert damping.rate(pace) == pytest.approx((2 * pace - 1) ** -exponent)

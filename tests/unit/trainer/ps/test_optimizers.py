@@ -193,3 +193,25 @@ def test_answer_one_update_ahead_lacks_only_the_next_gradient(
     assert moved > 0.005
     np.testing.assert_allclose(ahead, after, atol=0.002 * moved)
     np.testing.assert_allclose(pulled, after, atol=0.002 * moved)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "nadam"])
+@pytest.mark.parametrize("pace", [1.0, 8.0])
+def test_moments_tell_how_far_gradients_agree(name: Any, pace: float) -> None:
+    """0 for noise, 1 for the same gradient again and again, and the share of the signal between them."""
+    size, steps, rng = 20_000, 60, np.random.default_rng(0)
+    signal = rng.choice([-1.0, 1.0], size)
+    for share in (0.0, 0.5, 1.0):
+        optimizer = Optimizer(OptimizerConfig(name=name), 0, size)
+        assert optimizer.agreement(1, pace) is None
+        w = np.zeros(size, np.float32)
+        for step in range(1, steps + 1):
+            noise = rng.standard_normal(size)
+            io = (share**0.5 * signal + (1 - share) ** 0.5 * noise).astype(np.float32)
+            optimizer.apply(w, io, Update(0.001, step, pace))
+        assert optimizer.agreement(steps, pace) == pytest.approx(share, abs=0.05)
+
+
+@pytest.mark.parametrize("name", ["sgd", "rmsprop", "adagrad", "lion"])
+def test_without_both_moments_nothing_tells_whether_gradients_agree(name: Any) -> None:
+    assert Optimizer(OptimizerConfig(name=name), 0, 8).agreement(9, 1.0) is None

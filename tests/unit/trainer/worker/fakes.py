@@ -125,6 +125,14 @@ class Servers:
         )  # fmt: skip
         if restore is not None:
             store.restore(restore)
+        self._serve(index, store)
+
+    def reconnect(self, index):
+        """Cut every connection; the shard is kept."""
+        self.stop(index)
+        self._serve(index, self.stores[index])
+
+    def _serve(self, index, store):
         server = DataServer(store, UID, self.credentials, host="127.0.0.1", port=self.ports[index])
         server.start()
         self.stores[index], self.servers[index], self.ports[index] = store, server, server.port

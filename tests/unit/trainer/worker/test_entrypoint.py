@@ -1,5 +1,6 @@
 """Entrypoints and trainings, and what their errors say."""
 
+import re
 import sys
 import zipfile
 
@@ -93,6 +94,11 @@ def test_entrypoint_is_a_training_or_a_function(folder):
             {"layers": "[64, 32"},
             "the argument layers must be a list of JSON, such as [64, 32], not",
         ),
+        (
+            "goodjob:wide",
+            {"layers": 64},
+            "the argument layers must be a list of JSON, such as [64, 32], not 64",
+        ),
         ("goodjob:wide", {"layers": [], "flags": "a"}, "the argument flags must be an object of JSON"),
         ("goodjob:wide", {"layers": [], "fast": "yes"}, "the argument fast must be true or false, not 'yes'"),
         (
@@ -123,6 +129,15 @@ def test_invalid_entrypoint_says_what_to_change(folder, monkeypatch, entrypoint,
     with pytest.raises(UserError) as caught:
         load(entrypoint, args, folder=folder)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["queue", "numpy"])
+def test_a_file_that_another_module_hides_is_told(folder, name):
+    """It is imported already, from Python itself or from a package: the file never is."""
+    (folder / f"{name}.py").write_text(GOOD)
+    words = f"The file {name}.py of the entrypoint is hidden by the module {name!r} of "
+    with pytest.raises(UserError, match=re.escape(words) + ".*: give the file another name"):
+        load(f"{name}:job", folder=folder)
 
 
 def test_a_parameter_that_is_a_string_gets_text_and_others_get_numbers(folder):

@@ -141,10 +141,7 @@ def test_push_with_a_lost_answer_is_applied_once(start_servers):
     running = Running(job(), servers, coordinator).start()
     for pushes in (5, 15, 25):
         wait(coordinator, lambda pushes=pushes: coordinator.pushes >= pushes)
-        servers.stop(0)  # cuts every connection; the shard is kept
-        store = servers.stores[0]
-        servers.start(0)
-        servers.servers[0]._shard = servers.stores[0] = store
+        servers.reconnect(0)
     assert running.join() is End.FINISHED
     assert servers.stores[0].history.samples == 4 * DATA.size
     assert coordinator.samples == 4 * DATA.size

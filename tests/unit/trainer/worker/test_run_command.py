@@ -21,6 +21,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "beds").mkdir(parents=True)
     made = "Training(model=None, data=None)"
     (tmp_path / "beds" / "roses.py").write_text(f"raise RuntimeError('imported')\nwork = {made}\n")
+    (tmp_path / "my-job.py").write_text(f"job = {made}\n")
     (tmp_path / "two.py").write_text(f"small = {made}\nlarge = {made}\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -40,6 +41,12 @@ def folder(tmp_path, monkeypatch):
         ),
         ("flowers.py", "flowers.py has no shoal_trainer.Training. Add one, such as"),
         ("flowers", "flowers.py has no shoal_trainer.Training. Add one, such as"),
+        ("my-job.py", "Python cannot import my-job.py by its name: rename it, for example to my_job.py"),
+        (
+            "flowers.ipynb",
+            "'flowers.ipynb' must be FILE.py, FILE.py:OBJECT or MODULE:OBJECT, for example "
+            "digits.py:job; `jupyter nbconvert --to script flowers.ipynb` makes a file of a notebook",
+        ),
         ("two.py", "two.py has small, large: say which, for example two.py:small"),
         *(
             (each, f"The entrypoint '{each}' must be module:object")
