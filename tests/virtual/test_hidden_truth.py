@@ -23,7 +23,7 @@ UNLIKELY = 0.01
 WORSE, ABOUT = 1.3, 1.05
 """The most that is paid: in the median, as a multiple of the best in hindsight; in all, of uniform progress.
 
-What the project wants is 1.25 and 1. It is 1.16 and 0.85 over these 50, and was 1.12 and 0.91 over 43 others.
+What the project wants is 1.25 and 1. It is 1.16 and 0.84 over these 50, and was 1.12 and 0.91 over 43 others.
 """
 
 

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import aiohttp
 import pytest
 from aiohttp import web
 
@@ -157,22 +158,30 @@ async def test_unreachable_coordinator_is_unavailable(coordinator: HttpsCoordina
     assert "object at" not in str(refused.value)
 
 
-async def test_coordinators_that_do_not_answer_leave_no_garbage() -> None:
-    """An operator polls all of them, and what errors and frames hold of each other waits for a full collection."""
+@pytest.mark.parametrize("answers", [False, True])
+async def test_a_try_in_vain_leaves_no_garbage(answers: bool, tmp_path: Path) -> None:
+    """What errors, frames and connections hold of each other would wait for a full collection."""
     coordinator, made = HttpsCoordinator(), job_credentials(KEY, "u1")
-    nobody = Endpoint("u1", "127.9.9.9", made.token, made.certificate)
+    async with serving(tmp_path, "u1", key=InstallKey(b"o" * 32)) as other:
+        endpoint = Endpoint("u1", other if answers else "127.9.9.9", made.token, made.certificate)
 
-    async def ask() -> None:
-        with pytest.raises(Unavailable):
-            await coordinator.read(nobody)
+        async def ask() -> None:
+            with pytest.raises(Unavailable):
+                await coordinator.read(endpoint)
 
-    await ask()
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(20):
+        await ask()
+        gc.collect()
+        gc.disable()
+        try:
             await ask()
-        assert gc.collect() < 20
-    finally:
-        gc.enable()
-        await coordinator.close()
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            found = [
+                each for each in gc.garbage if isinstance(each, aiohttp.ClientRequest | aiohttp.ClientError)
+            ]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+            await coordinator.close()
+    assert found == []

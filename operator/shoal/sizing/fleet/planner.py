@@ -59,7 +59,7 @@ def plan_fleet(
         jobs,
         key=lambda job: (-job.priority, *_otherwise(NOT_URGENT, _urgency, job, given), job.name),
     )
-    first = dict[tuple[str, str], str]()
+    first = dict[tuple[str, str], str]()  # by model and pool: the job that measures it for the others
     for job in order:
         for name in _used(under_way(job)):
             first.setdefault((_model(job), name), job.name)
