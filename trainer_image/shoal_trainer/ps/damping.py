@@ -11,7 +11,8 @@ connected:
 - with optimizers that divide by the size of gradients p is half as large: smaller gradients do not make their steps
   smaller, so they need rates that grow with the workers, and they diverge less easily. With Adam and its like the
   moments tell more: gradients that arrive together and agree go as far as one that is longer, and noise does not. So
-  the rate is divided by (1 + 2 pace agreement)**p, by which Adam itself would divide had it seen their mean; or
+  the rate is divided by (1 + 2 pace agreement)**p (below a pace of 1.5 by less, at 1 by nothing), by which Adam itself
+  would divide had it seen their mean; or
   by (pace / `FREE`)**p if that is more, since with so many workers noise makes it unstable as well;
 - a gradient that is longer than usual is shortened to the usual length. Where asynchrony begins to oscillate, gradients
   grow; this stops it at any learning rate that one worker takes.
@@ -74,9 +75,10 @@ class Damping:
         """The factor of the learning rate at a normal staleness of `pace`."""
         if not self.normalizes:
             return float(pace**-self.exponent)
-        if self.agreement is None or pace == 1:
+        if self.agreement is None:
             return float(pace ** -(self.exponent / 2))
-        together = 1 + 2 * pace * self.agreement  # in rounds there are 1 + 2 pace workers
+        # In rounds there are 1 + 2 pace workers. The mean staleness of three swings about 1: no rate jumps there.
+        together = 1 + 2 * min(pace, 3 * (pace - 1)) * self.agreement
         return float(max(together, pace / FREE) ** -self.exponent)
 
     def apply(self, staleness: int, live_workers: int, length: float = math.nan) -> Damped:

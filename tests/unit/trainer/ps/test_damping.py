@@ -83,5 +83,12 @@ def test_gradients_of_adam_that_are_noise_are_damped_only_for_many_workers(
     assert damping.rate(1.0) == 1
     assert 0 < damping.rate(pace) <= noise
     damping.agreement = 1.0  # they go as far as one that is as long as all together
-    if pace > 1:
+    if pace >= 1.5:
         assert damping.rate(pace) == pytest.approx((1 + 2 * pace) ** -exponent)
+
+
+@given(st.floats(1, 64), st.floats(0, 1))
+def test_rate_of_adam_does_not_jump_where_the_pace_swings(pace: float, agreement: float) -> None:
+    damping = Damping(0.5, normalizes=True)
+    damping.agreement = agreement
+    assert damping.rate(pace * 1.001) == pytest.approx(damping.rate(pace), rel=0.005)
