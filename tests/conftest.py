@@ -71,7 +71,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     def tier(item: pytest.Item) -> str:
         return item.path.relative_to(HERE).parts[0]
 
-    items.sort(key=lambda item: SHARED.index(tier(item)) if tier(item) in SHARED else len(SHARED))
+    first = (*SHARED, "virtual")  # short tests at the end keep all processes busy until then
+    items.sort(key=lambda item: first.index(tier(item)) if tier(item) in first else len(first))
     for item in items:
         if tier(item) in SHARED and item.get_closest_marker("flaky") is None:
             item.add_marker(pytest.mark.flaky(reruns=TRIES - 1))
