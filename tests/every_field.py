@@ -35,7 +35,7 @@ REFUSED = {
     'elasticity.mode="Advise"': "need workers.pools",
     'elasticity.mode="Auto"': "need workers.pools",
     "elasticity.objective.deadlineSeconds=3600": "objective is used by mode Advise and Auto only",
-    "elasticity.objective.maxCost=5.5": 'elasticity.mode: Unsupported value: "Manual": supported values: "Advise", "Auto"',
+    "elasticity.objective.maxCost=5.5": 'mode: Unsupported value: "Manual": supported values: "Advise", "Auto"',
 }
 
 EXPLICIT: dict[str, list[Any]] = {

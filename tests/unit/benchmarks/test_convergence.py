@@ -17,7 +17,7 @@ def median(rule, task, workers, optimizer, seeds=SEEDS):
     return statistics.median(accuracy((rule, Job(task, workers, seed, optimizer))) for seed in seeds)
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "Adam"])
+@pytest.mark.parametrize("optimizer", [pytest.param("momentum", marks=pytest.mark.nightly), "Adam"])
 def test_eight_workers_are_about_as_accurate_as_one_on_the_same_samples(optimizer):
     one = median(SHOAL, "digits", 1, optimizer)
     assert median(SHOAL, "digits", 8, optimizer) >= one - 0.015

@@ -5,11 +5,14 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from benchmarks.__main__ import ORDER
 
 FIELDS = {"name", "value", "unit", "against", "goal", "at_most", "low", "high", "met"}
 
 
+@pytest.mark.nightly
 def test_quick_benchmarks_write_the_documented_fields_with_unique_names(tmp_path):
     output = tmp_path / "build" / "bench.json"
     names = ["kernels", "scale"]
