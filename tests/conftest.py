@@ -17,6 +17,8 @@ SHARED = ("nodes", "control_plane")
 """Tiers whose tests share one cluster: one process runs all of them. They mostly wait, so the others run beside."""
 TRIES = 2
 """Of a test of those tiers: a real cluster on a shared machine may stall. The summary counts and names every rerun."""
+WORDS_OF_A_TRY = 6000
+"""Characters of a failed try that the summary has: the end says what happened."""
 SPREAD = ("simulation", "virtual")
 """Folders whose single tests are long."""
 
@@ -76,3 +78,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if tier(item) in SHARED and item.get_closest_marker("flaky") is None:
             item.add_marker(pytest.mark.flaky(reruns=TRIES - 1))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Why a test was tried once more: the second try, which passes, would hide it."""
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.section(f"first try of {report.nodeid}", sep="-")
+        terminalreporter.line(report.longreprtext[-WORDS_OF_A_TRY:])
