@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -257,6 +258,29 @@ def test_epoch_of_a_server_is_recorded_before_its_pod_is_created() -> None:
     recorded = world.job.model_copy(update={"status": first.status})
     second = plan(replace(world.observation(), job=recorded))
     assert of_pods(second) == ["CreatePod digits-ps-0-1"]
+
+
+def test_server_of_a_list_that_is_older_than_the_record_is_lost_to_nobody() -> None:
+    """It was given up, its successor is recorded, and a new leader's watch of pods shows it still."""
+    world = running_world()
+    earlier = deepcopy(world.pods["digits-ps-0-0"])
+    world.kill_pod("digits-ps-0-0", 137)
+    world.vanish("digits-ps-0-0")
+    world.asked = {"digits-ps-0-0"}
+    first = plan(world.observation())
+    counted = first.status.parameter_servers.restarts
+    world.status = first.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    world.pods["digits-ps-0-0"] = earlier
+    stale = plan(world.observation())
+    assert [(s.incarnation, s.cause) for s in stale.status.slots if s.role == "ps"] == [
+        (0, "TakenBack"),
+        (1, ""),
+    ]
+    world.status = stale.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    world.vanish("digits-ps-0-0")
+    world.settle()
+    assert world.status["parameterServers"]["restarts"] == counted
+    assert [n for n in world.pods if "-ps-" in n] == ["digits-ps-0-1"]
 
 
 def test_epoch_that_may_have_been_used_by_another_leader_is_not_used_again() -> None:

@@ -74,7 +74,10 @@ def update(facts: Facts, role: RoleName, wanted: Wanted, counters: Counters) -> 
     sightings = facts.sightings[role]
     newest_running: dict[int, int] = {}
     newest_bound: dict[int, int] = {}
+    newest_recorded: dict[int, int] = {}
     for each in sightings:
+        if each.recorded:
+            newest_recorded[each.place.index] = each.place.incarnation
         if each.pod is not None and not each.pod.metadata.deletion_timestamp:
             if each.pod.running:
                 newest_running[each.place.index] = each.place.incarnation
@@ -92,6 +95,7 @@ def update(facts: Facts, role: RoleName, wanted: Wanted, counters: Counters) -> 
             older=previous,
             replaced=newest_running.get(each.place.index, -1) > each.place.incarnation,
             followed=newest_bound.get(each.place.index, -1) > each.place.incarnation,
+            outdated=newest_recorded.get(each.place.index, -1) > each.place.incarnation,
         ).member(each)
         members.append(previous)
     groups = by_index(members)
@@ -143,6 +147,7 @@ class _Updater:
     """Updates one record.
 
     `older`: the previous incarnation, if it is known. `replaced`: a later one runs. `followed`: a later one has a node.
+    `outdated`: a later one is recorded.
     """
 
     def __init__(
@@ -154,9 +159,10 @@ class _Updater:
         older: Member | None,
         replaced: bool,
         followed: bool,
+        outdated: bool,
     ) -> None:
         self._facts, self._counters, self._wanted = facts, counters, wanted
-        self._older, self._replaced, self._followed = older, replaced, followed
+        self._older, self._replaced, self._followed, self._outdated = older, replaced, followed, outdated
         self._now, self._view = facts.now, facts.coordinator
 
     def member(self, seen: Sighting) -> Member:
@@ -164,9 +170,11 @@ class _Updater:
         had_cause = seen.recorded and bool(slot.cause)
         if not seen.recorded and self._older is not None:
             slot = slot.model_copy(update={"replaces": leaves_a_gap(self._older.slot)})
-        if not seen.recorded and self._replaced:  # an earlier leader's, of which its successor heard too late
+        # An earlier leader's, of which its successor heard too late. A server is recorded before it is made: one that
+        # is not, though a later one is, was given up, and the watch of pods is behind that of jobs.
+        if not seen.recorded and (self._replaced or (slot.role == "ps" and self._outdated)):
             slot = slot.model_copy(update={"cause": TAKEN_BACK, "ended_at": self._now})
-        if pod is not None and slot.role == "ps":
+        elif pod is not None and slot.role == "ps":
             rules = self._facts.job.spec.run_policy.failure_rules
             slot = restarted_in_place(slot, pod, rules, self._counters)
         if seen.verdict.outcome is PodOutcome.MISSING:
