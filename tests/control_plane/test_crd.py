@@ -90,7 +90,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
       for number, value in enumerate(["most", "1e999", True, [1], {"a": 1}])),
     *((f"never-reached-{value}",
        with_(spec__training__stopAfter={"metric": "val_accuracy", "value": value}), "spec.training.stopAfter.mode")
-      for value in [1.5, 97, "97", "1.01", "10", "+2.5"]),
+      for value in [1.5, 97, "97", "1.01", "10", "+2.5", "1.5e2", "9E+01"]),
     ("metric-own", with_(spec__training__stopAfter={"metric": "dice", "value": 0.9}), "mode is required for"),
     ("mode-alone", with_(spec__training__stopAfter={"epochs": 1, "mode": "Min"}), "mode requires metric and value"),
     ("mode-words",
@@ -457,13 +457,13 @@ def cpu_pool(cores: Any, **more: Any) -> str:
     )
 
 
-@pytest.mark.parametrize("cores", [1, 64, 0.3, 2.0, 4096, "0.3", "2"])
+@pytest.mark.parametrize("cores", [1, 64, 0.3, 2.0, 4096, "0.3", "0.05", "2", "4095.999", "4096", "4096.0"])
 def test_cores_of_a_pool_may_be_a_share_of_one(control_plane: ControlPlane, cores: Any) -> None:
     done = kubectl(control_plane, "apply", "--dry-run=server", "-f", "-", stdin=cpu_pool(cores))
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("cores", [0, 5000, -1, 0.0, "half", "-1", "50000"])
+@pytest.mark.parametrize("cores", [0, 5000, -1, 0.0, "0", "0.000", "half", "-1", "5000", "4096.5", "50000"])
 def test_cores_that_are_none_are_refused(control_plane: ControlPlane, cores: Any) -> None:
     done = kubectl(control_plane, "apply", "--dry-run=server", "-f", "-", stdin=cpu_pool(cores))
     assert "spec.cores in body should" in done.stderr

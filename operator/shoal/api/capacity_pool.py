@@ -36,12 +36,13 @@ __all__ = [
     "Usage",
 ]
 
-
+_PART = "[.]([1-9][0-9]{0,2}|0[1-9][0-9]?|00[1-9])"
+_MOST = "([1-9][0-9]{0,2}|[1-3][0-9]{3}|40[0-8][0-9]|409[0-5])([.][0-9]{1,3})?|4096([.]0{1,3})?"
 Cores = Annotated[
     float,
-    Field(gt=0, le=4096, allow_inf_nan=False, json_schema_extra=quoted("^[0-9]{1,4}([.][0-9]{1,3})?$")),
+    Field(gt=0, le=4096, allow_inf_nan=False, json_schema_extra=quoted(f"^0*({_PART}|{_MOST})$")),
 ]
-"""Up to 4096, and parts of one."""
+"""Above 0, up to 4096; in quotes with up to three digits of a part."""
 
 
 class AcceleratorSpec(Strict):

@@ -91,9 +91,8 @@ def _section(path: str, schema: Schema) -> Iterator[str]:
 def _type(schema: Schema) -> str:
     if schema.get("x-kubernetes-int-or-string"):
         return "integer or string"
-    if "pattern" in schema and "type" not in schema:  # `rules.quoted`
-        return " ".join(["number", *(f"≥ {schema[key]}" for key in ("minimum",) if key in schema)])
-    if schema.get("x-kubernetes-preserve-unknown-fields") and "properties" not in schema:
+    is_number = "pattern" in schema and "type" not in schema  # `rules.quoted`
+    if schema.get("x-kubernetes-preserve-unknown-fields") and "properties" not in schema and not is_number:
         return "map of any JSON value"
     if "enum" in schema:
         return ", ".join(f"`{value or '(empty)'}`" for value in schema["enum"])
@@ -101,9 +100,13 @@ def _type(schema: Schema) -> str:
         return f"list of {_type(schema['items'])}"
     if isinstance(schema.get("additionalProperties"), dict):
         return f"map of {_type(schema['additionalProperties'])}"
-    signs = (("minimum", "≥"), ("maximum", "≤"))
+    signs = (("minimum", ">" if schema.get("exclusiveMinimum") else "≥"), ("maximum", "≤"))
     limits = [f"{sign} {schema[key]}" for key, sign in signs if schema.get(key, MOST) != MOST]
-    name = "time" if schema.get("format") == "date-time" else str(schema.get("type", "any"))
+    name = (
+        "time"
+        if schema.get("format") == "date-time"
+        else str(schema.get("type", "number" if is_number else "any"))
+    )
     return " ".join([name, ", ".join(limits)]).strip()
 
 

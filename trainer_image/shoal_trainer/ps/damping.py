@@ -11,9 +11,9 @@ connected:
 - with optimizers that divide by the size of gradients p is half as large: smaller gradients do not make their steps
   smaller, so they need rates that grow with the workers, and they diverge less easily. With Adam and its like the
   moments tell more: gradients that arrive together and agree go as far as one that is longer, and noise does not. So
-  the rate is divided by (1 + 2 pace agreement)**p (below a pace of 1.5 by less, at 1 by nothing), by which Adam itself
-  would divide had it seen their mean; or
-  by (pace / `FREE`)**p if that is more, since with so many workers noise makes it unstable as well;
+  the rate is divided by (1 + 2 pace agreement)**p, by which Adam itself would divide had it seen their mean (below a
+  pace of 1.5 by less, at 1 by nothing); or by (pace / `FREE`)**p if that is more, since with so many workers noise
+  makes it unstable as well;
 - a gradient that is longer than usual is shortened to the usual length. Where asynchrony begins to oscillate, gradients
   grow; this stops it at any learning rate that one worker takes.
 
