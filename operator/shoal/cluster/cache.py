@@ -55,12 +55,20 @@ MAX_DELETED_UIDS = 10_000
 
 
 class Cache(Generic[T]):
-    """Objects by uid, by (namespace, name), and by `indices`: index name -> function from an object to its key."""
+    """Objects by uid, by (namespace, name), and by `indices`: index name -> function from an object to its key.
+
+    `shared`: a new object, with those parts of the old one that have not changed.
+    """
 
     def __init__(
-        self, on_change: OnChange[T], indices: Mapping[str, Callable[[T], Hashable | None]] | None = None
+        self,
+        on_change: OnChange[T],
+        indices: Mapping[str, Callable[[T], Hashable | None]] | None = None,
+        *,
+        shared: Callable[[T, T], T] = lambda _old, new: new,
     ) -> None:
         self._on_change = on_change
+        self._shared = shared
         self._key_of = dict(indices or {})
         self._by_uid: dict[str, T] = {}
         self._by_name: dict[tuple[str, str], str] = {}
@@ -99,6 +107,7 @@ class Cache(Generic[T]):
             return
         if old is not None:
             self._unindex(old)
+            fresh = self._shared(old, fresh)
         self._by_uid[uid] = fresh
         self._by_name[fresh.metadata.namespace, fresh.metadata.name] = uid
         for name, key_of in self._key_of.items():

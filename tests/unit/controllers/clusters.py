@@ -231,6 +231,10 @@ class Rig:
         self._again = True
         self.on_wake(key, priority)
 
+    def forget(self) -> None:
+        """Forget earlier plans, as a new process does."""
+        self._reconciler._memories.clear()
+
     async def once(self, key: Key = KEY) -> float | None:
         """Reconcile once; what it sends is not answered yet."""
         return await self._reconciler(key)

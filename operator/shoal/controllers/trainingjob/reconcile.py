@@ -23,6 +23,7 @@ from shoal.controllers.trainingjob.report import Report, Reporter
 from shoal.controllers.trainingjob.requests import Request, Requests, WriteStatus
 from shoal.controllers.trainingjob.unreadable import Complaints
 from shoal.errors import ShoalError
+from shoal.policy.facts.sightings import Memory
 from shoal.policy.model import ConfirmAbsent, Observation, Plan
 from shoal.policy.plan import plan
 from shoal.policy.tell.internal_error import internal_error
@@ -82,6 +83,7 @@ class Reconciler:
         self._tasks = tasks
         self._requests = Requests(self._carry_out, tasks, wake)
         self._uids: dict[Key, str] = {}
+        self._memories: dict[str, Memory] = {}
 
     async def __call__(self, key: Key) -> float | None:
         """Reconcile one job."""
@@ -115,7 +117,7 @@ class Reconciler:
     def _plan(self, seen: Observation) -> Plan:
         """The plan. An unexpected error is also reported on the job, where its owner can see it."""
         try:
-            decided = plan(seen)
+            decided = plan(seen, self._memories.setdefault(seen.job.metadata.uid, Memory()))
         except Exception as error:
             if not isinstance(error, ShoalError) and (failed := internal_error(seen, error)) is not None:
                 self._report(seen.job, failed, complete=False)
@@ -163,6 +165,7 @@ class Reconciler:
             self._reporter.forget(old)
             self._requests.forget(old)
             self._reactions.forget(old)
+            self._memories.pop(old, None)
         if uid is None:
             self._uids.pop(key, None)
         else:

@@ -16,7 +16,8 @@ from datetime import timedelta
 
 from shoal.policy.decide.homes import Home, Homes, home_of, waits_for_node
 from shoal.policy.decide.members import MOVED
-from shoal.policy.facts.read import Facts, Sighting
+from shoal.policy.facts.read import Facts
+from shoal.policy.facts.sightings import Sighting
 from shoal.policy.facts.verdict import PodOutcome
 from shoal.policy.model import Reason
 

@@ -13,7 +13,8 @@ from shoal.api.capacity_pool import CapacityPool
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Slot
 from shoal.manifests.placement import ZONE, Where
-from shoal.policy.facts.read import Facts, Sighting
+from shoal.policy.facts.read import Facts
+from shoal.policy.facts.sightings import Sighting
 from shoal.policy.model import Reason
 
 

@@ -135,9 +135,8 @@ def _is_due(
     """Whether the counts change now. To leave what is not to be had disturbs no worker, so it waits for nothing."""
     if dict(now) == dict(proposed):
         return False
-    in_vain = {
-        each.slot.pool for each in facts.sightings["worker"] if waits_for_node(each)
-    } & homes.pools.keys()
+    waiting = filter(waits_for_node, (*facts.sightings["worker"], *facts.at_rest.starting.values()))
+    in_vain = {each.slot.pool for each in waiting} & homes.pools.keys()
     if any(homes.is_exhausted(Home(name)) and proposed.get(name, 0) < now.get(name, 0) for name in in_vain):
         return True
     if _waits_for_measurement(facts, proposal):
@@ -168,8 +167,8 @@ def _readiness(proposal: Proposal) -> tuple[Reason | None, Reason | None]:
 
 def _current(facts: Facts, homes: Homes) -> dict[str, int]:
     """Workers by pool, as they are recorded."""
-    slots = (each.slot for each in newest_of(facts.sightings["worker"]).values())
-    counts = Counter(home_of(slot) for slot in slots if slot.cause != UNWANTED)
+    newest = (*newest_of(facts.sightings["worker"]).values(), *facts.at_rest)
+    counts = Counter(home_of(each.slot) for each in newest if each.slot.cause != UNWANTED)
     return {name: counts[Home(name)] for name in homes.pools if counts[Home(name)]}
 
 

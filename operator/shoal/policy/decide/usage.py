@@ -61,6 +61,25 @@ Node = tuple[str, str]
 """A pool and one of its nodes."""
 
 
+def due(facts: Facts) -> set[int]:
+    """Workers at rest of which something is to be counted: a first push, or that they wait for a node in vain."""
+    if not facts.job.spec.workers.pools and facts.job.status.counted_until is None:
+        return set()
+    patience, pushed = _patience(facts), facts.coordinator.pushed
+    begun = {i for i, each in facts.at_rest.running.items() if not each.slot.trained and each.place in pushed}
+    return begun | {
+        index
+        for index, each in facts.at_rest.starting.items()
+        if each.place in pushed
+        or (
+            not each.slot.node
+            and not each.slot.unfulfilled
+            and each.slot.created_at is not None
+            and not facts.timers.pending(each.slot.created_at + patience)
+        )
+    }
+
+
 def count(facts: Facts, workers: ByIndex, *, ends: bool) -> Usage:
     """Count; slots in which something was counted are marked. `ends`: the job does, and gives its nodes back."""
     before = facts.job.status
@@ -80,8 +99,7 @@ class _Counter:
             name: usage.model_dump() for name, usage in self._before.pool_usage.items()
         }
         self._recorded = {slot.place: slot for slot in self._before.slots}
-        rule = facts.job.spec.workers.fallback
-        self._patience = timedelta(seconds=rule.after_seconds) if rule else PATIENCE
+        self._patience = _patience(facts)
 
     def look_at(self, each: Member) -> None:
         """Count what happened to one worker."""
@@ -127,7 +145,8 @@ class _Counter:
     def result(self, workers: Sequence[Member], *, ends: bool) -> Usage:
         """Count the node time, if it is time."""
         facts, before = self._facts, self._before
-        was, now = _nodes(before.slots), _nodes(each.slot for each in workers)
+        at_rest = _nodes(each.slot for each in facts.at_rest)  # all of them are recorded
+        was, now = _nodes(before.slots), at_rest | _nodes(each.slot for each in workers)
         since = before.counted_until or facts.now
         cost, until = before.cost, before.counted_until
         if ends or was != now or facts.now - since >= EVERY:
@@ -155,6 +174,11 @@ class _Counter:
                 node = each.slot.pool, each.slot.node
                 found[node] = min(found.get(node, began), began)
         return found
+
+
+def _patience(facts: Facts) -> timedelta:
+    rule = facts.job.spec.workers.fallback
+    return timedelta(seconds=rule.after_seconds) if rule else PATIENCE
 
 
 def _nodes(slots: Iterable[Slot]) -> frozenset[Node]:
