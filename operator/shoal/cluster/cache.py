@@ -105,6 +105,10 @@ class Cache(Generic[T]):
         old = self._by_uid.get(uid)
         if version(fresh) <= (self._deleted.get(uid, -1) if old is None else version(old)):
             return
+        if old is None and (namesake := self.get(fresh.metadata.name, fresh.metadata.namespace)) is not None:
+            if version(namesake) > version(fresh):
+                return  # it is gone: a name is that of one object at a time
+            self.drop(namesake.metadata.uid, version(fresh))
         if old is not None:
             self._unindex(old)
             fresh = self._shared(old, fresh)
@@ -131,17 +135,10 @@ class Cache(Generic[T]):
             del self._by_name[where]
         self._on_change(old, None, False)
 
-    def replace(self, listed: Iterable[T], at: int, unread: Collection[str] = ()) -> None:
-        """Replace all objects by a list taken at resource version `at`; objects newer than the list are kept.
-
-        `unread`: uids that were listed but could not be parsed; their last known objects are kept.
-        """
-        fresh = {each.metadata.uid: each for each in listed}
-        listed_uids = fresh.keys() | set(unread)
-        for uid in [u for u, old in self._by_uid.items() if u not in listed_uids and version(old) <= at]:
+    def keep(self, listed: Collection[str], at: int) -> None:
+        """Drop what a list at resource version `at` has not: `listed` are its uids. What is newer is kept."""
+        for uid in [u for u, old in self._by_uid.items() if u not in listed and version(old) <= at]:
             self.drop(uid, at)
-        for each in fresh.values():
-            self.put(each)
 
     def _unindex(self, old: T) -> None:
         for name, key_of in self._key_of.items():

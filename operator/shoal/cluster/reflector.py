@@ -24,7 +24,8 @@ from shoal.errors import ClusterError, Unavailable
 
 logger = logging.getLogger(__name__)
 
-PAGE = 500
+PAGE = 100
+"""Objects of a list that are taken before others have the event loop: 100 pods are 0.6 MB, and hold it for 5 ms."""
 WATCH_SECONDS = 300
 """The shortest time that a watch is asked for; the longest is twice that, so that not all end together."""
 SILENCE_SECONDS = 75.0
@@ -193,8 +194,7 @@ class Reflector(Generic[T]):
     async def _relist(self) -> str:
         self._begun += 1
         self._wanted.clear()
-        listed: list[T] = []
-        unread: list[str] = []
+        listed: set[str] = set()
         # No resource version: what etcd has now, never what a cache of the API server had a while ago.
         query = {**self._source.query, "limit": str(PAGE)}
         while True:
@@ -203,13 +203,15 @@ class Reflector(Generic[T]):
                 raise Expired(answer.message)
             if not answer.ok:
                 raise StreamRefused(answer)
-            meta, items, bad = self._parse(answer.body)
-            listed += items
-            unread += bad
+            meta, items, unread = self._parse(answer.body)
+            for each in items:
+                self._cache.put(each)
+            listed |= {each.metadata.uid for each in items}
+            listed |= set(unread)  # their last known state is kept
             if not meta.continue_:
                 break
             query["continue"] = meta.continue_
-        self._cache.replace(listed, _number(meta.resource_version), unread)
+        self._cache.keep(listed, _number(meta.resource_version))
         self.denied = False
         self.synced.set()
         await self._end_list()

@@ -220,7 +220,7 @@ async def test_created_pod_missing_from_the_cache_is_found_by_name() -> None:
     rig.apply()
     await rig.reconcile(KEY)
     uid = rig.pod("digits-worker-0-0")["metadata"]["uid"]
-    rig.state.pods.replace([], rig.cluster.version)  # an empty cache
+    rig.state.pods.keep((), rig.cluster.version)  # an empty cache
     rig.state.pods._deleted.clear()
     rig.state._deleted_pods.clear()
     rig.cluster.change(JOB_PATH, status={})
