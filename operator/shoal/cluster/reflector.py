@@ -156,14 +156,20 @@ class Reflector(Generic[T]):
                 pause = {401: DENIED_SECONDS, 403: DENIED_SECONDS, 404: ABSENT_SECONDS}.get(error.status)
                 await self._pause(_backoff(failures) if pause is None else pause * random.uniform(0.8, 1))
 
-    async def refresh(self) -> bool:
-        """List again, and wait until a list that began after this call has ended; False if it was refused.
+    @property
+    def begun(self) -> int:
+        """How many lists have begun so far."""
+        return self._begun
+
+    async def refresh(self, begun: int | None = None) -> bool:
+        """Wait until a list has ended that began after this call, or after `begun` others; False if it was refused.
 
         What a watch has not reported is not known to be so: a watch may be behind, or silently dead.
         """
         async with self._changed:
-            begins = self._awaited = self._begun + 1
-            self._wanted.set()
+            begins = self._awaited = (self._begun if begun is None else begun) + 1
+            if self._begun < begins:
+                self._wanted.set()
             await self._changed.wait_for(lambda: self._ended >= begins)
         return not self.denied
 

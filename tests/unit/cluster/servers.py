@@ -134,7 +134,7 @@ class SmallServer:
         else:
             self.lists += 1
             items, at = list(self.objects.values()), self.version
-        size = min(self.page_size, int(query["limit"]))
+        size = min(self.page_size, int(query.get("limit", self.page_size)))
         page, rest = items[:size], items[size:]
         meta = {"resourceVersion": str(at)}
         if rest:
