@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from shoal.api.planning_status import PlanStatus
-from shoal.policy.decide.homes import Home, Homes, home_of, waits_for_node
+from shoal.policy.decide.homes import Homes, waits_for_node
 from shoal.policy.decide.members import UNWANTED, newest_of
 from shoal.policy.facts.read import Facts
+from shoal.policy.facts.sightings import Home
 from shoal.policy.model import Event, Proposal, Reason
 
 STALE_SECONDS = 600.0
@@ -167,8 +168,9 @@ def _readiness(proposal: Proposal) -> tuple[Reason | None, Reason | None]:
 
 def _current(facts: Facts, homes: Homes) -> dict[str, int]:
     """Workers by pool, as they are recorded."""
-    newest = (*newest_of(facts.sightings["worker"]).values(), *facts.at_rest)
-    counts = Counter(home_of(each.slot) for each in newest if each.slot.cause != UNWANTED)
+    newest = newest_of(facts.sightings["worker"]).values()
+    counts = Counter(each.home for each in newest if each.slot.cause != UNWANTED)
+    counts.update(facts.at_rest.homes.values())
     return {name: counts[Home(name)] for name in homes.pools if counts[Home(name)]}
 
 

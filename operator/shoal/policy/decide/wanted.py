@@ -20,11 +20,11 @@ from shoal.api.training_job_status import Slot
 from shoal.manifests.placement import Assigned, Where, default_where
 from shoal.manifests.workload import stands_for
 from shoal.policy.decide.assignment import Assignment, assign
-from shoal.policy.decide.homes import Home, home_of, homes_of, server_where
+from shoal.policy.decide.homes import homes_of, server_where
 from shoal.policy.decide.members import UNWANTED, newest_of
 from shoal.policy.decide.planning import Planned, planned
 from shoal.policy.facts.read import Facts
-from shoal.policy.facts.sightings import AtRest, Sighting
+from shoal.policy.facts.sightings import AtRest, Home, Sighting, home_of
 from shoal.policy.facts.verdict import PodOutcome
 from shoal.policy.model import Event, Reason
 
@@ -79,9 +79,8 @@ class Wanted:
 
     def disturbed(self, at_rest: AtRest) -> set[int]:
         """Workers at rest that are not wanted, or not where they are."""
-        found = at_rest.by_index()
-        moved = {index for index, each in found.items() if not self.fits(each.slot)} if self.homes else set()
-        return moved | (found.keys() - self.workers)
+        moved = {index for index, home in at_rest.homes.items() if self.homes.get(index, home) != home}
+        return moved | (at_rest.homes.keys() - self.workers)
 
     def home(self, place: Place) -> Home:
         """Where a new pod of this place lives."""
@@ -132,7 +131,8 @@ def wanted(facts: Facts) -> Wanted:
     if homes.trivial:
         result.workers = _without_homes(facts.job, held, number)
         return result
-    losses = {index: loss(each) for index, each in held.items()}
+    losses = dict.fromkeys(facts.at_rest.running, 0)
+    losses |= {index: loss(each) for index, each in held.items() if index not in losses}
     assigned: Assignment = assign(facts, homes, held, losses, number, plan.counts)
     result.workers, result.homes = frozenset(assigned.homes), assigned.homes
     result.lingering = assigned.lingering

@@ -132,14 +132,11 @@ class _Rooms:
             if each.slot.pool and _holds(each, timers, leaving)
         ]
         self._held = {(pool, index) for pool, index, ended_by_us in holding if not ended_by_us}
-        self._held |= {
-            (each.slot.pool, each.place.index)
-            for each in (at_rest if wanted.homes else ())
-            if each.slot.pool and each.slot.node not in leaving
-        }
         """A worker that is lost, or silent, and its successor in one pool count once: the node of the first goes."""
         self._used = Counter(pool for pool, _ in self._held)
         self._used.update(pool for pool, _, ended_by_us in holding if ended_by_us)
+        stay = (each.home for each in at_rest if each.slot.node not in leaving)
+        self._used.update(home.pool for home in (stay if leaving else at_rest.homes.values()))
 
     def has_one(self, index: int) -> bool:
         """Whether this worker may have a node where it is wanted."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from shoal.api.kube import Node, Pod
 from shoal.api.labels import Place
@@ -17,6 +18,18 @@ from shoal.manifests.platforms import Platform
 from shoal.policy.facts.signals import Signal
 from shoal.policy.facts.verdict import Verdict
 from shoal.policy.model import Observation
+
+
+class Home(NamedTuple):
+    """Where a worker lives: a pool; or no pool, and whether it is on demand though the job's workers are not."""
+
+    pool: str = ""
+    on_demand: bool = False
+
+
+def home_of(slot: Slot) -> Home:
+    """The home that is recorded."""
+    return Home(slot.pool, slot.on_demand)
 
 
 @dataclass(slots=True)
@@ -36,6 +49,11 @@ class Sighting:
     """The node that a healthy one is bound to, if it can be read; whether it is a spot node."""
     quiet: bool = False
     """It is healthy, and as recorded: nothing about it was to be judged."""
+    home: Home = field(init=False)
+    """Where it lives, as recorded."""
+
+    def __post_init__(self) -> None:
+        self.home = home_of(self.slot)
 
 
 @dataclass(slots=True)
@@ -44,6 +62,7 @@ class AtRest:
 
     running: dict[int, Sighting] = field(default_factory=dict)
     starting: dict[int, Sighting] = field(default_factory=dict)
+    homes: dict[int, Home] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.running) + len(self.starting)
@@ -59,12 +78,17 @@ class AtRest:
     def add(self, each: Sighting) -> None:
         """Add a worker."""
         state = self.running if each.slot.state == "Running" else self.starting
-        state[each.place.index] = each
+        index = each.place.index
+        state[index], self.homes[index] = each, each.home
 
     def pop(self, indices: Iterable[int]) -> list[Sighting]:
         """Take those of these workers that are at rest."""
-        found = ((self.running.pop(i, None) or self.starting.pop(i, None)) for i in indices)
-        return [each for each in found if each is not None]
+        found = []
+        for index in indices:
+            if (each := self.running.pop(index, None) or self.starting.pop(index, None)) is not None:
+                del self.homes[index]
+                found.append(each)
+        return found
 
     def by_index(self) -> dict[int, Sighting]:
         """All of them."""
