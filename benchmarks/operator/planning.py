@@ -26,7 +26,7 @@ def measure(quick: bool) -> Iterator[Measurement]:
         name = f"loop held by one change of {workers} workers{where}"
         yield summary(name, [held], "ms", "", 10.0, at_most=True)
         yield summary(f"{name}, ratio", [held / limit], "x", "json.loads of the job's pods")
-        yield summary(f"{name}, ratio", [held / anew], "x", "a process that knows no earlier plan")
+        yield summary(f"{name}, of one that remembers no plan", [held / anew], "x", "the same, just started")
         if not pools:
             yield summary(f"status of {workers} workers", [size], "KiB", "", goal, at_most=True)
 
