@@ -99,7 +99,7 @@ class Memory:
     """Who was at rest in the last plan of a job. The next one is the same without it, and takes longer."""
 
     def __init__(self) -> None:
-        self._of: tuple[int, Platform, bool] | None = None
+        self._of: tuple[str, Platform, bool] | None = None
         self._by_pod: dict[int, Sighting] = {}
 
     def recall(self, seen: Observation) -> tuple[AtRest, list[Pod], list[Slot]]:
@@ -122,6 +122,6 @@ class Memory:
         self._of, self._by_pod = _basis(seen), {id(each.pod): each for each in at_rest}
 
 
-def _basis(seen: Observation) -> tuple[int, Platform, bool]:
+def _basis(seen: Observation) -> tuple[str, Platform, bool]:
     """What else it depends on whether a worker is at rest."""
-    return seen.job.metadata.generation, seen.platform, seen.node_signals
+    return seen.job.spec.workers.template_digest, seen.platform, seen.node_signals
