@@ -16,6 +16,7 @@ from functools import partial
 from typing import TypeVar
 
 from shoal.api.capacity_pool import CapacityPool
+from shoal.api.kube import Pod
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import MANAGED_BY, TrainingJob
 from shoal.controllers.capacitypool.measure import matches
@@ -26,6 +27,8 @@ from shoal.controllers.planning.translate import pool_values, proposal, with_sta
 from shoal.controllers.speedprofile.reconcile import Learner
 from shoal.controllers.state import ClusterState, Key, Wake, key_of
 from shoal.controllers.trainingjob.claims import holdings
+from shoal.manifests.placement import ZONE
+from shoal.policy.decide.homes import in_zone
 from shoal.policy.model import Proposal
 from shoal.runtime.work_queue import Priority
 from shoal.sizing.fleet import FleetJob, FleetPlan, FleetPool, JobPlan, Profile, plan_fleet
@@ -203,7 +206,18 @@ class Planner:
         self._progress.observe(job, report, samples_per_epoch(profile))
         watched = self._paces.observe(job, report, self._now() - age)
         priority = max((pod.spec.priority for pod in pods), default=0)
-        return fleet_job(job, profile, now, report, priority=priority, watched=watched)
+        planned = fleet_job(job, profile, now, report, priority=priority, watched=watched)
+        return replace(planned, pools=self._near(job, pods) or planned.pools)
+
+    def _near(self, job: TrainingJob, pods: Iterable[Pod]) -> tuple[str, ...]:
+        """The pools that workers may go to: with `zonePolicy` Same, those in the zone where parameter server 0 is."""
+        known, zone = self._state.pools_by_name, ""
+        if job.spec.workers.zone_policy == "Same":
+            servers = (pod for pod in pods if pod.place is not None and pod.place.is_coordinator)
+            nodes = (self._state.nodes.get(pod.spec.node_name or "") for pod in servers)
+            zone = next((node.metadata.labels.get(ZONE, "") for node in nodes if node is not None), "")
+        near = in_zone(known, zone)
+        return tuple(name for name in job.spec.workers.pools if name in near or name not in known)
 
     def _pool(self, pool: CapacityPool, now: datetime) -> FleetPool:
         return pool_values(pool, [node for node in self._state.nodes.all() if matches(pool, node)], now)

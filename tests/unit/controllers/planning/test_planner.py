@@ -13,7 +13,7 @@ import pytest
 
 from shoal.api.base import Condition
 from shoal.api.capacity_pool import CapacityPool
-from shoal.api.kube import Pod
+from shoal.api.kube import Node, Pod
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import Answer
@@ -185,6 +185,26 @@ def test_pool_that_is_tried_again_is_doubted_until_it_has_a_node(
     found = fleet_pool(CapacityPool.model_validate(whole), NOW)
     assert (found.exhausted, found.doubted) == (exhausted == "True", doubted)
     assert not fleet_pool(pool("spot", 0.3, True), NOW).doubted
+
+
+@pytest.mark.parametrize(("policy", "chosen"), [("Same", "on-demand"), ("Preferred", "spot")])
+async def test_pools_out_of_the_zone_of_the_server_are_planned_only_where_workers_may_leave_it(
+    policy: str, chosen: str
+) -> None:
+    world = World()
+    workers = job_manifest()["spec"]["workers"] | {"zonePolicy": policy}
+    job = TrainingJob.model_validate(job_manifest(workers=workers))
+    world.add(job, pool("spot", 0.3, True, zone="z1"), pool("on-demand", 1.0, False, zone="z2"))
+    labels = {"topology.kubernetes.io/zone": "z2"}
+    world.state.nodes.put(Node.model_validate({"metadata": {"name": "safe", "uid": "n", "labels": labels}}))
+    server = build.pod_manifest("ps", node="safe")
+    server["metadata"]["labels"]["shoal.dev/job"] = "digits"
+    world.state.pods.put(Pod.model_validate(server))
+    world.hear(job, report(1e6))
+    await world.planner.plan_once()
+    found = world.planner.proposal(job.metadata.uid)
+    assert found is not None
+    assert set(found.pools) == {chosen}
 
 
 async def test_two_jobs_never_plan_more_than_the_limit() -> None:
