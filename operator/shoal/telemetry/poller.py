@@ -120,8 +120,8 @@ class Poller:
 
     async def _poll(self, endpoint: Endpoint, wake: Callable[[bool], None]) -> None:
         shown: tuple[float, StatusReport] | None = None
-        # A new leader follows all jobs at once, and a first read is a handshake.
-        await asyncio.sleep(random.uniform(0.0, self._share))
+        if self._share > self._poll_seconds:  # a new leader follows all jobs at once, and first reads are handshakes
+            await asyncio.sleep(random.uniform(0.0, self._share))
         while True:
             began = self._now()
             try:
