@@ -27,7 +27,7 @@ class Gke:
     target_size: Callable[[str], int]
 
 
-def gke() -> Gke:
+def gke_clients() -> Gke:
     """Clients with the credentials of the pod: to be kept, since they hold a connection and a token for all threads.
 
     Raises:

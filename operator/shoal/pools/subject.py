@@ -11,7 +11,7 @@ from shoal.cluster.transport import Transport
 from shoal.pools.buffer import BufferDriver
 from shoal.pools.driver import Driver
 from shoal.pools.eks import EksDriver, eks_client
-from shoal.pools.gke import GkeDriver, gke
+from shoal.pools.gke import GkeDriver, gke_clients
 from shoal.pools.rules import Pace
 from shoal.pools.scale import ScaleDriver
 
@@ -36,8 +36,8 @@ def identity(pool: CapacityPool, subject: Subject) -> str:
         return f"CapacityBuffer {subject.buffer.namespace}/shoal-{pool.metadata.name}"
     if subject.cloud is not None and (eks := subject.cloud.eks) is not None:
         return f"EKS node group {eks.region}/{eks.cluster}/{eks.nodegroup}"
-    if subject.cloud is not None and (group := subject.cloud.gke) is not None:
-        return f"GKE node pool {group.project}/{group.location}/{group.cluster}/{group.node_pool}"
+    if subject.cloud is not None and (gke := subject.cloud.gke) is not None:
+        return f"GKE node pool {gke.project}/{gke.location}/{gke.cluster}/{gke.node_pool}"
     return ""
 
 
@@ -48,7 +48,7 @@ def keeps_paid_nodes(subject: Subject) -> bool:
 
 def drivers(transport: Transport) -> Drivers:
     """The drivers of the modes that size something. Those of a cloud share its clients."""
-    clients_of_eks, clients_of_gke = cache(eks_client), cache(gke)
+    eks, gke = cache(eks_client), cache(gke_clients)
 
     def make(pool: CapacityPool, subject: Subject) -> Driver:
         pace = Pace(shrink_after=timedelta(seconds=pool.spec.scaling.shrink_after_seconds))
@@ -57,9 +57,9 @@ def drivers(transport: Transport) -> Drivers:
         if subject.buffer is not None:
             return BufferDriver(transport, pool, subject.buffer)
         if subject.cloud is not None and subject.cloud.eks is not None:
-            return EksDriver(subject.cloud.eks, pace, clients_of_eks)
+            return EksDriver(subject.cloud.eks, pace, eks)
         if subject.cloud is not None and subject.cloud.gke is not None:
-            return GkeDriver(subject.cloud.gke, pace, clients_of_gke)
+            return GkeDriver(subject.cloud.gke, pace, gke)
         raise ValueError(f"nothing to size: {subject}")  # CEL rules forbid it
 
     return make

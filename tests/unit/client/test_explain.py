@@ -163,7 +163,7 @@ def test_nobody_watches_is_said_after_a_while(
 
 
 @pytest.mark.parametrize(
-    ("manager", "others"), [(None, False), (MANAGED_BY, False), ("kueue.x-k8s.io/multikueue", True)]
+    ("manager", "others"), [(None, False), (MANAGED_BY, False), ("kueue.x-k8s.io/mk", True)]
 )
 def test_only_another_controllers_job_is_said_to_be_one(manager: str | None, others: bool) -> None:
     findings = explain(Seen(job({"observedGeneration": 1}, managedBy=manager), (), NOW))

@@ -14,7 +14,7 @@ import pytest
 
 from shoal.api.capacity_pool import GkeNodePool
 from shoal.errors import Busy, ScalingError
-from shoal.pools.gke import Gke, GkeDriver, compute, gke
+from shoal.pools.gke import Gke, GkeDriver, compute, gke_clients
 from shoal.pools.rules import Pace, Target
 
 pytest.importorskip("google.cloud.container_v1", reason="the extra `pools` is not installed")
@@ -114,7 +114,7 @@ async def test_without_its_client_it_says_what_to_install(monkeypatch: pytest.Mo
     for name in ("google.auth", "google.cloud.container_v1", "google.api_core"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ScalingError, match=r"shoal\[pools\]") as error:
-        await GkeDriver(POOL, Pace(), gke).read()
+        await GkeDriver(POOL, Pace(), gke_clients).read()
     assert error.value.reason == "NotInstalled"
 
 
