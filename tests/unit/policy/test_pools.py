@@ -732,11 +732,13 @@ def test_interruptions_and_shocks_are_counted_by_pool() -> None:
     world.settle()
     usage = world.status["poolUsage"]["a"]
     assert (usage["interruptions"], usage["shocks"]) == (2, 1)
+    assert (usage["inShocks"], usage["atShocks"]) == (2, 3)
     world.now += timedelta(seconds=100)
     world.notice(world.pods["digits-worker-0-1"]["spec"]["nodeName"])
     world.settle()
     usage = world.status["poolUsage"]["a"]
     assert (usage["interruptions"], usage["shocks"]) == (3, 1)
+    assert (usage["inShocks"], usage["atShocks"]) == (2, 3)
 
 
 steps = st.lists(

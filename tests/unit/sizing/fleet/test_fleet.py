@@ -508,7 +508,7 @@ def test_what_runs_is_left_where_the_job_may_no_longer_run_it() -> None:
 
 
 def test_pool_that_runs_out_gets_on_demand_workers_beside_it_where_there_is_no_reserve() -> None:
-    scarce = replace(SPOT, unfulfilled_waits=20, startup_seen=5)
+    scarce = replace(SPOT, watched_seconds=360_000, out_seconds=180_000, outs=100)
     tight = job(samples_left=7.5e7, deadline_seconds=3900.0)  # on-demand alone could not make it any more
     sure, unsure = (plan_fleet([pool, STEADY], [PROFILE], [tight]).jobs["a"] for pool in (SPOT, scarce))
     assert unsure.counts["steady"] > sure.counts["steady"] or not unsure.feasible
