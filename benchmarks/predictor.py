@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,8 @@ FILES = {
 INSTANCES = Path("tests/data/spotdnn/instances.csv")
 _SPEED = "steps/s"
 _MODELS = "models.csv"
+LINE = 150
+"""Characters."""
 _New = dict[str, tuple[Evaluation, Mapping[str, float]]]
 
 
@@ -70,7 +73,7 @@ def write_report(data: Path, out: Path, catalogue: Catalogue) -> list[Path]:
     new = _new_accelerators(data, catalogue)
     farther = splits(data, FILES, _models(data), catalogue, INSTANCES)
     contents: dict[str, bytes] = {
-        "predictor.md": (_page(sections, new, farther) + _farther(farther)).encode()
+        "predictor.md": _wrapped(_page(sections, new, farther) + _farther(farther)).encode()
     }
     for section in sections:
         contents[f"predictor-{section.target}.png"] = _plot(section)
@@ -319,6 +322,12 @@ def _page(sections: list[_Section], new: _New, farther: Mapping[str, list[Split]
             row = f"| {name} | {total['n']} | {total['mape']:.1f} | {share} | {_width(found.rows)} | "
             out.append(row + ", ".join(f"{peer} {error:.1f}" for peer, error in peers.items()) + " |")
     return "\n".join(out) + "\n"
+
+
+def _wrapped(page: str) -> str:
+    """The page with its prose in lines as long as those of the other pages."""
+    parts = page.rstrip("\n").split("\n\n")
+    return "\n\n".join(part if part[0] in "#|!" else fill(part, LINE) for part in parts) + "\n"
 
 
 def _farther(found: Mapping[str, list[Split]]) -> str:
