@@ -103,9 +103,8 @@ def _found(plan: Plan, currency: str) -> list[str]:
 
 def _not_found(plan: Plan, currency: str) -> list[str]:
     objective = plan.objective
-    superlative = "fastest plan" if plan.counts == plan.fastest.counts else "cheapest plan"
-    if plan.counts != plan.fastest.counts and objective.deadline is not None:
-        superlative += " that ends in time"
+    in_time = " that ends in time" if objective.deadline is not None else ""
+    superlative = f"cheapest plan{in_time}" if plan.misses_only_budget else "fastest plan"
     shown = (
         f"The {superlative} is {fleet(plan.pools, plan.counts)}, with {plan.servers} parameter "
         f"server{'s' if plan.servers > 1 else ''}: it takes {duration(plan.seconds)} and costs "
@@ -113,12 +112,16 @@ def _not_found(plan: Plan, currency: str) -> list[str]:
     )
     if plan.binding == "budget" and objective.budget is not None:
         cheapest = plan.cheapest
-        return [
-            f"The budget of {money(objective.budget, currency)} is too small for every plan.",
-            f"The cheapest is {_brief(plan, cheapest)} for {money(cheapest.cost, currency)} in "
-            f"{duration(cheapest.seconds)}: raise the budget to at least that.",
-            *([shown] if plan.counts != cheapest.counts else []),
-        ]
+        dear = [f"The budget of {money(objective.budget, currency)} is too small for every plan.", shown]
+        if not plan.misses_only_budget:  # nor is the deadline sure
+            return dear
+        sentences = [*dear, "Raise the budget to at least that."]
+        if plan.counts != cheapest.counts:
+            sentences.append(
+                f"With more time, {_brief(plan, cheapest)} would do for {money(cheapest.cost, currency)} in "
+                f"{duration(cheapest.seconds)}."
+            )
+        return sentences
     if plan.binding == "deadline and budget" and objective.deadline and objective.budget:
         sentences = [
             f"Deadline and budget cannot be kept together: each of {duration(objective.deadline)} and "

@@ -304,7 +304,8 @@ def test_job_that_misses_only_its_budget_is_as_cheap_as_it_can_be_and_tries_what
     assert not alone.feasible
     assert alone.binding == "budget"
     assert alone.counts == least.counts
-    assert "The budget of 4.00 is too small for every plan. The cheapest is" in alone.reason
+    assert "The budget of 4.00 is too small for every plan. The cheapest plan is 1 worker" in alone.reason
+    assert "raise the budget to at least that" in alone.reason.lower()
     found = plan_fleet(pools, [PROFILE], [over]).jobs["a"]
     assert (found.counts["known"], found.counts["new"]) == (1, 1)
     assert "One worker more measures new, where the model never ran" in found.reason
