@@ -229,7 +229,7 @@ class Stocked:
     def __init__(self) -> None:
         self.now, self.status = NOW, CapacityPoolStatus()
 
-    def look(self, minutes: float, nodes: int = 2, asked: datetime | None = None) -> None:
+    def look(self, minutes: float, nodes: int = 2, asked: datetime | None = None, operator: str = "") -> None:
         """Look for some time. `asked`: since when a pod waits for one node more."""
         labels = {"pool": "spot"}
         there = [Node.model_validate({"metadata": {"name": f"n{i}", "labels": labels}}) for i in range(nodes)]
@@ -237,7 +237,9 @@ class Stocked:
             self.now += timedelta(seconds=15)
             pods = () if asked is None else (waiting((NOW - asked).total_seconds()),)
             self.status = measure(
-                seen(pool(self.status), now=self.now, nodes=there, used=nodes, waiting=pods)
+                seen(
+                    pool(self.status), now=self.now, nodes=there, used=nodes, waiting=pods, operator=operator
+                )
             )
 
     def counted(self) -> tuple[float, float, float]:
@@ -278,6 +280,13 @@ def test_time_in_which_nobody_would_notice_a_stock_out_says_nothing() -> None:
     of.now += timedelta(minutes=30)  # no operator runs
     of.look(30)
     assert 54 <= of.counted()[0] <= 60  # what it saw before it ended is not written
+
+
+def test_two_operators_that_share_a_pool_count_each_second_once() -> None:
+    of = Stocked()
+    for each in range(240):
+        of.look(0.25, operator=f"operator-{each % 3}")
+    assert of.counted() == about(60, 0, 0)
 
 
 def test_old_stock_outs_weigh_less() -> None:
