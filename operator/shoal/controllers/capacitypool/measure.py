@@ -189,6 +189,9 @@ def _conditions(seen: Seen, pending: int, *, still: bool) -> tuple[Condition, ..
     )
     if still and not pending:
         words = "pods waited for a node of this pool in vain; it is tried again soon"
+    if not seen.nodes and seen.pool.spec.node_selector:
+        labels = ", ".join(f"{key}={value}" for key, value in seen.pool.spec.node_selector.items())
+        words += f"; no node has the labels of spec.nodeSelector ({labels}): if some should, label them"
     none = bool(pending) or still
     exhausted = ("Exhausted", none, ("NoNodes", words) if none else ("NodesAvailable", ""))
     before = {condition.type: condition for condition in seen.pool.status.conditions}

@@ -88,8 +88,8 @@ def _solved(job: FleetJob, left: Mapping[str, int], given: Given, elsewhere: Col
         words = f"{missing}: what runs is kept, and at least the workers that it begins with."
         return Solved(job, unplanned(job, given.pools, left, words))
     for limit, value, words in (
-        ("deadline", job.deadline_seconds, "The deadline has passed."),
-        ("budget", job.budget_left, "The budget is spent."),
+        ("deadline", job.deadline_seconds, _raise("The deadline has passed", "deadlineSeconds")),
+        ("budget", job.budget_left, _raise("The budget is spent", "maxCost")),
     ):
         if value is not None and value <= 0:
             faster = {"deadline_seconds": None, "prefer": "MinTime"}
@@ -199,6 +199,10 @@ def problem_of(job: FleetJob, limits: Mapping[str, int], given: Given) -> JobPro
 
 def _sentence(words: str) -> str:
     return f"{words[:1].upper()}{words[1:].rstrip('.')}."
+
+
+def _raise(what: str, field: str) -> str:
+    return f"{what}: raise elasticity.objective.{field}, or remove it."
 
 
 def _late(found: JobPlan, binding: str, words: str) -> JobPlan:

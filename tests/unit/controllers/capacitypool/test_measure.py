@@ -191,6 +191,8 @@ def test_pool_is_exhausted_when_pods_wait_for_longer_than_a_start() -> None:
     status = measure(seen(pool(), waiting=(waiting(121), waiting(10))))
     assert condition(status, "Exhausted") == ("True", "NoNodes")
     assert status.unfulfilled.pending == 1
+    [told] = [each.message for each in status.conditions if each.type == "Exhausted"]
+    assert "no node has the labels of spec.nodeSelector (pool=spot): if some should, label them" in told
     measured = job("a", usage(starts=1, startSeconds=300, startSecondsSquared=90000))
     patient = measure(seen(pool(), measured, waiting=(waiting(500),)))
     assert condition(patient, "Exhausted") == ("False", "NodesAvailable"), (
