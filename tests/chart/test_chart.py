@@ -28,18 +28,18 @@ IMAGES_SET = (
 )
 
 
-def render(tools: Path, *sets: str, namespace: str = "shoal-system") -> list[dict]:
+def render(tools: Path, *sets: str, namespace: str = "shoal-system") -> list[dict[str, Any]]:
     flags = [flag for value in (*IMAGES_SET, *sets) for flag in ("--set", value)]
     done = helm(tools, "template", "shoal", str(CHART), "--namespace", namespace, *flags)
     assert done.returncode == 0, done.stderr
     return [document for document in yaml.safe_load_all(done.stdout) if document]
 
 
-def of_kind(documents: list[dict], kind: str) -> list[dict]:
+def of_kind(documents: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [d for d in documents if d["kind"] == kind]
 
 
-def granted(documents: list[dict], kind: str) -> set[tuple[str, str]]:
+def granted(documents: list[dict[str, Any]], kind: str) -> set[tuple[str, str]]:
     return {
         (resource, verb)
         for role in of_kind(documents, kind)

@@ -274,8 +274,8 @@ async def test_permissions_are_enough_and_all_used(
         control_plane.kubeconfig,
         namespace,
         tmp_path / "operator",
+        service_account.environment(control_plane, SHOAL_INSTALL_KEY_FILE=str(key)),
         mounted,
-        **service_account.environment(control_plane, SHOAL_INSTALL_KEY_FILE=str(key)),
     )
     async with FakeKubelet(control_plane.kubeconfig, pod_ip=lambda _pod: coordinators.address(0)) as nodes:
         for name in ("spot", "od"):
@@ -340,8 +340,8 @@ class Queue:
         found = await self.workload(job)
         assert found is not None
         told = {each["type"]: each for each in found.get("status", {}).get("conditions", [])}
-        for kind, status in conditions.items():
-            told[kind] = {"type": kind, "status": status, "reason": "Preempted", "lastTransitionTime": now()}
+        for kind, state in conditions.items():
+            told[kind] = {"type": kind, "status": state, "reason": "Preempted", "lastTransitionTime": now()}
         status: Json = {"conditions": list(told.values())}
         if "QuotaReserved" in conditions:
             sets = [{"name": each["name"], "flavors": {"cpu": "all"}} for each in found["spec"]["podSets"]]
@@ -380,10 +380,11 @@ async def test_permissions_for_kueue_are_enough_and_all_used(
     log, queue = AuditTail(control_plane.audit_log), Queue(kube, namespace)
     await fake_kubelet.add_node("safe-1")
     await fake_kubelet.add_node("spot-1", spot=True)
-    for kind, plural, body in (
+    cluster_wide: list[tuple[str, str, Json]] = [
         ("ResourceFlavor", "resourceflavors", {"metadata": {"name": "all"}, "spec": {}}),
         ("WorkloadPriorityClass", "workloadpriorityclasses", {"metadata": {"name": "urgent"}, "value": 9}),
-    ):
+    ]
+    for kind, plural, body in cluster_wide:
         body |= {"apiVersion": f"{QUEUES}/v1beta1", "kind": kind}
         await kube.create(f"/apis/{QUEUES}/v1beta1/{plural}", body)
 

@@ -121,7 +121,7 @@ async def test_an_upgrade_and_a_rollback_restart_nothing(
     older = os.pathsep.join(str(previous / each) for each in ("operator", "trainer_image"))
 
     def old_operator(name: str) -> OperatorProcess:
-        return OperatorProcess(control_plane.kubeconfig, namespace, tmp_path / name, PYTHONPATH=older)
+        return OperatorProcess(control_plane.kubeconfig, namespace, tmp_path / name, {"PYTHONPATH": older})
 
     async with old_operator("old") as old:
         await job.apply()
@@ -139,7 +139,7 @@ async def test_an_upgrade_and_a_rollback_restart_nothing(
         "SHOAL_METRICS_PORT": str(port),
         "SHOAL_IMAGE_WORKER": "shoal/worker:new",
     }
-    async with OperatorProcess(control_plane.kubeconfig, namespace, tmp_path / "new", **settings):
+    async with OperatorProcess(control_plane.kubeconfig, namespace, tmp_path / "new", settings):
         await scaled(control_plane, job, 3)
         after = await job.pods()
         assert {name: identity(after[name]) for name in before} == before

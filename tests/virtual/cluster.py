@@ -310,7 +310,7 @@ class Cluster:
             return
         process.told = True
         conditions = []
-        words = {}
+        words: dict[str, Any] = {}
         if leaving:
             conditions = [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}]
             words = {

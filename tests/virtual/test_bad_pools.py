@@ -112,7 +112,11 @@ def test_running_job_goes_on_after_its_deadline_and_its_budget() -> None:
 
                 await world.until(told, 400, f"{name} says it")
             for name in said:
-                await world.until(lambda name=name: world.job(name).status.finished, 2000, f"{name} ends")
+
+                def ended(name: str = name) -> bool:
+                    return world.job(name).status.finished
+
+                await world.until(ended, 2000, f"{name} ends")
                 assert world.job(name).status.phase == "Succeeded"
 
     play(story)
