@@ -12,7 +12,7 @@ from datetime import datetime
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.kube import Node, Pod
 from shoal.api.speed_profile import SpeedProfile
-from shoal.api.training_job import MANAGED_BY, TrainingJob
+from shoal.api.training_job import TrainingJob
 from shoal.controllers.capacitypool.measure import matches
 from shoal.controllers.planning.paces import Paces
 from shoal.controllers.planning.progress import Progress
@@ -103,5 +103,5 @@ def _is_planned(job: TrainingJob) -> bool:
         and not job.status.finished
         and not job.spec.suspend
         and job.metadata.deletion_timestamp is None
-        and job.spec.managed_by in {None, MANAGED_BY}
+        and job.spec.ours
     )
