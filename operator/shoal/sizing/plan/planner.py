@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -42,7 +42,7 @@ class Plan:
     `budget_chance`: the share of simulated runs that met the deadline, and the budget; None if there is none or
     nothing is random. `finish`: the 5 and 95 % quantiles of the simulated time; infinite: it ended
     before the work did. `unlimited`: the best plan without
-    the constraint `binding`. `proved`: every combination that is better by the objective was ruled out.
+    the constraint `binding`. `full`: it has as many workers as the job may have. `proved`: every combination that is better by the objective was ruled out.
     """
 
     pools: tuple[Pool, ...]
@@ -67,6 +67,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     budget_chance: float | None = None
     finish: tuple[float, float] | None = None
+    full: bool = False
     proved: bool = True
 
     def as_json(self, reason: str) -> dict[str, Any]:
@@ -129,9 +130,10 @@ def plan(problem: Problem, *, exact_limit: int = EXACT_LIMIT, seed: int = 0) -> 
     if best is None and checked is None:
         checked = walk.check(shown.counts, shown.variant)
     notes = (*problem.notes, *_extrapolated(problem.servers, evaluators[shown.variant].servers))
-    return _answer(
+    answer = _answer(
         model, found, best, exact, problem.work, _facts(problem, shown, evaluators, checked), notes, proved
     )
+    return replace(answer, full=sum(shown.counts) == problem.max_workers)
 
 
 @dataclass(frozen=True)
