@@ -496,6 +496,18 @@ def test_plan_leaves_an_exhausted_pool_in_which_workers_wait_without_delay() -> 
     assert world.by_pool() == {"a": 1, "b": 2}
 
 
+def test_plan_that_waits_for_an_exhausted_pool_with_fewer_workers_shrinks_late() -> None:
+    """It leaves the pool for no other: a request less helps nobody, and the next plan may want it again."""
+    world = auto(nodes={"a": 1, "b": 3})
+    world.pools["a"] = pool("a", status=EXHAUSTED)
+    world.propose({"a": 1}, age=0)
+    world.settle()
+    assert world.status["plan"]["pools"] == {"a": 2}
+    world.propose({"a": 1}, age=301)
+    world.settle()
+    assert world.status["plan"]["pools"] == {"a": 1}
+
+
 def test_workers_that_are_too_many_work_until_the_others_have_their_nodes() -> None:
     """A plan of fewer workers, all of them in a pool that was just taken, would leave the job without any."""
     world = auto(nodes={"a": 2, "od": 2})
@@ -720,11 +732,13 @@ def test_interruptions_and_shocks_are_counted_by_pool() -> None:
     world.settle()
     usage = world.status["poolUsage"]["a"]
     assert (usage["interruptions"], usage["shocks"]) == (2, 1)
+    assert (usage["inShocks"], usage["atShocks"]) == (2, 3)
     world.now += timedelta(seconds=100)
     world.notice(world.pods["digits-worker-0-1"]["spec"]["nodeName"])
     world.settle()
     usage = world.status["poolUsage"]["a"]
     assert (usage["interruptions"], usage["shocks"]) == (3, 1)
+    assert (usage["inShocks"], usage["atShocks"]) == (2, 3)
 
 
 steps = st.lists(

@@ -132,13 +132,18 @@ def _clamped(homes: Homes, proposal: Proposal, now: Mapping[str, int]) -> dict[s
 def _is_due(
     facts: Facts, homes: Homes, now: Mapping[str, int], proposed: Mapping[str, int], proposal: Proposal
 ) -> bool:
-    """Whether the counts change now. To leave what is not to be had disturbs no worker, so it waits for nothing."""
+    """Whether the counts change now.
+
+    To leave what is not to be had for another pool disturbs no worker, so it waits for nothing.
+    """
     if dict(now) == dict(proposed):
         return False
     in_vain = {
         each.slot.pool for each in facts.sightings["worker"] if waits_for_node(each)
     } & homes.pools.keys()
-    if any(homes.is_exhausted(Home(name)) and proposed.get(name, 0) < now.get(name, 0) for name in in_vain):
+    left = {name for name, count in now.items() if proposed.get(name, 0) < count}
+    moves = any(count > now.get(name, 0) for name, count in proposed.items())
+    if moves and any(homes.is_exhausted(Home(name)) for name in in_vain & left):
         return True
     if _waits_for_measurement(facts, proposal):
         return False

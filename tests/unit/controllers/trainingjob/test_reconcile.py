@@ -214,6 +214,30 @@ async def test_lost_answer_creates_no_second_pod() -> None:
     assert rig.job.status.restarts.disruptions == 0
 
 
+async def test_status_that_is_stored_without_an_answer_is_told_once() -> None:
+    """Its events and the counts of its losses were lost for good."""
+    rig = Rig()
+    rig.apply()
+    await rig.reconcile(KEY)
+    rig.run_pods()
+    await settled(rig)
+    lost = rig.cluster.objects.pop("/api/v1/namespaces/ns/pods/digits-worker-0-0")
+    rig.state.pods.drop(lost["metadata"]["uid"])
+    rig.cluster.loses_answer = lambda method, path: method == "PUT" and path.endswith("digits/status")
+    before = rig.metrics.disruptions._value.get()
+    rig.cluster.requests.clear()
+    for _ in range(5):
+        await rig.reconcile(KEY)
+        rig.see()
+        await asyncio.sleep(0.3)
+    assert rig.job.status.restarts.disruptions == 1
+    rig.cluster.loses_answer = lambda _method, _path: False
+    await settled(rig)
+    assert rig.metrics.disruptions._value.get() == before + 1
+    told = [each["reason"] for path, each in rig.cluster.objects.items() if "/events/" in path]
+    assert told.count("WorkerDisrupted") == 1, told
+
+
 async def test_created_pod_missing_from_the_cache_is_found_by_name() -> None:
     rig = Rig()
     rig.apply()
