@@ -42,7 +42,8 @@ class Plan:
     `budget_chance`: the share of simulated runs that met the deadline, and the budget; None if there is none or
     nothing is random. `finish`: the 5 and 95 % quantiles of the simulated time; infinite: it ended
     before the work did. `unlimited`: the best plan without
-    the constraint `binding`. `full`: it has as many workers as the job may have. `proved`: every combination that is better by the objective was ruled out.
+    the constraint `binding`. `full`: it has as many workers as the job may have. `proved`: every combination that is
+    better by the objective was ruled out.
     """
 
     pools: tuple[Pool, ...]
