@@ -281,6 +281,23 @@ def test_service_monitor_has_the_labels_that_prometheus_selects(tools: Path) -> 
     assert monitor["metadata"]["labels"]["release"] == "prom"
 
 
+def test_node_pools_are_scraped_as_the_operator_is_and_not_for_it(tools: Path) -> None:
+    """Nobody found out that they were gone."""
+    documents = render(tools, "metrics.serviceMonitor.enabled=true", "pools.enabled=true")
+    services = {each["metadata"]["name"]: each for each in of_kind(documents, "Service")}
+    for each in of_kind(documents, "ServiceMonitor"):
+        wanted = each["spec"]["selector"]["matchLabels"]
+        [service] = [s for s in services.values() if wanted.items() <= s["metadata"]["labels"].items()]
+        [deployment] = [
+            d["spec"]["template"]["metadata"]["labels"]
+            for d in of_kind(documents, "Deployment")
+            if d["metadata"]["name"] == each["metadata"]["name"]
+        ]
+        assert service["spec"]["selector"].items() <= deployment.items()
+        assert each["spec"]["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
+    assert services.keys() == {"shoal-metrics", "shoal-pools-metrics"}
+
+
 def test_operator_meets_the_restricted_standard(tools: Path) -> None:
     (deployment,) = of_kind(render(tools), "Deployment")
     pod = deployment["spec"]["template"]["spec"]

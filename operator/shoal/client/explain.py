@@ -49,7 +49,7 @@ def explain(seen: Seen) -> list[Finding]:
 
 def _nobody_watches(seen: Seen) -> Iterator[Finding]:
     job = seen.job
-    if job.spec.managed_by:
+    if not job.spec.ours:
         yield Finding(
             "waiting",
             f"another controller manages this job: {job.spec.managed_by}",

@@ -815,7 +815,7 @@ def test_node_on_which_workers_fail_is_avoided_for_a_while() -> None:
     (manifest,) = created(made)
     required = manifest["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert required["nodeSelectorTerms"] == [
-        {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["a-0"]}]}
+        {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["a-0"]}]}
     ]
     world.now += timedelta(seconds=601)
     world.reconcile()

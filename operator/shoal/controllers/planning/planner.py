@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.speed_profile import SpeedProfile
-from shoal.api.training_job import MANAGED_BY, TrainingJob
+from shoal.api.training_job import TrainingJob
 from shoal.controllers.capacitypool.measure import matches
 from shoal.controllers.planning.metrics import PlanMetrics
 from shoal.controllers.planning.paces import Paces
@@ -236,5 +236,5 @@ def _is_planned(job: TrainingJob) -> bool:
         and not job.status.finished
         and not job.spec.suspend
         and job.metadata.deletion_timestamp is None
-        and job.spec.managed_by in {None, MANAGED_BY}
+        and job.spec.ours
     )
