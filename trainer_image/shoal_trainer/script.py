@@ -128,6 +128,15 @@ def must_define(file: str, text: str, attribute: str) -> None:
     raise ValueError(f"{file} has no {first!r} at its top level: {hint}")
 
 
+def must_take_arguments(file: str, text: str, attribute: str) -> None:
+    """Raise ValueError if the name is a Training, and no function that arguments could be given to."""
+    if attribute in _trainings(_parsed(file, text).body)[0]:
+        raise ValueError(
+            f"{file}:{attribute} is a Training, which takes no arguments: make it a function that returns one, such as "
+            f"def {attribute}(rate): …, or leave the arguments out"
+        )
+
+
 def _parsed(file: str, text: str) -> ast.Module:
     try:
         return ast.parse(text, file)

@@ -24,7 +24,7 @@ from shoal.api.training_job import TrainingJob
 from shoal.client import code
 from shoal.errors import UsageError
 from shoal_trainer.contract import BATCH_SIZE
-from shoal_trainer.script import module_of, must_define, no_entrypoint, training_in
+from shoal_trainer.script import module_of, must_define, must_take_arguments, no_entrypoint, training_in
 
 _CLAIM = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 
@@ -129,6 +129,8 @@ def _entrypoint(wanted: Submission) -> tuple[str, dict[str, str]]:
             module = module_of(file)
             attribute = attribute or training_in(file, sources[file])
             must_define(file, sources[file], attribute)
+            if wanted.args:
+                must_take_arguments(file, sources[file], attribute)
         except ValueError as error:
             raise UsageError(str(error)) from error
     elif wanted.image is None:

@@ -67,6 +67,17 @@ def test_all_that_a_local_run_has_can_be_said(code: Path) -> None:
     assert spec["parameterServers"]["snapshot"] == {"everySeconds": 60}
 
 
+def test_arguments_are_for_a_function(code: Path) -> None:
+    """Known here, before a worker of the cluster finds out."""
+    (code / "rated.py").write_text(
+        "from shoal_trainer import Training\n\ndef make(rate=1):\n    return Training(model=rate)\n\njob = make()\n"
+    )
+    assert manifests(submission(entrypoint="rated.py:make", args={"rate": 2}))
+    assert manifests(submission(entrypoint="rated.py:job"))
+    with pytest.raises(UsageError, match=r"rated.py:job is a Training, which takes no arguments"):
+        manifests(submission(entrypoint="rated.py:job", args={"rate": 2}))
+
+
 def test_names_are_new_each_time_and_short(code: Path) -> None:
     long = code / f"{'x_' * 40}.py"
     long.write_text("job = None\n")
