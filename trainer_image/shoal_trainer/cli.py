@@ -13,9 +13,9 @@ from typing import Literal
 import click
 from pydantic import JsonValue
 
-from shoal_trainer.contract import BATCH_SIZE, InitialFrom, Staleness, StopAfter, argument
+from shoal_trainer.contract import InitialFrom, Staleness, StopAfter
 from shoal_trainer.errors import TrainerError, UserError
-from shoal_trainer.script import module_of, no_entrypoint, training_in
+from shoal_trainer.script import BATCH_SIZE, argument, module_of, no_entrypoint, training_in
 from shoal_trainer.termination.deadline import end_soon
 from shoal_trainer.termination.orphans import follow_parent
 
