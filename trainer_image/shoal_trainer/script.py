@@ -1,16 +1,22 @@
-"""What a Python file defines, read and not run: which of its names is the `Training`.
+"""What the command lines of the trainer and of the operator share: so it is here, and imports neither.
 
-The command lines of the trainer and of the operator both look; so it is here, and imports neither.
+What a Python file defines, read and not run (which of its names is the `Training`), and how an argument is typed.
 """
 
 from __future__ import annotations
 
 import ast
 import difflib
+import json
 import keyword
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from pydantic import JsonValue
+
+BATCH_SIZE = 32
+"""What `run`, `check`, `fit` and `submit` take where nobody says it: Keras' own. A manifest without it has 128."""
 
 HELP = """{file} has no shoal_trainer.Training. Add one, such as
 
@@ -152,3 +158,30 @@ def _bound(nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield node.asname or node.name.partition(".")[0]
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
+
+
+def argument(text: str) -> tuple[str, JsonValue]:
+    """An argument of the entrypoint, of a command line (NAME=VALUE), as a TrainingJob has it.
+
+    A value of JSON (`n=5`, `rate=0.1`, `on=true`, `layers=[64, 32]`, `n="5"`), and any other text as it was typed:
+    `relu`, `007`. So are numbers that JSON would write otherwise (`1.10`, `1e-3`): they arrive as floats, or as they
+    are where the entrypoint wants text.
+
+    Raises:
+        ValueError: it has no name, or is null, which a manifest cannot hold.
+    """
+    name, equals, typed = text.partition("=")
+    if not equals or not name:
+        raise ValueError(f"{text!r} must be NAME=VALUE")
+    try:
+        value: JsonValue = json.loads(typed)
+        written = json.dumps(value, allow_nan=False)
+    except (ValueError, RecursionError):
+        return name, typed
+    if value is None:
+        raise ValueError(f"{text!r}: Kubernetes drops null: leave {name} out, so that its default counts")
+    if isinstance(value, float) and (value.is_integer() or written != typed):
+        return name, typed
+    if isinstance(value, int) and abs(value) >= 1 << 63:  # the API server would make a float of it
+        return name, typed
+    return name, value

@@ -14,7 +14,7 @@ from shoal.cli.cluster import cluster_command
 from shoal.cli.options import Command
 from shoal.cli.values import COUNT, SECONDS, Count
 from shoal.errors import Forbidden, NotFound, Unavailable, UsageError
-from shoal_trainer.contract import BATCH_SIZE, argument
+from shoal_trainer.script import BATCH_SIZE, argument
 
 if TYPE_CHECKING:
     from shoal.client import Client

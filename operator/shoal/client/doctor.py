@@ -166,8 +166,22 @@ def _operator(cluster: Cluster) -> Iterator[Check]:
         )
         describe = f"kubectl -n {metadata['namespace']} describe pods -l app.kubernetes.io/name=shoal"
         help_ = "" if state == "ok" else describe
-        yield Check("operator", state, f"{name}: {ready} of {count(wanted, 'replica')} ready", help_)
+        of = f", for the namespace {scope}" if (scope := _scope(each)) else ""
+        yield Check("operator", state, f"{name}: {ready} of {count(wanted, 'replica')} ready{of}", help_)
         yield from _lease(cluster, metadata)
+    scopes = {_scope(each) for each in cluster.deployments}
+    if scopes and not scopes & {"", cluster.namespace}:
+        yield Check("operator", "broken", f"no operator works for the namespace {cluster.namespace}",
+                    f"submit jobs to {' or '.join(sorted(scopes))}, or set scope.namespace of a release")  # fmt: skip
+
+
+def _scope(deployment: Json) -> str:
+    """The namespace that an operator works for; empty: all of them."""
+    containers = deployment["spec"].get("template", {}).get("spec", {}).get("containers", ())
+    environment = (
+        variable for each in containers if each["name"] == "operator" for variable in each.get("env") or ()
+    )
+    return next((each.get("value", "") for each in environment if each["name"] == "SHOAL_NAMESPACE"), "")
 
 
 def _lease(cluster: Cluster, deployment: Json) -> Iterator[Check]:
@@ -255,12 +269,17 @@ def _pools(cluster: Cluster) -> Iterator[Check]:
     elif not cluster.pools:
         yield Check("pools", "ok", "no CapacityPool: nothing is planned or priced, and jobs run all the same")
     for pool in cluster.pools or ():
-        name, selector = pool["metadata"]["name"], pool["spec"].get("nodeSelector") or {}
-        matching = [each for each in cluster.nodes or () if selector.items() <= _labels(each).items()]
-        price = (pool["spec"].get("price") or {}).get("perHour")
-        words = f"{name}: {count(len(matching), 'node')}, price {price or 'unknown'}"
-        if price is None:
-            yield Check("pools", "warning", words, "without price.perHour it is offered to no plan")
+        status, price = pool.get("status") or {}, (pool["spec"].get("price") or {}).get("perHour")
+        words = (
+            f"{pool['metadata']['name']}: {count(status.get('nodes', 0), 'node')}, price {price or 'unknown'}"
+        )
+        ready = next((each for each in status.get("conditions") or () if each["type"] == "Ready"), None)
+        if ready is not None and ready["status"] == "False":
+            yield Check("pools", "warning", words, ready.get("message", ""))
+        elif ready is None:
+            yield Check(
+                "pools", "warning", words, "no operator has looked at it yet, so what it says is not checked"
+            )
         else:
             yield Check("pools", "ok", words)
 

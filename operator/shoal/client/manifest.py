@@ -23,8 +23,7 @@ from shoal.api.mistakes import mistakes
 from shoal.api.training_job import TrainingJob
 from shoal.client import code
 from shoal.errors import UsageError
-from shoal_trainer.contract import BATCH_SIZE
-from shoal_trainer.script import module_of, must_define, no_entrypoint, training_in
+from shoal_trainer.script import BATCH_SIZE, module_of, must_define, no_entrypoint, training_in
 
 _CLAIM = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 
