@@ -28,7 +28,7 @@ HISTOGRAM = ("_bucket", "_count", "_sum")
 def series() -> dict[str, set[str]]:
     """The labels of each series. tests/unit/docs compares these tables with the code."""
     found: dict[str, set[str]] = {}
-    for heading in ("Operator", "Coordinator"):
+    for heading in ("Operator", "Node pools", "Coordinator"):
         for name, kind, labels, _ in rows(section(read("docs/metrics.md"), heading)):
             names = [code(name)[0] + each for each in HISTOGRAM] if kind == "histogram" else [code(name)[0]]
             found |= {

@@ -95,7 +95,10 @@ def test_running_job_goes_on_after_its_deadline_and_its_budget() -> None:
             world.replica("a")
             apply(world, "late", ["good"], deadlineSeconds=60)
             apply(world, "broke", ["good"], maxCost=0.0001)
-            said = {"late": "The deadline has passed.", "broke": "The budget is spent."}
+            said = {
+                "late": "The deadline has passed: raise elasticity.objective.deadlineSeconds",
+                "broke": "The budget is spent: raise elasticity.objective.maxCost",
+            }
             for name, words in said.items():
 
                 def told(name: str = name, words: str = words) -> bool:

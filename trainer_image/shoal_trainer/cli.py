@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import uuid
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 from pydantic import JsonValue
@@ -31,7 +31,21 @@ COUNT = Count(1)
 MODES: dict[str, Literal["Min", "Max"]] = {"min": "Min", "max": "Max"}
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """Says what to install where a command's packages are missing."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            if error.name not in {"keras", "numpy", "tensorflow"}:
+                raise
+            words = f"this command needs {error.name}, which is not installed: pip install '.[trainer]' in a checkout"
+            raise click.UsageError(words) from error
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="shoal")
 def main() -> None:
     """Elastic distributed training of Keras models with asynchronous parameter servers."""

@@ -87,3 +87,5 @@ class PoolUsage(Usage):
     """When the platform last took one of its workers."""
     in_last_shock: int = 0
     """How many it took within a minute of each other the last time."""
+    at_last_shock: int = 0
+    """How many there were before."""

@@ -67,6 +67,8 @@ class Cache(Generic[T]):
         self._indices: dict[str, dict[Hashable, dict[str, T]]] = {name: {} for name in self._key_of}
         self._deleted: dict[str, float] = {}
         """uid -> the resource version of its deletion; infinite if it is not known."""
+        self._unread: dict[str, int] = {}
+        """uid -> the resource version at which the object could not be parsed."""
 
     def __len__(self) -> int:
         return len(self._by_uid)
@@ -97,6 +99,8 @@ class Cache(Generic[T]):
         old = self._by_uid.get(uid)
         if version(fresh) <= (self._deleted.get(uid, -1) if old is None else version(old)):
             return
+        if version(fresh) >= self._unread.get(uid, 0):
+            self._unread.pop(uid, None)
         if old is not None:
             self._unindex(old)
         self._by_uid[uid] = fresh
@@ -106,6 +110,19 @@ class Cache(Generic[T]):
                 self._indices[name].setdefault(key, {})[uid] = fresh
         self._on_change(old, fresh, ours)
 
+    def leave_unread(self, uid: str, at: int) -> bool:
+        """An object changed, at this resource version, to what cannot be parsed; False if that was known.
+
+        The last state that could is kept.
+        """
+        news = self._unread.get(uid) != at
+        self._unread[uid] = at
+        return news
+
+    def is_unread(self, uid: str) -> bool:
+        """Whether a newer state of the object than the known one cannot be parsed: nothing can be written to it."""
+        return uid in self._unread
+
     def has_seen(self, uid: str, at: int) -> bool:
         """Whether the object is known as it was at this resource version, or later, or as deleted."""
         known = self._by_uid.get(uid)
@@ -114,6 +131,7 @@ class Cache(Generic[T]):
     def drop(self, uid: str, at: float = math.inf) -> None:
         """Remove an object that was deleted, `at` this resource version according to the watch."""
         self._mark_deleted(uid, at)
+        self._unread.pop(uid, None)
         if (old := self._by_uid.pop(uid, None)) is None:
             return
         self._unindex(old)
@@ -131,6 +149,7 @@ class Cache(Generic[T]):
         listed_uids = fresh.keys() | set(unread)
         for uid in [u for u, old in self._by_uid.items() if u not in listed_uids and version(old) <= at]:
             self.drop(uid, at)
+        self._unread = {uid: seen for uid, seen in self._unread.items() if uid in unread or seen > at}
         for each in fresh.values():
             self.put(each)
 

@@ -321,7 +321,8 @@ class Reflector(Generic[T]):
         meta = found.get("metadata") or {}
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"] if part not in {"object", "items", 0})
-        logger.error("cannot parse %s/%s: %s", meta.get("namespace"), meta.get("name"), error)
+        if self._cache.leave_unread(meta.get("uid", ""), _number(str(meta.get("resourceVersion", "")))):
+            logger.error("cannot parse %s/%s: %s", meta.get("namespace"), meta.get("name"), error)
         self._on_unreadable(found, f"{field}: {first['msg']}")
 
 

@@ -134,7 +134,10 @@ def test_unread_object_is_kept() -> None:
     cache: Cache[Pod] = Cache(lambda _old, _new, _ours: None)
     cache.put(pod("a", "u1", 5))
     cache.put(pod("b", "u2", 6))
+    assert cache.leave_unread("u1", 9)
+    assert not cache.leave_unread("u1", 9), "it is known"
     cache.replace([], 10, unread={"u1"})
+    assert cache.is_unread("u1")
     assert [each.metadata.uid for each in cache.all()] == ["u1"]
 
 

@@ -186,15 +186,12 @@ class Coordinator:
         with self.lock:
             member = self._contact(request.worker)
             self.record.counters.wasted_steps += member.newly_wasted(request)
-            self.shard.workers.leave(*request.worker)
-            self._remove(member, WorkerState.DRAINED if self.finished is None else WorkerState.LEFT, "")
+            self._left(member, WorkerState.DRAINED if self.finished is None else WorkerState.LEFT, "")
 
     def failed(self, request: Failed) -> None:
         """A worker ends because of an error in the user's code: release its leases."""
         with self.lock:
-            member = self._contact(request.worker)
-            self.shard.workers.leave(*request.worker)
-            self._remove(member, WorkerState.LEFT, request.message)
+            self._left(self._contact(request.worker), WorkerState.LEFT, request.message)
 
     # --- called by the shard --------------------------------------------------------------------------------------
 
@@ -378,6 +375,11 @@ class Coordinator:
         """Fence a silent worker, so that its pushes are refused, and release its leases."""
         self.shard.workers.fence(member.slot, member.incarnation + 1)
         self._remove(member, WorkerState.FENCED, "silent for too long")
+
+    def _left(self, member: Member, state: WorkerState, reason: str) -> None:
+        """It has left: its pushes are refused, and its leases released."""
+        self.shard.workers.leave(*member.worker)
+        self._remove(member, state, reason)
 
     def _remove(self, member: Member, state: WorkerState, reason: str) -> None:
         ledger, last_pushes, worker = self.record.ledger, self.course.last_pushes, member.worker

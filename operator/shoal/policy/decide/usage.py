@@ -99,7 +99,7 @@ class _Counter:
             each.slot = slot.model_copy(update={"unfulfilled": True})
         if slot.cause in INTERRUPTIONS and self._is_new(each):
             usage["interruptions"] += 1
-            self._shock(usage)
+            self._shock(usage, slot.pool)
 
     def _waited(self, each: Member) -> bool:
         """Whether its pod waits for a node for too long."""
@@ -113,13 +113,19 @@ class _Counter:
         recorded = self._recorded.get(each.place)
         return recorded is None or not recorded.cause
 
-    def _shock(self, usage: dict[str, Any]) -> None:
+    def _shock(self, usage: dict[str, Any], pool: str) -> None:
         last = usage["last_interruption"]
         again = last is not None and self._facts.now - last <= TOGETHER
+        if not again:
+            usage["at_last_shock"] = len([at for at, _ in _nodes(self._before.slots) if at == pool])
         usage["in_last_shock"] = usage["in_last_shock"] + 1 if again else 1
         usage["last_interruption"] = self._facts.now
         if usage["in_last_shock"] == 2:
             usage["shocks"] += 1
+            usage["in_shocks"] += 2
+            usage["at_shocks"] += max(usage["at_last_shock"], 2)
+        elif usage["in_last_shock"] > 2:
+            usage["in_shocks"] += 1
 
     def _usage(self, pool: str) -> dict[str, Any]:
         return self._pools.setdefault(pool, PoolUsage().model_dump())

@@ -14,7 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from shoal.api.capacity_pool import CapacityPool, CapacityPoolStatus
 from shoal.api.kube import Node, Pod
 from shoal.api.training_job import TrainingJob
-from shoal.controllers.capacitypool.measure import Seen, matches, measure
+from shoal.controllers.capacitypool.measure import matches, measure
+from shoal.controllers.capacitypool.seen import Seen
+from shoal.sizing.fleet.resources import fleet_pool
 from tests.unit.policy import build
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -71,6 +73,7 @@ class Jobs(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.now, self.nobody = NOW, 0.0
         self.stored = CapacityPoolStatus()
         self.jobs: dict[str, int] = {}
         self.truth = 0
@@ -88,11 +91,17 @@ class Jobs(RuleBasedStateMachine):
         self.made += 1
         self.jobs[f"job-{self.made}"] = 0
 
+    @rule(seconds=st.integers(1, 500))
+    def wait(self, seconds: int) -> None:
+        self.now += timedelta(seconds=seconds)
+
     @rule(written=st.booleans())
     def reconcile(self, written: bool) -> None:
-        status = self.measured()
+        status, until = self.measured(), self.stored.stock.counted_until
         if written:
             self.stored = status
+            passed = (self.now - until).total_seconds() if until is not None else 0
+            self.nobody += passed if passed > 600 else 0
 
     @rule(data=st.data())
     def delete(self, data: st.DataObject) -> None:
@@ -103,11 +112,23 @@ class Jobs(RuleBasedStateMachine):
 
     def measured(self) -> CapacityPoolStatus:
         jobs = [job(name, usage(interruptions=count)) for name, count in self.jobs.items()]
-        return measure(seen(pool(self.stored), *jobs))
+        nodes = [Node.model_validate({"metadata": {"name": "n", "labels": {"pool": "spot"}}})]
+        return measure(seen(pool(self.stored), *jobs, nodes=nodes, used=1, now=self.now))
 
     @invariant()
     def nothing_is_counted_twice_and_what_was_seen_is_never_lost(self) -> None:
         assert self.measured().interruptions.seen == self.truth - self.unseen
+
+    @invariant()
+    def each_second_is_counted_once(self) -> None:
+        stock = self.stored.stock
+        if stock.counted_until is None:
+            assert stock.watched_seconds == "0"
+        else:
+            self.began = getattr(self, "began", stock.counted_until)
+            seconds = (stock.counted_until - self.began).total_seconds()
+            assert float(stock.watched_seconds) <= seconds
+            assert float(stock.watched_seconds) >= 0.99 * (seconds - self.nobody)
 
 
 TestJobs = Jobs.TestCase
@@ -170,6 +191,8 @@ def test_pool_is_exhausted_when_pods_wait_for_longer_than_a_start() -> None:
     status = measure(seen(pool(), waiting=(waiting(121), waiting(10))))
     assert condition(status, "Exhausted") == ("True", "NoNodes")
     assert status.unfulfilled.pending == 1
+    [told] = [each.message for each in status.conditions if each.type == "Exhausted"]
+    assert "no node has the labels of spec.nodeSelector (pool=spot): if some should, label them" in told
     measured = job("a", usage(starts=1, startSeconds=300, startSecondsSquared=90000))
     patient = measure(seen(pool(), measured, waiting=(waiting(500),)))
     assert condition(patient, "Exhausted") == ("False", "NodesAvailable"), (
@@ -200,6 +223,86 @@ def test_exhausted_pool_is_tried_again_after_a_while_or_when_a_node_comes() -> N
     assert later(241, waiting=(waiting(500),)) == ("True", "NoNodes")
     node = Node.model_validate({"metadata": {"name": "n", "labels": {"pool": "spot"}}})
     assert later(1, nodes=[node]) == ("False", "NodesAvailable")
+
+
+class Stocked:
+    """A pool with two nodes that a job has, looked at every 15 s; what it counts."""
+
+    def __init__(self) -> None:
+        self.now, self.status = NOW, CapacityPoolStatus()
+
+    def look(self, minutes: float, nodes: int = 2, asked: datetime | None = None, operator: str = "") -> None:
+        """Look for some time. `asked`: since when a pod waits for one node more."""
+        labels = {"pool": "spot"}
+        there = [Node.model_validate({"metadata": {"name": f"n{i}", "labels": labels}}) for i in range(nodes)]
+        for _ in range(round(minutes * 4)):
+            self.now += timedelta(seconds=15)
+            pods = () if asked is None else (waiting((NOW - asked).total_seconds()),)
+            self.status = measure(
+                seen(
+                    pool(self.status), now=self.now, nodes=there, used=nodes, waiting=pods, operator=operator
+                )
+            )
+
+    def counted(self) -> tuple[float, float, float]:
+        """Minutes watched and out up to now, and how often it ran out: a change makes the next look count."""
+        changed = pool(self.status).model_copy(
+            update={"metadata": pool().metadata.model_copy(update={"generation": 4})}
+        )
+        found = measure(seen(changed, now=self.now, nodes=(), used=0)).stock
+        return float(found.watched_seconds) / 60, float(found.out_seconds) / 60, float(found.outs)
+
+
+def about(*minutes: float) -> Any:
+    return pytest.approx(minutes, abs=0.6)
+
+
+def test_time_out_of_stock_is_counted_and_not_the_requests_in_it() -> None:
+    """Many workers wait together, and try again: that is one stock-out, of as long as it lasts."""
+    of = Stocked()
+    of.look(60)
+    assert of.counted() == about(60, 0, 0)
+    of.look(20, nodes=1, asked=of.now)
+    assert of.counted() == about(80, 20, 1)
+    of.look(2, nodes=1)  # nobody waits, and nobody knows
+    assert of.counted() == about(80, 20, 1)
+    of.look(10, nodes=1, asked=of.now)  # still out: not out again
+    assert of.counted() == about(90, 30, 1)
+    of.look(30)
+    assert of.counted() == about(120, 30, 1)
+    of.look(5, nodes=1, asked=of.now)
+    assert of.counted() == about(125, 35, 2)
+
+
+def test_time_in_which_nobody_would_notice_a_stock_out_says_nothing() -> None:
+    of = Stocked()
+    of.look(60, nodes=0)
+    assert of.counted() == about(0, 0, 0)
+    of.look(30)
+    of.now += timedelta(minutes=30)  # no operator runs
+    of.look(30)
+    assert 54 <= of.counted()[0] <= 60  # what it saw before it ended is not written
+
+
+def test_two_operators_that_share_a_pool_count_each_second_once() -> None:
+    of = Stocked()
+    for each in range(240):
+        of.look(0.25, operator=f"operator-{each % 3}")
+    assert of.counted() == about(60, 0, 0)
+
+
+def test_old_stock_outs_weigh_less() -> None:
+    of = Stocked()
+    of.look(10)
+    of.look(50, nodes=1, asked=of.now)
+    of.look(10)
+    assert of.counted() == about(70, 50, 1)
+    of.look(0.25, nodes=0)
+    of.now += timedelta(days=30)
+    of.look(0.5)
+    assert of.counted() == about(35, 25, 0.5)
+    planned = fleet_pool(pool(of.status), of.now + timedelta(days=30))
+    assert planned.out_seconds == pytest.approx(25 * 30, rel=0.01)
 
 
 def test_pool_that_stays_out_of_nodes_is_tried_less_and_less_often() -> None:

@@ -291,6 +291,35 @@ def test_job_that_is_late_wherever_it_was_measured_tries_another_pool_with_one_w
     assert "where the model never ran" not in plan_fleet(pools, [], [nothing]).jobs["a"].reason
 
 
+def test_job_that_misses_only_its_budget_is_as_cheap_as_it_can_be_and_tries_what_may_be_cheaper() -> None:
+    """A budget that is missed is missed by as little as possible: not by the fastest plan, which was run before."""
+    known, new = (
+        replace(STEADY, name="known"),
+        replace(STEADY, name="new", accelerator="V100", price_per_hour=2.2),
+    )
+    pools = [known, new]
+    over = job(pools=("known", "new"), deadline_seconds=None, budget_left=4.0, running={"known": 1})
+    least = plan_fleet([known], [PROFILE], [replace(over, budget_left=None, pools=("known",))]).jobs["a"]
+    alone = plan_fleet([known], [PROFILE], [replace(over, pools=("known",))]).jobs["a"]
+    assert not alone.feasible
+    assert alone.binding == "budget"
+    assert alone.counts == least.counts
+    assert "The budget of 4.00 is too small for every plan. The cheapest plan is 1 worker" in alone.reason
+    assert "raise the budget to at least that" in alone.reason.lower()
+    found = plan_fleet(pools, [PROFILE], [over]).jobs["a"]
+    assert (found.counts["known"], found.counts["new"]) == (1, 1)
+    assert "One worker more measures new, where the model never ran" in found.reason
+    assert plan_fleet(pools, [PROFILE], [replace(over, prefer="MinTime")]).jobs["a"].counts == found.counts
+    both = replace(over, deadline_seconds=4 * 3600.0)
+    in_time = plan_fleet(pools, [PROFILE], [both]).jobs["a"]
+    assert in_time.confidence is not None
+    assert in_time.confidence >= 0.95
+    assert in_time.counts["known"] < 8
+    assert in_time.counts["new"] == 1
+    sure = plan_fleet([known, replace(new, price_per_hour=9.0)], [PROFILE], [over]).jobs["a"]
+    assert sure.counts["new"] == 0, "it would have to be six times as fast"
+
+
 def test_late_job_does_not_pay_any_price_for_the_last_seconds() -> None:
     quick = replace(STEADY, startup_seconds=170.0)
     late = job(deadline_seconds=900.0)  # sixteen workers take longer
@@ -508,7 +537,7 @@ def test_what_runs_is_left_where_the_job_may_no_longer_run_it() -> None:
 
 
 def test_pool_that_runs_out_gets_on_demand_workers_beside_it_where_there_is_no_reserve() -> None:
-    scarce = replace(SPOT, unfulfilled_waits=20, startup_seen=5)
+    scarce = replace(SPOT, watched_seconds=360_000, out_seconds=180_000, outs=100)
     tight = job(samples_left=7.5e7, deadline_seconds=3900.0)  # on-demand alone could not make it any more
     sure, unsure = (plan_fleet([pool, STEADY], [PROFILE], [tight]).jobs["a"] for pool in (SPOT, scarce))
     assert unsure.counts["steady"] > sure.counts["steady"] or not unsure.feasible
