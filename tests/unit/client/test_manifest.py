@@ -10,7 +10,7 @@ import pytest
 from shoal.api.training_job import TrainingJob
 from shoal.client.manifest import Submission, manifests
 from shoal.errors import UsageError
-from shoal_trainer.contract import BATCH_SIZE
+from shoal_trainer.script import BATCH_SIZE
 
 
 @pytest.fixture
@@ -34,6 +34,19 @@ def test_code_in_a_file_travels_with_the_job(code: Path) -> None:
     assert made.job["spec"]["training"]["entrypoint"] == "digits:job"
     assert made.job["spec"]["workers"] == {"replicas": 4}
     TrainingJob.model_validate(made.job)
+
+
+def test_what_the_script_imports_from_beside_it_travels_too(code: Path) -> None:
+    (code / "digits.py").write_text("import helpers\njob = 1\n")
+    (code / "helpers.py").write_text("a = 1\n")
+    (code / "other.py").write_text("")
+    for files in ((), ("helpers.py",)):
+        made = manifests(submission(files=files))
+        assert made.code is not None
+        assert made.code["data"].keys() == {"digits.py", "helpers.py"}
+    (code / "helpers.py").write_text("a = \n")
+    with pytest.raises(UsageError, match=r"helpers\.py, line 1: invalid syntax"):
+        manifests(submission())
 
 
 def test_batches_are_those_of_a_local_run(code: Path) -> None:
