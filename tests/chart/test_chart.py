@@ -1,5 +1,6 @@
 """The chart as rendered by `helm`: objects, permissions, and rejected values."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -187,6 +188,29 @@ def test_rbac_rules_have_no_wildcard(tools: Path) -> None:
     rules = [r for role in of_kind(render(tools), "ClusterRole") for r in role["rules"]]
     assert rules
     assert not [r for r in rules if "*" in r["verbs"] + r["resources"] + r["apiGroups"]]
+
+
+def test_helm_test_asks_for_each_right_of_the_roles(tools: Path) -> None:
+    for values in (
+        (),
+        ("scope.namespace=team-a", "kueue.enabled=true"),
+        ("scope.nodes=false", "scope.pools=false"),
+    ):
+
+        def asked(documents: list[dict[str, Any]]) -> list[tuple[str, list[Any]]]:
+            [pod] = of_kind(documents, "Pod")
+            [roles] = [
+                json.loads(word.removeprefix("--roles="))
+                for word in pod["spec"]["containers"][0]["command"]
+                if word.startswith("--roles=")
+            ]
+            return [(role["namespace"], role["rules"]) for role in roles]
+
+        documents = render(tools, "crds.install=false", *values)
+        assert asked(documents) == asked(render(tools, "crds.install=false", "rbac.create=false", *values))
+        roles = [d for d in documents if d["kind"] in {"Role", "ClusterRole"}]
+        given = [(role["metadata"].get("namespace", ""), role["rules"]) for role in roles]
+        assert sorted(asked(documents), key=str) == sorted(given, key=str)
 
 
 def test_single_namespace_needs_a_role_and_access_to_nodes_and_pools(tools: Path) -> None:
@@ -530,6 +554,7 @@ def test_helm_test_runs_the_operators_check_with_its_own_account(tools: Path) ->
     [service] = of_kind(documents, "Service")
     settings = dict(word.removeprefix("--").split("=", 1) for word in container["command"][2:])
     environment = {each["name"]: each.get("value") for each in own["env"]}
+    assert "trainingjobs" in settings.pop("roles")
     assert settings == {
         "namespace": environment["SHOAL_NAMESPACE"],
         "lease": environment["SHOAL_LEASE_NAME"],

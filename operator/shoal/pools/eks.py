@@ -34,7 +34,9 @@ def eks_client(region: str) -> Any:
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
     except ImportError as error:
-        raise ScalingError("NotInstalled", "boto3 is not installed: pip install 'shoal[pools]'") from error
+        raise ScalingError(
+            "NotInstalled", "boto3 is not installed: pip install '.[pools]' in a checkout of Shoal"
+        ) from error
     try:
         session = boto3.session.Session()
         if session.get_credentials() is None:

@@ -39,7 +39,7 @@ def gke_clients() -> Gke:
         from google.auth.transport.requests import AuthorizedSession
         from google.cloud.container_v1 import ClusterManagerClient
     except ImportError as error:
-        words = "google-cloud-container is not installed: pip install 'shoal[pools]'"
+        words = "google-cloud-container is not installed: pip install '.[pools]' in a checkout of Shoal"
         raise ScalingError("NotInstalled", words) from error
     try:
         credentials, _ = google.auth.default(scopes=SCOPES)

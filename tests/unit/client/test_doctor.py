@@ -19,22 +19,34 @@ def node(name: str, gpus: int = 0, **labels: str) -> dict[str, Any]:
     }
 
 
-SCALED = {
-    "metadata": {"name": "l4"},
-    "spec": {"nodeSelector": SPOT, "price": {"perHour": 0.28}, "scaling": {"mode": "Scale"}},
-}
+def operator_of(namespace: str) -> dict[str, Any]:
+    """Its Deployment."""
+    containers = [
+        {"name": "proxy"},
+        {"name": "operator", "env": [{"name": "POD_NAME"}, {"name": "SHOAL_NAMESPACE", "value": namespace}]},
+    ]
+    return {
+        "metadata": {"namespace": "shoal-system", "name": "shoal"},
+        "spec": {"replicas": 2, "template": {"spec": {"containers": containers}}},
+        "status": {"readyReplicas": 2},
+    }
+
+
+def pool(ready: str = "True", message: str = "", **spec: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "l4"},
+        "spec": {"nodeSelector": SPOT, "price": {"perHour": 0.28}, **spec},
+        "status": {"nodes": 3, "conditions": [{"type": "Ready", "status": ready, "message": message}]},
+    }
+
+
+SCALED = pool(scaling={"mode": "Scale"})
 GOOD = Cluster(
     version={"major": "1", "minor": "36+", "gitVersion": "v1.36.2"},
     resources=KINDS,
     rights=dict.fromkeys(RIGHTS, True),
     namespace="team",
-    deployments=[
-        {
-            "metadata": {"namespace": "shoal-system", "name": "shoal"},
-            "spec": {"replicas": 2},
-            "status": {"readyReplicas": 2},
-        }
-    ],
+    deployments=[operator_of("")],
     leases=[
         {
             "metadata": {"namespace": "shoal-system", "name": "shoal"},
@@ -55,6 +67,14 @@ def test_nothing_is_wrong_with_a_good_cluster() -> None:
     assert {each.state for each in checks} == {"ok"}
     assert "shoal-1 works: it renews its Lease" in [each.message for each in checks]
     assert "1 spot node for workers, 1 without a spot label for parameter servers" in [
+        each.message for each in checks
+    ]
+
+
+def test_an_operator_of_this_namespace_is_enough() -> None:
+    checks = diagnose(replace(GOOD, deployments=[operator_of("other"), operator_of("team")]))
+    assert {each.state for each in checks} == {"ok"}
+    assert "shoal-system/shoal: 2 of 2 replicas ready, for the namespace team" in [
         each.message for each in checks
     ]
 
@@ -81,10 +101,9 @@ AWAY = {"type": "Ready", "status": "Unknown"}
             {"nodes": [node("g", 0, **{"cloud.google.com/gke-accelerator": "nvidia-l4"}), node("safe")]},
             "accelerators", "broken", "device plugin",
         ),
-        (
-            {"pools": [{"metadata": {"name": "t4"}, "spec": {"nodeSelector": SPOT}}]},
-            "pools", "warning", "offered to no plan",
-        ),
+        ({"pools": [pool("False", "no node is in this pool")]}, "pools", "warning", "no node is in this pool"),
+        ({"pools": [pool() | {"status": {}}]}, "pools", "warning", "no operator has looked at it yet"),
+        ({"deployments": [operator_of("other")]}, "operator", "broken", "submit jobs to other, or"),
         ({"pools": [SCALED], "sizers": []}, "pools", "warning", "pools.enabled=true"),
         ({"classes": []}, "storage", "warning", "use a bucket"),
         (

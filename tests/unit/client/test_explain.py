@@ -140,6 +140,11 @@ def test_a_healthy_job_needs_no_explanation() -> None:
 STOOD = RUNNING | {"training": {"phase": "Training", "step": 9, "lastProgressTime": stamp(NOW)}}
 
 
+def test_a_command_that_helps_names_the_job() -> None:
+    [found] = explain(Seen(job(STOOD), [pod_manifest()], NOW + timedelta(minutes=10)))
+    assert "shoal logs digits --slot N" in found.help
+
+
 @pytest.mark.parametrize(
     ("generation", "status", "minutes", "words"),
     [

@@ -73,7 +73,7 @@ async def test_without_its_client_it_says_what_to_install(
 ) -> None:
     for name in ("boto3", "botocore.config", "botocore.exceptions"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ScalingError, match=r"shoal\[pools\]") as error:
+    with pytest.raises(ScalingError, match=r"pip install '\.\[pools\]'") as error:
         await driver.read()
     assert error.value.reason == "NotInstalled"
 

@@ -113,7 +113,7 @@ def driver(cloud: Any, pool: GkeNodePool = POOL) -> GkeDriver:
 async def test_without_its_client_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("google.auth", "google.cloud.container_v1", "google.api_core"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ScalingError, match=r"shoal\[pools\]") as error:
+    with pytest.raises(ScalingError, match=r"pip install '\.\[pools\]'") as error:
         await GkeDriver(POOL, Pace(), gke_clients).read()
     assert error.value.reason == "NotInstalled"
 
