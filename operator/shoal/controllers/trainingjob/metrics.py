@@ -96,14 +96,23 @@ class JobMetrics:
         self._first: dict[str, _Expected] = {}
 
     def count_jobs(self, jobs: Callable[[], Iterable[TrainingJob]]) -> None:
-        """Export the number of jobs by phase, computed at each scrape."""
+        """Export the numbers of jobs, computed at each scrape."""
         self._metrics.live(
             "shoal_jobs",
             "TrainingJobs by phase.",
             "phase",
             lambda: Count(job.status.phase or "Pending" for job in jobs()),
         )
-
+        self._metrics.live(
+            "shoal_jobs_waiting",
+            "TrainingJobs that have not begun to train (Pending, Starting), by the reason in their status.",
+            "reason",
+            lambda: Count(
+                job.status.reason or job.status.phase or "Pending"
+                for job in jobs()
+                if job.status.phase in {"", "Pending", "Starting"}
+            ),
+        )
         self._metrics.live_value(
             "shoal_cost_per_hour",
             "Cost of the nodes in use now, per hour, in the currency of the pools.",
