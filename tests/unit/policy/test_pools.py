@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from shoal.api.capacity_pool import CapacityPool
 from shoal.controllers.trainingjob.claims import holdings
+from shoal.manifests.platforms import AUTOPILOT, GKE, KARPENTER, Platform
 from shoal.policy.model import CreatePod, Observation, Plan, Proposal
 from shoal.policy.plan import plan
 from tests.unit.policy import build
@@ -928,6 +929,16 @@ def test_node_on_which_workers_fail_is_avoided_for_a_while() -> None:
     world.now += timedelta(seconds=601)
     world.reconcile()
     assert world.status["excludedNodes"] == []
+
+
+@pytest.mark.parametrize(("platform", "told"), [(GKE, True), (KARPENTER, False), (AUTOPILOT, False)])
+def test_no_node_is_said_to_be_avoided_where_pods_may_not_name_it(platform: Platform, told: bool) -> None:
+    world = Pools(pool("a"), nodes={"a": 1}, replicas=1, nodeExclusion={"failuresBeforeExclude": 1})
+    world.settle()
+    world.kill_pod("digits-worker-0-0", 1)
+    made = plan(replace(world.observation(), platform=platform))
+    assert ("NodeExcluded" in {each.reason for each in made.events}) is told
+    assert bool(made.status.excluded_nodes) is told
 
 
 # --- whatever happens -------------------------------------------------------------------------------------------------
