@@ -172,22 +172,9 @@ def _conditions(seen: Seen, pending: int, *, still: bool) -> tuple[Condition, ..
     exhausted = ("Exhausted", none, ("NoNodes", words) if none else ("NodesAvailable", ""))
     before = {condition.type: condition for condition in seen.pool.status.conditions}
     kept = [each for kind, each in before.items() if kind not in {"Ready", "Exhausted"}]
-    return (
-        *(_condition(seen, before.get(kind), kind, holds, why) for kind, holds, why in (ready, exhausted)),
-        *kept,
+    generation = seen.pool.metadata.generation
+    ours = (
+        Condition.after(before.get(kind), kind, holds, *why, generation=generation, now=seen.now)
+        for kind, holds, why in (ready, exhausted)
     )
-
-
-def _condition(
-    seen: Seen, before: Condition | None, kind: str, holds: bool, why: tuple[str, str]
-) -> Condition:
-    status = "True" if holds else "False"
-    since = before.last_transition_time if before is not None and before.status == status else None
-    return Condition(
-        type=kind,
-        status="True" if holds else "False",
-        observed_generation=seen.pool.metadata.generation,
-        last_transition_time=since or seen.now.replace(microsecond=0),
-        reason=why[0],
-        message=why[1],
-    )
+    return (*ours, *kept)

@@ -194,15 +194,11 @@ class Learner:
         if (fault is None) == all(each.status == "True" for each in before):
             return before
         words = f"plans leave this profile out, since the predictor fails with it ({fault}): correct it, or delete it"
+        reason, message = ("Valid", "") if fault is None else ("LeftOut", words)
+        generation, now = profile.metadata.generation, self._wall()
+        last = next(iter(before), None)
         return (
-            Condition(
-                type="Ready",
-                status="True" if fault is None else "False",
-                observed_generation=profile.metadata.generation,
-                last_transition_time=self._wall().replace(microsecond=0),
-                reason="Valid" if fault is None else "LeftOut",
-                message="" if fault is None else words,
-            ),
+            Condition.after(last, "Ready", fault is None, reason, message, generation=generation, now=now),
         )
 
     def _summed_up(
