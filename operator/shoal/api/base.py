@@ -81,7 +81,7 @@ class Condition(Status):
         generation: int,
         now: datetime,
     ) -> Condition:
-        """The condition that follows `before`: where the status does not change, nor does the time of its transition."""
+        """The condition that follows `before`. Where the status stays the same, so does the time of its transition."""
         status: Literal["True", "False"] = "True" if holds else "False"
         return cls(
             type=kind,
