@@ -9,7 +9,7 @@ also reported as deleted; what is newer than that report is an object that came 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Set
 from typing import Generic, Protocol, TypeVar
 
 
@@ -75,6 +75,8 @@ class Cache(Generic[T]):
         self._indices: dict[str, dict[Hashable, dict[str, T]]] = {name: {} for name in self._key_of}
         self._deleted: dict[str, float] = {}
         """uid -> the resource version of its deletion; infinite if it is not known."""
+        self._unread: dict[str, int] = {}
+        """uid -> the resource version at which the object could not be parsed."""
 
     def __len__(self) -> int:
         return len(self._by_uid)
@@ -109,6 +111,8 @@ class Cache(Generic[T]):
             if version(namesake) > version(fresh):
                 return  # it is gone: a name is that of one object at a time
             self.drop(namesake.metadata.uid, version(fresh))
+        if version(fresh) >= self._unread.get(uid, 0):
+            self._unread.pop(uid, None)
         if old is not None:
             self._unindex(old)
             fresh = self._shared(old, fresh)
@@ -119,6 +123,19 @@ class Cache(Generic[T]):
                 self._indices[name].setdefault(key, {})[uid] = fresh
         self._on_change(old, fresh, ours)
 
+    def leave_unread(self, uid: str, at: int) -> bool:
+        """An object changed, at this resource version, to what cannot be parsed; False if that was known.
+
+        The last state that could is kept.
+        """
+        news = self._unread.get(uid) != at
+        self._unread[uid] = at
+        return news
+
+    def is_unread(self, uid: str) -> bool:
+        """Whether a newer state of the object than the known one cannot be parsed: nothing can be written to it."""
+        return uid in self._unread
+
     def has_seen(self, uid: str, at: int) -> bool:
         """Whether the object is known as it was at this resource version, or later, or as deleted."""
         known = self._by_uid.get(uid)
@@ -127,6 +144,7 @@ class Cache(Generic[T]):
     def drop(self, uid: str, at: float = math.inf) -> None:
         """Remove an object that was deleted, `at` this resource version according to the watch."""
         self._mark_deleted(uid, at)
+        self._unread.pop(uid, None)
         if (old := self._by_uid.pop(uid, None)) is None:
             return
         self._unindex(old)
@@ -135,10 +153,15 @@ class Cache(Generic[T]):
             del self._by_name[where]
         self._on_change(old, None, False)
 
-    def keep(self, listed: Collection[str], at: int) -> None:
-        """Drop what a list at resource version `at` has not: `listed` are its uids. What is newer is kept."""
-        for uid in [u for u, old in self._by_uid.items() if u not in listed and version(old) <= at]:
+    def keep(self, listed: Set[str], at: int, unread: Set[str] = frozenset()) -> None:
+        """Drop what a list at resource version `at` has not. What is newer is kept.
+
+        `listed`: the uids of its objects that were put; `unread`: those of objects that cannot be parsed.
+        """
+        there = listed | unread
+        for uid in [u for u, old in self._by_uid.items() if u not in there and version(old) <= at]:
             self.drop(uid, at)
+        self._unread = {uid: seen for uid, seen in self._unread.items() if uid in unread or seen > at}
 
     def _unindex(self, old: T) -> None:
         for name, key_of in self._key_of.items():

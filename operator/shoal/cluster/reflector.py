@@ -200,7 +200,7 @@ class Reflector(Generic[T]):
     async def _relist(self) -> str:
         self._begun += 1
         self._wanted.clear()
-        listed: set[str] = set()
+        listed, unread = set[str](), set[str]()
         # No resource version: what etcd has now, never what a cache of the API server had a while ago.
         query = {**self._source.query, "limit": str(PAGE)}
         while True:
@@ -209,15 +209,15 @@ class Reflector(Generic[T]):
                 raise Expired(answer.message)
             if not answer.ok:
                 raise StreamRefused(answer)
-            meta, items, unread = self._parse(answer.body)
+            meta, items, bad = self._parse(answer.body)
             for each in items:
                 self._cache.put(each)
             listed |= {each.metadata.uid for each in items}
-            listed |= set(unread)  # their last known state is kept
+            unread |= set(bad)
             if not meta.continue_:
                 break
             query["continue"] = meta.continue_
-        self._cache.keep(listed, _number(meta.resource_version))
+        self._cache.keep(listed, _number(meta.resource_version), unread)
         self.denied = False
         self.synced.set()
         await self._end_list()
@@ -329,7 +329,8 @@ class Reflector(Generic[T]):
         meta = found.get("metadata") or {}
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"] if part not in {"object", "items", 0})
-        logger.error("cannot parse %s/%s: %s", meta.get("namespace"), meta.get("name"), error)
+        if self._cache.leave_unread(meta.get("uid", ""), _number(str(meta.get("resourceVersion", "")))):
+            logger.error("cannot parse %s/%s: %s", meta.get("namespace"), meta.get("name"), error)
         self._on_unreadable(found, f"{field}: {first['msg']}")
 
 

@@ -154,6 +154,17 @@ def test_late_event_about_an_earlier_object_of_the_name_is_no_news() -> None:
     assert [each.metadata.uid for each in cache.all()] == ["u2"]
 
 
+def test_unread_object_is_kept() -> None:
+    cache: Cache[Pod] = Cache(lambda _old, _new, _ours: None)
+    cache.put(pod("a", "u1", 5))
+    cache.put(pod("b", "u2", 6))
+    assert cache.leave_unread("u1", 9)
+    assert not cache.leave_unread("u1", 9), "it is known"
+    cache.keep(set(), 10, unread={"u1"})
+    assert cache.is_unread("u1")
+    assert [each.metadata.uid for each in cache.all()] == ["u1"]
+
+
 def test_name_refers_to_the_newest_object() -> None:
     cache: Cache[Pod] = Cache(lambda _old, _new, _ours: None)
     cache.put(pod("a", "u1", 5))

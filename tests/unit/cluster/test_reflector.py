@@ -203,6 +203,24 @@ async def test_unknown_field_of_a_newer_schema_is_ignored() -> None:
     assert {job.metadata.name for job in cache.all()} == {"a", "b"}
 
 
+async def test_unparsable_object_is_complained_about_once(caplog: pytest.LogCaptureFixture) -> None:
+    w = Watched()
+    w.server.set("bad", status={"conditions": "?"})
+    async with w.running():
+        for _ in range(3):
+            await w.reflector.refresh()
+        complaints = [each for each in caplog.records if each.levelname == "ERROR"]
+        assert len(complaints) == 1
+        w.server.set("bad", status={"conditions": "!"})
+        await asyncio.sleep(1)
+        assert len([each for each in caplog.records if each.levelname == "ERROR"]) == 2
+        uid = w.server.objects["bad"]["metadata"]["uid"]
+        assert w.cache.is_unread(uid)
+        w.server.set("bad", status={"phase": "Running"})
+        await asyncio.sleep(1)
+        assert not w.cache.is_unread(uid)
+
+
 async def test_unparsable_object_does_not_stop_the_others() -> None:
     w = Watched()
     w.server.set("a", status={"phase": "Running"})

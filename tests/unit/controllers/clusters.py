@@ -218,7 +218,7 @@ class Rig:
             node_signals=lambda: True,
             wall=lambda: self.wall,
         )
-        self.complaints = Complaints(self.cluster, wall=lambda: self.wall)
+        self.complaints = Complaints(self.cluster, wake=self._wake, wall=lambda: self.wall)
         self._reconciler = Reconciler(
             self.observer,
             self.applier,

@@ -182,8 +182,10 @@ async def test_conflict_of_a_deletion_hides_no_pod() -> None:
     conflict = Answer(409, b'{"reason": "Conflict", "message": "the object has been modified"}')
     rig.cluster.fault = lambda method, _path: conflict if method == "DELETE" else None
     rig.see()
+    rig.cluster.requests.clear()
     await rig.reconcile(KEY)
     await asyncio.sleep(0.1)
+    assert "GET" not in {method for method, _ in rig.cluster.requests}, "not every kind may be read"
     rig.cluster.fault = lambda _method, _path: None
     await asyncio.sleep(1.0)
     await settled(rig)
@@ -215,12 +217,36 @@ async def test_lost_answer_creates_no_second_pod() -> None:
     assert rig.job.status.restarts.disruptions == 0
 
 
+async def test_status_that_is_stored_without_an_answer_is_told_once() -> None:
+    """Its events and the counts of its losses were lost for good."""
+    rig = Rig()
+    rig.apply()
+    await rig.reconcile(KEY)
+    rig.run_pods()
+    await settled(rig)
+    lost = rig.cluster.objects.pop("/api/v1/namespaces/ns/pods/digits-worker-0-0")
+    rig.state.pods.drop(lost["metadata"]["uid"])
+    rig.cluster.loses_answer = lambda method, path: method == "PUT" and path.endswith("digits/status")
+    before = rig.metrics.disruptions._value.get()
+    rig.cluster.requests.clear()
+    for _ in range(5):
+        await rig.reconcile(KEY)
+        rig.see()
+        await asyncio.sleep(0.3)
+    assert rig.job.status.restarts.disruptions == 1
+    rig.cluster.loses_answer = lambda _method, _path: False
+    await settled(rig)
+    assert rig.metrics.disruptions._value.get() == before + 1
+    told = [each["reason"] for path, each in rig.cluster.objects.items() if "/events/" in path]
+    assert told.count("WorkerDisrupted") == 1, told
+
+
 async def test_created_pod_missing_from_the_cache_is_found_by_name() -> None:
     rig = Rig()
     rig.apply()
     await rig.reconcile(KEY)
     uid = rig.pod("digits-worker-0-0")["metadata"]["uid"]
-    rig.state.pods.keep((), rig.cluster.version)  # an empty cache
+    rig.state.pods.keep(set(), rig.cluster.version)  # an empty cache
     rig.state.pods._deleted.clear()
     rig.state._deleted_pods.clear()
     rig.cluster.change(JOB_PATH, status={})
