@@ -640,11 +640,14 @@ def test_plan_with_fewer_workers_than_the_least_is_not_carried_out() -> None:
     assert "no pool has a price" in world.condition("PlanReady")["message"]
 
 
-def test_workers_of_a_planned_pool_that_is_not_seen_stay() -> None:
+@pytest.mark.parametrize("proposed", [False, True])
+def test_workers_of_a_planned_pool_that_is_not_seen_stay(proposed: bool) -> None:
+    """It may be deleted only to be made again."""
     world = auto()
     world.propose({"a": 2, "b": 2})
     world.settle()
-    world.proposal = None
+    if not proposed:
+        world.proposal = None
     b = world.pools.pop("b")
     for _ in range(3):
         world.reconcile()

@@ -122,7 +122,9 @@ def _clamped(homes: Homes, proposal: Proposal, now: Mapping[str, int]) -> dict[s
     is, `minReplicas` of them do: two jobs that wait for each other's nodes both give up what they can spare.
     """
     left = homes.job.spec.workers.max_replicas or 1_000
-    proposed, counts = proposal.pools, dict[str, int]()
+    proposed = proposal.pools
+    counts = {name: min(n, now.get(name, 0)) for name, n in proposed.items() if name not in homes.pools}
+    left -= sum(counts.values())  # workers whose pool is not read stay, and no more come
     for home in homes.all():
         room = max(homes.limit(home), min(now.get(home.pool, 0), homes.pools[home.pool].spec.limits.nodes))
         counts[home.pool] = max(0, min(proposed.get(home.pool, 0), room, left))
