@@ -14,6 +14,7 @@ import yaml
 from dev.images import IMAGES
 from dev.paths import ROOT
 from dev.publish import install_command
+from tests.unit.docs.pages import read, section
 
 CHART = Path(__file__).parents[2] / "charts" / "shoal"
 
@@ -188,6 +189,23 @@ def test_rbac_rules_have_no_wildcard(tools: Path) -> None:
     rules = [r for role in of_kind(render(tools), "ClusterRole") for r in role["rules"]]
     assert rules
     assert not [r for r in rules if "*" in r["verbs"] + r["resources"] + r["apiGroups"]]
+
+
+def test_gitops_installs_the_operator_with_values_that_the_chart_takes(tools: Path, tmp_path: Path) -> None:
+    page = section(read("docs/gitops.md"), "The operator itself")
+    kinds = []
+    for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL):
+        object_ = yaml.safe_load(block)
+        kinds.append(object_["kind"])
+        spec = object_["spec"]
+        values = spec["values"] if "values" in spec else spec["source"]["helm"]["valuesObject"]
+        chart = spec["chart"]["spec"]["chart"] if "values" in spec else spec["source"]["path"]
+        file = tmp_path / "values.yaml"
+        file.write_text(yaml.safe_dump(values))
+        done = helm(tools, "template", "shoal", str(ROOT / chart), "--values", str(file))
+        assert done.returncode == 0, done.stderr
+        assert f"{values['image']['repository']}:{values['image']['tag']}" in done.stdout
+    assert kinds == ["Application", "HelmRelease"]
 
 
 def test_helm_test_asks_for_each_right_of_the_roles(tools: Path) -> None:

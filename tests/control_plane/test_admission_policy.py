@@ -121,6 +121,22 @@ async def test_only_objects_of_training_jobs(
     assert operator.delete("pod", "mine", namespace) == ""
 
 
+async def test_only_profiles_of_its_own_are_deleted(operator: As, kube: Kube, namespace: str) -> None:
+    await kube.patch(
+        f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": {"example.com/jobs": "shoal"}}}
+    )
+    profiles = f"/apis/shoal.dev/v1alpha1/namespaces/{namespace}/speedprofiles"
+    identity = {"apiVersion": "shoal.dev/v1alpha1", "kind": "SpeedProfile"}
+    labels = {"app.kubernetes.io/managed-by": "shoal"}
+    said = {"spec": {"convergence": {"r1": 100, "r2": 0, "r3": 1000, "r4": 0.2}}}
+    await kube.create(profiles, {**identity, "metadata": {"name": "foreign"}})
+    await kube.create(profiles, {**identity, "metadata": {"name": "said", "labels": labels}, **said})
+    await kube.create(profiles, {**identity, "metadata": {"name": "own", "labels": labels}, "spec": {}})
+    for name in ("foreign", "said"):
+        assert "only delete SpeedProfiles that it made" in operator.delete("speedprofile", name, namespace)
+    assert operator.delete("speedprofile", "own", namespace) == ""
+
+
 async def test_no_object_of_somebody_else_is_taken_over(
     operator: As, kube: Kube, namespace: str, second_namespace: str
 ) -> None:

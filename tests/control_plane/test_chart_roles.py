@@ -190,6 +190,19 @@ class Story:
 
         await eventually(learned, what="a SpeedProfile")
 
+    async def has_an_old_profile(self) -> None:
+        """One of the operator's own, of which no measurement counts any more."""
+        profiles = f"/apis/shoal.dev/v1alpha1/namespaces/{self.namespace}/speedprofiles"
+        labels = {"app.kubernetes.io/managed-by": "shoal"}
+        identity = {"apiVersion": "shoal.dev/v1alpha1", "kind": "SpeedProfile"}
+        await self.kube.create(profiles, {**identity, "metadata": {"name": "old", "labels": labels}})
+        await self.kube.patch(f"{profiles}/old/status", {"status": {"lastUpdated": "2020-01-01T00:00:00Z"}})
+
+        async def deleted() -> bool:
+            return all(each["metadata"]["name"] != "old" for each in (await self.kube.get(profiles))["items"])
+
+        await eventually(deleted, what="it is deleted")
+
     async def loses_all(self) -> None:
         """Its workers, twice, so that the same events come again; and its server."""
         for _ in range(2):
@@ -298,6 +311,7 @@ async def test_permissions_are_enough_and_all_used(
                 reports[uid] = report(uid, story.WORKERS, 12e6)
                 await coordinators.serve(0, uid)
                 await story.is_learned()
+                await story.has_an_old_profile()
                 await story.loses_all()
                 await story.has_an_unreadable_sibling()
                 # While nobody looks, a pod and a node go.

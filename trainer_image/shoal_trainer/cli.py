@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from shoal_trainer.contract import InitialFrom, Staleness, StopAfter
 from shoal_trainer.errors import TrainerError, UserError
-from shoal_trainer.script import BATCH_SIZE, argument, module_of, no_entrypoint, training_in
+from shoal_trainer.script import BATCH_SIZE, argument, module_of, no_entrypoint, target, training_in
 from shoal_trainer.termination.deadline import end_soon
 from shoal_trainer.termination.orphans import follow_parent
 
@@ -75,12 +75,14 @@ def work() -> None:
 
 @main.command(short_help="Train with parameter servers and workers as local processes.")
 @click.argument("entrypoint", metavar=ENTRYPOINT, callback=lambda _ctx, _param, text: _entrypoint(text))
-@click.option("--workers", default=1, show_default=True, type=COUNT, metavar="N", help="Worker processes.")
+@click.option(
+    "--workers", default=1, show_default=True, type=Count(1, 64), metavar="N", help="Worker processes."
+)
 @click.option(
     "--parameter-servers",
     default=1,
     show_default=True,
-    type=COUNT,
+    type=Count(1, 16),
     metavar="N",
     help="Parameter server processes.",
 )
@@ -300,17 +302,13 @@ def _stop_after(
         if mode is not None:
             raise click.UsageError("--mode requires --until")
         return StopAfter(epochs=epochs, steps=steps)
-    metric, _, text = (part.strip() for part in until.partition("="))
-    direction: Literal["Min", "Max"] | None = MODES[mode] if mode else None
     try:
-        if not metric or metric[-1] in "<>":
-            raise ValueError("no metric")
-        return StopAfter(epochs=epochs, steps=steps, metric=metric, value=float(text), mode=direction)
-    except ValueError:
-        raise click.BadParameter(
-            f"{until!r} must be METRIC=VALUE with a number, for example val_accuracy=0.97",
-            param_hint="--until",
-        ) from None
+        metric, value = target(until)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--until") from None
+    return StopAfter(
+        epochs=epochs, steps=steps, metric=metric, value=value, mode=MODES[mode] if mode else None
+    )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ roles:
     rules:
       - {apiGroups: [shoal.dev], resources: [trainingjobs], verbs: [list, watch, delete]}  # delete: ttlSecondsAfterFinished
       - {apiGroups: [shoal.dev], resources: [trainingjobs/status], verbs: [update, patch]}  # patch: of a job that it cannot read
-      - {apiGroups: [shoal.dev], resources: [speedprofiles], verbs: [list, watch, create]}
+      - {apiGroups: [shoal.dev], resources: [speedprofiles], verbs: [list, watch, create, delete]}  # delete: of its own, long unused
       - {apiGroups: [shoal.dev], resources: [speedprofiles/status], verbs: [update]}
       - {apiGroups: [""], resources: [pods], verbs: [get, list, watch, create, delete]}
       - {apiGroups: [""], resources: [services], verbs: [get, list, watch, create, patch, delete]}

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -57,7 +57,7 @@ def read_problem(
         job_deadline=job_deadline,
         max_servers=max_servers,
     )
-    wishes = {"prefer": limits.prefer, "confidence": limits.confidence}
+    wishes: dict[str, Any] = {"prefer": limits.prefer, "confidence": limits.confidence}
     said = {name: value for name, value in wishes.items() if value is not None}
     return dataclasses.replace(problem, objective=dataclasses.replace(problem.objective, **said))
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shoal.api.base import GROUP, VERSION
-from shoal.api.labels import SPOT_LABELS
+from shoal.api.kube import Node, Toleration
 from shoal.client.api import Api, Json
 from shoal.errors import NotFound, Refused
 from shoal.manifests.placement import Where, tolerations
-from shoal.manifests.platforms import GENERIC
+from shoal.manifests.platforms import GENERIC, is_spot
 from shoal.words import count
 
 Name = tuple[str, str]
@@ -214,13 +214,17 @@ def _nodes(cluster: Cluster) -> Iterator[Check]:
     if cluster.nodes is None:
         yield Check("nodes", "unknown", "you may not read nodes")
         return
+    nodes = [Node.model_validate(each, extra="ignore") for each in cluster.nodes]
     pools = [each for pool in cluster.pools or () for each in pool["spec"].get("tolerations") or ()]
     tolerated = {
-        spot: tolerations(Where("Spot" if spot else "OnDemand"), GENERIC, gpu=spot) + pools
+        spot: [
+            Toleration(**each)
+            for each in tolerations(Where("Spot" if spot else "OnDemand"), GENERIC, gpu=spot) + pools
+        ]
         for spot in (True, False)
     }
-    closed = [each["metadata"]["name"] for each in cluster.nodes if not _open(each, tolerated[is_spot(each)])]
-    usable = [each for each in cluster.nodes if each["metadata"]["name"] not in closed]
+    usable = [each for each in nodes if _open(each, tolerated[is_spot(each)])]
+    closed = [each.metadata.name for each in nodes if each not in usable]
     spot = [each for each in usable if is_spot(each)]
     safe = len(usable) - len(spot)
     words = f"{count(len(spot), 'spot node')} for workers, {safe} without a spot label for parameter servers"
@@ -327,29 +331,14 @@ def _coordinators(cluster: Cluster) -> Iterator[Check]:
 CHECKS = (_kubernetes, _kinds, _rights, _operator, _nodes, _pools, _sizers, _storage, _coordinators)
 
 
-def is_spot(node: Json) -> bool:
-    """Whether a cloud's label says that the node may be reclaimed."""
-    return any(_labels(node).get(key) in values for key, values in SPOT_LABELS.items())
-
-
-def _open(node: Json, tolerated: Sequence[Json]) -> bool:
+def _open(node: Node, tolerated: Sequence[Toleration]) -> bool:
     """Whether pods with these tolerations may be placed on the node, by its taints."""
-    taints = node.get("spec", {}).get("taints") or ()
     hard = (
         each
-        for each in taints
-        if each["effect"] in {"NoSchedule", "NoExecute"} and each["key"] not in NOT_READY
+        for each in node.spec.taints
+        if each.effect in {"NoSchedule", "NoExecute"} and each.key not in NOT_READY
     )
-    return all(any(_tolerates(each, taint) for each in tolerated) for taint in hard)
-
-
-def _tolerates(toleration: Json, taint: Json) -> bool:
-    """As in k8s.io/component-helpers, `TolerationsTolerateTaint`."""
-    return (
-        toleration.get("effect") in {None, "", taint["effect"]}
-        and toleration.get("key") in {None, "", taint["key"]}
-        and (toleration.get("operator") == "Exists" or toleration.get("value", "") == taint.get("value", ""))
-    )
+    return all(any(each.tolerates(taint) for each in tolerated) for taint in hard)
 
 
 NOT_READY = {

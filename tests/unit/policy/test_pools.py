@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from shoal.api.capacity_pool import CapacityPool
 from shoal.controllers.trainingjob.claims import holdings
+from shoal.manifests.platforms import AUTOPILOT, GKE, KARPENTER, Platform
 from shoal.policy.model import CreatePod, Observation, Plan, Proposal
 from shoal.policy.plan import plan
 from tests.unit.policy import build
@@ -639,11 +640,14 @@ def test_plan_with_fewer_workers_than_the_least_is_not_carried_out() -> None:
     assert "no pool has a price" in world.condition("PlanReady")["message"]
 
 
-def test_workers_of_a_planned_pool_that_is_not_seen_stay() -> None:
+@pytest.mark.parametrize("proposed", [False, True])
+def test_workers_of_a_planned_pool_that_is_not_seen_stay(proposed: bool) -> None:
+    """It may be deleted only to be made again."""
     world = auto()
     world.propose({"a": 2, "b": 2})
     world.settle()
-    world.proposal = None
+    if not proposed:
+        world.proposal = None
     b = world.pools.pop("b")
     for _ in range(3):
         world.reconcile()
@@ -747,6 +751,26 @@ def test_usage_and_cost_are_counted() -> None:
     assert world.status["poolUsage"]["a"] == usage
 
 
+@pytest.mark.parametrize(
+    ("cores", "others", "saved"), [(8, (2, 8), 7.0), (8, (2, 4), 0.0), (None, (2, None), 0.0)]
+)
+def test_savings_without_accelerators_are_against_nodes_with_as_many_cores(
+    cores: int | None, others: tuple[int | None, ...], saved: float
+) -> None:
+    """Of 64 cores they were against the price of 2."""
+
+    def of(name: str, kind: str, price: float, cores: int | None) -> CapacityPool:
+        return pool(name, kind, price, accelerator=None, **({"cores": cores} if cores else {}))
+
+    offers = [of(f"od-{i}", "OnDemand", 2 + 6 * i, each) for i, each in enumerate(others)]
+    world = Pools(of("a", "Spot", 1, cores), *offers, nodes={"a": 1}, replicas=1)
+    world.settle()
+    world.now += timedelta(hours=1)
+    world.reconcile()
+    hours = world.status["poolUsage"]["a"]["nodeSeconds"] / 3600
+    assert float(world.status["cost"]["savedVersusOnDemand"]) == pytest.approx(saved * hours, abs=1e-5)
+
+
 def test_node_counts_from_the_start_of_its_pod_and_not_from_when_that_was_recorded() -> None:
     """No write tells at once that a worker has a node, and an operator that starts again may see it a minute later."""
     world = Pools(pool("a", price=3.6), nodes={"a": 5}, replicas=2)
@@ -761,6 +785,37 @@ def test_node_counts_from_the_start_of_its_pod_and_not_from_when_that_was_record
     world.tick(70.0)
     world.reconcile()
     assert world.status["poolUsage"]["a"]["nodeSeconds"] == seconds + 140
+
+
+@pytest.mark.parametrize(("sign", "hours"), [("none", 0), ("container", 3), ("coordinator", 5)])
+def test_nodes_that_went_while_no_operator_ran_count_up_to_the_last_sign_of_their_workers(
+    sign: str, hours: int
+) -> None:
+    """Each was charged for the whole time: cost over `maxCost`, and an interruption rate that was too low."""
+    world = Pools(pool("a", price=3.6), nodes={"a": 3}, replicas=3)
+    world.settle()
+    before = world.status["poolUsage"]["a"]["nodeSeconds"]
+    since = datetime.fromisoformat(world.status["countedUntil"])
+    world.now = since + timedelta(hours=8)
+    for name in ("digits-worker-0-0", "digits-worker-1-0"):
+        pod = world.pods.pop(name)
+        del world.nodes[pod["spec"]["nodeName"]]
+        if sign == "container":
+            pod["status"]["phase"] = "Failed"
+            end = build.ended(143)
+            end["terminated"]["finishedAt"] = build.stamp(since + timedelta(hours=hours))
+            pod["status"]["containerStatuses"][0]["state"] = end
+            world.pods[name] = pod
+    if sign == "coordinator":
+        silent = {"state": "Fenced", "incarnation": 0, "last_seen_seconds": 3600.0 * (8 - hours) - 20}
+        active = {"slot": 2, "incarnation": 0, "state": "Active"}
+        world.report = build.report(workers=[*({"slot": slot, **silent} for slot in range(2)), active])
+        world.report_age = 20.0
+    world.reconcile()
+    counted = world.status["poolUsage"]["a"]["nodeSeconds"] - before
+    assert counted - 8 * 3600 == pytest.approx(2 * max(hours * 3600, 60), abs=4)  # and the one that stayed
+    spent = float(world.status["cost"]["accumulated"])
+    assert spent == pytest.approx((before + counted) * 3.6 / 3600, abs=1e-3)
 
 
 def test_nodes_are_counted_to_the_end_of_the_job_and_cost_nothing_then() -> None:
@@ -877,6 +932,16 @@ def test_node_on_which_workers_fail_is_avoided_for_a_while() -> None:
     world.now += timedelta(seconds=601)
     world.reconcile()
     assert world.status["excludedNodes"] == []
+
+
+@pytest.mark.parametrize(("platform", "told"), [(GKE, True), (KARPENTER, False), (AUTOPILOT, False)])
+def test_no_node_is_said_to_be_avoided_where_pods_may_not_name_it(platform: Platform, told: bool) -> None:
+    world = Pools(pool("a"), nodes={"a": 1}, replicas=1, nodeExclusion={"failuresBeforeExclude": 1})
+    world.settle()
+    world.kill_pod("digits-worker-0-0", 1)
+    made = plan(replace(world.observation(), platform=platform))
+    assert ("NodeExcluded" in {each.reason for each in made.events}) is told
+    assert bool(made.status.excluded_nodes) is told
 
 
 # --- whatever happens -------------------------------------------------------------------------------------------------

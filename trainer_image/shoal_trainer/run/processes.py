@@ -129,6 +129,14 @@ class LocalRun:
         self._next_kill = float("inf")
 
     def __enter__(self) -> LocalRun:
+        try:
+            self._start_all()
+        except BaseException as error:  # interrupted, or no more processes: none may stay
+            self.__exit__(type(error))
+            raise
+        return self
+
+    def _start_all(self) -> None:
         (self._folder / "tmp").mkdir()
         with _free_ports(2 * self.job.parameter_servers) as ports:
             pairs = zip(ports[::2], ports[1::2], strict=True)
@@ -139,7 +147,6 @@ class LocalRun:
             self._start(Role.WORKER, index, 0)
         if self.job.kill_every is not None:
             self._next_kill = self._clock() + self.job.kill_every
-        return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         for process in self.processes:

@@ -93,7 +93,9 @@ def take(state: ClusterState, poller: Poller, learner: Learner, now: datetime, a
         profile = job.metadata.namespace, learner.name_of(job, fingerprint)
         pods = state.pods.indexed("job", key_of(job))
         looks.append(Look(job, report, at - age, pods, profile))
-    known = {key: learner.known(key) for key in learner.keys} if looks else {}
+    every = {key: learner.known(key) for key in learner.keys} if looks else {}
+    asked = {look.profile for look in looks}
+    known = {key: each for key, each in every.items() if key in asked or not each.is_forgotten}
     return Scene(now, looks, jobs, dict(state.pools_by_name), dict(state.nodes_by_name), known)
 
 

@@ -2,7 +2,8 @@
 
 Reports are merged in memory as they arrive (`learn`), so that a plan uses the newest; the object is written when an
 estimate has moved, when a job ends, and otherwise every few minutes. A crash loses nothing: reports are cumulative, and
-what is merged is written with what it was merged from.
+what is merged is written with what it was merged from. A profile that the operator made, and nobody wrote anything in,
+is deleted when its measurements are too old to count.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from shoal.api.base import API_VERSION, Condition, ObjectMeta
 from shoal.api.speed_profile import SpeedProfile, SpeedProfileStatus
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import Transport
-from shoal.controllers.speedprofile.learn import forget, learn, moved
+from shoal.controllers.speedprofile.learn import forget, is_forgotten, learn, moved
 from shoal.controllers.state import ClusterState, Key, Wake
 from shoal.errors import Unavailable
-from shoal.runtime.status_writer import StatusWriter, collection_path
+from shoal.runtime.status_writer import StatusWriter, collection_path, object_path
 from shoal.runtime.work_queue import Priority
 from shoal_trainer.contract import StatusReport
 
@@ -33,6 +34,10 @@ SOON_SECONDS = 20.0
 LATE_SECONDS = 300.0
 """Interval of writes of estimates that do not move."""
 NAMED_JOBS = 3
+DAY_SECONDS = 86_400.0
+"""Interval of looks at a profile that may be deleted some day."""
+_MADE = {"app.kubernetes.io/managed-by": "shoal"}
+"""Labels of profiles that the operator made."""
 
 
 def profile_name(fingerprint: str) -> str:
@@ -53,6 +58,11 @@ class Known:
     now: datetime
     on_fault: Callable[[], None] = lambda: None
 
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether nothing in it counts any more."""
+        return not self.heard and is_forgotten(self.profile, self.now)
+
     def merged(self) -> SpeedProfile:
         """The profile with the reports: milliseconds for each of them, so not for the event loop."""
         status = self.profile.status
@@ -63,6 +73,11 @@ class Known:
                 self.on_fault()
                 logger.exception("the report of job %s/%s cannot be merged and is left out", *job)
         return self.profile.model_copy(update={"status": status})
+
+
+def _is_made(profile: SpeedProfile) -> bool:
+    """Whether the operator made it."""
+    return _MADE.items() <= profile.metadata.labels.items()
 
 
 class Learner:
@@ -148,6 +163,8 @@ class Learner:
             self._written.pop(key, None)
             return None
         known = self.known(key)
+        if not known.heard and self._is_waste(profile, known.now):
+            return await self._delete(profile)
         ended = {uid: each for uid, each in known.heard.items() if not self._runs(uid)}
         status = profile.status
         if known.heard:
@@ -168,7 +185,7 @@ class Learner:
                 del heard[uid]
         if not heard:
             self._heard.pop(key, None)
-            return None
+            return DAY_SECONDS if _is_made(profile) else None
         return SOON_SECONDS
 
     def _conditions(self, key: Key, profile: SpeedProfile) -> tuple[Condition, ...]:
@@ -177,15 +194,11 @@ class Learner:
         if (fault is None) == all(each.status == "True" for each in before):
             return before
         words = f"plans leave this profile out, since the predictor fails with it ({fault}): correct it, or delete it"
+        reason, message = ("Valid", "") if fault is None else ("LeftOut", words)
+        generation, now = profile.metadata.generation, self._wall()
+        last = next(iter(before), None)
         return (
-            Condition(
-                type="Ready",
-                status="True" if fault is None else "False",
-                observed_generation=profile.metadata.generation,
-                last_transition_time=self._wall().replace(microsecond=0),
-                reason="Valid" if fault is None else "LeftOut",
-                message="" if fault is None else words,
-            ),
+            Condition.after(last, "Ready", fault is None, reason, message, generation=generation, now=now),
         )
 
     def _summed_up(
@@ -213,7 +226,7 @@ class Learner:
             "metadata": {
                 "name": name,
                 "namespace": namespace,
-                "labels": {"app.kubernetes.io/managed-by": "shoal"},
+                "labels": _MADE,
             },
             "spec": {},
         }
@@ -226,6 +239,39 @@ class Learner:
         if answer.status in {403, 404} and "terminated" in answer.message:
             return None
         raise Unavailable(f"cannot create SpeedProfile {namespace}/{name}: {answer.status} {answer.message}")
+
+    def _is_waste(self, profile: SpeedProfile, now: datetime) -> bool:
+        """Whether it may be deleted: nobody asks for it either."""
+        if not (_is_made(profile) and is_forgotten(profile, now)):
+            return False
+        about = profile.metadata
+        return not any(
+            job.metadata.annotations.get(ANNOTATION) == about.name and not job.status.finished
+            for job in self._state.jobs.all()
+            if job.metadata.namespace == about.namespace
+        )
+
+    async def _delete(self, profile: SpeedProfile) -> float | None:
+        """Delete a profile as it is known; where that is not allowed, or it has changed, it stays.
+
+        Raises:
+            Unavailable: it may succeed on retry.
+        """
+        about = profile.metadata
+        body = {
+            "kind": "DeleteOptions",
+            "apiVersion": "v1",
+            "preconditions": {"uid": about.uid, "resourceVersion": about.resource_version},
+        }
+        answer = await self._transport.request("DELETE", object_path(profile), body=body)
+        answer.accept(403, 404, 409)
+        if answer.status in {403, 409}:
+            return DAY_SECONDS
+        self._state.profiles.drop(about.uid)
+        logger.info(
+            "SpeedProfile %s/%s is deleted: its measurements are too old", about.namespace, about.name
+        )
+        return None
 
     def _runs(self, uid: str) -> bool:
         job = self._state.jobs.by_uid(uid)

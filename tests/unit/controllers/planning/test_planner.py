@@ -24,6 +24,7 @@ from shoal.controllers.planning.planner import Planner
 from shoal.controllers.speedprofile import reconcile
 from shoal.controllers.speedprofile.reconcile import (
     ANNOTATION,
+    DAY_SECONDS,
     LATE_SECONDS,
     SOON_SECONDS,
     Known,
@@ -430,11 +431,67 @@ async def test_last_report_of_a_job_is_kept_when_it_ends() -> None:
         "reason": "Trained",
     }
     world.add(TrainingJob.model_validate({**manifest, "status": {"conditions": [done]}}))
-    assert await world.learner(key) is None
+    assert await world.learner(key) == DAY_SECONDS
     profile = world.state.profiles.get(key[1], "team")
     assert profile is not None
     assert profile.status.rows[0].compute.count == "510"
+    assert await world.learner(key) == DAY_SECONDS
+
+
+def old_profile(world: World, **more: Any) -> Key:
+    """A profile that the operator made, and that was last measured half a year ago."""
+    meta = {"namespace": "team", "name": "old", "labels": {"app.kubernetes.io/managed-by": "shoal"}}
+    model = {"fingerprint": "f", "flopsPerSample": "8e7", "parameters": 500_000, "tensors": 20}
+    updated = (NOW - timedelta(days=181)).isoformat()
+    body = {"metadata": meta, "status": {"model": model, "lastUpdated": updated}, **more}
+    path = "/apis/shoal.dev/v1alpha1/namespaces/team/speedprofiles/old"
+    world.state.profiles.put(SpeedProfile.model_validate(world.cluster.add(path, body)))
+    return "team", "old"
+
+
+async def test_a_profile_of_ours_that_nobody_uses_is_deleted_when_it_is_too_old_to_count() -> None:
+    """Each version of a model leaves one, of up to a megabyte."""
+    world = World()
+    key = old_profile(world)
+    world.wall = NOW - timedelta(days=2)
+    assert await world.learner(key) == DAY_SECONDS
+    world.wall = NOW
     assert await world.learner(key) is None
+    assert world.cluster.writes("DELETE", "speedprofiles") == ["old"]
+    assert world.state.profiles.get("old", "team") is None
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"spec": {"convergence": {"r1": 100, "r2": 0, "r3": 1000, "r4": 0.2}}},
+        {"metadata": {"namespace": "team", "name": "old"}},
+    ],
+)
+async def test_a_profile_in_which_a_user_has_a_part_is_never_deleted(more: dict[str, Any]) -> None:
+    world = World()
+    await world.learner(old_profile(world, **more))
+    assert world.cluster.writes("DELETE", "speedprofiles") == []
+
+
+async def test_a_profile_that_a_job_asks_for_is_kept_and_planned_with() -> None:
+    profiles: list[int] = []
+
+    def plan(_pools: object, known: list[object], _jobs: list[FleetJob]) -> FleetPlan:
+        profiles.append(len(known))
+        return FleetPlan({})
+
+    world = World(plan=plan)
+    key = old_profile(world)
+    manifest = job_manifest()
+    world.add(TrainingJob.model_validate(manifest), pool("spot", 0.3, True))
+    await world.planner.plan_once()
+    manifest["metadata"] |= {"annotations": {ANNOTATION: "old"}, "resourceVersion": "2"}
+    world.add(TrainingJob.model_validate(manifest))
+    await world.planner.plan_once()
+    assert profiles == [0, 1]
+    assert await world.learner(key) == DAY_SECONDS
+    assert world.cluster.writes("DELETE", "speedprofiles") == []
 
 
 @pytest.mark.looptime

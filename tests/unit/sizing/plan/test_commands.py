@@ -339,6 +339,11 @@ def test_infeasible_plan_exits_with_3(arguments: list[str]) -> None:
         (["plan", *RESOURCES, "--loss", "0.8"], "No such option"),
         (["plan", *RESOURCES, "--trace", "nothing"], "POOL=FILE"),
         (["simulate", *RESOURCES, "--trace", TRACE, "--slack", "1.2", "--deadline", "9"], "not both"),
+        (
+            ["simulate", *RESOURCES, "--trace", TRACE, "--slack", "10000"],
+            "more than 100 days are not simulated",
+        ),
+        (["simulate", *RESOURCES, "--trace", TRACE, "--deadline", "101d"], "more than 100 days are not"),
     ],
 )
 def test_invalid_option_raises_error_with_advice(arguments: list[str], says: str) -> None:
