@@ -120,7 +120,9 @@ class Poller:
 
     async def _poll(self, endpoint: Endpoint, wake: Callable[[bool], None]) -> None:
         shown: tuple[float, StatusReport] | None = None
-        if self._share > self._poll_seconds:  # a new leader follows all jobs at once, and first reads are handshakes
+        if (
+            self._share > self._poll_seconds
+        ):  # a new leader follows all jobs at once, and first reads are handshakes
             await asyncio.sleep(random.uniform(0.0, self._share))
         while True:
             began = self._now()
