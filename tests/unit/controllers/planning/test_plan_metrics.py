@@ -18,7 +18,12 @@ def test_advice_is_told_by_pool_and_only_while_it_is_advice() -> None:
         CapacityPool.model_validate({"metadata": {"name": name}, "spec": {"limits": {"nodes": 9}}})
         for name in ("spot", "steady")
     ]
-    ended = {"type": "Complete", "status": "True", "lastTransitionTime": build.stamp(build.NOW)}
+    ended = {
+        "type": "Complete",
+        "status": "True",
+        "reason": "Done",
+        "lastTransitionTime": build.stamp(build.NOW),
+    }
     jobs = [job("Advise"), job("Advise"), job("Auto"), job("Advise", conditions=[ended])]
     metrics = Metrics()
     PlanMetrics(metrics).count_pools(lambda: pools, lambda: jobs)
