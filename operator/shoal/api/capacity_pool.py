@@ -375,9 +375,11 @@ class CapacityPoolStatus(Status):
     shares: tuple[OperatorShare, ...] = ()
     """What each operator that has jobs in the pool says. Sums of these are above."""
     counted: tuple[CountedUsage, ...] = ()
-    """The part of each existing job in the measurements."""
+    """The part of each job in the measurements that runs, or ran in the last hour."""
     retired: Usage = Usage()
-    """The part of jobs that were deleted."""
+    """The part of the other jobs: they were deleted, or ended long ago."""
+    retired_until: datetime | None = None
+    """The part of a job that ended before, and has given everything back, is in `retired`, though the job exists."""
     conditions: tuple[Condition, ...] = Field(
         default=(),
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
@@ -69,6 +69,12 @@ def _job_of(owned: Owned) -> Key | None:
     return (owned.metadata.namespace, name) if name else None
 
 
+def _described(profile: SpeedProfile) -> Hashable | None:
+    """The model that a user describes in a profile, as (namespace, fingerprint)."""
+    prior = profile.spec.model
+    return (profile.metadata.namespace, prior.fingerprint) if prior and prior.fingerprint else None
+
+
 class ClusterState:
     """The caches. `platform`: of the nodes, if somebody said it."""
 
@@ -87,7 +93,7 @@ class ClusterState:
         self.flavors: Cache[ResourceFlavor] = Cache(self._flavor_changed)
         self.nodes: Cache[Node] = Cache(self._node_changed)
         self.pools: Cache[CapacityPool] = Cache(self._pool_changed)
-        self.profiles: Cache[SpeedProfile] = Cache(self._profile_changed)
+        self.profiles: Cache[SpeedProfile] = Cache(self._profile_changed, {"described": _described})
         self.on_job: list[Callable[[TrainingJob | None, TrainingJob | None], None]] = []
         """Told every change of a job, before it is woken."""
         self._deleted_pods: dict[str, dict[str, str]] = {}

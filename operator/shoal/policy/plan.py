@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shoal.api.training_job import MANAGED_BY
 from shoal.manifests import Images
 from shoal.policy.decide.afterwards import clean_up
 from shoal.policy.decide.decide import decide
@@ -26,7 +25,7 @@ def plan(seen: Observation) -> Plan:
     job = seen.job
     if (images := job.status.images) is not None:  # a newer operator must not mix versions within a job
         seen = replace(seen, images=Images(images.ps, images.worker))
-    if job.metadata.deletion_timestamp or (job.spec.managed_by or MANAGED_BY) != MANAGED_BY:
+    if job.metadata.deletion_timestamp or not job.spec.ours:
         return Plan((), job.status)
     facts = read(seen)
     if job.status.finished:

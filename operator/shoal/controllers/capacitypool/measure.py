@@ -1,9 +1,9 @@
 """The status of a CapacityPool from what is seen of nodes, jobs and other pools: pure.
 
-Every count is made once: a job counts its own use in its one status write (`status.poolUsage`); the pool remembers the
-part of each job as it last saw it, and adds the part of a deleted job to `retired` in the write that drops it. How long
-there were nodes to be had is counted in `stock`: of the time since the last write, whose state that status has, up to
-`countedUntil` of this one (`stock.py`). What `shoal-pools` writes (`scaling`, and conditions of its own) is kept.
+Every count is made once: a job counts its own use in its one status write (`status.poolUsage`), and the pool sums up
+(`counted.py`). How long there were nodes to be had is counted in `stock`: of the time since the last write, whose state
+that status has, up to `countedUntil` of this one (`stock.py`). What `shoal-pools` writes (`scaling`, and conditions of
+its own) is kept.
 
 Operators that are scoped to namespaces share a pool: each writes what its own jobs have and want, keeps what the others
 wrote, and sums up. A write is refused if another one came first, so none is lost.
@@ -19,7 +19,6 @@ from shoal.api.base import Condition
 from shoal.api.capacity_pool import (
     CapacityPool,
     CapacityPoolStatus,
-    CountedUsage,
     MeasuredInterruptions,
     MeasuredStartup,
     OperatorShare,
@@ -30,6 +29,7 @@ from shoal.api.capacity_pool import (
 from shoal.api.kube import Node
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.capacitypool import stock
+from shoal.controllers.capacitypool.counted import Counted, count
 from shoal.controllers.capacitypool.seen import Seen
 from shoal.controllers.trainingjob.claims import holdings
 
@@ -39,16 +39,14 @@ RENEWED = timedelta(minutes=30)
 STALE = timedelta(hours=1)
 """What another operator said so long ago counts no more: it may be uninstalled."""
 
-_COUNTS = tuple(Usage.model_fields)
-
 
 def measure(seen: Seen) -> CapacityPoolStatus:
     """The pool's status."""
     pool, before = seen.pool, seen.pool.status
     name = pool.metadata.name
-    counted, retired = _counted(name, before, seen.jobs, seen.operator)
-    total = _sum([retired, *counted])
-    shares = _shares(seen, total)
+    counted = count(name, before, seen.jobs, seen.operator, seen.now)
+    total = counted.total
+    shares = _shares(seen, counted)
     pending = sum(share.pending for share in shares)
     still = stock.still_exhausted(seen, total)
     status = CapacityPoolStatus(
@@ -63,8 +61,9 @@ def measure(seen: Seen) -> CapacityPoolStatus:
         out_since=stock.out_since(seen, exhausted=bool(pending) or still),
         recommended=_recommended(shares, pool.spec.limits.nodes),
         shares=shares,
-        counted=tuple(counted),
-        retired=retired,
+        counted=counted.parts,
+        retired=counted.retired,
+        retired_until=counted.retired_until,
         conditions=_conditions(seen, pending, still=still),
         scaling=before.scaling,
     )
@@ -79,37 +78,22 @@ def matches(pool: CapacityPool, node: Node) -> bool:
     return bool(selector) and selector.items() <= node.metadata.labels.items()
 
 
-def _counted(
-    name: str, before: CapacityPoolStatus, jobs: Iterable[TrainingJob], operator: str
-) -> tuple[list[CountedUsage], Usage]:
-    """The part of each existing job, and that of the deleted ones. Jobs of other operators are not seen."""
-    now = {job.metadata.uid: job.status.pool_usage[name] for job in jobs if name in job.status.pool_usage}
-    exists = {job.metadata.uid for job in jobs}
-    # Until an operator of this version has written it, a part says not whose job it is.
-    ours = [each for each in before.counted if each.operator in {"", operator}]
-    others = [each for each in before.counted if each.operator not in {"", operator}]
-    counted = [
-        CountedUsage(uid=uid, operator=operator, **{count: getattr(usage, count) for count in _COUNTS})
-        for uid, usage in now.items()
-    ]
-    gone = [each for each in ours if each.uid not in exists]
-    return sorted([*counted, *others], key=lambda each: each.uid), _sum([before.retired, *gone])
-
-
-def _shares(seen: Seen, total: Usage) -> tuple[OperatorShare, ...]:
+def _shares(seen: Seen, counted: Counted) -> tuple[OperatorShare, ...]:
     """What the operators say: this one now, the others before."""
     before = {share.operator: share for share in seen.pool.status.shares}
     nodes, reason = _planned(seen.pool, seen.jobs)
     if seen.used > nodes:
         nodes, reason = seen.used, ", ".join(filter(None, (reason, f"{seen.used} in use")))
     others = [
-        share for share in before.values() if share.operator != seen.operator and seen.now - share.at < STALE
+        share
+        for share in before.values()
+        if share.operator not in {seen.operator, *counted.moved} and seen.now - share.at < STALE
     ]
     fresh = OperatorShare(
         operator=seen.operator,
         used=seen.used,
         waiting=len(seen.waiting),
-        pending=len(stock.waiting_too_long(seen, total)),
+        pending=len(stock.waiting_too_long(seen, counted.total)),
         nodes=nodes,
         reason=reason,
         at=seen.now.replace(microsecond=0),
@@ -118,14 +102,6 @@ def _shares(seen: Seen, total: Usage) -> tuple[OperatorShare, ...]:
     if said is not None and said == fresh.model_copy(update={"at": said.at}):
         fresh = fresh if seen.now - said.at >= RENEWED else said
     return tuple(sorted([*others, fresh], key=lambda share: share.operator))
-
-
-def _sum(parts: Iterable[Usage]) -> Usage:
-    totals = dict.fromkeys(_COUNTS, 0)
-    for part in parts:
-        for count in _COUNTS:
-            totals[count] += getattr(part, count)
-    return Usage(**totals)
 
 
 def _startup(total: Usage) -> MeasuredStartup:
@@ -196,22 +172,9 @@ def _conditions(seen: Seen, pending: int, *, still: bool) -> tuple[Condition, ..
     exhausted = ("Exhausted", none, ("NoNodes", words) if none else ("NodesAvailable", ""))
     before = {condition.type: condition for condition in seen.pool.status.conditions}
     kept = [each for kind, each in before.items() if kind not in {"Ready", "Exhausted"}]
-    return (
-        *(_condition(seen, before.get(kind), kind, holds, why) for kind, holds, why in (ready, exhausted)),
-        *kept,
+    generation = seen.pool.metadata.generation
+    ours = (
+        Condition.after(before.get(kind), kind, holds, *why, generation=generation, now=seen.now)
+        for kind, holds, why in (ready, exhausted)
     )
-
-
-def _condition(
-    seen: Seen, before: Condition | None, kind: str, holds: bool, why: tuple[str, str]
-) -> Condition:
-    status = "True" if holds else "False"
-    since = before.last_transition_time if before is not None and before.status == status else None
-    return Condition(
-        type=kind,
-        status="True" if holds else "False",
-        observed_generation=seen.pool.metadata.generation,
-        last_transition_time=since or seen.now.replace(microsecond=0),
-        reason=why[0],
-        message=why[1],
-    )
+    return (*ours, *kept)

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from shoal.api.kube import OwnedMeta, Pod
 from shoal.api.labels import Place
-from shoal.api.training_job import MANAGED_BY, TrainingJob
+from shoal.api.training_job import TrainingJob
 from shoal.controllers.state import ClusterState, Key
 from shoal.controllers.trainingjob.api_answers import AnswerStore
 from shoal.controllers.trainingjob.claims import Claims
@@ -57,7 +57,7 @@ class Observer:
         """
         namespace, name = key
         job = self._state.jobs.get(name, namespace)
-        if job is None or job.metadata.deletion_timestamp or job.spec.managed_by not in {None, MANAGED_BY}:
+        if job is None or job.metadata.deletion_timestamp or not job.spec.ours:
             return None
         now = self._wall()
         uid = job.metadata.uid

@@ -149,7 +149,7 @@ def _by_preference(
     base = min(number, facts.job.spec.workers.on_demand_base)
     left_over = 0
     for index in _indices({i: held[i] for i in keepers}, result.homes, number):
-        home = _first_with_room(homes, used, on_demand=_on_demand(homes, used) < base)
+        home = homes.next(used)
         if home is None:
             left_over += 1
             continue
@@ -166,27 +166,12 @@ def _by_preference(
     return result
 
 
-def _on_demand(homes: Homes, used: Counter[Home]) -> int:
-    return sum(count for home, count in used.items() if homes.is_on_demand(home))
-
-
-def _first_with_room(homes: Homes, used: Counter[Home], *, on_demand: bool) -> Home | None:
-    """The most preferred home with room: of those that are not exhausted, if there is one."""
-    room = [home for home in homes.all() if used[home] < homes.limit(home)]
-    if not homes.named and not on_demand:
-        room = [home for home in room if not home.on_demand]  # only by base or fallback
-    wanted = [home for home in room if homes.is_on_demand(home)] if on_demand else []
-    choices = wanted or room
-    available = [home for home in choices if not homes.is_exhausted(home)]
-    return next(iter(available or choices), None)
-
-
 def _raise_base(homes: Homes, result: Assignment, base: int, used: Counter[Home]) -> None:
     """Move workers to on-demand nodes until `onDemandBase` is reached."""
     for index in sorted(result.homes, reverse=True):
-        if _on_demand(homes, used) >= base:
+        if homes.on_demand(used) >= base:
             return
-        home = _first_with_room(homes, used, on_demand=True)
+        home = homes.next(used, on_demand=True)
         if home is None or not homes.is_on_demand(home):
             return
         if not homes.is_on_demand(result.homes[index]):
@@ -201,7 +186,7 @@ def _leave_exhausted(homes: Homes, held: Mapping[int, Sighting], result: Assignm
         if not waits_for_node(held[index]) or home not in homes.all() or not homes.is_exhausted(home):
             continue
         used = Counter(result.homes.values())
-        instead = _first_with_room(homes, used, on_demand=False)
+        instead = homes.next(used, on_demand=False)
         if instead is not None and not homes.is_exhausted(instead):
             result.homes[index] = instead
 
@@ -238,7 +223,7 @@ def _return_one(
 ) -> None:
     """Let one worker try a spot node again, when it is time."""
     rule = facts.job.spec.workers.fallback
-    if rule is None or _on_demand(homes, used) <= base:
+    if rule is None or homes.on_demand(used) <= base:
         return
     waiting = any(
         index in held and waits_for_node(held[index]) and not homes.is_on_demand(home)
@@ -249,7 +234,7 @@ def _return_one(
         return
     if facts.timers.pending(since + timedelta(seconds=rule.return_after_seconds)):
         return
-    home = _first_with_room(homes, used, on_demand=False)
+    home = homes.next(used, on_demand=False)
     candidates = [
         index
         for index, at in result.homes.items()

@@ -4,22 +4,25 @@ A count and the evidence that it was counted go into one status write: node time
 status up to now, and `countedUntil` is written with it; a start, an unfulfilled wait and an interruption are counted in
 the write that marks them in their slot. So whatever crashes when, nothing is counted twice. A node that no status knew
 counts from the start of its first pod, if that is later than `countedUntil`: that a worker has a node is written late.
+One that went while nobody looked counts up to the last sign of its worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
 from shoal.api.capacity_pool import CapacityPool
+from shoal.api.labels import Place
 from shoal.api.planning_status import CostStatus, PoolUsage
 from shoal.api.training_job_status import Slot
 from shoal.policy.common.times import parse_time, seconds_between
 from shoal.policy.decide.members import ByIndex, Member, every
 from shoal.policy.facts.read import Facts
+from shoal.policy.facts.verdict import terminated
 
 EVERY = timedelta(seconds=60)
 """Node time is counted this often, and whenever the nodes change."""
@@ -137,7 +140,8 @@ class _Counter:
         since = before.counted_until or facts.now
         cost, until = before.cost, before.counted_until
         if ends or was != now or facts.now - since >= EVERY:
-            seconds = {node: seconds_between(since, facts.now) for node in was}
+            went = self._ends(workers, was - now, since)
+            seconds = {node: seconds_between(since, went.get(node, facts.now)) for node in was}
             for node, began in self._starts(workers).items():
                 if node in now - was:
                     seconds[node] = seconds_between(max(began, before.counted_until or began), facts.now)
@@ -161,6 +165,34 @@ class _Counter:
                 node = each.slot.pool, each.slot.node
                 found[node] = min(found.get(node, began), began)
         return found
+
+    def _ends(self, workers: Iterable[Member], gone: Set[Node], since: datetime) -> dict[Node, datetime]:
+        """Until when each of the nodes that went counts, where nobody looked for long.
+
+        Until the last sign of a worker there: its container's end, or its last word to the coordinator. Without one,
+        it went as soon as it could have been counted again: what was not seen is not charged.
+        """
+        latest = since + EVERY
+        if not gone or self._facts.now <= latest:
+            return {}
+        ends, report = dict.fromkeys(gone, latest), self._facts.seen.report
+        places = {each.place: node for each in workers if (node := (each.slot.pool, each.slot.node)) in gone}
+        signs = [
+            (
+                Place("worker", each.slot, each.incarnation),
+                self._facts.now - timedelta(seconds=self._facts.seen.report_age + each.last_seen_seconds),
+            )
+            for each in (report.workers if report is not None else ())
+        ]
+        for each in workers:
+            ended = terminated(each.pod, "worker") if each.pod is not None else None
+            if ended is not None and (at := parse_time(ended.finished_at)) is not None:
+                signs.append((each.place, at))
+        for place, at in signs:
+            if place in places:
+                node = places[place]
+                ends[node] = min(max(ends[node], at), self._facts.now)
+        return ends
 
 
 def _nodes(slots: Iterable[Slot]) -> frozenset[Node]:
@@ -197,14 +229,19 @@ def _price(pool: CapacityPool | None) -> Decimal | None:
 
 
 def _on_demand_price(pools: Mapping[str, CapacityPool], name: str) -> Decimal | None:
-    """The least price of an on-demand node with the same accelerators."""
-    same = pools[name].spec.accelerator
+    """The least price of an on-demand node with the same accelerators or, without any, as many cores."""
+    same = _kind(pools[name])
     prices = [
         price
         for pool in pools.values()
-        if pool.spec.capacity_type == "OnDemand" and pool.spec.accelerator == same and (price := _price(pool))
+        if pool.spec.capacity_type == "OnDemand" and same and _kind(pool) == same and (price := _price(pool))
     ]
     return min(prices, default=None)
+
+
+def _kind(pool: CapacityPool) -> object:
+    """What nodes of a pool are compared by; nothing where it is not said."""
+    return pool.spec.accelerator or pool.spec.core_count or None
 
 
 def _text(amount: Decimal) -> str:

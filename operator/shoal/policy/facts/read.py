@@ -33,6 +33,8 @@ server is alone in its place, so it waits longer. The coordinator has noticed th
 
 STALE_REPORT_SECONDS = 60.0
 """A report of the coordinator that is older says nothing about the present."""
+ASK_SECONDS = 1.0
+"""Until it is looked again whether the coordinator has answered a new leader, or cannot be reached."""
 NODES_HEARD_WITHIN = timedelta(seconds=10)
 """The scheduler knows after so long that a node is Unknown, and binds no pod to it. What is bound before may show that
 the node is back, or that the scheduler is behind."""
@@ -197,6 +199,15 @@ class _Reader:
         why = self.seen.confirmed_absent.get(pod_name(self.seen.job.metadata.name, record.place))
         return Verdict(PodOutcome.MISSING) if why is None else Verdict(PodOutcome.DISRUPTED, why or "Gone")
 
+    @property
+    def _unasked(self) -> bool:
+        """Whether the coordinator runs and has neither been heard nor failed to answer yet."""
+        seen = self.seen
+        if seen.report is not None or seen.unreachable_because:
+            return False
+        running = (each for each in seen.pods if each.running and each.status.pod_ip)
+        return any(each.place is not None and each.place.is_coordinator for each in running)
+
     def _believed(self, signal: Signal, slot: Slot, pod: Pod, view: CoordinatorView) -> Signal | None:
         """The signal, unless there is better evidence: its process is heard, or too many nodes say the same."""
         if signal.meaning is Meaning.LOST:
@@ -204,6 +215,9 @@ class _Reader:
             missing = name not in self.seen.nodes and name not in self.seen.absent_nodes
             return UNCONFIRMED if missing else signal
         if view.hears(slot.place):
+            return None
+        if self._unasked:  # as by a new leader
+            self.timers.after(ASK_SECONDS)
             return None
         since, bound = signal.since, _bound_at(pod)
         if since is not None and bound is not None and bound > since:

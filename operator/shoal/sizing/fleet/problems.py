@@ -266,7 +266,7 @@ def _pool(
         step_sigma=speed.sigma,
         batch=batch,
         spot=pool.spot,
-        accelerator=f"{device_of(pool)} x {pool.devices}",
+        accelerator=f"{device_of(pool)} x {pool.devices if pool.accelerator else pool.cores:g}",
         zone=pool.zone,
         transfer_per_gib=pool.transfer_per_gib,
         startup_seconds=startup_of(pool),

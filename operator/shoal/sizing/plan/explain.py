@@ -152,12 +152,11 @@ def _not_found(plan: Plan, currency: str) -> list[str]:
             else "Raise the budget, or ask for less confidence.",
         ]
     sentences = [f"No plan ends within {duration(deadline)}.", shown]
-    full = [p.name for p, n in zip(plan.pools, plan.counts, strict=True) if n and n == p.limit]
-    more = (
-        f", or raise the limit of {_listed(full)}, which {'is' if len(full) == 1 else 'are'} used up"
-        if full
-        else ""
-    )
+    used_up = ["workers.maxReplicas"] if plan.full else []
+    used_up += [
+        f"the limit of {p.name}" for p, n in zip(plan.pools, plan.counts, strict=True) if n and n == p.limit
+    ]
+    more = f", or raise what is used up: {_listed(used_up)}" if used_up else ""
     sentences.append(f"Allow at least {duration(allowed)}{more}.")
     return sentences
 

@@ -42,7 +42,8 @@ class Plan:
     `budget_chance`: the share of simulated runs that met the deadline, and the budget; None if there is none or
     nothing is random. `finish`: the 5 and 95 % quantiles of the simulated time; infinite: it ended
     before the work did. `unlimited`: the best plan without
-    the constraint `binding`. `proved`: every combination that is better by the objective was ruled out.
+    the constraint `binding`. `full`: it has as many workers as the job may have. `proved`: every combination that is
+    better by the objective was ruled out.
     """
 
     pools: tuple[Pool, ...]
@@ -67,6 +68,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     budget_chance: float | None = None
     finish: tuple[float, float] | None = None
+    full: bool = False
     proved: bool = True
 
     @property
@@ -145,7 +147,8 @@ def plan(problem: Problem, *, exact_limit: int = EXACT_LIMIT, seed: int = 0) -> 
         checked = walk.check(shown.counts, shown.variant)
     notes = (*problem.notes, *_extrapolated(problem.servers, evaluators[shown.variant].servers))
     facts = _facts(problem, shown, evaluators, checked)
-    return _answer(model, found, best, exact, problem.work, facts, notes, proved, instead)
+    answer = _answer(model, found, best, exact, problem.work, facts, notes, proved, instead)
+    return replace(answer, full=sum(shown.counts) == problem.max_workers)
 
 
 def _cheapest_in_time(problem: Problem, exact_limit: int, seed: int) -> Candidate | None:

@@ -46,6 +46,12 @@ def usage(**counts: int) -> dict[str, Any]:
     return {"poolUsage": {"spot": counts}}
 
 
+def ended(at: datetime, *, released: bool = True) -> dict[str, Any]:
+    stamp = build.stamp(at)
+    done = {"type": "Complete", "status": "True", "reason": "Trained", "lastTransitionTime": stamp}
+    return {"completionTime": stamp, "conditions": [done], "released": released}
+
+
 def plan(count: int) -> dict[str, Any]:
     return {"plan": {"pools": {"spot": count}}}
 
@@ -69,20 +75,27 @@ def test_rates_are_sums_over_jobs() -> None:
 
 
 class Jobs(RuleBasedStateMachine):
-    """Jobs that use the pool and are deleted, and an operator that crashes before or after its writes."""
+    """Jobs that use the pool, end and are deleted, and an operator that crashes before or after its writes.
+
+    Now and then it is installed anew under another name.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.now, self.nobody = NOW, 0.0
         self.stored = CapacityPoolStatus()
         self.jobs: dict[str, int] = {}
+        self.ended: dict[str, dict[str, Any]] = {}
+        self.seen: dict[str, int] = {}
+        """What the pool has stored of each job."""
+        self.operator = 0
         self.truth = 0
         self.unseen = 0
         self.made = 0
 
     @rule(count=st.integers(0, 5))
     def use(self, count: int) -> None:
-        for name in self.jobs:
+        for name in self.jobs.keys() - self.ended.keys():
             self.jobs[name] += count
             self.truth += count
 
@@ -91,7 +104,21 @@ class Jobs(RuleBasedStateMachine):
         self.made += 1
         self.jobs[f"job-{self.made}"] = 0
 
-    @rule(seconds=st.integers(1, 500))
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        if runs := sorted(self.jobs.keys() - self.ended.keys()):
+            self.ended[data.draw(st.sampled_from(runs))] = ended(self.now, released=False)
+
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        if self.ended:
+            self.ended[data.draw(st.sampled_from(sorted(self.ended)))]["released"] = True
+
+    @rule()
+    def rename(self) -> None:
+        self.operator += 1
+
+    @rule(seconds=st.one_of(st.integers(1, 500), st.integers(3000, 5000)))
     def wait(self, seconds: int) -> None:
         self.now += timedelta(seconds=seconds)
 
@@ -99,7 +126,7 @@ class Jobs(RuleBasedStateMachine):
     def reconcile(self, written: bool) -> None:
         status, until = self.measured(), self.stored.stock.counted_until
         if written:
-            self.stored = status
+            self.stored, self.seen = status, dict(self.jobs)
             passed = (self.now - until).total_seconds() if until is not None else 0
             self.nobody += passed if passed > 600 else 0
 
@@ -107,13 +134,17 @@ class Jobs(RuleBasedStateMachine):
     def delete(self, data: st.DataObject) -> None:
         if self.jobs:
             name = data.draw(st.sampled_from(sorted(self.jobs)))
-            counted = {each.uid: each.interruptions for each in self.stored.counted}
-            self.unseen += self.jobs.pop(name) - counted.get(name, 0)
+            self.unseen += self.jobs.pop(name) - self.seen.get(name, 0)
+            self.ended.pop(name, None)
 
     def measured(self) -> CapacityPoolStatus:
-        jobs = [job(name, usage(interruptions=count)) for name, count in self.jobs.items()]
+        jobs = [
+            job(name, usage(interruptions=count) | self.ended.get(name, {}))
+            for name, count in self.jobs.items()
+        ]
         nodes = [Node.model_validate({"metadata": {"name": "n", "labels": {"pool": "spot"}}})]
-        return measure(seen(pool(self.stored), *jobs, nodes=nodes, used=1, now=self.now))
+        operator = f"shoal-{self.operator}"
+        return measure(seen(pool(self.stored), *jobs, nodes=nodes, used=1, now=self.now, operator=operator))
 
     @invariant()
     def nothing_is_counted_twice_and_what_was_seen_is_never_lost(self) -> None:
@@ -381,6 +412,35 @@ def test_an_operator_that_says_nothing_more_is_forgotten_and_one_that_lives_is_n
     assert of.status.interruptions.seen == 1  # what was measured stays
     of = share(of, one, operator="a/shoal", now=NOW + timedelta(minutes=180))
     assert (of.status.recommended.nodes, of.status.interruptions.seen) == (3, 1)
+
+
+def test_an_operator_that_is_installed_anew_takes_over_what_was_said_of_its_jobs() -> None:
+    """Under another name, that is: each of its jobs was counted twice for ever, and wanted twice for an hour."""
+    one = job("a", {**usage(nodeSeconds=3600, interruptions=1), **plan(1)})
+    other = job("b", {**usage(interruptions=3), **plan(2)})
+    of = share(share(pool(), one, operator="old/shoal"), other, operator="b/shoal")
+    for _ in range(2):
+        of = share(of, one, operator="new/shoal")
+        assert (of.status.interruptions.seen, of.status.recommended.nodes) == (4, 3)
+    of = share(of, operator="new/shoal")
+    assert (of.status.interruptions.seen, of.status.retired.interruptions) == (4, 1)
+
+
+def test_jobs_that_ended_are_remembered_as_a_sum() -> None:
+    """6,000 that were kept made 1 MB of status, and a few more than etcd takes."""
+    kept = [job(f"job-{n}", usage(interruptions=1) | ended(NOW)) for n in range(30)]
+    late = job("late", usage(interruptions=1) | ended(NOW, released=False))
+    of, sizes = pool(), list[int]()
+    for minute in (0, 59, 61, 62, 200):
+        of = share(of, *kept, late, operator="shoal", now=NOW + timedelta(minutes=minute))
+        assert of.status.interruptions.seen == 31
+        sizes.append(len(of.status.counted))
+    assert sizes == [31, 31, 1, 1, 1]
+    done = job("late", usage(interruptions=1) | ended(NOW))
+    of = share(of, *kept, done, operator="shoal", now=NOW + timedelta(minutes=201))
+    assert (of.status.interruptions.seen, len(of.status.counted)) == (31, 0)
+    of = share(of, operator="shoal", now=NOW + timedelta(minutes=300))
+    assert of.status.interruptions.seen == 31
 
 
 def test_operators_of_a_shared_pool_repeat_themselves_rarely() -> None:

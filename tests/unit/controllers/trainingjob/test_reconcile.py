@@ -181,8 +181,10 @@ async def test_conflict_of_a_deletion_hides_no_pod() -> None:
     conflict = Answer(409, b'{"reason": "Conflict", "message": "the object has been modified"}')
     rig.cluster.fault = lambda method, _path: conflict if method == "DELETE" else None
     rig.see()
+    rig.cluster.requests.clear()
     await rig.reconcile(KEY)
     await asyncio.sleep(0.1)
+    assert "GET" not in {method for method, _ in rig.cluster.requests}, "not every kind may be read"
     rig.cluster.fault = lambda _method, _path: None
     await asyncio.sleep(1.0)
     await settled(rig)

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from shoal.sizing.fleet import FleetJob, FleetPool, LogMean, Model, Profile, Row, ServerLoad, plan_fleet
 from shoal.sizing.fleet.pace import Watched, at_present_pace, pace_of, samples_per_second
+from shoal.sizing.fleet.problems import job_problem
 from shoal.sizing.plan.engine import RUNS, TABLE_RUNS, Engine
 from shoal.sizing.plan.problem import Floats, Objective, Pool, Problem, Servers, StepWork
 from shoal.sizing.speed.efficiency import Efficiency
+from shoal.sizing.speed.model import fitted
 from shoal.sizing.types import PsModel
 
 MODEL = Model("resnet32", 5.5e8, 1_857_722, 104)
@@ -347,6 +349,17 @@ def test_cpu_pool_is_a_pool_like_any_other() -> None:
     found = plan_fleet([cpu], [profile], [job(pools=("cpu",), samples_left=1e5)]).jobs["a"]
     assert found.basis == "cpu: measured"
     assert found.samples_per_second == pytest.approx(found.counts["cpu"] * 64, rel=0.1)
+
+
+@pytest.mark.parametrize(("cores", "price"), [(2, 2.0), (64, 0.1)])
+def test_price_of_spot_cores_is_capped_by_that_of_as_many_on_demand(cores: int, price: float) -> None:
+    """64 cores were taken to cost what 2 cost on demand."""
+    spot = FleetPool("spot", None, cores=64, spot=True, limit=4, price_per_hour=2.0)
+    steady = FleetPool("steady", None, cores=cores, limit=4, price_per_hour=0.1)
+    speeds, _ = fitted([PROFILE])
+    limits = {"spot": 4, "steady": 4}
+    one = job_problem(job(deadline_seconds=None), [spot, steady], limits, speeds, 0.95)
+    assert one.problem.pools[0].price == price
 
 
 def test_workers_that_are_slower_now_than_measured_need_help_to_keep_the_deadline() -> None:
