@@ -50,11 +50,16 @@ class ByCluster(LoadScopeScheduling):
         return group(nodeid)
 
 
+def pytest_collection() -> None:
+    """What imports make stays: looking for garbage in it would take half as long as the imports themselves."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """What the imports made stays. Without this each full collection walks it again: `keras.backend.clear_session()`,
-    which nearly every test of a model calls, then costs ten times as much, and all of the trainer's tests twice."""
+    """From here on there is garbage, and none of it in what was imported."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)  # also with `-p no:xdist`
