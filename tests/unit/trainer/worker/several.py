@@ -190,7 +190,10 @@ def copies():
     assert tensors.device.endswith("CPU:1")
     upload = model._inputs._uploads.submit(model._inputs._place, first)
     assert all(tensor.device.endswith("CPU:1") for tensor in upload.result()[0])
-    model._inputs._ahead = first, upload  # as if a step had run before: metadata are those of a function's first call
+    model._inputs._ahead = (
+        first,
+        upload,
+    )  # as if a step had run before: metadata are those of a function's first call
     context.context().enable_run_metadata()
     model.step(tensors, first, 0, second)
     functions = context.context().export_run_metadata().function_graphs
