@@ -305,7 +305,7 @@ def test_buffers_are_aligned(n: int) -> None:
 SPECIAL = np.array(
     [0, 1, 0x7FFFFF, 0x800000, 0x3F800000, 0x7F7F8000, 0x7F7FFFFF, 0x7F800000, 0x7FC00001], np.uint32
 )
-"""Bits of fp32: zero, the ends of the subnormal and normal numbers, one, what bf16 rounds to infinity, infinity, NaN."""
+"""Bits of fp32: zero, the ends of the subnormal and normal numbers, one, what bf16 makes infinite, infinity, NaN."""
 
 
 def any_values(rng: np.random.Generator, n: int, dtype: str) -> NDArray[Any]:
