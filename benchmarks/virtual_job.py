@@ -259,6 +259,7 @@ class VirtualJob(Course):
         self.pulled[worker] = pulled = Pulled(
             (version[0],), ({},), answer.meta.samples, answer.meta.live_workers, made=made,
             pull_seconds=ends - released, push_seconds=made_at - self.pushed[worker], wait_seconds=released - made_at,
+            factor=answer.meta.factor,
         )  # fmt: skip
         self.anticipations[worker].answered(pulled, base, overlapped=False)
         self._begin(worker, ends)
@@ -300,7 +301,7 @@ class VirtualJob(Course):
         self._begin(worker, self.now)
         self.pulled[worker] = pulled = Pulled(
             (answer.version,), ({},), answer.meta.samples, answer.meta.live_workers,
-            pull_seconds=self._served(made_at) - made_at, push_seconds=made_at - self.now,
+            pull_seconds=self._served(made_at) - made_at, push_seconds=made_at - self.now, factor=answer.meta.factor,
         )  # fmt: skip
         before = self.held[worker]
         self.held[worker] = answer.version, io
@@ -311,7 +312,13 @@ class VirtualJob(Course):
         # The next step begins before this answer, with the one before.
         self.computing[worker] = before
         if self.job.anticipates:
-            known = Pulled((before[0],), ({},), self.known.get(worker, 0), answer.meta.live_workers)
+            known = Pulled(
+                (before[0],),
+                ({},),
+                self.known.get(worker, 0),
+                answer.meta.live_workers,
+                factor=answer.meta.factor,
+            )
             ahead_of = anticipation.include(before[1], flight, known)
             self.computing[worker] = before[0], ahead_of.copy()
         anticipation.answered(pulled, base, overlapped=flight.overlapped)

@@ -73,12 +73,14 @@ class Tab:
 
     async def press(self, key: str) -> None:
         """One key, such as Tab or Enter."""
-        code = {"Tab": 9, "Enter": 13}[key]
-        text = {"text": "\r"} if key == "Enter" else {}
+        pressed: dict[str, Any] = {
+            "key": key,
+            "code": key,
+            "windowsVirtualKeyCode": {"Tab": 9, "Enter": 13}[key],
+        }
+        text: dict[str, Any] = {"text": "\r"} if key == "Enter" else {}
         for kind in ("keyDown", "keyUp"):
-            await self.call(
-                "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text
-            )
+            await self.call("Input.dispatchKeyEvent", **{"type": kind, **pressed, **text})
 
     async def picture(self, file: Path) -> None:
         """The whole page as a PNG."""

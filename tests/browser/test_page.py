@@ -50,7 +50,9 @@ async def test_the_list_and_one_job(tab: Tab, address: str, scene: Scene, tmp_pa
                                                                            "times in 20 minutes",
                   "Earlier plans", "on-demand nodes"):  # fmt: skip
         assert words in text
-    spans = scene.page.job("vision", "resnet50-imagenet")["spans"]
+    shown = scene.page.job("vision", "resnet50-imagenet")
+    assert shown
+    spans = shown["spans"]
     assert await tab.evaluate("document.querySelectorAll('#job svg rect title').length") >= len(spans)
     lost = [span for span in spans if span["end"] and span["cause"]]
     assert lost

@@ -1,5 +1,6 @@
 """The chart as rendered by `helm`: objects, permissions, and rejected values."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -13,6 +14,7 @@ import yaml
 from dev.images import IMAGES
 from dev.paths import ROOT
 from dev.publish import install_command
+from tests.unit.docs.pages import read, section
 
 CHART = Path(__file__).parents[2] / "charts" / "shoal"
 
@@ -28,18 +30,18 @@ IMAGES_SET = (
 )
 
 
-def render(tools: Path, *sets: str, namespace: str = "shoal-system") -> list[dict]:
+def render(tools: Path, *sets: str, namespace: str = "shoal-system") -> list[dict[str, Any]]:
     flags = [flag for value in (*IMAGES_SET, *sets) for flag in ("--set", value)]
     done = helm(tools, "template", "shoal", str(CHART), "--namespace", namespace, *flags)
     assert done.returncode == 0, done.stderr
     return [document for document in yaml.safe_load_all(done.stdout) if document]
 
 
-def of_kind(documents: list[dict], kind: str) -> list[dict]:
+def of_kind(documents: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [d for d in documents if d["kind"] == kind]
 
 
-def granted(documents: list[dict], kind: str) -> set[tuple[str, str]]:
+def granted(documents: list[dict[str, Any]], kind: str) -> set[tuple[str, str]]:
     return {
         (resource, verb)
         for role in of_kind(documents, kind)
@@ -189,6 +191,46 @@ def test_rbac_rules_have_no_wildcard(tools: Path) -> None:
     assert not [r for r in rules if "*" in r["verbs"] + r["resources"] + r["apiGroups"]]
 
 
+def test_gitops_installs_the_operator_with_values_that_the_chart_takes(tools: Path, tmp_path: Path) -> None:
+    page = section(read("docs/gitops.md"), "The operator itself")
+    kinds = []
+    for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL):
+        object_ = yaml.safe_load(block)
+        kinds.append(object_["kind"])
+        spec = object_["spec"]
+        values = spec["values"] if "values" in spec else spec["source"]["helm"]["valuesObject"]
+        chart = spec["chart"]["spec"]["chart"] if "values" in spec else spec["source"]["path"]
+        file = tmp_path / "values.yaml"
+        file.write_text(yaml.safe_dump(values))
+        done = helm(tools, "template", "shoal", str(ROOT / chart), "--values", str(file))
+        assert done.returncode == 0, done.stderr
+        assert f"{values['image']['repository']}:{values['image']['tag']}" in done.stdout
+    assert kinds == ["Application", "HelmRelease"]
+
+
+def test_helm_test_asks_for_each_right_of_the_roles(tools: Path) -> None:
+    for values in (
+        (),
+        ("scope.namespace=team-a", "kueue.enabled=true"),
+        ("scope.nodes=false", "scope.pools=false"),
+    ):
+
+        def asked(documents: list[dict[str, Any]]) -> list[tuple[str, list[Any]]]:
+            [pod] = of_kind(documents, "Pod")
+            [roles] = [
+                json.loads(word.removeprefix("--roles="))
+                for word in pod["spec"]["containers"][0]["command"]
+                if word.startswith("--roles=")
+            ]
+            return [(role["namespace"], role["rules"]) for role in roles]
+
+        documents = render(tools, "crds.install=false", *values)
+        assert asked(documents) == asked(render(tools, "crds.install=false", "rbac.create=false", *values))
+        roles = [d for d in documents if d["kind"] in {"Role", "ClusterRole"}]
+        given = [(role["metadata"].get("namespace", ""), role["rules"]) for role in roles]
+        assert sorted(asked(documents), key=str) == sorted(given, key=str)
+
+
 def test_single_namespace_needs_a_role_and_access_to_nodes_and_pools(tools: Path) -> None:
     documents = render(tools, "scope.namespace=team-a", "crds.install=false")
     pools = {("capacitypools", "list"), ("capacitypools", "watch"), ("capacitypools/status", "update")}
@@ -255,6 +297,23 @@ def test_service_monitor_has_the_labels_that_prometheus_selects(tools: Path) -> 
     )
     [monitor] = of_kind(documents, "ServiceMonitor")
     assert monitor["metadata"]["labels"]["release"] == "prom"
+
+
+def test_node_pools_are_scraped_as_the_operator_is_and_not_for_it(tools: Path) -> None:
+    """Nobody found out that they were gone."""
+    documents = render(tools, "metrics.serviceMonitor.enabled=true", "pools.enabled=true")
+    services = {each["metadata"]["name"]: each for each in of_kind(documents, "Service")}
+    for each in of_kind(documents, "ServiceMonitor"):
+        wanted = each["spec"]["selector"]["matchLabels"]
+        [service] = [s for s in services.values() if wanted.items() <= s["metadata"]["labels"].items()]
+        [deployment] = [
+            d["spec"]["template"]["metadata"]["labels"]
+            for d in of_kind(documents, "Deployment")
+            if d["metadata"]["name"] == each["metadata"]["name"]
+        ]
+        assert service["spec"]["selector"].items() <= deployment.items()
+        assert each["spec"]["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
+    assert services.keys() == {"shoal-metrics", "shoal-pools-metrics"}
 
 
 def test_operator_meets_the_restricted_standard(tools: Path) -> None:
@@ -513,6 +572,7 @@ def test_helm_test_runs_the_operators_check_with_its_own_account(tools: Path) ->
     [service] = of_kind(documents, "Service")
     settings = dict(word.removeprefix("--").split("=", 1) for word in container["command"][2:])
     environment = {each["name"]: each.get("value") for each in own["env"]}
+    assert "trainingjobs" in settings.pop("roles")
     assert settings == {
         "namespace": environment["SHOAL_NAMESPACE"],
         "lease": environment["SHOAL_LEASE_NAME"],

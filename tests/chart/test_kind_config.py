@@ -13,7 +13,7 @@ import yaml
 from dev.demo.kind import CONFIG, audited
 from dev.paths import ROOT
 from dev.tools.build import go_environment
-from shoal.manifests.platforms import SPOT_LABELS
+from shoal.api.labels import SPOT_LABELS
 
 
 def as_kind_reads(config: Path) -> list[dict[str, Any]]:

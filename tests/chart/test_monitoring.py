@@ -28,7 +28,7 @@ HISTOGRAM = ("_bucket", "_count", "_sum")
 def series() -> dict[str, set[str]]:
     """The labels of each series. tests/unit/docs compares these tables with the code."""
     found: dict[str, set[str]] = {}
-    for heading in ("Operator", "Coordinator"):
+    for heading in ("Operator", "Node pools", "Coordinator"):
         for name, kind, labels, _ in rows(section(read("docs/metrics.md"), heading)):
             names = [code(name)[0] + each for each in HISTOGRAM] if kind == "histogram" else [code(name)[0]]
             found |= {
@@ -55,7 +55,9 @@ def test_every_query_is_about_series_and_labels_that_there_are(query: str) -> No
 
 
 def test_promtool_accepts_the_rules_and_their_tests(tmp_path: Path) -> None:
-    shutil.copy(FILES / "alerts.yaml", tmp_path)
+    """The tests are of expressions and summaries: descriptions are compared with the runbooks below."""
+    plain = re.sub(r"\n *description: .*", "", (FILES / "alerts.yaml").read_text(encoding="utf-8"))
+    (tmp_path / "alerts.yaml").write_text(plain)
     shutil.copy(Path(__file__).with_name("alerts_test.yaml"), tmp_path)
     for words in (["check", "rules", "alerts.yaml"], ["test", "rules", "alerts_test.yaml"]):
         done = subprocess.run(
@@ -98,6 +100,15 @@ def test_every_alert_has_a_severity_a_runbook_and_a_test() -> None:
     assert {rule["alert"] for rule in RULES} == fired
 
 
+def test_an_alert_begins_with_the_first_sentence_of_its_runbook() -> None:
+    for rule in RULES:
+        text = section(read("docs/runbooks.md"), rule["alert"]).strip().split("\n\n")[0]
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(text.split()))
+        description = rule["annotations"]["description"]
+        assert text.split(". ", 1)[1].startswith(description), rule["alert"]
+        assert description.endswith(".")
+
+
 def test_panels_are_distinct_and_do_not_overlap() -> None:
     panels = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
@@ -117,12 +128,20 @@ def test_panels_are_distinct_and_do_not_overlap() -> None:
 def test_the_chart_ships_them_as_they_are(tools: Path) -> None:
     documents = render(
         tools, "metrics.rules.enabled=true", "metrics.dashboard.enabled=true", "metrics.rules.runbookUrl=https://x/r",
-        "metrics.rules.labels.release=prom",
+        "metrics.rules.labels.release=prom", namespace="team-a",
     )  # fmt: skip
     [rule] = of_kind(documents, "PrometheusRule")
     text = (FILES / "alerts.yaml").read_text(encoding="utf-8").replace("RUNBOOK", "https://x/r")
+    text = text.replace("shoal-system", "team-a")
     assert rule["spec"] == yaml.safe_load(text)
     assert rule["metadata"]["labels"]["release"] == "prom"
     [dashboard] = [d for d in of_kind(documents, "ConfigMap") if "shoal.json" in d["data"]]
     assert json.loads(dashboard["data"]["shoal.json"]) == DASHBOARD
     assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+
+def test_without_an_address_no_alert_has_a_link(tools: Path) -> None:
+    [rule] = of_kind(render(tools, "metrics.rules.enabled=true"), "PrometheusRule")
+    rules = [each for group in rule["spec"]["groups"] for each in group["rules"]]
+    assert [each["alert"] for each in rules] == [each["alert"] for each in RULES]
+    assert all(set(each["annotations"]) == {"summary", "description"} for each in rules)

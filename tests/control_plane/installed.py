@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import yaml
@@ -43,6 +46,23 @@ async def install_account(plane: ControlPlane, kube: Kube, namespace: str, *valu
     roles = [o for o in objects if o["kind"] in {"Role", "ClusterRole"}]
     await _permissions_in_force(kube, namespace, account_of(objects), roles)
     return objects
+
+
+async def health_check(
+    plane: ControlPlane, kubeconfig: Path, namespace: str, *values: str, options: tuple[str, ...] = ()
+) -> tuple[int, str]:
+    """Exit code and words of what `helm test` runs, with the account of this kubeconfig; `options` are added."""
+    [container] = next(o for o in rendered(plane, namespace, *values) if o["kind"] == "Pod")["spec"][
+        "containers"
+    ]
+    checked = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "shoal.process.main", *container["command"][1:], *options,
+        env={**os.environ, "KUBECONFIG": str(kubeconfig), "POD_NAMESPACE": namespace},
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    said, _ = await checked.communicate()
+    assert checked.returncode is not None
+    return checked.returncode, said.decode()
 
 
 def account_of(objects: list[Json]) -> str:

@@ -10,8 +10,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from dev.cluster import ControlPlane
@@ -101,7 +102,12 @@ class OperatorProcess:
     """
 
     def __init__(
-        self, kubeconfig: Path, namespace: str, folder: Path, account: Path | None = None, **environment: str
+        self,
+        kubeconfig: Path,
+        namespace: str,
+        folder: Path,
+        environment: Mapping[str, str] = MappingProxyType({}),
+        account: Path | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         key = folder / "install-key"

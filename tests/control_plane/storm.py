@@ -126,9 +126,7 @@ class Storm:
                     door,
                     "",
                     self.folder / name,
-                    POD_NAME=name,
-                    POD_NAMESPACE=self.home,
-                    SHOAL_LOG_LEVEL="info",
+                    {"POD_NAME": name, "POD_NAMESPACE": self.home, "SHOAL_LOG_LEVEL": "info"},
                 )
                 await stack.enter_async_context(process)
                 await stack.enter_async_context(process.kept_running())

@@ -36,6 +36,11 @@ class As:
                               text=True, check=False)  # fmt: skip
         return done.stderr if done.returncode else ""
 
+    def patch(self, kind: str, name: str, namespace: str, change: Json) -> str:
+        words = [*self._words, "-n", namespace, "patch", kind, name, "--type=merge", "-p", json.dumps(change)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        return done.stderr if done.returncode else ""
+
     def delete(self, kind: str, name: str, namespace: str) -> str:
         words = [*self._words, "-n", namespace, "delete", kind, name, "--wait=false"]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -114,3 +119,45 @@ async def test_only_objects_of_training_jobs(
         pods, {"metadata": {"name": "mine", "ownerReferences": [owner]}, "spec": {"containers": [container]}}
     )
     assert operator.delete("pod", "mine", namespace) == ""
+
+
+async def test_only_profiles_of_its_own_are_deleted(operator: As, kube: Kube, namespace: str) -> None:
+    await kube.patch(
+        f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": {"example.com/jobs": "shoal"}}}
+    )
+    profiles = f"/apis/shoal.dev/v1alpha1/namespaces/{namespace}/speedprofiles"
+    identity = {"apiVersion": "shoal.dev/v1alpha1", "kind": "SpeedProfile"}
+    labels = {"app.kubernetes.io/managed-by": "shoal"}
+    said = {"spec": {"convergence": {"r1": 100, "r2": 0, "r3": 1000, "r4": 0.2}}}
+    await kube.create(profiles, {**identity, "metadata": {"name": "foreign"}})
+    await kube.create(profiles, {**identity, "metadata": {"name": "said", "labels": labels}, **said})
+    await kube.create(profiles, {**identity, "metadata": {"name": "own", "labels": labels}, "spec": {}})
+    for name in ("foreign", "said"):
+        assert "only delete SpeedProfiles that it made" in operator.delete("speedprofile", name, namespace)
+    assert operator.delete("speedprofile", "own", namespace) == ""
+
+
+async def test_no_object_of_somebody_else_is_taken_over(
+    operator: As, kube: Kube, namespace: str, second_namespace: str
+) -> None:
+    """With an invented owner, the garbage collector would have deleted it."""
+    await kube.patch(
+        f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": {"example.com/jobs": "shoal"}}}
+    )
+    job = await Job(kube, namespace).apply()
+    owner = {
+        "apiVersion": job["apiVersion"], "kind": "TrainingJob", "name": "digits",
+        "uid": job["metadata"]["uid"], "controller": True,
+    }  # fmt: skip
+    services = f"/api/v1/namespaces/{namespace}/services"
+    body: Json = {"metadata": {"name": "foreign"}, "spec": {"ports": [{"port": 80}]}}
+    await kube.create(services, body)
+    await kube.create(services, {**body, "metadata": {"name": "own", "ownerReferences": [owner]}})
+    selector = {"spec": {"selector": {"a": "b"}}}
+    invented = {**owner, "uid": "00000000-0000-0000-0000-000000000000"}
+    refused = "may only touch objects that a TrainingJob controls"
+    for owners in ([invented], [owner]):
+        taken = {"metadata": {"ownerReferences": owners}, **selector}
+        assert refused in operator.patch("service", "foreign", namespace, taken)
+    assert refused in operator.patch("service", "own", namespace, {"metadata": {"ownerReferences": None}})
+    assert operator.patch("service", "own", namespace, selector) == ""

@@ -23,7 +23,14 @@ from shoal_trainer.contract import Outcome, StatusReport, TerminationMessage
 from tests.control_plane import service_account
 from tests.control_plane.conftest import await_served
 from tests.control_plane.coordinators import Coordinators
-from tests.control_plane.installed import account_of, as_service_account, install_account, rendered, user_of
+from tests.control_plane.installed import (
+    account_of,
+    as_service_account,
+    health_check,
+    install_account,
+    rendered,
+    user_of,
+)
 from tests.control_plane.operators import (
     COLLECTED_SECONDS,
     Job,
@@ -183,6 +190,19 @@ class Story:
 
         await eventually(learned, what="a SpeedProfile")
 
+    async def has_an_old_profile(self) -> None:
+        """One of the operator's own, of which no measurement counts any more."""
+        profiles = f"/apis/shoal.dev/v1alpha1/namespaces/{self.namespace}/speedprofiles"
+        labels = {"app.kubernetes.io/managed-by": "shoal"}
+        identity = {"apiVersion": "shoal.dev/v1alpha1", "kind": "SpeedProfile"}
+        await self.kube.create(profiles, {**identity, "metadata": {"name": "old", "labels": labels}})
+        await self.kube.patch(f"{profiles}/old/status", {"status": {"lastUpdated": "2020-01-01T00:00:00Z"}})
+
+        async def deleted() -> bool:
+            return all(each["metadata"]["name"] != "old" for each in (await self.kube.get(profiles))["items"])
+
+        await eventually(deleted, what="it is deleted")
+
     async def loses_all(self) -> None:
         """Its workers, twice, so that the same events come again; and its server."""
         for _ in range(2):
@@ -274,8 +294,8 @@ async def test_permissions_are_enough_and_all_used(
         control_plane.kubeconfig,
         namespace,
         tmp_path / "operator",
+        service_account.environment(control_plane, SHOAL_INSTALL_KEY_FILE=str(key)),
         mounted,
-        **service_account.environment(control_plane, SHOAL_INSTALL_KEY_FILE=str(key)),
     )
     async with FakeKubelet(control_plane.kubeconfig, pod_ip=lambda _pod: coordinators.address(0)) as nodes:
         for name in ("spot", "od"):
@@ -291,6 +311,7 @@ async def test_permissions_are_enough_and_all_used(
                 reports[uid] = report(uid, story.WORKERS, 12e6)
                 await coordinators.serve(0, uid)
                 await story.is_learned()
+                await story.has_an_old_profile()
                 await story.loses_all()
                 await story.has_an_unreadable_sibling()
                 # While nobody looks, a pod and a node go.
@@ -340,8 +361,8 @@ class Queue:
         found = await self.workload(job)
         assert found is not None
         told = {each["type"]: each for each in found.get("status", {}).get("conditions", [])}
-        for kind, status in conditions.items():
-            told[kind] = {"type": kind, "status": status, "reason": "Preempted", "lastTransitionTime": now()}
+        for kind, state in conditions.items():
+            told[kind] = {"type": kind, "status": state, "reason": "Preempted", "lastTransitionTime": now()}
         status: Json = {"conditions": list(told.values())}
         if "QuotaReserved" in conditions:
             sets = [{"name": each["name"], "flavors": {"cpu": "all"}} for each in found["spec"]["podSets"]]
@@ -380,10 +401,11 @@ async def test_permissions_for_kueue_are_enough_and_all_used(
     log, queue = AuditTail(control_plane.audit_log), Queue(kube, namespace)
     await fake_kubelet.add_node("safe-1")
     await fake_kubelet.add_node("spot-1", spot=True)
-    for kind, plural, body in (
+    cluster_wide: list[tuple[str, str, Json]] = [
         ("ResourceFlavor", "resourceflavors", {"metadata": {"name": "all"}, "spec": {}}),
         ("WorkloadPriorityClass", "workloadpriorityclasses", {"metadata": {"name": "urgent"}, "value": 9}),
-    ):
+    ]
+    for kind, plural, body in cluster_wide:
         body |= {"apiVersion": f"{QUEUES}/v1beta1", "kind": kind}
         await kube.create(f"/apis/{QUEUES}/v1beta1/{plural}", body)
 
@@ -418,3 +440,34 @@ async def test_permissions_for_kueue_are_enough_and_all_used(
 
         await eventually(gone, what="a suspended job has no Workload")
     assert added - used(log, user) == set()
+
+
+async def test_the_health_check_names_what_a_role_of_ones_own_lacks(
+    control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, home: str, tmp_path: Path
+) -> None:
+    values = (f"scope.namespace={namespace}", f"fullnameOverride=own-{namespace}")
+    config = await as_service_account(control_plane, kube, home, tmp_path, *values)
+    options = (
+        "--metrics=http://127.0.0.1:1/metrics",
+        "--seconds=0",
+    )  # nothing runs: only rights are asked for
+
+    async def says() -> str:
+        _, said = await health_check(control_plane, config, home, *values, options=options)
+        return said
+
+    async def may_all() -> bool:  # the authorizer has seen each role
+        return "may not" not in await says()
+
+    await eventually(may_all, what="the chart's roles are enough")
+    path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles/own-{namespace}"
+    rules = (await kube.get(path))["rules"]
+    for rule in rules:
+        if rule["resources"] == ["pods"]:
+            rule["verbs"].remove("create")
+    await kube.patch(path, {"rules": rules})
+
+    async def named() -> bool:
+        return f"may not create pods in the namespace {namespace}\n" in await says()
+
+    await eventually(named, what="the right that is missing is named")

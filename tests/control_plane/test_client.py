@@ -170,7 +170,12 @@ async def test_large_answers_are_compressed(
     await kube.create(path, {"metadata": {"name": "large"}, "data": {"text": "a line of a job\n" * 20_000}})
     answers: list[Any] = []
     send = client.api._send
-    monkeypatch.setattr(client.api, "_send", lambda *a, **k: answers.append(send(*a, **k)) or answers[-1])
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        answers.append(send(*arguments, **options))
+        return answers[-1]
+
+    monkeypatch.setattr(client.api, "_send", noted)
     assert len((await asyncio.to_thread(client.api.get, f"{path}/large"))["data"]["text"]) == 320_000
     assert answers[0].response.headers["Content-Encoding"] == "gzip"
     assert int(answers[0].response.headers.get("Content-Length", 0)) < 32_000

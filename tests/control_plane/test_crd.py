@@ -7,6 +7,7 @@ import json
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -387,6 +388,9 @@ def test_a_quantity_is_accepted(control_plane: ControlPlane, cpu: int | str) -> 
 
 
 def test_kubectl_explain_shows_descriptions(control_plane: ControlPlane) -> None:
+    def explained(field: str) -> str:
+        return kubectl(control_plane, "explain", field).stdout
+
     fields = {
         "etj": "keeps training while its spot workers come and go",
         "etj.spec": "on spot nodes. They may join and leave",
@@ -397,7 +401,7 @@ def test_kubectl_explain_shows_descriptions(control_plane: ControlPlane) -> None
         "etj.status.restarts.disruptions": "Workers that the platform disrupted",
     }
     for field, words in fields.items():
-        output = eventually(lambda field=field: kubectl(control_plane, "explain", field).stdout)
+        output = eventually(partial(explained, field))
         assert words in " ".join(output.split()), output
 
 

@@ -20,5 +20,5 @@ async def test_every_field_can_be_changed_or_is_refused_with_the_words_that_are_
         except ApiError as error:
             refused[str(change)] = str(error)
     assert refused.keys() == REFUSED.keys(), refused
-    for change, words in REFUSED.items():
-        assert words in refused[change]
+    for which, words in REFUSED.items():
+        assert words in refused[which]

@@ -38,13 +38,10 @@ def plane() -> Iterator[ControlPlane]:
 
 async def quota(kube: Kube, pods: int, queue: str = "all") -> None:
     """Room for so many pods."""
-    resources = [
-        {"name": "cpu", "nominalQuota": "1k"},
-        {"name": "memory", "nominalQuota": "1Ti"},
-        {"name": "pods", "nominalQuota": pods},
-    ]
+    quotas = {"cpu": "1k", "memory": "1Ti", "pods": pods}
+    resources = [{"name": name, "nominalQuota": most} for name, most in quotas.items()]
     group = {
-        "coveredResources": [each["name"] for each in resources],
+        "coveredResources": list(quotas),
         "flavors": [{"name": queue, "resources": resources}],
     }
     await kube.patch(f"{QUEUES}/{queue}", {"spec": {"resourceGroups": [group]}})

@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 
 from dev.cluster import ControlPlane
+from dev.kube import Kube
 from shoal import manifests
 from shoal.api.labels import Place
+from shoal.manifests.placement import Where
 from shoal.policy.model import Images
+from tests.control_plane.operators import eventually
+from tests.doubles.fake_kubelet import FakeKubelet
 from tests.unit.policy import build
 
 pytestmark = pytest.mark.control_plane
@@ -54,3 +58,23 @@ def test_typo_in_a_template_is_rejected_with_its_path(control_plane: ControlPlan
     assert made.returncode != 0
     assert "spec.containers[0]" in made.stderr
     assert "imagePolicy" in made.stderr
+
+
+async def test_an_excluded_node_is_avoided_whatever_its_host_is_called(
+    kube: Kube, namespace: str, fake_kubelet: FakeKubelet
+) -> None:
+    await fake_kubelet.add_node("spot-1", spot=True, labels={"kubernetes.io/hostname": "another"})
+    await fake_kubelet.add_node("spot-2", spot=True)
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    for index in range(4):
+        where = Where("Spot", excluded=("spot-0", "spot-1"))
+        made = manifests.pod(build.job(), Place("worker", index, 0), IMAGES, where)
+        del made["metadata"]["ownerReferences"]  # there is no such job
+        made["metadata"]["namespace"] = namespace
+        await kube.create(pods, made)
+
+    async def bound() -> bool:
+        return all("nodeName" in each["spec"] for each in (await kube.get(pods))["items"])
+
+    await eventually(bound, what="the scheduler places the pods")
+    assert {each["spec"]["nodeName"] for each in (await kube.get(pods))["items"]} == {"spot-2"}

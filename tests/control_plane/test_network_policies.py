@@ -95,7 +95,7 @@ def _is_to(ports: Sequence[Json] | None, port: int, target: Peer) -> bool:
         return True
     for each in ports:
         first = each["port"]
-        number = target.ports.get(first, -1) if isinstance(first, str) else first
+        number: int = target.ports.get(first, -1) if isinstance(first, str) else first
         if number <= port <= each.get("endPort", number):
             return True
     return False

@@ -87,7 +87,7 @@ async def test_process_runs_a_job_and_stops_cleanly(
         "SHOAL_METRICS_PORT": str(metrics),
         "SHOAL_LOG_FORMAT": "json",
     }
-    async with OperatorProcess(control_plane.kubeconfig, namespace, tmp_path, **settings) as process:
+    async with OperatorProcess(control_plane.kubeconfig, namespace, tmp_path, settings) as process:
         await job.apply()
         await job.runs()
         for host in ("127.0.0.1", *(["[::1]"] if socket.has_dualstack_ipv6() else [])):
@@ -139,7 +139,7 @@ async def test_process_serves_the_page(
 ) -> None:
     [port] = free_ports(1)
     job = Job(kube, namespace)
-    async with OperatorProcess(control_plane.kubeconfig, namespace, tmp_path, SHOAL_PAGE_PORT=str(port)):
+    async with OperatorProcess(control_plane.kubeconfig, namespace, tmp_path, {"SHOAL_PAGE_PORT": str(port)}):
         await job.apply()
         await job.runs()
         url = f"http://127.0.0.1:{port}"

@@ -139,16 +139,16 @@ class Cutter:
         cut = asyncio.ensure_future(self._cut.wait())
         try:
             while True:
-                line = asyncio.ensure_future(anext(lines))
-                await asyncio.wait({cut, line}, return_when=asyncio.FIRST_COMPLETED)
+                coming = asyncio.ensure_future(anext(lines))
+                await asyncio.wait({cut, coming}, return_when=asyncio.FIRST_COMPLETED)
                 if cut.done():
-                    line.cancel()
-                    await asyncio.gather(line, return_exceptions=True)
+                    coming.cancel()
+                    await asyncio.gather(coming, return_exceptions=True)
                     gone = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}
                     yield json.dumps({"type": "ERROR", "object": gone}, separators=(",", ":")).encode()
                     return
                 try:
-                    event = line.result()
+                    event = coming.result()
                 except StopAsyncIteration:
                     return
                 if not self._silent:
@@ -275,7 +275,7 @@ async def test_invalid_environment_ends_the_process_with_2(
     control_plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     async with OperatorProcess(
-        control_plane.kubeconfig, namespace, tmp_path, SHOAL_INSTALL_KEY_FILE="/no/such/key"
+        control_plane.kubeconfig, namespace, tmp_path, {"SHOAL_INSTALL_KEY_FILE": "/no/such/key"}
     ) as process:
         assert await asyncio.wait_for(process.wait(), 30) == 2
         assert "SHOAL_INSTALL_KEY_FILE=/no/such/key cannot be read" in process.log.read_text()

@@ -27,7 +27,7 @@ async def test_page_shows_why_a_worker_was_replaced(
         await fake_kubelet.add_node(name, spot=True)
     [port] = free_ports(1)
     job = Job(kube, namespace)
-    operator = OperatorProcess(control_plane.kubeconfig, namespace, tmp_path, SHOAL_PAGE_PORT=str(port))
+    operator = OperatorProcess(control_plane.kubeconfig, namespace, tmp_path, {"SHOAL_PAGE_PORT": str(port)})
     async with operator, chromium() as tab:
         await job.apply()
         await job.runs()

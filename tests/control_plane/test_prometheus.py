@@ -156,7 +156,10 @@ async def test_every_query_and_every_alert_has_something_to_read(
         server = await stack.enter_async_context(
             prometheus(
                 tmp_path,
-                {"shoal": {"targets": [own]}, "coordinators": {"targets": [jobs], "labels": labels}},
+                {
+                    "shoal": {"targets": [own], "labels": {"namespace": "shoal-system"}},
+                    "coordinators": {"targets": [jobs], "labels": labels},
+                },
             )
         )
         applied = await job.apply(

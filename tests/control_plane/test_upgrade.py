@@ -10,7 +10,6 @@ import io
 import json
 import os
 import subprocess
-import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from dev.cluster import ControlPlane
 from dev.kube import Json, Kube
 from dev.paths import ROOT
 from dev.tools.build import ensure
+from tests.control_plane.installed import health_check
 from tests.control_plane.operators import Job, OperatorProcess, free_ports
 from tests.doubles.fake_kubelet import FakeKubelet
 
@@ -121,7 +121,7 @@ async def test_an_upgrade_and_a_rollback_restart_nothing(
     older = os.pathsep.join(str(previous / each) for each in ("operator", "trainer_image"))
 
     def old_operator(name: str) -> OperatorProcess:
-        return OperatorProcess(control_plane.kubeconfig, namespace, tmp_path / name, PYTHONPATH=older)
+        return OperatorProcess(control_plane.kubeconfig, namespace, tmp_path / name, {"PYTHONPATH": older})
 
     async with old_operator("old") as old:
         await job.apply()
@@ -139,7 +139,7 @@ async def test_an_upgrade_and_a_rollback_restart_nothing(
         "SHOAL_METRICS_PORT": str(port),
         "SHOAL_IMAGE_WORKER": "shoal/worker:new",
     }
-    async with OperatorProcess(control_plane.kubeconfig, namespace, tmp_path / "new", **settings):
+    async with OperatorProcess(control_plane.kubeconfig, namespace, tmp_path / "new", settings):
         await scaled(control_plane, job, 3)
         after = await job.pods()
         assert {name: identity(after[name]) for name in before} == before
@@ -152,14 +152,11 @@ async def test_an_upgrade_and_a_rollback_restart_nothing(
             if write.verb == "delete" and write.resource == "pods"
         ]
         assert [name for name in deleted if name.startswith(job.name)] == []
-        checked = await asyncio.create_subprocess_exec(  # what `helm test` runs
-            sys.executable, "-m", "shoal.process.main", "check", f"--namespace={namespace}", "--lease=shoal",
-            f"--metrics=http://127.0.0.1:{port}/metrics",
-            env={**os.environ, "KUBECONFIG": str(control_plane.kubeconfig), "POD_NAMESPACE": namespace},
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-        )  # fmt: skip
-        said, _ = await checked.communicate()
-        assert checked.returncode == 0, said.decode()
+        scope, metrics = f"scope.namespace={namespace}", f"--metrics=http://127.0.0.1:{port}/metrics"
+        code, said = await health_check(
+            control_plane, control_plane.kubeconfig, namespace, scope, options=(metrics,)
+        )
+        assert code == 0, said
         await job.runs(3)
 
     helm(control_plane, namespace, "rollback", "shoal", "1")

@@ -136,7 +136,7 @@ class Witness:
                     node := pod["spec"].get("nodeName")
                 ):
                     conditions = pod["status"].get("conditions", [])
-                    bound = next((c for c in conditions if c["type"] == "PodScheduled"), {})
+                    bound: Json = next((c for c in conditions if c["type"] == "PodScheduled"), {})
                     at = bound.get("lastTransitionTime") or pod["metadata"]["creationTimestamp"]
                     yield uid, node, dt.datetime.fromisoformat(at)
 
@@ -174,7 +174,7 @@ class Witness:
 
     def see_node(self, kind: str, node: Json) -> None:
         """A node changed."""
-        ready = next((c for c in node["status"].get("conditions", []) if c["type"] == "Ready"), {})
+        ready: Json = next((c for c in node["status"].get("conditions", []) if c["type"] == "Ready"), {})
         troubled = ready.get("status") != "True" or bool(node["spec"].get("taints"))
         self._nodes[node["metadata"]["name"]].set(kind == "DELETED" or troubled)
 

@@ -310,7 +310,7 @@ class Cluster:
             return
         process.told = True
         conditions = []
-        words = {}
+        words: dict[str, Any] = {}
         if leaving:
             conditions = [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}]
             words = {
@@ -409,7 +409,7 @@ class Cluster:
             or node["status"]["conditions"][0]["status"] != "True"
         ):
             return False
-        return _admits(pod, node["metadata"]["labels"], node["spec"]["taints"])
+        return _admits(pod, node["metadata"]["labels"], node["spec"]["taints"], machine.name)
 
     def _bind(self, pod: Json, machine: Machine) -> None:
         meta = pod["metadata"]
@@ -478,7 +478,7 @@ class Cluster:
         self.server.change(key, spec={**self.server.objects[key]["spec"], "taints": taints})
 
 
-def _admits(pod: Json, labels: Mapping[str, str], taints: list[Json]) -> bool:
+def _admits(pod: Json, labels: Mapping[str, str], taints: list[Json], name: str = "") -> bool:
     spec = pod["spec"]
     if not (spec.get("nodeSelector") or {}).items() <= labels.items():
         return False
@@ -489,6 +489,7 @@ def _admits(pod: Json, labels: Mapping[str, str], taints: list[Json]) -> bool:
     )
     if needed and not any(
         all(_matches(e, labels) for e in term.get("matchExpressions", []))
+        and all(_matches(e, {"metadata.name": name}) for e in term.get("matchFields", []))
         for term in needed["nodeSelectorTerms"]
     ):
         return False

@@ -25,6 +25,8 @@ UNSEEN = 10.0
 """Seconds of a node that are not counted where a worker came and went while the operator was down."""
 SOON, SAME = 60.0, 0.01
 """A plan that is back within so many seconds went there for nothing, where the speeds that it rests on are the same."""
+WAITS = 30.0
+"""Seconds of a wait in vain that may have counted as others before it was known to be one: two looks at the pool."""
 TWICE = 1.02
 """By so much may be counted more than there was: whole seconds."""
 
@@ -288,6 +290,7 @@ class Story:
             end = job.status.completion_time or BEGIN
             told.seconds[job.metadata.name] = _between(job.status.start_time, end)
         for pool in self.scenario.pools:
+            self._stock_counted(pool.name)
             counted = [used for _, name, used in usage if name == pool.name]
             seen = sum(used.interruptions for used in counted)
             lost = sum(name == pool.name for name in self._recorded.values())
@@ -296,6 +299,14 @@ class Story:
             seconds, true = sum(used.node_seconds for used in counted), told.worked[pool.name]
             if not true / TWICE - UNSEEN * pool.limit <= seconds <= TWICE * true + 2 * pool.limit:
                 self._break(f"{pool.name}: {true:.0f} node seconds, {seconds} are counted")
+
+    def _stock_counted(self, pool: str) -> None:
+        """Each second of the pool's stock counts once at most, also where the operator was killed beside its write."""
+        stock = self.world.server.objects["capacitypools", "", pool].get("status", {}).get("stock", {})
+        watched, out = (float(stock.get(name, 0)) for name in ("watchedSeconds", "outSeconds"))
+        waited = WAITS * float(stock.get("outs", 0))
+        if not out <= watched <= now() + waited:
+            self._break(f"{pool}: {out:.0f} of {watched:.0f} s are counted as out of stock, in {now():.0f} s")
 
 
 def _facts(job_or_pool: Json) -> tuple[Any, ...]:

@@ -70,8 +70,8 @@ class Nodes:
         self.wanted, self.out, self.now = 0, False, 0.0
         self.worked = 0.0
         """Worker seconds."""
-        self.lost = self.started = self.unfulfilled = 0
-        self.hours = 0.0
+        self.lost = self.started = self.outs = self.in_shocks = self.at_shocks = 0
+        self.hours = self.watched = self.out_seconds = 0.0
 
     def want(self, number: int) -> None:
         """Ask for so many."""
@@ -81,9 +81,7 @@ class Nodes:
 
     def _fill(self) -> None:
         missing = self.wanted - len(self.ready)
-        if self.out:
-            self.unfulfilled += missing
-        else:
+        if not self.out:
             self.ready += [self.now + self._truth.startup] * missing
             self.started += missing
 
@@ -99,12 +97,16 @@ class Nodes:
             at = min(self.now + chance.expovariate(total), end) if total else end
             self.worked += sum(max(at - max(ready, self.now), 0.0) for ready in self.ready)
             self.hours += len(self.ready) * (at - self.now) / 3600
+            if self.wanted:
+                self.watched += at - self.now
+                self.out_seconds += (at - self.now) * self.out
             self.now = at
             if at == end:
                 return
             (which,) = chance.choices((0, 1, 2), rates)
             if which == 2:
                 self.out = not self.out
+                self.outs += self.out
             if which == 0:
                 self._lose([chance.randrange(len(self.ready))])
             elif which == 1 or self.out:
@@ -114,6 +116,9 @@ class Nodes:
     def _lose(self, which: list[int]) -> None:
         exposed = [n for n in which if self.ready[n] - self.now <= self._truth.startup / 3]
         self.lost += len(exposed)
+        if len(exposed) > 1:
+            self.in_shocks += len(exposed)
+            self.at_shocks += len(self.ready)
         self.ready = [ready for n, ready in enumerate(self.ready) if n not in exposed]
 
 
@@ -194,7 +199,8 @@ class LongStory:
             SPOT, "T4", cores=8, spot=True, limit=truth.limits[SPOT], price_per_hour=0.3,
             startup_seconds=truth.startup, startup_seen=spot.started,
             interruptions_per_hour=self._believed, interruptions_seen=spot.lost, node_hours=spot.hours,
-            unfulfilled_waits=spot.unfulfilled, exhausted=spot.out, together=0.5,
+            watched_seconds=spot.watched, out_seconds=spot.out_seconds, outs=spot.outs, exhausted=spot.out,
+            lost_in_shocks=spot.in_shocks, there_in_shocks=spot.at_shocks,
         )  # fmt: skip
         steady = replace(
             pool, name=STEADY, spot=False, limit=truth.limits[STEADY], price_per_hour=1.0, exhausted=False

@@ -294,6 +294,7 @@ class Client:
         body: Any = None,
         content_type: str = "application/json",
         timeout: float = 30.0,
+        urgent: bool = False,
     ) -> Answer:
         try:
             async with asyncio.timeout(timeout):

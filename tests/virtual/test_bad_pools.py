@@ -95,7 +95,10 @@ def test_running_job_goes_on_after_its_deadline_and_its_budget() -> None:
             world.replica("a")
             apply(world, "late", ["good"], deadlineSeconds=60)
             apply(world, "broke", ["good"], maxCost=0.0001)
-            said = {"late": "The deadline has passed.", "broke": "The budget is spent."}
+            said = {
+                "late": "The deadline has passed: raise elasticity.objective.deadlineSeconds",
+                "broke": "The budget is spent: raise elasticity.objective.maxCost",
+            }
             for name, words in said.items():
 
                 def told(name: str = name, words: str = words) -> bool:
@@ -109,7 +112,11 @@ def test_running_job_goes_on_after_its_deadline_and_its_budget() -> None:
 
                 await world.until(told, 400, f"{name} says it")
             for name in said:
-                await world.until(lambda name=name: world.job(name).status.finished, 2000, f"{name} ends")
+
+                def ended(name: str = name) -> bool:
+                    return world.job(name).status.finished
+
+                await world.until(ended, 2000, f"{name} ends")
                 assert world.job(name).status.phase == "Succeeded"
 
     play(story)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ EPOCHS, TRAINING, EVALUATION = 4, 320.0, 160.0
 WITHIN = 0.15
 
 
-def apply(world: World, name: str, **more: object) -> None:
+def apply(world: World, name: str, **more: Any) -> None:
     world.apply(
         name,
         training={"entrypoint": "digits:job", "batchSize": 128, "stopAfter": {"epochs": EPOCHS}},

@@ -8,14 +8,14 @@ from __future__ import annotations
 import sys
 import uuid
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 from pydantic import JsonValue
 
-from shoal_trainer.contract import BATCH_SIZE, InitialFrom, Staleness, StopAfter, argument
+from shoal_trainer.contract import InitialFrom, Staleness, StopAfter
 from shoal_trainer.errors import TrainerError, UserError
-from shoal_trainer.script import module_of, no_entrypoint, training_in
+from shoal_trainer.script import BATCH_SIZE, argument, module_of, no_entrypoint, target, training_in
 from shoal_trainer.termination.deadline import end_soon
 from shoal_trainer.termination.orphans import follow_parent
 
@@ -31,7 +31,21 @@ COUNT = Count(1)
 MODES: dict[str, Literal["Min", "Max"]] = {"min": "Min", "max": "Max"}
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """Says what to install where a command's packages are missing."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            if error.name not in {"keras", "numpy", "tensorflow"}:
+                raise
+            words = f"this command needs {error.name}, which is not installed: pip install '.[trainer]' in a checkout"
+            raise click.UsageError(words) from error
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="shoal")
 def main() -> None:
     """Elastic distributed training of Keras models with asynchronous parameter servers."""
@@ -61,12 +75,14 @@ def work() -> None:
 
 @main.command(short_help="Train with parameter servers and workers as local processes.")
 @click.argument("entrypoint", metavar=ENTRYPOINT, callback=lambda _ctx, _param, text: _entrypoint(text))
-@click.option("--workers", default=1, show_default=True, type=COUNT, metavar="N", help="Worker processes.")
+@click.option(
+    "--workers", default=1, show_default=True, type=Count(1, 64), metavar="N", help="Worker processes."
+)
 @click.option(
     "--parameter-servers",
     default=1,
     show_default=True,
-    type=COUNT,
+    type=Count(1, 16),
     metavar="N",
     help="Parameter server processes.",
 )
@@ -286,17 +302,13 @@ def _stop_after(
         if mode is not None:
             raise click.UsageError("--mode requires --until")
         return StopAfter(epochs=epochs, steps=steps)
-    metric, _, text = (part.strip() for part in until.partition("="))
-    direction: Literal["Min", "Max"] | None = MODES[mode] if mode else None
     try:
-        if not metric or metric[-1] in "<>":
-            raise ValueError("no metric")
-        return StopAfter(epochs=epochs, steps=steps, metric=metric, value=float(text), mode=direction)
-    except ValueError:
-        raise click.BadParameter(
-            f"{until!r} must be METRIC=VALUE with a number, for example val_accuracy=0.97",
-            param_hint="--until",
-        ) from None
+        metric, value = target(until)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--until") from None
+    return StopAfter(
+        epochs=epochs, steps=steps, metric=metric, value=value, mode=MODES[mode] if mode else None
+    )
 
 
 if __name__ == "__main__":

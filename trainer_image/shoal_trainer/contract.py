@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import math
 import re
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 from pydantic.alias_generators import to_camel
@@ -51,7 +50,6 @@ EPOCH_LINE = "epoch report: "
 """PS 0 logs each complete epoch in a line that ends in this and an `EpochReport` as JSON: the history of the job for
 whoever may read logs. After a rollback an epoch may come again; the last line counts."""
 
-TERMINATION_LOG = "/dev/termination-log"
 DATA_PORT = 7070
 CONTROL_PORT = 7071
 METRICS_PORT = 7072
@@ -63,10 +61,6 @@ EXIT_FENCED = 4
 """A newer incarnation has replaced this process."""
 EXIT_DRAINED = 143
 """The process stopped on SIGTERM. Not 0, which Kubernetes would count as success."""
-
-SILENCE_SECONDS = 5.0
-SILENCE_STEPS = 3
-"""A worker silent for longer than max(SILENCE_SECONDS, SILENCE_STEPS of its own steps) is reported silent."""
 
 
 class Message(BaseModel):
@@ -108,37 +102,6 @@ class JobIdentity(Message):
     def prefix(self) -> str:
         """The folder of the run: all its files are under `<storage>/<prefix>/`."""
         return f"{self.namespace}/{self.name}/{self.run_id}"
-
-
-BATCH_SIZE = 32
-"""What `run`, `check`, `fit` and `submit` take where nobody says it: Keras' own. A manifest without it has 128."""
-
-
-def argument(text: str) -> tuple[str, JsonValue]:
-    """An argument of the entrypoint, of a command line (NAME=VALUE), as a TrainingJob has it.
-
-    A value of JSON (`n=5`, `rate=0.1`, `on=true`, `layers=[64, 32]`, `n="5"`), and any other text as it was typed:
-    `relu`, `007`. So are numbers that JSON would write otherwise (`1.10`, `1e-3`): they arrive as floats, or as they
-    are where the entrypoint wants text.
-
-    Raises:
-        ValueError: it has no name, or is null, which a manifest cannot hold.
-    """
-    name, equals, typed = text.partition("=")
-    if not equals or not name:
-        raise ValueError(f"{text!r} must be NAME=VALUE")
-    try:
-        value: JsonValue = json.loads(typed)
-        written = json.dumps(value, allow_nan=False)
-    except (ValueError, RecursionError):
-        return name, typed
-    if value is None:
-        raise ValueError(f"{text!r}: Kubernetes drops null: leave {name} out, so that its default counts")
-    if isinstance(value, float) and (value.is_integer() or written != typed):
-        return name, typed
-    if isinstance(value, int) and abs(value) >= 1 << 63:  # the API server would make a float of it
-        return name, typed
-    return name, value
 
 
 FALLS = (
@@ -416,7 +379,16 @@ class ModelReport(Message):
     them, or where they cannot be counted."""
 
 
-class LogSums(Message):
+class Sums(Message):
+    """Sums that one process adds to: a reader that takes differences loses nothing with a report that it missed."""
+
+    def since(self, earlier: Self) -> Self:
+        """What was added after `earlier`, a report of the same sums."""
+        fields = type(self).model_fields
+        return type(self)(**{name: getattr(self, name) - getattr(earlier, name) for name in fields})
+
+
+class LogSums(Sums):
     """Count, sum and sum of squares of ln(seconds) of one part of a step, and the sum of the seconds.
 
     Step times are skewed and their spread is a ratio, so their logarithms are summed: they say how sure a mean is. What
@@ -438,15 +410,6 @@ class LogSums(Message):
     def variance(self) -> float:
         """The population variance of ln(seconds), at least 0."""
         return max(0.0, self.squares / self.count - self.mean**2) if self.count else 0.0
-
-    def since(self, earlier: LogSums) -> LogSums:
-        """What was added after `earlier`, a report of the same sums."""
-        return LogSums(
-            count=self.count - earlier.count,
-            total=self.total - earlier.total,
-            squares=self.squares - earlier.squares,
-            seconds=self.seconds - earlier.seconds,
-        )
 
 
 def _measured(sums: LogSums) -> LogSums:
@@ -497,7 +460,7 @@ class SpeedSums(Message):
         return self.device, self.devices, self.cores, self.batch_size, self.workers, self.servers
 
 
-class BesideSums(Message):
+class BesideSums(Sums):
     """What passes beside training steps: evaluation, callbacks, and the waits for them. Not the last of a job.
 
     Workers differ in speed, and each does its tasks about as much faster as its steps. So time counts as the samples
@@ -512,15 +475,6 @@ class BesideSums(Message):
     """Samples that were not trained because of tasks."""
     waits: Number = 0.0
     """Samples that were not trained because workers had nothing to do."""
-
-    def since(self, earlier: BesideSums) -> BesideSums:
-        """What was added after `earlier`, a report of the same sums."""
-        return BesideSums(
-            epochs=self.epochs - earlier.epochs,
-            others=self.others - earlier.others,
-            tasks=self.tasks - earlier.tasks,
-            waits=self.waits - earlier.waits,
-        )
 
 
 def _passed(sums: BesideSums) -> BesideSums:

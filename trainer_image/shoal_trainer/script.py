@@ -1,16 +1,25 @@
-"""What a Python file defines, read and not run: which of its names is the `Training`.
+"""What the command lines of the trainer and of the operator share: so it is here, and imports neither.
 
-The command lines of the trainer and of the operator both look; so it is here, and imports neither.
+What a Python file defines and imports, read and not run (which of its names is the `Training`, what lies beside it),
+and how an argument and a target are typed.
 """
 
 from __future__ import annotations
 
 import ast
 import difflib
+import json
 import keyword
+import math
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeGuard
+
+from pydantic import JsonValue
+
+BATCH_SIZE = 32
+"""What `run`, `check`, `fit` and `submit` take where nobody says it: Keras' own. A manifest without it has 128."""
 
 HELP = """{file} has no shoal_trainer.Training. Add one, such as
 
@@ -56,7 +65,7 @@ def training_in(file: str, text: str) -> str:
     Raises:
         ValueError: the file is no Python, or has none, or several; the message says what to do.
     """
-    body = _parsed(file, text).body
+    body, guarded = _importable(_parsed(file, text))
     objects, functions = _trainings(body)
     named = list(dict.fromkeys(objects or functions))
     if "job" in (*objects, *functions):
@@ -65,12 +74,48 @@ def training_in(file: str, text: str) -> str:
         return named[0]
     if named:
         raise ValueError(f"{file} has {', '.join(named)}: say which, for example {file}:{named[0]}")
-    fits = [
-        f"line {node.lineno}, which calls fit()"
-        for node in (each for statement in body for each in ast.walk(statement))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "fit"
-    ]
-    raise ValueError(HELP.format(file=file, fit=" and ".join(fits) or "the call of fit()"))
+    for name, node in _named_in(guarded):
+        if name in _trainings(guarded)[0]:
+            raise ValueError(_only_as_a_program(file, node.lineno, name))
+    fits = sorted({node.lineno for each in (*body, *guarded) for node in ast.walk(each) if _trains(node)})
+    which = f" (line {' or '.join(map(str, fits))})" if fits else ""
+    raise ValueError(HELP.format(file=file, fit=f"the call of fit() that trains it{which}"))
+
+
+def imports(tree: ast.AST) -> set[str]:
+    """The top-level names of what is imported anywhere in a file."""
+    found = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(each.name.partition(".")[0] for each in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+def beside(script: Path) -> list[Path]:
+    """The modules and packages in a script's folder that it imports, itself or through each other.
+
+    Python finds them when the script runs here, and so they belong to it.
+
+    Raises:
+        ValueError: one of them is no Python.
+    """
+    found, unread = list[Path](), [script]
+    while unread:
+        file = unread.pop()
+        for name in sorted(imports(_parsed(str(file), file.read_text(encoding="utf-8")))):
+            module, package = script.with_name(f"{name}.py"), script.with_name(name)
+            near = package if (package / "__init__.py").is_file() else module
+            if near.exists() and near != script and near not in found:
+                found.append(near)
+                unread += python_files(near)
+    return sorted(found)
+
+
+def python_files(path: Path) -> list[Path]:
+    """The file, or all files of the package."""
+    return sorted(path.rglob("*.py")) if path.is_dir() else [path]
 
 
 def _trainings(body: list[ast.stmt]) -> tuple[list[str], list[str]]:
@@ -119,13 +164,26 @@ def _public(names: list[str]) -> list[str]:
 
 def must_define(file: str, text: str, attribute: str) -> None:
     """Raise ValueError if the file is no Python, or has no such name at its top level. Nothing of it is run."""
-    names = set(_bound(_parsed(file, text).body))
+    body, guarded = _importable(_parsed(file, text))
+    names = {name for name, _ in _named_in(body)}
     first = attribute.partition(".")[0]
     if first in names or "*" in names:
         return
+    for name, node in _named_in(guarded):
+        if name == first:
+            raise ValueError(_only_as_a_program(file, node.lineno, name))
     close = difflib.get_close_matches(first, names, n=1)
     hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(sorted(names)) or 'no names'}"
     raise ValueError(f"{file} has no {first!r} at its top level: {hint}")
+
+
+def must_take_arguments(file: str, text: str, attribute: str) -> None:
+    """Raise ValueError if the name is a Training, and no function that arguments could be given to."""
+    if attribute in _trainings(_parsed(file, text).body)[0]:
+        raise ValueError(
+            f"{file}:{attribute} is a Training, which takes no arguments: make it a function that returns one, such as "
+            f"def {attribute}(rate): …, or leave the arguments out"
+        )
 
 
 def _parsed(file: str, text: str) -> ast.Module:
@@ -143,12 +201,86 @@ def _scope(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
             yield from _scope(ast.iter_child_nodes(node))
 
 
-def _bound(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """The names that these statements bind in their own scope; `*` where they cannot be told."""
+def _named_in(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.stmt | ast.expr | ast.alias]]:
+    """The names that these statements bind in their own scope, and where; `*` where they cannot be told."""
     for node in _scope(nodes):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.name
+            yield node.name, node
         elif isinstance(node, ast.alias):
-            yield node.asname or node.name.partition(".")[0]
+            yield node.asname or node.name.partition(".")[0], node
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
+            yield node.id, node
+
+
+def _importable(tree: ast.Module) -> tuple[list[ast.stmt], list[ast.stmt]]:
+    """The statements that run at an import, and those that run only as a program: `if __name__ == "__main__"`."""
+    body, guarded = list[ast.stmt](), list[ast.stmt]()
+    for each in tree.body:
+        if isinstance(each, ast.If) and re.fullmatch(
+            r"__name__ == '__main__'|'__main__' == __name__", ast.unparse(each.test)
+        ):
+            guarded += each.body
+            body += each.orelse
+        else:
+            body.append(each)
+    return body, guarded
+
+
+def _only_as_a_program(file: str, line: int, name: str) -> str:
+    return (
+        f"{file}, line {line}: {name} is under `if __name__ == '__main__':`, which runs only where the file is the "
+        "program: move it out, to the top level"
+    )
+
+
+def _trains(node: ast.AST) -> TypeGuard[ast.Call]:
+    """Whether it is a call of a model's `fit`, as far as can be told: a scaler's, say, takes the data alone."""
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "fit"
+        and (len(node.args) > 1 or bool(node.keywords))
+    )
+
+
+def argument(text: str) -> tuple[str, JsonValue]:
+    """An argument of the entrypoint, of a command line (NAME=VALUE), as a TrainingJob has it.
+
+    A value of JSON (`n=5`, `rate=0.1`, `on=true`, `layers=[64, 32]`, `n="5"`), and any other text as it was typed:
+    `relu`, `007`. So are numbers that JSON would write otherwise (`1.10`, `1e-3`): they arrive as floats, or as they
+    are where the entrypoint wants text.
+
+    Raises:
+        ValueError: it has no name, or is null, which a manifest cannot hold.
+    """
+    name, equals, typed = text.partition("=")
+    if not equals or not name:
+        raise ValueError(f"{text!r} must be NAME=VALUE")
+    try:
+        value: JsonValue = json.loads(typed)
+        written = json.dumps(value, allow_nan=False)
+    except (ValueError, RecursionError):
+        return name, typed
+    if value is None:
+        raise ValueError(f"{text!r}: Kubernetes drops null: leave {name} out, so that its default counts")
+    if isinstance(value, float) and (value.is_integer() or written != typed):
+        return name, typed
+    if isinstance(value, int) and abs(value) >= 1 << 63:  # the API server would make a float of it
+        return name, typed
+    return name, value
+
+
+def target(text: str) -> tuple[str, float]:
+    """The metric and the value of `--until METRIC=VALUE`.
+
+    Raises:
+        ValueError: it is no such text.
+    """
+    metric, _, typed = (part.strip() for part in text.partition("="))
+    try:
+        value = float(typed)
+    except ValueError:
+        value = math.nan
+    if not metric or metric[-1] in "<>" or not math.isfinite(value):
+        raise ValueError(f"{text!r} must be METRIC=VALUE with a number, for example val_accuracy=0.97")
+    return metric, value

@@ -31,9 +31,7 @@ from shoal_trainer.contract import (
     EXIT_DRAINED,
     EXIT_FENCED,
     EXIT_OK,
-    EXIT_USER,
     METRICS_PORT,
-    Outcome,
     RuntimeConfig,
     TerminationMessage,
 )
@@ -56,6 +54,7 @@ from shoal_trainer.snapshot.claims import Claim, Watch
 from shoal_trainer.snapshot.initial import load_initial
 from shoal_trainer.snapshot.storage import open_storage
 from shoal_trainer.snapshot.store import SnapshotStore
+from shoal_trainer.termination.exits import exit_code, log_to_stderr
 from shoal_trainer.termination.message import write_termination
 from shoal_trainer.termination.sigterm import in_thread
 
@@ -329,9 +328,7 @@ def stop_on_sigterm(server: ParameterServer) -> None:
 
 def main() -> int:
     """Serve the shard of the configuration in `$SHOAL_CONFIG`; returns the exit code."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    log_to_stderr()
     try:
         config = configuration()
         allow_open_files()
@@ -339,13 +336,8 @@ def main() -> int:
         server = ParameterServer(config)
         stop_on_sigterm(server)
         return server.run()
-    except UserError as error:
-        log.error("%s", error)
-        write_termination(TerminationMessage(outcome=Outcome.FAILED, reason="UserError", message=str(error)))
-        return EXIT_USER
-    except Fenced as error:
-        log.error("fenced: %s", error)
-        return EXIT_FENCED
+    except (UserError, Fenced) as error:
+        return exit_code(error)
 
 
 if __name__ == "__main__":

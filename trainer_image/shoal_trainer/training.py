@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_origin
 
-from shoal_trainer.contract import BATCH_SIZE
 from shoal_trainer.data.adapt import ClassWeighted, as_source
 from shoal_trainer.errors import UserError
+from shoal_trainer.script import BATCH_SIZE
 
 if TYPE_CHECKING:
     import keras

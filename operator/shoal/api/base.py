@@ -69,6 +69,31 @@ class Condition(Status):
     message: str = ""
     """Details for people."""
 
+    @classmethod
+    def after(
+        cls,
+        before: Condition | None,
+        kind: str,
+        holds: bool,
+        reason: str,
+        message: str = "",
+        *,
+        generation: int,
+        now: datetime,
+    ) -> Condition:
+        """The condition that follows `before`. Where the status stays the same, so does the time of its transition."""
+        status: Literal["True", "False"] = "True" if holds else "False"
+        return cls(
+            type=kind,
+            status=status,
+            observed_generation=generation,
+            last_transition_time=before.last_transition_time
+            if before is not None and before.status == status
+            else now.replace(microsecond=0),
+            reason=reason,
+            message=message,
+        )
+
 
 @dataclass(frozen=True)
 class Column:

@@ -233,6 +233,10 @@ class Usage(Status):
     """Workers that the platform took."""
     shocks: int = 0
     """Times when several workers were taken together."""
+    in_shocks: int = 0
+    """Workers that were taken in these."""
+    at_shocks: int = 0
+    """Workers that there were when these began."""
 
 
 class CountedUsage(Usage):
@@ -255,8 +259,25 @@ class MeasuredInterruptions(Status):
     """Observed node-hours."""
     shocks: int = 0
     """Times when several nodes were lost together."""
+    in_shocks: int = 0
+    """Interruptions in these."""
+    at_shocks: int = 0
+    """Nodes that the jobs had in the pool when these began."""
     together: str | None = None
-    """Share of the pool's nodes that is lost when several are lost at once."""
+    """Share of a job's nodes that was lost when several were lost at once: inShocks of atShocks."""
+
+
+class MeasuredStock(Status):
+    """How often the pool was out of nodes. What is older counts less: half after 30 days."""
+
+    watched_seconds: str = "0"
+    """Seconds in which it would have been noticed: workers had nodes and none waited for one, or waited in vain."""
+    out_seconds: str = "0"
+    """Seconds of these in which there were no more nodes."""
+    outs: str = "0"
+    """How often it ran out."""
+    counted_until: datetime | None = None
+    """Up to when that is counted."""
 
 
 class MeasuredStartup(Status):
@@ -345,6 +366,8 @@ class CapacityPoolStatus(Status):
     """Measured interruptions."""
     unfulfilled: UnfulfilledWaits = UnfulfilledWaits()
     """Requests for a node that were not fulfilled."""
+    stock: MeasuredStock = MeasuredStock()
+    """How often there were no more nodes."""
     out_since: datetime | None = None
     """Since when pods waited for a node in vain, if none has come since, however often it was tried again."""
     recommended: Recommendation = Recommendation()
@@ -352,9 +375,11 @@ class CapacityPoolStatus(Status):
     shares: tuple[OperatorShare, ...] = ()
     """What each operator that has jobs in the pool says. Sums of these are above."""
     counted: tuple[CountedUsage, ...] = ()
-    """The part of each existing job in the measurements."""
+    """The part of each job in the measurements that runs, or ran in the last hour."""
     retired: Usage = Usage()
-    """The part of jobs that were deleted."""
+    """The part of the other jobs: they were deleted, or ended long ago."""
+    retired_until: datetime | None = None
+    """The part of a job that ended before, and has given everything back, is in `retired`, though the job exists."""
     conditions: tuple[Condition, ...] = Field(
         default=(),
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},

@@ -76,8 +76,8 @@ class CostStatus(Status):
     accumulated: str = "0"
     """Up to status.countedUntil. Only grows."""
     saved_versus_on_demand: str = "0"
-    """What the same node hours would have cost more at on-demand prices of the same accelerator, where a pool has
-    one."""
+    """What the same node hours would have cost more at on-demand prices of the same accelerator, or as many cores
+    without one, where a pool has them."""
 
 
 class PoolUsage(Usage):
@@ -87,3 +87,5 @@ class PoolUsage(Usage):
     """When the platform last took one of its workers."""
     in_last_shock: int = 0
     """How many it took within a minute of each other the last time."""
+    at_last_shock: int = 0
+    """How many there were before."""

@@ -424,6 +424,11 @@ class TrainingJobSpec(Strict):
     elasticity: Elasticity = Elasticity()
     """Who decides how many workers there are, and on which pools: you, or Shoal by an objective."""
 
+    @property
+    def ours(self) -> bool:
+        """Whether it is Shoal that manages the job, and not another controller."""
+        return self.managed_by in {None, MANAGED_BY}
+
 
 class TrainingJob(Resource):
     """A TensorFlow training job that keeps training while its spot workers come and go.

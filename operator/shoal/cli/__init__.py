@@ -39,6 +39,10 @@ _COMMANDS = {
 }
 
 
+_SIZING = {"calibrate", "plan", "plan-workload", "predict", "simulate"}
+"""Commands that compute: they need the extra `sizing`, the others `client`."""
+
+
 class _Lazy(click.Group):
     """A group that imports a command's module when the command is called."""
 
@@ -62,6 +66,12 @@ class _Lazy(click.Group):
         except UsageError as error:
             # Printed as click's own usage errors are, with exit code 2 and no traceback.
             raise click.UsageError(str(error)) from error
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] in {"", "shoal", "shoal_trainer"}:
+                raise
+            extra = "sizing" if ctx.invoked_subcommand in _SIZING else "client"
+            words = f"this command needs {error.name}, which is not installed: pip install '.[{extra}]' in a checkout"
+            raise click.UsageError(words) from error
 
 
 @click.command(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -57,9 +57,9 @@ def read_problem(
         job_deadline=job_deadline,
         max_servers=max_servers,
     )
-    return dataclasses.replace(
-        problem, objective=dataclasses.replace(problem.objective, **limits.set_values())
-    )
+    wishes: dict[str, Any] = {"prefer": limits.prefer, "confidence": limits.confidence}
+    said = {name: value for name, value in wishes.items() if value is not None}
+    return dataclasses.replace(problem, objective=dataclasses.replace(problem.objective, **said))
 
 
 def cluster_pools(client: Client) -> Sequence[CapacityPool]:

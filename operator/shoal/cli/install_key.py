@@ -31,12 +31,13 @@ def install_key() -> None:
 @cluster_command
 def rotate(client: Client, *, secret: str) -> None:
     """Make a new key for jobs that begin from now on; those that run keep theirs."""
+    from shoal.client.install_key import RESTART
     from shoal.client.install_key import rotate as begin
 
     name = begin(client.api, secret, now=datetime.now(UTC))
     click.echo(
         f"The key {name} is in the Secret {secret}. Restart the operator now:\n"
-        f"  kubectl -n {client.api.namespace} rollout restart deployment shoal\n"
+        f"  kubectl -n {client.api.namespace} {RESTART}\n"
         f"When the jobs that run have ended:\n  shoal install-key retire -n {client.api.namespace} --secret {secret}"
     )
 
@@ -47,10 +48,11 @@ def rotate(client: Client, *, secret: str) -> None:
 @cluster_command
 def retire(client: Client, *, secret: str, force: bool) -> None:
     """Forget the previous key, when no job has it any more."""
+    from shoal.client.install_key import RESTART
     from shoal.client.install_key import retire as end
 
     end(client.api, secret, force=force)
     click.echo(
         f"The previous key is gone from the Secret {secret}. Restart the operator:\n"
-        f"  kubectl -n {client.api.namespace} rollout restart deployment shoal"
+        f"  kubectl -n {client.api.namespace} {RESTART}"
     )

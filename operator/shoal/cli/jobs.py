@@ -99,7 +99,7 @@ def wait(client: Client, *, name: str, phase: str | None, timeout: float | None)
 @click.option("--ps", "role", flag_value="ps", help="--slot is a parameter server's shard.")
 @click.option("--previous", is_flag=True, help="Of the pod or container before.")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the pod ends.")
-@click.option("--tail", type=int, metavar="N", help="Only the last N lines.")
+@click.option("--tail", type=Count(0), metavar="N", help="Only the last N lines.")
 @cluster_command
 def logs(
     client: Client,

@@ -118,7 +118,7 @@ def limits_options(default: str) -> Callable[[Command], Command]:
             "--max-cost",
             "--budget",
             "budget",
-            type=float,
+            type=click.FloatRange(0, min_open=True),
             help=f"The most that the work left may cost.{default}",
         ),
         click.option(

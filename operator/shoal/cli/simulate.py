@@ -70,13 +70,16 @@ def simulate(
         raise UsageError("give --slack or --deadline, not both")
     if confidence is not None and not 0.5 <= confidence < 1:
         raise UsageError(f"--confidence must be at least 0.5 and below 1, not {confidence:g}")
-    if deadline is not None and deadline > MOST_SECONDS:
-        raise UsageError(f"--deadline must be at most {MOST_SECONDS} s (100 days), not {deadline}")
     if len(files.jobs) > 1:
         raise UsageError("the simulation is of one job: give -f once")
     limits = Limits(deadline, None, None, None)
     problem = read_problem(client, files.jobs[0], files, limits, job_deadline=slack is None)
     scenario = scenario_of(problem, workers=workers, slack=slack)
+    if scenario.deadline > MOST_SECONDS:
+        raise UsageError(
+            f"the deadline is {scenario.deadline:.0f} s: more than 100 days are not simulated. Change --deadline, "
+            "--slack or elasticity.objective.deadlineSeconds"
+        )
     sources = read_traces([*traces, *more_traces])
     _show(summary.run(scenario, sources, runs=runs, seed=seed, confidence=confidence), output)
 

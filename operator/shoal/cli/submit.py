@@ -14,7 +14,7 @@ from shoal.cli.cluster import cluster_command
 from shoal.cli.options import Command
 from shoal.cli.values import COUNT, SECONDS, Count
 from shoal.errors import Forbidden, NotFound, Unavailable, UsageError
-from shoal_trainer.contract import BATCH_SIZE, argument
+from shoal_trainer.script import BATCH_SIZE, argument, target
 
 if TYPE_CHECKING:
     from shoal.client import Client
@@ -170,13 +170,10 @@ def arguments(given: dict[str, Any]) -> dict[str, Any]:
     except ValueError as error:
         raise UsageError(f"--arg {error}") from None
     if (until := found.pop("until", None)) is not None:
-        metric, _, value = until.partition("=")
         try:
-            found["until"] = (metric.strip(), float(value))
+            found["until"] = target(until)
         except ValueError as error:
-            raise UsageError(
-                f"--until {until!r} must be METRIC=VALUE, for example val_accuracy=0.97"
-            ) from error
+            raise UsageError(f"--until {error}") from None
     if "mode" in found:
         found["mode"] = MODES[found["mode"]]
     return found

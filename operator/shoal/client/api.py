@@ -51,7 +51,7 @@ class Api:
             from kubernetes import client, config
         except ImportError as error:
             raise UsageError(
-                f"a cluster needs shoal[client]: pip install 'shoal[client]' ({error})"
+                f"a cluster needs more packages ({error}): pip install '.[client]' in a checkout of Shoal"
             ) from error
         configuration = client.Configuration()
         try:

@@ -5,18 +5,21 @@ Pure apart from `read`, which asks the API server; what a user may not read is u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from shoal.api.base import GROUP, VERSION
-from shoal.api.labels import SPOT_LABELS
+from shoal.api.kube import Node, Toleration
 from shoal.client.api import Api, Json
 from shoal.errors import NotFound, Refused
 from shoal.manifests.placement import Where, tolerations
-from shoal.manifests.platforms import GENERIC
-from shoal.words import age, count
+from shoal.manifests.platforms import GENERIC, is_spot
+from shoal.words import count
+
+Name = tuple[str, str]
+"""Namespace and name."""
 
 OLDEST = (1, 29)
 """The oldest Kubernetes whose CRDs have the rules that Shoal's use."""
@@ -31,8 +34,8 @@ RIGHTS = (
 """What `shoal submit`, `status`, `logs` and `history` need."""
 SIZED = ("Buffer", "Scale", "Cloud")
 """Modes of a CapacityPool that need `shoal-pools`."""
-TAKEN = 40.0
-"""A Lease that was not renewed for so many seconds is nobody's."""
+TAKEN = 20
+"""A Lease that was not renewed in so many seconds is nobody's: longer than its duration in the chart."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +59,16 @@ class Cluster:
     deployments: Sequence[Json] | None = None
     sizers: Sequence[Json] | None = None
     leases: Sequence[Json] | None = None
+    renewed: Collection[Name] = ()
+    """The Leases that were seen to be renewed. How old a renewal is, says the holder's clock only."""
     nodes: Sequence[Json] | None = None
     pools: Sequence[Json] | None = None
     jobs: Sequence[Json] = ()
     classes: Sequence[Json] | None = None
-    now: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
-def read(api: Api) -> Cluster:
-    """Ask the API server. Raises Unavailable."""
+def read(api: Api, *, pause: Callable[[float], None] = time.sleep) -> Cluster:
+    """Ask the API server, the Leases until they were renewed. `pause` waits so many seconds. Raises Unavailable."""
 
     def allowed(ask: Callable[[], list[Json]]) -> list[Json] | None:
         try:
@@ -83,14 +87,27 @@ def read(api: Api) -> Cluster:
         selector = f"app.kubernetes.io/name={name}"
         return allowed(lambda: api.list("/apis/apps/v1/deployments", labelSelector=selector))
 
+    def leases() -> list[Json] | None:
+        return allowed(lambda: api.list("/apis/coordination.k8s.io/v1/leases"))
+
+    operators, first = deployments("shoal"), leases()
+    newest, renewed = first, set[Name]()
+    awaited = {_name(each) for each in operators or ()} & _held(first).keys()
+    for _ in range(TAKEN):
+        if awaited <= renewed:
+            break
+        pause(1.0)
+        newest = leases()
+        renewed |= {name for name, said in _held(newest).items() if said != _held(first).get(name)}
     return Cluster(
         version=api.get("/version"),
         resources=served,
         rights={right: api.may(*right, namespace=api.namespace) for right in RIGHTS},
         namespace=api.namespace,
-        deployments=deployments("shoal"),
+        deployments=operators,
         sizers=deployments("shoal-pools"),
-        leases=allowed(lambda: api.list("/apis/coordination.k8s.io/v1/leases")),
+        leases=newest,
+        renewed=renewed,
         nodes=allowed(lambda: api.list("/api/v1/nodes")),
         pools=allowed(lambda: api.list(f"/apis/{GROUP}/{VERSION}/capacitypools")),
         jobs=allowed(lambda: api.list(f"/apis/{GROUP}/{VERSION}/namespaces/{api.namespace}/trainingjobs"))
@@ -149,40 +166,65 @@ def _operator(cluster: Cluster) -> Iterator[Check]:
         )
         describe = f"kubectl -n {metadata['namespace']} describe pods -l app.kubernetes.io/name=shoal"
         help_ = "" if state == "ok" else describe
-        yield Check("operator", state, f"{name}: {ready} of {count(wanted, 'replica')} ready", help_)
+        of = f", for the namespace {scope}" if (scope := _scope(each)) else ""
+        yield Check("operator", state, f"{name}: {ready} of {count(wanted, 'replica')} ready{of}", help_)
         yield from _lease(cluster, metadata)
+    scopes = {_scope(each) for each in cluster.deployments}
+    if scopes and not scopes & {"", cluster.namespace}:
+        yield Check("operator", "broken", f"no operator works for the namespace {cluster.namespace}",
+                    f"submit jobs to {' or '.join(sorted(scopes))}, or set scope.namespace of a release")  # fmt: skip
+
+
+def _scope(deployment: Json) -> str:
+    """The namespace that an operator works for; empty: all of them."""
+    containers = deployment["spec"].get("template", {}).get("spec", {}).get("containers", ())
+    environment = (
+        variable for each in containers if each["name"] == "operator" for variable in each.get("env") or ()
+    )
+    return next((each.get("value", "") for each in environment if each["name"] == "SHOAL_NAMESPACE"), "")
 
 
 def _lease(cluster: Cluster, deployment: Json) -> Iterator[Check]:
+    name, where = _name({"metadata": deployment}), f"kubectl -n {deployment['namespace']}"
     for each in cluster.leases or ():
-        metadata, spec = each["metadata"], each.get("spec", {})
-        if (metadata["namespace"], metadata["name"]) != (deployment["namespace"], deployment["name"]):
+        if _name(each) != name:
             continue
-        renewed, holder = spec.get("renewTime"), spec.get("holderIdentity")
-        if (
-            not holder
-            or not renewed
-            or (cluster.now - datetime.fromisoformat(renewed)).total_seconds() > TAKEN
-        ):
-            yield Check("leader", "broken", f"nobody holds the Lease {metadata['name']}: no operator works",
-                        f"kubectl -n {metadata['namespace']} logs deploy/{deployment['name']}")  # fmt: skip
+        if name in cluster.renewed:
+            yield Check("leader", "ok", f"{each['spec']['holderIdentity']} works: it renews its Lease")
         else:
-            yield Check(
-                "leader", "ok", f"{holder} works; it renewed its Lease {age(renewed, cluster.now)} ago"
-            )
+            yield Check("leader", "broken", f"nobody renews the Lease {name[1]}: no operator works",
+                        f"{where} logs deploy/{name[1]}")  # fmt: skip
+
+
+def _name(manifest: Json) -> Name:
+    return manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+
+
+def _held(leases: Sequence[Json] | None) -> dict[Name, tuple[str, str | None]]:
+    """Who holds each Lease, and since which renewal."""
+    held = {_name(each): each.get("spec", {}) for each in leases or ()}
+    return {
+        name: (spec["holderIdentity"], spec.get("renewTime"))
+        for name, spec in held.items()
+        if spec.get("holderIdentity")
+    }
 
 
 def _nodes(cluster: Cluster) -> Iterator[Check]:
     if cluster.nodes is None:
         yield Check("nodes", "unknown", "you may not read nodes")
         return
+    nodes = [Node.model_validate(each, extra="ignore") for each in cluster.nodes]
     pools = [each for pool in cluster.pools or () for each in pool["spec"].get("tolerations") or ()]
     tolerated = {
-        spot: tolerations(Where("Spot" if spot else "OnDemand"), GENERIC, gpu=spot) + pools
+        spot: [
+            Toleration(**each)
+            for each in tolerations(Where("Spot" if spot else "OnDemand"), GENERIC, gpu=spot) + pools
+        ]
         for spot in (True, False)
     }
-    closed = [each["metadata"]["name"] for each in cluster.nodes if not _open(each, tolerated[is_spot(each)])]
-    usable = [each for each in cluster.nodes if each["metadata"]["name"] not in closed]
+    usable = [each for each in nodes if _open(each, tolerated[is_spot(each)])]
+    closed = [each.metadata.name for each in nodes if each not in usable]
     spot = [each for each in usable if is_spot(each)]
     safe = len(usable) - len(spot)
     words = f"{count(len(spot), 'spot node')} for workers, {safe} without a spot label for parameter servers"
@@ -227,12 +269,17 @@ def _pools(cluster: Cluster) -> Iterator[Check]:
     elif not cluster.pools:
         yield Check("pools", "ok", "no CapacityPool: nothing is planned or priced, and jobs run all the same")
     for pool in cluster.pools or ():
-        name, selector = pool["metadata"]["name"], pool["spec"].get("nodeSelector") or {}
-        matching = [each for each in cluster.nodes or () if selector.items() <= _labels(each).items()]
-        price = (pool["spec"].get("price") or {}).get("perHour")
-        words = f"{name}: {count(len(matching), 'node')}, price {price or 'unknown'}"
-        if price is None:
-            yield Check("pools", "warning", words, "without price.perHour it is offered to no plan")
+        status, price = pool.get("status") or {}, (pool["spec"].get("price") or {}).get("perHour")
+        words = (
+            f"{pool['metadata']['name']}: {count(status.get('nodes', 0), 'node')}, price {price or 'unknown'}"
+        )
+        ready = next((each for each in status.get("conditions") or () if each["type"] == "Ready"), None)
+        if ready is not None and ready["status"] == "False":
+            yield Check("pools", "warning", words, ready.get("message", ""))
+        elif ready is None:
+            yield Check(
+                "pools", "warning", words, "no operator has looked at it yet, so what it says is not checked"
+            )
         else:
             yield Check("pools", "ok", words)
 
@@ -284,29 +331,14 @@ def _coordinators(cluster: Cluster) -> Iterator[Check]:
 CHECKS = (_kubernetes, _kinds, _rights, _operator, _nodes, _pools, _sizers, _storage, _coordinators)
 
 
-def is_spot(node: Json) -> bool:
-    """Whether a cloud's label says that the node may be reclaimed."""
-    return any(_labels(node).get(key) in values for key, values in SPOT_LABELS.items())
-
-
-def _open(node: Json, tolerated: Sequence[Json]) -> bool:
+def _open(node: Node, tolerated: Sequence[Toleration]) -> bool:
     """Whether pods with these tolerations may be placed on the node, by its taints."""
-    taints = node.get("spec", {}).get("taints") or ()
     hard = (
         each
-        for each in taints
-        if each["effect"] in {"NoSchedule", "NoExecute"} and each["key"] not in NOT_READY
+        for each in node.spec.taints
+        if each.effect in {"NoSchedule", "NoExecute"} and each.key not in NOT_READY
     )
-    return all(any(_tolerates(each, taint) for each in tolerated) for taint in hard)
-
-
-def _tolerates(toleration: Json, taint: Json) -> bool:
-    """As in k8s.io/component-helpers, `TolerationsTolerateTaint`."""
-    return (
-        toleration.get("effect") in {None, "", taint["effect"]}
-        and toleration.get("key") in {None, "", taint["key"]}
-        and (toleration.get("operator") == "Exists" or toleration.get("value", "") == taint.get("value", ""))
-    )
+    return all(any(each.tolerates(taint) for each in tolerated) for taint in hard)
 
 
 NOT_READY = {

@@ -6,7 +6,7 @@ Each rule is a function of what was read that yields findings; the list of rules
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -40,13 +40,16 @@ class Seen:
 
 
 def explain(seen: Seen) -> list[Finding]:
-    """All findings, in the order of the rules: what stops the job first."""
-    return [finding for rule in RULES for finding in rule(seen)]
+    """All findings, in the order of the rules: what stops the job first. In their help, NAME is the job's."""
+    name = seen.job.metadata.name
+    return [
+        replace(finding, help=finding.help.replace("NAME", name)) for rule in RULES for finding in rule(seen)
+    ]
 
 
 def _nobody_watches(seen: Seen) -> Iterator[Finding]:
     job = seen.job
-    if job.spec.managed_by:
+    if not job.spec.ours:
         yield Finding(
             "waiting",
             f"another controller manages this job: {job.spec.managed_by}",
@@ -77,7 +80,6 @@ def _conditions(seen: Seen) -> Iterator[Finding]:
         more = f"docs/troubleshooting.md explains the reason {condition.reason}"
         more += ", which may pass by itself" if kind == "Degraded" and condition.reason in PASSES else ""
         help_ = HELP.get(condition.reason, more)
-        help_ = help_.replace("NAME", seen.job.metadata.name)
         if "persistentvolumeclaim" in condition.message.lower():  # the message says what to do
             help_ = ""
         yield Finding(
@@ -125,6 +127,8 @@ HELP = {
     "UserError": "shoal-trainer check FILE.py finds such an error in seconds, without a cluster",
     "BackoffLimitExceeded": "shoal logs NAME --slot N --previous shows the last failure",
     "NoWorkload": "docs/sharing.md says what a job that waits in Kueue as a whole needs",
+    "MaxDisruptionsExceeded": "a new job with a higher runPolicy.maxDisruptions continues it (initialFrom)",
+    "DeadlineExceeded": "a new job with a higher runPolicy.activeDeadlineSeconds continues it (initialFrom)",
     "Invalid": "correct the template: the message has the API server's words",
     "Forbidden": "name in the template what there is (a service account, a priority class), or ask who made the "
     "policy that refuses the pod; where the operator itself lacks a right: docs/install.md",

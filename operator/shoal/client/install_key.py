@@ -22,6 +22,8 @@ ROTATED = f"{GROUP}/install-key-rotated"
 REPLACED_WITHIN = timedelta(minutes=10)
 """A pod of the operator may work so long beside its successor. Jobs that began until then may have its key."""
 OPERATOR = "app.kubernetes.io/name=shoal"
+RESTART = f"rollout restart deployment -l {OPERATOR}"
+"""For `kubectl -n NAMESPACE`. The Deployment has the name of the release."""
 FIRST_ID = "1"
 
 
@@ -94,7 +96,7 @@ def _begun_before(api: Api, rotated: str | None) -> list[str]:
     ):
         raise Refused(
             f"{', '.join(old)} began before the rotation and gives new jobs the previous key: restart the operator, "
-            f"kubectl -n {api.namespace} rollout restart deployment shoal"
+            f"kubectl -n {api.namespace} {RESTART}"
         )
     until = max(began.values()) + REPLACED_WITHIN if rotated is not None and began else None
     left = []

@@ -196,7 +196,7 @@ class Job:
         mine.sort(key=lambda pod: int(pod["metadata"]["labels"].get("shoal.dev/incarnation", 0)))
         query = (
             {"container": role}
-            | ({"tailLines": str(tail)} if tail else {})
+            | ({"tailLines": str(tail)} if tail is not None else {})
             | ({"follow": "true"} if follow else {})
         )
         if previous and len(mine) > 1:
@@ -231,8 +231,8 @@ class Job:
             )
         return found
 
-    def model(self, target: str | Path | None = None) -> Any:
-        """The exported model: with Keras installed, loaded; with `target`, its files in this folder.
+    def model(self, folder: str | Path | None = None) -> Any:
+        """The exported model: with Keras installed, loaded; with `folder`, its files there.
 
         Raises:
             JobFailed: there is none, since the job failed or is not finished.
@@ -244,24 +244,45 @@ class Job:
                 f"{self.name} has no model: it is {status.phase or 'not started'}. {reason_of(status)}".rstrip()
             )
         return (
-            download(status.output.uri, Path(target), self)
-            if target is not None
+            download(status.output.uri, Path(folder), self)
+            if folder is not None
             else load(status.output.uri, self)
         )
 
     # --- changing -------------------------------------------------------------------------------------------------
 
     def scale(self, workers: int) -> None:
-        """Change the number of workers while training continues."""
+        """Change the number of workers while training continues.
+
+        Raises:
+            UsageError: the job is finished, or in mode Auto, where Shoal chooses the number.
+        """
+        if self._unfinished().spec.elasticity.mode == "Auto":
+            raise UsageError(
+                f"Shoal chooses how many workers {self.name} has (elasticity.mode Auto), between workers.minReplicas "
+                "and workers.maxReplicas: change these, or the mode to Manual"
+            )
         self._api.patch(self.path, {"spec": {"workers": {"replicas": workers}}})
 
     def suspend(self) -> None:
-        """Stop all pods after a final snapshot."""
+        """Stop all pods after a final snapshot. Raises UsageError if the job is finished."""
+        self._unfinished()
         self._api.patch(self.path, {"spec": {"suspend": True}})
 
     def resume(self) -> None:
-        """Continue from the snapshot."""
+        """Continue from the snapshot. Raises UsageError if the job is finished."""
+        self._unfinished()
         self._api.patch(self.path, {"spec": {"suspend": False}})
+
+    def _unfinished(self) -> TrainingJob:
+        """The job as it is now. Raises UsageError if it is finished, and nothing can change it any more."""
+        job = self.refresh()
+        if job.status.finished:
+            raise UsageError(
+                f"{self.name} has {job.status.phase.lower()}: a finished job does not change. A new one with "
+                "training.initialFrom (initial_from=…, --initial-from) continues from its snapshots"
+            )
+        return job
 
     def delete(self) -> None:
         """Delete the job and its pods. What is in the storage stays."""

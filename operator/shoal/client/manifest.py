@@ -23,8 +23,15 @@ from shoal.api.mistakes import mistakes
 from shoal.api.training_job import TrainingJob
 from shoal.client import code
 from shoal.errors import UsageError
-from shoal_trainer.contract import BATCH_SIZE
-from shoal_trainer.script import module_of, must_define, no_entrypoint, training_in
+from shoal_trainer.script import (
+    BATCH_SIZE,
+    beside,
+    module_of,
+    must_define,
+    must_take_arguments,
+    no_entrypoint,
+    training_in,
+)
 
 _CLAIM = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 
@@ -118,25 +125,28 @@ def manifests(wanted: Submission) -> Manifests:
 def _entrypoint(wanted: Submission) -> tuple[str, dict[str, str]]:
     """MODULE:OBJECT, and the files that travel with the job."""
     path, _, attribute = wanted.entrypoint.partition(":")
-    module = path
     is_file = path.endswith(".py") or "/" in path
     if not attribute and not is_file:
         raise UsageError(f"the entrypoint {no_entrypoint(wanted.entrypoint)}")
-    sources = code.read([*([path] if is_file else []), *wanted.files])
-    if is_file:
-        file = Path(path).name
-        try:
-            module = module_of(file)
-            attribute = attribute or training_in(file, sources[file])
-            must_define(file, sources[file], attribute)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
-    elif wanted.image is None:
-        raise UsageError(
-            f"{path} is a module of an image: say which with image=… (--image), or give a file: "
-            f"{path}.py:{attribute}"
-        )
-    return f"{module}:{attribute}", sources
+    if not is_file:
+        if wanted.image is None:
+            raise UsageError(
+                f"{path} is a module of an image: say which with image=… (--image), or give a file: "
+                f"{path}.py:{attribute}"
+            )
+        return f"{path}:{attribute}", code.read(wanted.files)
+    file = Path(path).name
+    text = code.read([path])[file]
+    try:
+        module = module_of(file)
+        attribute = attribute or training_in(file, text)
+        must_define(file, text, attribute)
+        if wanted.args:
+            must_take_arguments(file, text, attribute)
+        near = beside(Path(path))
+    except (ValueError, OSError) as error:
+        raise UsageError(str(error)) from error
+    return f"{module}:{attribute}", code.read([path, *near, *wanted.files])
 
 
 def _training(wanted: Submission, entrypoint: str) -> Json:

@@ -1,1 +1,1 @@
-"""Access to the cluster: a client, caches kept up to date by reflectors, a work queue, a Lease."""
+"""Access to the cluster: a client, caches kept up to date by reflectors, a Lease."""

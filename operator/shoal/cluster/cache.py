@@ -9,7 +9,7 @@ also reported as deleted; what is newer than that report is an object that came 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Set
 from typing import Generic, Protocol, TypeVar
 
 
@@ -55,18 +55,28 @@ MAX_DELETED_UIDS = 10_000
 
 
 class Cache(Generic[T]):
-    """Objects by uid, by (namespace, name), and by `indices`: index name -> function from an object to its key."""
+    """Objects by uid, by (namespace, name), and by `indices`: index name -> function from an object to its key.
+
+    `shared`: a new object, with those parts of the old one that have not changed.
+    """
 
     def __init__(
-        self, on_change: OnChange[T], indices: Mapping[str, Callable[[T], Hashable | None]] | None = None
+        self,
+        on_change: OnChange[T],
+        indices: Mapping[str, Callable[[T], Hashable | None]] | None = None,
+        *,
+        shared: Callable[[T, T], T] = lambda _old, new: new,
     ) -> None:
         self._on_change = on_change
+        self._shared = shared
         self._key_of = dict(indices or {})
         self._by_uid: dict[str, T] = {}
         self._by_name: dict[tuple[str, str], str] = {}
         self._indices: dict[str, dict[Hashable, dict[str, T]]] = {name: {} for name in self._key_of}
         self._deleted: dict[str, float] = {}
         """uid -> the resource version of its deletion; infinite if it is not known."""
+        self._unread: dict[str, int] = {}
+        """uid -> the resource version at which the object could not be parsed."""
 
     def __len__(self) -> int:
         return len(self._by_uid)
@@ -97,14 +107,34 @@ class Cache(Generic[T]):
         old = self._by_uid.get(uid)
         if version(fresh) <= (self._deleted.get(uid, -1) if old is None else version(old)):
             return
+        if old is None and (namesake := self.get(fresh.metadata.name, fresh.metadata.namespace)) is not None:
+            if version(namesake) > version(fresh):
+                return  # it is gone: a name is that of one object at a time
+            self.drop(namesake.metadata.uid, version(fresh))
+        if version(fresh) >= self._unread.get(uid, 0):
+            self._unread.pop(uid, None)
         if old is not None:
             self._unindex(old)
+            fresh = self._shared(old, fresh)
         self._by_uid[uid] = fresh
         self._by_name[fresh.metadata.namespace, fresh.metadata.name] = uid
         for name, key_of in self._key_of.items():
             if (key := key_of(fresh)) is not None:
                 self._indices[name].setdefault(key, {})[uid] = fresh
         self._on_change(old, fresh, ours)
+
+    def leave_unread(self, uid: str, at: int) -> bool:
+        """An object changed, at this resource version, to what cannot be parsed; False if that was known.
+
+        The last state that could is kept.
+        """
+        news = self._unread.get(uid) != at
+        self._unread[uid] = at
+        return news
+
+    def is_unread(self, uid: str) -> bool:
+        """Whether a newer state of the object than the known one cannot be parsed: nothing can be written to it."""
+        return uid in self._unread
 
     def has_seen(self, uid: str, at: int) -> bool:
         """Whether the object is known as it was at this resource version, or later, or as deleted."""
@@ -114,6 +144,7 @@ class Cache(Generic[T]):
     def drop(self, uid: str, at: float = math.inf) -> None:
         """Remove an object that was deleted, `at` this resource version according to the watch."""
         self._mark_deleted(uid, at)
+        self._unread.pop(uid, None)
         if (old := self._by_uid.pop(uid, None)) is None:
             return
         self._unindex(old)
@@ -122,17 +153,15 @@ class Cache(Generic[T]):
             del self._by_name[where]
         self._on_change(old, None, False)
 
-    def replace(self, listed: Iterable[T], at: int, unread: Collection[str] = ()) -> None:
-        """Replace all objects by a list taken at resource version `at`; objects newer than the list are kept.
+    def keep(self, listed: Set[str], at: int, unread: Set[str] = frozenset()) -> None:
+        """Drop what a list at resource version `at` has not. What is newer is kept.
 
-        `unread`: uids that were listed but could not be parsed; their last known objects are kept.
+        `listed`: the uids of its objects that were put; `unread`: those of objects that cannot be parsed.
         """
-        fresh = {each.metadata.uid: each for each in listed}
-        listed_uids = fresh.keys() | set(unread)
-        for uid in [u for u, old in self._by_uid.items() if u not in listed_uids and version(old) <= at]:
+        there = listed | unread
+        for uid in [u for u, old in self._by_uid.items() if u not in there and version(old) <= at]:
             self.drop(uid, at)
-        for each in fresh.values():
-            self.put(each)
+        self._unread = {uid: seen for uid, seen in self._unread.items() if uid in unread or seen > at}
 
     def _unindex(self, old: T) -> None:
         for name, key_of in self._key_of.items():

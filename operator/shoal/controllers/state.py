@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
@@ -61,12 +61,28 @@ def key_of(about: Resource) -> Key:
     return about.metadata.namespace, about.metadata.name
 
 
+def with_known_slots(old: TrainingJob, new: TrainingJob) -> TrainingJob:
+    """A job whose records that have not changed are those of its earlier state: plans visit only others."""
+    known = {(slot.role, slot.index, slot.incarnation): slot for slot in old.status.slots}
+    slots = tuple(
+        same if (same := known.get((slot.role, slot.index, slot.incarnation))) == slot else slot
+        for slot in new.status.slots
+    )
+    return new.model_copy(update={"status": new.status.model_copy(update={"slots": slots})})
+
+
 Owned = Pod | Service | DisruptionBudget | Workload
 
 
 def _job_of(owned: Owned) -> Key | None:
     name = owned.metadata.labels.get(JOB)
     return (owned.metadata.namespace, name) if name else None
+
+
+def _described(profile: SpeedProfile) -> Hashable | None:
+    """The model that a user describes in a profile, as (namespace, fingerprint)."""
+    prior = profile.spec.model
+    return (profile.metadata.namespace, prior.fingerprint) if prior and prior.fingerprint else None
 
 
 class ClusterState:
@@ -77,9 +93,14 @@ class ClusterState:
         self._nodes: dict[str, Node] = {}
         self._pools: dict[str, CapacityPool] = {}
         self._flavors: dict[str, ResourceFlavor] = {}
-        self.jobs: Cache[TrainingJob] = Cache(self._job_changed)
+        self.jobs: Cache[TrainingJob] = Cache(self._job_changed, shared=with_known_slots)
         self.pods: Cache[Pod] = Cache(
-            self._pod_changed, {"job": _job_of, "node": lambda pod: pod.spec.node_name}
+            self._pod_changed,
+            {
+                "job": _job_of,
+                "run": lambda pod: (_job_of(pod), pod.metadata.controller_uid),
+                "node": lambda pod: pod.spec.node_name,
+            },
         )
         self.services: Cache[Service] = Cache(self._owned_changed, {"job": _job_of})
         self.budgets: Cache[DisruptionBudget] = Cache(self._owned_changed, {"job": _job_of})
@@ -87,7 +108,7 @@ class ClusterState:
         self.flavors: Cache[ResourceFlavor] = Cache(self._flavor_changed)
         self.nodes: Cache[Node] = Cache(self._node_changed)
         self.pools: Cache[CapacityPool] = Cache(self._pool_changed)
-        self.profiles: Cache[SpeedProfile] = Cache(self._profile_changed)
+        self.profiles: Cache[SpeedProfile] = Cache(self._profile_changed, {"described": _described})
         self.on_job: list[Callable[[TrainingJob | None, TrainingJob | None], None]] = []
         """Told every change of a job, before it is woken."""
         self._deleted_pods: dict[str, dict[str, str]] = {}

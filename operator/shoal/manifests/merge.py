@@ -52,7 +52,7 @@ def _merge_lists(field: str, defaults: list[Any], patch: list[Any]) -> list[Any]
     if field in _APPENDED:
         return [*defaults, *(value for value in patch if value not in defaults)]
     if field == "nodeSelectorTerms":
-        return [_both(ours, theirs) for ours in defaults for theirs in patch] or defaults or patch
+        return [both_terms(ours, theirs) for ours in defaults for theirs in patch] or defaults or patch
     key = _KEYS.get(field)
     if key is None or not all(isinstance(v, dict) and isinstance(v.get(key), str | int) for v in patch):
         return patch
@@ -62,7 +62,7 @@ def _merge_lists(field: str, defaults: list[Any], patch: list[Any]) -> list[Any]
     return list(by_key.values())
 
 
-def _both(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+def both_terms(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
     """A node selector term that matches what both match. Terms are alternatives, their expressions are not."""
     parts = ("matchExpressions", "matchFields")
     both = {part: [*(ours.get(part) or []), *(theirs.get(part) or [])] for part in parts}

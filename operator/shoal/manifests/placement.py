@@ -15,6 +15,7 @@ from shoal.api.capacity_pool import CapacityPool
 from shoal.api.labels import JOB_UID, ROLE, Place
 from shoal.api.roles import Capacity
 from shoal.api.training_job import TrainingJob
+from shoal.manifests.merge import both_terms
 from shoal.manifests.names import place_selector
 from shoal.manifests.platforms import GENERIC, Platform
 
@@ -99,13 +100,12 @@ def _node_terms(where: Where, platform: Platform) -> list[dict[str, Any]]:
         terms = platform.spot_terms()
     elif where.capacity == "OnDemand":
         terms = platform.on_demand_terms()
-    if where.excluded and platform.named_nodes:
-        always.append({"key": HOSTNAME, "operator": "NotIn", "values": list(where.excluded)})
-    if not always:
+    # By their names, which the label of the host need not have. The scheduler takes one name in each requirement.
+    unnamed = where.excluded if platform.named_nodes else ()
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in unnamed]
+    if not always and not fields:
         return terms
-    return [
-        {"matchExpressions": [*t["matchExpressions"], *always]} for t in terms or [{"matchExpressions": []}]
-    ]
+    return [both_terms(each, {"matchExpressions": always, "matchFields": fields}) for each in terms or [{}]]
 
 
 def node_selector(where: Where) -> dict[str, str]:

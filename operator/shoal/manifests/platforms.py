@@ -48,6 +48,7 @@ KARPENTER = Platform(
     "karpenter",
     spot={"karpenter.sh/capacity-type": ("spot",)},
     marks=("karpenter.sh/nodepool", "karpenter.sh/capacity-type"),
+    named_nodes=False,  # it makes no node for a pod that names any, even to avoid it (karpenter issue 3214)
 )
 GKE = Platform(
     "gke",

@@ -17,12 +17,16 @@ SAMPLES = 1500
 """Points of a curve. When they are used up every second one is dropped, so that the whole life of a job fits."""
 SPANS = 4000
 PLANS = 50
+FINISHED_SAMPLES = 50
+"""Of the curve of a job that has ended: it stays until the job is deleted."""
+POINTS = 100_000
+"""Points and spans of all jobs together, 20 to 40 MiB. Beyond, jobs that have more than their share keep half."""
 
 Place = tuple[str, int, int]
 """(role, index, incarnation)."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Span:
     """One pod of a slot: when it was first and last seen, and how it ended. `known`: the start was seen."""
 
@@ -36,7 +40,7 @@ class Span:
     known: bool = True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Sample:
     """A point of the curves; None where the status had no value."""
 
@@ -90,8 +94,27 @@ class JobMemory:
             )
         ):
             self.plans.append(Decision(plan.decided_at or now, plan.summary, plan.reason))
-        if not status.finished and status.phase:
+        if status.finished:
+            while len(self.samples) > FINISHED_SAMPLES:
+                self._halve_samples()
+        elif status.phase:
             self._sample(job, now)
+
+    @property
+    def size(self) -> int:
+        """Points and spans."""
+        return len(self.samples) + len(self.spans)
+
+    def thin(self, share: int) -> None:
+        """Keep about so many: every second point, and the spans of the pods that ended last."""
+        while self.size > share and len(self.samples) > 1:
+            self._halve_samples()
+        ended = [place for place, span in self.spans.items() if span.end is not None]
+        for place in ended[: max(0, self.size - share)]:
+            del self.spans[place]
+
+    def _halve_samples(self) -> None:
+        self.samples, self.every = self.samples[::2], self.every * 2
 
     def _see_slot(
         self, place: Place, slot: Slot, began: datetime | None, now: datetime, *, first: bool
@@ -119,11 +142,11 @@ class JobMemory:
             )
         )
         if len(self.samples) >= SAMPLES:
-            self.samples, self.every = self.samples[::2], self.every * 2
+            self._halve_samples()
 
 
 class Memory:
-    """All jobs. Those that are gone are forgotten."""
+    """All jobs, in bounded memory. Those that are gone are forgotten."""
 
     def __init__(self) -> None:
         self._jobs: dict[tuple[str, str], JobMemory] = {}
@@ -141,6 +164,9 @@ class Memory:
             memory.see(job, now, first=new and not self._started)
             kept[key] = memory
         self._jobs, self._started = kept, True
+        if sum(memory.size for memory in kept.values()) > POINTS:
+            for memory in kept.values():
+                memory.thin(POINTS // len(kept))
 
     def of(self, namespace: str, name: str) -> JobMemory | None:
         """What is remembered of one job."""

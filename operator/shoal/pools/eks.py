@@ -21,23 +21,38 @@ LATER = {"ThrottlingException", "ServerException", "ServiceUnavailableException"
 
 
 def eks_client(region: str) -> Any:
-    """A client of EKS with the credentials of the pod.
+    """A client of EKS with the credentials of the pod: to be kept, since it renews them, and serves all threads.
+
+    It has a session of its own: boto3's default one is not to be used by several threads.
 
     Raises:
-        ScalingError: boto3 is not installed.
+        ScalingError: boto3 is not installed, or there are no credentials.
+        Unavailable: the credentials cannot be had now.
     """
     try:
         import boto3
         from botocore.config import Config
+        from botocore.exceptions import BotoCoreError
     except ImportError as error:
-        raise ScalingError("NotInstalled", "boto3 is not installed: pip install 'shoal[pools]'") from error
-    return boto3.client("eks", region_name=region, config=Config(**TIMEOUTS))
+        raise ScalingError(
+            "NotInstalled", "boto3 is not installed: pip install '.[pools]' in a checkout of Shoal"
+        ) from error
+    try:
+        session = boto3.session.Session()
+        if session.get_credentials() is None:
+            words = (
+                "there are no AWS credentials: annotate the service account of shoal-pools with a role (IRSA)"
+            )
+            raise ScalingError("Forbidden", words)
+        return session.client("eks", region_name=region, config=Config(**TIMEOUTS))
+    except BotoCoreError as error:
+        raise Unavailable(f"EKS in {region}: {error}") from error
 
 
 class EksDriver:
-    """Sizes one managed node group."""
+    """Sizes one managed node group. `client`: of a region."""
 
-    def __init__(self, group: EksNodegroup, pace: Pace, client: Callable[[str], Any] = eks_client) -> None:
+    def __init__(self, group: EksNodegroup, pace: Pace, client: Callable[[str], Any]) -> None:
         self._group = group
         self._names = {"clusterName": group.cluster, "nodegroupName": group.nodegroup}
         self._what = f"EKS node group {group.cluster}/{group.nodegroup} in {group.region}"
@@ -71,20 +86,13 @@ class EksDriver:
         return Finding("AutoscalerActive", words)
 
     async def _call(self, method: str, **parameters: Any) -> Any:
-        from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
-
-        def call() -> Any:
-            return getattr(self._client(self._group.region), method)(**self._names, **parameters)
+        client = await asyncio.to_thread(self._client, self._group.region)
+        from botocore.exceptions import BotoCoreError, ClientError  # there is a client, so they are installed
 
         try:
-            return await asyncio.to_thread(call)
+            return await asyncio.to_thread(getattr(client, method), **self._names, **parameters)
         except ClientError as error:
             raise self._refused(error.response["Error"]) from error
-        except NoCredentialsError as error:
-            words = (
-                "there are no AWS credentials: annotate the service account of shoal-pools with a role (IRSA)"
-            )
-            raise ScalingError("Forbidden", words) from error
         except BotoCoreError as error:
             raise Unavailable(f"{self._what}: {error}") from error
 

@@ -27,8 +27,8 @@ class Gke:
     target_size: Callable[[str], int]
 
 
-def gke() -> Gke:
-    """Clients with the credentials of the pod.
+def gke_clients() -> Gke:
+    """Clients with the credentials of the pod: to be kept, since they hold a connection and a token for all threads.
 
     Raises:
         ScalingError: the client is not installed, or there are no credentials.
@@ -39,7 +39,7 @@ def gke() -> Gke:
         from google.auth.transport.requests import AuthorizedSession
         from google.cloud.container_v1 import ClusterManagerClient
     except ImportError as error:
-        words = "google-cloud-container is not installed: pip install 'shoal[pools]'"
+        words = "google-cloud-container is not installed: pip install '.[pools]' in a checkout of Shoal"
         raise ScalingError("NotInstalled", words) from error
     try:
         credentials, _ = google.auth.default(scopes=SCOPES)
@@ -48,14 +48,15 @@ def gke() -> Gke:
             "there are no Google credentials: annotate the service account of shoal-pools (Workload Identity)"
         )
         raise ScalingError("Forbidden", f"{words}: {error}") from error
-    return Gke(ClusterManagerClient(credentials=credentials), compute(AuthorizedSession(credentials)))
+    return Gke(ClusterManagerClient(credentials=credentials), compute(lambda: AuthorizedSession(credentials)))
 
 
-def compute(session: Any) -> Callable[[str], int]:
-    """Reads the target size of an instance group with a `requests` session."""
+def compute(sessions: Callable[[], Any]) -> Callable[[str], int]:
+    """Reads the target size of an instance group, each with a `requests` session, which is one thread's."""
 
     def target_size(url: str) -> int:
-        answer = session.get(url.replace("/instanceGroups/", "/instanceGroupManagers/"), timeout=SECONDS)
+        with sessions() as session:
+            answer = session.get(url.replace("/instanceGroups/", "/instanceGroupManagers/"), timeout=SECONDS)
         if answer.status_code in {401, 403, 404}:
             words = f"cannot read {url}: HTTP {answer.status_code}; grant compute.instanceGroupManagers.get"
             raise ScalingError("Forbidden", words)
@@ -69,7 +70,7 @@ def compute(session: Any) -> Callable[[str], int]:
 class GkeDriver:
     """Sizes one node pool."""
 
-    def __init__(self, pool: GkeNodePool, pace: Pace, clients: Callable[[], Gke] = gke) -> None:
+    def __init__(self, pool: GkeNodePool, pace: Pace, clients: Callable[[], Gke]) -> None:
         where = f"projects/{pool.project}/locations/{pool.location}/clusters/{pool.cluster}"
         self._name = f"{where}/nodePools/{pool.node_pool}"
         self._clients = clients
@@ -100,10 +101,11 @@ class GkeDriver:
         )
 
     async def _call(self, function: Callable[[Gke], Any]) -> Any:
-        from google.api_core import exceptions
+        clients = await asyncio.to_thread(self._clients)
+        from google.api_core import exceptions  # there are clients, so they are installed
 
         try:
-            return await asyncio.to_thread(lambda: function(self._clients()))
+            return await asyncio.to_thread(function, clients)
         except exceptions.NotFound as error:
             words = f"{self._name}: {error.message} Correct spec.scaling.cloud.gke"
             raise ScalingError("TargetNotFound", words) from error

@@ -6,6 +6,8 @@ from prometheus_client import Counter
 
 from shoal.runtime.metrics import Metrics
 
+LEADING = "shoal_pools_leading"
+
 
 class PoolMetrics:
     """Counters in the registry of the process."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from shoal.api.base import Condition
-from shoal.api.capacity_pool import CapacityPool, ScalingStatus, Subject
-from shoal.pools.rules import Finding, Memory
+from shoal.api.capacity_pool import ScalingStatus, Subject
+from shoal.pools.rules import Memory
 
 
 def memory_of(scaling: ScalingStatus) -> Memory:
@@ -34,20 +33,4 @@ def scaling_of(subject: Subject, memory: Memory | None, since: datetime | None) 
         lower_since=memory.lower_since,
         highest=memory.highest,
         releasing_since=since,
-    )
-
-
-def condition(
-    pool: CapacityPool, before: dict[str, Condition], kind: str, holds: bool, why: Finding, now: datetime
-) -> Condition:
-    """A condition, with the time of its last change."""
-    status = "True" if holds else "False"
-    was = before.get(kind)
-    return Condition(
-        type=kind,
-        status="True" if holds else "False",
-        observed_generation=pool.metadata.generation,
-        last_transition_time=was.last_transition_time if was is not None and was.status == status else now,
-        reason=why.reason,
-        message=why.message,
     )

@@ -12,13 +12,14 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from shoal.api.base import Condition
 from shoal.api.capacity_pool import CapacityPool, ScalingStatus, Subject
 from shoal.api.events import Event
 from shoal.cluster.cache import Cache
 from shoal.errors import Busy, ScalingError, SizedByOther, Unavailable
 from shoal.pools.metrics import PoolMetrics
 from shoal.pools.ownership import MANAGER
-from shoal.pools.record import condition, memory_of, scaling_of
+from shoal.pools.record import memory_of, scaling_of
 from shoal.pools.rules import GIVE_UP_AFTER, Decision, Finding, Memory, Wish, decide, release
 from shoal.pools.subject import Drivers, identity, keeps_paid_nodes, subject_of
 from shoal.pools.wish import other_holder, wish_of
@@ -166,12 +167,17 @@ class PoolScaler:
         self, pool: CapacityPool, subject: Subject, decision: Decision, since: datetime | None = None
     ) -> CapacityPool | None:
         """Write what is remembered and the conditions, where they changed; the pool as stored, or None."""
-        now = self._wall().replace(microsecond=0)
+        generation, now = pool.metadata.generation, self._wall()
         before = {each.type: each for each in pool.status.conditions}
         conflict = decision.conflict or Finding("NoConflict", "")
         conditions = [
-            condition(pool, before, "Scaled", decision.scaled, decision.why, now),
-            condition(pool, before, "FieldConflict", decision.conflict is not None, conflict, now),
+            Condition.after(
+                before.get(kind), kind, holds, why.reason, why.message, generation=generation, now=now
+            )
+            for kind, holds, why in (
+                ("Scaled", decision.scaled, decision.why),
+                ("FieldConflict", decision.conflict is not None, conflict),
+            )
         ]
         scaling = scaling_of(subject, decision.memory, since)
         if scaling == pool.status.scaling and all(before.get(c.type) == c for c in conditions):

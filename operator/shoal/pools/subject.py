@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cache
 
 from shoal.api.capacity_pool import CapacityPool, Scaling, Subject
 from shoal.cluster.transport import Transport
 from shoal.pools.buffer import BufferDriver
 from shoal.pools.driver import Driver
-from shoal.pools.eks import EksDriver
-from shoal.pools.gke import GkeDriver
+from shoal.pools.eks import EksDriver, eks_client
+from shoal.pools.gke import GkeDriver, gke_clients
 from shoal.pools.rules import Pace
 from shoal.pools.scale import ScaleDriver
 
@@ -46,7 +47,8 @@ def keeps_paid_nodes(subject: Subject) -> bool:
 
 
 def drivers(transport: Transport) -> Drivers:
-    """The drivers of the four modes."""
+    """The drivers of the modes that size something. Those of a cloud share its clients."""
+    eks, gke = cache(eks_client), cache(gke_clients)
 
     def make(pool: CapacityPool, subject: Subject) -> Driver:
         pace = Pace(shrink_after=timedelta(seconds=pool.spec.scaling.shrink_after_seconds))
@@ -55,9 +57,9 @@ def drivers(transport: Transport) -> Drivers:
         if subject.buffer is not None:
             return BufferDriver(transport, pool, subject.buffer)
         if subject.cloud is not None and subject.cloud.eks is not None:
-            return EksDriver(subject.cloud.eks, pace)
+            return EksDriver(subject.cloud.eks, pace, eks)
         if subject.cloud is not None and subject.cloud.gke is not None:
-            return GkeDriver(subject.cloud.gke, pace)
+            return GkeDriver(subject.cloud.gke, pace, gke)
         raise ValueError(f"nothing to size: {subject}")  # CEL rules forbid it
 
     return make

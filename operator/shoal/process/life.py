@@ -1,4 +1,4 @@
-"""What every process of the chart does: end at a signal."""
+"""What every process of the chart does: end at a signal, and keep buffers of TLS and garbage collections small."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Operator:
             Fenced(Watched(transport, self._outage), self.lease.seconds_left),
             on_answer=lambda verb, code, seconds: metrics.requests.labels(verb, code).observe(seconds),
         )
-        self._complaints = Complaints(self._fenced, wall=wall)
+        self._complaints = Complaints(self._fenced, wake=self._wake_job, wall=wall)
         self._reflectors = self._make_reflectors(self._fenced)
         self.recorder = Recorder(
             self._fenced,

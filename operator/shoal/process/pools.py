@@ -23,7 +23,7 @@ from shoal.cluster.own_thread import OwnThread, Runs, here
 from shoal.cluster.reflector import Reflector, Source
 from shoal.cluster.transport import Fenced, Transport
 from shoal.errors import UsageError
-from shoal.pools.metrics import PoolMetrics
+from shoal.pools.metrics import LEADING, PoolMetrics
 from shoal.pools.pulse import EVERY_SECONDS as PULSE_SECONDS
 from shoal.pools.pulse import Pulse
 from shoal.pools.scaler import PoolScaler
@@ -103,7 +103,7 @@ class NodePools:
         make_drivers: Callable[[Transport], Drivers] = drivers,
         pulse_seconds: float = PULSE_SECONDS,
     ) -> None:
-        self.metrics = metrics = Metrics()
+        self.metrics = metrics = Metrics(LEADING)
         self.cache: Cache[CapacityPool] = Cache(self._changed)
         self.pulse = Pulse(
             transport,

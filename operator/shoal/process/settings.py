@@ -13,8 +13,7 @@ from shoal.controllers.trainingjob.credentials import FIRST_KEY_ID, InstallKey
 from shoal.errors import UsageError
 from shoal.manifests.platforms import PLATFORMS, Platform
 from shoal.policy.model import Images
-
-MIN_KEY_BYTES = 32
+from shoal.process.install_key import KEY_BYTES
 
 
 @dataclass(frozen=True)
@@ -104,8 +103,8 @@ def _secret(file: Path) -> bytes:
         key = file.read_bytes()
     except OSError as error:
         raise UsageError(f"SHOAL_INSTALL_KEY_FILE={file} cannot be read: {error.strerror}") from error
-    if len(key) < MIN_KEY_BYTES:
-        raise UsageError(f"the install key in {file} has {len(key)} bytes: it needs at least {MIN_KEY_BYTES}")
+    if len(key) < KEY_BYTES:
+        raise UsageError(f"the install key in {file} has {len(key)} bytes: it needs at least {KEY_BYTES}")
     return key
 
 

@@ -1,4 +1,7 @@
-"""Prometheus metrics of the process and of every controller. No label contains the name of an object of a user."""
+"""Prometheus metrics of the process and of every controller.
+
+No label contains the name of a job, so their number stays small; that of a pool is one, since there are few.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,13 @@ FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 
 
 
 class Metrics:
-    """The metrics of the runtime, in a registry of their own; controllers register theirs in it."""
+    """The metrics of the runtime, in a registry of their own; controllers register theirs in it.
 
-    def __init__(self) -> None:
+    `leading`: the name of the series that says whether this process leads. Each kind of process has one of its own: no
+    leader of another kind may hide that one is missing.
+    """
+
+    def __init__(self, leading: str = "shoal_leading") -> None:
         self.registry = CollectorRegistry()
         self.reconcile_seconds = Histogram(
             "shoal_reconcile_seconds",
@@ -70,7 +77,7 @@ class Metrics:
             registry=self.registry,
         )
         self.leading = Gauge(
-            "shoal_leading",
+            leading,
             "1 while this process holds the Lease and has read the cluster.",
             registry=self.registry,
         )

@@ -34,7 +34,8 @@ def object_path(about: Resource) -> str:
 class StatusWriter(Generic[R]):
     """Writes statuses of one kind. `on_result` is told the result of each write: written, or the HTTP status.
 
-    `on_stale`: the cache is behind, and its watch does not say so: the same version conflicted again.
+    `on_stale`: the cache is behind, and its watch does not say so: the same version conflicted again (twice, and where
+    that did not help, after twice as many conflicts each time).
     """
 
     def __init__(
@@ -51,11 +52,15 @@ class StatusWriter(Generic[R]):
         self._model = model
         self._on_result = on_result
         self._on_stale = on_stale
-        self._conflicting: dict[str, str] = {}
-        """Versions that conflicted, by uid."""
+        self._conflicting: dict[str, tuple[str, int]] = {}
+        """Versions that conflicted, by uid, and how often."""
+
+    def can_write(self, about: R) -> bool:
+        """Whether the object is known as it is: no write follows what cannot be parsed."""
+        return not self._cache.is_unread(about.metadata.uid)
 
     async def write(self, about: R, status: BaseModel, *, urgent: bool = False) -> R | None:
-        """Write the status; the object as stored, or None if it changed meanwhile or is gone.
+        """Write the status; the object as stored, or None if it changed meanwhile, cannot be parsed, or is gone.
 
         `urgent`: a replacement waits for it (see `Limited`).
 
@@ -63,6 +68,8 @@ class StatusWriter(Generic[R]):
             Unavailable: the write failed and may succeed on retry.
             Refused: the API server rejects the status.
         """
+        if not self.can_write(about):
+            return None
         meta = about.metadata
         spec: Any = getattr(about, "spec", None)
         body = {
@@ -111,9 +118,11 @@ class StatusWriter(Generic[R]):
         meta = about.metadata
         self._on_result("written" if answer.ok else str(answer.status))
         if answer.status == 409 and meta.resource_version:
-            if self._conflicting.get(meta.uid) == meta.resource_version:
+            known, times = self._conflicting.get(meta.uid, ("", 0))
+            times = times + 1 if known == meta.resource_version else 1
+            self._conflicting[meta.uid] = meta.resource_version, times
+            if times > 1 and times.bit_count() == 1:
                 self._on_stale()
-            self._conflicting[meta.uid] = meta.resource_version
         else:
             self._conflicting.pop(meta.uid, None)
         if answer.ok:

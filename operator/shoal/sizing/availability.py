@@ -2,8 +2,9 @@
 
 A pool is in one of two states. While it is *stocked*, a lost node is replaced after its start-up; nodes are lost one by
 one and, in shocks, several together. When it is *out of stock*, a part of the nodes is lost at once and nothing is
-replaced until it ends. The times in both states are exponential; rates and means are drawn for each run from what
-the counts leave open (Gamma and Beta posteriors), so that a pool that was hardly watched is promised little.
+replaced until it ends. The times in both states are exponential; rates and the part of the time that is out of stock
+are drawn for each run from what was counted leaves open (Gamma and Beta posteriors), so that a pool that was hardly
+watched is promised little.
 """
 
 from __future__ import annotations
@@ -18,12 +19,20 @@ from numpy.typing import NDArray
 
 from shoal.sizing.speed import priors
 
-__all__ = ["Availability", "Calm", "Markov", "Recorded", "Supply", "Windows", "rebinned"]
+__all__ = [
+    "NEVER_OUT",
+    "Availability",
+    "Calm",
+    "Markov",
+    "Recorded",
+    "Stock",
+    "Supply",
+    "Windows",
+    "rebinned",
+]
 
 Floats = NDArray[np.float64]
 
-OUT_SECONDS = 1800.0
-"""How long a pool that is out of stock stays so in the mean."""
 MOST_PARTS = 32
 """Into which a long interval is cut."""
 BLOCK_SECONDS = 7200.0
@@ -67,6 +76,36 @@ class Calm:
 
 
 @dataclass(frozen=True)
+class Stock:
+    """How often a spot pool is out of stock, and for how long.
+
+    Args:
+        out_share: part of the time in which it is.
+        out_seconds: mean seconds until there are nodes again.
+        looks: what the share rests on, in independent looks at the pool; infinite: it is exact.
+
+    """
+
+    out_share: float = priors.OUT_SHARE
+    out_seconds: float = priors.OUT_SECONDS
+    looks: float = priors.LOOKS
+
+    @classmethod
+    def watched(cls, seconds: float, out: float, outs: float) -> Stock:
+        """What is known of a pool that was watched for so many seconds, and was out of stock in `out` of them.
+
+        It ran out `outs` times. A process of two states, watched for long, says as much of its share as independent
+        looks at intervals of twice the mean time in the shorter state.
+        """
+        mean = (priors.OUT_SECONDS * priors.OUTS + out) / (priors.OUTS + outs)
+        looks = priors.LOOKS + seconds / (2 * mean)
+        return cls((priors.OUT_SHARE * priors.LOOKS + min(out, seconds) / (2 * mean)) / looks, mean, looks)
+
+
+NEVER_OUT = Stock(out_share=0.0, looks=math.inf)
+
+
+@dataclass(frozen=True)
 class Markov:
     """Losses and stock-outs from rates and how well they are known.
 
@@ -74,58 +113,29 @@ class Markov:
         losses_per_hour: interruptions of one node and hour.
         losses_seen: what this rate rests on, in interruptions; infinite: it is exact.
         shock_share: part of the interruptions that come as shocks, in which a part `shock_size` of the nodes is lost.
-        out_share: part of the time in which the pool is out of stock.
-        requests_seen: what that rests on, in requests for nodes; infinite: it is exact.
-        out_seconds: mean seconds until there are nodes again.
-        out_now: whether the pool is out of stock at the beginning; None: as likely as `out_share`.
+        shock_size: also the part of the nodes that is lost when the pool runs out of stock.
+        stock: how often and for how long it is.
+        out_now: whether the pool is out of stock at the beginning; None: as likely as `stock` says.
 
     """
 
     losses_per_hour: float = 0.0
     losses_seen: float = math.inf
-    shock_share: float = 0.5
-    shock_size: float = 0.5
-    out_share: float = 0.0
-    requests_seen: float = math.inf
-    out_seconds: float = OUT_SECONDS
+    shock_share: float = priors.SHOCK_SHARE
+    shock_size: float = priors.SHOCK_SIZE
+    stock: Stock = NEVER_OUT
     out_now: bool | None = None
-
-    @classmethod
-    def seen(
-        cls,
-        losses_per_hour: float,
-        prior: float,
-        shock_size: float,
-        *,
-        losses: float = 0.0,
-        requests: float = 0.0,
-        unfulfilled: float = 0.0,
-        out_now: bool | None = None,
-    ) -> Markov:
-        """What a spot pool is taken to do: `prior` losses an hour were assumed before `losses` were seen.
-
-        Of the `requests` for nodes so many were `unfulfilled`.
-        """
-        weight = priors.REQUESTS + requests
-        return cls(
-            losses_per_hour,
-            priors.NODE_HOURS * max(prior, 0.01) + losses,
-            shock_size=shock_size,
-            out_share=(priors.OUT_SHARE * priors.REQUESTS + unfulfilled) / weight,
-            requests_seen=weight,
-            out_now=out_now,
-        )
 
     @property
     def mean(self) -> float:
         """The mean part of the limit that is there: out of stock, a part is lost at once."""
-        return 1.0 - self.out_share * self.shock_size
+        return 1.0 - self.stock.out_share * self.shock_size
 
     def supply(self, rng: np.random.Generator, runs: int, steps: int, step: float, limit: int) -> Supply:
         """Draw runs; see the module. Intervals are drawn in parts where stock-outs are shorter."""
-        if self.out_share <= 0 and not self.out_now:
+        if self.stock.out_share <= 0 and not self.out_now:
             return self._drawn(rng, runs, steps, step, limit)
-        parts = min(math.ceil(2 * step / self.out_seconds), MOST_PARTS)
+        parts = min(math.ceil(2 * step / self.stock.out_seconds), MOST_PARTS)
         fine = self._drawn(rng, runs, steps * parts, step / parts, limit)
         if parts == 1:
             return fine
@@ -173,13 +183,14 @@ class Markov:
         """(runs, steps) whether the pool is out of stock, and whether that begins here."""
         out = np.zeros((runs, steps), dtype=bool)
         begins = np.zeros((runs, steps), dtype=bool)
-        if self.out_share <= 0 and not self.out_now:
+        if self.stock.out_share <= 0 and not self.out_now:
             return out, begins
-        share = np.full(runs, min(self.out_share, 0.999))
-        if math.isfinite(self.requests_seen) and 0 < self.out_share < 1:
-            known = max(self.requests_seen, 1.0)
-            share = rng.beta(known * self.out_share, known * (1 - self.out_share), runs)
-        turns = 1 - np.exp(-step / self.out_seconds / np.maximum(1 - share, 1e-3))
+        stock = self.stock
+        share = np.full(runs, min(stock.out_share, 0.999))
+        if math.isfinite(stock.looks) and 0 < stock.out_share < 1:
+            looks = max(stock.looks, 1.0)
+            share = rng.beta(looks * stock.out_share, looks * (1 - stock.out_share), runs)
+        turns = 1 - np.exp(-step / stock.out_seconds / np.maximum(1 - share, 1e-3))
         ends, starts = (1 - share) * turns, share * turns
         now = rng.random(runs) < share if self.out_now is None else np.full(runs, self.out_now)
         chance = rng.random((runs, steps))
@@ -221,7 +232,7 @@ class Windows:
 
     traces: Sequence[tuple[Floats, Floats, float]]
     size: float
-    prior: Markov = Markov(out_share=priors.OUT_SHARE, requests_seen=priors.REQUESTS)
+    prior: Markov = Markov(stock=Stock())
     prior_windows: float = 0.25
     smoothing: float = 1.06  # Silverman's rule
 

@@ -1,1 +1,1 @@
-"""Telemetry: reads reports of coordinators, and exports metrics of the operator."""
+"""Telemetry: reads the reports of coordinators, of few jobs every 2 s and of very many less often."""

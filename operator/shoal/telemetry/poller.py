@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from shoal.errors import Unavailable
@@ -21,9 +21,11 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 2.0
 """The interval where few jobs are polled, and of a job whose last report or silence may call for action."""
-SLOWEST_POLL_SECONDS = 25.0
+SLOWEST_POLL_SECONDS = 22.0
+"""With the time that a read may take, less than `policy.facts.coordinator.FRESH_REPORT_SECONDS`: of a coordinator that
+answers there is always a report that counts."""
 POLLS_PER_SECOND = 40.0
-"""Of all jobs together, beyond which the interval of quiet jobs grows."""
+"""Of all jobs together, beyond which the interval of quiet and of unreachable jobs grows."""
 STALE_SECONDS = 60.0
 """A coordinator that was not reached for this long is reported, and its last report is old."""
 
@@ -38,10 +40,11 @@ class Seen:
 
 @dataclass(frozen=True)
 class Failing:
-    """A coordinator that cannot be reached: since when (the loop's clock), and the last error."""
+    """A coordinator that cannot be reached: since when (the loop's clock), the last error, and how often in a row."""
 
     since: float
     why: str
+    times: int = 1
     told: bool = False
 
 
@@ -117,6 +120,10 @@ class Poller:
 
     async def _poll(self, endpoint: Endpoint, wake: Callable[[bool], None]) -> None:
         shown: tuple[float, StatusReport] | None = None
+        if (
+            self._share > self._poll_seconds
+        ):  # a new leader follows all jobs at once, and first reads are handshakes
+            await asyncio.sleep(random.uniform(0.0, self._share))
         while True:
             began = self._now()
             try:
@@ -140,24 +147,32 @@ class Poller:
     def _is_news(self, report: StatusReport, shown_at: float, shown: StatusReport) -> bool:
         return self._now() - shown_at >= self._show_every and report != shown
 
+    @property
+    def _share(self) -> float:
+        """The interval at which all jobs together are polled POLLS_PER_SECOND times a second."""
+        return min(SLOWEST_POLL_SECONDS, len(self._followed) / POLLS_PER_SECOND)
+
     def _interval(self, uid: str) -> float:
-        """Seconds between polls of a job: more where very many jobs are quiet, so that their sum stays bounded."""
-        seen = self._seen.get(uid)
-        quiet = seen is not None and uid not in self._failing and not _suspicious(seen.report)
-        if not quiet:
-            return self._poll_seconds
-        share = len(self._followed) / POLLS_PER_SECOND
-        return min(SLOWEST_POLL_SECONDS, max(self._poll_seconds, share * random.uniform(0.9, 1.1)))
+        """Seconds between polls of a job: more where there are very many, so that their sum stays bounded.
+
+        A coordinator that cannot be reached is at first tried as often as where there are few: it may be restarting.
+        """
+        seen, failing = self._seen.get(uid), self._failing.get(uid)
+        slowest = max(self._poll_seconds, self._share * random.uniform(0.8, 1.0))
+        if failing is not None:
+            return min(slowest, self._poll_seconds * 2.0 ** min(failing.times - 1, 10))
+        return self._poll_seconds if seen is None or _suspicious(seen.report) else slowest
 
     def _fail(self, uid: str, began: float, why: str, wake: Callable[[bool], None]) -> None:
         known = self._failing.get(uid)
-        failing = self._failing[uid] = Failing(known.since if known else began, why)
+        if known is None:
+            self._failing[uid] = Failing(began, why)
+            return
         # Once when the last report becomes old, since nothing else may happen to the job.
-        if known is not None and not known.told and self._now() - failing.since >= STALE_SECONDS:
-            self._failing[uid] = replace(failing, told=True)
+        old = self._now() - known.since >= STALE_SECONDS
+        self._failing[uid] = Failing(known.since, why, known.times + 1, told=known.told or old)
+        if old and not known.told:
             wake(False)
-        elif known is not None:
-            self._failing[uid] = replace(failing, told=known.told)
 
     @staticmethod
     def _now() -> float:

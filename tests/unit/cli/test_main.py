@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from shoal import __version__
 from shoal.cli import main
+
+SIZING = Path(__file__).parents[3] / "examples" / "sizing"
 
 
 def test_version_without_installed_distribution_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,3 +25,25 @@ def test_version_without_installed_distribution_is_printed(monkeypatch: pytest.M
     result = CliRunner().invoke(main, ["--version"])
     assert result.exit_code == 0, result.output
     assert __version__ in result.output
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "missing", "extra"),
+    [
+        ("shoal.cli", ["plan", "-f", str(SIZING / "job.yaml")], "numpy", "sizing"),
+        ("shoal.cli", ["list"], "kubernetes", "client"),
+        ("shoal_trainer.cli", ["check", "examples/digits/digits.py:job"], "tensorflow", "trainer"),
+    ],
+)
+def test_a_command_whose_packages_are_missing_says_what_to_install(
+    module: str, words: list[str], missing: str, extra: str
+) -> None:
+    """As after `pip install '.[client]'`, or with no extra at all."""
+    gone = f"import sys; sys.modules[{missing!r}] = None; from {module} import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", gone, *words], capture_output=True, text=True, env=os.environ, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert f"pip install '.[{extra}]' in a checkout" in done.stderr
+    assert missing in done.stderr
+    assert "Traceback" not in done.stderr

@@ -25,6 +25,7 @@ class FakeApi(Api):
         """Whether nobody answers the next requests for an object."""
         self.changes: list[Json] = []
         """What the next watch tells."""
+        self.patches: list[Json] = []
         self.queries: list[Mapping[str, str]] = []
 
     def get(self, path: str, **query: str) -> Json:
@@ -57,12 +58,17 @@ class FakeApi(Api):
             raise error
         return created
 
+    def patch(self, path: str, body: Json) -> Json:
+        self.patches.append(body)
+        return self.objects[path]
+
     def delete(self, path: str) -> None:
         if self.objects.pop(path, None) is None:
             raise NotFound(f"{path} not found")
 
     def lines(self, path: str, query: Mapping[str, str], *, seconds: float | None = None) -> Iterator[str]:
-        del path, query, seconds
+        del path, seconds
+        self.queries.append(query)
         while self.changes:
             yield json.dumps({"type": "MODIFIED", "object": self.changes.pop(0)})
 

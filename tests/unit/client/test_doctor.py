@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from shoal.client.doctor import KINDS, RIGHTS, Cluster, diagnose
+from shoal.client.doctor import KINDS, RIGHTS, TAKEN, Cluster, diagnose, read
 
-NOW = datetime(2026, 11, 24, tzinfo=UTC)
 SPOT = {"cloud.google.com/gke-spot": "true"}
 
 
@@ -21,42 +19,62 @@ def node(name: str, gpus: int = 0, **labels: str) -> dict[str, Any]:
     }
 
 
-SCALED = {
-    "metadata": {"name": "l4"},
-    "spec": {"nodeSelector": SPOT, "price": {"perHour": 0.28}, "scaling": {"mode": "Scale"}},
-}
+def operator_of(namespace: str) -> dict[str, Any]:
+    """Its Deployment."""
+    containers = [
+        {"name": "proxy"},
+        {"name": "operator", "env": [{"name": "POD_NAME"}, {"name": "SHOAL_NAMESPACE", "value": namespace}]},
+    ]
+    return {
+        "metadata": {"namespace": "shoal-system", "name": "shoal"},
+        "spec": {"replicas": 2, "template": {"spec": {"containers": containers}}},
+        "status": {"readyReplicas": 2},
+    }
+
+
+def pool(ready: str = "True", message: str = "", **spec: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "l4"},
+        "spec": {"nodeSelector": SPOT, "price": {"perHour": 0.28}, **spec},
+        "status": {"nodes": 3, "conditions": [{"type": "Ready", "status": ready, "message": message}]},
+    }
+
+
+SCALED = pool(scaling={"mode": "Scale"})
 GOOD = Cluster(
     version={"major": "1", "minor": "36+", "gitVersion": "v1.36.2"},
     resources=KINDS,
     rights=dict.fromkeys(RIGHTS, True),
     namespace="team",
-    deployments=[
-        {
-            "metadata": {"namespace": "shoal-system", "name": "shoal"},
-            "spec": {"replicas": 2},
-            "status": {"readyReplicas": 2},
-        }
-    ],
+    deployments=[operator_of("")],
     leases=[
         {
             "metadata": {"namespace": "shoal-system", "name": "shoal"},
             "spec": {"holderIdentity": "shoal-1", "renewTime": "2026-11-23T23:59:58.000000Z"},
         }
     ],
+    renewed={("shoal-system", "shoal")},
     nodes=[node("safe"), node("spot", 1, **SPOT)],
     pools=[],
     classes=[
         {"metadata": {"name": "fast", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}}
     ],
-    now=NOW,
 )
 
 
 def test_nothing_is_wrong_with_a_good_cluster() -> None:
     checks = diagnose(GOOD)
     assert {each.state for each in checks} == {"ok"}
-    assert "shoal-1 works; it renewed its Lease 2s ago" in [each.message for each in checks]
+    assert "shoal-1 works: it renews its Lease" in [each.message for each in checks]
     assert "1 spot node for workers, 1 without a spot label for parameter servers" in [
+        each.message for each in checks
+    ]
+
+
+def test_an_operator_of_this_namespace_is_enough() -> None:
+    checks = diagnose(replace(GOOD, deployments=[operator_of("other"), operator_of("team")]))
+    assert {each.state for each in checks} == {"ok"}
+    assert "shoal-system/shoal: 2 of 2 replicas ready, for the namespace team" in [
         each.message for each in checks
     ]
 
@@ -72,7 +90,7 @@ AWAY = {"type": "Ready", "status": "Unknown"}
         ({"rights": dict.fromkeys(RIGHTS, False)}, "permissions", "warning", "roles edit and admin"),
         ({"deployments": []}, "operator", "broken", "jobs wait until an operator runs"),
         ({"deployments": None}, "operator", "unknown", ""),
-        ({"leases": [{**GOOD.leases[0], "spec": {}}]}, "leader", "broken", "logs deploy/shoal"),
+        ({"renewed": ()}, "leader", "broken", "logs deploy/shoal"),
         ({"nodes": [node("safe")]}, "nodes", "warning", "kubectl label node NODE cloud.google.com/gke-spot=true"),
         ({"nodes": [node("s", **SPOT)]}, "nodes", "warning", "parameterServers.capacity is Any"),
         (
@@ -83,10 +101,9 @@ AWAY = {"type": "Ready", "status": "Unknown"}
             {"nodes": [node("g", 0, **{"cloud.google.com/gke-accelerator": "nvidia-l4"}), node("safe")]},
             "accelerators", "broken", "device plugin",
         ),
-        (
-            {"pools": [{"metadata": {"name": "t4"}, "spec": {"nodeSelector": SPOT}}]},
-            "pools", "warning", "offered to no plan",
-        ),
+        ({"pools": [pool("False", "no node is in this pool")]}, "pools", "warning", "no node is in this pool"),
+        ({"pools": [pool() | {"status": {}}]}, "pools", "warning", "no operator has looked at it yet"),
+        ({"deployments": [operator_of("other")]}, "operator", "broken", "submit jobs to other, or"),
         ({"pools": [SCALED], "sizers": []}, "pools", "warning", "pools.enabled=true"),
         ({"classes": []}, "storage", "warning", "use a bucket"),
         (
@@ -142,3 +159,43 @@ def test_a_node_that_no_pod_may_use_is_not_counted(
     [found] = [each for each in diagnose(replace(GOOD, nodes=nodes, pools=pools)) if each.name == "nodes"]
     assert found.state == state
     assert words in found.message
+
+
+@pytest.mark.parametrize(
+    ("holder", "renewals", "waited"), [("shoal-1", 3, 3), ("shoal-1", 0, TAKEN), ("", 0, 0)]
+)
+def test_an_operator_works_if_its_lease_is_seen_to_change(holder: str, renewals: int, waited: int) -> None:
+    """ "Nobody holds the Lease" was said wherever the laptop's clock was 40 s ahead."""
+    seconds = 0.0
+
+    class Api:
+        namespace = "team"
+
+        def get(self, path: str) -> dict[str, Any]:
+            return {"resources": []} if path.startswith("/apis") else dict(GOOD.version)
+
+        def may(self, *_right: str, namespace: str) -> bool:
+            return namespace == "team"
+
+        def list(self, path: str, labelSelector: str = "") -> list[dict[str, Any]]:
+            if path.endswith("/deployments"):
+                return list(GOOD.deployments or ()) if labelSelector.endswith("=shoal") else []
+            spec = {
+                "holderIdentity": holder,
+                "renewTime": f"2001-01-01T00:00:{seconds // 3 if renewals else 0}",
+            }
+            of_a_node = {
+                "metadata": {"namespace": "kube-node-lease", "name": "a"},
+                "spec": {"holderIdentity": "a"},
+            }
+            return [{**(GOOD.leases or ())[0], "spec": spec}, of_a_node] if path.endswith("/leases") else []
+
+    def pause(by: float) -> None:
+        nonlocal seconds
+        seconds += by
+
+    api: Any = Api()
+    found = read(api, pause=pause)
+    assert seconds == waited
+    [leader] = [each for each in diagnose(found) if each.name == "leader"]
+    assert leader.state == ("ok" if renewals else "broken")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from shoal.api.training_job import MANAGED_BY
 from shoal.client.explain import Seen, explain
 from shoal.client.story import moments
 from tests.unit.policy.build import NOW, job, pod_manifest, stamp
@@ -139,6 +140,11 @@ def test_a_healthy_job_needs_no_explanation() -> None:
 STOOD = RUNNING | {"training": {"phase": "Training", "step": 9, "lastProgressTime": stamp(NOW)}}
 
 
+def test_a_command_that_helps_names_the_job() -> None:
+    [found] = explain(Seen(job(STOOD), [pod_manifest()], NOW + timedelta(minutes=10)))
+    assert "shoal logs digits --slot N" in found.help
+
+
 @pytest.mark.parametrize(
     ("generation", "status", "minutes", "words"),
     [
@@ -159,6 +165,14 @@ def test_nobody_watches_is_said_after_a_while(
     assert [words in each.why and "shoal doctor" in each.help for each in findings] == (
         [True] if words else []
     )
+
+
+@pytest.mark.parametrize(
+    ("manager", "others"), [(None, False), (MANAGED_BY, False), ("kueue.x-k8s.io/mk", True)]
+)
+def test_only_another_controllers_job_is_said_to_be_one(manager: str | None, others: bool) -> None:
+    findings = explain(Seen(job({"observedGeneration": 1}, managedBy=manager), (), NOW))
+    assert any("another controller manages this job" in each.why for each in findings) is others
 
 
 def test_a_batch_that_no_epoch_fills_is_named() -> None:

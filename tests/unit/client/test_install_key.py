@@ -94,7 +94,8 @@ def test_an_operator_that_was_not_restarted_gives_the_previous_key_still() -> No
     rotate(cluster, "key", now=NOW)
     cluster.pods["shoal-b"] = NOW - timedelta(days=1)
     with pytest.raises(
-        Refused, match=r"^shoal-b began before the rotation .* rollout restart deployment shoal"
+        Refused,
+        match=r"^shoal-b began before the rotation .* rollout restart deployment -l app",
     ):
         retire(cluster, "key")
     assert "previous-key" in cluster.fields()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -171,3 +172,32 @@ def test_epochs_that_the_log_lacks_are_told(
     assert len(Job(api, "digits").history()) == 100 - first
     assert len(caplog.records) == told
     assert all("Epochs 1 to 84 are no longer" in each.message for each in caplog.records)
+
+
+@pytest.mark.parametrize("change", [lambda job: job.scale(3), Job.suspend, Job.resume])
+def test_nothing_of_a_finished_job_is_changed(api: FakeApi, change: Callable[[Job], None]) -> None:
+    api.objects[PATH] = manifest("Succeeded", "2")
+    with pytest.raises(UsageError, match="digits has succeeded: a finished job does not change"):
+        change(Job(api, "digits"))
+    assert api.patches == []
+    api.objects[PATH] = manifest("Running", "3")
+    change(Job(api, "digits"))
+    assert len(api.patches) == 1
+
+
+def test_a_job_whose_workers_shoal_chooses_is_not_scaled(api: FakeApi) -> None:
+    spec = api.objects[PATH]["spec"]
+    spec |= {"elasticity": {"mode": "Auto"}}
+    with pytest.raises(UsageError, match=r"between workers.minReplicas and workers.maxReplicas"):
+        Job(api, "digits").scale(3)
+    assert api.patches == []
+    Job(api, "digits").suspend()
+    assert api.patches == [{"spec": {"suspend": True}}]
+
+
+@pytest.mark.parametrize(("tail", "asked"), [(None, None), (0, "0"), (7, "7")])
+def test_the_last_lines_of_a_log_may_be_none(api: FakeApi, tail: int | None, asked: str | None) -> None:
+    pod = pod_manifest(role="ps")
+    api.objects[f"/api/v1/namespaces/team/pods/{pod['metadata']['name']}"] = pod
+    list(Job(api, "digits").logs(tail=tail))
+    assert api.queries[-1].get("tailLines") == asked

@@ -10,7 +10,7 @@ import pytest
 from shoal.api.training_job import TrainingJob
 from shoal.client.manifest import Submission, manifests
 from shoal.errors import UsageError
-from shoal_trainer.contract import BATCH_SIZE
+from shoal_trainer.script import BATCH_SIZE
 
 
 @pytest.fixture
@@ -34,6 +34,19 @@ def test_code_in_a_file_travels_with_the_job(code: Path) -> None:
     assert made.job["spec"]["training"]["entrypoint"] == "digits:job"
     assert made.job["spec"]["workers"] == {"replicas": 4}
     TrainingJob.model_validate(made.job)
+
+
+def test_what_the_script_imports_from_beside_it_travels_too(code: Path) -> None:
+    (code / "digits.py").write_text("import helpers\njob = 1\n")
+    (code / "helpers.py").write_text("a = 1\n")
+    (code / "other.py").write_text("")
+    for files in ((), ("helpers.py",)):
+        made = manifests(submission(files=files))
+        assert made.code is not None
+        assert made.code["data"].keys() == {"digits.py", "helpers.py"}
+    (code / "helpers.py").write_text("a = \n")
+    with pytest.raises(UsageError, match=r"helpers\.py, line 1: invalid syntax"):
+        manifests(submission())
 
 
 def test_batches_are_those_of_a_local_run(code: Path) -> None:
@@ -65,6 +78,17 @@ def test_all_that_a_local_run_has_can_be_said(code: Path) -> None:
     assert training["initialFrom"] == {"uri": "s3://b/team/old/uid", "weightsOnly": True}
     assert (training["staleness"], training["dataTls"]) == ({"max": 0}, True)
     assert spec["parameterServers"]["snapshot"] == {"everySeconds": 60}
+
+
+def test_arguments_are_for_a_function(code: Path) -> None:
+    """Known here, before a worker of the cluster finds out."""
+    (code / "rated.py").write_text(
+        "from shoal_trainer import Training\n\ndef make(rate=1):\n    return Training(model=rate)\n\njob = make()\n"
+    )
+    assert manifests(submission(entrypoint="rated.py:make", args={"rate": 2}))
+    assert manifests(submission(entrypoint="rated.py:job"))
+    with pytest.raises(UsageError, match=r"rated.py:job is a Training, which takes no arguments"):
+        manifests(submission(entrypoint="rated.py:job", args={"rate": 2}))
 
 
 def test_names_are_new_each_time_and_short(code: Path) -> None:

@@ -13,7 +13,14 @@ import pytest
 from shoal.api.kube import Pod
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
-from shoal.cluster.reflector import FAILURES_BEFORE_RELIST, SILENCE_SECONDS, YIELD_BYTES, Reflector, Source
+from shoal.cluster.reflector import (
+    FAILURES_BEFORE_RELIST,
+    PAGE,
+    SILENCE_SECONDS,
+    YIELD_BYTES,
+    Reflector,
+    Source,
+)
 from shoal.cluster.transport import Answer, Query
 from shoal.errors import Unavailable
 from tests.unit.cluster.servers import SmallServer
@@ -196,6 +203,24 @@ async def test_unknown_field_of_a_newer_schema_is_ignored() -> None:
     assert {job.metadata.name for job in cache.all()} == {"a", "b"}
 
 
+async def test_unparsable_object_is_complained_about_once(caplog: pytest.LogCaptureFixture) -> None:
+    w = Watched()
+    w.server.set("bad", status={"conditions": "?"})
+    async with w.running():
+        for _ in range(3):
+            await w.reflector.refresh()
+        complaints = [each for each in caplog.records if each.levelname == "ERROR"]
+        assert len(complaints) == 1
+        w.server.set("bad", status={"conditions": "!"})
+        await asyncio.sleep(1)
+        assert len([each for each in caplog.records if each.levelname == "ERROR"]) == 2
+        uid = w.server.objects["bad"]["metadata"]["uid"]
+        assert w.cache.is_unread(uid)
+        w.server.set("bad", status={"phase": "Running"})
+        await asyncio.sleep(1)
+        assert not w.cache.is_unread(uid)
+
+
 async def test_unparsable_object_does_not_stop_the_others() -> None:
     w = Watched()
     w.server.set("a", status={"phase": "Running"})
@@ -371,3 +396,24 @@ async def test_large_batch_of_events_lets_others_have_the_loop_meanwhile() -> No
             passes += 1
     assert taken.total() == 400
     assert max(taken.values()) * 5000 <= YIELD_BYTES + 5000
+
+
+async def test_long_list_lets_others_have_the_loop_meanwhile() -> None:
+    """A page of 100 pods takes 5 ms, and one of 500 took 30 ms, and all of them together at the end."""
+    w = Watched()
+    passes, taken = 0, Counter[int]()
+    w.server.page_size = 10_000
+    for number in range(450):
+        w.server.set(f"pod-{number}")
+    w.reflector = Reflector(
+        w.server,
+        Source("/api/v1/pods", Pod, "shoal.dev/job"),
+        Cache(lambda _old, _new, _ours: taken.update([passes])),
+    )
+    w.server.delay = 0.01
+    async with w.running():
+        while not w.reflector.synced.is_set():
+            await asyncio.sleep(0.001)
+            passes += 1
+    assert taken.total() == 450
+    assert max(taken.values()) == PAGE

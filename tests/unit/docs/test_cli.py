@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import inspect
 import re
 
 from shoal.cli import _COMMANDS, main
 from shoal.cli.cluster import EXIT_CODES
 from shoal.client import Job
-from shoal.client.manifest import Submission
-from tests.unit.docs.pages import code, read, rows, section
+from shoal.client.manifest import Submission, manifests
+from tests.unit.docs.pages import ROOT, code, read, rows, section
 
 PAGE = read("docs/cli.md")
 
@@ -37,7 +39,19 @@ def test_the_notebook_uses_arguments_and_methods_that_exist() -> None:
     notebook = section(PAGE, "From a notebook")
     options = set(re.findall(r"(\w+)=", notebook.split("```")[1])) - {"storage"}
     assert options <= set(inspect.signature(Submission).parameters)
+    [call] = [
+        node
+        for node in ast.walk(ast.parse(notebook.split("```")[1].removeprefix("python")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "submit"
+    ]
+    given = {each.arg: ast.literal_eval(each.value) for each in call.keywords if each.arg}
+    with contextlib.chdir(ROOT / "examples" / "digits"):
+        made = manifests(Submission(entrypoint=ast.literal_eval(call.args[0]), **given))
+    assert made.job["spec"]["training"]["entrypoint"] == "digits:job"
     methods = set(re.findall(r"job\.(\w+)\(", notebook)) | set(
         re.findall(r"\.(\w+)\(", "".join(code(row[0])[0] for row in rows(notebook) if "Job." in row[0]))
     )
     assert methods <= set(dir(Job))
+    for row in rows(notebook):
+        for name, named in re.findall(r"\.(\w+)\((?:\w+, )?(\w+)=", "".join(code(row[0]))):
+            assert named in inspect.signature(getattr(Job, name)).parameters

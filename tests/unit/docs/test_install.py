@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
 
 from shoal.api.labels import SPOT_LABELS
-from tests.unit.docs.pages import code, read, rows, section
+from tests.unit.docs.pages import PAGES, ROOT, code, read, rows, section
 
 WHOLE = {"resources", "podSecurityContext", "securityContext", "labels"}
 """Values that are documented as one although their defaults have parts."""
@@ -27,6 +28,14 @@ def test_helm_values_and_defaults_match_the_chart() -> None:
     table = rows(section(read("charts/shoal/README.md"), "Values"))
     documented = {code(name)[0]: yaml.safe_load(code(default)[0]) for name, default, _ in table}
     assert documented == leaves(yaml.safe_load(read("charts/shoal/values.yaml")))
+
+
+def test_nobody_is_told_to_install_a_package_that_the_project_has_not_published() -> None:
+    """The name may be somebody else's in a registry: until there is a release, extras are those of a checkout."""
+    sources = [path for room in ("operator", "trainer_image") for path in (ROOT / room).rglob("*.py")]
+    texts = {path: path.read_text(encoding="utf-8") for path in [*PAGES, *sources]}
+    published = re.compile(r"""pip install (-\S+ )*["']?shoal\b""")
+    assert [str(path) for path, text in texts.items() if published.search(text)] == []
 
 
 def test_spot_labels_are_documented() -> None:

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from shoal.api.capacity_pool import CapacityPool
 from shoal.controllers.planning.metrics import PlanMetrics
 from shoal.controllers.trainingjob.metrics import JobMetrics
-from shoal.pools.metrics import PoolMetrics
+from shoal.pools.metrics import LEADING, PoolMetrics
 from shoal.runtime.metrics import Metrics
 from shoal_trainer.contract import (
     LogSums,
@@ -63,8 +63,8 @@ def test_operator_metrics_match_the_registry() -> None:
 
 
 def test_metrics_of_node_pools_match_the_registry() -> None:
-    metrics = Metrics()
-    runtime = {family.name for family in metrics.registry.collect()}
+    metrics = Metrics(LEADING)
+    runtime = {family.name for family in Metrics().registry.collect()}
     PoolMetrics(metrics).resizes.labels("Scale", "done")
     own = [family for family in metrics.registry.collect() if family.name not in runtime]
     assert documented("Node pools") == exported(own)

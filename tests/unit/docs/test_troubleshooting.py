@@ -1,9 +1,10 @@
-"""docs/reasons.md lists the reasons that the operator knows: of losses, and of Degraded."""
+"""docs/reasons.md lists the reasons that the operator knows: of losses, and of Degraded. Each has its advice."""
 
 from __future__ import annotations
 
 import re
 
+from shoal.client.explain import HELP
 from shoal.policy.facts.signals import CONDITIONS, DISRUPTION_REASONS, EVICTED_BY_KUEUE, TAINTS, Meaning
 from tests.unit.docs.pages import ROOT, read, section
 
@@ -22,3 +23,26 @@ def test_reasons_of_degraded_are_documented() -> None:
     reasons = set(re.findall(r'Reason\(\s*"([A-Z][A-Za-z]+)"', code))
     assert len(reasons) > 20
     assert {reason for reason in reasons if f"`{reason}`" not in read("docs/reasons.md")} == set()
+
+
+def test_each_reason_of_a_job_in_trouble_has_advice() -> None:
+    """In the table of `shoal explain`, or on the page that it names."""
+    conditions = section(read("docs/reasons.md"), "Conditions").split("\n- ")
+    told = {
+        each.split("`")[1]: each.partition("`True`: ")[2].partition("`False`:")[0] for each in conditions[1:]
+    }
+    reasons = {
+        reason
+        for kind in ("Degraded", "QuotaExceeded", "Stalled", "Failed")
+        for reason in re.findall(r"`([A-Z][A-Za-z]+)`", told[kind].partition("\n\n")[0])
+    } - {"Failed"}  # the name of the condition
+    failures = (
+        section(read("docs/reasons.md"), "Reasons of losses").partition("**failure**")[2].partition("\n\n")[0]
+    )
+    reasons |= set(re.findall(r"`([A-Z][A-Za-z]+)`", failures))
+    assert len(reasons) > 35
+    page = section(read("docs/troubleshooting.md"), "Problems and solutions")
+    entries = {
+        name for line in page.splitlines() for name in re.findall(r"[A-Z][A-Za-z]+", line.split(". *Do:*")[0])
+    }
+    assert sorted(reason for reason in reasons if reason not in HELP and reason not in entries) == []

@@ -8,7 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.page.memory import SAMPLES, Memory
+from shoal.api.training_job import TrainingJob
+from shoal.page.memory import FINISHED_SAMPLES, POINTS, SAMPLES, Memory
 from shoal.page.view import detail, overview
 from tests.unit.policy.build import NOW, job, stamp
 
@@ -89,6 +90,49 @@ def test_curves_keep_the_whole_life_in_bounded_memory() -> None:
     assert SAMPLES / 4 <= len(samples) < SAMPLES
     assert samples[0][0] == NOW.timestamp()
     assert samples[-1][0] >= (NOW + timedelta(seconds=2.9 * SAMPLES)).timestamp()
+
+
+def named(number: int, status: dict[str, Any]) -> TrainingJob:
+    one = job(status)
+    identity = {"name": f"job-{number}", "uid": f"uid-{number}"}
+    return one.model_copy(update={"metadata": one.metadata.model_copy(update=identity)})
+
+
+def test_a_job_that_has_ended_keeps_a_rough_curve() -> None:
+    memory = Memory()
+    for second in range(SAMPLES - 1):
+        memory.see([job(slots((0, "Running")))], NOW + timedelta(seconds=second))
+    complete = {"type": "Complete", "status": "True", "reason": "Complete", "lastTransitionTime": stamp(NOW)}
+    ended = job(slots((0, "Ended")) | {"conditions": [complete], "phase": "Succeeded"})
+    memory.see([ended], NOW + timedelta(seconds=SAMPLES))
+    samples = detail(ended, memory.of("team", "digits"), NOW)["samples"]
+    assert FINISHED_SAMPLES / 2 <= len(samples) <= FINISHED_SAMPLES
+    assert samples[0][0] == NOW.timestamp()
+
+
+def test_all_jobs_together_have_bounded_memory() -> None:
+    """2,000 jobs were half a gigabyte, in the process that replaces pods."""
+    memory, jobs = Memory(), [named(number, slots((0, "Running"))) for number in range(1000)]
+    for minute in range(250):
+        memory.see(jobs, NOW + timedelta(minutes=minute))
+        remembered = [memory.of("team", each.metadata.name) for each in jobs]
+        assert sum(each.size for each in remembered if each) <= POINTS
+    assert all(each is not None and each.size > 30 for each in remembered)
+
+
+def test_a_job_of_many_losses_gives_way_to_the_others() -> None:
+    memory = Memory()
+    few = [named(number, slots((0, "Running"))) for number in range(1, 100)]
+    lost = [
+        {"index": i % 50, "incarnation": i // 50, "state": "Ended", "endedAt": stamp(NOW)}
+        for i in range(3000)
+    ]
+    many = [named(-number, slots() | {"slots": lost}) for number in range(50)]
+    memory.see([*few, *many], NOW)
+    sizes = {each.metadata.name: found.size for each in [*few, *many]
+             if (found := memory.of("team", each.metadata.name)) is not None}  # fmt: skip
+    assert sum(sizes.values()) <= POINTS
+    assert {sizes[each.metadata.name] for each in few} == {2}
 
 
 def test_finish_has_a_band_as_wide_as_the_error_so_far() -> None:

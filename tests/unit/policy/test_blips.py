@@ -216,6 +216,23 @@ def test_after_a_pause_of_the_api_server_unknown_nodes_are_waited_for() -> None:
     assert of_pods(plan(late)) == ["CreatePod digits-worker-0-1"]
 
 
+def test_a_new_leader_asks_the_coordinator_before_it_believes_that_a_node_is_gone() -> None:
+    """It had no report yet, and replaced a worker that trained on."""
+    world = running_world()
+    unknown(world, "spot-1")
+    world.pods["digits-ps-0-0"]["status"]["podIP"] = "10.0.0.1"
+    first = replace(world.observation(), report=None)
+    made = plan(first)
+    assert of_pods(made) == []
+    assert made.wake_after is not None
+    assert made.wake_after <= 1.0
+    assert made.status.restarts.disruptions == 0
+    unreachable = replace(first, unreachable_because="connection refused", unreachable_seconds=1.0)
+    assert of_pods(plan(unreachable)) == ["CreatePod digits-worker-1-1"]
+    heard(world, (0, 0), (1, 0), (2, 0))
+    assert of_pods(plan(world.observation())) == []
+
+
 # --- absence is weak evidence -----------------------------------------------------------------------------------------
 
 

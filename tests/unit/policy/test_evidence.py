@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.api.kube import Pod
+from shoal.policy.facts.coordinator import FRESH_REPORT_SECONDS
 from shoal.policy.model import CreatePod, Plan
 from shoal.policy.plan import plan
 from tests.unit.policy import build
@@ -35,7 +36,7 @@ def test_exit_0_without_a_fresh_report_is_not_a_failure() -> None:
     world = running_world(workers=8, spot_nodes=8, spec={"runPolicy": {"backoffLimit": 3}})
     for i in range(3):
         world.kill_pod(f"digits-worker-{i}-0", 0)
-    world.report_age = 16.0
+    world.report_age = FRESH_REPORT_SECONDS + 1
     world.reconcile()
     for _ in range(10):
         world.tick(seconds=31)
@@ -77,7 +78,7 @@ def test_silent_worker_stays_silent_until_reported_active(coordinator: str) -> N
     world.hush("digits-worker-0-0")
     assert made(world.reconcile()) == ["digits-worker-0-1"]
     if coordinator == "unreachable":
-        world.report_age = 16.0
+        world.report_age = FRESH_REPORT_SECONDS + 1
     else:
         world.report = build.report(phase="Starting")
     for _ in range(3):

@@ -78,17 +78,20 @@ def test_autopilot_admits_every_pod(
     affinity = made["spec"]["affinity"].get("nodeAffinity", {"required": {"nodeSelectorTerms": []}})
     found = [term for rule in affinity.values() for term in rule["nodeSelectorTerms"]]
     assert {e["key"] for term in found for e in term["matchExpressions"]} <= AUTOPILOT_KEYS
+    assert not any("matchFields" in term for term in found)
     assert not made["spec"].get("nodeSelector")
     assert not any(made["spec"].get(field) for field in ("hostNetwork", "hostPID", "hostIPC"))
     assert not any("hostPath" in volume for volume in made["spec"]["volumes"])
 
 
 def test_excluded_nodes_are_named_where_that_is_admitted() -> None:
-    where = Where("Spot", excluded=("node-1",))
+    where = Where("Spot", excluded=("node-1", "node-2"))
     (term,) = terms(manifests.pod(build.job(), Place("worker", 0, 0), build.IMAGES, where, GKE))
-    assert {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["node-1"]} in term[
-        "matchExpressions"
-    ]
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in where.excluded]
+    assert term["matchFields"] == fields
+    assert term["matchExpressions"], "it asks for spot nodes, too"
+    (term,) = terms(manifests.pod(build.job(), Place("worker", 0, 0), build.IMAGES, where, KARPENTER))
+    assert "matchFields" not in term
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from shoal.api.capacity_pool import CapacityPool
 from shoal.controllers.trainingjob.claims import holdings
+from shoal.manifests.platforms import AUTOPILOT, GKE, KARPENTER, Platform
 from shoal.policy.model import CreatePod, Observation, Plan, Proposal
 from shoal.policy.plan import plan
 from tests.unit.policy import build
@@ -109,6 +110,12 @@ class Pools(World):
                 label = pod["metadata"]["labels"].get("shoal.dev/pool", "")
                 found[label] = found.get(label, 0) + 1
         return found
+
+    def at_work(self) -> int:
+        """Slots with a worker that runs and is not asked to end."""
+        pods = map(self.pod, self.pods)
+        stays = [pod.place for pod in pods if pod.running and not pod.metadata.deletion_timestamp]
+        return len({place.index for place in stays if place is not None and place.role == "worker"})
 
     def propose(self, counts: dict[str, int], *, age: int = 3600, **more: Any) -> None:
         since = self.now - timedelta(seconds=age)
@@ -496,6 +503,18 @@ def test_plan_leaves_an_exhausted_pool_in_which_workers_wait_without_delay() -> 
     assert world.by_pool() == {"a": 1, "b": 2}
 
 
+def test_plan_that_waits_for_an_exhausted_pool_with_fewer_workers_shrinks_late() -> None:
+    """It leaves the pool for no other: a request less helps nobody, and the next plan may want it again."""
+    world = auto(nodes={"a": 1, "b": 3})
+    world.pools["a"] = pool("a", status=EXHAUSTED)
+    world.propose({"a": 1}, age=0)
+    world.settle()
+    assert world.status["plan"]["pools"] == {"a": 2}
+    world.propose({"a": 1}, age=301)
+    world.settle()
+    assert world.status["plan"]["pools"] == {"a": 1}
+
+
 def test_workers_that_are_too_many_work_until_the_others_have_their_nodes() -> None:
     """A plan of fewer workers, all of them in a pool that was just taken, would leave the job without any."""
     world = auto(nodes={"a": 2, "od": 2})
@@ -621,11 +640,14 @@ def test_plan_with_fewer_workers_than_the_least_is_not_carried_out() -> None:
     assert "no pool has a price" in world.condition("PlanReady")["message"]
 
 
-def test_workers_of_a_planned_pool_that_is_not_seen_stay() -> None:
+@pytest.mark.parametrize("proposed", [False, True])
+def test_workers_of_a_planned_pool_that_is_not_seen_stay(proposed: bool) -> None:
+    """It may be deleted only to be made again."""
     world = auto()
     world.propose({"a": 2, "b": 2})
     world.settle()
-    world.proposal = None
+    if not proposed:
+        world.proposal = None
     b = world.pools.pop("b")
     for _ in range(3):
         world.reconcile()
@@ -634,6 +656,57 @@ def test_workers_of_a_planned_pool_that_is_not_seen_stay() -> None:
     world.pools["b"] = b
     world.settle()
     assert world.status["plan"]["revision"] == 2
+
+
+@pytest.mark.parametrize("least", [0, 1])
+@pytest.mark.parametrize("proposed", [None, {"a": 4}, {"a": 2, "b": 2}, {"b": 3}])
+def test_workers_move_out_of_a_pool_that_leaves_the_job_when_their_successors_run(
+    proposed: dict[str, int] | None, least: int
+) -> None:
+    """The planner has not heard of the change yet, or has: no worker ends before its successor runs."""
+    world = auto(replicas=4, minReplicas=least, pools=["a"])
+    assert world.by_pool() == {"a": 4}
+    if proposed is not None:
+        world.propose(proposed, age=0)
+    world.manifest["spec"]["workers"]["pools"] = ["b"]
+    for _ in range(12):
+        world.reconcile()
+        assert sum(world.status["plan"]["pools"].values()) == 4
+        assert world.at_work() == 4
+        world.tick(0.5)
+    world.settle()
+    assert world.by_pool() == {"b": 4}
+    assert "workers.pools" in world.status["plan"]["reason"]
+    assert world.status["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}
+
+
+def test_workers_follow_the_first_server_to_another_zone() -> None:
+    zones = {"a": "z1", "b": "z2"}
+    world = Pools(
+        *(pool(name, zone=zone) for name, zone in zones.items()),
+        nodes={"a": 4, "b": 4}, replicas=2, zonePolicy="Same", elasticity=AUTO,
+    )  # fmt: skip
+    for node, zone in (("safe-0", "z1"), ("safe-1", "z2")):
+        world.nodes[node]["metadata"]["labels"]["topology.kubernetes.io/zone"] = zone
+    world.settle()
+    assert world.by_pool() == {"a": 2}
+    world.propose({"a": 2})
+    world.notice("safe-0")
+    world.settle()
+    assert world.by_pool() == {"b": 2}
+
+
+def test_proposal_with_the_new_pools_decides_where_workers_of_a_pool_that_leaves_go() -> None:
+    world = auto(replicas=4, pools=["a"])
+    world.manifest["spec"]["workers"]["pools"] = ["b", "od"]
+    world.propose({"od": 5}, age=0)
+    world.settle()
+    assert world.by_pool() == {"od": 5}
+    assert not any(
+        pod["spec"]["nodeSelector"] == {"pool": "b"}
+        for pod in world.pods.values()
+        if "nodeSelector" in pod["spec"]
+    )
 
 
 def test_infeasible_plan_is_told() -> None:
@@ -678,6 +751,26 @@ def test_usage_and_cost_are_counted() -> None:
     assert world.status["poolUsage"]["a"] == usage
 
 
+@pytest.mark.parametrize(
+    ("cores", "others", "saved"), [(8, (2, 8), 7.0), (8, (2, 4), 0.0), (None, (2, None), 0.0)]
+)
+def test_savings_without_accelerators_are_against_nodes_with_as_many_cores(
+    cores: int | None, others: tuple[int | None, ...], saved: float
+) -> None:
+    """Of 64 cores they were against the price of 2."""
+
+    def of(name: str, kind: str, price: float, cores: int | None) -> CapacityPool:
+        return pool(name, kind, price, accelerator=None, **({"cores": cores} if cores else {}))
+
+    offers = [of(f"od-{i}", "OnDemand", 2 + 6 * i, each) for i, each in enumerate(others)]
+    world = Pools(of("a", "Spot", 1, cores), *offers, nodes={"a": 1}, replicas=1)
+    world.settle()
+    world.now += timedelta(hours=1)
+    world.reconcile()
+    hours = world.status["poolUsage"]["a"]["nodeSeconds"] / 3600
+    assert float(world.status["cost"]["savedVersusOnDemand"]) == pytest.approx(saved * hours, abs=1e-5)
+
+
 def test_node_counts_from_the_start_of_its_pod_and_not_from_when_that_was_recorded() -> None:
     """No write tells at once that a worker has a node, and an operator that starts again may see it a minute later."""
     world = Pools(pool("a", price=3.6), nodes={"a": 5}, replicas=2)
@@ -692,6 +785,37 @@ def test_node_counts_from_the_start_of_its_pod_and_not_from_when_that_was_record
     world.tick(70.0)
     world.reconcile()
     assert world.status["poolUsage"]["a"]["nodeSeconds"] == seconds + 140
+
+
+@pytest.mark.parametrize(("sign", "hours"), [("none", 0), ("container", 3), ("coordinator", 5)])
+def test_nodes_that_went_while_no_operator_ran_count_up_to_the_last_sign_of_their_workers(
+    sign: str, hours: int
+) -> None:
+    """Each was charged for the whole time: cost over `maxCost`, and an interruption rate that was too low."""
+    world = Pools(pool("a", price=3.6), nodes={"a": 3}, replicas=3)
+    world.settle()
+    before = world.status["poolUsage"]["a"]["nodeSeconds"]
+    since = datetime.fromisoformat(world.status["countedUntil"])
+    world.now = since + timedelta(hours=8)
+    for name in ("digits-worker-0-0", "digits-worker-1-0"):
+        pod = world.pods.pop(name)
+        del world.nodes[pod["spec"]["nodeName"]]
+        if sign == "container":
+            pod["status"]["phase"] = "Failed"
+            end = build.ended(143)
+            end["terminated"]["finishedAt"] = build.stamp(since + timedelta(hours=hours))
+            pod["status"]["containerStatuses"][0]["state"] = end
+            world.pods[name] = pod
+    if sign == "coordinator":
+        silent = {"state": "Fenced", "incarnation": 0, "last_seen_seconds": 3600.0 * (8 - hours) - 20}
+        active = {"slot": 2, "incarnation": 0, "state": "Active"}
+        world.report = build.report(workers=[*({"slot": slot, **silent} for slot in range(2)), active])
+        world.report_age = 20.0
+    world.reconcile()
+    counted = world.status["poolUsage"]["a"]["nodeSeconds"] - before
+    assert counted - 8 * 3600 == pytest.approx(2 * max(hours * 3600, 60), abs=4)  # and the one that stayed
+    spent = float(world.status["cost"]["accumulated"])
+    assert spent == pytest.approx((before + counted) * 3.6 / 3600, abs=1e-3)
 
 
 def test_nodes_are_counted_to_the_end_of_the_job_and_cost_nothing_then() -> None:
@@ -720,11 +844,13 @@ def test_interruptions_and_shocks_are_counted_by_pool() -> None:
     world.settle()
     usage = world.status["poolUsage"]["a"]
     assert (usage["interruptions"], usage["shocks"]) == (2, 1)
+    assert (usage["inShocks"], usage["atShocks"]) == (2, 3)
     world.now += timedelta(seconds=100)
     world.notice(world.pods["digits-worker-0-1"]["spec"]["nodeName"])
     world.settle()
     usage = world.status["poolUsage"]["a"]
     assert (usage["interruptions"], usage["shocks"]) == (3, 1)
+    assert (usage["inShocks"], usage["atShocks"]) == (2, 3)
 
 
 steps = st.lists(
@@ -801,11 +927,21 @@ def test_node_on_which_workers_fail_is_avoided_for_a_while() -> None:
     (manifest,) = created(made)
     required = manifest["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert required["nodeSelectorTerms"] == [
-        {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["a-0"]}]}
+        {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["a-0"]}]}
     ]
     world.now += timedelta(seconds=601)
     world.reconcile()
     assert world.status["excludedNodes"] == []
+
+
+@pytest.mark.parametrize(("platform", "told"), [(GKE, True), (KARPENTER, False), (AUTOPILOT, False)])
+def test_no_node_is_said_to_be_avoided_where_pods_may_not_name_it(platform: Platform, told: bool) -> None:
+    world = Pools(pool("a"), nodes={"a": 1}, replicas=1, nodeExclusion={"failuresBeforeExclude": 1})
+    world.settle()
+    world.kill_pod("digits-worker-0-0", 1)
+    made = plan(replace(world.observation(), platform=platform))
+    assert ("NodeExcluded" in {each.reason for each in made.events}) is told
+    assert bool(made.status.excluded_nodes) is told
 
 
 # --- whatever happens -------------------------------------------------------------------------------------------------
@@ -893,23 +1029,25 @@ def test_plan_that_goes_back_before_others_run_takes_its_workers_back(
 
 @settings(max_examples=60, deadline=None)
 @given(
+    st.sampled_from(["Manual", "Auto"]),
     st.lists(
         st.sampled_from(
             [
                 ("onDemandBase", 1), ("onDemandBase", 0), ("pools", ["b", "a", "od"]), ("pools", ["a", "od"]),
+                ("pools", ["b", "od"]),
                 ("pools", ["a", "b", "od"]), ("replicas", 4), ("replicas", 2), ("fallback", FALLBACK),
                 ("nodeExclusion", {"failuresBeforeExclude": 2, "cooldownSeconds": 60}), ("zonePolicy", "Preferred"),
                 ("zonePolicy", "Any"), ("maxSurge", 1), ("maxSurge", "100%"),
             ]
         ),
         max_size=10,
-    )
+    ),
 )  # fmt: skip
 def test_changed_fields_of_a_running_job_take_effect_and_count_nothing(
-    changes: list[tuple[str, Any]],
+    mode: str, changes: list[tuple[str, Any]]
 ) -> None:
     """And where they end as they began, so do the number of workers and the place of those on demand."""
-    world = auto(elasticity={"mode": "Manual"})
+    world = auto(elasticity={"mode": mode})
     first = dict(world.manifest["spec"]["workers"])
     for field, value in [*changes, *first.items()]:
         world.manifest["spec"]["workers"][field] = value

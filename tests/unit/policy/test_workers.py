@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 
 from shoal.policy.decide.workers import max_surge
+from shoal.policy.facts.coordinator import FRESH_REPORT_SECONDS
 from shoal.policy.model import CreatePod, NameConflict, Plan, Refusal, RefusalKind
 from shoal.policy.plan import plan
 from shoal_trainer.contract import WorkerReport, WorkerState
@@ -190,7 +191,7 @@ def test_silence_in_an_old_report_is_ignored() -> None:
     seen = world.observation()
     late = build.observe(
         seen.job, *seen.pods, services=seen.services, existing=seen.existing, nodes=seen.nodes,
-        report=build.report([(0, 0)]), report_age=16.0,
+        report=build.report([(0, 0)]), report_age=FRESH_REPORT_SECONDS + 1,
     )  # fmt: skip
     assert names(plan(late)) == []
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from shoal.api.capacity_pool import EksNodegroup
+from shoal.api.capacity_pool import CapacityPool, EksNodegroup
+from shoal.cluster.transport import Wrapper
 from shoal.errors import ScalingError
-from shoal.pools.eks import AUTOSCALER_TAG, EksDriver
+from shoal.pools.eks import AUTOSCALER_TAG, EksDriver, eks_client
 from shoal.pools.rules import Pace, Target
+from shoal.pools.subject import drivers, subject_of
 
 GROUP = EksNodegroup(region="eu-west-1", cluster="training", nodegroup="spot-l4")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
@@ -61,7 +65,50 @@ def create(client: Any, tags: dict[str, str] | None = None) -> None:
 
 @pytest.fixture
 def driver() -> EksDriver:
-    return EksDriver(GROUP, Pace())
+    return EksDriver(GROUP, Pace(), eks_client)
+
+
+async def test_without_its_client_it_says_what_to_install(
+    driver: EksDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("boto3", "botocore.config", "botocore.exceptions"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ScalingError, match=r"pip install '\.\[pools\]'") as error:
+        await driver.read()
+    assert error.value.reason == "NotInstalled"
+
+
+async def test_without_credentials_it_says_where_they_come_from(
+    driver: EksDriver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(ScalingError, match="IRSA") as error:
+        await driver.read()
+    assert error.value.reason == "Forbidden"
+
+
+async def test_all_groups_of_a_region_share_one_client(eks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One was made for each call, in four threads at once, of boto3's default session."""
+    create(eks)
+    made: list[str] = []
+    monkeypatch.setattr(
+        "shoal.pools.subject.eks_client", lambda region: made.append(region) or eks_client(region)
+    )
+    make = drivers(Wrapper(None))  # type: ignore[arg-type]
+    spec = {
+        "capacityType": "Spot",
+        "limits": {"nodes": 9},
+        "accelerator": {"name": "nvidia-l4", "count": 1},
+        "scaling": {"mode": "Cloud", "cloud": {"eks": GROUP.model_dump(by_alias=True)}},
+    }
+    pool = CapacityPool.model_validate({"metadata": {"name": "l4"}, "spec": spec})
+    subject = subject_of(pool.spec.scaling)
+    assert subject is not None
+    for _ in range(3):
+        assert (await make(pool, subject).read()).nodes == 2
+    assert made == [GROUP.region]
 
 
 async def test_size_and_limits_are_read(eks: Any, driver: EksDriver) -> None:

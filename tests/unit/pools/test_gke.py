@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent import futures
@@ -13,7 +14,7 @@ import pytest
 
 from shoal.api.capacity_pool import GkeNodePool
 from shoal.errors import Busy, ScalingError
-from shoal.pools.gke import Gke, GkeDriver, compute
+from shoal.pools.gke import Gke, GkeDriver, compute, gke_clients
 from shoal.pools.rules import Pace, Target
 
 pytest.importorskip("google.cloud.container_v1", reason="the extra `pools` is not installed")
@@ -95,11 +96,9 @@ def cloud() -> Iterator[Cloud]:
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     channel = grpc.insecure_channel(f"127.0.0.1:{port}")
-    session = requests.Session()
     clusters = container_v1.ClusterManagerClient(transport=ClusterManagerGrpcTransport(channel=channel))
-    cloud.clients = Gke(clusters, compute(session))  # type: ignore[attr-defined]
+    cloud.clients = Gke(clusters, compute(requests.Session))  # type: ignore[attr-defined]
     yield cloud
-    session.close()
     channel.close()
     server.stop(0).wait()
     web.shutdown()
@@ -109,6 +108,14 @@ def cloud() -> Iterator[Cloud]:
 
 def driver(cloud: Any, pool: GkeNodePool = POOL) -> GkeDriver:
     return GkeDriver(pool, Pace(), lambda: cloud.clients)
+
+
+async def test_without_its_client_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("google.auth", "google.cloud.container_v1", "google.api_core"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ScalingError, match=r"pip install '\.\[pools\]'") as error:
+        await GkeDriver(POOL, Pace(), gke_clients).read()
+    assert error.value.reason == "NotInstalled"
 
 
 async def test_a_regional_pool_is_sized_in_steps_of_its_zones(cloud: Cloud) -> None:

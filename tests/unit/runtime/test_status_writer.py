@@ -50,3 +50,25 @@ async def test_the_cache_is_read_again_when_one_version_conflicts_twice() -> Non
     await write("9", Answer(200, at("10").model_dump_json(by_alias=True).encode()))
     await write("10", CONFLICT)
     assert stale == [1]
+
+
+async def test_the_cache_is_read_again_ever_less_often_where_that_does_not_help() -> None:
+    """One object was a list of all of them each second, for ever."""
+    server, stale = Server(), []
+    cache: Cache[TrainingJob] = Cache(lambda _old, _new, _ours: None)
+    writer = StatusWriter(server, cache, TrainingJob, on_stale=lambda: stale.append(1))
+    for _ in range(3600):
+        server.answers = [CONFLICT]
+        await writer.write(at("7"), at("7").status)
+    assert len(stale) == 11
+
+
+async def test_nothing_is_written_to_an_object_that_cannot_be_read_any_more() -> None:
+    cache: Cache[TrainingJob] = Cache(lambda _old, _new, _ours: None)
+    writer = StatusWriter(Server(), cache, TrainingJob)
+    job = at("7")
+    cache.put(job)
+    assert cache.leave_unread(job.metadata.uid, 8)
+    assert await writer.write(job, job.status) is None
+    cache.put(at("9"))
+    assert writer.can_write(job)

@@ -8,8 +8,10 @@ from collections import Counter
 import pytest
 
 from shoal.errors import Unavailable
-from shoal.telemetry.coordinator import Endpoint
-from shoal.telemetry.poller import STALE_SECONDS, Poller
+from shoal.policy.decide.records import DONE_PATIENCE
+from shoal.policy.facts.coordinator import FRESH_REPORT_SECONDS
+from shoal.telemetry.coordinator import TIMEOUT_SECONDS, Endpoint
+from shoal.telemetry.poller import SLOWEST_POLL_SECONDS, STALE_SECONDS, Poller
 from shoal_trainer.contract import Phase, StatusReport, WorkerReport, WorkerState
 
 pytestmark = pytest.mark.looptime
@@ -156,4 +158,42 @@ async def test_polls_of_very_many_quiet_jobs_are_bounded_and_suspicion_is_polled
     await asyncio.sleep(60)
     assert len(coordinator.requests) <= 60 * 80
     assert coordinator.requests.count("0") >= 28
+    await poller.close()
+
+
+async def test_report_of_a_coordinator_that_answers_is_evidence_however_many_jobs_there_are() -> None:
+    """With 600 jobs and more it was regularly too old, and workers that were heard were replaced.
+
+    A read may take its time-out twice, while the install key is rotated. What was reported before a worker's exit says
+    nothing about it.
+    """
+    assert SLOWEST_POLL_SECONDS + 2 * TIMEOUT_SECONDS < FRESH_REPORT_SECONDS <= DONE_PATIENCE.total_seconds()
+    coordinator = Coordinator()
+    coordinator.report = report(1)
+    poller = Poller(coordinator)
+    for number in range(2000):
+        poller.follow(Endpoint(str(number), "10.0.0.1", "token", "certificate"), lambda _urgent: None)
+    await asyncio.sleep(SLOWEST_POLL_SECONDS + 1)
+    for _ in range(60):
+        await asyncio.sleep(1)
+        assert max(poller.latest(str(number))[1] for number in range(2000)) <= SLOWEST_POLL_SECONDS
+    await poller.close()
+
+
+async def test_very_many_coordinators_that_cannot_be_reached_are_asked_ever_less_often() -> None:
+    """A NetworkPolicy without the coordinators' port was 330 attempts a second for 1,000 jobs, for ever."""
+    coordinator = Coordinator()
+    poller = Poller(coordinator)
+    for number in range(1000):
+        poller.follow(Endpoint(str(number), "10.0.0.1", "token", "certificate"), lambda _urgent: None)
+    most = 0
+    for _ in range(10):
+        coordinator.requests.clear()
+        await asyncio.sleep(1)
+        most = max(most, len(coordinator.requests))
+    assert most < 300, "a new leader does not ask all at once"
+    await asyncio.sleep(60)
+    coordinator.requests.clear()
+    await asyncio.sleep(60)
+    assert len(coordinator.requests) <= 60 * 60
     await poller.close()

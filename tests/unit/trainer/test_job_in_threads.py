@@ -15,6 +15,7 @@ from sklearn.model_selection import train_test_split
 
 from shoal_trainer import Indexed, Training
 from shoal_trainer.contract import JobIdentity, Role, RuntimeConfig, Shard, SnapshotPolicy, StopAfter
+from shoal_trainer.coordinator import report
 from shoal_trainer.coordinator.http import ControlServer
 from shoal_trainer.errors import Fenced
 from shoal_trainer.security import create_secret_dir
@@ -129,7 +130,7 @@ class Job:
     def wait(self, condition, seconds=120):
         deadline, turn = time.monotonic() + seconds, threading.Event()
         while not condition():
-            assert time.monotonic() < deadline, self.server.service.coordinator.status()
+            assert time.monotonic() < deadline, report.status(self.server.service.coordinator)
             turn.wait(0.02)
 
     def samples(self):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import subprocess
 import threading
 import time
 import zipfile
@@ -92,6 +93,23 @@ def test_run_that_is_stopped_before_its_first_step_has_none(tmp_path, monkeypatc
     with LocalRun(LocalJob("absent:job", storage_uri=(tmp_path / "runs").as_uri())) as run:
         assert not run.suspend()
         assert all(each.popen.poll() is not None for each in run.processes)
+
+
+def test_run_that_is_interrupted_while_it_starts_leaves_nothing(tmp_path, monkeypatch):
+    started, popen = [], subprocess.Popen
+
+    def interrupted(*arguments, **options):
+        if len(started) == 2:
+            raise KeyboardInterrupt
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    run = LocalRun(LocalJob("absent:job", workers=3, storage_uri=tmp_path.as_uri()))
+    with pytest.raises(KeyboardInterrupt), run:
+        raise AssertionError("it has started")
+    assert [each.poll() is not None for each in started] == [True, True]
+    assert not (run.logs / "secret").exists()
 
 
 def test_exported_model_is_the_one_that_was_evaluated_as_the_best(tmp_path, monkeypatch):

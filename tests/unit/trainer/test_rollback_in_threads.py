@@ -18,6 +18,7 @@ from shoal_trainer.contract import (
     Staleness,
     StopAfter,
 )
+from shoal_trainer.coordinator import report
 from shoal_trainer.data.arrays import Arrays
 from shoal_trainer.errors import Fenced
 from shoal_trainer.run.watch import describe_data
@@ -141,7 +142,10 @@ class Job:
     def wait(self, condition, seconds=50):
         deadline, turn = time.monotonic() + seconds, threading.Event()
         while not condition():
-            assert time.monotonic() < deadline, (self.servers[0].service.coordinator.status(), self.errors)
+            assert time.monotonic() < deadline, (
+                report.status(self.servers[0].service.coordinator),
+                self.errors,
+            )
             turn.wait(0.01)
 
     def finish(self):
@@ -237,7 +241,7 @@ def test_one_bad_batch_rolls_back_all_workers_once(start, shards, steps_per_push
     job.snapshot()
     job.bad_batches = 1
     message = job.finish()
-    status = job.servers[0].service.coordinator.status()
+    status = report.status(job.servers[0].service.coordinator)
     assert (status.rollbacks, message.data.lost, message.data.repeated) == (1, BATCH, 0)
     assert [server.shard.history.generation for server in job.servers.values()] == [1] * shards
     assert all(worker.loop.upstream.generation == 1 for worker, _ in job.workers.values())
@@ -262,7 +266,7 @@ def test_repeated_divergence_fails_the_job(start):
     assert isinstance(job.errors[0], UserError)
     assert "rolled back 3 times" in str(job.errors[0])
     assert "learning rate" in str(job.errors[0])
-    assert job.servers[0].service.coordinator.status().rollbacks == 3
+    assert report.status(job.servers[0].service.coordinator).rollbacks == 3
 
 
 def test_divergence_before_the_first_snapshot_fails_the_job(start):
@@ -280,7 +284,7 @@ def test_divergence_during_a_server_outage_rolls_back(start):
     job.kill_server(0, lambda: setattr(job, "bad_batches", 1))
     job.may_end.set()
     message = job.finish()
-    assert job.servers[0].service.coordinator.status().rollbacks == 1
+    assert report.status(job.servers[0].service.coordinator).rollbacks == 1
     assert message.data.lost == BATCH
     exact(job, message)
 
@@ -297,7 +301,7 @@ def test_server_lost_after_a_rollback_restarts_in_its_generation(start, index):
     job.wait(lambda: job.servers[index].shard.history.generation == 1)
     job.may_end.set()
     message = job.finish()
-    assert job.servers[0].service.coordinator.status().rollbacks == 1
+    assert report.status(job.servers[0].service.coordinator).rollbacks == 1
     assert message.data.lost == BATCH
     exact(job, message)
 

@@ -23,6 +23,7 @@ from shoal_trainer.contract import (
     StopAfter,
     TerminationMessage,
 )
+from shoal_trainer.coordinator import report
 from shoal_trainer.coordinator.protocol import DataSpec, Join, Leave, Pushes, TaskDone
 from shoal_trainer.coordinator.reconciler import pushes_of
 from shoal_trainer.errors import Fenced, Overtaken, ProtocolError, Unreachable
@@ -34,6 +35,7 @@ from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.termination.message import TERMINATION_LOG_ENV
 from shoal_trainer.wire.messages import AnswerMeta, ModelSpec, OptimizerConfig, Progress, PushMeta
+from tests.unit.trainer.coordinator.bench import next_work
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=4, optimizer=OptimizerConfig(name="delta", batch_size=2))
 
@@ -69,7 +71,7 @@ def trained(tmp_path, shards=1):
     server.shard.hello(0, 0, MODEL)
     server.shard.initialize(aligned(server.shard.size))
     server.service.coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=2), batch_size=2))
-    server.service.coordinator.next_work(0, 0)
+    next_work(server.service.coordinator, 0, 0)
     meta = PushMeta(samples=2, progress=(Progress(0, -1, 0, 2),))
     server.shard.delta(0, 0, 1, 0, meta, aligned(server.shard.size))
     return server
@@ -86,19 +88,19 @@ def test_final_tasks_wait_until_another_shard_has_the_last_push(tmp_path):
 
     reconciler._others = [SimpleNamespace(pushes=pushes)]
     reconciler.start()
-    assert coordinator.next_work(0, 0).kind == "idle"
+    assert next_work(coordinator, 0, 0).kind == "idle"
     assert compared.acquire(timeout=5)
-    assert coordinator.next_work(0, 0).kind == "idle"
+    assert next_work(coordinator, 0, 0).kind == "idle"
     spans += pushes_of(server.shard, ()).spans
     until = time.monotonic() + 3.0
-    while (work := coordinator.next_work(0, 0)).kind == "idle" and time.monotonic() < until:
+    while (work := next_work(coordinator, 0, 0)).kind == "idle" and time.monotonic() < until:
         time.sleep(0.01)
     reconciler.stop()
     assert work.task == "export"
 
 
 def test_publication_is_retried_after_a_storage_outage(server, monkeypatch):
-    token = server.service.coordinator.next_work(0, 0).token
+    token = next_work(server.service.coordinator, 0, 0).token
     server.service.upload(0, 0, token, "model.keras", iter([b"a model"]))
     done = TaskDone(slot=0, incarnation=0, token=token, files=("model.keras",))
 
@@ -121,13 +123,13 @@ def test_publication_is_retried_after_a_storage_outage(server, monkeypatch):
 
 
 def test_upload_of_a_replaced_worker_overwrites_nothing(server):
-    token = server.service.coordinator.next_work(0, 0).token
+    token = next_work(server.service.coordinator, 0, 0).token
 
     def slow():
         yield b"half of "
         server.service.coordinator.leave(Leave(slot=0, incarnation=0))
         server.service.coordinator.join(Join(slot=1, incarnation=0, data=DataSpec(size=2), batch_size=2))
-        theirs = server.service.coordinator.next_work(1, 0).token
+        theirs = next_work(server.service.coordinator, 1, 0).token
         server.service.upload(1, 0, theirs, "model.keras", iter([b"the model"]))
         yield b"another one"
 
@@ -187,7 +189,7 @@ def test_server_starting_from_another_run_asks_workers_first(server, tmp_path, i
     started._restore()
     assert started.shard.state is State.RECOVERING
     assert started.shard.hello(0, 0, MODEL, copy_version=1).wants_copy
-    assert started.service.coordinator.gathering == (incarnation > 0)
+    assert started.service.coordinator.course.gathering.on == (incarnation > 0)
     assert (started.service.coordinator.record.ledger is None) == weights_only
 
 
@@ -228,7 +230,7 @@ def test_restart_in_place_before_first_snapshot_asks_workers_first(server, tmp_p
     again.shard.initialize(aligned(4))
     assert (again.shard.state, again.shard.history.version) == (State.READY, 1)
     again.service.coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=2), batch_size=2))
-    assert again.service.coordinator.gathering
+    assert again.service.coordinator.course.gathering.on
     assert again.service.coordinator.record.counters.repeated == 0
     assert again.service.coordinator.record.ledger.finished
 
@@ -307,7 +309,7 @@ def test_unreachable_storage_fences_no_server(server, tmp_path, monkeypatch):
 
 def exported(server):
     """The token of the export task, and the request that completes it."""
-    token = server.service.coordinator.next_work(0, 0).token
+    token = next_work(server.service.coordinator, 0, 0).token
     return token, TaskDone(slot=0, incarnation=0, token=token, files=("model.keras",))
 
 
@@ -392,7 +394,7 @@ def test_successor_that_finds_a_published_model_finishes(server, tmp_path):
     token, _ = exported(server)
     server.service.upload(0, 0, token, "model.keras", iter([b"a model"]))
     successor = successor_of(tmp_path)
-    outcome = server.service.artefacts.publish_model(token, server.service.coordinator.succeeded())
+    outcome = server.service.artefacts.publish_model(token, report.succeeded(server.service.coordinator))
 
     successor.shard.hello(0, 0, MODEL)
     coordinator = successor.service.coordinator
@@ -401,7 +403,7 @@ def test_successor_that_finds_a_published_model_finishes(server, tmp_path):
     with pytest.raises(Overtaken, match="the model is published already"):
         successor.service.upload(0, 0, token, "model.keras", iter([b"another"]))
     assert coordinator.finished == outcome
-    assert coordinator.next_work(0, 0).kind == "finished"
+    assert next_work(coordinator, 0, 0).kind == "finished"
     assert LocalStorage(tmp_path / "storage" / "n" / "j" / "u").read("model/model.keras") == b"a model"
 
 
@@ -421,7 +423,7 @@ def test_another_job_continues_a_run_with_the_same_name(tmp_path):
     before.shard.hello(0, 1000, MODEL)
     before.shard.initialize(aligned(before.shard.size))
     before.service.coordinator.join(Join(slot=0, incarnation=1000, data=DataSpec(size=4), batch_size=2))
-    before.service.coordinator.next_work(0, 1000)
+    next_work(before.service.coordinator, 0, 1000)
     meta = PushMeta(samples=2, progress=(Progress(0, -1, 0, 2),))
     before.shard.delta(0, 1000, 1, 0, meta, aligned(before.shard.size))
     assert before.service.snapshotter.take()

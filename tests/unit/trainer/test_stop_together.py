@@ -25,6 +25,7 @@ from shoal_trainer.serve import ParameterServer
 from shoal_trainer.snapshot.storage import open_storage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Progress, PushMeta
+from tests.unit.trainer.coordinator.bench import next_work
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=64, optimizer=OptimizerConfig(name="delta", batch_size=2))
 
@@ -77,7 +78,7 @@ class Job:
             server.shard.initialize(aligned(server.shard.size))
         join = Join(slot=0, incarnation=0, data=DataSpec(size=1000), batch_size=2)
         self.servers[0].service.coordinator.join(join)
-        self.servers[0].service.coordinator.next_work(0, 0)
+        next_work(self.servers[0].service.coordinator, 0, 0)
         for seq in range(1, pushes + 1):
             self.push(seq)
 

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from shoal_trainer.contract import Outcome
+from shoal_trainer.coordinator import report
 from shoal_trainer.errors import HungStep, OutOfMemory
 from shoal_trainer.worker import watchdog
 from tests.unit.trainer.test_job_in_threads import Job
@@ -57,7 +58,7 @@ def test_the_others_take_over_the_leases(tmp_path, monkeypatch):
     job.wait(lambda: len(errors) == 2)
     monkeypatch.setattr(watchdog, "FIRST_SECONDS", 600.0)
     coordinator = job.server.service.coordinator
-    job.wait(lambda: coordinator.status().data.leased == 0)
+    job.wait(lambda: report.status(coordinator).data.leased == 0)
     job.start_worker(2)
     job.finish()
     ended.set()
@@ -65,5 +66,5 @@ def test_the_others_take_over_the_leases(tmp_path, monkeypatch):
         thread.join(60)
     assert coordinator.finished.outcome is Outcome.SUCCEEDED
     assert {type(error) for error in errors} == {OutOfMemory, HungStep}
-    report = coordinator.status()
-    assert (report.data.repeated, report.data.lost) == (0, 0)
+    status = report.status(coordinator)
+    assert (status.data.repeated, status.data.lost) == (0, 0)

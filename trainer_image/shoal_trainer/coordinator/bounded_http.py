@@ -18,6 +18,7 @@ from io import BufferedIOBase
 from typing import Any
 
 from shoal_trainer.ps.server import RefusalLog
+from shoal_trainer.wire import bar
 from shoal_trainer.wire.gate import Gate, Visit, shut
 
 log = logging.getLogger(__name__)
@@ -61,12 +62,19 @@ class BoundedServer(ThreadingHTTPServer):
     def __init__(
         self, address: tuple[str, int], handler: type[BoundedHandler], *, limit: int, seconds: float
     ) -> None:
-        self.gate = Gate(limit)
         self.refusals = RefusalLog(time.monotonic)
         self._seconds = seconds
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         super().__init__(address, handler)
+        self._bar = bar.Bar(self.socket)
+        self.gate = Gate(limit, bar=self._bar.add)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a connection."""
+        request, client_address = super().get_request()
+        bar.free(request)
+        return request, client_address
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Admit an accepted connection, and serve it in a thread."""
@@ -93,7 +101,8 @@ class BoundedServer(ThreadingHTTPServer):
         """A request on this connection has proved that it is of this job."""
 
     def service_actions(self) -> None:
-        """Close the connections that proved nothing in time. Called several times a second."""
+        """Close the connections that proved nothing in time, and lift bars. Called several times a second."""
+        self._bar.lift()
         self.gate.expire(time.monotonic())
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002

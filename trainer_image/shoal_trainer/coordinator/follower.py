@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from shoal_trainer.contract import Message
 from shoal_trainer.coordinator.http import Handler
-from shoal_trainer.coordinator.protocol import AskPushes, Done, RollBackShard, SnapshotShard
+from shoal_trainer.coordinator.protocol import AskPushes, RollBackShard, SnapshotShard
 from shoal_trainer.coordinator.reconciler import pushes_of
 from shoal_trainer.coordinator.snapshotter import write_part
 from shoal_trainer.errors import SnapshotError, Unreachable, UserError
@@ -58,14 +58,13 @@ class Follower:
     def _pushes(self, request: AskPushes) -> Message:
         return pushes_of(self._shard, request.wanted)
 
-    def _roll_back(self, request: RollBackShard) -> Message:
+    def _roll_back(self, request: RollBackShard) -> None:
         shard = self._shard
         with self._rolling_back:
             if shard.history.generation < request.generation:
                 manifest, copy = self._load(request.generation)
                 shard.roll_back(copy)
                 log.warning("rolled back to snapshot %d: version %d", manifest.number, copy.version)
-            return Done()
 
     def _load(self, generation: int) -> tuple[Manifest, ShardCopy]:
         shard = self._shard

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from shoal_trainer.contract import SILENCE_SECONDS
 from shoal_trainer.coordinator.lease_index import Segment
 from shoal_trainer.coordinator.ledger import Ledger
+from shoal_trainer.coordinator.members import SILENCE_SECONDS
 from shoal_trainer.coordinator.protocol import Join, Renamed
 from shoal_trainer.ps.recovery import JITTER, longest_pause
 
@@ -25,6 +25,8 @@ class Gathering:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
+        self.begun = False
+        """Whether it has ever begun: this process follows another one of the run."""
         self._until: float | None = None
         self._expected: set[int] | None = None
         self._joined: set[int] = set()
@@ -38,7 +40,7 @@ class Gathering:
 
     def begin(self) -> None:
         """Wait for the first worker without a limit."""
-        self._until = math.inf
+        self.begun, self._until = True, math.inf
 
     def end(self) -> None:
         """Wait no more."""
@@ -92,7 +94,7 @@ def reclaimed(ledger: Ledger, term: int, request: Join) -> tuple[Renamed, ...]:
             lease = ledger.leases.get(old.token)
         else:
             segment = Segment(old.epoch, old.number, old.start, old.stop)
-            lease = ledger.reclaim(request.slot, request.incarnation, term, segment)
+            lease = ledger.reclaim(request.worker, term, segment)
         if lease is not None:
             renamed.append(Renamed(old=old.token, new=lease.token))
     return tuple(renamed)

@@ -22,7 +22,16 @@ from pydantic import ValidationError
 
 from shoal_trainer.contract import STATUS_PATH, Message
 from shoal_trainer.coordinator.bounded_http import BoundedHandler, BoundedServer
-from shoal_trainer.coordinator.protocol import CODE, FILES, MAX_BODY, MAX_FILE, MAX_JOIN, PURPOSE, REQUESTS
+from shoal_trainer.coordinator.protocol import (
+    CODE,
+    FILES,
+    MAX_BODY,
+    MAX_FILE,
+    MAX_JOIN,
+    PURPOSE,
+    REQUESTS,
+    Done,
+)
 from shoal_trainer.errors import Fenced, Overtaken, ProtocolError, Unauthorized, Unreachable, UserError
 from shoal_trainer.security import Credentials
 from shoal_trainer.wire.gate import Visit, shut
@@ -51,7 +60,8 @@ CODES: Mapping[type[Exception], HTTPStatus] = {
     Unreachable: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 
-Handler = Callable[[Any], Message]
+Handler = Callable[[Any], Message | None]
+"""Of one kind of request; None: nothing to say."""
 Upload = Callable[[int, int, tuple[int, int], str, Iterator[bytes]], None]
 """(slot, incarnation, task's token, name, chunks): writes one file of a task."""
 Content = tuple[int, IO[bytes]]
@@ -200,7 +210,7 @@ class _Connection(BoundedHandler, BaseHTTPRequestHandler):
                 first = error.errors()[0]
                 where = ".".join(str(part) for part in first["loc"])
                 raise ProtocolError(f"not a valid request {name}: {where}: {first['msg']}") from None
-            return handler(request)
+            return handler(request) or Done()
 
         self._reply(answer)
 
@@ -213,7 +223,7 @@ class _Connection(BoundedHandler, BaseHTTPRequestHandler):
             if (upload := self.server.control.upload) is None:
                 raise ProtocolError(f"unknown path {self.path[:200]}")
             upload(*self._file(), self._chunks())
-            return Message()
+            return Done()
 
         self._reply(answer)
 

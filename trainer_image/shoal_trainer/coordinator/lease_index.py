@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from shoal_trainer.ps.contents import Worker
+
 Token = tuple[int, int]
 
 END = 1 << 62
@@ -38,8 +40,7 @@ class Lease:
     """A segment that a worker holds."""
 
     token: Token
-    slot: int
-    incarnation: int
+    worker: Worker
     segment: Segment
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shoal_trainer.coordinator.lease_index import END, Lease, Leases, Segment, Token
+from shoal_trainer.ps.contents import Worker
 from shoal_trainer.ps.positions import Positions
 
 MAX_AHEAD = 4096
@@ -93,7 +94,7 @@ class Ledger:
     # --- leases ---------------------------------------------------------------------------------------------------
 
     def grant(
-        self, slot: int, incarnation: int, term: int, limit: int | None = None, half_of: int | None = None
+        self, worker: Worker, term: int, limit: int | None = None, half_of: int | None = None
     ) -> Lease | None:
         """Lease the next free segment, at most `limit` samples of it; None if nothing is free.
 
@@ -107,7 +108,7 @@ class Ledger:
             cut = segment.start + max(1, limit)
             self._free(segment.epoch).appendleft(segment._replace(start=cut))
             segment = segment._replace(stop=cut)
-        return self._lease(slot, incarnation, term, segment)
+        return self._lease(worker, term, segment)
 
     def apply(self, segment: Segment) -> list[Segment]:
         """Record that these positions were applied; returns those that had been applied before."""
@@ -159,7 +160,7 @@ class Ledger:
         for lease in [lease for lease in self.leases.values() if holds(lease)]:
             self._release(lease)
 
-    def reclaim(self, slot: int, incarnation: int, term: int, segment: Segment) -> Lease | None:
+    def reclaim(self, worker: Worker, term: int, segment: Segment) -> Lease | None:
         """Lease a segment again to the worker that held it before a restart; None if it is done or reassigned.
 
         Overlapping leases of other terms are released. Idempotent.
@@ -179,10 +180,9 @@ class Ledger:
         if others := self.leases.overlapping(segment):
             first = others[0]
             if first.segment.start <= segment.start:
-                mine = (first.slot, first.incarnation) == (slot, incarnation)
-                return first if mine else None
+                return first if first.worker == worker else None
             segment = segment._replace(stop=first.segment.start)
-        return self._lease(slot, incarnation, term, segment)
+        return self._lease(worker, term, segment)
 
     # --- state ----------------------------------------------------------------------------------------------------
 
@@ -266,8 +266,7 @@ class Ledger:
                 for epoch, state in self.open_epochs.items()
             ],
             "leases": [
-                [*lease.token, lease.slot, lease.incarnation, *_plain(lease.segment)]
-                for lease in self.leases.values()
+                [*lease.token, *lease.worker, *_plain(lease.segment)] for lease in self.leases.values()
             ],
             "completed": self.completed,
             "opened": self.opened,
@@ -291,7 +290,7 @@ class Ledger:
         }
         self.leases = Leases()
         for term, counter, slot, incarnation, epoch, file, start, stop in saved["leases"]:
-            self.leases.add(Lease((term, counter), slot, incarnation, Segment(epoch, file, start, stop)))
+            self.leases.add(Lease((term, counter), (slot, incarnation), Segment(epoch, file, start, stop)))
         self._outstanding = sum(map(self._samples, self.leases.values()))
         self.completed = int(saved["completed"])
         self.opened = int(saved["opened"])
@@ -340,9 +339,9 @@ class Ledger:
         self.opened += 1
         self.open_epochs[epoch] = EpochState()
 
-    def _lease(self, slot: int, incarnation: int, term: int, segment: Segment) -> Lease:
+    def _lease(self, worker: Worker, term: int, segment: Segment) -> Lease:
         self._counter += 1
-        lease = Lease((term, self._counter), slot, incarnation, segment)
+        lease = Lease((term, self._counter), worker, segment)
         self.leases.add(lease)
         self._outstanding += self._samples(lease)
         return lease

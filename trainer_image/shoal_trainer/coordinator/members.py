@@ -14,10 +14,14 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from shoal_trainer.contract import SILENCE_SECONDS, SILENCE_STEPS, WorkerReport, WorkerState
-from shoal_trainer.coordinator.protocol import Assignment, WithWaste
+from shoal_trainer.contract import WorkerReport, WorkerState
+from shoal_trainer.coordinator.protocol import Assignment, Join, WithWaste
+from shoal_trainer.ps.contents import Worker
 from shoal_trainer.wire.messages import Timings
 
+SILENCE_SECONDS = 5.0
+SILENCE_STEPS = 3
+"""A worker silent for longer than max(SILENCE_SECONDS, SILENCE_STEPS of its own steps) is reported silent."""
 LOST_SECONDS = 60.0
 KEPT = 512
 """Members to keep; beyond that, those that left longest ago are removed."""
@@ -60,6 +64,11 @@ class Member:
     """The answer to that request for work."""
 
     @property
+    def present(self) -> bool:
+        """Whether it has neither left nor been fenced."""
+        return self.state in {WorkerState.ACTIVE, WorkerState.SILENT}
+
+    @property
     def left(self) -> bool:
         """Whether it has left by itself."""
         return self.state in {WorkerState.DRAINED, WorkerState.LEFT}
@@ -78,7 +87,7 @@ class Member:
         return max(SILENCE_SECONDS, SILENCE_STEPS * self.push_seconds)
 
     @property
-    def key(self) -> tuple[int, int]:
+    def worker(self) -> Worker:
         """(slot, incarnation)."""
         return self.slot, self.incarnation
 
@@ -91,6 +100,14 @@ class Member:
     def rate(self) -> float:
         """Samples a second while it trains; 0 before its first push."""
         return self.batch_size / self.timings.step if self.timings and self.timings.step > 0 else 0.0
+
+    def joins(self, request: Join) -> None:
+        """It joins, perhaps again: what it has said of itself."""
+        self.join_number, self.batch_size, self.node = request.number, request.batch_size, request.node
+        self.device, self.device_name = request.device, request.device_name
+        self.devices, self.cores = request.devices, request.cores
+        if self.left:
+            self.state = WorkerState.ACTIVE
 
     def passed_beside(self, tasks: float, waits: float) -> tuple[float, float]:
         """Seconds in tasks and without work since it last said how many there were."""
@@ -152,7 +169,7 @@ class Member:
 class Members:
     """All members, by (slot, incarnation)."""
 
-    known: dict[tuple[int, int], Member] = field(default_factory=dict)
+    known: dict[Worker, Member] = field(default_factory=dict)
     last_contact: float = -math.inf
     """Of any worker."""
     _newest: dict[int, int] = field(default_factory=dict)
@@ -163,30 +180,26 @@ class Members:
         """The highest known incarnation of a slot; -1 if there is none."""
         return self._newest.get(slot, -1)
 
-    def restore_newest(self, incarnations: Iterable[tuple[int, int]]) -> None:
+    def restore_newest(self, incarnations: Iterable[Worker]) -> None:
         """Register (slot, incarnation) pairs from before a restart, so that older incarnations stay fenced."""
         for slot, incarnation in incarnations:
             self._newest[slot] = max(incarnation, self.newest(slot))
 
-    def get(self, slot: int, incarnation: int) -> Member:
+    def get(self, worker: Worker) -> Member:
         """The member; created if it is new."""
-        key = (slot, incarnation)
-        if key not in self.known:
-            self.known[key] = Member(slot, incarnation)
+        if worker not in self.known:
+            slot, incarnation = worker
+            self.known[worker] = Member(slot, incarnation)
             self._newest[slot] = max(incarnation, self.newest(slot))
-            left = [m for m in self.known.values() if m.state not in {WorkerState.ACTIVE, WorkerState.SILENT}]
+            left = [m for m in self.known.values() if not m.present]
             for member in sorted(left, key=lambda m: m.last_seen)[: max(0, len(self.known) - KEPT)]:
-                del self.known[member.slot, member.incarnation]
-        return self.known[key]
+                del self.known[member.worker]
+        return self.known[worker]
 
-    def older(self, slot: int, incarnation: int) -> list[Member]:
-        """The earlier incarnations of a slot that have not left."""
-        present = {WorkerState.ACTIVE, WorkerState.SILENT}
-        return [
-            m
-            for m in self.known.values()
-            if m.slot == slot and m.incarnation < incarnation and m.state in present
-        ]
+    def older(self, worker: Worker) -> list[Member]:
+        """The earlier incarnations of its slot that have not left."""
+        slot, incarnation = worker
+        return [m for m in self.present() if m.slot == slot and m.incarnation < incarnation]
 
     def active(self) -> list[Member]:
         """The active members."""
@@ -198,7 +211,7 @@ class Members:
 
     def present(self) -> list[Member]:
         """The active and silent members."""
-        return [m for m in self.known.values() if m.state in {WorkerState.ACTIVE, WorkerState.SILENT}]
+        return [m for m in self.known.values() if m.present]
 
     def input_wait(self) -> float | None:
         """The share of the active workers' time spent waiting for input; None before the first push."""

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from shoal_trainer.contract import Message
 from shoal_trainer.coordinator.lease_index import Lease as LedgerLease
-from shoal_trainer.ps.contents import Span
+from shoal_trainer.ps.contents import Span, Worker
 from shoal_trainer.wire.messages import MAX_JOURNAL, Entry
 
 FILES = "/v1/files/"
@@ -93,6 +93,11 @@ class Caller(Message):
 
     slot: int = Field(ge=0)
     incarnation: int = Field(ge=0)
+
+    @property
+    def worker(self) -> Worker:
+        """(slot, incarnation)."""
+        return self.slot, self.incarnation
 
 
 class WithWaste(Caller):

@@ -52,6 +52,11 @@ class Record:
         """Whether training has begun, in this process or an earlier one."""
         return self.pace.begun or self._saved is not None
 
+    @property
+    def over(self) -> bool:
+        """Whether training has ended, by a stop or with its last epoch; its last tasks may follow."""
+        return bool(self.stopping) or (self.ledger is not None and self.ledger.finished)
+
     def dump(self) -> dict[str, Any]:
         """The coordinator's part of a snapshot's manifest. Call it inside the shard's lock."""
         if self.ledger is None or self.data is None:

@@ -1,13 +1,9 @@
-"""Builds the status report and the termination message of a successful job.
-
-These functions only read the coordinator; call them inside its lock.
-"""
+"""Builds the status report and the termination message of a successful job: what can be read of a coordinator."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from shoal_trainer.contract import (
     DataReport,
@@ -18,20 +14,23 @@ from shoal_trainer.contract import (
     StatusReport,
     TerminationMessage,
 )
+from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.members import Member
 from shoal_trainer.coordinator.record import Record
 from shoal_trainer.coordinator.task_queue import Tasks
-
-if TYPE_CHECKING:
-    from shoal_trainer.coordinator.coordinator import Coordinator
 
 MAX_WORKERS = 1024
 """At least the largest number of slots of a job."""
 RECENT_EPOCHS = 16
 
 
-def status(coordinator: Coordinator, now: float) -> StatusReport:
+def status(coordinator: Coordinator) -> StatusReport:
     """The status report, without shards and storage."""
+    with coordinator.lock:
+        return _status(coordinator, coordinator.clock())
+
+
+def _status(coordinator: Coordinator, now: float) -> StatusReport:
     record, samples = coordinator.record, coordinator.shard.history.samples
     ledger, counters = record.ledger, record.counters
     done, leased = ledger.counts() if ledger else (0, 0)
@@ -99,10 +98,15 @@ def newest_first(members: Iterable[Member]) -> list[Member]:
     return [member for *_, member in sorted(ranked, key=lambda r: r[:2])]
 
 
-def succeeded(coordinator: Coordinator, now: float, note: str) -> TerminationMessage:
-    """The termination message: why training stopped, and a note about the model."""
-    report = status(coordinator, now)
-    reason = coordinator.record.stopping or "all epochs are complete"
+def succeeded(coordinator: Coordinator, note: str = "") -> TerminationMessage:
+    """The termination message of a successful job, with a note about its model, but without the model's URI."""
+    with coordinator.lock:
+        return _succeeded(coordinator, note)
+
+
+def _succeeded(coordinator: Coordinator, note: str) -> TerminationMessage:
+    report = status(coordinator)
+    reason = report.message or "all epochs are complete"
     return TerminationMessage(
         outcome=Outcome.SUCCEEDED,
         reason="Succeeded",
@@ -157,8 +161,7 @@ def phase(coordinator: Coordinator) -> Phase:
         return Phase.SUCCEEDED if coordinator.finished.outcome is Outcome.SUCCEEDED else Phase.FAILED
     if not record.begun:
         return Phase.STARTING
-    over = record.stopping or (record.ledger is not None and record.ledger.finished)
-    return Phase.FINISHING if over else Phase.TRAINING
+    return Phase.FINISHING if record.over else Phase.TRAINING
 
 
 def progress(coordinator: Coordinator) -> float | None:

@@ -11,22 +11,13 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO
 
-from shoal_trainer.contract import Message, RuntimeConfig, StatusReport
+from shoal_trainer.contract import RuntimeConfig, StatusReport
+from shoal_trainer.coordinator import report
 from shoal_trainer.coordinator.artefacts import Artefacts
 from shoal_trainer.coordinator.control_client import ShardControl
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.http import Handler
-from shoal_trainer.coordinator.protocol import (
-    Diverged,
-    Done,
-    Failed,
-    FileEnded,
-    Heartbeat,
-    Leave,
-    Next,
-    ShardReady,
-    TaskDone,
-)
+from shoal_trainer.coordinator.protocol import Diverged, ShardReady, TaskDone
 from shoal_trainer.coordinator.reconciler import Reconciler
 from shoal_trainer.coordinator.rollback import Rollback
 from shoal_trainer.coordinator.shard_reports import ShardReports
@@ -73,7 +64,7 @@ class CoordinatorService:
         self.artefacts = Artefacts(storage, config.job.run_id)
         self._reports = ShardReports(others(ASK_SECONDS))
         self._reconciler = Reconciler(shard, [*others(ASK_SECONDS).values()], self.coordinator)
-        self.coordinator.compare_soon = self._reconciler.schedule
+        self.coordinator.course.compare_soon = self._reconciler.schedule
         self.snapshotter = Snapshotter(
             shard,
             [*others().values()],
@@ -83,7 +74,7 @@ class CoordinatorService:
             config.snapshot,
             fenced=fenced,
         )
-        self.coordinator.snapshot_soon = self.snapshotter.schedule
+        self.coordinator.course.snapshot_soon = self.snapshotter.schedule
         self._rollback = Rollback(
             shard, others(ROLL_BACK_SECONDS), self.coordinator, store, self.snapshotter, fenced=fenced
         )
@@ -108,35 +99,36 @@ class CoordinatorService:
         """The handler of each request of the control port."""
         return {
             "join": self.coordinator.join,
-            "next": self._next,
-            "heartbeat": self._heartbeat,
-            "file-ended": self._file_ended,
+            "next": self.coordinator.next_work,
+            "heartbeat": self.coordinator.heartbeat,
+            "file-ended": self.coordinator.file_ended,
             "task-done": self.task_done,
-            "leave": self._leave,
-            "failed": self._failed,
+            "leave": self.coordinator.leave,
+            "failed": self.coordinator.failed,
             "shard-ready": self._shard_ready,
             "diverged": self._diverged,
         }
 
-    def task_done(self, request: TaskDone) -> Message:
+    def task_done(self, request: TaskDone) -> None:
         """Accept a result. The export is done only when its model is in the storage, which may be unreachable now."""
         coordinator = self.coordinator
-        task = coordinator.held_task(request.slot, request.incarnation, request.token)
+        task = coordinator.held_task(request.worker, request.token)
         if task is None:  # reassigned, or done and its answer lost
-            return Done()
+            return
         self.artefacts.check(request.token, request.files)
         if task.kind == "export":
             self._reconciler.settle()
             with self._as_server_error():
                 self._claim.check()
-                if coordinator.held_task(request.slot, request.incarnation, request.token) is None:
+                if coordinator.held_task(request.worker, request.token) is None:
                     raise Overtaken("this worker no longer holds this task")
-                message = self.artefacts.publish_model(request.token, coordinator.succeeded(request.message))
+                message = self.artefacts.publish_model(
+                    request.token, report.succeeded(coordinator, request.message)
+                )
             coordinator.task_done(request)
             coordinator.end(message)
         else:
             coordinator.task_done(request)
-        return Done()
 
     def upload(
         self, slot: int, incarnation: int, token: tuple[int, int], name: str, chunks: Iterator[bytes]
@@ -144,7 +136,7 @@ class CoordinatorService:
         """Write one file of a task, as long as this worker holds it."""
 
         def check() -> Task:
-            if (task := self.coordinator.held_task(slot, incarnation, token)) is None:
+            if (task := self.coordinator.held_task((slot, incarnation), token)) is None:
                 raise Overtaken("this worker does not hold this task")
             if task.kind == "export":
                 self._check_not_exported()
@@ -157,7 +149,7 @@ class CoordinatorService:
         self, slot: int, incarnation: int, token: tuple[int, int], name: str
     ) -> Iterator[tuple[int, IO[bytes]]]:
         """The size and the content of a file of the callbacks, for the worker that exports the model."""
-        task = self.coordinator.held_task(slot, incarnation, token)
+        task = self.coordinator.held_task((slot, incarnation), token)
         if task is None or task.kind != "export":
             raise Overtaken("this worker does not hold the export")
         with self.artefacts.open(name) as found:
@@ -168,7 +160,7 @@ class CoordinatorService:
         last = self.snapshotter.last
         at = {"last_snapshot_at": last.wall_time if last else None}
         shards = [self._shard.report(), *self._reports.newest()]
-        return self.coordinator.status().model_copy(
+        return report.status(self.coordinator).model_copy(
             update={"shards": tuple(shard.model_copy(update=at) for shard in shards)}
         )
 
@@ -192,40 +184,12 @@ class CoordinatorService:
             self.coordinator.end(message)
             raise Overtaken("the model is published already")
 
-    def _next(self, request: Next) -> Message:
-        return self.coordinator.next_work(
-            request.slot, request.incarnation, request.generation, request.number, request.stopped
-        )
-
-    def _heartbeat(self, request: Heartbeat) -> Message:
-        return self.coordinator.heartbeat(
-            request.slot,
-            request.incarnation,
-            request.message,
-            request.flops_per_sample,
-            (request.task_seconds, request.wait_seconds),
-        )
-
-    def _file_ended(self, request: FileEnded) -> Message:
-        self.coordinator.file_ended(request)
-        return Done()
-
-    def _leave(self, request: Leave) -> Message:
-        self.coordinator.leave(request)
-        return Done()
-
-    def _failed(self, request: Failed) -> Message:
-        self.coordinator.failed(request.slot, request.incarnation, request.message)
-        return Done()
-
-    def _shard_ready(self, request: ShardReady) -> Message:
+    def _shard_ready(self, request: ShardReady) -> None:
         log.warning("shard %d is reachable again, at epoch %d", request.index, request.epoch)
         self.coordinator.disturbed()
         self._rollback.shard_restarted(request.index)
         self._reconciler.schedule()
-        return Done()
 
-    def _diverged(self, request: Diverged) -> Message:
+    def _diverged(self, request: Diverged) -> None:
         self._rollback.diverged(request)
         self._reconciler.schedule()
-        return Done()

@@ -13,7 +13,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from shoal_trainer.contract import MAX_SPEEDS, SILENCE_SECONDS, SILENCE_STEPS, LogSums, SpeedSums
+from shoal_trainer.contract import MAX_SPEEDS, LogSums, SpeedSums
+from shoal_trainer.coordinator.members import SILENCE_SECONDS, SILENCE_STEPS
+from shoal_trainer.ps.contents import Worker
 from shoal_trainer.wire.messages import Timings
 
 SETTLE_SECONDS = 10.0
@@ -24,8 +26,6 @@ waits for nothing."""
 SHORTEST = 1e-6
 """Seconds; a part of a step may have taken none by the clock."""
 
-Worker = tuple[int, int]
-"""(slot, incarnation)."""
 Key = tuple[str, int, float, int, int, int]
 """As `SpeedSums.key`."""
 

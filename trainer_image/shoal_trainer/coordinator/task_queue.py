@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from shoal_trainer.ps.contents import Worker
+
 Kind = Literal["evaluate", "callbacks", "export"]
 RESERVED_SECONDS = 30.0
 """How long callbacks wait for the worker that evaluated: it may have lost its connection to a parameter server."""
@@ -18,11 +20,11 @@ RESERVED_SECONDS = 30.0
 
 @dataclass
 class Task:
-    """One task. `holder`: the (slot, incarnation) to which it is leased, under `token`."""
+    """One task. `holder`: the worker to which it is leased, under `token`."""
 
     kind: Kind
     epoch: int
-    holder: tuple[int, int] | None = None
+    holder: Worker | None = None
     token: tuple[int, int] = (0, 0)
 
 
@@ -37,8 +39,8 @@ class Tasks:
     exported: bool = False
     learning_rate: float | None = None
     """Of all workers, if a callback has set it."""
-    evaluator: tuple[int, int] | None = None
-    """The (slot, incarnation) that did the last evaluation, until it is lost."""
+    evaluator: Worker | None = None
+    """The worker that did the last evaluation, until it is lost."""
     reserved_until: float = 0.0
     """Until when the callbacks of its epoch are for it."""
 
@@ -66,7 +68,7 @@ class Tasks:
         return True
 
     @property
-    def holder(self) -> tuple[int, int] | None:
+    def holder(self) -> Worker | None:
         """The worker that runs a task now."""
         return self.queue[0].holder if self.queue else None
 
@@ -75,7 +77,7 @@ class Tasks:
         """Whether tasks of more than one epoch are queued or running."""
         return len({task.epoch for task in self.queue}) > 1
 
-    def first_unjudged(self, completed: int, trains: Callable[[tuple[int, int]], bool]) -> int:
+    def first_unjudged(self, completed: int, trains: Callable[[Worker], bool]) -> int:
         """The first epoch of which no worker has begun a task.
 
         `completed`: how many epochs are complete. `trains`: whether a worker has steps to do before its task.
@@ -89,7 +91,7 @@ class Tasks:
             begun = first.kind == "callbacks" and self.evaluator is not None
         return completed if begun else first.epoch
 
-    def awaited(self, now: float) -> tuple[int, int] | None:
+    def awaited(self, now: float) -> Worker | None:
         """The worker that holds the first task, or has to run it; None if there is no task, or any worker may."""
         if not self.queue:
             return None
@@ -97,22 +99,18 @@ class Tasks:
         reserved = first.holder is None and first.kind == "callbacks" and now < self.reserved_until
         return self.evaluator if reserved else first.holder
 
-    def grant(self, slot: int, incarnation: int, token: tuple[int, int], now: float) -> Task | None:
+    def grant(self, worker: Worker, token: tuple[int, int], now: float) -> Task | None:
         """Lease the first task; None if it is leased already, or another worker's."""
-        if (
-            not self.queue
-            or self.awaited(now) not in {None, (slot, incarnation)}
-            or self.queue[0].holder is not None
-        ):
+        if not self.queue or self.awaited(now) not in {None, worker} or self.queue[0].holder is not None:
             return None
         task = self.queue[0]
-        task.holder, task.token = (slot, incarnation), token
+        task.holder, task.token = worker, token
         return task
 
-    def held(self, slot: int, incarnation: int, token: tuple[int, int]) -> Task | None:
+    def held(self, worker: Worker, token: tuple[int, int]) -> Task | None:
         """The task that this worker holds under this token."""
         task = self.queue[0] if self.queue else None
-        matches = task is not None and task.holder == (slot, incarnation) and task.token == token
+        matches = task is not None and task.holder == worker and task.token == token
         return task if matches else None
 
     def done(
@@ -148,12 +146,12 @@ class Tasks:
         """Whether the export is queued or done."""
         return self.exported or any(task.kind == "export" for task in self.queue)
 
-    def release(self, slot: int, incarnation: int) -> None:
+    def release(self, worker: Worker) -> None:
         """Release the tasks of this worker."""
-        if self.evaluator == (slot, incarnation):
+        if self.evaluator == worker:
             self.evaluator = None
         for task in self.queue:
-            if task.holder == (slot, incarnation):
+            if task.holder == worker:
                 task.holder = None
 
     def dump(self) -> dict[str, Any]:

@@ -324,6 +324,7 @@ class PSClient:
             stopped=metas[0].stopped,
             begun=tuple(meta.begun for meta in metas),
             torn=tuple(meta.torn for meta in metas),
+            factor=metas[0].factor,
         )
 
     def _overlapped(

@@ -51,7 +51,7 @@ class Damping:
     `exponent`: p above. `normalizes`: whether the optimizer divides by the size of gradients.
     """
 
-    def __init__(self, exponent: float, *, normalizes: bool = False) -> None:
+    def __init__(self, exponent: float = 0.5, *, normalizes: bool = False) -> None:
         self.exponent = exponent
         self.normalizes = normalizes
         self.agreement: float | None = None

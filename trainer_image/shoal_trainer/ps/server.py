@@ -28,7 +28,7 @@ from shoal_trainer.ps.pool import Loan, PiecePool
 from shoal_trainer.ps.shard import Answer, ShardStore
 from shoal_trainer.ps.streams import Stream
 from shoal_trainer.security import Credentials
-from shoal_trainer.wire import handshake, header
+from shoal_trainer.wire import bar, handshake, header
 from shoal_trainer.wire.channel import MIN_RATE, Channel
 from shoal_trainer.wire.gate import Gate, Visit, shut
 from shoal_trainer.wire.handshake import Peer, Verdict
@@ -112,12 +112,13 @@ class DataServer:
         self._handshake_seconds = handshake_seconds
         self._pool = PiecePool(memory=memory_limit(), clock=clock)
         self._refusals = RefusalLog(clock)
-        self._gate = Gate(MAX_UNAUTHENTICATED)
         self._open: set[Channel | socket.socket] = set()
         self._open_lock = threading.Lock()
         self._closed = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family, backlog=256)
+        self._bar = bar.Bar(self._listener)
+        self._gate = Gate(MAX_UNAUTHENTICATED, bar=self._bar.add)
         self.port: int = self._listener.getsockname()[1]
         self._acceptor = threading.Thread(target=self._accept, name="data-accept", daemon=True)
 
@@ -144,12 +145,16 @@ class DataServer:
     def _accept(self) -> None:
         while not self._closed:
             try:
+                self._listener.settimeout(self._bar.lift())
                 sock, address = self._listener.accept()
+            except TimeoutError:
+                continue
             except OSError:
                 if self._closed:
                     return
                 time.sleep(PAUSE_SECONDS)
                 continue
+            bar.free(sock)
             name = str(address[0])
             with self._open_lock:
                 full = len(self._open) >= MAX_CONNECTIONS

@@ -437,7 +437,9 @@ class ShardStore:
         journal = self.history.journal.since(known)
         begun = self.history.begun(walk, journal.floor)
         counts = self.history.samples, self.workers.live, dict(self.history.applied)
-        return Answer(self.history.version, AnswerMeta(*counts, journal, self.stopped(), begun, walk.torn))
+        factor = self.damping.rate(self.damping.pace(self.workers.live))
+        meta = AnswerMeta(*counts, journal, self.stopped(), begun, walk.torn, factor)
+        return Answer(self.history.version, meta)
 
     def _check_size(self, values: Payload) -> ModelState:
         if self.model is None or values.shape != self.model.parameters.shape:

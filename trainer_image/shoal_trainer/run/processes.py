@@ -27,7 +27,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from shoal_trainer.contract import (
-    BATCH_SIZE,
     CONFIG_ENV,
     EXIT_OK,
     EXIT_USER,
@@ -46,6 +45,7 @@ from shoal_trainer.contract import (
     status_token,
 )
 from shoal_trainer.errors import OutOfMemory
+from shoal_trainer.script import BATCH_SIZE
 from shoal_trainer.security import Credentials, create_secret_dir
 from shoal_trainer.snapshot.storage import open_storage
 from shoal_trainer.snapshot.store import SnapshotStore
@@ -129,6 +129,14 @@ class LocalRun:
         self._next_kill = float("inf")
 
     def __enter__(self) -> LocalRun:
+        try:
+            self._start_all()
+        except BaseException as error:  # interrupted, or no more processes: none may stay
+            self.__exit__(type(error))
+            raise
+        return self
+
+    def _start_all(self) -> None:
         (self._folder / "tmp").mkdir()
         with _free_ports(2 * self.job.parameter_servers) as ports:
             pairs = zip(ports[::2], ports[1::2], strict=True)
@@ -139,7 +147,6 @@ class LocalRun:
             self._start(Role.WORKER, index, 0)
         if self.job.kill_every is not None:
             self._next_kill = self._clock() + self.job.kill_every
-        return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         for process in self.processes:

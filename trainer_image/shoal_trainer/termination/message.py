@@ -7,8 +7,9 @@ import os
 import re
 from pathlib import Path
 
-from shoal_trainer.contract import TERMINATION_LOG, TerminationMessage
+from shoal_trainer.contract import TerminationMessage
 
+TERMINATION_LOG = "/dev/termination-log"
 TERMINATION_LOG_ENV = "SHOAL_TERMINATION_LOG"
 MAX_MESSAGE_BYTES = 4000
 MAX_TEXT = 1000

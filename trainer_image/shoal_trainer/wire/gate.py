@@ -6,7 +6,7 @@ and many workers that connect at once do not push each other out of their handsh
 would refuse the workers of one machine, or let a few pods fill the port.
 
 A connection costs a thread, and with TLS a handshake (1 ms of a core), however soon it ends. So each address also has a
-credit, which a proof pays back: without it a connection is closed at once.
+credit, which a proof pays back: without it a connection is closed at once, and `bar` keeps the next ones in the kernel.
 """
 
 from __future__ import annotations
@@ -65,10 +65,15 @@ class Credit:
 
 
 class Gate:
-    """At most `limit` visits at a time. Thread-safe."""
+    """At most `limit` visits at a time. Thread-safe. `bar` is called with an address that has no credit left."""
 
-    def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._limit = limit
+    def __init__(
+        self,
+        limit: int,
+        clock: Callable[[], float] = time.monotonic,
+        bar: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._limit, self._bar = limit, bar
         self._credit = Credit(clock)
         self._visits: dict[str, OrderedDict[Visit, None]] = {}
         """By address, oldest first."""
@@ -83,6 +88,7 @@ class Gate:
         visit, evicted = Visit(address, close, deadline), None
         with self._lock:
             if not self._credit.take(address):
+                self._bar(address)
                 return None
             if self._count >= self._limit and (evicted := self._evict(address)) is None:
                 self._credit.back(address)

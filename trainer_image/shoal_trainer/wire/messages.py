@@ -251,6 +251,8 @@ class Pulled:
     """`AnswerMeta.begun` of each shard."""
     torn: tuple[bool, ...] = ()
     """`AnswerMeta.torn` of each shard."""
+    factor: float = 1.0
+    """Shard 0's; see `AnswerMeta`."""
 
     def staleness(self, base: int) -> int:
         """How many updates were applied between version `base` of shard 0 and the push that this answers."""
@@ -313,7 +315,7 @@ class Welcome:
 _PUSH = struct.Struct("<III4f5f?HH")
 _MARK = struct.Struct("<IiQQ")
 _METRIC = struct.Struct("<Bdd")
-_ANSWER = struct.Struct("<QIHQIQH?")
+_ANSWER = struct.Struct("<QIHQIQH?f")
 _BEGUN = struct.Struct("<IIQIqH")
 _ENTRY = struct.Struct("<QIIQIIiQQ")
 _APPLIED = struct.Struct("<IIQ")
@@ -352,6 +354,8 @@ class AnswerMeta(NamedTuple):
     """The pushes that the parameters contain in part; without those in a published snapshot that nobody continues."""
     torn: bool = False
     """Whether the parameters are of several states of the shard, so that it could not recover from them."""
+    factor: float = 1.0
+    """By what the rate of a gradient of normal staleness and one batch is multiplied now; see `Damping.rate`."""
 
 
 def encode_push(meta: PushMeta) -> bytes:
@@ -413,8 +417,8 @@ def encode_answer(meta: AnswerMeta) -> bytes:
     entries = list(meta.applied.items())[-MAX_APPLIED:]
     journal = meta.journal
     counts = meta.samples, meta.live_workers, len(entries)
-    lengths = len(journal.entries), meta.stopped, len(meta.begun), meta.torn
-    head = _ANSWER.pack(*counts, journal.floor, *lengths)
+    lengths = len(journal.entries), meta.stopped, len(meta.begun)
+    head = _ANSWER.pack(*counts, journal.floor, *lengths, meta.torn, meta.factor)
     applied = b"".join(_APPLIED.pack(slot, incarnation, seq) for (slot, incarnation), seq in entries)
     recorded = b"".join(_ENTRY.pack(*entry) for entry in journal.entries)
     return head + applied + recorded + b"".join(map(_encode_begun, meta.begun))
@@ -426,15 +430,17 @@ def decode_answer(data: bytes | bytearray | memoryview) -> AnswerMeta:
         raise ProtocolError(
             f"the meta block of an answer has {len(data)} bytes, expected at least {_ANSWER.size}"
         )
-    samples, live, count, floor, entries, stopped, parts, torn = _ANSWER.unpack_from(data)
+    samples, live, count, floor, entries, stopped, parts, torn, factor = _ANSWER.unpack_from(data)
     middle = _ANSWER.size + count * _APPLIED.size
     end = middle + entries * _ENTRY.size
     if count > MAX_APPLIED or entries > MAX_JOURNAL or parts > MAX_APPLIED or len(data) < end:
         raise ProtocolError("the meta block of an answer does not match the length that it states")
+    if not 0 <= factor <= 1:
+        raise ProtocolError(f"the meta block of an answer has the factor {factor}")
     applied = {(slot, inc): seq for slot, inc, seq in _APPLIED.iter_unpack(data[_ANSWER.size : middle])}
     journal = Journal(floor, tuple(map(Entry._make, _ENTRY.iter_unpack(data[middle:end]))))
     begun = _decode_begun(bytes(data[end:]), parts)
-    return AnswerMeta(samples, live, applied, journal, stopped, begun, torn)
+    return AnswerMeta(samples, live, applied, journal, stopped, begun, torn, factor)
 
 
 def _encode_begun(push: BegunPush) -> bytes:

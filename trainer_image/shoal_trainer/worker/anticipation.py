@@ -19,15 +19,13 @@ import numpy as np
 
 from shoal_trainer.ps import schedules
 from shoal_trainer.ps.damping import Damping
-from shoal_trainer.ps.update_rules import adam_momentum, momentum_at, nadam_parts, normalizes, stretch
+from shoal_trainer.ps.update_rules import adam_momentum, momentum_at, nadam_parts, stretch
 from shoal_trainer.wire.messages import OptimizerConfig, Pulled
 from shoal_trainer.worker.on_host import Inclusion, Lead
 from shoal_trainer.worker.send import Send
 
 LEAD = 2.0
 """How far to look ahead per update of other workers. More than 1, as the velocity at the pull is itself late."""
-EXPONENT = 0.5
-"""That of the servers by default, for what a gradient will do beside those of other workers."""
 
 
 class Anticipation:
@@ -39,7 +37,7 @@ class Anticipation:
     def __init__(self, config: OptimizerConfig, trainable: int, inclusion: Inclusion) -> None:
         self._config = config
         self._trainable, self._inclusion = trainable, inclusion
-        self._damping = Damping(EXPONENT, normalizes=normalizes(config))
+        self._damping = Damping()
         self._staleness = 0
         self._seen = 0
 
@@ -72,7 +70,7 @@ class Anticipation:
         rate = push.learning_rate
         if rate is None:
             rate = schedules.learning_rate(c.learning_rate, c.step_after(pulled.samples))
-        rate *= c.weight(push.samples) * self._damping.rate(pace)
+        rate *= c.weight(push.samples) * pulled.factor
         steps = self.ahead(in_flight=True)
         if c.name == "delta":
             return "plain", rate

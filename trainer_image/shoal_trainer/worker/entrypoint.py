@@ -107,7 +107,12 @@ def _missing(entrypoint: str, module_name: str, folder: Path) -> UserError:
 
 def _remedy(error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError):
-        return ". Install it here with pip, and for a cluster in an image of your own (docs/install.md, Your image)"
+        return (
+            ". A package: install it here with pip, and for a cluster in an image of your own (docs/install.md, Your "
+            "image). A file of your own: `shoal submit` takes what lies beside the script, and the rest by --file PATH"
+        )
+    if isinstance(error, NameError) and error.name == "get_ipython":
+        return ". It is a command of a notebook (% or !), which a script has not: take the line out"
     if isinstance(error, SystemExit) and error.code == USAGE:
         return (
             ". An entrypoint has no command line: take the values as arguments of a function that returns the "

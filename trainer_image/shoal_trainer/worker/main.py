@@ -12,7 +12,6 @@ import gc
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -25,17 +24,13 @@ from typing import TYPE_CHECKING
 from shoal_trainer.configuration import configuration
 from shoal_trainer.contract import (
     EXIT_DRAINED,
-    EXIT_FENCED,
     EXIT_OK,
-    EXIT_USER,
-    Outcome,
     RuntimeConfig,
-    TerminationMessage,
 )
 from shoal_trainer.errors import Fenced, HungStep, TrainerError, Unreachable, UserError, WorkerFailed
 from shoal_trainer.retry import until_reachable
 from shoal_trainer.termination.deadline import end_soon
-from shoal_trainer.termination.message import write_termination
+from shoal_trainer.termination.exits import exit_code, log_to_stderr, write_failure
 from shoal_trainer.termination.sigterm import in_thread
 from shoal_trainer.worker.hardware import (
     device_name,
@@ -79,9 +74,7 @@ def main() -> int:
     """Run the worker configured by `$SHOAL_CONFIG`; returns the exit code."""
     started = time.monotonic()
     drain = Drain()
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    log_to_stderr()
     try:
         config = configuration()
         try:
@@ -90,28 +83,20 @@ def main() -> int:
             from shoal_trainer.data.user_code import where
 
             raise UserError(f"The job's code ends the process: {where(error)}. Remove this call.") from error
-    except UserError as error:
-        log.error("%s", error)
-        write_termination(TerminationMessage(outcome=Outcome.FAILED, reason="UserError", message=str(error)))
-        return EXIT_USER
-    except Fenced as error:
-        log.error("fenced: %s", error)
-        return EXIT_FENCED
+    except (UserError, Fenced) as error:
+        return exit_code(error)
     except WorkerFailed as error:
         return _failed(error)
     except Exception as error:
         traceback.print_exc()
-        write_termination(
-            TerminationMessage(outcome=Outcome.FAILED, reason="InternalError", message=repr(error))
-        )
+        write_failure("InternalError", repr(error))
         return EXIT_FAILED
 
 
 def _failed(error: WorkerFailed) -> int:
     """Say why this worker ends; returns the exit code, with which it is replaced."""
     log.error("%s", error)
-    reason = type(error).__name__
-    write_termination(TerminationMessage(outcome=Outcome.FAILED, reason=reason, message=str(error)))
+    write_failure(type(error).__name__, str(error))
     return EXIT_FAILED
 
 

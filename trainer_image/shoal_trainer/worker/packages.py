@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from shoal_trainer.script import beside, imports, python_files
+
 
 def beside_the_image(script: Path) -> list[str]:
-    """The distributions whose modules the script imports and the image lacks. None if Shoal itself is not installed."""
+    """The distributions that the script, or what it imports from beside it, needs and the image lacks.
+
+    None if Shoal itself is not installed.
+    """
     if script.suffix != ".py" or not script.is_file():  # compiled, or in an archive
         return []
     try:
@@ -20,20 +24,12 @@ def beside_the_image(script: Path) -> list[str]:
     except PackageNotFoundError:
         return []
     found, known = set[str](), packages_distributions()
-    for module in _imports(script):
+    files = [script, *(file for each in beside(script) for file in python_files(each))]
+    for module in set[str]().union(*(imports(ast.parse(file.read_bytes())) for file in files)):
         names = {canonicalize_name(name) for name in known.get(module, ())}
         if names and not names & there.keys():
             found.update(names)
     return sorted(found)
-
-
-def _imports(script: Path) -> Iterator[str]:
-    """The top-level names of what is imported anywhere in the file."""
-    for node in ast.walk(ast.parse(script.read_bytes())):
-        if isinstance(node, ast.Import):
-            yield from (each.name.partition(".")[0] for each in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module.partition(".")[0]
 
 
 def _required(name: str, extra: str, seen: dict[str, set[str]]) -> dict[str, set[str]]:

@@ -35,11 +35,12 @@ from shoal_trainer.worker.alone import validation_batches
 from shoal_trainer.worker.compose import build_flat_model
 from shoal_trainer.worker.entrypoint import load
 from shoal_trainer.worker.flat_model import FlatModel, Step
+from shoal_trainer.worker.keras_internals import model_supports_jit
 from shoal_trainer.worker.optimizers import place
 from shoal_trainer.worker.packages import beside_the_image
 from shoal_trainer.worker.target import check_target
 from shoal_trainer.worker.tasks import Tasks, evaluated
-from shoal_trainer.worker.xla import INSTEAD, as_on_gpu, unsupported
+from shoal_trainer.worker.xla import INSTEAD, as_on_gpu, left_to_keras, unsupported
 
 State = Literal["ok", "warning", "error", "skipped"]
 LOOK_BATCHES = 64
@@ -106,15 +107,16 @@ class Rehearsal:
 
     def run(self) -> bool:
         """Try all parts; returns `passed`. Parts that need one that failed are skipped."""
-        job = self._part("import", lambda _: self._load())
-        if job is None:
-            return False
-        model = self._part("model and data", lambda say: self._build(job, say))
+        with left_to_keras() as chosen:
+            job = self._part("import", lambda _: self._load())
+            if job is None:
+                return False
+            model = self._part("model and data", lambda say: self._build(job, say))
         if model is None:
             return False
         step = self._part("training step", lambda say: self._step(model, say))
         if step is not None:
-            self._part("as on a GPU", lambda say: self._step_as_on_gpu(job, say))
+            self._part("as on a GPU", lambda say: self._step_as_on_gpu(job, chosen, say))
         self._part("amount of data", lambda say: self._amount(job, say))
         validation = self._part("validation", lambda say: self._validation(job, say))
         judged = dataclasses.replace(job, validation=validation)
@@ -190,10 +192,23 @@ class Rehearsal:
         say(f"one parameter server needs {_bytes(needed(model.layout.size, placement.config))} of memory")
         return step
 
-    def _step_as_on_gpu(self, job: Training, say: Callable[[str], None]) -> None:
-        """On a GPU, Keras compiles the step with XLA, unless `compile(jit_compile=False)` says otherwise."""
+    def _step_as_on_gpu(self, job: Training, chosen: list[keras.Model], say: Callable[[str], None]) -> None:
+        """On a GPU, Keras compiles the step with XLA, unless `compile(jit_compile=False)` says otherwise.
+
+        `chosen`: models for which Keras chose already. One that was compiled before it was asked for would keep the
+        choice for this machine.
+        """
         with as_on_gpu():
             model = build_flat_model(job, self._config)
+        before = model.model.jit_compile
+        if any(model.model is each for each in chosen):
+            model.model.jit_compile = model_supports_jit(model.model)
+        try:
+            self._compiles(model, say)
+        finally:
+            model.model.jit_compile = before
+
+    def _compiles(self, model: FlatModel, say: Callable[[str], None]) -> None:
         if not model.model.jit_compile:
             say(
                 "XLA is off for this model, by compile() or because Keras knows a layer that XLA cannot compile"
@@ -222,11 +237,11 @@ class Rehearsal:
             return
         steps = math.ceil(extent.size / size)
         say(f"{extent.size:,} samples, {_count(steps, 'step')} in an epoch")
-        if steps < 10 * self._workers:
+        if self._workers > 1 and steps < 10 * self._workers:
             _log.warning(
                 "%s in an epoch: few for %s, since asynchronous training needs many small steps. Use a smaller batch "
                 "size, or fewer workers",
-                *(_count(steps, "step"), _count(self._workers, "worker")),
+                *(_count(steps, "step"), f"{self._workers} workers"),
             )
 
     def _validation(self, job: Training, say: Callable[[str], None]) -> Source | None:

@@ -27,6 +27,22 @@ def unsupported(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
+def left_to_keras() -> Iterator[list[Trainer]]:
+    """The models compiled in between with `jit_compile="auto"`, for which Keras chooses."""
+    found, before = list[Trainer](), Trainer._resolve_auto_jit_compile
+
+    def noted(model: Trainer) -> bool:
+        found.append(model)
+        return bool(before(model))
+
+    Trainer._resolve_auto_jit_compile = noted
+    try:
+        yield found
+    finally:
+        Trainer._resolve_auto_jit_compile = before
+
+
+@contextlib.contextmanager
 def as_on_gpu() -> Iterator[None]:
     """Let `jit_compile="auto"`, Keras' default, decide as on a machine with a GPU; it turns XLA off without one."""
     before = Trainer._resolve_auto_jit_compile

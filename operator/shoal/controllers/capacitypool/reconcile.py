@@ -8,7 +8,8 @@ from datetime import datetime
 from shoal.api.capacity_pool import CapacityPool, CapacityPoolStatus
 from shoal.api.events import Event
 from shoal.api.labels import POOL
-from shoal.controllers.capacitypool.measure import Seen, matches, measure
+from shoal.controllers.capacitypool.measure import matches, measure
+from shoal.controllers.capacitypool.seen import Seen
 from shoal.controllers.state import ClusterState, Key
 from shoal.runtime.recorder import Recorder
 from shoal.runtime.status_writer import StatusWriter

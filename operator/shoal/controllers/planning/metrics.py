@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from prometheus_client import Counter, Histogram
 
@@ -48,9 +49,17 @@ class PlanMetrics:
             lambda pool: pool.status.recommended.nodes,
         )
         gauge(
-            "shoal_pool_exhausted",
-            "1 while pods wait for a node of it for too long.",
-            lambda pool: float(
-                any(c.type == "Exhausted" and c.status == "True" for c in pool.status.conditions)
-            ),
+            "shoal_pool_sized",
+            "1 if its size is left to shoal-pools.",
+            lambda pool: float(pool.spec.scaling.mode != "Pods"),
         )
+        conditions = {
+            "Exhausted": ("shoal_pool_exhausted", "1 while pods wait for a node of it for too long."),
+            "FieldConflict": ("shoal_pool_field_conflict", "1 while somebody else sizes it, too."),
+        }
+        for kind, (name, text) in conditions.items():
+            gauge(name, text, partial(_has, kind))
+
+
+def _has(kind: str, pool: CapacityPool) -> float:
+    return float(any(each.type == kind and each.status == "True" for each in pool.status.conditions))

@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from shoal.api.base import ObjectMeta
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.kube import Node
 from shoal.api.planning_status import CoursePoint
-from shoal.api.speed_profile import SpeedProfile, SpeedProfileStatus
 from shoal.api.training_job import TrainingJob
 from shoal.policy.model import Proposal
 from shoal.sizing.fleet import FleetPool, JobPlan
@@ -32,12 +30,6 @@ def pool_values(pool: CapacityPool, nodes: Sequence[Node], now: datetime | None 
     values = fleet_pool(pool, now)
     cores = values.cores or max((node.status.allocatable.cores for node in nodes), default=0.0)
     return replace(values, cores=cores)
-
-
-def with_status(profile: SpeedProfile | None, namespace: str, status: SpeedProfileStatus) -> SpeedProfile:
-    """A profile, or one that is to be made, with what was learned since it was written."""
-    known = profile or SpeedProfile(metadata=ObjectMeta(namespace=namespace))
-    return known.model_copy(update={"status": status})
 
 
 def proposal(

@@ -19,6 +19,8 @@ from shoal.api.speed_profile import (
     MeasuredModel,
     MeasuredRow,
     ServerLoad,
+    SpeedProfile,
+    SpeedProfileSpec,
     SpeedProfileStatus,
     SpeedSource,
 )
@@ -27,6 +29,8 @@ from shoal_trainer.contract import LARGEST, BesideSums, LogSums, ShardReport, Sp
 
 _BESIDE = "beside"
 HALF_LIFE = timedelta(seconds=priors.HALF_LIFE)
+FORGOTTEN = 6
+"""After so many half-lives a measurement counts for nothing."""
 MOST_SERVER_LOADS = 16
 MOST_SUMS = 3000
 """Sums that are remembered, of all jobs: they take up to 250 bytes, and etcd takes 1.5 MB."""
@@ -107,6 +111,12 @@ def forget(status: SpeedProfileStatus, uids: Collection[str]) -> SpeedProfileSta
     """The status without the sums of jobs that will not report again."""
     kept = tuple(each for each in status.sources if each.uid not in uids)
     return status if len(kept) == len(status.sources) else status.model_copy(update={"sources": kept})
+
+
+def is_forgotten(profile: SpeedProfile, now: datetime) -> bool:
+    """Whether nobody says anything in the profile that still counts, neither a user nor a job."""
+    newest = profile.status.last_updated or profile.metadata.creation_timestamp or ""
+    return profile.spec == SpeedProfileSpec() and _weight(newest, now) < 0.5**FORGOTTEN
 
 
 def moved(old: SpeedProfileStatus, new: SpeedProfileStatus) -> bool:

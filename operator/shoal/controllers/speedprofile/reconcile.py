@@ -2,7 +2,8 @@
 
 Reports are merged in memory as they arrive (`learn`), so that a plan uses the newest; the object is written when an
 estimate has moved, when a job ends, and otherwise every few minutes. A crash loses nothing: reports are cumulative, and
-what is merged is written with what it was merged from.
+what is merged is written with what it was merged from. A profile that the operator made, and nobody wrote anything in,
+is deleted when its measurements are too old to count.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 
-from shoal.api.base import API_VERSION, Condition
+from shoal.api.base import API_VERSION, Condition, ObjectMeta
 from shoal.api.speed_profile import SpeedProfile, SpeedProfileStatus
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import Transport
-from shoal.controllers.speedprofile.learn import forget, learn, moved
+from shoal.controllers.speedprofile.learn import forget, is_forgotten, learn, moved
 from shoal.controllers.state import ClusterState, Key, Wake
 from shoal.errors import Unavailable
-from shoal.runtime.status_writer import StatusWriter, collection_path
+from shoal.runtime.status_writer import StatusWriter, collection_path, object_path
 from shoal.runtime.work_queue import Priority
 from shoal_trainer.contract import StatusReport
 
@@ -32,11 +34,50 @@ SOON_SECONDS = 20.0
 LATE_SECONDS = 300.0
 """Interval of writes of estimates that do not move."""
 NAMED_JOBS = 3
+DAY_SECONDS = 86_400.0
+"""Interval of looks at a profile that may be deleted some day."""
+_MADE = {"app.kubernetes.io/managed-by": "shoal"}
+"""Labels of profiles that the operator made."""
 
 
 def profile_name(fingerprint: str) -> str:
     """The name of the profile that the operator makes for a model."""
     return f"model-{fingerprint[:16].lower()}"
+
+
+Heard = Mapping[str, tuple[Key, StatusReport]]
+"""By uid of the job: its key and its newest report."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A profile as it is stored, or to be made, and the reports that it may not have yet. Nothing in it changes."""
+
+    profile: SpeedProfile
+    heard: Heard
+    now: datetime
+    on_fault: Callable[[], None] = lambda: None
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether nothing in it counts any more."""
+        return not self.heard and is_forgotten(self.profile, self.now)
+
+    def merged(self) -> SpeedProfile:
+        """The profile with the reports: milliseconds for each of them, so not for the event loop."""
+        status = self.profile.status
+        for uid, (job, report) in self.heard.items():
+            try:
+                status = learn(status, uid, report, self.now)
+            except Exception:  # broad: a report comes from a pod of a user's own image
+                self.on_fault()
+                logger.exception("the report of job %s/%s cannot be merged and is left out", *job)
+        return self.profile.model_copy(update={"status": status})
+
+
+def _is_made(profile: SpeedProfile) -> bool:
+    """Whether the operator made it."""
+    return _MADE.items() <= profile.metadata.labels.items()
 
 
 class Learner:
@@ -59,7 +100,7 @@ class Learner:
         self._wake = wake
         self._wall = wall
         self._heard: dict[Key, dict[str, tuple[Key, StatusReport]]] = {}
-        """By profile and uid of the job: the job's key and its newest report."""
+        """By profile."""
         self._written: dict[Key, float] = {}
         self._faults: Mapping[Key, str] = {}
 
@@ -95,28 +136,15 @@ class Learner:
             model = known.status.model if known is not None else None
             if model is None or fingerprint in {"", model.fingerprint}:
                 return named
-        for profile in self._state.profiles.all():
-            prior = profile.spec.model
-            if (
-                profile.metadata.namespace == namespace
-                and prior is not None
-                and prior.fingerprint == fingerprint
-            ):
-                return profile.metadata.name
-        return profile_name(fingerprint)
+        described = self._state.profiles.indexed("described", (namespace, fingerprint))
+        return described[0].metadata.name if described else profile_name(fingerprint)
 
-    def learned(self, key: Key) -> SpeedProfileStatus:
-        """What is known now: what is stored, with the newest reports."""
+    def known(self, key: Key) -> Known:
+        """What is known of a model now. Cheap."""
         namespace, name = key
         profile = self._state.profiles.get(name, namespace)
-        status = profile.status if profile is not None else SpeedProfileStatus()
-        for uid, (job, report) in self._heard.get(key, {}).items():
-            try:
-                status = learn(status, uid, report, self._wall())
-            except Exception:  # broad: a report comes from a pod of a user's own image
-                self._on_fault()
-                logger.exception("the report of job %s/%s cannot be merged and is left out", *job)
-        return status
+        made = profile or SpeedProfile(metadata=ObjectMeta(namespace=namespace, name=name))
+        return Known(made, dict(self._heard.get(key, {})), self._wall(), self._on_fault)
 
     @property
     def keys(self) -> list[Key]:
@@ -127,29 +155,37 @@ class Learner:
     async def __call__(self, key: Key) -> float | None:
         """Write a profile, if it is worth it; returns the seconds until it is looked at again."""
         namespace, name = key
-        heard = self._heard.get(key, {})
         profile = self._state.profiles.get(name, namespace)
-        if profile is None and heard:
+        if profile is None and key in self._heard:
             profile = await self._create(key)
         if profile is None:
             self._heard.pop(key, None)  # nothing is known, or the namespace goes
+            self._written.pop(key, None)
             return None
-        status = self._summed_up(profile.status, self.learned(key), heard) if heard else profile.status
+        known = self.known(key)
+        if not known.heard and self._is_waste(profile, known.now):
+            return await self._delete(profile)
+        ended = {uid: each for uid, each in known.heard.items() if not self._runs(uid)}
+        status = profile.status
+        if known.heard:
+            merged = await asyncio.to_thread(known.merged)
+            status = self._summed_up(status, merged.status, known.heard)
         conditions = self._conditions(key, profile)
         judged = conditions != profile.status.conditions
         status = status.model_copy(update={"conditions": conditions}) if judged else status
-        ended = [uid for uid, (job, _) in heard.items() if not self._runs(uid, job)]
         now = self._now()
         due = self._written.get(key, -LATE_SECONDS) + LATE_SECONDS
         if status != profile.status and (judged or ended or moved(profile.status, status) or now >= due):
             if await self._writer.write(profile, status) is None:
                 return 1.0  # it changed meanwhile: merge again
             self._written[key] = now
-        for uid in ended:
-            del heard[uid]
+        heard = self._heard.get(key, {})
+        for uid, each in ended.items():
+            if heard.get(uid) is each:
+                del heard[uid]
         if not heard:
             self._heard.pop(key, None)
-            return None
+            return DAY_SECONDS if _is_made(profile) else None
         return SOON_SECONDS
 
     def _conditions(self, key: Key, profile: SpeedProfile) -> tuple[Condition, ...]:
@@ -158,25 +194,20 @@ class Learner:
         if (fault is None) == all(each.status == "True" for each in before):
             return before
         words = f"plans leave this profile out, since the predictor fails with it ({fault}): correct it, or delete it"
+        reason, message = ("Valid", "") if fault is None else ("LeftOut", words)
+        generation, now = profile.metadata.generation, self._wall()
+        last = next(iter(before), None)
         return (
-            Condition(
-                type="Ready",
-                status="True" if fault is None else "False",
-                observed_generation=profile.metadata.generation,
-                last_transition_time=self._wall().replace(microsecond=0),
-                reason="Valid" if fault is None else "LeftOut",
-                message="" if fault is None else words,
-            ),
+            Condition.after(last, "Ready", fault is None, reason, message, generation=generation, now=now),
         )
 
     def _summed_up(
         self,
         old: SpeedProfileStatus,
         new: SpeedProfileStatus,
-        heard: dict[str, tuple[Key, StatusReport]],
+        heard: Heard,
     ) -> SpeedProfileStatus:
-        live = {job.metadata.uid for job in self._state.jobs.all() if not job.status.finished}
-        gone = {source.uid for source in new.sources if source.uid not in live}
+        gone = {source.uid for source in new.sources if not self._runs(source.uid)}
         named = [name for (_, name), _ in heard.values()]
         earlier = [name for name in old.jobs.split(", ") if name and name not in named]
         jobs = ", ".join([*named, *earlier][:NAMED_JOBS])
@@ -195,7 +226,7 @@ class Learner:
             "metadata": {
                 "name": name,
                 "namespace": namespace,
-                "labels": {"app.kubernetes.io/managed-by": "shoal"},
+                "labels": _MADE,
             },
             "spec": {},
         }
@@ -209,10 +240,42 @@ class Learner:
             return None
         raise Unavailable(f"cannot create SpeedProfile {namespace}/{name}: {answer.status} {answer.message}")
 
-    def _runs(self, uid: str, job: Key) -> bool:
-        namespace, name = job
-        known = self._state.jobs.get(name, namespace)
-        return known is not None and known.metadata.uid == uid and not known.status.finished
+    def _is_waste(self, profile: SpeedProfile, now: datetime) -> bool:
+        """Whether it may be deleted: nobody asks for it either."""
+        if not (_is_made(profile) and is_forgotten(profile, now)):
+            return False
+        about = profile.metadata
+        return not any(
+            job.metadata.annotations.get(ANNOTATION) == about.name and not job.status.finished
+            for job in self._state.jobs.all()
+            if job.metadata.namespace == about.namespace
+        )
+
+    async def _delete(self, profile: SpeedProfile) -> float | None:
+        """Delete a profile as it is known; where that is not allowed, or it has changed, it stays.
+
+        Raises:
+            Unavailable: it may succeed on retry.
+        """
+        about = profile.metadata
+        body = {
+            "kind": "DeleteOptions",
+            "apiVersion": "v1",
+            "preconditions": {"uid": about.uid, "resourceVersion": about.resource_version},
+        }
+        answer = await self._transport.request("DELETE", object_path(profile), body=body)
+        answer.accept(403, 404, 409)
+        if answer.status in {403, 409}:
+            return DAY_SECONDS
+        self._state.profiles.drop(about.uid)
+        logger.info(
+            "SpeedProfile %s/%s is deleted: its measurements are too old", about.namespace, about.name
+        )
+        return None
+
+    def _runs(self, uid: str) -> bool:
+        job = self._state.jobs.by_uid(uid)
+        return job is not None and not job.status.finished
 
     @staticmethod
     def _now() -> float:

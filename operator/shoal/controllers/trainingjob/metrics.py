@@ -16,7 +16,7 @@ from shoal.runtime.metrics import Metrics
 
 REACTIONS = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 """Seconds: from an operator that reacts at once to a cloud that makes a node."""
-RATIOS = (0.5, 0.67, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2.0)
+RATIOS = (0.5, 0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.2, 1.3, 1.5, 2.0)
 """Predicted over measured."""
 
 
@@ -96,14 +96,23 @@ class JobMetrics:
         self._first: dict[str, _Expected] = {}
 
     def count_jobs(self, jobs: Callable[[], Iterable[TrainingJob]]) -> None:
-        """Export the number of jobs by phase, computed at each scrape."""
+        """Export the numbers of jobs, computed at each scrape."""
         self._metrics.live(
             "shoal_jobs",
             "TrainingJobs by phase.",
             "phase",
             lambda: Count(job.status.phase or "Pending" for job in jobs()),
         )
-
+        self._metrics.live(
+            "shoal_jobs_waiting",
+            "TrainingJobs that have not begun to train (Pending, Starting), by the reason in their status.",
+            "reason",
+            lambda: Count(
+                job.status.reason or job.status.phase or "Pending"
+                for job in jobs()
+                if job.status.phase in {"", "Pending", "Starting"}
+            ),
+        )
         self._metrics.live_value(
             "shoal_cost_per_hour",
             "Cost of the nodes in use now, per hour, in the currency of the pools.",

@@ -104,18 +104,12 @@ class Objects:
         """Delete an object, unless another one has its name by now.
 
         Raises:
-            Unavailable: it is still there, or that is not known.
+            Unavailable: another one has its name, or it changed at that moment: its watch says which.
         """
         where = path(job, kind, name)
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}, **options}
         answer = await self._transport.request("DELETE", where, body=body, content_type=JSON)
-        answer.accept(404, 409)
-        if answer.status == 409:  # another one has its name, or it changed at that moment
-            there = await self._transport.request("GET", where)
-            there.accept(404)
-            # Any object will do: only its uid is read.
-            if there.ok and Pod.model_validate_json(there.body).metadata.uid == uid:
-                raise Unavailable(f"cannot delete {name}: {answer.message}")
+        answer.accept(404)
         if not (kind is PODS and answer.ok and self._terminates(answer)):
             self._caches[kind.plural].drop(uid)
         return answer

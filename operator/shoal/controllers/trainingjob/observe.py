@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Callable, Container
 from datetime import datetime
+from operator import attrgetter
 
-from shoal.api.kube import OwnedMeta, Pod
+from shoal.api.kube import OwnedMeta
 from shoal.api.labels import Place
-from shoal.api.training_job import MANAGED_BY, TrainingJob
+from shoal.api.training_job import TrainingJob
 from shoal.controllers.state import ClusterState, Key
 from shoal.controllers.trainingjob.api_answers import AnswerStore
 from shoal.controllers.trainingjob.claims import Claims
@@ -57,17 +58,15 @@ class Observer:
         """
         namespace, name = key
         job = self._state.jobs.get(name, namespace)
-        if job is None or job.metadata.deletion_timestamp or job.spec.managed_by not in {None, MANAGED_BY}:
+        if job is None or job.metadata.deletion_timestamp or not job.spec.ours:
             return None
         now = self._wall()
         uid = job.metadata.uid
         answers = self._answers.get(uid)
-        pods: list[Pod] = []
         conflicts = answers.conflicts(now)
-        for pod in self._state.pods.indexed("job", key):
-            if pod.metadata.controller_uid == uid:
-                pods.append(pod)
-            else:
+        pods, named = self._state.pods.indexed("run", (key, uid)), self._state.pods.indexed("job", key)
+        for pod in named if len(named) > len(pods) else ():
+            if pod.metadata.controller_uid != uid:
                 conflicts[pod.metadata.name] = name_conflict(pod.metadata, job, pod.spec.node_name)
         services = {}
         for service in self._state.services.indexed("job", key):
@@ -85,7 +84,7 @@ class Observer:
             now=now,
             first_look=answers.first_look,
             images=self._images,
-            pods=tuple(sorted(pods, key=lambda pod: pod.metadata.name)),
+            pods=tuple(sorted(pods, key=attrgetter("metadata.name"))),
             services=services,
             existing=answers.existing_names(now) | self._budgets(key, uid),
             name_conflicts=conflicts,

@@ -16,8 +16,9 @@ from datetime import datetime
 
 from shoal.api.events import Event
 from shoal.api.training_job import TrainingJob
-from shoal.api.training_job_status import Slot, TrainingJobStatus
+from shoal.api.training_job_status import Slot, TrainingJobStatus, apart
 from shoal.controllers.trainingjob.metrics import JobMetrics
+from shoal.errors import Unavailable
 from shoal.policy.tell.telemetry import differs_in_telemetry_only
 from shoal.runtime.backoff import DUE_SECONDS
 from shoal.runtime.recorder import Recorder
@@ -39,6 +40,15 @@ class Report:
     """It is stored, except perhaps the newest telemetry."""
     wait: float | None = None
     """It is written after this many seconds; 0: now. None: there is nothing to write."""
+
+
+@dataclass(frozen=True)
+class _Unanswered:
+    """A write that may be stored: the job as it was, its new status, and the events about that."""
+
+    job: TrainingJob
+    status: TrainingJobStatus
+    events: tuple[Event, ...]
 
 
 class Reporter:
@@ -65,10 +75,12 @@ class Reporter:
         """Since when there is something to write."""
         self._conflicts: dict[str, tuple[str, float]] = {}
         """Versions of jobs that were not the newest, and when."""
+        self._unanswered: dict[str, list[_Unanswered]] = {}
+        """What may be stored, of one version of a job."""
 
     def forget(self, uid: str) -> None:
         """Drop the state of a deleted job."""
-        for known in (self._written, self._differs, self._conflicts):
+        for known in (self._written, self._differs, self._conflicts, self._unanswered):
             known.pop(uid, None)
         self._metrics.forget(uid)
 
@@ -77,17 +89,21 @@ class Reporter:
     ) -> Report:
         """When the status is written. `makes`: pods are being created, and soon there is more to say."""
         uid = job.metadata.uid
+        self._look_for_unanswered(job)
         if status == job.status:
             self._differs.pop(uid, None)
             self._recorder.record(job, events)
             return Report(recorded=True)
-        telemetry_only = differs_in_telemetry_only(job.status, status)
+        if not self._writer.can_write(job):
+            return Report(recorded=False)
+        old, new = apart(job.status, status)
+        telemetry_only = differs_in_telemetry_only(old, new)
         since = self._differs.setdefault(uid, self._now())
         version, at = self._conflicts.get(uid, ("", 0.0))
         due = [
             at + CONFLICT_SECONDS if version == job.metadata.resource_version else 0.0,
-            self._written.get(uid, -math.inf) + self._interval(job.status, status, telemetry_only),
-            since + _gathering_seconds(job.status, status) if makes else 0.0,
+            self._written.get(uid, -math.inf) + self._interval(old, new, telemetry_only),
+            since + _gathering_seconds(old, new) if makes else 0.0,
         ]
         left = max(due) - self._now()
         return Report(recorded=telemetry_only, wait=left if left > DUE_SECONDS else 0.0)
@@ -110,6 +126,9 @@ class Reporter:
         except asyncio.CancelledError:  # it may be stored: told twice, which is counted, rather than never
             self._recorder.record(job, events)
             raise
+        except Unavailable:
+            self._unanswered.setdefault(uid, []).append(_Unanswered(job, status, tuple(events)))
+            raise
         finally:
             self._metrics.actions.labels("WriteStatus", result).inc()
         if stored is None:
@@ -117,9 +136,23 @@ class Reporter:
             return False
         self._written[uid] = self._now()
         self._differs.pop(uid, None)
-        self._metrics.count_changes(uid, job.status, status, self._wall())
-        self._recorder.record(stored, events)
+        self._unanswered.pop(uid, None)
+        self._tell(job, status, events)
         return True
+
+    def _tell(self, job: TrainingJob, status: TrainingJobStatus, events: Iterable[Event]) -> None:
+        """Tell of a status that is stored, where `job` had another one."""
+        self._metrics.count_changes(job.metadata.uid, job.status, status, self._wall())
+        self._recorder.record(job, events)
+
+    def _look_for_unanswered(self, job: TrainingJob) -> None:
+        """Tell of a write without an answer if the job, once it is newer, shows that it was stored."""
+        tried = self._unanswered.get(job.metadata.uid)
+        if tried is None or tried[0].job.metadata.resource_version == job.metadata.resource_version:
+            return
+        del self._unanswered[job.metadata.uid]
+        if (stored := next((each for each in tried if each.status == job.status), None)) is not None:
+            self._tell(stored.job, stored.status, stored.events)
 
     def _interval(self, old: TrainingJobStatus, new: TrainingJobStatus, telemetry_only: bool) -> float:
         if telemetry_only:

@@ -5,6 +5,7 @@ It happens where the CRD is newer than the operator, or was changed by hand. Wha
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -13,16 +14,22 @@ from typing import Any
 from shoal.api.base import API_VERSION
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import MERGE_PATCH, Transport
-from shoal.controllers.state import Key
+from shoal.controllers.state import Key, Wake
+from shoal.errors import Unavailable
+from shoal.runtime.work_queue import Priority
 
 logger = logging.getLogger(__name__)
+
+AGAIN_SECONDS = 5.0
+"""Until the next try where the API server did not answer."""
 
 
 class Complaints:
     """Takes jobs that cannot be read, and writes the condition Stalled to them."""
 
-    def __init__(self, transport: Transport, *, wall: Callable[[], datetime]) -> None:
+    def __init__(self, transport: Transport, *, wake: Wake, wall: Callable[[], datetime]) -> None:
         self._transport = transport
+        self._wake = wake
         self._wall = wall
         self._unreadable: dict[Key, tuple[Mapping[str, Any], str]] = {}
 
@@ -38,7 +45,11 @@ class Complaints:
         return key in self._unreadable
 
     async def complain(self, key: Key) -> None:
-        """Write the condition, unless it is there."""
+        """Write the condition, unless it is there. Where the API server does not answer, the key is woken later.
+
+        Raises:
+            Unavailable: it did not answer.
+        """
         if (known := self._unreadable.pop(key, None)) is None:
             return
         found, why = known
@@ -67,6 +78,11 @@ class Complaints:
             },
         }
         path = f"/apis/{API_VERSION}/namespaces/{namespace}/{TrainingJob.PLURAL}/{name}/status"
-        answer = await self._transport.request("PATCH", path, body=body, content_type=MERGE_PATCH)
+        try:
+            answer = await self._transport.request("PATCH", path, body=body, content_type=MERGE_PATCH)
+        except Unavailable:
+            self._unreadable.setdefault(key, known)
+            asyncio.get_running_loop().call_later(AGAIN_SECONDS, self._wake, key, Priority.ROUTINE)
+            raise
         if not answer.ok and answer.status not in {404, 409}:
             logger.warning("cannot report that %s/%s is unreadable: %s", namespace, name, answer.message)

@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from shoal.policy.decide.homes import Home, Homes, home_of, waits_for_node
+from shoal.policy.decide.homes import Homes, waits_for_node
 from shoal.policy.decide.members import MOVED
-from shoal.policy.facts.read import Facts, Sighting
+from shoal.policy.facts.read import Facts
+from shoal.policy.facts.sightings import Home, Sighting
 from shoal.policy.facts.verdict import PodOutcome
 from shoal.policy.model import Reason
 
@@ -52,11 +53,20 @@ def assign(
     every = homes.all()
     if not number:
         return Assignment()
-    at = {index: home_of(each.slot) for index, each in held.items() if losses[index] < VACANT}
+    at = {
+        index: held[index].home
+        for index in held.keys() - facts.at_rest.homes.keys()
+        if losses[index] < VACANT
+    }
+    at |= facts.at_rest.homes
     if not every:
         return Assignment(at)
     known = facts.seen.pools
-    at = {i: home for i, home in at.items() if home in every or (home.pool and home.pool not in known)}
+    elsewhere = {
+        home for home in set(at.values()) if home not in every and (not home.pool or home.pool in known)
+    }
+    if elsewhere:
+        at = {index: home for index, home in at.items() if home not in elsewhere}
     if counts is not None:
         return _by_plan(facts, held, losses, at, _homes_to_go_back_to(facts, held, every), number, counts)
     return _by_preference(facts, homes, held, losses, at, number)
@@ -83,7 +93,7 @@ def _homes_to_go_back_to(
         if each.pod is not None and each.pod.running and healthy:
             found.pop(each.place.index, None)  # the later one runs
             if each.slot.cause == MOVED:
-                found[each.place.index] = home_of(each.slot)
+                found[each.place.index] = each.home
     return {index: home for index, home in found.items() if index in held and home in every}
 
 
@@ -100,9 +110,11 @@ def _by_plan(
     result = Assignment()
     here = {**back, **at}
     works = {index for index in at if losses[index] <= AT_WORK} | back.keys()
-    stands = [(losses[i], i, home) for i, home in at.items()] + [
-        (AT_WORK, i, home) for i, home in back.items()
-    ]
+    if not back and Counter(at.values()) <= left:  # as mostly: none has too many
+        result.homes = dict(at)
+        left -= Counter(at.values())
+    stands = [(losses[i], i, home) for i, home in at.items() if i not in result.homes]
+    stands += [(AT_WORK, i, home) for i, home in back.items()]
     for _, index, home in sorted(stands):
         if index not in result.homes and left[home] > 0:
             left[home] -= 1
@@ -149,7 +161,7 @@ def _by_preference(
     base = min(number, facts.job.spec.workers.on_demand_base)
     left_over = 0
     for index in _indices({i: held[i] for i in keepers}, result.homes, number):
-        home = _first_with_room(homes, used, on_demand=_on_demand(homes, used) < base)
+        home = homes.next(used)
         if home is None:
             left_over += 1
             continue
@@ -166,27 +178,12 @@ def _by_preference(
     return result
 
 
-def _on_demand(homes: Homes, used: Counter[Home]) -> int:
-    return sum(count for home, count in used.items() if homes.is_on_demand(home))
-
-
-def _first_with_room(homes: Homes, used: Counter[Home], *, on_demand: bool) -> Home | None:
-    """The most preferred home with room: of those that are not exhausted, if there is one."""
-    room = [home for home in homes.all() if used[home] < homes.limit(home)]
-    if not homes.named and not on_demand:
-        room = [home for home in room if not home.on_demand]  # only by base or fallback
-    wanted = [home for home in room if homes.is_on_demand(home)] if on_demand else []
-    choices = wanted or room
-    available = [home for home in choices if not homes.is_exhausted(home)]
-    return next(iter(available or choices), None)
-
-
 def _raise_base(homes: Homes, result: Assignment, base: int, used: Counter[Home]) -> None:
     """Move workers to on-demand nodes until `onDemandBase` is reached."""
     for index in sorted(result.homes, reverse=True):
-        if _on_demand(homes, used) >= base:
+        if homes.on_demand(used) >= base:
             return
-        home = _first_with_room(homes, used, on_demand=True)
+        home = homes.next(used, on_demand=True)
         if home is None or not homes.is_on_demand(home):
             return
         if not homes.is_on_demand(result.homes[index]):
@@ -201,7 +198,7 @@ def _leave_exhausted(homes: Homes, held: Mapping[int, Sighting], result: Assignm
         if not waits_for_node(held[index]) or home not in homes.all() or not homes.is_exhausted(home):
             continue
         used = Counter(result.homes.values())
-        instead = _first_with_room(homes, used, on_demand=False)
+        instead = homes.next(used, on_demand=False)
         if instead is not None and not homes.is_exhausted(instead):
             result.homes[index] = instead
 
@@ -238,7 +235,7 @@ def _return_one(
 ) -> None:
     """Let one worker try a spot node again, when it is time."""
     rule = facts.job.spec.workers.fallback
-    if rule is None or _on_demand(homes, used) <= base:
+    if rule is None or homes.on_demand(used) <= base:
         return
     waiting = any(
         index in held and waits_for_node(held[index]) and not homes.is_on_demand(home)
@@ -249,7 +246,7 @@ def _return_one(
         return
     if facts.timers.pending(since + timedelta(seconds=rule.return_after_seconds)):
         return
-    home = _first_with_room(homes, used, on_demand=False)
+    home = homes.next(used, on_demand=False)
     candidates = [
         index
         for index, at in result.homes.items()

@@ -1,4 +1,7 @@
-"""Which nodes new workers avoid (`workers.nodeExclusion`): where workers failed again and again."""
+"""Which nodes new workers avoid (`workers.nodeExclusion`): where workers failed again and again.
+
+None where pods may not name nodes, as with Karpenter.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def exclude(facts: Facts, failed: Sequence[tuple[str, str]]) -> Exclusions:
     kept = tuple(each for each in before.excluded_nodes if facts.timers.pending(each.until))
     if kept == before.excluded_nodes:
         kept = before.excluded_nodes
-    if rule is None or not failed:
+    if rule is None or not failed or not facts.seen.platform.named_nodes:
         return Exclusions(kept, before.node_failures)
     counts, events = dict(before.node_failures), []
     for node, reason in failed:

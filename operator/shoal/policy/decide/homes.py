@@ -5,28 +5,16 @@ A home is decided for each worker, and recorded in its slot. The spec gives the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.training_job import TrainingJob
-from shoal.api.training_job_status import Slot
 from shoal.manifests.placement import ZONE, Where
-from shoal.policy.facts.read import Facts, Sighting
+from shoal.policy.facts.read import Facts
+from shoal.policy.facts.sightings import Home, Sighting
 from shoal.policy.model import Reason
-
-
-class Home(NamedTuple):
-    """Where a worker lives: a pool; or no pool, and whether it is on demand though the job's workers are not."""
-
-    pool: str = ""
-    on_demand: bool = False
-
-
-def home_of(slot: Slot) -> Home:
-    """The home that is recorded."""
-    return Home(slot.pool, slot.on_demand)
 
 
 @dataclass(frozen=True)
@@ -76,6 +64,26 @@ class Homes:
         conditions = self.pools[home.pool].status.conditions if home.pool else ()
         return any(c.type == "Exhausted" and c.status == "True" for c in conditions)
 
+    def on_demand(self, used: Counter[Home]) -> int:
+        """How many of these workers live on demand."""
+        return sum(count for home, count in used.items() if self.is_on_demand(home))
+
+    def next(self, used: Counter[Home], *, on_demand: bool | None = None) -> Home | None:
+        """The most preferred home with room: of those that are not exhausted, if there is one; None: all are full.
+
+        `used`: the homes of the others. `on_demand`: whether it is to be on demand if it can; None: as long as fewer
+        than `onDemandBase` are.
+        """
+        if on_demand is None:
+            on_demand = self.on_demand(used) < self.job.spec.workers.on_demand_base
+        room = [home for home in self.all() if used[home] < self.limit(home)]
+        if not self.named and not on_demand:
+            room = [home for home in room if not home.on_demand]  # only by base or fallback
+        wanted = [home for home in room if self.is_on_demand(home)] if on_demand else []
+        choices = wanted or room
+        available = [home for home in choices if not self.is_exhausted(home)]
+        return next(iter(available or choices), None)
+
     def where(self, home: Home) -> Where:
         """The nodes of a home."""
         spec = self.job.spec.workers
@@ -111,11 +119,16 @@ def homes_of(facts: Facts) -> Homes:
         problem = Reason("PoolNotReady", words if problem is None else f"{problem.message}; {words}")
         known = {name: pool for name, pool in known.items() if name not in everywhere}
     zone = _zone_of_servers(facts) if spec.zone_policy == "Same" else ""
-    near = {name: pool for name, pool in known.items() if not zone or pool.spec.zone in {"", zone}}
+    near = in_zone(known, zone)
     if known and not near:
         words = f"no pool of workers.pools is in zone {zone}, where parameter server 0 is (workers.zonePolicy Same)"
         problem = Reason("NoPoolInZone", words)
     return Homes(facts.job, near, problem, facts.seen.taken)
+
+
+def in_zone(pools: Mapping[str, CapacityPool], zone: str) -> dict[str, CapacityPool]:
+    """The pools that may have nodes in a zone; empty: anywhere."""
+    return {name: pool for name, pool in pools.items() if not zone or pool.spec.zone in {"", zone}}
 
 
 def _zone_of_servers(facts: Facts) -> str:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from shoal.api.planning_status import PlanStatus
-from shoal.policy.decide.homes import Home, Homes, home_of, waits_for_node
+from shoal.policy.decide.homes import Homes, waits_for_node
 from shoal.policy.decide.members import UNWANTED, newest_of
 from shoal.policy.facts.read import Facts
+from shoal.policy.facts.sightings import Home
 from shoal.policy.model import Event, Proposal, Reason
 
 STALE_SECONDS = 600.0
@@ -42,7 +43,7 @@ def planned(facts: Facts, homes: Homes, replicas: int) -> Planned:
     """The plan of a job. `replicas`: of its spec."""
     if not homes.named:
         return Planned(replicas)
-    mode, proposal = facts.job.spec.elasticity.mode, _usable(facts)
+    mode, proposal = facts.job.spec.elasticity.mode, _usable(facts, homes)
     before = facts.job.status.plan
     if not homes.pools:
         return Planned(sum(before.pools.values()) if before and mode == "Auto" else replicas, status=before)
@@ -61,32 +62,44 @@ def planned(facts: Facts, homes: Homes, replicas: int) -> Planned:
     return Planned(replicas, None, status)
 
 
-_WAITING = Reason("Waiting", "the planner has not proposed anything yet")
+_WAITING = Reason("Waiting", "the planner has not proposed anything for these pools yet")
 
 
-def _usable(facts: Facts) -> Proposal | None:
+def _usable(facts: Facts, homes: Homes) -> Proposal | None:
+    """The proposal, if it is fresh, and was made for the pools that the job has now."""
     proposal = facts.seen.proposal
-    return proposal if proposal is not None and proposal.age_seconds <= STALE_SECONDS else None
+    if proposal is None or proposal.age_seconds > STALE_SECONDS:
+        return None
+    return proposal if proposal.pools.keys() <= homes.pools.keys() | _unseen(facts) else None
+
+
+def _unseen(facts: Facts) -> set[str]:
+    """Pools of the job that are not read, perhaps not yet: their workers stay."""
+    return set(facts.job.spec.workers.pools) - facts.seen.pools.keys()
 
 
 def _auto(
     facts: Facts, homes: Homes, replicas: int, before: PlanStatus | None, proposal: Proposal | None
 ) -> Planned:
+    left = list[str]()
     if before is None or not before.pools:
-        counts = _first_counts(homes, replicas)
+        known = _filled(homes, {}, replicas)
         reason = "the job begins with workers.replicas, until the planner knows more"
     else:
-        counts, reason = dict(before.pools), before.reason
-    unseen = set(homes.job.spec.workers.pools) - facts.seen.pools.keys()  # their workers stay
-    known = {name: count for name, count in counts.items() if name in homes.pools or name in unseen}
+        counts, here = before.pools, homes.pools.keys() | _unseen(facts)
+        known, reason = {name: count for name, count in counts.items() if name in here}, before.reason
+        if left := sorted(counts.keys() - here):
+            known = _filled(homes, known, sum(counts.values()))
+            reason = f"workers leave {', '.join(left)}, which workers.pools or workers.zonePolicy exclude now"
     readiness: tuple[Reason | None, Reason | None] = (None, _WAITING)
     if proposal is not None:
         readiness = _readiness(proposal)
-        proposed = _clamped(homes, proposal, counts)
+        proposed = _clamped(homes, proposal, known)
+        moves_anyway = bool(left) and sum(proposed.values()) >= sum(known.values())
         if sum(proposed.values()) < homes.job.spec.workers.min_replicas:
             words = f"{proposal.reason} (fewer than workers.minReplicas: the workers stay as they are)"
             readiness = None, Reason("NotFeasible", words)
-        elif before is None or known != counts or _is_due(facts, homes, counts, proposed, proposal):
+        elif before is None or moves_anyway or _is_due(facts, homes, known, proposed, proposal):
             known, reason = proposed, proposal.reason
     fits = proposal is not None and _clamped(homes, proposal, known) == known
     status = _status(facts, before, known, proposal if fits else None, reason)
@@ -94,16 +107,12 @@ def _auto(
     return Planned(sum(known.values()), known, status, *readiness, events=changes)
 
 
-def _first_counts(homes: Homes, replicas: int) -> dict[str, int]:
-    """The workers of a job without a plan, by order of preference; `onDemandBase` on demand."""
-    spec, counts, left = homes.job.spec.workers, Counter[str](), replicas
-    on_demand_first = sorted(homes.all(), key=lambda home: not homes.is_on_demand(home))
-    for order, most in ((on_demand_first, min(spec.on_demand_base, replicas)), (homes.all(), replicas)):
-        for home in order:
-            take = max(0, min(left, most - sum(counts.values()), homes.limit(home) - counts[home.pool]))
-            counts[home.pool] += take
-            left -= take
-    return {name: count for name, count in counts.items() if count}
+def _filled(homes: Homes, counts: Mapping[str, int], number: int) -> dict[str, int]:
+    """`number` workers by pool: those that have one already (`counts`), the others by order of preference."""
+    used = Counter({Home(name): count for name, count in counts.items()})
+    while used.total() < number and (home := homes.next(used)) is not None:
+        used[home] += 1
+    return {home.pool: count for home, count in used.items() if count}
 
 
 def _clamped(homes: Homes, proposal: Proposal, now: Mapping[str, int]) -> dict[str, int]:
@@ -113,7 +122,9 @@ def _clamped(homes: Homes, proposal: Proposal, now: Mapping[str, int]) -> dict[s
     is, `minReplicas` of them do: two jobs that wait for each other's nodes both give up what they can spare.
     """
     left = homes.job.spec.workers.max_replicas or 1_000
-    proposed, counts = proposal.pools, dict[str, int]()
+    proposed = proposal.pools
+    counts = {name: min(n, now.get(name, 0)) for name, n in proposed.items() if name not in homes.pools}
+    left -= sum(counts.values())  # workers whose pool is not read stay, and no more come
     for home in homes.all():
         room = max(homes.limit(home), min(now.get(home.pool, 0), homes.pools[home.pool].spec.limits.nodes))
         counts[home.pool] = max(0, min(proposed.get(home.pool, 0), room, left))
@@ -132,13 +143,17 @@ def _clamped(homes: Homes, proposal: Proposal, now: Mapping[str, int]) -> dict[s
 def _is_due(
     facts: Facts, homes: Homes, now: Mapping[str, int], proposed: Mapping[str, int], proposal: Proposal
 ) -> bool:
-    """Whether the counts change now. To leave what is not to be had disturbs no worker, so it waits for nothing."""
+    """Whether the counts change now.
+
+    To leave what is not to be had for another pool disturbs no worker, so it waits for nothing.
+    """
     if dict(now) == dict(proposed):
         return False
-    in_vain = {
-        each.slot.pool for each in facts.sightings["worker"] if waits_for_node(each)
-    } & homes.pools.keys()
-    if any(homes.is_exhausted(Home(name)) and proposed.get(name, 0) < now.get(name, 0) for name in in_vain):
+    waiting = filter(waits_for_node, (*facts.sightings["worker"], *facts.at_rest.starting.values()))
+    in_vain = {each.slot.pool for each in waiting} & homes.pools.keys()
+    left = {name for name, count in now.items() if proposed.get(name, 0) < count}
+    moves = any(count > now.get(name, 0) for name, count in proposed.items())
+    if moves and any(homes.is_exhausted(Home(name)) for name in in_vain & left):
         return True
     if _waits_for_measurement(facts, proposal):
         return False
@@ -168,8 +183,9 @@ def _readiness(proposal: Proposal) -> tuple[Reason | None, Reason | None]:
 
 def _current(facts: Facts, homes: Homes) -> dict[str, int]:
     """Workers by pool, as they are recorded."""
-    slots = (each.slot for each in newest_of(facts.sightings["worker"]).values())
-    counts = Counter(home_of(slot) for slot in slots if slot.cause != UNWANTED)
+    newest = newest_of(facts.sightings["worker"]).values()
+    counts = Counter(each.home for each in newest if each.slot.cause != UNWANTED)
+    counts.update(facts.at_rest.homes.values())
     return {name: counts[Home(name)] for name in homes.pools if counts[Home(name)]}
 
 

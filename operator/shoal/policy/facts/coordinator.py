@@ -9,7 +9,8 @@ from shoal.api.labels import Place
 from shoal.policy.model import Observation
 from shoal_trainer.contract import Phase, WorkerState
 
-FRESH_REPORT_SECONDS = 15.0
+FRESH_REPORT_SECONDS = 30.0
+"""Longer than between two reports where very many jobs are polled: an operator that is slow to ask is no silence."""
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
 
 from shoal.api.base import Condition as JobCondition
 from shoal.api.training_job_status import MOST_IMPORTANT_FIRST, Phase
-from shoal.policy.common.times import whole
 from shoal.policy.common.wording import short
 from shoal.policy.model import Reason
 
@@ -38,20 +36,18 @@ class Conditions:
 
     def __init__(self, before: tuple[JobCondition, ...], generation: int, now: datetime) -> None:
         self._by_type = {condition.type: condition for condition in before}
-        self._generation, self._now = generation, whole(now)
+        self._generation, self._now = generation, now
 
     def set(self, kind: str, holds: bool, reason: str, message: str = "") -> None:
         """Set a condition."""
-        before = self._by_type.get(kind)
-        status: Literal["True", "False"] = "True" if holds else "False"
-        unchanged = before is not None and before.status == status
-        self._by_type[kind] = JobCondition(
-            type=kind,
-            status=status,
-            observed_generation=self._generation,
-            last_transition_time=before.last_transition_time if before and unchanged else self._now,
-            reason=reason,
-            message=short(message, 2000),
+        self._by_type[kind] = JobCondition.after(
+            self._by_type.get(kind),
+            kind,
+            holds,
+            reason,
+            short(message, 2000),
+            generation=self._generation,
+            now=self._now,
         )
 
     def get(self, kind: str) -> JobCondition | None:

@@ -1,7 +1,8 @@
 """The plan of one job, in the nodes that others leave: the cheapest one that keeps its limits, or what runs.
 
-What runs is kept unless the gain is sure; where nothing keeps the limits, the cheapest is taken that is about as fast
-as the fastest; and one worker measures a pool where knowing its speed is worth its price.
+What runs is kept unless the gain is sure; where nothing keeps the deadline, the cheapest is taken that is about as fast
+as the fastest; where nothing keeps the budget, what costs least beyond it; and one worker measures a pool where knowing
+its speed is worth its price.
 """
 
 from __future__ import annotations
@@ -87,8 +88,8 @@ def _solved(job: FleetJob, left: Mapping[str, int], given: Given, elsewhere: Col
         words = f"{missing}: what runs is kept, and at least the workers that it begins with."
         return Solved(job, unplanned(job, given.pools, left, words))
     for limit, value, words in (
-        ("deadline", job.deadline_seconds, "The deadline has passed."),
-        ("budget", job.budget_left, "The budget is spent."),
+        ("deadline", job.deadline_seconds, _raise("The deadline has passed", "deadlineSeconds")),
+        ("budget", job.budget_left, _raise("The budget is spent", "maxCost")),
     ):
         if value is not None and value <= 0:
             faster = {"deadline_seconds": None, "prefer": "MinTime"}
@@ -124,13 +125,14 @@ def exactly(problem: Problem, counts: Sequence[int], seed: int = 0) -> Plan:
 def _settled(job: FleetJob, problem: Problem, best: Plan) -> Plan:
     """The best plan, or what runs if that keeps the limits and the gain is not sure enough to switch."""
     current = tuple(under_way(job).get(pool.name, 0) for pool in problem.pools)
-    if current == best.counts or not best.feasible or not fits(problem, current):
+    over = best.misses_only_budget
+    if current == best.counts or not (best.feasible or over) or not fits(problem, current):
         return best
-    change = switch(problem, current, best.counts, best.servers)
+    change = switch(_beyond_budget(problem) if over else problem, current, best.counts, best.servers)
     if not change.kept or is_sure(change.saved):
         return best
     same = exactly(problem, current)
-    if not same.feasible:
+    if not (same.feasible or (over and same.misses_only_budget)):
         return best
     note = (
         f"What runs is kept: the best plan, {fleet(best.pools, best.counts)}, would be better in "
@@ -139,9 +141,14 @@ def _settled(job: FleetJob, problem: Problem, best: Plan) -> Plan:
     return replace(same, notes=(*same.notes, note))
 
 
+def _beyond_budget(problem: Problem) -> Problem:
+    """What is left to decide where the budget is missed: how to keep the rest at least cost, whatever is preferred."""
+    return replace(problem, objective=replace(problem.objective, budget=None, prefer="MinCost"))
+
+
 def _affordable(problem: Problem, found: Plan, seed: int) -> Plan:
     """Where nothing keeps the limits for sure, not the very fastest plan but the cheapest that is as fast."""
-    if found.feasible or problem.objective.prefer != "MinCost":
+    if found.feasible or problem.objective.prefer != "MinCost" or found.counts != found.fastest.counts:
         return found
     near = [point for point in found.pareto if point.seconds <= AS_FAST * found.fastest.seconds]
     cheapest = min(near, key=lambda point: point.cost, default=None)
@@ -157,19 +164,19 @@ def _with_trial(
 ) -> JobPlan:
     """The plan, with one worker in a pool that was never measured where that is worth its price."""
     unmeasured = {name for name, basis in one.basis.items() if basis != MEASURED and name not in elsewhere}
-    late = not found.feasible
-    in_time = late or job.prefer == "MinTime"
-    if job.min_workers == job.max_workers or (late and found.binding == "budget"):
+    over = found.misses_only_budget
+    problem = _beyond_budget(one.problem) if over else one.problem
+    late = not (found.feasible or over)
+    in_time = late or problem.objective.prefer == "MinTime"
+    if job.min_workers == job.max_workers:
         return answer
     if in_time and not one.measured:  # what it is slower than is a guess, too
         return answer
     begun = {*job.asked, *(name for name, n in job.running.items() if n)}
-    trial = worth_measuring(
-        one.problem, found.counts, found.cost, found.seconds, unmeasured, begun, late=late
-    )
+    trial = worth_measuring(problem, found.counts, found.cost, found.seconds, unmeasured, begun, late=late)
     if trial is None:
         return answer
-    pools = one.problem.pools
+    pools = problem.pools
     left = [pool.name for pool, n, was in zip(pools, trial.counts, found.counts, strict=True) if n < was]
     told = duration if in_time else partial(money, currency="")
     who = f"One worker in place of one from {left[0]}" if left else "One worker more"
@@ -180,7 +187,7 @@ def _with_trial(
     return replace(
         answer,
         counts={pool.name: n for pool, n in zip(pools, trial.counts, strict=True)},
-        cost_per_hour=one.problem.price_per_hour(trial.counts),
+        cost_per_hour=problem.price_per_hour(trial.counts),
         reason=f"{answer.reason} {words}",
     )
 
@@ -192,6 +199,10 @@ def problem_of(job: FleetJob, limits: Mapping[str, int], given: Given) -> JobPro
 
 def _sentence(words: str) -> str:
     return f"{words[:1].upper()}{words[1:].rstrip('.')}."
+
+
+def _raise(what: str, field: str) -> str:
+    return f"{what}: raise elasticity.objective.{field}, or remove it."
 
 
 def _late(found: JobPlan, binding: str, words: str) -> JobPlan:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from shoal.errors import UsageError
 from shoal.sizing.accelerators import catalogue
-from shoal.sizing.availability import OUT_SECONDS, Markov
+from shoal.sizing.availability import Stock
 from shoal.sizing.fleet.pace import at_present_pace, pace_of
 from shoal.sizing.fleet.values import FleetJob, FleetPool, Pace
 from shoal.sizing.plan.cost import capped, wire_bytes
@@ -23,7 +23,7 @@ __all__ = ["JobProblem", "batch_of", "device_of", "job_problem", "servers_of", "
 RESERVE_SECONDS, RESERVE_SHARE = 300.0, 0.05
 """What must be left of the time to the deadline, beyond what on-demand nodes need, to wait with buying them."""
 SHORT_OUT_SECONDS = 600.0
-"""A stock-out is expected to last as long again as it has lasted, at least this and at most `OUT_SECONDS`."""
+"""A stock-out is expected to last as long again as it has lasted, at least this and at most as long as others did."""
 SNAPSHOT_BANDWIDTH = 5e9
 """Bytes/s at which a parameter server copies its memory for a snapshot. Training stops meanwhile."""
 BYTES_PER_PARAMETER = 16
@@ -137,24 +137,32 @@ def _supplied(option: Pool, pool: FleetPool, job: FleetJob, reserved: bool) -> P
     if not option.spot:
         return option
     if pool.exhausted and reserved and job.deadline_seconds is not None:  # there is time to wait for it
-        return replace(option, out_seconds=min(max(pool.exhausted_seconds, SHORT_OUT_SECONDS), OUT_SECONDS))
+        longest = max(option.stock.out_seconds, SHORT_OUT_SECONDS)
+        return replace(option, out_seconds=min(max(pool.exhausted_seconds, SHORT_OUT_SECONDS), longest))
     if pool.exhausted:  # nothing more comes from it
         option = replace(option, limit=min(option.limit, option.running))
     return option if reserved else _with_stock_outs(option, pool)
 
 
 def _with_stock_outs(option: Pool, pool: FleetPool) -> Pool:
-    """A spot pool that may be out of stock, as often as its requests were not fulfilled."""
-    process = Markov.seen(
-        option.interruptions_per_hour,
-        pool.interruptions_per_hour,
-        option.shock_size,
-        losses=pool.interruptions_seen,
-        requests=pool.startup_seen + pool.unfulfilled_waits,
-        unfulfilled=pool.unfulfilled_waits,
-        out_now=True if pool.exhausted else None,
+    """A spot pool that may be out of stock, as often as it was."""
+    known = priors.NODE_HOURS * max(pool.interruptions_per_hour, priors.LEAST_RATE) + pool.interruptions_seen
+    return replace(option, availability=option.running_out(known, out_now=pool.exhausted or None))
+
+
+def _stock_of(pool: FleetPool) -> Stock:
+    """What is known of the pool's stock-outs."""
+    return Stock.watched(pool.watched_seconds, pool.out_seconds, pool.outs)
+
+
+def _shocks_of(pool: FleetPool) -> tuple[float, float]:
+    """The part of the losses that are shocks, and the part of the nodes that each takes."""
+    share = priors.SHOCK_SHARE * priors.SHOCK_LOSSES + pool.lost_in_shocks
+    size = priors.SHOCK_SIZE * priors.SHOCK_NODES + pool.lost_in_shocks
+    return (
+        share / (priors.SHOCK_LOSSES + max(pool.interruptions_seen, pool.lost_in_shocks)),
+        size / (priors.SHOCK_NODES + max(pool.there_in_shocks, pool.lost_in_shocks)),
     )
-    return replace(option, availability=process)
 
 
 def servers_of(model: Model, speeds: SpeedModel, counts: tuple[int, ...]) -> Servers:
@@ -247,6 +255,7 @@ def _pool(
         priors.NODE_HOURS + pool.node_hours
     )
     running = job.running.get(pool.name, 0)
+    shock_share, shock_size = _shocks_of(pool)
     if pool.exhausted and not pool.spot:
         limit = min(limit, running)
     return Pool(
@@ -257,12 +266,14 @@ def _pool(
         step_sigma=speed.sigma,
         batch=batch,
         spot=pool.spot,
-        accelerator=f"{device_of(pool)} x {pool.devices}",
+        accelerator=f"{device_of(pool)} x {pool.devices if pool.accelerator else pool.cores:g}",
         zone=pool.zone,
         transfer_per_gib=pool.transfer_per_gib,
         startup_seconds=startup_of(pool),
         interruptions_per_hour=rate if pool.spot else 0.0,
-        shock_size=0.5 if pool.together is None else pool.together,
+        shock_share=shock_share,
+        shock_size=shock_size,
+        stock=_stock_of(pool),
         running=running,
         idle_seconds=pool.idle_seconds,
     )

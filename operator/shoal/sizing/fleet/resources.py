@@ -13,6 +13,7 @@ from shoal.api.speed_profile import ServerLoad as Load
 from shoal.errors import UsageError
 from shoal.sizing.beside import Beside
 from shoal.sizing.fleet.values import FleetPool
+from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import LogMean, Model, Profile, Row, ServerLoad
 
 __all__ = ["beside_of", "decimal", "fleet_pool", "model_of", "profile_of"]
@@ -35,6 +36,7 @@ def fleet_pool(pool: CapacityPool, now: datetime | None = None) -> FleetPool:
     starts = status.startup
     out = next((c for c in status.conditions if c.type == "Exhausted" and c.status == "True"), None)
     since = status.out_since or out.last_transition_time if out is not None else None
+    weight = _weight(status.stock.counted_until, now)
     return FleetPool(
         name=pool.metadata.name,
         accelerator=spec.accelerator.name if spec.accelerator else None,
@@ -50,11 +52,14 @@ def fleet_pool(pool: CapacityPool, now: datetime | None = None) -> FleetPool:
         interruptions_per_hour=spec.interruptions_per_hour,
         interruptions_seen=status.interruptions.seen,
         node_hours=decimal(status.interruptions.node_hours),
-        unfulfilled_waits=status.unfulfilled.waits,
+        watched_seconds=weight * decimal(status.stock.watched_seconds),
+        out_seconds=weight * decimal(status.stock.out_seconds),
+        outs=weight * decimal(status.stock.outs),
+        lost_in_shocks=status.interruptions.in_shocks,
+        there_in_shocks=status.interruptions.at_shocks,
         exhausted=out is not None,
         doubted=out is None and status.out_since is not None and not status.nodes,
         exhausted_seconds=max((now - since).total_seconds(), 0.0) if now and since else 0.0,
-        together=decimal(status.interruptions.together) if status.interruptions.together else None,
         transfer_per_gib=spec.transfer_per_gib,
         batch_size=spec.batch_size,
         idle_seconds=float(spec.scaling.shrink_after_seconds),
@@ -198,6 +203,13 @@ def _moments(found: LogMoments) -> LogMean | None:
     own = max(float(found.variance_log), 0.0)
     variance = (STEPS_DIFFER**2 * PRIOR_STEPS + own * count) / (PRIOR_STEPS + count)
     return LogMean(float(found.mean_log), variance, count, decimal(found.mean_seconds) or None)
+
+
+def _weight(counted_until: datetime | None, now: datetime | None) -> float:
+    """What was counted until then still weighs, 0 to 1."""
+    if counted_until is None or now is None or counted_until.tzinfo is None:
+        return 1.0
+    return float(0.5 ** (max((now - counted_until).total_seconds(), 0.0) / priors.HALF_LIFE))
 
 
 def _age(seen: str | None, now: datetime) -> float:

@@ -23,9 +23,10 @@ class FleetPool:
     `accelerator` None: nodes without one, whose workers compute on `cores` CPU cores. `limit`: nodes that Shoal
     may use, all jobs together. `price_per_hour` None: no offer, nothing is planned there. `startup_seen` and
     `interruptions_seen` (in `node_hours`) are how often these were measured; the rest is the prior.
-    `unfulfilled_waits`: requests that waited too long for a node. `exhausted`: there are no nodes now, for
-    `exhausted_seconds`; `doubted`: it was, is tried again, and has none yet. `together`: the part of the
-    pool's nodes that is lost when several are lost at once. `batch_size`: of workers of this pool; None: the job's.
+    In `watched_seconds` jobs would have noticed that there are no more nodes, in `out_seconds` of them there were none,
+    and `outs` times it ran out. `lost_in_shocks` of the interruptions came several at once, of `there_in_shocks` nodes.
+    `exhausted`: there are no nodes now, for `exhausted_seconds`; `doubted`: it was, is tried again, and has none yet.
+    `batch_size`: of workers of this pool; None: the job's.
     `idle_seconds`: how long a node is paid after its worker has left.
     """
 
@@ -42,12 +43,15 @@ class FleetPool:
     interruptions_per_hour: float = 0.0
     interruptions_seen: int = 0
     node_hours: float = 0.0
-    unfulfilled_waits: int = 0
+    watched_seconds: float = 0.0
+    out_seconds: float = 0.0
+    outs: float = 0.0
+    lost_in_shocks: int = 0
+    there_in_shocks: int = 0
     exhausted: bool = False
     exhausted_seconds: float = 0.0
     doubted: bool = False
     measured_startup_seconds: float | None = None
-    together: float | None = None
     transfer_per_gib: float = 0.0
     batch_size: int | None = None
     idle_seconds: float = 600.0

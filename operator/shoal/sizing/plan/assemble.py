@@ -16,7 +16,7 @@ from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.errors import UsageError
 from shoal.sizing.accelerators import Catalogue, catalogue
-from shoal.sizing.fleet.jobs import fleet_job
+from shoal.sizing.fleet.jobs import END_SECONDS, fleet_job
 from shoal.sizing.fleet.problems import batch_of, device_of, job_problem, servers_of
 from shoal.sizing.fleet.resources import fleet_pool, profile_of
 from shoal.sizing.fleet.values import FleetJob, FleetPool
@@ -29,6 +29,8 @@ from shoal.sizing.speed.model import SpeedModel
 __all__ = ["problem_of"]
 
 MOST_SERVERS = 8
+LEAST_SECONDS = 1.0
+"""Left of a deadline of which nothing has passed, however near: there is an answer to it, the fastest plan."""
 
 
 def problem_of(
@@ -51,7 +53,7 @@ def problem_of(
         profile: that of the job's model.
         profiles: all of them, which the speeds are learned from.
         now: the present, for the deadline and the age of measurements.
-        deadline: seconds from now; None: the job's.
+        deadline: seconds from now, of which as many are kept free for the end as of the job's; None: the job's.
         budget: the most that the work left may cost; None: what the job's maxCost leaves.
         job_deadline: whether the job's deadline counts.
         max_servers: the most parameter servers, None: the limit of their pool, at most `MOST_SERVERS`.
@@ -69,8 +71,12 @@ def problem_of(
     if course := [point for _, point in sorted(course_of(job).items())]:
         planned = ending_by_metric(job, planned, course)
     if deadline is not None or not job_deadline:
-        planned = replace(planned, deadline_seconds=deadline)
+        planned = replace(planned, deadline_seconds=None if deadline is None else deadline - END_SECONDS)
+    if planned.deadline_seconds is not None and (deadline is not None or job.status.start_time is None):
+        planned = replace(planned, deadline_seconds=max(planned.deadline_seconds, LEAST_SECONDS))
     if budget is not None:
+        if not budget > 0:
+            raise UsageError(f"the budget must be above 0, not {budget:g}")
         planned = replace(planned, budget_left=budget)
     _check(job, planned)
     assembly = _Assembly(job, {pool.metadata.name: pool for pool in pools}, planned, own.model, speeds, now)

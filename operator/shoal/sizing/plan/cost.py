@@ -30,7 +30,7 @@ def money_per_step(pool: Pool, servers_zone: str, bytes_per_step: float) -> floa
 
 
 def capped(pools: Sequence[Pool]) -> list[Pool]:
-    """The pools, with spot prices capped at on-demand for the same accelerator in the same zone (or any zone)."""
+    """The pools, with spot prices capped at on-demand for the same hardware in the same zone (or any zone)."""
     result = []
     for pool in pools:
         alike = [p for p in pools if not p.spot and p.accelerator and p.accelerator == pool.accelerator]

@@ -103,24 +103,30 @@ def _found(plan: Plan, currency: str) -> list[str]:
 
 def _not_found(plan: Plan, currency: str) -> list[str]:
     objective = plan.objective
-    fastest = (
-        f"The fastest plan is {fleet(plan.pools, plan.counts)}, with {plan.servers} parameter "
+    in_time = " that ends in time" if objective.deadline is not None else ""
+    superlative = f"cheapest plan{in_time}" if plan.misses_only_budget else "fastest plan"
+    shown = (
+        f"The {superlative} is {fleet(plan.pools, plan.counts)}, with {plan.servers} parameter "
         f"server{'s' if plan.servers > 1 else ''}: it takes {duration(plan.seconds)} and costs "
         f"{money(plan.cost, currency)}."
     )
     if plan.binding == "budget" and objective.budget is not None:
         cheapest = plan.cheapest
-        return [
-            f"The budget of {money(objective.budget, currency)} is too small for every plan.",
-            f"The cheapest is {_brief(plan, cheapest)} for {money(cheapest.cost, currency)} in "
-            f"{duration(cheapest.seconds)}: raise the budget to at least that.",
-            fastest,
-        ]
+        dear = [f"The budget of {money(objective.budget, currency)} is too small for every plan.", shown]
+        if not plan.misses_only_budget:  # nor is the deadline sure
+            return dear
+        sentences = [*dear, "Raise the budget to at least that."]
+        if plan.counts != cheapest.counts:
+            sentences.append(
+                f"With more time, {_brief(plan, cheapest)} would do for {money(cheapest.cost, currency)} in "
+                f"{duration(cheapest.seconds)}."
+            )
+        return sentences
     if plan.binding == "deadline and budget" and objective.deadline and objective.budget:
         sentences = [
             f"Deadline and budget cannot be kept together: each of {duration(objective.deadline)} and "
             f"{money(objective.budget, currency)} can be kept alone.",
-            fastest,
+            shown,
         ]
         other = plan.unlimited
         if other is not None:
@@ -140,18 +146,17 @@ def _not_found(plan: Plan, currency: str) -> list[str]:
         return [
             f"{' and '.join(limits)[0].upper()}{' and '.join(limits)[1:]} can be kept only if nothing goes wrong: no "
             f"plan keeps {many} with a probability of {objective.confidence:.0%}.",
-            fastest,
+            shown,
             f"Allow {duration(allowed)}, ask for less confidence, or add on-demand workers."
             if objective.deadline is not None
             else "Raise the budget, or ask for less confidence.",
         ]
-    sentences = [f"No plan ends within {duration(deadline)}.", fastest]
-    full = [p.name for p, n in zip(plan.pools, plan.counts, strict=True) if n and n == p.limit]
-    more = (
-        f", or raise the limit of {_listed(full)}, which {'is' if len(full) == 1 else 'are'} used up"
-        if full
-        else ""
-    )
+    sentences = [f"No plan ends within {duration(deadline)}.", shown]
+    used_up = ["workers.maxReplicas"] if plan.full else []
+    used_up += [
+        f"the limit of {p.name}" for p, n in zip(plan.pools, plan.counts, strict=True) if n and n == p.limit
+    ]
+    more = f", or raise what is used up: {_listed(used_up)}" if used_up else ""
     sentences.append(f"Allow at least {duration(allowed)}{more}.")
     return sentences
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -42,7 +42,8 @@ class Plan:
     `budget_chance`: the share of simulated runs that met the deadline, and the budget; None if there is none or
     nothing is random. `finish`: the 5 and 95 % quantiles of the simulated time; infinite: it ended
     before the work did. `unlimited`: the best plan without
-    the constraint `binding`. `proved`: every combination that is better by the objective was ruled out.
+    the constraint `binding`. `full`: it has as many workers as the job may have. `proved`: every combination that is
+    better by the objective was ruled out.
     """
 
     pools: tuple[Pool, ...]
@@ -67,7 +68,20 @@ class Plan:
     notes: tuple[str, ...] = ()
     budget_chance: float | None = None
     finish: tuple[float, float] | None = None
+    full: bool = False
     proved: bool = True
+
+    @property
+    def misses_only_budget(self) -> bool:
+        """Whether it is the budget alone that is not kept, or not with the confidence asked for."""
+        objective = self.objective
+        if self.feasible or objective.budget is None:
+            return False
+        if objective.deadline is None:
+            return True
+        return (
+            self.seconds <= objective.deadline if self.chance is None else self.chance >= objective.confidence
+        )
 
     def as_json(self, reason: str) -> dict[str, Any]:
         """The answer of `shoal plan --json`."""
@@ -125,13 +139,30 @@ def plan(problem: Problem, *, exact_limit: int = EXACT_LIMIT, seed: int = 0) -> 
     else:
         best = found.best
         checked = walk.check((best or found.fastest).counts, (best or found.fastest).variant)
-    shown = best or found.fastest
+    instead = None if best is not None else _cheapest_in_time(problem, exact_limit, seed)
+    if instead is not None:
+        checked = None
+    shown = best or instead or found.fastest
     if best is None and checked is None:
         checked = walk.check(shown.counts, shown.variant)
     notes = (*problem.notes, *_extrapolated(problem.servers, evaluators[shown.variant].servers))
-    return _answer(
-        model, found, best, exact, problem.work, _facts(problem, shown, evaluators, checked), notes, proved
-    )
+    facts = _facts(problem, shown, evaluators, checked)
+    answer = _answer(model, found, best, exact, problem.work, facts, notes, proved, instead)
+    return replace(answer, full=sum(shown.counts) == problem.max_workers)
+
+
+def _cheapest_in_time(problem: Problem, exact_limit: int, seed: int) -> Candidate | None:
+    """Where the budget cannot be kept, the plan that costs least beyond it; None: it is the deadline that cannot."""
+    objective = problem.objective
+    if objective.budget is None:
+        return None
+    without = replace(problem, objective=replace(objective, budget=None, prefer="MinCost"))
+    margin = NormalDist().inv_cdf(objective.confidence) if objective.deadline is not None else 0.0
+    model = ElasticModel(without, margin)
+    found, _ = search(model, exact_limit=exact_limit)
+    if objective.deadline is None or found.best is None:
+        return found.best
+    return _first_sure(Walk(model, found.best.seconds, seed), model, found, exact_limit)[0]
 
 
 @dataclass(frozen=True)
@@ -218,12 +249,13 @@ def _answer(
     facts: _Facts,
     notes: tuple[str, ...],
     proved: bool,
+    instead: Candidate | None = None,
 ) -> Plan:
     evaluators = model.evaluators()
     fastest, cheapest = found.fastest, found.cheapest
     assert fastest is not None
     assert cheapest is not None
-    shown = best or fastest
+    shown = best or instead or fastest
     binding, unlimited = _binding(found, model.objective, best, shown)
     return Plan(
         pools=tuple(model.pools),

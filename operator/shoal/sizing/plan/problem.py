@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import UsageError
-from shoal.sizing.availability import Availability, Calm, Markov
+from shoal.sizing.availability import Availability, Calm, Markov, Stock
 from shoal.sizing.beside import Beside
 from shoal.sizing.speed import priors
 from shoal.sizing.speed.efficiency import Efficiency
@@ -65,14 +65,31 @@ class Pool:
     transfer_per_gib: float = 0.0
     startup_seconds: float = 0.0
     interruptions_per_hour: float = 0.0
-    shock_share: float = 0.5
-    shock_size: float = 0.5
+    shock_share: float = priors.SHOCK_SHARE
+    shock_size: float = priors.SHOCK_SIZE
     step_sigma: float = 0.0
     running: int = 0
     idle_seconds: float = 600.0
     out_seconds: float = 0.0
+    stock: Stock = Stock()
+    """How often it runs out, where that is to be planned for."""
     availability: Availability | None = field(default=None, compare=False, repr=False)
     """Where its nodes come from and go; None: losses at the rates above, each replaced after a start-up."""
+
+    def running_out(self, losses_seen: float | None = None, *, out_now: bool | None = None) -> Markov:
+        """Its nodes with losses at the rates above and stock-outs.
+
+        `losses_seen`: what the rate rests on, in interruptions; None: no more than a prior does.
+        """
+        known = priors.NODE_HOURS * max(self.interruptions_per_hour, priors.LEAST_RATE)
+        return Markov(
+            self.interruptions_per_hour,
+            known if losses_seen is None else losses_seen,
+            self.shock_share,
+            self.shock_size,
+            self.stock,
+            out_now,
+        )
 
     @property
     def samples_per_second(self) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from shoal.errors import UsageError
-from shoal.sizing.availability import Markov, Recorded, Windows, rebinned
+from shoal.sizing.availability import Recorded, Windows, rebinned
 from shoal.sizing.plan.engine import STEPS, Engine
 from shoal.sizing.plan.problem import Floats, Objective, Pool, Problem, Servers, StepWork
 from shoal.sizing.simulate.traces import Trace
@@ -155,8 +155,7 @@ def _cell(
         if tested is None:
             continue
         rest = tuple((nodes[a:b], lost[a:b], STEP) for a, b in ((0, first), (last, len(nodes))) if b - a > 1)
-        rate = spot.interruptions_per_hour
-        learned = Windows(rest, size, Markov.seen(rate, rate, spot.shock_size))
+        learned = Windows(rest, size, spot.running_out())
         promise = _engine(spot, on_demand, counts, learned, seconds, RUNS, seed).done(counts, 1)
         work = float(np.quantile(promise, 1 - confidence))
         if work <= 0:

@@ -17,15 +17,15 @@ __all__ = ["windows_of", "with_trace"]
 STEP = 60.0
 
 
-def windows_of(traces: list[Trace], rate: float, shock_size: float = 0.5) -> Windows:
-    """Windows of traces of one pool, with the prior of a pool whose nodes are lost `rate` times an hour."""
+def windows_of(traces: list[Trace], prior: Markov) -> Windows:
+    """Windows of traces of one pool, and what was known of it without them."""
     binned = []
     for trace in traces:
         nodes, lost = trace.bins(min(STEP, max(trace.span, 1.0)))
         lost[0] = 0  # the wrap-around of a repeated trace is no loss
         binned.append((nodes.astype(np.float64), lost.astype(np.float64), min(STEP, max(trace.span, 1.0))))
     size = max(float(max(nodes.max() for nodes, _, _ in binned)), 1.0)
-    return Windows(tuple(binned), size, Markov.seen(rate, rate, shock_size))
+    return Windows(tuple(binned), size, prior)
 
 
 def with_trace(problem: Problem, pool: str, trace: Trace) -> Problem:
@@ -42,8 +42,9 @@ def with_trace(problem: Problem, pool: str, trace: Trace) -> Problem:
     hours = float((np.where(np.isfinite(trace.ends), trace.ends, trace.span) - trace.begins).sum()) / 3600
     # A short trace says little: the pool's own rate counts as 20 node-hours.
     rate = (before.interruptions_per_hour * priors.NODE_HOURS + lost) / (priors.NODE_HOURS + hours)
-    measured = windows_of([trace], rate, before.shock_size)
-    after = dataclasses.replace(before, interruptions_per_hour=rate, availability=measured)
+    rated = dataclasses.replace(before, interruptions_per_hour=rate)
+    measured = windows_of([trace], rated.running_out())
+    after = dataclasses.replace(rated, availability=measured)
     note = (
         f"In {hours:.0f} node-hours of {trace.name}, {lost} nodes of {pool} were revoked, and {measured.mean:.0%} of "
         f"{measured.size:.0f} nodes were there on average: the plan expects the same part of the pool's limit."

@@ -76,7 +76,12 @@ ANOTHER_DAY = 0.1
 # behind it: all snapshots that are known are of one store.
 ANOTHER_STORE = 0.15
 
-# A spot pool before anything was seen: the weight of its rate of losses in node-hours, and the part of the time in
-# which it is out of stock, with its weight in requests for nodes.
-NODE_HOURS = 20.0
-OUT_SHARE, REQUESTS = 0.02, 10.0
+# A spot pool before anything was seen: the weight of its rate of losses in node-hours (of at least that rate); the part
+# of losses that come as shocks, with its weight in losses; the part of the nodes that each takes, with its weight in
+# nodes; the part of the time in which the pool is out of stock, with its weight in independent looks; and for how long,
+# with its weight in times.
+NODE_HOURS, LEAST_RATE = 20.0, 0.01
+SHOCK_SHARE, SHOCK_LOSSES = 0.5, 10.0
+SHOCK_SIZE, SHOCK_NODES = 0.5, 10.0
+OUT_SHARE, LOOKS = 0.02, 10.0
+OUT_SECONDS, OUTS = 1800.0, 2.0

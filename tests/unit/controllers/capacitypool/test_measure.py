@@ -14,7 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from shoal.api.capacity_pool import CapacityPool, CapacityPoolStatus
 from shoal.api.kube import Node, Pod
 from shoal.api.training_job import TrainingJob
-from shoal.controllers.capacitypool.measure import Seen, matches, measure
+from shoal.controllers.capacitypool.measure import matches, measure
+from shoal.controllers.capacitypool.seen import Seen
+from shoal.sizing.fleet.resources import fleet_pool
 from tests.unit.policy import build
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -44,6 +46,12 @@ def usage(**counts: int) -> dict[str, Any]:
     return {"poolUsage": {"spot": counts}}
 
 
+def ended(at: datetime, *, released: bool = True) -> dict[str, Any]:
+    stamp = build.stamp(at)
+    done = {"type": "Complete", "status": "True", "reason": "Trained", "lastTransitionTime": stamp}
+    return {"completionTime": stamp, "conditions": [done], "released": released}
+
+
 def plan(count: int) -> dict[str, Any]:
     return {"plan": {"pools": {"spot": count}}}
 
@@ -67,19 +75,27 @@ def test_rates_are_sums_over_jobs() -> None:
 
 
 class Jobs(RuleBasedStateMachine):
-    """Jobs that use the pool and are deleted, and an operator that crashes before or after its writes."""
+    """Jobs that use the pool, end and are deleted, and an operator that crashes before or after its writes.
+
+    Now and then it is installed anew under another name.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.now, self.nobody = NOW, 0.0
         self.stored = CapacityPoolStatus()
         self.jobs: dict[str, int] = {}
+        self.ended: dict[str, dict[str, Any]] = {}
+        self.seen: dict[str, int] = {}
+        """What the pool has stored of each job."""
+        self.operator = 0
         self.truth = 0
         self.unseen = 0
         self.made = 0
 
     @rule(count=st.integers(0, 5))
     def use(self, count: int) -> None:
-        for name in self.jobs:
+        for name in self.jobs.keys() - self.ended.keys():
             self.jobs[name] += count
             self.truth += count
 
@@ -88,26 +104,62 @@ class Jobs(RuleBasedStateMachine):
         self.made += 1
         self.jobs[f"job-{self.made}"] = 0
 
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        if runs := sorted(self.jobs.keys() - self.ended.keys()):
+            self.ended[data.draw(st.sampled_from(runs))] = ended(self.now, released=False)
+
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        if self.ended:
+            self.ended[data.draw(st.sampled_from(sorted(self.ended)))]["released"] = True
+
+    @rule()
+    def rename(self) -> None:
+        self.operator += 1
+
+    @rule(seconds=st.one_of(st.integers(1, 500), st.integers(3000, 5000)))
+    def wait(self, seconds: int) -> None:
+        self.now += timedelta(seconds=seconds)
+
     @rule(written=st.booleans())
     def reconcile(self, written: bool) -> None:
-        status = self.measured()
+        status, until = self.measured(), self.stored.stock.counted_until
         if written:
-            self.stored = status
+            self.stored, self.seen = status, dict(self.jobs)
+            passed = (self.now - until).total_seconds() if until is not None else 0
+            self.nobody += passed if passed > 600 else 0
 
     @rule(data=st.data())
     def delete(self, data: st.DataObject) -> None:
         if self.jobs:
             name = data.draw(st.sampled_from(sorted(self.jobs)))
-            counted = {each.uid: each.interruptions for each in self.stored.counted}
-            self.unseen += self.jobs.pop(name) - counted.get(name, 0)
+            self.unseen += self.jobs.pop(name) - self.seen.get(name, 0)
+            self.ended.pop(name, None)
 
     def measured(self) -> CapacityPoolStatus:
-        jobs = [job(name, usage(interruptions=count)) for name, count in self.jobs.items()]
-        return measure(seen(pool(self.stored), *jobs))
+        jobs = [
+            job(name, usage(interruptions=count) | self.ended.get(name, {}))
+            for name, count in self.jobs.items()
+        ]
+        nodes = [Node.model_validate({"metadata": {"name": "n", "labels": {"pool": "spot"}}})]
+        operator = f"shoal-{self.operator}"
+        return measure(seen(pool(self.stored), *jobs, nodes=nodes, used=1, now=self.now, operator=operator))
 
     @invariant()
     def nothing_is_counted_twice_and_what_was_seen_is_never_lost(self) -> None:
         assert self.measured().interruptions.seen == self.truth - self.unseen
+
+    @invariant()
+    def each_second_is_counted_once(self) -> None:
+        stock = self.stored.stock
+        if stock.counted_until is None:
+            assert stock.watched_seconds == "0"
+        else:
+            self.began = getattr(self, "began", stock.counted_until)
+            seconds = (stock.counted_until - self.began).total_seconds()
+            assert float(stock.watched_seconds) <= seconds
+            assert float(stock.watched_seconds) >= 0.99 * (seconds - self.nobody)
 
 
 TestJobs = Jobs.TestCase
@@ -170,6 +222,8 @@ def test_pool_is_exhausted_when_pods_wait_for_longer_than_a_start() -> None:
     status = measure(seen(pool(), waiting=(waiting(121), waiting(10))))
     assert condition(status, "Exhausted") == ("True", "NoNodes")
     assert status.unfulfilled.pending == 1
+    [told] = [each.message for each in status.conditions if each.type == "Exhausted"]
+    assert "no node has the labels of spec.nodeSelector (pool=spot): if some should, label them" in told
     measured = job("a", usage(starts=1, startSeconds=300, startSecondsSquared=90000))
     patient = measure(seen(pool(), measured, waiting=(waiting(500),)))
     assert condition(patient, "Exhausted") == ("False", "NodesAvailable"), (
@@ -200,6 +254,86 @@ def test_exhausted_pool_is_tried_again_after_a_while_or_when_a_node_comes() -> N
     assert later(241, waiting=(waiting(500),)) == ("True", "NoNodes")
     node = Node.model_validate({"metadata": {"name": "n", "labels": {"pool": "spot"}}})
     assert later(1, nodes=[node]) == ("False", "NodesAvailable")
+
+
+class Stocked:
+    """A pool with two nodes that a job has, looked at every 15 s; what it counts."""
+
+    def __init__(self) -> None:
+        self.now, self.status = NOW, CapacityPoolStatus()
+
+    def look(self, minutes: float, nodes: int = 2, asked: datetime | None = None, operator: str = "") -> None:
+        """Look for some time. `asked`: since when a pod waits for one node more."""
+        labels = {"pool": "spot"}
+        there = [Node.model_validate({"metadata": {"name": f"n{i}", "labels": labels}}) for i in range(nodes)]
+        for _ in range(round(minutes * 4)):
+            self.now += timedelta(seconds=15)
+            pods = () if asked is None else (waiting((NOW - asked).total_seconds()),)
+            self.status = measure(
+                seen(
+                    pool(self.status), now=self.now, nodes=there, used=nodes, waiting=pods, operator=operator
+                )
+            )
+
+    def counted(self) -> tuple[float, float, float]:
+        """Minutes watched and out up to now, and how often it ran out: a change makes the next look count."""
+        changed = pool(self.status).model_copy(
+            update={"metadata": pool().metadata.model_copy(update={"generation": 4})}
+        )
+        found = measure(seen(changed, now=self.now, nodes=(), used=0)).stock
+        return float(found.watched_seconds) / 60, float(found.out_seconds) / 60, float(found.outs)
+
+
+def about(*minutes: float) -> Any:
+    return pytest.approx(minutes, abs=0.6)
+
+
+def test_time_out_of_stock_is_counted_and_not_the_requests_in_it() -> None:
+    """Many workers wait together, and try again: that is one stock-out, of as long as it lasts."""
+    of = Stocked()
+    of.look(60)
+    assert of.counted() == about(60, 0, 0)
+    of.look(20, nodes=1, asked=of.now)
+    assert of.counted() == about(80, 20, 1)
+    of.look(2, nodes=1)  # nobody waits, and nobody knows
+    assert of.counted() == about(80, 20, 1)
+    of.look(10, nodes=1, asked=of.now)  # still out: not out again
+    assert of.counted() == about(90, 30, 1)
+    of.look(30)
+    assert of.counted() == about(120, 30, 1)
+    of.look(5, nodes=1, asked=of.now)
+    assert of.counted() == about(125, 35, 2)
+
+
+def test_time_in_which_nobody_would_notice_a_stock_out_says_nothing() -> None:
+    of = Stocked()
+    of.look(60, nodes=0)
+    assert of.counted() == about(0, 0, 0)
+    of.look(30)
+    of.now += timedelta(minutes=30)  # no operator runs
+    of.look(30)
+    assert 54 <= of.counted()[0] <= 60  # what it saw before it ended is not written
+
+
+def test_two_operators_that_share_a_pool_count_each_second_once() -> None:
+    of = Stocked()
+    for each in range(240):
+        of.look(0.25, operator=f"operator-{each % 3}")
+    assert of.counted() == about(60, 0, 0)
+
+
+def test_old_stock_outs_weigh_less() -> None:
+    of = Stocked()
+    of.look(10)
+    of.look(50, nodes=1, asked=of.now)
+    of.look(10)
+    assert of.counted() == about(70, 50, 1)
+    of.look(0.25, nodes=0)
+    of.now += timedelta(days=30)
+    of.look(0.5)
+    assert of.counted() == about(35, 25, 0.5)
+    planned = fleet_pool(pool(of.status), of.now + timedelta(days=30))
+    assert planned.out_seconds == pytest.approx(25 * 30, rel=0.01)
 
 
 def test_pool_that_stays_out_of_nodes_is_tried_less_and_less_often() -> None:
@@ -278,6 +412,35 @@ def test_an_operator_that_says_nothing_more_is_forgotten_and_one_that_lives_is_n
     assert of.status.interruptions.seen == 1  # what was measured stays
     of = share(of, one, operator="a/shoal", now=NOW + timedelta(minutes=180))
     assert (of.status.recommended.nodes, of.status.interruptions.seen) == (3, 1)
+
+
+def test_an_operator_that_is_installed_anew_takes_over_what_was_said_of_its_jobs() -> None:
+    """Under another name, that is: each of its jobs was counted twice for ever, and wanted twice for an hour."""
+    one = job("a", {**usage(nodeSeconds=3600, interruptions=1), **plan(1)})
+    other = job("b", {**usage(interruptions=3), **plan(2)})
+    of = share(share(pool(), one, operator="old/shoal"), other, operator="b/shoal")
+    for _ in range(2):
+        of = share(of, one, operator="new/shoal")
+        assert (of.status.interruptions.seen, of.status.recommended.nodes) == (4, 3)
+    of = share(of, operator="new/shoal")
+    assert (of.status.interruptions.seen, of.status.retired.interruptions) == (4, 1)
+
+
+def test_jobs_that_ended_are_remembered_as_a_sum() -> None:
+    """6,000 that were kept made 1 MB of status, and a few more than etcd takes."""
+    kept = [job(f"job-{n}", usage(interruptions=1) | ended(NOW)) for n in range(30)]
+    late = job("late", usage(interruptions=1) | ended(NOW, released=False))
+    of, sizes = pool(), list[int]()
+    for minute in (0, 59, 61, 62, 200):
+        of = share(of, *kept, late, operator="shoal", now=NOW + timedelta(minutes=minute))
+        assert of.status.interruptions.seen == 31
+        sizes.append(len(of.status.counted))
+    assert sizes == [31, 31, 1, 1, 1]
+    done = job("late", usage(interruptions=1) | ended(NOW))
+    of = share(of, *kept, done, operator="shoal", now=NOW + timedelta(minutes=201))
+    assert (of.status.interruptions.seen, len(of.status.counted)) == (31, 0)
+    of = share(of, operator="shoal", now=NOW + timedelta(minutes=300))
+    assert of.status.interruptions.seen == 31
 
 
 def test_operators_of_a_shared_pool_repeat_themselves_rarely() -> None:

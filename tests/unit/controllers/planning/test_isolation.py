@@ -21,7 +21,7 @@ from shoal.api.capacity_pool import CapacityPool, CapacityPoolStatus
 from shoal.api.speed_profile import SpeedProfile, SpeedProfileStatus
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import TrainingJobStatus
-from shoal.controllers.speedprofile.reconcile import profile_name
+from shoal.controllers.speedprofile.reconcile import DAY_SECONDS, profile_name
 from shoal.sizing.fleet import alone
 from shoal.sizing.speed import model as speed
 from shoal_trainer.contract import StatusReport
@@ -218,7 +218,7 @@ async def test_a_report_that_cannot_be_merged_is_dropped_with_its_job() -> None:
     await crowd.check("a report")
     assert faults(crowd, "report")
     crowd.world.state.jobs.drop(job.metadata.uid)
-    assert await crowd.world.learner(("team", profile_name(OTHER))) is None
+    assert await crowd.world.learner(("team", profile_name(OTHER))) == DAY_SECONDS
     before = faults(crowd, "report")
     await crowd.check("a report")
     assert faults(crowd, "report") == before, "it is forgotten"

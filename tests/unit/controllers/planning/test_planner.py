@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
+from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,16 +14,20 @@ import pytest
 
 from shoal.api.base import Condition
 from shoal.api.capacity_pool import CapacityPool
-from shoal.api.kube import Pod
+from shoal.api.kube import Node, Pod
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import Answer
+from shoal.controllers.planning import planner, scene
 from shoal.controllers.planning.metrics import PlanMetrics
 from shoal.controllers.planning.planner import Planner
+from shoal.controllers.speedprofile import reconcile
 from shoal.controllers.speedprofile.reconcile import (
     ANNOTATION,
+    DAY_SECONDS,
     LATE_SECONDS,
     SOON_SECONDS,
+    Known,
     Learner,
     profile_name,
 )
@@ -185,6 +190,26 @@ def test_pool_that_is_tried_again_is_doubted_until_it_has_a_node(
     found = fleet_pool(CapacityPool.model_validate(whole), NOW)
     assert (found.exhausted, found.doubted) == (exhausted == "True", doubted)
     assert not fleet_pool(pool("spot", 0.3, True), NOW).doubted
+
+
+@pytest.mark.parametrize(("policy", "chosen"), [("Same", "on-demand"), ("Preferred", "spot")])
+async def test_pools_out_of_the_zone_of_the_server_are_planned_only_where_workers_may_leave_it(
+    policy: str, chosen: str
+) -> None:
+    world = World()
+    workers = job_manifest()["spec"]["workers"] | {"zonePolicy": policy}
+    job = TrainingJob.model_validate(job_manifest(workers=workers))
+    world.add(job, pool("spot", 0.3, True, zone="z1"), pool("on-demand", 1.0, False, zone="z2"))
+    labels = {"topology.kubernetes.io/zone": "z2"}
+    world.state.nodes.put(Node.model_validate({"metadata": {"name": "safe", "uid": "n", "labels": labels}}))
+    server = build.pod_manifest("ps", node="safe")
+    server["metadata"]["labels"]["shoal.dev/job"] = "digits"
+    world.state.pods.put(Pod.model_validate(server))
+    world.hear(job, report(1e6))
+    await world.planner.plan_once()
+    found = world.planner.proposal(job.metadata.uid)
+    assert found is not None
+    assert set(found.pools) == {chosen}
 
 
 async def test_two_jobs_never_plan_more_than_the_limit() -> None:
@@ -406,11 +431,67 @@ async def test_last_report_of_a_job_is_kept_when_it_ends() -> None:
         "reason": "Trained",
     }
     world.add(TrainingJob.model_validate({**manifest, "status": {"conditions": [done]}}))
-    assert await world.learner(key) is None
+    assert await world.learner(key) == DAY_SECONDS
     profile = world.state.profiles.get(key[1], "team")
     assert profile is not None
     assert profile.status.rows[0].compute.count == "510"
+    assert await world.learner(key) == DAY_SECONDS
+
+
+def old_profile(world: World, **more: Any) -> Key:
+    """A profile that the operator made, and that was last measured half a year ago."""
+    meta = {"namespace": "team", "name": "old", "labels": {"app.kubernetes.io/managed-by": "shoal"}}
+    model = {"fingerprint": "f", "flopsPerSample": "8e7", "parameters": 500_000, "tensors": 20}
+    updated = (NOW - timedelta(days=181)).isoformat()
+    body = {"metadata": meta, "status": {"model": model, "lastUpdated": updated}, **more}
+    path = "/apis/shoal.dev/v1alpha1/namespaces/team/speedprofiles/old"
+    world.state.profiles.put(SpeedProfile.model_validate(world.cluster.add(path, body)))
+    return "team", "old"
+
+
+async def test_a_profile_of_ours_that_nobody_uses_is_deleted_when_it_is_too_old_to_count() -> None:
+    """Each version of a model leaves one, of up to a megabyte."""
+    world = World()
+    key = old_profile(world)
+    world.wall = NOW - timedelta(days=2)
+    assert await world.learner(key) == DAY_SECONDS
+    world.wall = NOW
     assert await world.learner(key) is None
+    assert world.cluster.writes("DELETE", "speedprofiles") == ["old"]
+    assert world.state.profiles.get("old", "team") is None
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"spec": {"convergence": {"r1": 100, "r2": 0, "r3": 1000, "r4": 0.2}}},
+        {"metadata": {"namespace": "team", "name": "old"}},
+    ],
+)
+async def test_a_profile_in_which_a_user_has_a_part_is_never_deleted(more: dict[str, Any]) -> None:
+    world = World()
+    await world.learner(old_profile(world, **more))
+    assert world.cluster.writes("DELETE", "speedprofiles") == []
+
+
+async def test_a_profile_that_a_job_asks_for_is_kept_and_planned_with() -> None:
+    profiles: list[int] = []
+
+    def plan(_pools: object, known: list[object], _jobs: list[FleetJob]) -> FleetPlan:
+        profiles.append(len(known))
+        return FleetPlan({})
+
+    world = World(plan=plan)
+    key = old_profile(world)
+    manifest = job_manifest()
+    world.add(TrainingJob.model_validate(manifest), pool("spot", 0.3, True))
+    await world.planner.plan_once()
+    manifest["metadata"] |= {"annotations": {ANNOTATION: "old"}, "resourceVersion": "2"}
+    world.add(TrainingJob.model_validate(manifest))
+    await world.planner.plan_once()
+    assert profiles == [0, 1]
+    assert await world.learner(key) == DAY_SECONDS
+    assert world.cluster.writes("DELETE", "speedprofiles") == []
 
 
 @pytest.mark.looptime
@@ -445,7 +526,7 @@ async def test_a_second_job_of_a_known_model_is_predicted_before_its_first_step(
     world.add(first, pool("spot", 0.3, True), pool("on-demand", 1.0, False))
     world.hear(first, report(7e6))
     name = profile_name(MODEL.fingerprint)
-    status = world.learner.learned((first.metadata.namespace, name))
+    status = world.learner.known((first.metadata.namespace, name)).merged().status
     meta = {"name": name, "namespace": first.metadata.namespace, "uid": "p", "resourceVersion": "1"}
     world.state.profiles.put(
         SpeedProfile.model_validate({"metadata": meta}).model_copy(update={"status": status})
@@ -559,6 +640,63 @@ async def test_job_that_ends_by_a_metric_is_planned_once_its_course_is_known(
     assert "is an assumption until the job has run with different numbers" in known.reason
     assert len(threads) == 2
     assert threading.main_thread() not in threads  # tens of milliseconds: not for the event loop
+
+
+async def test_a_plan_of_many_jobs_of_a_model_reads_each_thing_once_and_off_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was quadratic, and on the event loop: with 200 jobs for longer than the Lease holds."""
+    calls = Counter[str]()
+    threads = set[threading.Thread]()
+
+    def counted(module: Any, name: str) -> None:
+        whole = getattr(module, name)
+
+        def called(*args: Any, **options: Any) -> Any:
+            calls[name] += 1
+            threads.add(threading.current_thread())
+            return whole(*args, **options)
+
+        monkeypatch.setattr(module, name, called)
+
+    counted(reconcile, "learn")
+    counted(planner, "holdings")
+    counted(planner, "profile_of")
+    counted(planner, "proposal")
+    counted(scene, "fleet_job")
+    counted(scene, "pool_values")
+    world = World()
+    world.add(pool("spot", 0.3, True), pool("on-demand", 1.0, False))
+    for n in range(9):
+        job = TrainingJob.model_validate(job_manifest(f"job-{n}"))
+        world.add(job)
+        world.hear(job, report(1e6).model_copy(update={"job_uid": job.metadata.uid}))
+    await world.planner.plan_once()
+    assert calls.pop("profile_of") == 1
+    assert calls.pop("pool_values") == 2
+    assert calls == dict.fromkeys(("learn", "holdings", "fleet_job", "proposal"), 9)
+    assert threading.main_thread() not in threads
+
+
+async def test_reports_are_merged_off_the_loop() -> None:
+    world = World()
+    job = TrainingJob.model_validate(job_manifest())
+    world.add(job)
+    world.hear(job, report(1e6))
+    loop, threads = threading.current_thread(), []
+    known = world.learner.known(key := ("team", profile_name(MODEL.fingerprint)))
+    assert known.merged().status.rows
+
+    class Spied(Known):
+        def merged(self) -> SpeedProfile:
+            threads.append(threading.current_thread())
+            return super().merged()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reconcile, "Known", Spied)
+        await world.learner(key)
+    assert len(threads) == 1
+    assert loop not in threads
 
 
 @pytest.mark.parametrize(("priority", "urgent"), [(0, False), (7, True)])

@@ -75,3 +75,24 @@ def test_jobs_are_counted_by_phase_without_names() -> None:
     assert 'shoal_jobs{phase="Running"} 2.0' in text
     assert 'shoal_jobs{phase="Pending"} 1.0' in text
     assert "job=" not in text
+
+
+def test_jobs_that_have_not_begun_are_counted_by_reason() -> None:
+    metrics = JobMetrics(Metrics())
+    states = [
+        {},
+        {"phase": "Pending", "reason": "Invalid"},
+        {"phase": "Starting", "reason": "WaitingForStorage"},
+        {"phase": "Starting", "reason": "WaitingForStorage"},
+        {"phase": "Running", "reason": "BelowMinReplicas"},
+        {"phase": "Suspended", "reason": "Queued"},
+        {"phase": "Failed", "reason": "UserError"},
+    ]
+    jobs = [TrainingJob.model_validate({**build.job_manifest(), "status": each}) for each in states]
+    metrics.count_jobs(lambda: jobs)
+    text = generate_latest(metrics.registry).decode()
+    assert sorted(line for line in text.splitlines() if line.startswith("shoal_jobs_waiting{")) == [
+        'shoal_jobs_waiting{reason="Invalid"} 1.0',
+        'shoal_jobs_waiting{reason="Pending"} 1.0',
+        'shoal_jobs_waiting{reason="WaitingForStorage"} 2.0',
+    ]

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
+
+from shoal.controllers.trainingjob.unreadable import AGAIN_SECONDS
+from shoal.errors import Unavailable
 from tests.unit.controllers.clusters import JOB_PATH, KEY, Rig
 
 
@@ -42,3 +48,40 @@ async def test_readable_again_it_is_not_stalled() -> None:
     await rig.reconcile()
     [stalled] = [c for c in rig.job.status.conditions if c.type == "Stalled"]
     assert stalled.status == "False"
+
+
+async def test_nothing_is_written_to_it_that_would_conflict() -> None:
+    """A rollback of the operator with newer CRDs: a PUT and a list of all jobs each second, without end."""
+    rig = Rig()
+    rig.apply()
+    await rig.reconcile()
+    readable = rig.cluster.objects[JOB_PATH]["spec"]
+    meta = rig.cluster.change(JOB_PATH, spec={**readable, "fromTheFuture": 1})["metadata"]
+    rig.state.jobs.leave_unread(meta["uid"], int(meta["resourceVersion"]))
+    lost = rig.cluster.objects.pop("/api/v1/namespaces/ns/pods/digits-worker-0-0")
+    rig.state.pods.drop(lost["metadata"]["uid"])
+    rig.cluster.requests.clear()
+    delay = await rig.reconcile()
+    assert rig.cluster.writes("PUT", "trainingjobs") == []
+    assert delay is None or delay > 1.0
+    rig.cluster.change(JOB_PATH, spec=readable)
+    rig.see()
+    await rig.reconcile()
+    assert rig.cluster.writes("PUT", "trainingjobs") == ["status"]
+
+
+@pytest.mark.looptime
+async def test_complaint_without_an_answer_is_made_again() -> None:
+    rig = Rig()
+    rig.apply()
+    rig.complaints.hear(rig.cluster.objects[JOB_PATH], "spec: no")
+    rig.cluster.fault = lambda _method, _path: Unavailable("connection reset")
+    rig.woken.clear()
+    with pytest.raises(Unavailable):
+        await rig.complaints.complain(KEY)
+    assert rig.complaints.about(KEY)
+    await asyncio.sleep(AGAIN_SECONDS + 0.1)
+    assert [key for key, _ in rig.woken] == [KEY]
+    rig.cluster.fault = lambda _method, _path: None
+    await rig.reconcile()
+    assert rig.cluster.objects[JOB_PATH]["status"]["reason"] == "Unreadable"

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from shoal.sizing.fleet import FleetJob, FleetPool, LogMean, Model, Profile, Row, ServerLoad, plan_fleet
 from shoal.sizing.fleet.pace import Watched, at_present_pace, pace_of, samples_per_second
+from shoal.sizing.fleet.problems import job_problem
 from shoal.sizing.plan.engine import RUNS, TABLE_RUNS, Engine
 from shoal.sizing.plan.problem import Floats, Objective, Pool, Problem, Servers, StepWork
 from shoal.sizing.speed.efficiency import Efficiency
+from shoal.sizing.speed.model import fitted
 from shoal.sizing.types import PsModel
 
 MODEL = Model("resnet32", 5.5e8, 1_857_722, 104)
@@ -291,6 +293,35 @@ def test_job_that_is_late_wherever_it_was_measured_tries_another_pool_with_one_w
     assert "where the model never ran" not in plan_fleet(pools, [], [nothing]).jobs["a"].reason
 
 
+def test_job_that_misses_only_its_budget_is_as_cheap_as_it_can_be_and_tries_what_may_be_cheaper() -> None:
+    """A budget that is missed is missed by as little as possible: not by the fastest plan, which was run before."""
+    known, new = (
+        replace(STEADY, name="known"),
+        replace(STEADY, name="new", accelerator="V100", price_per_hour=2.2),
+    )
+    pools = [known, new]
+    over = job(pools=("known", "new"), deadline_seconds=None, budget_left=4.0, running={"known": 1})
+    least = plan_fleet([known], [PROFILE], [replace(over, budget_left=None, pools=("known",))]).jobs["a"]
+    alone = plan_fleet([known], [PROFILE], [replace(over, pools=("known",))]).jobs["a"]
+    assert not alone.feasible
+    assert alone.binding == "budget"
+    assert alone.counts == least.counts
+    assert "The budget of 4.00 is too small for every plan. The cheapest plan is 1 worker" in alone.reason
+    assert "raise the budget to at least that" in alone.reason.lower()
+    found = plan_fleet(pools, [PROFILE], [over]).jobs["a"]
+    assert (found.counts["known"], found.counts["new"]) == (1, 1)
+    assert "One worker more measures new, where the model never ran" in found.reason
+    assert plan_fleet(pools, [PROFILE], [replace(over, prefer="MinTime")]).jobs["a"].counts == found.counts
+    both = replace(over, deadline_seconds=4 * 3600.0)
+    in_time = plan_fleet(pools, [PROFILE], [both]).jobs["a"]
+    assert in_time.confidence is not None
+    assert in_time.confidence >= 0.95
+    assert in_time.counts["known"] < 8
+    assert in_time.counts["new"] == 1
+    sure = plan_fleet([known, replace(new, price_per_hour=9.0)], [PROFILE], [over]).jobs["a"]
+    assert sure.counts["new"] == 0, "it would have to be six times as fast"
+
+
 def test_late_job_does_not_pay_any_price_for_the_last_seconds() -> None:
     quick = replace(STEADY, startup_seconds=170.0)
     late = job(deadline_seconds=900.0)  # sixteen workers take longer
@@ -316,6 +347,17 @@ def test_cpu_pool_is_a_pool_like_any_other() -> None:
     found = plan_fleet([cpu], [profile], [job(pools=("cpu",), samples_left=1e5)]).jobs["a"]
     assert found.basis == "cpu: measured"
     assert found.samples_per_second == pytest.approx(found.counts["cpu"] * 64, rel=0.1)
+
+
+@pytest.mark.parametrize(("cores", "price"), [(2, 2.0), (64, 0.1)])
+def test_price_of_spot_cores_is_capped_by_that_of_as_many_on_demand(cores: int, price: float) -> None:
+    """64 cores were taken to cost what 2 cost on demand."""
+    spot = FleetPool("spot", None, cores=64, spot=True, limit=4, price_per_hour=2.0)
+    steady = FleetPool("steady", None, cores=cores, limit=4, price_per_hour=0.1)
+    speeds, _ = fitted([PROFILE])
+    limits = {"spot": 4, "steady": 4}
+    one = job_problem(job(deadline_seconds=None), [spot, steady], limits, speeds, 0.95)
+    assert one.problem.pools[0].price == price
 
 
 def test_workers_that_are_slower_now_than_measured_need_help_to_keep_the_deadline() -> None:
@@ -508,7 +550,7 @@ def test_what_runs_is_left_where_the_job_may_no_longer_run_it() -> None:
 
 
 def test_pool_that_runs_out_gets_on_demand_workers_beside_it_where_there_is_no_reserve() -> None:
-    scarce = replace(SPOT, unfulfilled_waits=20, startup_seen=5)
+    scarce = replace(SPOT, watched_seconds=360_000, out_seconds=180_000, outs=100)
     tight = job(samples_left=7.5e7, deadline_seconds=3900.0)  # on-demand alone could not make it any more
     sure, unsure = (plan_fleet([pool, STEADY], [PROFILE], [tight]).jobs["a"] for pool in (SPOT, scarce))
     assert unsure.counts["steady"] > sure.counts["steady"] or not unsure.feasible

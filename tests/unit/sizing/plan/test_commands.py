@@ -58,7 +58,7 @@ def test_plan_workload_with_shoal_model_counts_startup_and_risk() -> None:
     assert answer["deadlineKept"] >= 0.95
 
 
-@pytest.mark.parametrize("deadline", ["1", "60", "120"])
+@pytest.mark.parametrize("deadline", ["1", "10", "60", "120"])
 def test_deadline_before_which_no_worker_can_start_is_answered_in_words(deadline: str) -> None:
     result = shoal("plan", *RESOURCES, "--deadline", deadline)
     assert result.exit_code == 3, result.output
@@ -196,6 +196,29 @@ def test_deadline_of_running_job_counts_from_its_start(tmp_path: Path) -> None:
         left(job, 2400)
 
 
+def test_a_deadline_on_the_command_line_is_that_of_the_job(tmp_path: Path) -> None:
+    """The last snapshot and the export need their time before both."""
+    without = _edited(tmp_path, "job.yaml", "deadlineSeconds: 2400, ", "")
+    asked = json.loads(shoal("plan", *without, "--deadline", "40m", "--json").output)
+    assert asked == json.loads(shoal("plan", *RESOURCES, "--json").output)
+
+
+def test_a_job_that_has_not_started_and_cannot_be_in_time_is_answered_in_words(tmp_path: Path) -> None:
+    files = _edited(tmp_path, "job.yaml", "deadlineSeconds: 2400", "deadlineSeconds: 5")
+    result = shoal("plan", *files)
+    assert result.exit_code == 3, result.output
+    assert "No plan ends within" in result.output
+
+
+def test_what_is_used_up_is_what_binds(tmp_path: Path) -> None:
+    """Sixteen on-demand nodes are used up, and so are the job's sixteen workers."""
+    said = " ".join(shoal("plan", *RESOURCES, "--deadline", "20m").output.split())
+    assert "or raise what is used up: workers.maxReplicas and the limit of on-demand-p100." in said
+    more = _edited(tmp_path, "pools.yaml", "nodes: 16", "nodes: 32")
+    said = " ".join(shoal("plan", *more, "--deadline", "20m").output.split())
+    assert "or raise what is used up: workers.maxReplicas." in said
+
+
 def test_budget_of_a_running_job_is_what_it_has_not_spent(tmp_path: Path) -> None:
     """Twenty were allowed and 19.50 paid, and a plan of 2.27 was feasible."""
     path = tmp_path / "job.yaml"
@@ -289,7 +312,7 @@ def test_max_servers_limits_plan(tmp_path: Path) -> None:
 def test_infeasible_plan_exits_with_3(arguments: list[str]) -> None:
     result = shoal("plan", *RESOURCES, "--deadline", "300", *arguments)
     assert result.exit_code == 3
-    assert "No plan ends within 5 min" in " ".join(result.output.split())
+    assert "No plan ends within 4 min 50 s" in " ".join(result.output.split())
     assert "Traceback" not in result.output
     assert shoal("plan", *RESOURCES, *arguments).exit_code == 0
 
@@ -310,9 +333,17 @@ def test_infeasible_plan_exits_with_3(arguments: list[str]) -> None:
         (["plan-workload", *SPOTDNN, "--loss", "0.8", "--limits", "0,0,0,0,0"], "limits of all pools are 0"),
         (["plan-workload", *SPOTDNN, "--loss", "0.8", "--limits", "-1,0,0,0,2"], "0 or more"),
         (["plan-workload", *SPOTDNN, "--loss", "0.8", "--prices", "nan,1,1,1,1"], "must be a number"),
+        (["plan", *RESOURCES, "--max-cost", "0"], "0.0 is not in the range x>0"),
+        (["plan", *RESOURCES, "--max-cost", "-1"], "-1.0 is not in the range x>0"),
+        (["plan", *RESOURCES, "--max-cost", "nan"], "the budget must be above 0, not nan"),
         (["plan", *RESOURCES, "--loss", "0.8"], "No such option"),
         (["plan", *RESOURCES, "--trace", "nothing"], "POOL=FILE"),
         (["simulate", *RESOURCES, "--trace", TRACE, "--slack", "1.2", "--deadline", "9"], "not both"),
+        (
+            ["simulate", *RESOURCES, "--trace", TRACE, "--slack", "10000"],
+            "more than 100 days are not simulated",
+        ),
+        (["simulate", *RESOURCES, "--trace", TRACE, "--deadline", "101d"], "more than 100 days are not"),
     ],
 )
 def test_invalid_option_raises_error_with_advice(arguments: list[str], says: str) -> None:

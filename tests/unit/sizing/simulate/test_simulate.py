@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from shoal.errors import UsageError
+from shoal.sizing.availability import Stock, Windows
 from shoal.sizing.plan import Objective, Pool, Problem, Servers, StepWork
 from shoal.sizing.plan.deadline import can_still_be_kept, least_on_demand
 from shoal.sizing.plan.risk import chance
@@ -254,6 +255,16 @@ def test_trace_without_time_keeps_the_prior_rate(tmp_path: Path) -> None:
     known = replace(problem.pools[0], interruptions_per_hour=0.2)
     one = with_trace(replace(problem, pools=(known, problem.pools[1])), "spot", counts(tmp_path, [8], gap=1))
     assert one.pools[0].interruptions_per_hour == pytest.approx(0.2, rel=0.01)
+
+
+def test_beside_a_trace_counts_what_the_pool_was_seen_to_do() -> None:
+    """A trace of hours says little of the next ones: with a small weight, a run is what was known before."""
+    problem = scenario(1, 1.2).problem
+    known = replace(problem.pools[0], stock=Stock.watched(1e6, 3e5, 300), shock_share=0.9)
+    spot = with_trace(replace(problem, pools=(known, problem.pools[1])), "spot", read_trace(AWS)).pools[0]
+    assert isinstance(spot.availability, Windows)
+    assert spot.availability.prior.stock == known.stock
+    assert spot.availability.prior.shock_share == 0.9
 
 
 @pytest.mark.parametrize(

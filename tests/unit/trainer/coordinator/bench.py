@@ -2,12 +2,26 @@
 
 from shoal_trainer.contract import JobIdentity, StopAfter
 from shoal_trainer.coordinator.coordinator import Coordinator
-from shoal_trainer.coordinator.protocol import DataSpec, Join
+from shoal_trainer.coordinator.protocol import DataSpec, Join, Next
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Progress, PushMeta
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=4, optimizer=OptimizerConfig(name="delta", batch_size=2))
+
+
+def next_work(coordinator, slot, incarnation=0, generation=None, *, number=None, stopped=None):
+    """What a worker of the current generation gets; by default it has read the answer to its last request."""
+    known = coordinator.members.known.get((slot, incarnation))
+    return coordinator.next_work(
+        Next(
+            slot=slot,
+            incarnation=incarnation,
+            number=number or 1 + (known.request_number if known else 0),
+            generation=coordinator.shard.history.generation if generation is None else generation,
+            stopped=stopped,
+        )
+    )
 
 
 class Bench:
@@ -46,7 +60,7 @@ class Bench:
 
     def ask(self, slot, incarnation=0, number=None):
         self.coordinator.tick()
-        return self.coordinator.next_work(slot, incarnation, number=number)
+        return next_work(self.coordinator, slot, incarnation, number=number)
 
     def push(self, slot, lease, end, incarnation=0, samples=2, loss=0.5, metrics=()):
         self.seq[slot, incarnation] = seq = self.seq.get((slot, incarnation), 0) + 1

@@ -3,15 +3,16 @@
 import pytest
 
 from shoal_trainer.contract import StopAfter
+from shoal_trainer.coordinator import report
 from shoal_trainer.coordinator.artefacts import Artefacts
 from shoal_trainer.coordinator.last_pushes import RESEND_SECONDS, LastPushes
-from shoal_trainer.coordinator.protocol import Leave, TaskDone
+from shoal_trainer.coordinator.protocol import Heartbeat, Leave, TaskDone
 from shoal_trainer.coordinator.task_queue import Tasks
 from shoal_trainer.errors import Fenced, Overtaken
 from shoal_trainer.ps.contents import Contents
 from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.wire.messages import Timings
-from tests.unit.trainer.coordinator.bench import Bench
+from tests.unit.trainer.coordinator.bench import Bench, next_work
 
 STEPS_PER_PUSH = 10
 
@@ -27,7 +28,7 @@ def stopped_by_an_evaluation(workers, step_seconds=None):
     if step_seconds is not None:
         for slot in leases:
             timings = Timings(step_seconds, 0.0, 0.0, 0.0, 0.0)
-            bench.coordinator.members.get(slot, 0).pushed(STEPS_PER_PUSH, 2, 0, timings)
+            bench.coordinator.members.get((slot, 0)).pushed(STEPS_PER_PUSH, 2, 0, timings)
     bench.coordinator.task_done(
         TaskDone(slot=0, incarnation=0, token=first.token, metrics={"val_accuracy": 0.95})
     )
@@ -40,7 +41,7 @@ def seconds_until_a_task(bench, slots):
     for second in range(1, 200):
         bench.now += 1.0
         for slot in slots:
-            bench.coordinator.heartbeat(slot, 0)
+            bench.coordinator.heartbeat(Heartbeat(slot=slot, incarnation=0))
         if bench.ask(0).kind == "task":
             return second
     raise AssertionError("no task")
@@ -59,8 +60,8 @@ def test_final_evaluation_waits_for_the_last_push_of_each_worker():
 def test_evaluation_of_an_epoch_waits_until_its_pushes_are_in_every_shard(arrives):
     """If it ends training, the export must not have a push more in another shard."""
     bench = Bench(stop=StopAfter(epochs=3), validation=True, callbacks=True)
-    bench.coordinator._last_pushes, asked = LastPushes(2), []
-    bench.coordinator.compare_soon = lambda: asked.append(bench.now)
+    bench.coordinator.course.last_pushes, asked = LastPushes(2), []
+    bench.coordinator.course.compare_soon = lambda: asked.append(bench.now)
     for slot in range(2):
         bench.join(slot)
     assert bench.train(0).kind == "idle"
@@ -100,7 +101,7 @@ def test_final_tasks_wait_as_long_as_a_push_of_several_batches_takes():
 
 def test_final_tasks_wait_briefly_for_a_worker_that_knows_of_the_stop():
     bench, _ = stopped_by_an_evaluation(2)
-    bench.coordinator.next_work(1, 0, stopped=bench.shard.stopped())
+    next_work(bench.coordinator, 1, 0, stopped=bench.shard.stopped())
     assert seconds_until_a_task(bench, slots=[0, 1]) == RESEND_SECONDS
 
 
@@ -108,7 +109,7 @@ def test_final_tasks_do_not_wait_for_a_silent_worker():
     bench, _ = stopped_by_an_evaluation(2)
     assert seconds_until_a_task(bench, slots=[0]) <= 7
     with pytest.raises(Fenced):
-        bench.coordinator.heartbeat(1, 0)
+        bench.coordinator.heartbeat(Heartbeat(slot=1, incarnation=0))
 
 
 def test_epoch_completed_after_the_stop_keeps_the_final_evaluation():
@@ -125,7 +126,7 @@ def test_saved_history_does_not_change_with_later_results():
     tasks.epoch_ended(0, {"loss": 0.5}, validation=True, callbacks=False)
     saved = tasks.dump()
     token = (1, 1)
-    assert tasks.grant(0, 0, token, 0.0) is not None
+    assert tasks.grant((0, 0), token, 0.0) is not None
     tasks.done(token, {"val_loss": 1.0}, 0.0)
     assert saved["history"] == [{"loss": 0.5}]
 
@@ -135,7 +136,7 @@ def test_export_overtaken_by_another_worker_publishes_nothing(tmp_path):
     artefacts.receive((1, 1), "export", "model.keras", iter([b"x"]))
     artefacts.receive((1, 2), "export", "model.keras", iter([b"y"]))
     with pytest.raises(Overtaken):
-        artefacts.publish_model((1, 1), Bench().coordinator.succeeded())
+        artefacts.publish_model((1, 1), report.succeeded(Bench().coordinator))
     assert artefacts.published() is None
 
 

@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from shoal_trainer.contract import BesideSums, StopAfter
+from shoal_trainer.coordinator import report
 from shoal_trainer.coordinator.beside import Beside
 from shoal_trainer.coordinator.protocol import Heartbeat
 from shoal_trainer.ps.aligned import aligned
@@ -40,9 +41,9 @@ def test_heartbeats_carry_sums_of_which_each_second_counts_once() -> None:
         bench.join(slot)
         timed(bench, slot)
     for seconds in (1.0, 3.0, 3.0):
-        bench.coordinator.heartbeat(0, 0, beside=(seconds, 0.0))
-    bench.coordinator.heartbeat(1, 0, beside=(0.0, 0.25))
-    status = bench.coordinator.status()
+        bench.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0, task_seconds=seconds))
+    bench.coordinator.heartbeat(Heartbeat(slot=1, incarnation=0, wait_seconds=0.25))
+    status = report.status(bench.coordinator)
     assert (status.beside.tasks, status.beside.waits) == (12.0, 1.0)
     assert [worker.beside_seconds for worker in status.workers] == [3.0, 0.25]
 
@@ -50,8 +51,8 @@ def test_heartbeats_carry_sums_of_which_each_second_counts_once() -> None:
 def test_a_worker_that_never_pushed_costs_no_samples() -> None:
     bench = Bench(stop=StopAfter(epochs=3))
     bench.join(0)
-    bench.coordinator.heartbeat(0, 0, beside=(0.0, 60.0))
-    assert bench.coordinator.status().beside == BesideSums()
+    bench.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0, wait_seconds=60.0))
+    assert report.status(bench.coordinator).beside == BesideSums()
 
 
 def test_epochs_count_but_for_the_last_one_whose_tasks_hold_no_step_back() -> None:
@@ -61,12 +62,13 @@ def test_epochs_count_but_for_the_last_one_whose_tasks_hold_no_step_back() -> No
     for _ in range(3):
         while (work := bench.ask(0)).kind == "data":
             bench.finish(0, work.lease)
-        if bench.coordinator.status().epoch < 3:
-            bench.coordinator.heartbeat(0, 0, beside=(float(bench.coordinator.status().epoch), 0.0))
+        if report.status(bench.coordinator).epoch < 3:
+            seconds = float(report.status(bench.coordinator).epoch)
+            bench.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0, task_seconds=seconds))
         bench.coordinator.record.tasks.done(work.token, {}, bench.now)
-    seen = bench.coordinator.status().beside
-    bench.coordinator.heartbeat(0, 0, beside=(99.0, 0.0))
-    assert bench.coordinator.status().beside == seen
+    seen = report.status(bench.coordinator).beside
+    bench.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0, task_seconds=99.0, wait_seconds=0.0))
+    assert report.status(bench.coordinator).beside == seen
     assert (seen.epochs, seen.others) == (2, 0)
     assert seen.tasks == 8.0  # two seconds at 4 samples/s
 

@@ -69,7 +69,7 @@ def test_status_and_logs_contain_them():
                 sum(done) / len(done)
             )
     assert work.history == ({"loss": 5.0, "accuracy": 0.625},)
-    assert bench.coordinator.status().metrics == {"accuracy": 0.625}
+    assert report.status(bench.coordinator).metrics == {"accuracy": 0.625}
 
 
 def test_restart_continues_the_means_of_the_snapshot():

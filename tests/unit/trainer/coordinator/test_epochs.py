@@ -6,7 +6,7 @@ import pytest
 
 from shoal_trainer.contract import Phase, StopAfter
 from shoal_trainer.coordinator import report
-from shoal_trainer.coordinator.protocol import Leave, TaskDone
+from shoal_trainer.coordinator.protocol import Heartbeat, Leave, TaskDone
 from shoal_trainer.errors import UserError
 from tests.unit.trainer.coordinator.bench import Bench
 
@@ -19,9 +19,9 @@ def test_worker_trains_exports_and_finishes():
     done = TaskDone(slot=0, incarnation=0, token=work.token)
     assert bench.coordinator.task_done(done) is not None
     assert bench.coordinator.task_done(done) is None
-    bench.coordinator.end(bench.coordinator.succeeded())
+    bench.coordinator.end(report.succeeded(bench.coordinator))
     assert bench.ask(0).kind == "finished"
-    status = bench.coordinator.status()
+    status = report.status(bench.coordinator)
     assert (status.phase, status.step, status.samples) == (Phase.SUCCEEDED, 4, 8)
     assert report.ranges(bench.coordinator.record).once == 4
 
@@ -47,7 +47,7 @@ def test_reported_epoch_is_complete_after_its_tasks():
     bench.join(0)
     work, reports = bench.train(0), []
     while work.kind == "task":
-        reports += bench.coordinator.status().epochs
+        reports += report.status(bench.coordinator).epochs
         metrics = {"val_accuracy": 0.75} if work.task == "evaluate" else {}
         bench.coordinator.task_done(TaskDone(slot=0, incarnation=0, token=work.token, metrics=metrics))
         work = bench.ask(0)
@@ -69,7 +69,7 @@ def test_training_stops_at_the_target_metric():
     bench.coordinator.task_done(TaskDone(slot=0, incarnation=0, token=work.token, metrics=metrics))
     kinds = [bench.ask(0).task for _ in range(1)]
     assert kinds in (["evaluate"], ["export"])
-    assert "accuracy reached 0.95" in bench.coordinator.status().message
+    assert "accuracy reached 0.95" in report.status(bench.coordinator).message
 
 
 def test_missing_target_metric_is_a_user_error():
@@ -111,7 +111,7 @@ def test_no_two_epochs_are_judged_by_the_same_parameters(validation):
         bench.join(slot)
     held = bench.ask(0)  # the first range of the epoch, for long
     assert bench.train(1).kind == "idle"
-    assert bench.coordinator.status().samples == 2 * (3 + 2)  # of 4 ranges in an epoch
+    assert report.status(bench.coordinator).samples == 2 * (3 + 2)  # of 4 ranges in an epoch
     bench.finish(0, held.lease)
     held = bench.ask(1)
     assert (held.task, held.epoch) == ("evaluate" if validation else "callbacks", 0)
@@ -130,10 +130,10 @@ def test_a_worker_that_asked_early_trains_its_steps_before_it_evaluates():
         bench.finish(0, bench.data.lease_message(lease))
     assert bench.ask(1).task == "evaluate"
     assert bench.train(0).kind == "idle"
-    assert bench.coordinator.status().samples == 2 * (4 + 1)
+    assert report.status(bench.coordinator).samples == 2 * (4 + 1)
     bench.finish(1, ahead.lease)
     assert bench.train(0).kind == "idle"
-    assert bench.coordinator.status().samples == 2 * (4 + 4)
+    assert report.status(bench.coordinator).samples == 2 * (4 + 4)
 
 
 def test_an_epoch_of_one_range_is_leased_whole():
@@ -172,7 +172,7 @@ def test_callbacks_do_not_wait_long_for_an_evaluator_that_asks_for_no_work():
     for _ in range(29):
         bench.now += 1.0
         for slot in (0, 1):
-            bench.coordinator.heartbeat(slot, 0)
+            bench.coordinator.heartbeat(Heartbeat(slot=slot, incarnation=0))
         assert bench.ask(1).kind == "idle"
     bench.now += 1.0
     assert bench.ask(1).task == "callbacks"
@@ -183,7 +183,7 @@ def test_callbacks_of_a_lost_evaluator_are_reassigned_when_another_worker_idles(
     bench = evaluated()
     for _ in range(7):
         bench.now += 1.0
-        bench.coordinator.heartbeat(1, 0)
+        bench.coordinator.heartbeat(Heartbeat(slot=1, incarnation=0))
         bench.coordinator.tick()
     assert bench.ask(1).task == "callbacks"
 
@@ -213,4 +213,4 @@ def test_non_finite_metric_is_dropped_and_reaches_no_target():
     assert bench.coordinator.record.tasks.history[0]["val_accuracy"] == 0.5
     assert "val_loss" not in bench.coordinator.record.tasks.history[0]
     assert bench.ask(0).task == "export"
-    assert bench.coordinator.status().message == ""
+    assert report.status(bench.coordinator).message == ""

@@ -24,6 +24,7 @@ from shoal_trainer.coordinator.bounded_http import HEAD_BYTES
 from shoal_trainer.coordinator.http import MAX_UNPROVEN
 from shoal_trainer.ps.server import MAX_UNAUTHENTICATED
 from shoal_trainer.run.processes import LocalJob, LocalRun
+from shoal_trainer.wire.gate import BURST
 from tests.unit.trainer.coordinator.served import Served
 from tests.unit.trainer.test_local_run import JOB, trained, until
 
@@ -94,8 +95,8 @@ class Pod:
         self._threads[-1].start()
 
 
-def connect(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), timeout=5, source_address=HOSTILE)
+def connect(port: int, timeout: float = 5) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=timeout, source_address=HOSTILE)
 
 
 def secured(port: int) -> ssl.SSLSocket:
@@ -171,6 +172,18 @@ def test_body_of_a_proved_request_may_be_longer_than_a_head(start_server: Any) -
     served: Served = start_server()
     status, _ = served.ask("PUT", "/v1/files/0/0/0/1/x", b"a" * (8 * HEAD_BYTES))
     assert (status, len(served.files[0, 0, (0, 1), "x"])) == (200, 8 * HEAD_BYTES)
+
+
+def test_pod_that_has_no_credit_left_is_not_heard(start_server: Any) -> None:
+    served: Served = start_server()
+    with pytest.raises(TimeoutError, match="timed out"):
+        for _ in range(2 * BURST):
+            with connect(served.server.port, timeout=0.5) as sock, suppress(ConnectionError):
+                sock.shutdown(socket.SHUT_WR)
+                sock.settimeout(20)
+                while sock.recv(4096):
+                    pass
+    assert served.works()
 
 
 def test_metrics_are_served_in_few_threads_while_a_pod_holds_connections() -> None:

@@ -27,7 +27,7 @@ class AnyWorkers(RuleBasedStateMachine):
     @rule(slot=st.integers(0, 3))
     def ask(self, slot: int) -> None:
         held = {token: self.positions(lease) for token, lease in self.ledger.leases.items()}
-        lease = self.ledger.grant(slot, 0, 1)
+        lease = self.ledger.grant((slot, 0), 1)
         if lease is not None:
             new = self.positions(lease)
             assert new
@@ -66,14 +66,14 @@ class AnyWorkers(RuleBasedStateMachine):
     )
     def reclaim(self, slot: int, epoch: int, start: int, length: int) -> None:
         segment = Segment(epoch, -1, start, min(100, start + length))
-        lease = self.ledger.reclaim(slot, 0, 2, segment)
-        assert lease is None or (lease.slot, lease.token[0]) == (slot, 2)
-        assert self.ledger.reclaim(slot, 0, 2, segment) == lease
+        lease = self.ledger.reclaim((slot, 0), 2, segment)
+        assert lease is None or (lease.worker[0], lease.token[0]) == (slot, 2)
+        assert self.ledger.reclaim((slot, 0), 2, segment) == lease
 
     @precondition(lambda self: self.ledger.leases)
     @rule(slot=st.integers(0, 3))
     def vanish(self, slot: int) -> None:
-        self.ledger.release(lambda lease: lease.slot == slot)
+        self.ledger.release(lambda lease: lease.worker[0] == slot)
 
     @rule()
     def save_and_restore(self) -> None:
@@ -112,7 +112,7 @@ class AnyWorkers(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.ledger.release(lambda _: True)
-        while (lease := self.ledger.grant(0, 1, 2)) is not None:
+        while (lease := self.ledger.grant((0, 1), 2)) is not None:
             self.push_positions(lease.segment)
         assert self.ledger.finished
         assert set(self.trained) == {(epoch, position) for epoch in range(2) for position in range(100)}
@@ -126,7 +126,7 @@ def test_each_epoch_has_its_own_order_fixed_by_the_seed() -> None:
     def order(seed: str) -> list[int]:
         one = Ledger(size=64, files=0, batch_size=1, seed=seed, epochs=2)
         starts = []
-        while (lease := one.grant(0, 0, 1)) is not None:
+        while (lease := one.grant((0, 0), 1)) is not None:
             starts.append(lease.segment.start)
             one.apply(lease.segment)
         return starts
@@ -140,7 +140,7 @@ def test_each_epoch_has_its_own_order_fixed_by_the_seed() -> None:
 
 def test_next_epoch_opens_when_nothing_is_free_and_at_most_one_ahead() -> None:
     one = ledger(size=8, batch=4, epochs=None)
-    leases = [one.grant(0, 0, 1) for _ in range(5)]
+    leases = [one.grant((0, 0), 1) for _ in range(5)]
     assert [lease.segment.epoch if lease else None for lease in leases] == [0, 0, 1, 1, None]
 
 
@@ -148,10 +148,10 @@ def test_next_epoch_opens_when_nothing_is_free_and_at_most_one_ahead() -> None:
 def test_small_epochs_without_evaluation_may_run_far_ahead(size: int | None, ahead: int) -> None:
     # A vanished worker's lease is free after seconds, in which others can train many small epochs.
     one = Ledger(size=size, files=0 if size else 3, batch_size=4, seed="s", epochs=None, in_step=False)
-    held = one.grant(0, 0, 1)
+    held = one.grant((0, 0), 1)
     assert held is not None
     if size == 8:
-        while (lease := one.grant(1, 0, 1)) is not None:
+        while (lease := one.grant((1, 0), 1)) is not None:
             one.apply(lease.segment)
         assert one.opened == 1 + ahead
         assert one.completed == 0
@@ -162,9 +162,9 @@ def test_small_epochs_without_evaluation_may_run_far_ahead(size: int | None, ahe
 
 def test_limit_splits_a_lease() -> None:
     one = ledger(size=64, batch=16, epochs=1)
-    cut = one.grant(0, 0, 1, limit=5)
+    cut = one.grant((0, 0), 1, limit=5)
     assert cut is not None
-    rest = one.grant(0, 0, 1)
+    rest = one.grant((0, 0), 1)
     assert rest is not None
     assert (cut.segment.start, cut.segment.stop) == (rest.segment.start - 5, rest.segment.start)
 
@@ -173,7 +173,7 @@ def test_file_lengths_are_learned_in_the_first_epoch() -> None:
     one = ledger(size=None, files=3, epochs=2)
     lengths = {0: 7, 1: 0, 2: 4}
     for _ in range(3):
-        lease = one.grant(0, 0, 1)
+        lease = one.grant((0, 0), 1)
         assert lease is not None
         assert lease.segment.stop is None
         length = lengths[lease.segment.file]
@@ -181,7 +181,7 @@ def test_file_lengths_are_learned_in_the_first_epoch() -> None:
             assert one.apply(lease.segment._replace(stop=length)) == []
         one.file_ended(lease.token, length)
     assert one.total() == 11
-    seconds = [one.grant(0, 0, 1) for _ in range(2)]
+    seconds = [one.grant((0, 0), 1) for _ in range(2)]
     assert {lease.segment.stop for lease in seconds if lease} == {
         7,
         4,
@@ -195,11 +195,11 @@ def test_file_lengths_are_learned_in_the_first_epoch() -> None:
 
 def test_returned_file_resumes_at_its_position() -> None:
     one = ledger(size=None, files=1, epochs=1)
-    lease = one.grant(0, 0, 1)
+    lease = one.grant((0, 0), 1)
     assert lease is not None
     one.apply(lease.segment._replace(stop=30))
     one.release(lambda _: True)
-    again = one.grant(1, 0, 1)
+    again = one.grant((1, 0), 1)
     assert again is not None
     assert (again.segment.start, again.segment.stop) == (30, None)
 
@@ -214,7 +214,7 @@ def test_push_opens_an_epoch_unknown_to_the_snapshot() -> None:
     assert one.apply(Segment(1, -1, 0, 4)) == []
     assert one.done_samples == 4
     left = []
-    while (lease := one.grant(0, 0, 1)) is not None:
+    while (lease := one.grant((0, 0), 1)) is not None:
         left.append((lease.segment.epoch, lease.segment.start))
         one.apply(lease.segment)
     assert sorted(left) == [(0, 0), (0, 4), (1, 4), (2, 0), (2, 4)]
@@ -222,11 +222,11 @@ def test_push_opens_an_epoch_unknown_to_the_snapshot() -> None:
 
 def test_positions_of_a_complete_epoch_are_repeated() -> None:
     one = ledger(size=4, batch=4, epochs=2)
-    lease = one.grant(0, 0, 1)
+    lease = one.grant((0, 0), 1)
     assert lease is not None
     one.apply(lease.segment)
     one.release(lambda _: True)
-    while one.grant(0, 0, 1) is not None:
+    while one.grant((0, 0), 1) is not None:
         pass
     assert (one.completed, one.open_epochs.get(0)) == (1, None)
     assert one.apply(Segment(0, -1, 1, 3)) == [Segment(0, -1, 1, 3)]
@@ -235,7 +235,7 @@ def test_positions_of_a_complete_epoch_are_repeated() -> None:
 def test_push_without_lease_does_not_scan_all_free_ranges(monkeypatch) -> None:
     # Recovery replays thousands of pushes under the lock, on a ledger with thousands of ranges.
     one = ledger(size=4 * MAX_RANGES, batch=4, epochs=1)
-    one.grant(0, 0, 1)
+    one.grant((0, 0), 1)
     looked = 0
 
     def overlap(first: Segment, second: Segment) -> bool:
@@ -261,7 +261,7 @@ def test_ranges_per_epoch_are_bounded(size: int) -> None:
 def test_positions_outside_the_data_are_ignored(segment: Segment) -> None:
     one = ledger(size=8, batch=4, epochs=3)
     assert one.apply(segment) == []
-    assert one.reclaim(0, 0, 1, segment) is None
+    assert one.reclaim((0, 0), 1, segment) is None
     assert one.done_samples == one.opened == 0
 
 

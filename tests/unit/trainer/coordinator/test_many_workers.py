@@ -8,13 +8,15 @@ from hypothesis import strategies as st
 
 from shoal_trainer.contract import JobIdentity, StopAfter
 from shoal_trainer.coordinator import lease_index
-from shoal_trainer.coordinator.coordinator import IDLE_SECONDS, Coordinator
+from shoal_trainer.coordinator.assigning import IDLE_SECONDS
+from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.lease_index import END, Lease, Leases, Segment, overlap
 from shoal_trainer.coordinator.members import Members
 from shoal_trainer.coordinator.protocol import DataSpec, Join
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec, Progress, PushMeta
+from tests.unit.trainer.coordinator.bench import next_work
 
 WORKERS = 200
 
@@ -32,7 +34,7 @@ def coordinator():
 
 
 def test_push_compares_few_of_many_leases(coordinator, monkeypatch):
-    leases = [coordinator.next_work(slot, 0).lease for slot in range(WORKERS)]
+    leases = [next_work(coordinator, slot, 0).lease for slot in range(WORKERS)]
     assert len(coordinator.record.ledger.leases) == WORKERS
     looked = []
     monkeypatch.setattr(lease_index, "overlap", lambda one, other: looked.append(one) or overlap(one, other))
@@ -51,7 +53,7 @@ def test_request_for_work_reads_no_other_member(coordinator, monkeypatch):
     monkeypatch.setattr(Members, "present", lambda self: looked.append(self) or present(self))
     monkeypatch.setattr(Members, "active", lambda self: looked.append(self) or [])
     for slot in range(WORKERS):
-        coordinator.next_work(slot, 0)
+        next_work(coordinator, slot, 0)
     assert looked == []
 
 
@@ -59,7 +61,7 @@ def test_request_for_work_reads_no_other_member(coordinator, monkeypatch):
 def test_idle_pause_grows_with_the_number_of_workers(coordinator, workers, seconds):
     coordinator.shard.workers.set_live(workers)
     generation_to_come = 1
-    assert coordinator.next_work(0, 0, generation_to_come).seconds == pytest.approx(seconds)
+    assert next_work(coordinator, 0, 0, generation_to_come).seconds == pytest.approx(seconds)
 
 
 @st.composite
@@ -85,7 +87,7 @@ def brute_force(leases: Iterable[Lease], segment: Segment) -> list[Lease]:
 def test_overlapping_leases_are_those_of_a_full_scan(segments, epoch, file, start, length, data):
     leases = Leases()
     for counter, segment in enumerate(segments):
-        leases.add(Lease((1, counter), 0, 0, segment))
+        leases.add(Lease((1, counter), (0, 0), segment))
     removed = data.draw(st.sets(st.sampled_from(sorted(leases)))) if leases else set()
     for token in removed:
         leases.remove(token)
@@ -98,7 +100,7 @@ def test_overlapping_leases_are_those_of_a_full_scan(segments, epoch, file, star
 
 def test_lease_with_learned_end_is_not_found_beyond_it():
     leases = Leases()
-    leases.add(Lease((1, 1), 0, 0, Segment(0, 3, 8, None)))
-    leases.add(Lease((1, 1), 0, 0, Segment(0, 3, 8, 20)))
+    leases.add(Lease((1, 1), (0, 0), Segment(0, 3, 8, None)))
+    leases.add(Lease((1, 1), (0, 0), Segment(0, 3, 8, 20)))
     assert leases.overlapping(Segment(0, 3, 20, None)) == []
     assert [lease.segment.end for lease in leases.overlapping(Segment(0, 3, 0, END))] == [20]

@@ -5,7 +5,7 @@ import pytest
 from shoal_trainer.contract import StopAfter, WorkerState
 from shoal_trainer.coordinator import report
 from shoal_trainer.coordinator.members import KEPT, Member
-from shoal_trainer.coordinator.protocol import Leave
+from shoal_trainer.coordinator.protocol import Failed, Heartbeat, Leave
 from shoal_trainer.errors import Fenced
 from shoal_trainer.wire.messages import Timings
 from tests.unit.trainer.coordinator.bench import Bench
@@ -16,12 +16,12 @@ def test_silent_worker_is_reported_and_becomes_active_again():
     bench.join(0)
     bench.now = 4.9
     bench.coordinator.tick()
-    assert bench.coordinator.status().workers[0].state is WorkerState.ACTIVE
+    assert report.status(bench.coordinator).workers[0].state is WorkerState.ACTIVE
     bench.now = 5.1
     bench.coordinator.tick()
-    assert bench.coordinator.status().workers[0].state is WorkerState.SILENT
-    bench.coordinator.heartbeat(0, 0)
-    assert bench.coordinator.status().workers[0].state is WorkerState.ACTIVE
+    assert report.status(bench.coordinator).workers[0].state is WorkerState.SILENT
+    bench.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0))
+    assert report.status(bench.coordinator).workers[0].state is WorkerState.ACTIVE
 
 
 def test_silent_workers_lease_goes_to_another_worker():
@@ -30,7 +30,7 @@ def test_silent_workers_lease_goes_to_another_worker():
         bench.join(slot)
     held = bench.ask(0).lease
     bench.now = 3.0
-    bench.coordinator.heartbeat(1, 0)
+    bench.coordinator.heartbeat(Heartbeat(slot=1, incarnation=0))
     bench.now = 6.0
     assignment = bench.train(1)
     assert assignment.task == "export"
@@ -66,15 +66,15 @@ def test_coordinator_pause_does_not_count_as_worker_silence(seconds):
     bench.train(1)
     bench.coordinator.tick()
     bench.finish(0, held)
-    states = [worker.state for worker in bench.coordinator.status().workers]
+    states = [worker.state for worker in report.status(bench.coordinator).workers]
     assert states == [WorkerState.ACTIVE] * 3
     # From now on silence counts: only worker 2 sends no heartbeat.
     for _ in range(61):
         bench.now += 1.0
         for slot in (0, 1):
-            bench.coordinator.heartbeat(slot, 0)
+            bench.coordinator.heartbeat(Heartbeat(slot=slot, incarnation=0))
         bench.coordinator.tick()
-    states = [worker.state for worker in bench.coordinator.status().workers]
+    states = [worker.state for worker in report.status(bench.coordinator).workers]
     assert states == [WorkerState.ACTIVE, WorkerState.ACTIVE, WorkerState.FENCED]
 
 
@@ -83,10 +83,10 @@ def test_forgotten_incarnation_still_fences_older_ones():
     bench.join(0, 1)
     bench.coordinator.leave(Leave(slot=0, incarnation=1))
     for slot in range(1, KEPT + 1):
-        bench.coordinator.heartbeat(slot, 0)
+        bench.coordinator.heartbeat(Heartbeat(slot=slot, incarnation=0))
     assert (0, 1) not in bench.coordinator.members.known
     with pytest.raises(Fenced):
-        bench.coordinator.heartbeat(0, 0)
+        bench.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0))
 
 
 @pytest.mark.parametrize("method", ["leave", "failed"])
@@ -95,8 +95,11 @@ def test_push_after_leaving_is_fenced(method):
     for slot in (0, 1):
         bench.join(slot)
     held = bench.ask(0).lease
-    arguments = {"leave": (Leave(slot=0, incarnation=0),), "failed": (0, 0, "why")}[method]
-    getattr(bench.coordinator, method)(*arguments)
+    coordinator = bench.coordinator
+    if method == "leave":
+        coordinator.leave(Leave(slot=0, incarnation=0))
+    else:
+        coordinator.failed(Failed(slot=0, incarnation=0, message="why"))
     bench.train(1)
     with pytest.raises(Fenced):
         bench.push(0, held, held.start + 2)
@@ -127,7 +130,7 @@ def test_successor_takes_over_and_fences_its_predecessor():
     with pytest.raises(Fenced):
         bench.push(0, held, held.stop)
     with pytest.raises(Fenced):
-        bench.coordinator.heartbeat(0, 0)
+        bench.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0))
     bench.train(0, incarnation=1)
     assert bench.shard.history.samples == 8
 
@@ -145,8 +148,8 @@ def test_heartbeat_message_is_in_the_status_until_cleared():
     bench = Bench()
     bench.join(0)
     for message in ("cannot read s3://bucket/part-3: no answer", ""):
-        bench.coordinator.heartbeat(0, 0, message)
-        assert [worker.message for worker in bench.coordinator.status().workers] == [message]
+        bench.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0, message=message))
+        assert [worker.message for worker in report.status(bench.coordinator).workers] == [message]
 
 
 def test_newest_incarnations_are_reported_first():

@@ -3,7 +3,8 @@
 import pytest
 
 from shoal_trainer.contract import StopAfter
-from shoal_trainer.coordinator.protocol import Join, TaskDone
+from shoal_trainer.coordinator import report
+from shoal_trainer.coordinator.protocol import Heartbeat, Join, TaskDone
 from shoal_trainer.coordinator.report import ranges
 from shoal_trainer.errors import Fenced
 from shoal_trainer.ps.aligned import aligned
@@ -83,7 +84,7 @@ def test_new_run_drops_leases_and_stop_reason_of_the_old_run():
     first.coordinator.record.stopping = "1 steps are done"
     second.coordinator.load(first.coordinator.record.dump(), other_run=True)
     assert lease.token in first.coordinator.record.ledger.leases
-    assert not second.coordinator.gathering
+    assert not second.coordinator.course.gathering.on
     second.join(0)
     assert second.train(0).task == "export"
     assert second.coordinator.record.ledger.completed == 2
@@ -167,13 +168,13 @@ def test_replacement_of_new_run_before_first_snapshot_adopts_copies():
     for bench in (lost, new):
         bench.shard.restore(first.shard.copy(), other_run=True)
         bench.coordinator.load(first.coordinator.record.dump(), other_run=True)
-    assert not lost.coordinator.gathering
+    assert not lost.coordinator.course.gathering.on
     lost.join(0)
     lost.now += 10.0
     lease, held = lost.ask(0).lease, lost.ask(0).lease
     lost.finish(0, lease)
     meta = lost.shard.pull(0, copy := aligned(4)).meta
-    assert new.coordinator.gathering
+    assert new.coordinator.course.gathering.on
     assert new.shard.hello(0, 0, MODEL, copy_version=1).wants_copy
     new.shard.offer(0, 0, 1, meta, copy)
     answer = new.join(0, leases=(held,))
@@ -182,7 +183,7 @@ def test_replacement_of_new_run_before_first_snapshot_adopts_copies():
     assert new.coordinator.record.ledger.counts() == (2, 2)
     assert new.ask(1).kind == "idle"
     new.now += 60.0
-    new.coordinator.heartbeat(0, 0)
+    new.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0))
     starts = []
     while (work := new.ask(1)).kind == "data":
         starts.append(work.lease.start)
@@ -201,8 +202,8 @@ def test_replaced_incarnation_stays_fenced_after_a_restart():
     new.now += 60.0
     new.ask(1)
     with pytest.raises(Fenced, match="newer incarnation"):
-        new.coordinator.heartbeat(0, 0)
-    new.coordinator.heartbeat(0, 1)
+        new.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0))
+    new.coordinator.heartbeat(Heartbeat(slot=0, incarnation=1))
 
 
 def test_survivors_have_time_to_join_after_a_late_recovery():
@@ -218,7 +219,7 @@ def test_survivors_have_time_to_join_after_a_late_recovery():
     new.coordinator.load(saved)
     for slot in (0, 1):
         new.shard.workers.connect(slot, 0)
-        new.coordinator.heartbeat(slot, 0)
+        new.coordinator.heartbeat(Heartbeat(slot=slot, incarnation=0))
     assert new.shard.hello(0, 0, MODEL, old.shard.history.version + 1).wants_copy
     new.now += 8.0
     meta = AnswerMeta(1, 1, dict(old.shard.history.applied), old.shard.history.journal.since(-1))
@@ -247,7 +248,7 @@ def test_step_limit_reached_while_gathering_fences_no_survivor():
     new.coordinator.join(Join(slot=0, incarnation=0, data=new.data, batch_size=2))
     new.seq[0, 0] = 1
     new.push(0, leases[0], leases[0].stop)
-    assert new.coordinator.gathering
+    assert new.coordinator.course.gathering.on
     new.now += 0.25
     new.coordinator.tick()
     new.join(1)
@@ -270,7 +271,7 @@ def test_final_tasks_wait_for_last_pushes_after_a_restart():
     new.join(0, leases=(held,))
     new.join(1)
     assert new.ask(1).kind == "idle"
-    assert not new.coordinator.gathering
+    assert not new.coordinator.course.gathering.on
     new.push(0, held, held.start + 2)
     assert new.ask(1).kind == "task"
 
@@ -286,7 +287,7 @@ def test_leases_wait_for_a_worker_that_is_alive_but_has_not_joined_again():
         new.shard.hello(slot, 0, MODEL, 0)
     new.join(1)
     for _ in range(12):
-        new.coordinator.heartbeat(0, 0)
+        new.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0))
         assert new.ask(1).kind == "idle"
         new.now += 2.0
     assert [one.old for one in new.join(0, leases=(held,)).renamed] == [held.token]
@@ -302,7 +303,7 @@ def test_leases_wait_a_minute_at_most():
         new.shard.hello(slot, 0, MODEL, 0)
     new.join(1)
     while new.ask(1).kind == "idle":
-        new.coordinator.heartbeat(0, 0)
+        new.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0))
         new.now += 1.0
     assert 60.0 <= new.now <= 62.0
 
@@ -311,7 +312,7 @@ def test_live_workers_are_those_connected_to_the_shard():
     """The other shards count connections, and momentum must be the same on all."""
     bench = Bench()
     bench.join(0)
-    bench.coordinator.heartbeat(1, 0)  # it still traces its model
+    bench.coordinator.heartbeat(Heartbeat(slot=1, incarnation=0))  # it still traces its model
     bench.coordinator.tick()
     assert bench.shard.workers.live == 1
     bench.join(1)
@@ -344,8 +345,8 @@ def test_restart_from_nothing_is_counted_with_what_is_trained_again():
     new.shard.initialize(aligned(4), 6)  # by a worker with a copy
     for slot, known in ((0, 6), (1, 7), (0, 6)):
         new.join(slot, known_samples=known)
-    report = new.coordinator.status()
-    assert (report.restarted_from_nothing, report.data.repeated) == (1, 6)
+    status = report.status(new.coordinator)
+    assert (status.restarted_from_nothing, status.data.repeated) == (1, 6)
 
 
 def test_restart_from_nothing_with_new_parameters_repeats_nothing_in_them():
@@ -354,8 +355,8 @@ def test_restart_from_nothing_with_new_parameters_repeats_nothing_in_them():
     new.now += 60.0
     new.join(0)
     new.join(1, known_samples=7)  # its copy came too late
-    report = new.coordinator.status()
-    assert (report.restarted_from_nothing, report.data.repeated) == (1, 0)
+    status = report.status(new.coordinator)
+    assert (status.restarted_from_nothing, status.data.repeated) == (1, 0)
 
 
 def test_restart_before_training_or_from_a_snapshot_is_not_one_from_nothing():

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal_trainer.contract import JobIdentity, SnapshotPolicy, StopAfter
+from shoal_trainer.coordinator import report
 from shoal_trainer.coordinator import rollback as rollback_module
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.protocol import DataSpec, Diverged, Join
@@ -23,6 +24,7 @@ from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Progress, PushMeta
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.work import DataWork
+from tests.unit.trainer.coordinator.bench import next_work
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=4, optimizer=OptimizerConfig(name="delta", batch_size=2))
 
@@ -60,7 +62,7 @@ class Bench:
 
     def train(self, batches=1):
         for _ in range(batches):
-            lease = self.coordinator.next_work(0, 0, self.shard.history.generation).lease
+            lease = next_work(self.coordinator, 0, 0, self.shard.history.generation).lease
             self.seq += 1
             values = aligned(4)
             values[:] = 1
@@ -68,7 +70,7 @@ class Bench:
             self.shard.delta(0, 0, self.seq, self.shard.history.version, meta, values)
 
     def lease(self):
-        return self.coordinator.next_work(0, 0, self.shard.history.generation).lease
+        return next_work(self.coordinator, 0, 0, self.shard.history.generation).lease
 
     def diverge(self, lease=None):
         lease = lease or self.lease()
@@ -98,7 +100,7 @@ def test_rollback_restores_the_snapshot_and_skips_the_batch(bench):
     )
     assert bench.shard.boot != boot
     assert bench.shard.copy().arrays["parameters"].tolist() == [2.0] * 4
-    status = bench.coordinator.status()
+    status = report.status(bench.coordinator)
     assert (status.step, status.wasted_steps, status.rollbacks, status.data.lost) == (2, 3, 1, 2)
     assert (status.data.done, status.data.leased, status.data.repeated) == (6, 0, 0)
     seen = []
@@ -131,7 +133,7 @@ def test_requests_and_leases_from_before_a_rollback_are_refused(bench):
         bench.shard.push(0, 0, 9, 1, PushMeta(samples=2), aligned(4), boot=boot)
     with pytest.raises(Unreachable, match="before its restart"):
         bench.shard.pull(0, aligned(4), boot=boot)
-    assert bench.coordinator.next_work(0, 0, 0).kind == "idle"
+    assert next_work(bench.coordinator, 0, 0, 0).kind == "idle"
     assert bench.lease().token > held.token
 
 
@@ -157,7 +159,7 @@ def test_restart_after_a_rollback_starts_from_it(bench, tmp_path):
     new.shard.restore(copy)
     new.coordinator.load(manifest.ledger)
     assert (new.shard.history.generation, new.shard.history.version) == (1, 2)
-    status = new.coordinator.status()
+    status = report.status(new.coordinator)
     assert (status.step, status.wasted_steps, status.rollbacks, status.data.lost) == (2, 1, 1, 2)
     assert not new.shard.hello(0, 0, MODEL, 3, 0).wants_copy  # a copy from before the rollback
 
@@ -280,7 +282,7 @@ def test_divergence_after_the_stop_rolls_nothing_back(tmp_path):
     assert bench.snapshotter.take() is not None
     bench.train(1)
     lease = bench.lease()
-    bench.coordinator._stop("the target is reached")
+    bench.coordinator.course.stop("the target is reached")
     version = bench.shard.history.version
     bench.diverge(lease)
     assert (bench.shard.history.generation, bench.shard.history.version) == (0, version)
@@ -294,7 +296,7 @@ def stop_during(bench, method):
     def stops(*arguments):
         result = original(*arguments)
         if not bench.coordinator.record.stopping:
-            bench.coordinator._stop("the target is reached")
+            bench.coordinator.course.stop("the target is reached")
         return result
 
     setattr(bench.store, method, stops)
@@ -329,5 +331,5 @@ def test_stop_while_the_rollback_is_committed_is_undone(bench):
     worker.grant(DataWork(lease.token, lease.epoch, lease.start, lease.stop, generation=1))
     assert list(worker.held()) == [lease.token]
     bench.coordinator.record.ledger.release(lambda _: True)
-    bench.coordinator._stop("the target is reached again")
-    assert bench.coordinator.next_work(0, 0, 1).kind == "task"
+    bench.coordinator.course.stop("the target is reached again")
+    assert next_work(bench.coordinator, 0, 0, 1).kind == "task"

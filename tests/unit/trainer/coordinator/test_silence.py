@@ -2,10 +2,11 @@
 
 from shoal_trainer.contract import JobIdentity, StopAfter, WorkerState
 from shoal_trainer.coordinator.coordinator import Coordinator
-from shoal_trainer.coordinator.protocol import DataSpec, Join
+from shoal_trainer.coordinator.protocol import DataSpec, Heartbeat, Join
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec
+from tests.unit.trainer.coordinator.bench import next_work
 
 
 class Bench:
@@ -28,39 +29,39 @@ class Bench:
         for _ in range(7):
             self.now += 1.0
             for slot in speaking:
-                self.coordinator.heartbeat(slot, 0)
+                self.coordinator.heartbeat(Heartbeat(slot=slot, incarnation=0))
             self.coordinator.tick()
 
     def states(self):
-        return [self.coordinator.members.get(slot, 0).state for slot in range(self.workers)]
+        return [self.coordinator.members.get((slot, 0)).state for slot in range(self.workers)]
 
 
 def test_silent_worker_without_work_is_not_fenced():
     bench = Bench(3, files=("a",), callbacks=True).join()
     bench.coordinator.record.ledger.epochs = 1
-    assert [bench.coordinator.next_work(slot, 0).kind for slot in range(3)] == ["data", "idle", "idle"]
+    assert [next_work(bench.coordinator, slot, 0).kind for slot in range(3)] == ["data", "idle", "idle"]
     bench.silence(0, 1)
-    assert bench.coordinator.next_work(1, 0).kind == "idle"
+    assert next_work(bench.coordinator, 1, 0).kind == "idle"
     assert bench.states() == [WorkerState.ACTIVE, WorkerState.ACTIVE, WorkerState.SILENT]
-    bench.coordinator.heartbeat(2, 0)
+    bench.coordinator.heartbeat(Heartbeat(slot=2, incarnation=0))
     assert bench.states()[2] is WorkerState.ACTIVE
 
 
 def test_silent_worker_with_a_lease_is_fenced_when_others_idle():
     bench = Bench(2, files=("a",), callbacks=True).join()
     bench.coordinator.record.ledger.epochs = 1
-    assert [bench.coordinator.next_work(slot, 0).kind for slot in range(2)] == ["data", "idle"]
+    assert [next_work(bench.coordinator, slot, 0).kind for slot in range(2)] == ["data", "idle"]
     bench.silence(1)
-    assert bench.coordinator.next_work(1, 0).kind == "data"
+    assert next_work(bench.coordinator, 1, 0).kind == "data"
     assert bench.states() == [WorkerState.FENCED, WorkerState.ACTIVE]
 
 
 def test_silent_worker_with_the_first_task_is_fenced_when_others_idle():
     bench = Bench(2, size=8, callbacks=True).join()
     bench.coordinator.record.ledger.epochs = 0
-    assert [bench.coordinator.next_work(slot, 0).kind for slot in range(2)] == ["task", "idle"]
+    assert [next_work(bench.coordinator, slot, 0).kind for slot in range(2)] == ["task", "idle"]
     bench.silence(1)
-    assert bench.coordinator.next_work(1, 0).kind == "task"
+    assert next_work(bench.coordinator, 1, 0).kind == "task"
     assert bench.states() == [WorkerState.FENCED, WorkerState.ACTIVE]
 
 

@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal_trainer.contract import MAX_SPEEDS, SILENCE_SECONDS, StopAfter
+from shoal_trainer.contract import MAX_SPEEDS, StopAfter
+from shoal_trainer.coordinator import report
+from shoal_trainer.coordinator.members import SILENCE_SECONDS
+from shoal_trainer.coordinator.protocol import Heartbeat
 from shoal_trainer.coordinator.speeds import SETTLE_SECONDS, SETTLE_STEPS, Speeds
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.wire.messages import Progress, PushMeta, Timings
@@ -186,7 +189,7 @@ def train(
 
 
 def rows(bench: Bench) -> dict[tuple, int]:
-    return {row.key: row.compute.count for row in bench.coordinator.status().speed}
+    return {row.key: row.compute.count for row in report.status(bench.coordinator).speed}
 
 
 def test_rows_carry_what_the_workers_told_when_they_joined() -> None:
@@ -194,7 +197,7 @@ def test_rows_carry_what_the_workers_told_when_they_joined() -> None:
     bench.join(0, device="T4", device_name="Tesla T4", devices=2, cores=8, tensors=6)
     train(bench, (0,), 60)
     assert set(rows(bench)) == {("T4", 2, 8, 2, 1, 1)}
-    worker = bench.coordinator.status().workers[0]
+    worker = report.status(bench.coordinator).workers[0]
     assert (worker.device, worker.device_name, worker.devices, worker.cores) == ("T4", "Tesla T4", 2, 8)
 
 
@@ -217,7 +220,7 @@ def test_a_worker_that_joined_but_does_not_push_yet_does_not_count_as_a_member()
     bench.join(1)
     for _ in range(60):
         train(bench, (0,), 1)
-        bench.coordinator.heartbeat(1, 0)
+        bench.coordinator.heartbeat(Heartbeat(slot=1, incarnation=0))
     assert {key[4] for key in rows(bench)} == {1}
 
 
@@ -250,7 +253,7 @@ def test_speeds_of_a_restarted_coordinator_begin_at_zero_in_another_epoch() -> N
     train(bench, (0,), 60)
     new = bench.successor()
     assert rows(new) == {}
-    assert new.coordinator.status().speed_epoch != bench.coordinator.status().speed_epoch
+    assert report.status(new.coordinator).speed_epoch != report.status(bench.coordinator).speed_epoch
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
@@ -260,12 +263,14 @@ def test_one_worker_is_asked_once_to_count_the_flops() -> None:
     bench = Bench(stop=StopAfter(epochs=9))
     for slot in range(2):
         bench.join(slot, tensors=6)
-        assert not bench.coordinator.heartbeat(slot, 0).count_flops  # before it trains
+        alive = bench.coordinator.heartbeat(Heartbeat(slot=slot, incarnation=0))
+        assert not alive.count_flops  # before it trains
     train(bench, (0, 1), 5)
-    assert [bench.coordinator.heartbeat(slot, 0).count_flops for slot in (1, 0, 1)] == [True, False, False]
-    assert bench.coordinator.status().model.flops_per_sample is None
-    bench.coordinator.heartbeat(1, 0, "", 80.0)
-    model = bench.coordinator.status().model
+    alive = [bench.coordinator.heartbeat(Heartbeat(slot=slot, incarnation=0)) for slot in (1, 0, 1)]
+    assert [answer.count_flops for answer in alive] == [True, False, False]
+    assert report.status(bench.coordinator).model.flops_per_sample is None
+    bench.coordinator.heartbeat(Heartbeat(slot=1, incarnation=0, flops_per_sample=80.0))
+    model = report.status(bench.coordinator).model
     assert (model.flops_per_sample, model.tensors, model.parameters) == (80.0, 6, 4)
     assert model.fingerprint == "0" * 64
 
@@ -275,19 +280,19 @@ def test_another_worker_is_asked_if_the_first_one_is_lost() -> None:
     for slot in range(2):
         bench.join(slot)
     train(bench, (0, 1), 5)
-    assert bench.coordinator.heartbeat(0, 0).count_flops
+    assert bench.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0)).count_flops
     train(bench, (1,), 330)
-    assert bench.coordinator.heartbeat(1, 0).count_flops
+    assert bench.coordinator.heartbeat(Heartbeat(slot=1, incarnation=0)).count_flops
 
 
 def test_a_model_whose_flops_cannot_be_counted_is_not_asked_for_again() -> None:
     bench = Bench(stop=StopAfter(epochs=9))
     bench.join(0)
     train(bench, (0,), 5)
-    bench.coordinator.heartbeat(0, 0, "", 0.0)
+    bench.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0, flops_per_sample=0.0))
     train(bench, (0,), 400)
-    assert not bench.coordinator.heartbeat(0, 0).count_flops
-    assert bench.coordinator.status().model.flops_per_sample is None
+    assert not bench.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0)).count_flops
+    assert report.status(bench.coordinator).model.flops_per_sample is None
 
 
 # --- what is left -----------------------------------------------------------------------------------------------------
@@ -296,31 +301,31 @@ def test_a_model_whose_flops_cannot_be_counted_is_not_asked_for_again() -> None:
 def test_samples_left_by_epochs_and_by_steps() -> None:
     by_epochs = Bench(stop=StopAfter(epochs=3))
     by_epochs.join(0)
-    assert by_epochs.coordinator.status().samples_left == 24
+    assert report.status(by_epochs.coordinator).samples_left == 24
     lease = by_epochs.ask(0).lease
     by_epochs.push(0, lease, lease.start + 2)
-    report = by_epochs.coordinator.status()
-    assert (report.samples_left, report.data.samples_per_epoch) == (22, 8)
+    status = report.status(by_epochs.coordinator)
+    assert (status.samples_left, status.data.samples_per_epoch) == (22, 8)
     by_steps = Bench(stop=StopAfter(steps=10))
     by_steps.join(0)
-    assert by_steps.coordinator.status().samples_left == 20
+    assert report.status(by_steps.coordinator).samples_left == 20
     lease = by_steps.ask(0).lease
     by_steps.push(0, lease, lease.start + 2)
-    assert by_steps.coordinator.status().samples_left == 18
+    assert report.status(by_steps.coordinator).samples_left == 18
 
 
 def test_samples_left_are_unknown_if_a_metric_ends_the_job_and_zero_at_the_end() -> None:
     by_metric = Bench(stop=StopAfter(metric="accuracy", value=0.9))
     by_metric.join(0)
-    assert by_metric.coordinator.status().samples_left is None
+    assert report.status(by_metric.coordinator).samples_left is None
     bench = Bench()
     bench.join(0)
     bench.train(0)
-    assert bench.coordinator.status().samples_left == 0
+    assert report.status(bench.coordinator).samples_left == 0
 
 
 def test_samples_left_are_unknown_before_the_data_are() -> None:
-    assert Bench().coordinator.status().samples_left is None
+    assert report.status(Bench().coordinator).samples_left is None
 
 
 # --- the servers' load ------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec, Progress, PushMeta, decode_answer, encode_answer
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.work import DataWork
+from tests.unit.trainer.coordinator.bench import next_work
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=4)
 TERM = 7
@@ -30,7 +31,7 @@ class Bench:
             self.coordinator.join(Join(slot=slot, incarnation=0, data=DataSpec(**data), batch_size=2))
 
     def ask(self, slot):
-        assignment = self.coordinator.next_work(slot, 0)
+        assignment = next_work(self.coordinator, slot, 0)
         if assignment.kind == "data":
             lease = assignment.lease
             self.at[slot] = lease.start
@@ -104,7 +105,7 @@ def test_void_forgets_the_leases_of_that_term_only(term, left):
 def test_snapshot_is_taken_before_the_final_tasks(stop):
     """A shard that is lost between the final evaluation and the export returns with what was evaluated."""
     bench, versions = Bench(stop, 1, size=8, validation=True), []
-    bench.coordinator.snapshot_soon = lambda: versions.append(bench.shard.history.version)
+    bench.coordinator.course.snapshot_soon = lambda: versions.append(bench.shard.history.version)
     while bench.ask(0) == "data":
         assert not versions
         bench.push(0)

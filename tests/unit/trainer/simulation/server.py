@@ -101,8 +101,8 @@ class Server:
         )  # fmt: skip
         others = [RemoteShard(world, other) for other in range(1, world.shards)]
         self.reconciler = Reconciler(self.shard, others, self.coordinator, clock=world.clock)
-        self.coordinator.compare_soon = self.compare_soon
-        self.coordinator.snapshot_soon = self.snapshot_soon
+        self.coordinator.course.compare_soon = self.compare_soon
+        self.coordinator.course.snapshot_soon = self.snapshot_soon
         self.snapshotter = Snapshotter(
             self.shard, others, self.coordinator, self.reconciler, self.store,
             SnapshotPolicy(every_seconds=60, retain=2), fenced=self.fenced, wall=world.clock, executor=AtOnce,

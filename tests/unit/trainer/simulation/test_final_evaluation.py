@@ -16,8 +16,8 @@ def stop_after_first_evaluation(coordinator):
     def stops(request):
         done = task_done(request)
         if done is not None and done.kind == "evaluate" and done.epoch == 0:
-            with coordinator._lock:
-                coordinator._stop("the target is reached")
+            with coordinator.lock:
+                coordinator.course.stop("the target is reached")
                 coordinator._advance()
         return done
 

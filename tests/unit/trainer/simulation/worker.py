@@ -10,7 +10,17 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from shoal_trainer.coordinator.protocol import DataSpec, Diverged, Join, Lease, Leave, TaskDone
+from shoal_trainer.coordinator import report
+from shoal_trainer.coordinator.protocol import (
+    DataSpec,
+    Diverged,
+    Heartbeat,
+    Join,
+    Lease,
+    Leave,
+    Next,
+    TaskDone,
+)
 from shoal_trainer.data.batch import Batch
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.aligned import aligned
@@ -194,7 +204,13 @@ class Worker:
         number, generation = self.requests + 1, self.leases.generation
         given = self.exchange.ask(
             lambda server: server.coordinator.next_work(
-                self.slot, self.incarnation, generation, number, self.leases.stopped
+                Next(
+                    slot=self.slot,
+                    incarnation=self.incarnation,
+                    number=number,
+                    generation=generation,
+                    stopped=self.leases.stopped,
+                )
             )
         )
         self.requests = number
@@ -259,7 +275,7 @@ class Worker:
 
     def diverged(self, generation, batch, what):
         place = {"epoch": batch.epoch, "start": batch.start, "stop": batch.stop}
-        report = Diverged(
+        diverged = Diverged(
             slot=self.slot, incarnation=self.incarnation, generation=generation, reason=what, **place
         )
 
@@ -268,7 +284,7 @@ class Worker:
             if self.world.interleaving or server.snapshotter.taking.locked():
                 raise Unreachable("it will be tried again")
             server.storage_pause = lambda: self.pause_on(server)
-            server.rollback.diverged(report)
+            server.rollback.diverged(diverged)
             return True
 
         self.exchange.ask(send, late=False)
@@ -293,7 +309,7 @@ class Worker:
         if world.beats.random() < world.loss:
             return
         try:
-            world.server.coordinator.heartbeat(*self.exchange.identity)
+            world.server.coordinator.heartbeat(Heartbeat(slot=self.slot, incarnation=self.incarnation))
         except Fenced as error:
             self.fenced = error
 
@@ -309,7 +325,7 @@ class Worker:
         def send(server):
             if self.world.interleaving:  # threads would wait here for the reconciler
                 raise Unreachable("it will be tried again")
-            task = server.coordinator.held_task(self.slot, self.incarnation, work.token)
+            task = server.coordinator.held_task((self.slot, self.incarnation), work.token)
             if task is not None and task.kind == "export":
                 self._publish(server)
             server.coordinator.task_done(request)
@@ -326,7 +342,7 @@ class Worker:
             server.fenced(error)
             raise Unreachable(str(error)) from None
         self.world.storage.create(MODEL_FILE, b"")
-        server.coordinator.end(server.coordinator.succeeded())
+        server.coordinator.end(report.succeeded(server.coordinator))
         self.world.final = server
 
     def leave(self, wasted):

@@ -232,7 +232,7 @@ class World:
             return head + "server down"
         coordinator = server.coordinator
         return head + (
-            f"{server.shard.state} gathering={coordinator.gathering} "
+            f"{server.shard.state} gathering={coordinator.course.gathering.on} "
             f"ledger={coordinator.record.ledger and coordinator.record.ledger.dump()} "
             f"tasks={coordinator.record.tasks.queue} "
             f"workers={[(w.slot, w.incarnation, w.end) for w in self.slots.values()]}"

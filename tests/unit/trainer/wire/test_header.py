@@ -98,7 +98,15 @@ begun = st.builds(
     BegunPush, u32, u32, u64, u32, st.integers(-1, 2**62), st.lists(marks, max_size=3).map(tuple)
 )
 answers = st.builds(
-    AnswerMeta, u64, u32, applied, journals, u64, st.lists(begun, max_size=3).map(tuple), st.booleans()
+    AnswerMeta,
+    u64,
+    u32,
+    applied,
+    journals,
+    u64,
+    st.lists(begun, max_size=3).map(tuple),
+    st.booleans(),
+    st.floats(0, 1, width=32),
 )
 
 

@@ -19,7 +19,7 @@ def seen(batches):
 def as_leased(*, size=None, files=0, batch_size, seed):
     """The first epoch as a ledger leases it."""
     ledger = Ledger(size=size, files=files, batch_size=batch_size, seed=seed, epochs=1)
-    while (lease := ledger.grant(0, 0, 0)) is not None:
+    while (lease := ledger.grant((0, 0), 0)) is not None:
         yield lease.segment
 
 

@@ -107,6 +107,16 @@ def test_one_worker_that_overlaps_trains_as_one_that_waits(config, share):
     assert anticipated <= max(share * delayed, 2e-5)
 
 
+def test_gradient_in_flight_goes_as_far_as_the_servers_say() -> None:
+    anticipation = Anticipation(
+        OptimizerConfig(learning_rate=0.5, batch_size=1), N, HostInclusion(N, np.float32, lambda array: array)
+    )
+    send = Send(np.ones(N, np.float32), Push(1, 1, (0,)), overlapped=False)
+    for factor in (1.0, 0.25):
+        moved = anticipation.include(np.zeros(N, np.float32), send, Pulled((0,), ({},), 0, 4, factor=factor))
+        np.testing.assert_allclose(moved, -0.5 * factor)
+
+
 def test_look_ahead_grows_with_the_staleness_that_others_make():
     anticipation = Anticipation(OptimizerConfig(), 1, None)
     assert anticipation.ahead(in_flight=False) == 0

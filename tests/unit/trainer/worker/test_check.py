@@ -201,6 +201,33 @@ def test_one_run_names_all_errors(check):
     assert "Did you mean val_accuracy" in found["target"].message
 
 
+def test_a_model_that_is_compiled_at_import_is_tried_as_on_a_gpu(check):
+    """Keras chose for this machine when it was compiled; on a GPU it would choose XLA."""
+    found = check("""
+        import tensorflow as tf
+
+        class Slow(keras.layers.Layer):
+            def call(self, x):
+                return tf.ensure_shape(tf.numpy_function(lambda v: v, [x], tf.float32), x.shape)
+
+        model = build(layer=Slow())
+        job = Training(model=lambda: model, data=DATA)
+    """)
+    assert found["as on a GPU"].state == "error"
+    assert "XLA, which Keras uses on a GPU, cannot run the training step" in found["as on a GPU"].message
+
+
+def test_one_worker_may_have_few_steps(check):
+    assert states(check("job = Training(model=build, data=DATA)", batch_size=600)) == {}
+
+
+def test_packages_of_modules_beside_the_script_are_looked_for(check, tmp_path):
+    (tmp_path / "mine.py").write_text("import hypothesis\n")
+    found = check("import mine\njob = Training(model=build, data=DATA)")
+    [words] = found["import"].warnings
+    assert words.startswith("hypothesis: on this machine, and not in Shoal's worker image")
+
+
 def test_xla_that_is_switched_off_is_respected(check):
     found = check("""
         import tensorflow as tf

@@ -119,7 +119,7 @@ def test_entrypoint_is_a_training_or_a_function(folder):
         (
             "package:job",
             {},
-            "No module named 'lightgbm_of_nobody' (package.py:1). Install it here with pip, and for a",
+            "No module named 'lightgbm_of_nobody' (package.py:1). A package: install it here with pip, and",
         ),
         ("goodjob:leave", {}, "failed: SystemExit: 0 ("),
     ],

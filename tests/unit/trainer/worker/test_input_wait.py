@@ -61,7 +61,7 @@ def test_input_wait_is_the_reading_time_beyond_the_step(tmp_path, seconds, share
     applied = coordinator.on_applied
 
     def seen(push):
-        members.get(push.slot, push.incarnation).pushed(1, push.meta.samples, 0, push.meta.timings)
+        members.get((push.slot, push.incarnation)).pushed(1, push.meta.samples, 0, push.meta.timings)
         applied(push)
 
     servers.stores[0].on_applied = seen
@@ -117,9 +117,9 @@ def test_batches_are_read_ahead_during_a_step():
 def test_input_wait_is_averaged_over_active_workers():
     members = Members()
     assert members.input_wait() is None
-    members.get(0, 0).pushed(1, 16, 0, Timings(step=0.3, input=0.0))
-    members.get(1, 0).pushed(1, 16, 0, Timings(step=0.1, input=0.1))
-    members.get(2, 0)
+    members.get((0, 0)).pushed(1, 16, 0, Timings(step=0.3, input=0.0))
+    members.get((1, 0)).pushed(1, 16, 0, Timings(step=0.1, input=0.1))
+    members.get((2, 0))
     assert members.input_wait() == pytest.approx(0.25)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from shoal_trainer import UserError
 from shoal_trainer.contract import StopAfter
-from shoal_trainer.coordinator.protocol import TaskDone
+from shoal_trainer.coordinator.protocol import Heartbeat, TaskDone
 from shoal_trainer.coordinator.task_queue import Tasks as Queue
 from shoal_trainer.worker.callbacks import rate_of
 from shoal_trainer.worker.flat_model import FlatModel
@@ -109,10 +109,10 @@ def test_the_coordinator_tells_all_workers_and_keeps_the_rate_in_snapshots():
         bench.join(slot)
     work = bench.train(0)
     coordinator, queue = bench.coordinator, bench.coordinator.record.tasks
-    assert coordinator.heartbeat(1, 0).learning_rate is None
+    assert coordinator.heartbeat(Heartbeat(slot=1, incarnation=0)).learning_rate is None
     assert (work.task, work.learning_rate) == ("callbacks", None)
     coordinator.task_done(TaskDone(slot=0, incarnation=0, token=work.token, learning_rate=0.005))
-    assert coordinator.heartbeat(1, 0).learning_rate == 0.005
+    assert coordinator.heartbeat(Heartbeat(slot=1, incarnation=0)).learning_rate == 0.005
     assert bench.train(1).learning_rate == 0.005
     restored = Queue()
     restored.load(queue.dump())

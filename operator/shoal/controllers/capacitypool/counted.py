@@ -1,0 +1,74 @@
+"""The sum of what jobs counted in a pool, each count once: pure.
+
+The pool remembers the part of each job as it last saw it (`counted`), and adds it to `retired` in the write that drops
+it: when the job is deleted, or an hour after it finished, since finished jobs may be kept by the thousand. Which of
+those that still exist are in `retired` follows from `retiredUntil`, in the same write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from shoal.api.capacity_pool import CapacityPoolStatus, CountedUsage, Usage
+from shoal.api.training_job import TrainingJob
+
+KEPT = timedelta(hours=1)
+"""A job that finished so long ago, and has nothing left to be given back, uses no pool any more."""
+
+_COUNTS = tuple(Usage.model_fields)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The parts, and their sum."""
+
+    parts: tuple[CountedUsage, ...]
+    retired: Usage
+    retired_until: datetime | None
+    total: Usage
+    moved: frozenset[str]
+    """Operators whose jobs are this one's now: it was installed in their place."""
+
+
+def count(
+    name: str, before: CapacityPoolStatus, jobs: Iterable[TrainingJob], operator: str, now: datetime
+) -> Counted:
+    """Count. A job belongs to the operator that sees it; jobs of others are not seen."""
+    known = {each.uid: each for each in before.counted}
+    seen = {job.metadata.uid: job for job in jobs}
+    # Until an operator of this version has written it, a part says not whose job it is.
+    theirs = [each for each in before.counted if each.uid not in seen and each.operator not in {"", operator}]
+    gone = [each for each in before.counted if each.uid not in seen and each.operator in {"", operator}]
+    before_then, until = before.retired_until, max(before.retired_until or now - KEPT, now - KEPT)
+    ours, ended = list[CountedUsage](), list[Usage]()
+    for uid, job in seen.items():
+        if (usage := job.status.pool_usage.get(name)) is None:
+            continue
+        if not _ended(job, until):
+            ours.append(CountedUsage(uid=uid, operator=operator, **_counts(usage)))
+        elif uid in known or before_then is None or not _ended(job, before_then):
+            ended.append(usage)
+    parts = tuple(sorted([*ours, *theirs], key=lambda each: each.uid))
+    retired = _sum([before.retired, *gone, *ended])
+    moved = {known[uid].operator for uid in known.keys() & seen.keys()} - {"", operator}
+    return Counted(parts, retired, until if ended else before_then, _sum([retired, *parts]), frozenset(moved))
+
+
+def _ended(job: TrainingJob, until: datetime) -> bool:
+    """Whether it ended by then, and counts nothing any more."""
+    end = job.status.completion_time
+    return job.status.finished and job.status.released and end is not None and end <= until
+
+
+def _counts(usage: Usage) -> dict[str, int]:
+    return {name: getattr(usage, name) for name in _COUNTS}
+
+
+def _sum(parts: Iterable[Usage]) -> Usage:
+    totals = dict.fromkeys(_COUNTS, 0)
+    for part in parts:
+        for name in _COUNTS:
+            totals[name] += getattr(part, name)
+    return Usage(**totals)

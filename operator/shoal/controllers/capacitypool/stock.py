@@ -1,0 +1,121 @@
+"""Whether a pool has more nodes to be had, and how often and for how long it had none: pure.
+
+Nobody says that a pool is out of stock. It shows where workers wait in vain, and is counted in the pool's one status
+write, of the time since the last write, whose state that status has: so each second counts once, whatever crashes.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Literal
+
+from shoal.api.base import Condition
+from shoal.api.capacity_pool import CapacityPoolStatus, MeasuredStock, Usage
+from shoal.api.kube import Pod
+from shoal.controllers.capacitypool.seen import Seen
+from shoal.sizing.fleet.resources import decimal
+from shoal.sizing.speed import priors
+
+PATIENCE = 2.0
+"""A pod waits too long after this many times the pool's start-up time."""
+LEAST_PATIENCE = timedelta(seconds=30)
+UNSEEN, UNSEEN_SECONDS = 4.0, 120.0
+"""While no start was measured: so many times what the spec says, if that is no longer than this. A guess that is too
+short would give up each node just before it comes, and never be corrected."""
+HELD, LONGEST = timedelta(seconds=60), timedelta(minutes=30)
+"""A pool stays exhausted for at least this long, twice the wait that showed it, and as long again as it was out of
+nodes before, up to the longest: plans would go back and forth."""
+COUNTED, UNWATCHED = timedelta(minutes=5), timedelta(minutes=10)
+"""The stock is counted this often, and with whatever else changes; after a longer time nobody was there to see it."""
+
+
+def waiting_too_long(seen: Seen, total: Usage) -> list[Pod]:
+    """Pods that wait for a node in vain. `total`: the use of all jobs."""
+    patience = _patience(seen, total)
+    return [pod for pod in seen.waiting if seen.now - _created(pod, seen.now) > patience]
+
+
+def _patience(seen: Seen, total: Usage) -> timedelta:
+    if total.starts:
+        seconds = PATIENCE * total.start_seconds / total.starts
+    else:
+        said = float(seen.pool.spec.startup_seconds)
+        seconds = max(PATIENCE * said, min(UNSEEN * said, UNSEEN_SECONDS))
+    return max(LEAST_PATIENCE, timedelta(seconds=seconds))
+
+
+def still_exhausted(seen: Seen, total: Usage) -> bool:
+    """Nobody waits any more, but it is too soon to try again, and no node has come since."""
+    before = _exhausted(seen)
+    if before is None or before.status != "True" or before.last_transition_time is None:
+        return False
+    since = seen.pool.status.out_since or before.last_transition_time
+    held = max(HELD, 2 * _patience(seen, total), min(before.last_transition_time - since, LONGEST))
+    return not _has_grown(seen) and seen.now - before.last_transition_time < held
+
+
+def out_since(seen: Seen, *, exhausted: bool) -> datetime | None:
+    """When the first pod was seen to wait in vain; forgotten with the next node, or when nobody tries for long."""
+    known, before = seen.pool.status.out_since, _exhausted(seen)
+    if exhausted:
+        return known if known is not None and not _has_grown(seen) else seen.now.replace(microsecond=0)
+    tried = before.last_transition_time if before is not None and before.status == "False" else seen.now
+    return None if _has_grown(seen) or tried is None or seen.now - tried > LONGEST else known
+
+
+def _has_grown(seen: Seen) -> bool:
+    return len(seen.nodes) > seen.pool.status.nodes
+
+
+def _exhausted(seen: Seen) -> Condition | None:
+    """The condition as it was."""
+    return next((c for c in seen.pool.status.conditions if c.type == "Exhausted"), None)
+
+
+def _created(pod: Pod, now: datetime) -> datetime:
+    stamp = pod.metadata.creation_timestamp
+    return datetime.fromisoformat(stamp.replace("Z", "+00:00")) if stamp else now
+
+
+def is_due(seen: Seen) -> bool:
+    """Whether it is time to count again, though nothing changed."""
+    until = seen.pool.status.stock.counted_until
+    return until is not None and _was(seen.pool.status) is not None and seen.now - until >= COUNTED
+
+
+def count(seen: Seen, total: Usage, after: CapacityPoolStatus) -> MeasuredStock:
+    """How long there were nodes, and were none, up to now."""
+    before, now = seen.pool.status, seen.now.replace(microsecond=0)
+    old = before.stock
+    since = old.counted_until or now
+    passed = max(now - since, timedelta())
+    was = _was(before) if passed <= UNWATCHED else None
+    out = passed if was == "Out" else timedelta()
+    watched = passed if was else timedelta()
+    ran_out = before.out_since is None and after.out_since is not None
+    if ran_out:  # that it was out is known only now, after a wait
+        waited = max((now - _created(pod, now) for pod in waiting_too_long(seen, total)), default=timedelta())
+        out, watched = out + waited, watched + waited
+    kept = 0.5 ** (passed.total_seconds() / priors.HALF_LIFE)
+
+    def added(known: str, more: float) -> str:
+        return f"{kept * decimal(known) + more:.9g}"
+
+    return MeasuredStock(
+        watched_seconds=added(old.watched_seconds, watched.total_seconds()),
+        out_seconds=added(old.out_seconds, out.total_seconds()),
+        outs=added(old.outs, float(ran_out)),
+        counted_until=max(now, since),
+    )
+
+
+def _was(status: CapacityPoolStatus) -> Literal["Out", "Stocked"] | None:
+    """Whether there were more nodes to be had, as far as anybody could have noticed.
+
+    A pool that runs out loses nodes, so it was not out while workers had theirs and none waited. Once it is, it stays
+    so until a node comes, however often it is tried again, if it is.
+    """
+    exhausted = any(c.type == "Exhausted" and c.status == "True" for c in status.conditions)
+    if status.out_since is not None:
+        return "Out" if exhausted or status.waiting else None
+    return "Stocked" if status.used and not status.waiting else None

@@ -1,0 +1,53 @@
+"""What is learned of a spot pool, against the process that it is learned from."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from shoal.sizing.availability import Markov, Stock
+from shoal.sizing.fleet.problems import _shocks_of
+from shoal.sizing.fleet.values import FleetPool
+from shoal.sizing.speed import priors
+from tests.virtual.long_truth import SPOT, Nodes, draw
+
+
+@pytest.mark.parametrize("share", [0.01, 0.03, 0.2])
+def test_share_of_the_time_out_of_stock_is_learned_as_it_is(share: float) -> None:
+    """From requests, of which many come together in a stock-out, it was 0.08 to 0.16 in place of 0.01."""
+    truth = replace(draw(1), out_share=share)
+    learned = []
+    for seed in range(8):
+        nodes = Nodes(truth, SPOT, random.Random(seed))
+        nodes.want(10)
+        nodes.until(14 * 86400.0)
+        found = Stock.watched(nodes.watched, nodes.out_seconds, nodes.outs)
+        learned.append(found.out_share)
+        assert found.out_seconds == pytest.approx(1800, rel=0.6)
+    assert np.mean(learned) == pytest.approx(share, rel=0.35)
+
+
+def test_how_sure_the_share_is_grows_with_the_time_that_was_watched() -> None:
+    """A pool that was hardly watched is promised little: its share is drawn from a wide posterior."""
+    rng = np.random.default_rng(0)
+    spread = []
+    for hours in (0, 50, 500):
+        stock = Stock.watched(3600.0 * hours, 72.0 * hours, 0.04 * hours)
+        supply = Markov(stock=stock).supply(rng, 400, 240, 1800.0, 100)
+        spread.append(float(np.std(supply.there.mean(axis=1))))
+        assert stock.out_share == pytest.approx(0.02)
+    assert spread == sorted(spread, reverse=True)
+
+
+def test_shocks_are_learned_from_what_was_lost_at_once() -> None:
+    pool = FleetPool("spot", "T4", spot=True)
+    assert _shocks_of(pool) == (priors.SHOCK_SHARE, priors.SHOCK_SIZE)
+    single = replace(pool, interruptions_seen=90)
+    assert _shocks_of(single) == (0.05, 0.5)
+    whole = replace(pool, interruptions_seen=90, lost_in_shocks=90, there_in_shocks=90)
+    assert _shocks_of(whole) == (0.95, 0.95)
+    edited = replace(pool, lost_in_shocks=90)  # by hand, to what cannot be
+    assert all(0 < each <= 1 for each in _shocks_of(edited))
