@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterator
 
 from benchmarks.harness import Measurement, summary
+from shoal.api.capacity_pool import CapacityPool
 from shoal.api.kube import Pod
 from tests.unit.controllers.clusters import Rig
 from tests.unit.policy import build
@@ -19,29 +20,40 @@ REPEATS = 15
 def measure(quick: bool) -> Iterator[Measurement]:
     """The rows."""
     workers = 100 if quick else 1000
-    held, limit, size = asyncio.run(_measured(workers))
-    name = f"loop held by one change of {workers} workers"
-    yield summary(name, [held], "ms", "", 10.0, at_most=True)
-    yield summary(f"{name}, ratio", [held / limit], "x", "json.loads of the job's pods")
     goal = 60.0 if workers == 1000 else None
-    yield summary(f"status of {workers} workers", [size], "KiB", "", goal, at_most=True)
+    for where, pools in (("", 0), (" in two pools", 2)):
+        held, anew, limit, size = asyncio.run(_measured(workers, pools))
+        name = f"loop held by one change of {workers} workers{where}"
+        yield summary(name, [held], "ms", "", 10.0, at_most=True)
+        yield summary(f"{name}, ratio", [held / limit], "x", "json.loads of the job's pods")
+        yield summary(f"{name}, of one that remembers no plan", [held / anew], "x", "the same, just started")
+        if not pools:
+            yield summary(f"status of {workers} workers", [size], "KiB", "", goal, at_most=True)
 
 
-async def _measured(workers: int) -> tuple[float, float, float]:
-    """Milliseconds of one change, and of reading all pods as JSON; the size of the status, in KiB.
+async def _measured(workers: int, pools: int) -> tuple[float, float, float, float]:
+    """Milliseconds of one change, with and without a memory of earlier plans, and of reading all pods as JSON.
 
-    Both are processor time of the shortest repeat, which is least affected by other processes.
+    Last the size of the status, in KiB. Times are processor time of the shortest repeat, which is least affected by
+    other processes.
     """
     rig = Rig()
-    rig.apply(workers={"replicas": workers, "maxReplicas": 1000}, runPolicy={"backoffLimit": 1000})
+    names = [f"pool-{number}" for number in range(pools)]
+    for name in names:
+        rig.state.pools.put(_pool(name))
+    rig.apply(
+        workers={"replicas": workers, "maxReplicas": 1000, "pools": names},
+        elasticity={"mode": "Auto" if pools else "Off"},
+        runPolicy={"backoffLimit": 1000},
+    )
     await rig.reconcile()
     _bind(rig)
     rig.run_pods()
     await rig.reconcile()
     status = rig.job.status.model_dump_json(by_alias=True, exclude_none=True, exclude_defaults=True)
     lines = [json.dumps(body) for path, body in rig.cluster.objects.items() if "/pods/" in path]
-    held, read = [], []
-    for number in range(REPEATS):
+    held, anew, read = list[float](), list[float](), list[float]()
+    for number in range(2 * REPEATS):
         began = time.process_time()
         for line in lines:
             json.loads(line)
@@ -49,14 +61,29 @@ async def _measured(workers: int) -> tuple[float, float, float]:
         path = f"/api/v1/namespaces/ns/pods/digits-worker-{number}-0"
         event = json.dumps(rig.cluster.change(path, status={"phase": "Failed"}))
         rig.cluster.requests.clear()
+        times = (held, anew)[number % 2]
+        if times is anew:
+            rig.forget()
         began = time.process_time()
         rig.state.pods.put(Pod.model_validate_json(event))
         await rig.once()  # as the operator does it: nothing is awaited
-        held.append(time.process_time() - began)
+        times.append(time.process_time() - began)
         await rig.tasks.idle()
         assert ("POST", "/api/v1/namespaces/ns/pods") in rig.cluster.requests  # the replacement
         await rig.reconcile()
-    return min(held) * 1000, min(read) * 1000, len(status) / 1024
+    return min(held) * 1000, min(anew) * 1000, min(read) * 1000, len(status) / 1024
+
+
+def _pool(name: str) -> CapacityPool:
+    spec = {
+        "capacityType": "Spot",
+        "accelerator": {"name": "T4"},
+        "nodeSelector": {"pool": name},
+        "limits": {"nodes": 1000},
+        "price": {"perHour": 1},
+    }
+    metadata = {"name": name, "uid": name, "resourceVersion": "1"}
+    return CapacityPool.model_validate({"metadata": metadata, "spec": spec})
 
 
 def _bind(rig: Rig) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 from benchmarks.harness import Measurement, summary
 from benchmarks.operator import traced
@@ -27,7 +27,9 @@ PS_AND_WORKERS = 5
 async def started(world: World, quick: bool) -> AsyncIterator[Measurement]:
     """Jobs of five pods, applied together, between two runs of the bare client, since the machine's load drifts."""
     jobs = 20 if quick else 200
-    before = rate(await world.bare_made("bare-before", jobs, PS_AND_WORKERS - 1))
+    idle = world.processes()
+    bare = await world.bare_made("bare-before", jobs, PS_AND_WORKERS - 1)
+    before, bare_cpu = rate(bare), _since(idle, world.processes())
     async with world.operator() as operator:
         await asyncio.sleep(3.0)
         yield summary("resident memory, idle", [operator.resident_mib], "MiB", "", 90.0, at_most=True)
@@ -45,12 +47,11 @@ async def started(world: World, quick: bool) -> AsyncIterator[Measurement]:
             return await world.pods("many") >= PS_AND_WORKERS * jobs
 
         await until(all_made, every=0.2)
-        spent = {name: after - cpu[name] for name, after in _cpu(world, operator).items()}
+        spent = _since(cpu, _cpu(world, operator))
         memory = operator.resident_mib
+        writes = world.writes("many", user=OPERATOR)
     after = rate(await world.bare_made("bare-after", jobs, PS_AND_WORKERS - 1))
-    made = [
-        each for each in world.writes("many", user=OPERATOR) if is_create(each) and each.resource in OBJECTS
-    ]
+    made = [each for each in writes if is_create(each) and each.resource in OBJECTS]
     limit = (before + after) / 2
     name = f"{jobs} jobs of {PS_AND_WORKERS} pods"
     yield summary(f"{name}: objects a second", [rate(made)], "", "")
@@ -59,6 +60,10 @@ async def started(world: World, quick: bool) -> AsyncIterator[Measurement]:
     yield summary(f"{name}: first to last CREATE", [len(made) / rate(made)], "s", "")
     for process, seconds in spent.items():
         yield summary(f"{name}: CPU of {process} for each object", [seconds / len(made) * 1000], "ms", "")
+    for process, seconds in bare_cpu.items():
+        what = f"{name}, a bare client: processor time of {process} for each object"
+        yield summary(what, [seconds / len(bare) * 1000], "ms", "")
+    yield summary(f"{name}: writes for each object", [len(writes) / len(made)], "", "")
     yield summary(f"resident memory, {jobs * PS_AND_WORKERS} pods", [memory], "MiB", "")
 
 
@@ -139,6 +144,10 @@ async def _take(world: World, space: str, names: list[str]) -> tuple[list[Write]
 def _window(losses: list[Write], made: list[Write]) -> float:
     """Seconds from the first loss to the last replacement, for each of them."""
     return (made[-1].answered - losses[0].answered).total_seconds() / len(made)
+
+
+def _since(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
+    return {name: seconds - before[name] for name, seconds in now.items()}
 
 
 def _cpu(world: World, operator: Operator) -> dict[str, float]:

@@ -350,3 +350,11 @@ class TrainingJobStatus(Status):
     def finished(self) -> bool:
         """Whether the job succeeded or failed: no more pods are created."""
         return any(c.status == "True" and c.type in {"Complete", "Failed"} for c in self.conditions)
+
+
+def apart(old: TrainingJobStatus, new: TrainingJobStatus) -> tuple[TrainingJobStatus, TrainingJobStatus]:
+    """Both, each without the records that are the same objects in the other: nothing happened to most."""
+    was, now = set(map(id, old.slots)), set(map(id, new.slots))
+    gone = tuple(slot for slot in old.slots if id(slot) not in now)
+    come = tuple(slot for slot in new.slots if id(slot) not in was)
+    return old.model_copy(update={"slots": gone}), new.model_copy(update={"slots": come})

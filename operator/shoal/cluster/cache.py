@@ -9,7 +9,7 @@ also reported as deleted; what is newer than that report is an object that came 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Set
 from typing import Generic, Protocol, TypeVar
 
 
@@ -55,12 +55,20 @@ MAX_DELETED_UIDS = 10_000
 
 
 class Cache(Generic[T]):
-    """Objects by uid, by (namespace, name), and by `indices`: index name -> function from an object to its key."""
+    """Objects by uid, by (namespace, name), and by `indices`: index name -> function from an object to its key.
+
+    `shared`: a new object, with those parts of the old one that have not changed.
+    """
 
     def __init__(
-        self, on_change: OnChange[T], indices: Mapping[str, Callable[[T], Hashable | None]] | None = None
+        self,
+        on_change: OnChange[T],
+        indices: Mapping[str, Callable[[T], Hashable | None]] | None = None,
+        *,
+        shared: Callable[[T, T], T] = lambda _old, new: new,
     ) -> None:
         self._on_change = on_change
+        self._shared = shared
         self._key_of = dict(indices or {})
         self._by_uid: dict[str, T] = {}
         self._by_name: dict[tuple[str, str], str] = {}
@@ -99,10 +107,15 @@ class Cache(Generic[T]):
         old = self._by_uid.get(uid)
         if version(fresh) <= (self._deleted.get(uid, -1) if old is None else version(old)):
             return
+        if old is None and (namesake := self.get(fresh.metadata.name, fresh.metadata.namespace)) is not None:
+            if version(namesake) > version(fresh):
+                return  # it is gone: a name is that of one object at a time
+            self.drop(namesake.metadata.uid, version(fresh))
         if version(fresh) >= self._unread.get(uid, 0):
             self._unread.pop(uid, None)
         if old is not None:
             self._unindex(old)
+            fresh = self._shared(old, fresh)
         self._by_uid[uid] = fresh
         self._by_name[fresh.metadata.namespace, fresh.metadata.name] = uid
         for name, key_of in self._key_of.items():
@@ -140,18 +153,15 @@ class Cache(Generic[T]):
             del self._by_name[where]
         self._on_change(old, None, False)
 
-    def replace(self, listed: Iterable[T], at: int, unread: Collection[str] = ()) -> None:
-        """Replace all objects by a list taken at resource version `at`; objects newer than the list are kept.
+    def keep(self, listed: Set[str], at: int, unread: Set[str] = frozenset()) -> None:
+        """Drop what a list at resource version `at` has not. What is newer is kept.
 
-        `unread`: uids that were listed but could not be parsed; their last known objects are kept.
+        `listed`: the uids of its objects that were put; `unread`: those of objects that cannot be parsed.
         """
-        fresh = {each.metadata.uid: each for each in listed}
-        listed_uids = fresh.keys() | set(unread)
-        for uid in [u for u, old in self._by_uid.items() if u not in listed_uids and version(old) <= at]:
+        there = listed | unread
+        for uid in [u for u, old in self._by_uid.items() if u not in there and version(old) <= at]:
             self.drop(uid, at)
         self._unread = {uid: seen for uid, seen in self._unread.items() if uid in unread or seen > at}
-        for each in fresh.values():
-            self.put(each)
 
     def _unindex(self, old: T) -> None:
         for name, key_of in self._key_of.items():

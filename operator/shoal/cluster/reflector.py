@@ -24,7 +24,8 @@ from shoal.errors import ClusterError, Unavailable
 
 logger = logging.getLogger(__name__)
 
-PAGE = 500
+PAGE = 100
+"""Objects of a list that are taken before others have the event loop: 100 pods are 0.6 MB, and hold it for 5 ms."""
 WATCH_SECONDS = 300
 """The shortest time that a watch is asked for; the longest is twice that, so that not all end together."""
 SILENCE_SECONDS = 75.0
@@ -155,14 +156,20 @@ class Reflector(Generic[T]):
                 pause = {401: DENIED_SECONDS, 403: DENIED_SECONDS, 404: ABSENT_SECONDS}.get(error.status)
                 await self._pause(_backoff(failures) if pause is None else pause * random.uniform(0.8, 1))
 
-    async def refresh(self) -> bool:
-        """List again, and wait until a list that began after this call has ended; False if it was refused.
+    @property
+    def begun(self) -> int:
+        """How many lists have begun so far."""
+        return self._begun
+
+    async def refresh(self, begun: int | None = None) -> bool:
+        """Wait until a list has ended that began after this call, or after `begun` others; False if it was refused.
 
         What a watch has not reported is not known to be so: a watch may be behind, or silently dead.
         """
         async with self._changed:
-            begins = self._awaited = self._begun + 1
-            self._wanted.set()
+            begins = self._awaited = (self._begun if begun is None else begun) + 1
+            if self._begun < begins:
+                self._wanted.set()
             await self._changed.wait_for(lambda: self._ended >= begins)
         return not self.denied
 
@@ -193,8 +200,7 @@ class Reflector(Generic[T]):
     async def _relist(self) -> str:
         self._begun += 1
         self._wanted.clear()
-        listed: list[T] = []
-        unread: list[str] = []
+        listed, unread = set[str](), set[str]()
         # No resource version: what etcd has now, never what a cache of the API server had a while ago.
         query = {**self._source.query, "limit": str(PAGE)}
         while True:
@@ -204,12 +210,14 @@ class Reflector(Generic[T]):
             if not answer.ok:
                 raise StreamRefused(answer)
             meta, items, bad = self._parse(answer.body)
-            listed += items
-            unread += bad
+            for each in items:
+                self._cache.put(each)
+            listed |= {each.metadata.uid for each in items}
+            unread |= set(bad)
             if not meta.continue_:
                 break
             query["continue"] = meta.continue_
-        self._cache.replace(listed, _number(meta.resource_version), unread)
+        self._cache.keep(listed, _number(meta.resource_version), unread)
         self.denied = False
         self.synced.set()
         await self._end_list()

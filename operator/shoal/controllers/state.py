@@ -61,6 +61,16 @@ def key_of(about: Resource) -> Key:
     return about.metadata.namespace, about.metadata.name
 
 
+def with_known_slots(old: TrainingJob, new: TrainingJob) -> TrainingJob:
+    """A job whose records that have not changed are those of its earlier state: plans visit only others."""
+    known = {(slot.role, slot.index, slot.incarnation): slot for slot in old.status.slots}
+    slots = tuple(
+        same if (same := known.get((slot.role, slot.index, slot.incarnation))) == slot else slot
+        for slot in new.status.slots
+    )
+    return new.model_copy(update={"status": new.status.model_copy(update={"slots": slots})})
+
+
 Owned = Pod | Service | DisruptionBudget | Workload
 
 
@@ -83,9 +93,14 @@ class ClusterState:
         self._nodes: dict[str, Node] = {}
         self._pools: dict[str, CapacityPool] = {}
         self._flavors: dict[str, ResourceFlavor] = {}
-        self.jobs: Cache[TrainingJob] = Cache(self._job_changed)
+        self.jobs: Cache[TrainingJob] = Cache(self._job_changed, shared=with_known_slots)
         self.pods: Cache[Pod] = Cache(
-            self._pod_changed, {"job": _job_of, "node": lambda pod: pod.spec.node_name}
+            self._pod_changed,
+            {
+                "job": _job_of,
+                "run": lambda pod: (_job_of(pod), pod.metadata.controller_uid),
+                "node": lambda pod: pod.spec.node_name,
+            },
         )
         self.services: Cache[Service] = Cache(self._owned_changed, {"job": _job_of})
         self.budgets: Cache[DisruptionBudget] = Cache(self._owned_changed, {"job": _job_of})

@@ -15,19 +15,24 @@ from shoal.manifests import Images
 from shoal.policy.decide.afterwards import clean_up
 from shoal.policy.decide.decide import decide
 from shoal.policy.facts.read import read
+from shoal.policy.facts.sightings import Memory
 from shoal.policy.model import Observation, Plan
 from shoal.policy.tell.tell import tell
 from shoal.policy.tell.the_end import tell_afterwards
 
 
-def plan(seen: Observation) -> Plan:
-    """What to do about a job, and its new status."""
+def plan(seen: Observation, memory: Memory | None = None) -> Plan:
+    """What to do about a job, and its new status.
+
+    `memory`: of earlier plans of the same job. It saves work, so that a plan costs what changed, and changes nothing.
+    """
     job = seen.job
     if (images := job.status.images) is not None:  # a newer operator must not mix versions within a job
         seen = replace(seen, images=Images(images.ps, images.worker))
     if job.metadata.deletion_timestamp or not job.spec.ours:
         return Plan((), job.status)
-    facts = read(seen)
+    facts = read(seen, memory)
     if job.status.finished:
+        facts.rouse(facts.at_rest.by_index())
         return tell_afterwards(facts, clean_up(facts))
     return tell(facts, decide(facts))

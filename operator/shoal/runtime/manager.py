@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 LAG_SECONDS = 1.0
 """Interval at which the lag of the event loop is sampled, and the Lease hears that it runs."""
+FIRST_TRY_SECONDS = 0.5
+"""How long the caches of a process that starts wait for its first try to get the Lease."""
 OPTIONAL_SECONDS = 10.0
 """How long a new leader waits for the lists of optional resources."""
 REFUSED_SECONDS = 1.0
@@ -72,12 +74,16 @@ class Manager:
         """
         try:
             async with asyncio.TaskGroup() as tasks:
+                acquiring = tasks.create_task(self.lease.acquire())
+                # What is listed behind the Lease need not be listed again: a leader that is restarted has it at once.
+                await asyncio.wait({acquiring}, timeout=FIRST_TRY_SECONDS)
                 for each in (*self._needed.values(), *self._optional.values()):
                     tasks.create_task(each.run())
                 tasks.create_task(self._sample_lag())
-                await self.lease.acquire()
+                await acquiring
+                before = {each: each.begun for each in (*self._needed.values(), *self._optional.values())}
                 tasks.create_task(self.lease.keep())
-                await self._read_again(tasks)
+                await self._read_behind(before, tasks)
                 tasks.create_task(self._recorder.run())
                 for run in self._background:
                     tasks.create_task(run())
@@ -90,16 +96,21 @@ class Manager:
             self._metrics.leading.set(0)
             await self._stop()
 
-    async def _read_again(self, tasks: asyncio.TaskGroup) -> None:
-        """List everything behind the Lease; when an optional resource is late, all is looked at again then."""
+    async def _read_behind(self, before: Mapping[Reflector[Any], int], tasks: asyncio.TaskGroup) -> None:
+        """Wait for a list of everything that began behind the Lease; `before`: how many lists of each began earlier.
+
+        When an optional resource is late, all is looked at again then.
+        """
 
         async def read(each: Reflector[Any]) -> None:
-            while True:
-                if await each.refresh():
-                    return
+            begun: int | None = before[each]
+            while not await each.refresh(begun):
+                begun = None
                 await asyncio.sleep(REFUSED_SECONDS)
 
-        optional = {name: tasks.create_task(each.refresh()) for name, each in self._optional.items()}
+        optional = {
+            name: tasks.create_task(each.refresh(before[each])) for name, each in self._optional.items()
+        }
         async with asyncio.TaskGroup() as lists:
             for each in self._needed.values():
                 lists.create_task(read(each))

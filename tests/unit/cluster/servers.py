@@ -134,7 +134,8 @@ class SmallServer:
         else:
             self.lists += 1
             items, at = list(self.objects.values()), self.version
-        page, rest = items[: self.page_size], items[self.page_size :]
+        size = min(self.page_size, int(query.get("limit", self.page_size)))
+        page, rest = items[:size], items[size:]
         meta = {"resourceVersion": str(at)}
         if rest:
             meta["continue"] = f"token-{len(self._pages)}-{len(rest)}"

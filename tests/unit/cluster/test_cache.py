@@ -91,15 +91,24 @@ class ServerAndCache(RuleBasedStateMachine):
         """Relist after a lost watch, whose pending events are lost. Pods may be created after the list was taken."""
         listed, at = list(self.existing.values()), self.version
         self.undelivered.clear()
-        for name in late:
-            self.create(name, through=True)
-        self.cache.replace(listed, at)
+        for number, each in enumerate([*listed, None]):
+            if number == len(listed) // 2:  # between two pages
+                for name in late:
+                    self.create(name, through=True)
+            if each is not None:
+                self.cache.put(each)
+        self.cache.keep({each.metadata.uid for each in listed}, at)
 
     @invariant()
     def cache_matches_the_server_once_all_is_delivered(self) -> None:
         if not self.undelivered:
             known = {pod.metadata.uid: pod for pod in self.cache.all()}
             assert known == {pod.metadata.uid: pod for pod in self.existing.values()}
+
+    @invariant()
+    def a_name_is_that_of_one_object(self) -> None:
+        names = [pod.metadata.name for pod in self.cache.all()]
+        assert len(names) == len(set(names))
 
     @invariant()
     def indices_and_listeners_agree(self) -> None:
@@ -130,13 +139,28 @@ def test_late_answer_does_not_restore_a_deleted_object() -> None:
     assert cache.get("a", "ns") is None
 
 
+def test_object_that_is_not_listed_is_dropped_unless_it_is_newer() -> None:
+    cache: Cache[Pod] = Cache(lambda _old, _new, _ours: None)
+    for name, uid, at in (("a", "u1", 5), ("b", "u2", 6), ("c", "u3", 11)):
+        cache.put(pod(name, uid, at))
+    cache.keep({"u1"}, 10)
+    assert [each.metadata.uid for each in cache.all()] == ["u1", "u3"]
+
+
+def test_late_event_about_an_earlier_object_of_the_name_is_no_news() -> None:
+    cache: Cache[Pod] = Cache(lambda _old, _new, _ours: None)
+    cache.put(pod("a", "u2", 6))
+    cache.put(pod("a", "u1", 5))
+    assert [each.metadata.uid for each in cache.all()] == ["u2"]
+
+
 def test_unread_object_is_kept() -> None:
     cache: Cache[Pod] = Cache(lambda _old, _new, _ours: None)
     cache.put(pod("a", "u1", 5))
     cache.put(pod("b", "u2", 6))
     assert cache.leave_unread("u1", 9)
     assert not cache.leave_unread("u1", 9), "it is known"
-    cache.replace([], 10, unread={"u1"})
+    cache.keep(set(), 10, unread={"u1"})
     assert cache.is_unread("u1")
     assert [each.metadata.uid for each in cache.all()] == ["u1"]
 

@@ -13,7 +13,14 @@ import pytest
 from shoal.api.kube import Pod
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
-from shoal.cluster.reflector import FAILURES_BEFORE_RELIST, SILENCE_SECONDS, YIELD_BYTES, Reflector, Source
+from shoal.cluster.reflector import (
+    FAILURES_BEFORE_RELIST,
+    PAGE,
+    SILENCE_SECONDS,
+    YIELD_BYTES,
+    Reflector,
+    Source,
+)
 from shoal.cluster.transport import Answer, Query
 from shoal.errors import Unavailable
 from tests.unit.cluster.servers import SmallServer
@@ -389,3 +396,24 @@ async def test_large_batch_of_events_lets_others_have_the_loop_meanwhile() -> No
             passes += 1
     assert taken.total() == 400
     assert max(taken.values()) * 5000 <= YIELD_BYTES + 5000
+
+
+async def test_long_list_lets_others_have_the_loop_meanwhile() -> None:
+    """A page of 100 pods takes 5 ms, and one of 500 took 30 ms, and all of them together at the end."""
+    w = Watched()
+    passes, taken = 0, Counter[int]()
+    w.server.page_size = 10_000
+    for number in range(450):
+        w.server.set(f"pod-{number}")
+    w.reflector = Reflector(
+        w.server,
+        Source("/api/v1/pods", Pod, "shoal.dev/job"),
+        Cache(lambda _old, _new, _ours: taken.update([passes])),
+    )
+    w.server.delay = 0.01
+    async with w.running():
+        while not w.reflector.synced.is_set():
+            await asyncio.sleep(0.001)
+            passes += 1
+    assert taken.total() == 450
+    assert max(taken.values()) == PAGE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,6 +12,7 @@ from shoal.api.events import Event
 from shoal.api.kube import DisruptionBudget, Pod
 from shoal.api.kueue import ResourceFlavor, Workload
 from shoal.api.training_job import TrainingJob
+from shoal.cluster.cache import Cache
 from shoal.cluster.transport import APPLY_PATCH, Answer, Query
 from shoal.controllers.state import ClusterState, Key, Wake, Wakes
 from shoal.controllers.trainingjob.api_answers import AnswerStore
@@ -156,6 +157,15 @@ def _merge(old: Any, patch: Any) -> Any:
     return {key: value for key, value in merged.items() if value is not None}
 
 
+def relist(cache: Cache[Any], listed: Iterable[Any], at: int) -> None:
+    """As a reflector does."""
+    uids = set()
+    for each in listed:
+        cache.put(each)
+        uids.add(each.metadata.uid)
+    cache.keep(uids, at)
+
+
 class UnreachableCoordinator:
     """A coordinator that never answers."""
 
@@ -231,6 +241,10 @@ class Rig:
         self._again = True
         self.on_wake(key, priority)
 
+    def forget(self) -> None:
+        """Forget earlier plans, as a new process does."""
+        self._reconciler._memories.clear()
+
     async def once(self, key: Key = KEY) -> float | None:
         """Reconcile once; what it sends is not answered yet."""
         return await self._reconciler(key)
@@ -278,7 +292,7 @@ class Rig:
     def see(self) -> None:
         """Relist everything."""
         jobs = [o for p, o in self.cluster.objects.items() if p == JOB_PATH]
-        self.state.jobs.replace(map(TrainingJob.model_validate, jobs), self.cluster.version)
+        relist(self.state.jobs, map(TrainingJob.model_validate, jobs), self.cluster.version)
         kinds: list[tuple[str, Any, Any]] = [
             ("pods", self.state.pods, Pod),
             ("services", self.state.services, Service),
@@ -288,7 +302,7 @@ class Rig:
         ]
         for kind, cache, model in kinds:
             found = [o for p, o in self.cluster.objects.items() if re.search(f"/{kind}/", p)]
-            cache.replace([model.model_validate(o) for o in found], self.cluster.version)
+            relist(cache, [model.model_validate(o) for o in found], self.cluster.version)
 
     def pod(self, name: str) -> Json:
         return self.cluster.objects[f"/api/v1/namespaces/ns/pods/{name}"]

@@ -640,11 +640,14 @@ def test_plan_with_fewer_workers_than_the_least_is_not_carried_out() -> None:
     assert "no pool has a price" in world.condition("PlanReady")["message"]
 
 
-def test_workers_of_a_planned_pool_that_is_not_seen_stay() -> None:
+@pytest.mark.parametrize("proposed", [False, True])
+def test_workers_of_a_planned_pool_that_is_not_seen_stay(proposed: bool) -> None:
+    """It may be deleted only to be made again."""
     world = auto()
     world.propose({"a": 2, "b": 2})
     world.settle()
-    world.proposal = None
+    if not proposed:
+        world.proposal = None
     b = world.pools.pop("b")
     for _ in range(3):
         world.reconcile()
@@ -946,7 +949,9 @@ def test_no_node_is_said_to_be_avoided_where_pods_may_not_name_it(platform: Plat
 counts = st.fixed_dictionaries({}, optional={name: st.integers(0, 6) for name in ("a", "b", "od")})
 turns = st.lists(
     st.tuples(
-        st.sampled_from(["propose", "notice", "exit", "vanish", "tick", "wait", "crash"]), counts, st.integers(0, 99)
+        st.sampled_from(["propose", "pools", "notice", "exit", "vanish", "tick", "wait", "crash"]),
+        counts,
+        st.integers(0, 99),
     ),
     max_size=20,
 )  # fmt: skip
@@ -965,6 +970,8 @@ def test_workers_end_where_the_plan_says_whatever_happens(
         match step:
             case "propose":
                 world.propose(proposed)
+            case "pools":
+                world.manifest["spec"]["workers"]["pools"] = list(proposed) or ["a", "b", "od"]
             case "notice" if name and (node := world.pods[name]["spec"].get("nodeName")):
                 world.notice(node)
             case "exit" if name:
@@ -980,6 +987,7 @@ def test_workers_end_where_the_plan_says_whatever_happens(
             continue
         world.reconcile()
         planned = world.status["plan"]["pools"]
+        assert planned.keys() <= set(world.manifest["spec"]["workers"]["pools"])
         assert sum(planned.values()) <= 8
         assert world.status["workers"]["desired"] == sum(planned.values())
         taken = len([n for n in world.taken if "-worker-" in n])

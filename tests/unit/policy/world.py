@@ -9,12 +9,16 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
 
 from shoal.api.kube import Node, Pod
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Slot
+from shoal.controllers.state import with_known_slots
 from shoal.manifests.names import first_incarnation, secret_name
+from shoal.policy.facts.sightings import Memory
 from shoal.policy.model import (
     ConfirmAbsent,
     CreateDisruptionBudget,
@@ -40,6 +44,7 @@ from shoal_trainer.contract import StatusReport
 from tests.unit.policy import build
 from tests.unit.policy.queue import Queue
 
+M = TypeVar("M", bound=BaseModel)
 REMOVALS = (DeletePod, DeleteService, DeleteDisruptionBudget, DeleteWorkload, RequeueWorkload)
 
 
@@ -101,12 +106,31 @@ class World:
         self.last_plan: Plan | None = None
         self.first_look = False
         """The operator crashed, and has recorded nothing since."""
+        self._memory = Memory()
+        self._parsed: dict[tuple[type[Any], str], Any] = {}
 
     # --- the operator -----------------------------------------------------------------------------------------------
 
     @property
     def job(self) -> TrainingJob:
-        return TrainingJob.model_validate({**self.manifest, "status": self.status})
+        return self._same(TrainingJob, "", {**self.manifest, "status": self.status})
+
+    def _same(self, model: type[M], name: str, manifest: dict[str, Any]) -> M:
+        """The object. As in a cache, what has not changed is the same one as before."""
+        old, fresh = self._parsed.get((model, name)), model.model_validate(manifest)
+        if isinstance(fresh, TrainingJob):
+            fresh = with_known_slots(old, fresh) if old is not None else fresh
+        elif old == fresh:
+            return old
+        self._parsed[model, name] = fresh
+        return fresh
+
+    def _plan(self) -> Plan:
+        """The plan, which is the same without what is remembered of earlier ones."""
+        seen = self.observation()
+        made = plan(seen, self._memory)
+        assert made == plan(seen)
+        return made
 
     @property
     def slots(self) -> list[dict[str, Any]]:
@@ -125,7 +149,7 @@ class World:
             self._places(self.silent), self._places(running - self.silent - self.fenced),
             self._places(self.fenced & self.pods.keys()),
         )  # fmt: skip
-        nodes = {n: Node.model_validate(o) for n, o in self.nodes.items()}
+        nodes = {n: self._same(Node, n, o) for n, o in self.nodes.items()}
         return Observation(
             job=self.job,
             now=self.now,
@@ -155,7 +179,7 @@ class World:
         return [(p.index, p.incarnation) for p in (self.pod(n).place for n in sorted(names)) if p]
 
     def pod(self, name: str) -> Pod:
-        return Pod.model_validate(self.pods[name])
+        return self._same(Pod, name, self.pods[name])
 
     def reconcile(self, crash_after: int | None = None) -> Plan:
         """Reconcile as the controller does: create, plan again, write the status, delete; again if that is due at once.
@@ -169,7 +193,7 @@ class World:
         for _ in range(3):
             number = 0
             for _ in range(4):
-                made = plan(self.observation())
+                made = self._plan()
                 to_make = [a for a in made.actions if not isinstance(a, REMOVALS)]
                 removals = (
                     [a for a in made.actions if isinstance(a, REMOVALS)] if removals is None else removals

@@ -88,6 +88,27 @@ async def test_new_leader_decides_on_nothing_that_it_has_not_read_itself(behind:
             assert standby.decided[0] == ({"new"}, {"new"})
 
 
+async def test_leader_that_is_restarted_lists_everything_once_and_decides() -> None:
+    pods, nodes = SmallServer(), SmallServer()
+    pods.set("a")
+    replica = Replica(LeaseServer(), pods, nodes, "one")
+    async with replica.running():
+        await asyncio.sleep(2)
+        assert replica.decided == [({"a"}, set())]
+        assert (pods.lists, nodes.lists) == (1, 1)
+
+
+async def test_standby_has_read_everything_before_it_has_the_lease() -> None:
+    pods, leases = SmallServer(), LeaseServer()
+    pods.set("a")
+    await candidate(leases, "another").acquire()
+    replica = Replica(leases, pods, SmallServer(), "one")
+    async with replica.running():
+        await asyncio.sleep(2)
+        assert not replica.manager.lease.held
+        assert [pod.metadata.name for pod in replica.caches[0].all()] == ["a"]
+
+
 async def test_nodes_that_may_not_be_read_do_not_delay_the_leader() -> None:
     pods, nodes = SmallServer(), SmallServer()
     pods.set("a")
@@ -120,8 +141,9 @@ async def test_an_optional_resource_that_cannot_be_listed_delays_the_leader_and_
 
 
 async def test_not_ready_while_what_is_needed_keeps_the_holder_of_the_lease_from_leading() -> None:
-    pods = SmallServer()
-    replica = Replica(LeaseServer(), pods, SmallServer(), "one")
+    pods, leases = SmallServer(), LeaseServer()
+    await candidate(leases, "another").acquire()  # and dies
+    replica = Replica(leases, pods, SmallServer(), "one")
     lists = 0
 
     def fault(method: str, _path: str) -> Exception | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Callable, Container
 from datetime import datetime
+from operator import attrgetter
 
-from shoal.api.kube import OwnedMeta, Pod
+from shoal.api.kube import OwnedMeta
 from shoal.api.labels import Place
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.state import ClusterState, Key
@@ -62,12 +63,10 @@ class Observer:
         now = self._wall()
         uid = job.metadata.uid
         answers = self._answers.get(uid)
-        pods: list[Pod] = []
         conflicts = answers.conflicts(now)
-        for pod in self._state.pods.indexed("job", key):
-            if pod.metadata.controller_uid == uid:
-                pods.append(pod)
-            else:
+        pods, named = self._state.pods.indexed("run", (key, uid)), self._state.pods.indexed("job", key)
+        for pod in named if len(named) > len(pods) else ():
+            if pod.metadata.controller_uid != uid:
                 conflicts[pod.metadata.name] = name_conflict(pod.metadata, job, pod.spec.node_name)
         services = {}
         for service in self._state.services.indexed("job", key):
@@ -85,7 +84,7 @@ class Observer:
             now=now,
             first_look=answers.first_look,
             images=self._images,
-            pods=tuple(sorted(pods, key=lambda pod: pod.metadata.name)),
+            pods=tuple(sorted(pods, key=attrgetter("metadata.name"))),
             services=services,
             existing=answers.existing_names(now) | self._budgets(key, uid),
             name_conflicts=conflicts,

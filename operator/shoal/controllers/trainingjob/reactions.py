@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from shoal.api.labels import Place, RoleName
-from shoal.api.training_job_status import Slot, TrainingJobStatus
+from shoal.api.training_job_status import Slot, TrainingJobStatus, apart
 from shoal.policy.decide.members import MOVED, OWN_CAUSES, SILENT
 from shoal.policy.model import Observation
 
@@ -50,13 +50,11 @@ class Reactions:
         if status.slots is seen.job.status.slots:
             return
         losses = self._open.setdefault(seen.job.metadata.uid, {})
-        stored = {id(slot) for slot in seen.job.status.slots}
-        known = {slot.place for slot in seen.job.status.slots if _reason(slot)}
-        for slot in status.slots:
+        before, after = apart(seen.job.status, status)
+        known = {slot.place for slot in before.slots if _reason(slot)}
+        for slot in after.slots:
             key = slot.role, slot.index
             open_loss = losses.get(key)
-            if id(slot) in stored and open_loss is None:
-                continue
             if (reason := _reason(slot)) is None:
                 if open_loss is not None and open_loss.place == slot.place and not slot.cause:
                     del losses[key]  # it is back, or its notice was withdrawn

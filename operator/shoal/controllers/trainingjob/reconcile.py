@@ -23,6 +23,7 @@ from shoal.controllers.trainingjob.report import Report, Reporter
 from shoal.controllers.trainingjob.requests import Request, Requests, WriteStatus
 from shoal.controllers.trainingjob.unreadable import Complaints
 from shoal.errors import ShoalError
+from shoal.policy.facts.sightings import Memory
 from shoal.policy.model import ConfirmAbsent, Observation, Plan
 from shoal.policy.plan import plan
 from shoal.policy.tell.internal_error import internal_error
@@ -33,12 +34,12 @@ from shoal.telemetry.poller import Poller
 
 NAME_CONFLICT_SECONDS = 3.0
 """Interval of retries after a name conflict: no watch reports when the name is free."""
-REST_SECONDS_PER_POD = 150e-6
+REST_SECONDS_PER_POD = 40e-6
 """A plan takes a tenth of this for each pod, so that a job of any size has a tenth of the event loop, and half of it in
 a wave of losses (`work_queue.URGENT_SHARE`)."""
 REST_SHARE = 9.0
-"""The same where the machine is busy, and a reconcile takes longer: the rest is so many times as long."""
-LEAST_REST_SECONDS = 0.01
+"""The same where much has changed, or the machine is busy: the rest is so many times as long as the reconcile."""
+FEWEST_PODS_THAT_REST = 64
 
 
 class Reconciler:
@@ -82,6 +83,7 @@ class Reconciler:
         self._tasks = tasks
         self._requests = Requests(self._carry_out, tasks, wake)
         self._uids: dict[Key, str] = {}
+        self._memories: dict[str, Memory] = {}
 
     async def __call__(self, key: Key) -> float | None:
         """Reconcile one job."""
@@ -108,14 +110,14 @@ class Reconciler:
             delays.append(NAME_CONFLICT_SECONDS)
         if any(pod.spec.node_name and pod.status.phase == "Pending" for pod in seen.pods):
             delays.append(answers.next_expiry_seconds(seen.now))  # it may wait for a deleted Secret
-        if (rest := REST_SECONDS_PER_POD * len(seen.pods)) > LEAST_REST_SECONDS:
-            self._rest(key, max(rest, REST_SHARE * (self._now() - began)))
+        if (pods := len(seen.pods)) >= FEWEST_PODS_THAT_REST:
+            self._rest(key, max(REST_SECONDS_PER_POD * pods, REST_SHARE * (self._now() - began)))
         return min((delay for delay in delays if delay is not None), default=None)
 
     def _plan(self, seen: Observation) -> Plan:
         """The plan. An unexpected error is also reported on the job, where its owner can see it."""
         try:
-            decided = plan(seen)
+            decided = plan(seen, self._memories.setdefault(seen.job.metadata.uid, Memory()))
         except Exception as error:
             if not isinstance(error, ShoalError) and (failed := internal_error(seen, error)) is not None:
                 self._report(seen.job, failed, complete=False)
@@ -163,6 +165,7 @@ class Reconciler:
             self._reporter.forget(old)
             self._requests.forget(old)
             self._reactions.forget(old)
+            self._memories.pop(old, None)
         if uid is None:
             self._uids.pop(key, None)
         else:

@@ -16,7 +16,7 @@ from datetime import datetime
 
 from shoal.api.events import Event
 from shoal.api.training_job import TrainingJob
-from shoal.api.training_job_status import Slot, TrainingJobStatus
+from shoal.api.training_job_status import Slot, TrainingJobStatus, apart
 from shoal.controllers.trainingjob.metrics import JobMetrics
 from shoal.errors import Unavailable
 from shoal.policy.tell.telemetry import differs_in_telemetry_only
@@ -96,13 +96,14 @@ class Reporter:
             return Report(recorded=True)
         if not self._writer.can_write(job):
             return Report(recorded=False)
-        telemetry_only = differs_in_telemetry_only(job.status, status)
+        old, new = apart(job.status, status)
+        telemetry_only = differs_in_telemetry_only(old, new)
         since = self._differs.setdefault(uid, self._now())
         version, at = self._conflicts.get(uid, ("", 0.0))
         due = [
             at + CONFLICT_SECONDS if version == job.metadata.resource_version else 0.0,
-            self._written.get(uid, -math.inf) + self._interval(job.status, status, telemetry_only),
-            since + _gathering_seconds(job.status, status) if makes else 0.0,
+            self._written.get(uid, -math.inf) + self._interval(old, new, telemetry_only),
+            since + _gathering_seconds(old, new) if makes else 0.0,
         ]
         left = max(due) - self._now()
         return Report(recorded=telemetry_only, wait=left if left > DUE_SECONDS else 0.0)

@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from shoal.policy.decide.homes import Home, Homes, home_of, waits_for_node
+from shoal.policy.decide.homes import Homes, waits_for_node
 from shoal.policy.decide.members import MOVED
-from shoal.policy.facts.read import Facts, Sighting
+from shoal.policy.facts.read import Facts
+from shoal.policy.facts.sightings import Home, Sighting
 from shoal.policy.facts.verdict import PodOutcome
 from shoal.policy.model import Reason
 
@@ -52,11 +53,20 @@ def assign(
     every = homes.all()
     if not number:
         return Assignment()
-    at = {index: home_of(each.slot) for index, each in held.items() if losses[index] < VACANT}
+    at = {
+        index: held[index].home
+        for index in held.keys() - facts.at_rest.homes.keys()
+        if losses[index] < VACANT
+    }
+    at |= facts.at_rest.homes
     if not every:
         return Assignment(at)
     known = facts.seen.pools
-    at = {i: home for i, home in at.items() if home in every or (home.pool and home.pool not in known)}
+    elsewhere = {
+        home for home in set(at.values()) if home not in every and (not home.pool or home.pool in known)
+    }
+    if elsewhere:
+        at = {index: home for index, home in at.items() if home not in elsewhere}
     if counts is not None:
         return _by_plan(facts, held, losses, at, _homes_to_go_back_to(facts, held, every), number, counts)
     return _by_preference(facts, homes, held, losses, at, number)
@@ -83,7 +93,7 @@ def _homes_to_go_back_to(
         if each.pod is not None and each.pod.running and healthy:
             found.pop(each.place.index, None)  # the later one runs
             if each.slot.cause == MOVED:
-                found[each.place.index] = home_of(each.slot)
+                found[each.place.index] = each.home
     return {index: home for index, home in found.items() if index in held and home in every}
 
 
@@ -100,9 +110,11 @@ def _by_plan(
     result = Assignment()
     here = {**back, **at}
     works = {index for index in at if losses[index] <= AT_WORK} | back.keys()
-    stands = [(losses[i], i, home) for i, home in at.items()] + [
-        (AT_WORK, i, home) for i, home in back.items()
-    ]
+    if not back and Counter(at.values()) <= left:  # as mostly: none has too many
+        result.homes = dict(at)
+        left -= Counter(at.values())
+    stands = [(losses[i], i, home) for i, home in at.items() if i not in result.homes]
+    stands += [(AT_WORK, i, home) for i, home in back.items()]
     for _, index, home in sorted(stands):
         if index not in result.homes and left[home] > 0:
             left[home] -= 1

@@ -23,8 +23,6 @@ def clean(facts: Facts, roles: tuple[ByIndex, ...], timers: Timers) -> list[Acti
     actions: list[Action] = []
     for role in roles:
         for members in role.values():
-            if members[-1].at_rest and len(members) == 1:
-                continue
             for each in members:
                 if each.pod is None:
                     continue

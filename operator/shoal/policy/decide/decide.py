@@ -14,7 +14,7 @@ from shoal.policy.decide.creation import Actions
 from shoal.policy.decide.exclusion import Exclusions, exclude
 from shoal.policy.decide.members import ByIndex, every
 from shoal.policy.decide.servers import create_servers
-from shoal.policy.decide.usage import Usage, count
+from shoal.policy.decide.usage import Usage, count, due
 from shoal.policy.decide.wanted import Wanted, wanted
 from shoal.policy.decide.workers import create_workers
 from shoal.policy.facts.read import UNCONFIRMED, Facts
@@ -50,6 +50,7 @@ class Decisions:
     wanted: Wanted
     servers: ByIndex
     workers: ByIndex
+    """Those that are not at rest."""
     counters: Counters
     actions: Actions
     usage: Usage
@@ -66,6 +67,7 @@ def decide(facts: Facts) -> Decisions:
     """The decisions about an active job."""
     counters, actions = Counters(facts.job.status, facts.now), Actions(facts.timers)
     goal = wanted(facts)
+    facts.rouse(goal.disturbed(facts.at_rest) | due(facts))
     workers = records.update(facts, "worker", goal, counters)
     goal.servers = suspension.wants_server(facts, workers, facts.timers)
     servers = records.update(facts, "ps", goal, counters)

@@ -8,26 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.training_job import TrainingJob
-from shoal.api.training_job_status import Slot
 from shoal.manifests.placement import ZONE, Where
-from shoal.policy.facts.read import Facts, Sighting
+from shoal.policy.facts.read import Facts
+from shoal.policy.facts.sightings import Home, Sighting
 from shoal.policy.model import Reason
-
-
-class Home(NamedTuple):
-    """Where a worker lives: a pool; or no pool, and whether it is on demand though the job's workers are not."""
-
-    pool: str = ""
-    on_demand: bool = False
-
-
-def home_of(slot: Slot) -> Home:
-    """The home that is recorded."""
-    return Home(slot.pool, slot.on_demand)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from shoal.api.labels import Place
 from shoal.api.training_job_status import Slot
 from shoal.policy.common.timers import Timers
 from shoal.policy.common.times import parse_time
-from shoal.policy.facts.read import Sighting
+from shoal.policy.facts.sightings import Sighting
 from shoal.policy.facts.verdict import PodOutcome, Verdict
 
 UNWANTED = "Unwanted"  # scaled down or suspended
@@ -53,8 +53,6 @@ class Member:
     verdict: Verdict
     recorded: bool
     """The status recorded its cause before this plan, so the pod itself is no longer needed."""
-    at_rest: bool = False
-    """It is a worker that starts or runs, and nothing happened to it, as to most: nothing more is asked of it."""
 
     def may_run(self, timers: Timers) -> bool:
         """Whether its process may still run and use resources; not beyond its grace period."""
@@ -66,9 +64,7 @@ class Member:
     @property
     def active(self) -> bool:
         """Whether it is starting or running, and not draining."""
-        return self.at_rest or (
-            self.pod is not None and self.verdict.outcome is PodOutcome.HEALTHY and not self.slot.cause
-        )
+        return self.pod is not None and self.verdict.outcome is PodOutcome.HEALTHY and not self.slot.cause
 
     @property
     def running(self) -> bool:
@@ -112,7 +108,7 @@ def follows_a_loss(members: Sequence[Member]) -> bool:
 
 
 ByIndex = dict[int, list[Member]]
-"""Slot or shard -> its incarnations, oldest first."""
+"""Slot or shard -> its incarnations, oldest first. Of workers, those that are not at rest (`facts.at_rest`)."""
 
 
 def by_index(members: Iterable[Member]) -> ByIndex:

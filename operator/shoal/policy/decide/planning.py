@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from shoal.api.planning_status import PlanStatus
-from shoal.policy.decide.homes import Home, Homes, home_of, waits_for_node
+from shoal.policy.decide.homes import Homes, waits_for_node
 from shoal.policy.decide.members import UNWANTED, newest_of
 from shoal.policy.facts.read import Facts
+from shoal.policy.facts.sightings import Home
 from shoal.policy.model import Event, Proposal, Reason
 
 STALE_SECONDS = 600.0
@@ -121,7 +122,9 @@ def _clamped(homes: Homes, proposal: Proposal, now: Mapping[str, int]) -> dict[s
     is, `minReplicas` of them do: two jobs that wait for each other's nodes both give up what they can spare.
     """
     left = homes.job.spec.workers.max_replicas or 1_000
-    proposed, counts = proposal.pools, dict[str, int]()
+    proposed = proposal.pools
+    counts = {name: min(n, now.get(name, 0)) for name, n in proposed.items() if name not in homes.pools}
+    left -= sum(counts.values())  # workers whose pool is not read stay, and no more come
     for home in homes.all():
         room = max(homes.limit(home), min(now.get(home.pool, 0), homes.pools[home.pool].spec.limits.nodes))
         counts[home.pool] = max(0, min(proposed.get(home.pool, 0), room, left))
@@ -146,9 +149,8 @@ def _is_due(
     """
     if dict(now) == dict(proposed):
         return False
-    in_vain = {
-        each.slot.pool for each in facts.sightings["worker"] if waits_for_node(each)
-    } & homes.pools.keys()
+    waiting = filter(waits_for_node, (*facts.sightings["worker"], *facts.at_rest.starting.values()))
+    in_vain = {each.slot.pool for each in waiting} & homes.pools.keys()
     left = {name for name, count in now.items() if proposed.get(name, 0) < count}
     moves = any(count > now.get(name, 0) for name, count in proposed.items())
     if moves and any(homes.is_exhausted(Home(name)) for name in in_vain & left):
@@ -181,8 +183,9 @@ def _readiness(proposal: Proposal) -> tuple[Reason | None, Reason | None]:
 
 def _current(facts: Facts, homes: Homes) -> dict[str, int]:
     """Workers by pool, as they are recorded."""
-    slots = (each.slot for each in newest_of(facts.sightings["worker"]).values())
-    counts = Counter(home_of(slot) for slot in slots if slot.cause != UNWANTED)
+    newest = newest_of(facts.sightings["worker"]).values()
+    counts = Counter(each.home for each in newest if each.slot.cause != UNWANTED)
+    counts.update(facts.at_rest.homes.values())
     return {name: counts[Home(name)] for name in homes.pools if counts[Home(name)]}
 
 

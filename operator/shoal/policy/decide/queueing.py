@@ -66,8 +66,7 @@ def _make(facts: Facts) -> list[Action]:
 
 def _all_ready(facts: Facts, *roles: ByIndex) -> bool:
     job = facts.job
-    ready = sum(
-        stands_for(job, each.place) and each.active and each.pod is not None and each.pod.ready
-        for each in every(*roles)
-    )
+    active = (each.pod for each in every(*roles) if each.active)
+    pods = (*active, *(each.pod for each in facts.at_rest))
+    ready = sum(pod.ready for pod in pods if pod and pod.place and stands_for(job, pod.place))
     return ready >= job.spec.parameter_servers.replicas + job.spec.workers.min_replicas

@@ -2,8 +2,7 @@
 
 `status.slots` is the operator's memory. A pod that is only in it vanished while no operator ran, and is counted with
 reason Gone. The newest record of a place is kept forever, since it determines the next incarnation (which for a
-parameter server is the epoch that fences its predecessors). A record to which nothing happened is kept as it is: the
-cost of a plan follows what changed.
+parameter server is the epoch that fences its predecessors). The record of a worker at rest is kept as it is.
 
 A state is left only on evidence: a silent worker is active again when parameter server 0 says so, not when it stops
 reporting; an exit code 0 was too early when it reports remaining work; a notice is withdrawn when the node can be read
@@ -12,6 +11,7 @@ and has none.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 from shoal.api.kube import Pod
@@ -37,11 +37,11 @@ from shoal.policy.decide.members import (
 )
 from shoal.policy.decide.surge import settle
 from shoal.policy.decide.wanted import Wanted
-from shoal.policy.facts.read import Facts, Sighting
+from shoal.policy.facts.read import Facts
+from shoal.policy.facts.sightings import Sighting
 from shoal.policy.facts.verdict import (
     AFTER_THE_END,
     ENDED,
-    HEALTHY,
     KILLS_TOLERATED,
     PodOutcome,
     Verdict,
@@ -88,7 +88,7 @@ def update(facts: Facts, role: RoleName, wanted: Wanted, counters: Counters) -> 
     for each in sightings:
         if previous is not None and previous.place.index != each.place.index:
             previous = None
-        previous = _unchanged(facts, each, wanted) or _Updater(
+        previous = _Updater(
             facts,
             counters,
             wanted,
@@ -105,31 +105,22 @@ def update(facts: Facts, role: RoleName, wanted: Wanted, counters: Counters) -> 
     return groups
 
 
-def _unchanged(facts: Facts, seen: Sighting, wanted: Wanted) -> Member | None:
-    """The member with its record as it is; None if something may have happened to it."""
-    slot, pod, view = seen.slot, seen.pod, facts.coordinator
-    if seen.verdict is not HEALTHY or not seen.recorded or slot.cause or slot.role != "worker" or pod is None:
-        return None
-    if slot.state == "Running":
-        same = pod.running and seen.place not in view.silent and seen.place not in view.fenced
-    elif slot.state == "Starting":
-        digest = facts.job.spec.workers.template_digest
-        same = not pod.running and pod.metadata.labels.get(TEMPLATE, digest) == digest
-    else:
-        return None
-    if same and wanted.keeps(slot):
-        return Member(seen.place, slot, pod, HEALTHY, recorded=False, at_rest=True)
-    return None
-
-
-def to_record(facts: Facts, *roles: ByIndex) -> tuple[Slot, ...]:
+def to_record(facts: Facts, servers: ByIndex, workers: ByIndex) -> tuple[Slot, ...]:
     """The slots of the status: all incarnations that have a pod or may still matter, and the newest of each place."""
-    return tuple(
-        each.slot
-        for role in roles
-        for group in role.values()
-        for each in group
-        if each.pod is not None
+    kept = [each.slot for group in servers.values() for each in group if _is_kept(each, group, facts)]
+    at_rest = facts.at_rest.by_index()
+    for index in sorted(at_rest.keys() | workers.keys()):
+        if index in at_rest:
+            kept.append(at_rest[index].slot)
+        else:
+            group = workers[index]
+            kept += [each.slot for each in group if _is_kept(each, group, facts)]
+    return tuple(kept)
+
+
+def _is_kept(each: Member, group: Sequence[Member], facts: Facts) -> bool:
+    return (
+        each.pod is not None
         or each is group[-1]
         or each.awaiting_job_end
         or each.missing

@@ -9,10 +9,12 @@ One that went while nobody looked counts up to the last sign of its worker.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import cached_property
 from typing import Any
 
 from shoal.api.capacity_pool import CapacityPool
@@ -64,6 +66,25 @@ Node = tuple[str, str]
 """A pool and one of its nodes."""
 
 
+def due(facts: Facts) -> set[int]:
+    """Workers at rest of which something is to be counted: a first push, or that they wait for a node in vain."""
+    if not facts.job.spec.workers.pools and facts.job.status.counted_until is None:
+        return set()
+    patience, pushed = _patience(facts), facts.coordinator.pushed
+    begun = {i for i, each in facts.at_rest.running.items() if not each.slot.trained and each.place in pushed}
+    return begun | {
+        index
+        for index, each in facts.at_rest.starting.items()
+        if each.place in pushed
+        or (
+            not each.slot.node
+            and not each.slot.unfulfilled
+            and each.slot.created_at is not None
+            and not facts.timers.pending(each.slot.created_at + patience)
+        )
+    }
+
+
 def count(facts: Facts, workers: ByIndex, *, ends: bool) -> Usage:
     """Count; slots in which something was counted are marked. `ends`: the job does, and gives its nodes back."""
     before = facts.job.status
@@ -82,9 +103,7 @@ class _Counter:
         self._pools: dict[str, dict[str, Any]] = {
             name: usage.model_dump() for name, usage in self._before.pool_usage.items()
         }
-        self._recorded = {slot.place: slot for slot in self._before.slots}
-        rule = facts.job.spec.workers.fallback
-        self._patience = timedelta(seconds=rule.after_seconds) if rule else PATIENCE
+        self._patience = _patience(facts)
 
     def look_at(self, each: Member) -> None:
         """Count what happened to one worker."""
@@ -113,8 +132,12 @@ class _Counter:
 
     def _is_new(self, each: Member) -> bool:
         """Whether its cause is recorded in this plan."""
-        recorded = self._recorded.get(each.place)
-        return recorded is None or not recorded.cause
+        return each.place not in self._recorded
+
+    @cached_property
+    def _recorded(self) -> set[Place]:
+        """Those whose causes are recorded."""
+        return {slot.place for slot in self._before.slots if slot.cause}
 
     def _shock(self, usage: dict[str, Any], pool: str) -> None:
         last = usage["last_interruption"]
@@ -136,20 +159,31 @@ class _Counter:
     def result(self, workers: Sequence[Member], *, ends: bool) -> Usage:
         """Count the node time, if it is time."""
         facts, before = self._facts, self._before
-        was, now = _nodes(before.slots), _nodes(each.slot for each in workers)
+        at_rest = {id(each.slot) for each in facts.at_rest}  # all of them are recorded
+        was = _nodes(slot for slot in before.slots if id(slot) not in at_rest)
+        now = _nodes(each.slot for each in workers)
         since = before.counted_until or facts.now
         cost, until = before.cost, before.counted_until
-        if ends or was != now or facts.now - since >= EVERY:
-            went = self._ends(workers, was - now, since)
-            seconds = {node: seconds_between(since, went.get(node, facts.now)) for node in was}
+        stay = _nodes(each.slot for each in facts.at_rest) if was or now else frozenset()
+        if ends or stay | was != stay | now or facts.now - since >= EVERY:
+            stay = stay or _nodes(each.slot for each in facts.at_rest)
+            went = self._ends(workers, was - now - stay, since)
+            passed = seconds_between(since, facts.now)
+            seconds = Counter(
+                {pool: passed * n for pool, n in Counter(pool for pool, _ in stay | was).items()}
+            )
+            for (pool, _), at in went.items():
+                seconds[pool] -= passed - seconds_between(since, at)
             for node, began in self._starts(workers).items():
-                if node in now - was:
-                    seconds[node] = seconds_between(max(began, before.counted_until or began), facts.now)
-            for (pool, _), some in seconds.items():
+                if node in now - was - stay:
+                    begun = max(began, before.counted_until or began)
+                    seconds[node[0]] += seconds_between(begun, facts.now)
+            for pool, some in seconds.items():
                 self._usage(pool)["node_seconds"] += some
             until = facts.now
-            cost = _cost(facts.seen.pools, cost, seconds, () if ends else now)
-        if now:
+            nodes = Counter(pool for pool, _ in stay | now)
+            cost = _cost(facts.seen.pools, cost, seconds, Counter() if ends else nodes)
+        if now or at_rest:
             facts.timers.after(
                 max(1.0, EVERY.total_seconds() - (facts.now - (until or facts.now)).total_seconds())
             )
@@ -195,6 +229,11 @@ class _Counter:
         return ends
 
 
+def _patience(facts: Facts) -> timedelta:
+    rule = facts.job.spec.workers.fallback
+    return timedelta(seconds=rule.after_seconds) if rule else PATIENCE
+
+
 def _nodes(slots: Iterable[Slot]) -> frozenset[Node]:
     """The pools and nodes that have a worker; a node with several counts once."""
     return frozenset(
@@ -207,20 +246,21 @@ def _nodes(slots: Iterable[Slot]) -> frozenset[Node]:
 def _cost(
     pools: Mapping[str, CapacityPool],
     before: CostStatus | None,
-    seconds: Mapping[Node, int],
-    now: Iterable[Node],
+    seconds: Mapping[str, int],
+    now: Mapping[str, int],
 ) -> CostStatus | None:
-    """The cost so far, with `seconds` of nodes more; `now`: those that there are."""
+    """The cost so far, with `seconds` of nodes more; `now`: how many there are. Both by pool."""
     if before is None and not any(pool.spec.price for pool in pools.values()):
         return None
     before = before or CostStatus()
     spent, saved = Decimal(before.accumulated), Decimal(before.saved_versus_on_demand)
-    for (name, _), some in seconds.items():
+    for name, some in seconds.items():
         if (price := _price(pools.get(name))) is None:
             continue
         spent += price * some / _HOUR
         saved += max(Decimal(0), (_on_demand_price(pools, name) or price) - price) * some / _HOUR
-    per_hour = sum((_price(pools.get(name)) or Decimal(0) for name, _ in now), Decimal(0))
+    prices = ((_price(pools.get(name)) or Decimal(0)) * nodes for name, nodes in now.items())
+    per_hour = sum(prices, Decimal(0))
     return CostStatus(per_hour=_text(per_hour), accumulated=_text(spent), saved_versus_on_demand=_text(saved))
 
 

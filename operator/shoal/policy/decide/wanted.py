@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 from shoal.api.labels import Place, RoleName
 from shoal.api.planning_status import PlanStatus
@@ -19,10 +20,11 @@ from shoal.api.training_job_status import Slot
 from shoal.manifests.placement import Assigned, Where, default_where
 from shoal.manifests.workload import stands_for
 from shoal.policy.decide.assignment import Assignment, assign
-from shoal.policy.decide.homes import Home, home_of, homes_of, server_where
+from shoal.policy.decide.homes import homes_of, server_where
 from shoal.policy.decide.members import UNWANTED, newest_of
 from shoal.policy.decide.planning import Planned, planned
-from shoal.policy.facts.read import Facts, Sighting
+from shoal.policy.facts.read import Facts
+from shoal.policy.facts.sightings import AtRest, Home, Sighting, home_of
 from shoal.policy.facts.verdict import PodOutcome
 from shoal.policy.model import Event, Reason
 
@@ -75,9 +77,10 @@ class Wanted:
         """Whether this worker is to go from an on-demand node to a spot node."""
         return self.on_demand(home_of(slot)) and not self.on_demand(self.homes.get(slot.index, Home()))
 
-    def keeps(self, slot: Slot) -> bool:
-        """Whether the worker of this record is wanted as it is."""
-        return slot.index in self.workers and self.fits(slot)
+    def disturbed(self, at_rest: AtRest) -> set[int]:
+        """Workers at rest that are not wanted, or not where they are."""
+        moved = {index for index, home in at_rest.homes.items() if self.homes.get(index, home) != home}
+        return moved | (at_rest.homes.keys() - self.workers)
 
     def home(self, place: Place) -> Home:
         """Where a new pod of this place lives."""
@@ -105,6 +108,7 @@ def wanted(facts: Facts) -> Wanted:
     spec = facts.job.spec
     newest = newest_of(facts.sightings["worker"])
     held = {index: each for index, each in newest.items() if each.slot.cause != UNWANTED}
+    held |= facts.at_rest.by_index()
     homes = homes_of(facts)
     plan: Planned = planned(facts, homes, spec.workers.replicas)
     number = 0 if facts.suspended else plan.workers
@@ -125,9 +129,10 @@ def wanted(facts: Facts) -> Wanted:
         events=plan.events,
     )
     if homes.trivial:
-        result.workers = _without_homes(facts.job, held, newest, number)
+        result.workers = _without_homes(facts.job, held, number)
         return result
-    losses = {index: loss(each) for index, each in held.items()}
+    losses = dict.fromkeys(facts.at_rest.running, 0)
+    losses |= {index: loss(each) for index, each in held.items() if index not in losses}
     assigned: Assignment = assign(facts, homes, held, losses, number, plan.counts)
     result.workers, result.homes = frozenset(assigned.homes), assigned.homes
     result.lingering = assigned.lingering
@@ -135,14 +140,12 @@ def wanted(facts: Facts) -> Wanted:
     return result
 
 
-def _without_homes(
-    job: TrainingJob, held: dict[int, Sighting], newest: dict[int, Sighting], number: int
-) -> frozenset[int]:
+def _without_homes(job: TrainingJob, held: dict[int, Sighting], number: int) -> frozenset[int]:
     """The workers, of which those that a Workload stands for go last: the quota is theirs, whatever they do."""
     if len(held) == number:
         return frozenset(held)
     if len(held) < number:
-        vacant = (index for index in range(number + len(newest)) if index not in held)
+        vacant = (index for index in count() if index not in held)
         return frozenset(held.keys() | {next(vacant) for _ in range(number - len(held))})
 
     def how_little(index: int) -> tuple[bool, int, int]:

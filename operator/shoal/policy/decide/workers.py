@@ -27,6 +27,7 @@ from shoal.policy.decide.creation import Actions, Creator
 from shoal.policy.decide.members import MOVED, OWN_CAUSES, ByIndex, Member, follows_a_loss
 from shoal.policy.decide.wanted import Wanted
 from shoal.policy.facts.read import Facts
+from shoal.policy.facts.sightings import AtRest
 from shoal.policy.facts.signals import Meaning
 from shoal.policy.facts.verdict import HEALTHY
 
@@ -49,7 +50,7 @@ def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Acti
     timers, number = actions.timers, len(wanted.workers)
     vacant = [
         index
-        for index in sorted(wanted.workers)
+        for index in sorted(wanted.workers - facts.at_rest.by_index().keys())
         if not _occupied(workers.get(index, ())) and not wanted.is_homeless(index)
     ]
     if not vacant:
@@ -68,11 +69,13 @@ def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Acti
     surge_left = max_surge(facts.job.spec.workers.max_surge, number) - sum(
         max(0, n - 1) for n in holding.values()
     )
+    slots = (group[-1].slot for group in workers.values() if group[-1].active)
+    starting = (each.slot for each in facts.at_rest.starting.values())
     unscheduled_left = max(MIN_UNSCHEDULED, int(UNSCHEDULED_SHARE * number)) - sum(
-        _is_unscheduled_replacement(group[-1]) for group in workers.values()
+        slot.replaces and not slot.node for slot in (*slots, *starting)
     )
     needs_surge = {index for index in vacant if holding.get(index)}
-    rooms = _Rooms(workers, wanted, timers, leaving)
+    rooms = _Rooms(workers, facts.at_rest, wanted, timers, leaving)
     sent = {place.index for place in facts.seen.in_flight if place.role == "worker"}
     for index in sorted(vacant, key=lambda index: (index not in sent, index in needs_surge)):
         group = workers.get(index, [])
@@ -118,7 +121,9 @@ def _plan_ahead(facts: Facts, workers: ByIndex, vacant: list[int], wanted: Wante
 class _Rooms:
     """The nodes that the pools still have for this job: it has those of workers that have not left yet, too."""
 
-    def __init__(self, workers: ByIndex, wanted: Wanted, timers: Timers, leaving: set[str]) -> None:
+    def __init__(
+        self, workers: ByIndex, at_rest: AtRest, wanted: Wanted, timers: Timers, leaving: set[str]
+    ) -> None:
         self._wanted = wanted
         holding = [
             (each.slot.pool, index, each.slot.cause in OWN_CAUSES | {MOVED})
@@ -130,6 +135,8 @@ class _Rooms:
         """A worker that is lost, or silent, and its successor in one pool count once: the node of the first goes."""
         self._used = Counter(pool for pool, _ in self._held)
         self._used.update(pool for pool, _, ended_by_us in holding if ended_by_us)
+        stay = (each.home for each in at_rest if each.slot.node not in leaving)
+        self._used.update(home.pool for home in (stay if leaving else at_rest.homes.values()))
 
     def has_one(self, index: int) -> bool:
         """Whether this worker may have a node where it is wanted."""
@@ -163,11 +170,7 @@ def _nodes_that_go(facts: Facts) -> set[str]:
 
 def _occupied(group: Sequence[Member]) -> bool:
     """Whether the slot has a pod that needs no replacement, or its worker exited because the work is done."""
-    return (bool(group) and group[-1].at_rest) or any(
+    return any(
         (each.active and each.slot.state != "Silent") or each.awaiting_job_end or each.missing
         for each in group
     )
-
-
-def _is_unscheduled_replacement(newest: Member) -> bool:
-    return newest.slot.replaces and newest.active and not newest.node

@@ -1,25 +1,30 @@
 """Reads an observation into facts, once: each pod with its record, its place, the signal of its node and the verdict.
 
+Workers at rest (`sightings`) are not read again while nothing about them has changed.
+
 The rooms after this one (`decide`, `tell`) ask no pod or node again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
 
 from shoal.api.kube import Node, Pod
-from shoal.api.labels import ON_DEMAND, POOL, Place, RoleName
+from shoal.api.labels import ON_DEMAND, POOL, TEMPLATE, Place, RoleName
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Slot
 from shoal.manifests.names import first_incarnation, pod_name
+from shoal.manifests.platforms import is_spot
 from shoal.policy.common.timers import Timers
 from shoal.policy.common.times import parse_time, whole
 from shoal.policy.facts.blip import suspicion
 from shoal.policy.facts.coordinator import CoordinatorView, coordinator_view
 from shoal.policy.facts.quota import Quota, quota
+from shoal.policy.facts.sightings import AtRest, Memory, Sighting
 from shoal.policy.facts.signals import Meaning, Signal, node_signal
 from shoal.policy.facts.verdict import AFTER_THE_END, HEALTHY, PodOutcome, Verdict, judge
 from shoal.policy.model import Observation, Reason
@@ -40,20 +45,6 @@ NODES_HEARD_WITHIN = timedelta(seconds=10)
 the node is back, or that the scheduler is behind."""
 
 
-@dataclass(slots=True)
-class Sighting:
-    """What is known of one incarnation of a place."""
-
-    place: Place
-    slot: Slot
-    """Its record; of a pod that was not recorded yet, a new one."""
-    pod: Pod | None
-    verdict: Verdict
-    signal: Signal | None = None
-    recorded: bool = True
-    """Whether the status has the record."""
-
-
 @dataclass
 class Facts:
     """What was read. Decisions add to `timers` when something becomes due."""
@@ -62,7 +53,9 @@ class Facts:
     timers: Timers
     coordinator: CoordinatorView
     sightings: Mapping[RoleName, list[Sighting]]
-    """By role, in the order of the places."""
+    """By role, in the order of the places; of workers, those that are not at rest."""
+    at_rest: AtRest = field(default_factory=AtRest)
+    """The other workers."""
     suspicion: Reason | None = None
     """Why the silence of nodes is not believed."""
     quota: Quota = Quota()
@@ -104,10 +97,16 @@ class Facts:
         found = (each.pod for each in self.sightings["ps"] if each.place.is_coordinator)
         return next((pod for pod in found if pod and pod.running), None)
 
+    def rouse(self, indices: Iterable[int]) -> None:
+        """Workers at rest that are not left in peace: something is decided about them."""
+        if roused := self.at_rest.pop(indices):
+            self.sightings["worker"].extend(roused)
+            self.sightings["worker"].sort(key=lambda each: each.place)
 
-def read(seen: Observation) -> Facts:
-    """The facts of an observation."""
-    return _Reader(seen).facts()
+
+def read(seen: Observation, memory: Memory | None = None) -> Facts:
+    """The facts of an observation. `memory`: of earlier plans of the job; it saves work and changes nothing."""
+    return _Reader(seen).facts(memory or Memory())
 
 
 @dataclass(slots=True)
@@ -117,19 +116,53 @@ class _Reader:
     suspicion: Reason | None = None
     suspected: bool | None = None
 
-    def facts(self) -> Facts:
+    def facts(self, memory: Memory) -> Facts:
         seen = self.seen
         self.timers = Timers(seen.now)
         view = coordinator_view(seen)
-        pods = {pod.place: pod for pod in seen.pods if pod.place is not None}
-        records = {slot.place: slot for slot in seen.job.status.slots}
+        at_rest, pods, records = memory.recall(seen)
+        troubled = view.silent | view.fenced
+        places = {pod.place for pod in pods if pod.place} | {slot.place for slot in records} | troubled
+        for each in at_rest.pop({place.index for place in places if place.role == "worker"}):
+            assert each.pod is not None
+            pods.append(each.pod)
+            records.append(each.slot)
         found: dict[RoleName, list[Sighting]] = {"ps": [], "worker": []}
+        for each in self._sightings(pods, records, view):
+            found[each.place.role].append(each)
+        alone = Counter(each.place.index for each in found["worker"])
+        restless = []
+        for each in found["worker"]:
+            if alone[each.place.index] == 1 and each.place not in troubled and self._rests(each):
+                at_rest.add(each)
+            else:
+                restless.append(each)
+        memory.keep(seen, at_rest)
+        found["worker"] = restless
+        return Facts(seen, self.timers, view, found, at_rest, self.suspicion, quota(seen))
+
+    def _sightings(
+        self, pods: Sequence[Pod], records: Sequence[Slot], view: CoordinatorView
+    ) -> Iterator[Sighting]:
+        """In the order of the places. Of two pods that say to be in one, the last by name counts."""
+        by_place = {pod.place: pod for pod in sorted(pods, key=lambda pod: pod.metadata.name) if pod.place}
+        recorded = {slot.place: slot for slot in records}
         previous: Sighting | None = None
-        for place in sorted(pods.keys() | records.keys()):
+        for place in sorted(by_place.keys() | recorded.keys()):
             older = previous if previous and previous.place[:2] == place[:2] else None
-            previous = self._sighting(place, records.get(place), pods.get(place), older, view)
-            found[place.role].append(previous)
-        return Facts(seen, self.timers, view, found, self.suspicion, quota(seen))
+            previous = self._sighting(place, recorded.get(place), by_place.get(place), older, view)
+            yield previous
+
+    def _rests(self, each: Sighting) -> bool:
+        """Whether nothing happened to a worker: all is as its record says."""
+        slot, pod = each.slot, each.pod
+        if not each.quiet or pod is None or slot.cause:
+            return False
+        if slot.state == "Running":
+            return pod.running
+        digest = self.seen.job.spec.workers.template_digest
+        outdated = pod.metadata.labels.get(TEMPLATE, digest) != digest
+        return slot.state == "Starting" and not pod.running and not outdated
 
     def _sighting(
         self,
@@ -164,13 +197,12 @@ class _Reader:
         node = seen.nodes.get(node_name) if node_name else None
         if node_name and not (slot.node and slot.machine):
             slot = _bound(slot, node_name, node)
-        if record is not None and (pod.untroubled or pod.starts_quietly):
-            well = not node_name or (node is not None and node.untroubled and slot.machine == node.machine)
-            if well:
-                return Sighting(place, slot, pod, HEALTHY)  # as most are
         signal = None
         if node_name and seen.node_signals:
             signal = node_signal(node, slot, pod.spec.tolerations)
+        if signal is None and record is not None and (pod.untroubled or pod.starts_quietly):  # as most are
+            spot = node is not None and is_spot(node, seen.platform)
+            return Sighting(place, slot, pod, HEALTHY, node=node, spot=spot, quiet=slot is record)
         if signal is not None and signal.meaning >= Meaning.UNREACHABLE:
             signal = self._believed(signal, slot, pod, view)
         rules = seen.job.spec.run_policy.failure_rules
@@ -244,6 +276,8 @@ def _bound_at(pod: Pod) -> datetime | None:
 
 def _bound(slot: Slot, node_name: str, node: Node | None) -> Slot:
     """Record the node when the pod is first seen on it; never later, since a node name can be reused."""
+    if node is None and slot.node == node_name:
+        return slot
     change: dict[str, object] = {"node": node_name}
     if node is not None:
         change["machine"] = node.machine

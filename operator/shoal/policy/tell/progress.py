@@ -150,8 +150,8 @@ def recovery(last: LastDisruption | None, facts: Facts, workers: ByIndex) -> Las
     place = place_of_name(last.pod) if last else None
     if last is None or place is None or place.role != "worker" or last.recovered_seconds is not None:
         return last
-    newer = [each for each in workers.get(place.index, ()) if each.place > place]
-    replacement = next((each.pod for each in newer if each.pod), None)
+    there = (*workers.get(place.index, ()), *facts.at_rest.of(place.index))
+    replacement = next((each.pod for each in there if each.pod and each.place > place), None)
     created = parse_time(replacement.metadata.creation_timestamp) if replacement else None
     if created is not None and last.replacement_created_seconds is None:
         last = last.model_copy(update={"replacement_created_seconds": seconds_between(last.time, created)})

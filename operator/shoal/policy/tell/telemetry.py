@@ -17,10 +17,8 @@ _FOLLOW = frozenset({"Disrupted", "WorkersReady", "Reconciling"})
 def differs_in_telemetry_only(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:
     """Whether only what may wait has changed: writes of such a status are rate-limited."""
     there = {slot.place for slot in new.slots}  # a record that is not kept has a successor
-    same = {id(slot) for slot in old.slots} & {id(slot) for slot in new.slots}  # as most are
     before, after = (
-        [_on_its_way(each) for each in status.slots if id(each) not in same and each.place in there]
-        for status in (old, new)
+        [_on_its_way(each) for each in status.slots if each.place in there] for status in (old, new)
     )
     return before == after and _lasting(old) == _lasting(new)
 

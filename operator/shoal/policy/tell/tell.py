@@ -199,7 +199,7 @@ class _Teller:
 
     def _counts(self, training: TrainingProgress) -> PodCounts:
         spec, suspended = self._seen.job.spec, self._facts.suspended
-        workers = self._active_workers
+        workers, at_rest = self._active_workers, self._facts.at_rest
         known = self._seen.report is not None or bool(training.phase)
         return PodCounts(
             servers_wanted=0 if suspended else spec.parameter_servers.replicas,
@@ -207,31 +207,26 @@ class _Teller:
                 bool(each.active and each.pod and each.pod.ready) for each in every(self._decided.servers)
             ),
             workers_wanted=len(self._decided.wanted.workers) - self._decided.wanted.lingering,
-            workers_ready=sum(each.slot.state == "Running" for each in workers),
-            workers_pending=sum(each.slot.state == "Starting" for each in workers),
+            workers_ready=len(at_rest.running) + sum(each.slot.state == "Running" for each in workers),
+            workers_pending=len(at_rest.starting) + sum(each.slot.state == "Starting" for each in workers),
             min_workers=spec.workers.min_replicas,
             trains=training.step > 0 or not known,
         )
 
     def _workers_status(self, counts: PodCounts) -> WorkersStatus:
-        active = self._active_workers
-        nodes, spots = self._seen.nodes, 0
-        bound, known = 0, {}
-        for each in active:
-            if (node := nodes.get(each.node)) is None:
-                continue
-            bound += 1
-            if each.node not in known:
-                known[each.node] = is_spot(node, self._seen.platform)
-            spots += known[each.node]
+        active, at_rest = self._active_workers, self._facts.at_rest
+        nodes, platform = self._seen.nodes, self._seen.platform
+        on_spot = [is_spot(node, platform) for each in active if (node := nodes.get(each.node)) is not None]
+        on_spot += [each.spot for each in at_rest if each.node is not None]
+        spots = sum(on_spot)
         return WorkersStatus(
             desired=counts.workers_wanted,
-            active=len(active),
+            active=len(active) + len(at_rest),
             ready=counts.workers_ready,
             pending=counts.workers_pending,
             succeeded=sum(each.awaiting_job_end for each in every(self._decided.workers)),
             spot=spots,
-            on_demand=bound - spots,
+            on_demand=len(on_spot) - spots,
             selector=names.worker_selector(self._seen.job),
         )
 
@@ -247,15 +242,16 @@ class _Teller:
         if self._facts.suspended:
             return None
         shards = range(spec.parameter_servers.replicas)
-        waiting = [
-            f"{role_word(role)} {index}"
-            for role, members_of, indices in (
-                ("ps", self._decided.servers, shards),
-                ("worker", self._decided.workers, wanted.workers),
-            )
-            for index, members in members_of.items()
-            if index in indices and _awaits_replacement(members)
+        servers = [
+            i for i, each in self._decided.servers.items() if i in shards and _awaits_replacement(each)
         ]
+        workers = {
+            i
+            for i, each in self._decided.workers.items()
+            if i in wanted.workers and _awaits_replacement(each)
+        } | {i for i, each in self._facts.at_rest.starting.items() if each.slot.replaces}
+        waiting = [f"{role_word('ps')} {index}" for index in servers]
+        waiting += [f"{role_word('worker')} {index}" for index in sorted(workers)]
         if not waiting:
             return None
         return Reason(OUTSTANDING, f"waiting for the replacement of {', '.join(waiting[:10])}")
@@ -275,8 +271,6 @@ def _awaits_replacement(members: list[Member]) -> bool:
     if not members:
         return False
     newest = members[-1]
-    if newest.at_rest:
-        return newest.slot.replaces and newest.slot.state != "Running"
     if any(each.running or each.awaiting_job_end or each.missing for each in members):
         return False
     return newest.slot.replaces if newest.active else follows_a_loss(members)

@@ -324,6 +324,6 @@ async def test_overdue_pod_unknown_to_the_watch_stalls_the_job() -> None:
     rig.cluster.add(path, {"metadata": meta, "spec": {"nodeName": "safe-7"}})
     rig.apply()
     rig.pass_time(6)
-    rig.state.pods.replace([], rig.cluster.version)
+    rig.state.pods.keep(set(), rig.cluster.version)
     await rig.reconcile(KEY)
     assert "on node safe-7" in condition(rig, "Stalled")[2]

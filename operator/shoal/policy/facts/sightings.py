@@ -1,0 +1,127 @@
+"""What is known of each incarnation of a place, and the workers to which nothing happens.
+
+Of a thousand workers a change concerns one. The others are *at rest*: they start or run as recorded, and neither their
+pods, their nodes nor the coordinator say anything else. They are counted, and no policy visits them. That a worker is
+still at rest follows from three objects that are the same ones as before: a cache keeps an object until it changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from shoal.api.kube import Node, Pod
+from shoal.api.labels import Place
+from shoal.api.training_job_status import Slot
+from shoal.manifests.platforms import Platform
+from shoal.policy.facts.signals import Signal
+from shoal.policy.facts.verdict import Verdict
+from shoal.policy.model import Observation
+
+
+class Home(NamedTuple):
+    """Where a worker lives: a pool; or no pool, and whether it is on demand though the job's workers are not."""
+
+    pool: str = ""
+    on_demand: bool = False
+
+
+def home_of(slot: Slot) -> Home:
+    """The home that is recorded."""
+    return Home(slot.pool, slot.on_demand)
+
+
+@dataclass(slots=True)
+class Sighting:
+    """What is known of one incarnation of a place."""
+
+    place: Place
+    slot: Slot
+    """Its record; of a pod that was not recorded yet, a new one."""
+    pod: Pod | None
+    verdict: Verdict
+    signal: Signal | None = None
+    recorded: bool = True
+    """Whether the status has the record."""
+    node: Node | None = None
+    spot: bool = False
+    """The node that a healthy one is bound to, if it can be read; whether it is a spot node."""
+    quiet: bool = False
+    """It is healthy, and as recorded: nothing about it was to be judged."""
+    home: Home = field(init=False)
+    """Where it lives, as recorded."""
+
+    def __post_init__(self) -> None:
+        self.home = home_of(self.slot)
+
+
+@dataclass(slots=True)
+class AtRest:
+    """The workers at rest, by index. Each has one pod and no other record."""
+
+    running: dict[int, Sighting] = field(default_factory=dict)
+    starting: dict[int, Sighting] = field(default_factory=dict)
+    homes: dict[int, Home] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.running) + len(self.starting)
+
+    def __iter__(self) -> Iterator[Sighting]:
+        yield from self.running.values()
+        yield from self.starting.values()
+
+    def of(self, index: int) -> list[Sighting]:
+        """This worker, if it is at rest."""
+        return [group[index] for group in (self.running, self.starting) if index in group]
+
+    def add(self, each: Sighting) -> None:
+        """Add a worker."""
+        state = self.running if each.slot.state == "Running" else self.starting
+        index = each.place.index
+        state[index], self.homes[index] = each, each.home
+
+    def pop(self, indices: Iterable[int]) -> list[Sighting]:
+        """Take those of these workers that are at rest."""
+        found = []
+        for index in indices:
+            if (each := self.running.pop(index, None) or self.starting.pop(index, None)) is not None:
+                del self.homes[index]
+                found.append(each)
+        return found
+
+    def by_index(self) -> dict[int, Sighting]:
+        """All of them."""
+        return self.running | self.starting
+
+
+class Memory:
+    """Who was at rest in the last plan of a job. The next one is the same without it, and takes longer."""
+
+    def __init__(self) -> None:
+        self._of: tuple[str, Platform, bool] | None = None
+        self._by_pod: dict[int, Sighting] = {}
+
+    def recall(self, seen: Observation) -> tuple[AtRest, list[Pod], list[Slot]]:
+        """The workers that still are at rest; and the pods and the records of others, in order."""
+        at_rest, pods = AtRest(), list[Pod]()
+        known = self._by_pod if self._of == _basis(seen) else {}
+        nodes, slots = seen.nodes, seen.job.status.slots
+        recorded = set(map(id, slots))
+        for pod in seen.pods:
+            each = known.get(id(pod))
+            if each is None or id(each.slot) not in recorded or nodes.get(each.slot.node) is not each.node:
+                pods.append(pod)
+            else:
+                at_rest.add(each)
+                recorded.remove(id(each.slot))
+        return at_rest, pods, [slot for slot in slots if id(slot) in recorded]
+
+    def keep(self, seen: Observation, at_rest: AtRest) -> None:
+        """Remember who is at rest."""
+        self._of, self._by_pod = _basis(seen), {id(each.pod): each for each in at_rest}
+
+
+def _basis(seen: Observation) -> tuple[str, Platform, bool]:
+    """What else it depends on whether a worker is at rest."""
+    return seen.job.spec.workers.template_digest, seen.platform, seen.node_signals

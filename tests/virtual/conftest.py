@@ -1,0 +1,28 @@
+"""Whatever the operator plans in virtual time, it would plan without what it remembers of earlier plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from shoal.controllers.trainingjob import reconcile
+from shoal.policy.facts.sightings import Memory
+from shoal.policy.model import Observation, Plan
+from shoal.policy.plan import plan
+
+
+@pytest.fixture(autouse=True)
+def plans_without_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Make each plan twice."""
+    different: list[tuple[Plan, Plan]] = []
+
+    def twice(seen: Observation, memory: Memory) -> Plan:
+        remembered, fresh = plan(seen, memory), plan(seen)
+        if remembered != fresh:
+            different.append((remembered, fresh))
+        return remembered
+
+    monkeypatch.setattr(reconcile, "plan", twice)
+    yield
+    assert not different, different[0]
