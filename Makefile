@@ -32,7 +32,7 @@ images: install  ## Build and push all images: make images REGISTRY=registry.exa
 
 test: install lint  ## Run the linters and all tests
 	@$(PYTHON) -m dev setup
-	@$(PYTHON) -m pytest tests --numprocesses 3 --dist loadscope --no-loadscope-reorder $(ARGS)
+	@$(PYTHON) -m pytest tests --numprocesses 4 --dist loadscope --no-loadscope-reorder $(ARGS)
 
 unit: install  ## Run the unit tests
 	@$(PYTHON) -m pytest tests/unit $(ARGS)

@@ -19,6 +19,8 @@ TRIES = 2
 """Of a test of those tiers: a real cluster on a shared machine may stall. The summary counts and names every rerun."""
 WORDS_OF_A_TRY = 6000
 """Characters of a failed try that the summary has: the end says what happened."""
+NICENESS = 5
+"""Of the processes that run other tiers beside: a third of the time of those whose tests judge seconds, not less."""
 SPREAD = ("simulation", "virtual")
 """Folders whose single tests are long."""
 
@@ -50,11 +52,20 @@ class ByCluster(LoadScopeScheduling):
         return group(nodeid)
 
 
+def tier(item: pytest.Item) -> str:
+    return item.path.relative_to(HERE).parts[0]
+
+
+def pytest_collection() -> None:
+    """What imports make stays: looking for garbage in it would take half as long as the imports themselves."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """What the imports made stays. Without this each full collection walks it again: `keras.backend.clear_session()`,
-    which nearly every test of a model calls, then costs ten times as much, and all of the trainer's tests twice."""
+    """From here on there is garbage, and none of it in what was imported."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)  # also with `-p no:xdist`
@@ -70,14 +81,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("nightly")]
         config.hook.pytest_deselected(items=nightly)
 
-    def tier(item: pytest.Item) -> str:
-        return item.path.relative_to(HERE).parts[0]
-
     first = (*SHARED, "virtual")  # short tests at the end keep all processes busy until then
     items.sort(key=lambda item: first.index(tier(item)) if tier(item) in first else len(first))
     for item in items:
         if tier(item) in SHARED and item.get_closest_marker("flaky") is None:
             item.add_marker(pytest.mark.flaky(reruns=TRIES - 1))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Of several processes those give way that run no shared cluster, or none any more: it is what begins first."""
+    if "PYTEST_XDIST_WORKER" in os.environ and tier(item) not in SHARED and not os.nice(0):
+        os.nice(NICENESS)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -949,7 +949,9 @@ def test_no_node_is_said_to_be_avoided_where_pods_may_not_name_it(platform: Plat
 counts = st.fixed_dictionaries({}, optional={name: st.integers(0, 6) for name in ("a", "b", "od")})
 turns = st.lists(
     st.tuples(
-        st.sampled_from(["propose", "notice", "exit", "vanish", "tick", "wait", "crash"]), counts, st.integers(0, 99)
+        st.sampled_from(["propose", "pools", "notice", "exit", "vanish", "tick", "wait", "crash"]),
+        counts,
+        st.integers(0, 99),
     ),
     max_size=20,
 )  # fmt: skip
@@ -968,6 +970,8 @@ def test_workers_end_where_the_plan_says_whatever_happens(
         match step:
             case "propose":
                 world.propose(proposed)
+            case "pools":
+                world.manifest["spec"]["workers"]["pools"] = list(proposed) or ["a", "b", "od"]
             case "notice" if name and (node := world.pods[name]["spec"].get("nodeName")):
                 world.notice(node)
             case "exit" if name:
@@ -983,6 +987,7 @@ def test_workers_end_where_the_plan_says_whatever_happens(
             continue
         world.reconcile()
         planned = world.status["plan"]["pools"]
+        assert planned.keys() <= set(world.manifest["spec"]["workers"]["pools"])
         assert sum(planned.values()) <= 8
         assert world.status["workers"]["desired"] == sum(planned.values())
         taken = len([n for n in world.taken if "-worker-" in n])

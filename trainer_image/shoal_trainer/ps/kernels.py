@@ -30,6 +30,8 @@ ConstBuffer = Buffer
 """Only read, so it may be memory of TensorFlow."""
 Sums = NDArray[np.float64]
 """Results; as long as the rule says."""
+NOTHING = np.float32(0)
+"""Added to a sign: that of -0 is 0 in NumPy, and -0 in compiled code."""
 
 
 # --- bf16: the upper half of fp32. `kernel_compiler` has the compiled counterparts ---------------------------------
@@ -300,11 +302,11 @@ def lion(
         seen = mark_change(seen, pushed, g)
         x = w[i]
         x = x - x * decay
-        x = x - lr * np.sign(m[i] * b1 + g * one_less_b1)
+        x = x - lr * (np.sign(m[i] * b1 + g * one_less_b1) + NOTHING)
         first = m[i] * b2 + g * one_less_b2
         m[i] = first
         w[i] = x
-        io[i] = narrow(x - ahead * np.sign(first), io[i])
+        io[i] = narrow(x - ahead * (np.sign(first) + NOTHING), io[i])
     return bool(seen != 0)
 
 
@@ -412,7 +414,7 @@ def glide_adam(
 def glide_lion(n: int, w: ConstVector, m: ConstVector, io: Buffer, ahead: np.float32) -> None:
     """Io := w - ahead sign(m): the same with Lion."""
     for i in range(n):
-        io[i] = narrow(w[i] - ahead * np.sign(m[i]), io[i])
+        io[i] = narrow(w[i] - ahead * (np.sign(m[i]) + NOTHING), io[i])
 
 
 @kernel

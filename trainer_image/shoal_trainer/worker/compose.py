@@ -75,7 +75,7 @@ class Worker:
 def build_flat_model(job: Training, config: RuntimeConfig) -> FlatModel:
     """Build the user's model from the first batch of the data. `Unreachable` if the data are unreachable."""
     policy = keras.config.dtype_policy()  # the job's module may have set it
-    keras.backend.clear_session()  # variable names must not depend on models built before
+    keras.backend.clear_session(free_memory=False)  # variable names must not depend on models built before
     keras.config.set_dtype_policy(policy)
     keras.utils.set_random_seed(job.seed)
     try:

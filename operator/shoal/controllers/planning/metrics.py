@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter as Sums
 from collections.abc import Callable, Iterable
 from functools import partial
 
 from prometheus_client import Counter, Histogram
 
 from shoal.api.capacity_pool import CapacityPool
+from shoal.api.training_job import TrainingJob
 from shoal.runtime.metrics import FAST, Metrics
 
 
@@ -33,8 +35,10 @@ class PlanMetrics:
             registry=metrics.registry,
         )
 
-    def count_pools(self, pools: Callable[[], Iterable[CapacityPool]]) -> None:
-        """Export the state of each pool, computed at each scrape."""
+    def count_pools(
+        self, pools: Callable[[], Iterable[CapacityPool]], jobs: Callable[[], Iterable[TrainingJob]]
+    ) -> None:
+        """Export the state of each pool, and what is advised, computed at each scrape."""
 
         def gauge(name: str, text: str, value: Callable[[CapacityPool], float]) -> None:
             self._metrics.live(
@@ -59,6 +63,20 @@ class PlanMetrics:
         }
         for kind, (name, text) in conditions.items():
             gauge(name, text, partial(_has, kind))
+
+        def advised() -> dict[str, float]:
+            nodes = Sums[str]()
+            for job in jobs():
+                if job.spec.elasticity.mode == "Advise" and job.status.plan and not job.status.finished:
+                    nodes.update(job.status.plan.pools)
+            return {pool.metadata.name: nodes[pool.metadata.name] for pool in pools()}
+
+        self._metrics.live(
+            "shoal_pool_advised_nodes",
+            "The nodes that plans would have that are only advised.",
+            "pool",
+            advised,
+        )
 
 
 def _has(kind: str, pool: CapacityPool) -> float:

@@ -92,8 +92,14 @@ def _solved(job: FleetJob, left: Mapping[str, int], given: Given, elsewhere: Col
         ("budget", job.budget_left, _raise("The budget is spent", "maxCost")),
     ):
         if value is not None and value <= 0:
-            faster = {"deadline_seconds": None, "prefer": "MinTime"}
-            without = replace(job, **(faster if limit == "deadline" else {"budget_left": None}))
+            # What is late is to be fast, what is dear is to be cheap, whatever the job prefers.
+            late = limit == "deadline"
+            without = replace(
+                job,
+                prefer="MinTime" if late else "MinCost",
+                deadline_seconds=None if late else job.deadline_seconds,
+                budget_left=job.budget_left if late else None,
+            )
             return Solved(job, _late(_solved(without, left, given, elsewhere).answer, limit, words))
     try:
         one = problem_of(job, left, given)

@@ -312,6 +312,8 @@ def test_job_that_misses_only_its_budget_is_as_cheap_as_it_can_be_and_tries_what
     assert (found.counts["known"], found.counts["new"]) == (1, 1)
     assert "One worker more measures new, where the model never ran" in found.reason
     assert plan_fleet(pools, [PROFILE], [replace(over, prefer="MinTime")]).jobs["a"].counts == found.counts
+    spent = replace(over, prefer="MinTime", budget_left=0.0)
+    assert plan_fleet([known], [PROFILE], [replace(spent, pools=("known",))]).jobs["a"].counts == alone.counts
     both = replace(over, deadline_seconds=4 * 3600.0)
     in_time = plan_fleet(pools, [PROFILE], [both]).jobs["a"]
     assert in_time.confidence is not None

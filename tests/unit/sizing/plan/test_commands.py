@@ -15,6 +15,7 @@ from shoal.api.speed_profile import BesideSteps
 from shoal.api.training_job import TrainingJob
 from shoal.cli import main
 from shoal.errors import Unavailable, UsageError
+from shoal.sizing.availability import Markov, Stock
 from shoal.sizing.fleet.jobs import END_SECONDS
 from shoal.sizing.plan.assemble import problem_of
 from shoal.sizing.plan.manifests import profile_for, read_job, read_pools, read_profiles
@@ -194,6 +195,28 @@ def test_deadline_of_running_job_counts_from_its_start(tmp_path: Path) -> None:
     assert left(waits, 0) == 2400 - END_SECONDS
     with pytest.raises(UsageError, match=r"2026-11-21 12:00:00 UTC\) has passed"):
         left(job, 2400)
+
+
+def test_what_a_pool_counted_of_its_stock_and_shocks_is_planned_with(tmp_path: Path) -> None:
+    """By the command as by the operator; without on-demand nodes in reserve, stock-outs are part of the plan."""
+    now = datetime(2026, 11, 21, 12, tzinfo=UTC)
+    stock = (
+        "{watchedSeconds: '720000', outSeconds: '360000', outs: '100', countedUntil: '2026-10-22T12:00:00Z'}"
+    )
+    lost = "{seen: 40, nodeHours: '400', inShocks: 30, atShocks: 50}"
+    text = (EXAMPLES / "pools.yaml").read_text()
+    spot, rest = text.split("metadata: {name: spot-p100}")
+    status = f"metadata: {{name: spot-p100}}\nstatus: {{stock: {stock}, interruptions: {lost}}}"
+    pools = tmp_path / "pools.yaml"
+    pools.write_text((spot + status + rest).replace("limits: {nodes: 16}", "limits: {nodes: 4}"))
+    k80, known, _ = _problem(_job(tmp_path, "{epochs: 400}"), pools, now).pools
+    assert known.stock == Stock.watched(360_000, 180_000, 50)  # half of it, after 30 days
+    assert known.shock_share == pytest.approx((5 + 30) / (10 + 40))
+    assert known.shock_size == pytest.approx((5 + 30) / (10 + 50))
+    assert isinstance(known.availability, Markov)
+    assert known.availability.stock == known.stock
+    assert isinstance(k80.availability, Markov)
+    assert k80.availability.stock == Stock()
 
 
 def test_a_deadline_on_the_command_line_is_that_of_the_job(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def body(dropout=0.0, norm=False, regularizer=None, constraint=None, momentum=0.
 def begin():
     """Reset seeds and names, and keep the dtype policy."""
     policy = keras.config.dtype_policy()
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     keras.config.set_dtype_policy(policy)
     keras.utils.set_random_seed(1)
 

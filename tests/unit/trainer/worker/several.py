@@ -12,6 +12,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
@@ -180,6 +181,30 @@ def fallback():
     return [on_one.device_count, own.device_count, step.finite, other.finite, records]
 
 
+def copies():
+    """What a step sends between the host and one other device: how often into it, and out of it."""
+    first, second = DATA.read(Part(0, 32), 16)
+    model = FlatModel(functional(norm=True), first, "bf16", on_host=False, devices=["/CPU:1"])
+    model.trace()
+    tensors = parameters(model)
+    assert tensors.device.endswith("CPU:1")
+    upload = model._inputs._uploads.submit(model._inputs._place, first)
+    assert all(tensor.device.endswith("CPU:1") for tensor in upload.result()[0])
+    model._inputs._ahead = (
+        first,
+        upload,
+    )  # as if a step had run before: metadata are those of a function's first call
+    context.context().enable_run_metadata()
+    model.step(tensors, first, 0, second)
+    functions = context.context().export_run_metadata().function_graphs
+    context.context().disable_run_metadata()
+    nodes = [node for function in functions for graph in function.partition_graphs for node in graph.node]
+    assert all(node.device.endswith("CPU:1") for node in nodes if "CrossEntropy" in node.op)
+    sent = [node.attr for node in nodes if node.op == "_Send"]
+    ways = [[each[key].s.decode()[-1] for key in ("send_device", "recv_device")] for each in sent]
+    return [ways.count(["0", "1"]), ways.count(["1", "0"])]
+
+
 def hidden():
     begin()
     return compiled(Hidden())
@@ -206,6 +231,7 @@ def whole_worker():
 
 
 CASES = {
+    "copies": copies,
     "whole batch": lambda: difference(functional, batch()),
     "part of a batch": lambda: difference(functional, batch(5)),
     "some devices have no samples": lambda: difference(functional, batch(1)),

@@ -1,9 +1,6 @@
 """What is different on a machine with a GPU: XLA, device memory, compilations, data that only a CPU would refuse."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -277,50 +274,6 @@ def test_a_worker_without_its_gpu_ends_so_that_another_node_is_tried(monkeypatch
     assert main.main() == 1
     message = json.loads((tmp_path / "message").read_text())
     assert message["reason"] == "NoAccelerator"
-
-
-COPIES = """
-import tensorflow as tf
-cpu = tf.config.list_physical_devices("CPU")[0]
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-from tensorflow.python.eager import context
-from shoal_trainer.data.source import Part
-from shoal_trainer.ps.aligned import aligned
-from shoal_trainer.worker.flat_model import FlatModel
-from tests.unit.trainer.worker.models import DATA, functional
-first, second = DATA.read(Part(0, 32), 16)
-model = FlatModel(functional(norm=True), first, "bf16", on_host=False, devices=["/CPU:1"])
-model.trace()
-buffer = aligned(model.layout.size, model.dtype)
-parameters = model.on_device(model.alias(buffer))
-assert parameters.device.endswith("CPU:1")
-upload = model._inputs._uploads.submit(model._inputs._place, first)
-assert all(tensor.device.endswith("CPU:1") for tensor in upload.result()[0])
-model._inputs._ahead = first, upload  # as if a step had run before: metadata are those of a function's first call
-context.context().enable_run_metadata()
-model.step(parameters, first, 0, second)
-nodes = [
-    node
-    for function in context.context().export_run_metadata().function_graphs
-    for graph in function.partition_graphs
-    for node in graph.node
-]
-assert all(node.device.endswith("CPU:1") for node in nodes if "CrossEntropy" in node.op)
-sent = [node.attr for node in nodes if node.op == "_Send"]
-ways = [[each[key].s.decode()[-1] for key in ("send_device", "recv_device")] for each in sent]
-print(ways.count(["0", "1"]), ways.count(["1", "0"]))
-"""
-
-
-def test_what_crosses_to_the_device_and_back_in_a_step():
-    root = Path(__file__).parents[4]
-    done = subprocess.run(
-        [sys.executable, "-c", COPIES], cwd=root, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    into, out = map(int, done.stdout.split())
-    assert into <= 1  # a constant; the parameters and the batch are there already
-    assert out == 1  # the loss with the metrics, and what is known of the update, which stays there
 
 
 @as_on_gpu

@@ -368,7 +368,7 @@ def test_network_error_in_a_validation_function_is_unreachable():
 
 def two_inputs():
     keras.utils.set_random_seed(1)
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     inputs = [keras.Input((6, 6, 1)), keras.Input((6, 6, 1))]
     flat = keras.layers.Flatten()(keras.layers.Concatenate()(inputs))
     return compiled(keras.Model(inputs, keras.layers.Dense(4)(flat)))

@@ -81,7 +81,7 @@ CASES = {
 
 def make(build, loss, optimizer="sgd", **options):
     keras.utils.set_random_seed(1)
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     model = build()
     model.compile(
         optimizer, loss, weighted_metrics=["accuracy"] if "outputs" not in build.__name__ else None, **options

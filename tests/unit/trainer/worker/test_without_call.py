@@ -55,7 +55,7 @@ class VAE(Unsaved):
 
 def vae(*, kind=VAE, encoder=True, decoder=True):
     keras.utils.set_random_seed(1)
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     parts = [
         keras.Sequential([*([keras.Input((size,))] if built else []), L.Dense(8, "relu"), L.Dense(out)])
         for built, size, out in ((encoder, 6, 4), (decoder, 2, 6))
@@ -146,7 +146,7 @@ class GAN(keras.Model):
 
 def gan():
     keras.utils.set_random_seed(1)
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     discriminator = keras.Sequential([keras.Input((6,)), L.Dense(8, "relu"), L.Dense(1)])
     generator = keras.Sequential([keras.Input((2,)), L.Dense(8, "relu"), L.Dense(6)])
     model = GAN(discriminator, generator)
