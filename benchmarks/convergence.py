@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from benchmarks.harness import Measurement, summary, write
-from benchmarks.tasks import TASKS
+from benchmarks.tasks import OTHERS, TASKS
 from benchmarks.virtual_job import (
     AllReduce,
     Asynchronous,
@@ -104,10 +104,13 @@ def equal_samples(
     workers: Sequence[int],
     seeds: Sequence[int],
     rules: Sequence[str],
+    optimizers: Sequence[str] = (),
 ) -> Iterator[tuple[str, str, str, int, Measurement]]:
-    """(set, optimizer, rule, workers, accuracy on the samples of one worker)."""
+    """(set, optimizer, rule, workers, accuracy on the samples of one worker). `optimizers`: in place of a set's own."""
     for name in sets:
-        for optimizer, rule, number in itertools.product(TASKS[name].optimizers, rules, workers):
+        for optimizer, rule, number in itertools.product(
+            optimizers or TASKS[name].optimizers, rules, workers
+        ):
             if number == 1 and rule not in {SHOAL, "Shoal, three times the rate"}:
                 continue
             jobs = [(rule, Job(name, number, seed, optimizer)) for seed in seeds]
@@ -197,6 +200,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="*", choices=list(TASKS), default=list(CHEAP))
     parser.add_argument("--workers", nargs="*", type=int, default=list(WORKERS))
     parser.add_argument("--rules", nargs="*", choices=list(RULES), default=list(RULES))
+    parser.add_argument("--optimizers", nargs="*", choices=list(OTHERS), default=[])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument(
@@ -208,7 +212,8 @@ def main() -> None:
     seeds = range(options.first, options.first + options.seeds)
     with _pool() as pool:
         rows = []
-        for row in equal_samples(pool, options.sets, options.workers, seeds, options.rules):
+        parts = options.sets, options.workers, seeds, options.rules, options.optimizers
+        for row in equal_samples(pool, *parts):
             print(f"{row[4].name}: {_cell(row[4])}", flush=True)
             rows.append(row)
         timed = []

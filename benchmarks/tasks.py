@@ -210,6 +210,21 @@ TASKS = {
 }
 
 
+OTHERS = {
+    "RMSprop": OptimizerConfig(name="rmsprop", learning_rate=0.01, batch_size=BATCH),
+    "RMSprop, momentum": OptimizerConfig(name="rmsprop", learning_rate=0.001, momentum=0.9, batch_size=BATCH),
+    "Lion": OptimizerConfig(name="lion", learning_rate=0.001, beta_2=0.99, batch_size=BATCH),
+    "Adagrad": OptimizerConfig(name="adagrad", learning_rate=0.1, batch_size=BATCH),
+    "Nadam": OptimizerConfig(name="nadam", learning_rate=0.003, batch_size=BATCH),
+}
+"""Optimizers that any set may be trained with, at rates that are good for one worker on digits and words."""
+
+
+def optimizer_of(task: str, name: str) -> OptimizerConfig:
+    """An optimizer of a task, or another one."""
+    return TASKS[task].optimizers.get(name) or OTHERS[name]
+
+
 @functools.cache
 def data_of(name: str) -> Data:
     """The data of a task."""

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from benchmarks.networks import Vector
-from benchmarks.tasks import BATCH, TASKS, data_of, network_of, updates_of
+from benchmarks.tasks import BATCH, data_of, network_of, optimizer_of, updates_of
 from shoal_trainer.contract import Staleness
 from shoal_trainer.ps import schedules
 from shoal_trainer.ps.shard import Answer, ShardCopy, ShardStore
@@ -86,7 +86,7 @@ class Course:
         self.job = job
         self.data, self.network = data_of(job.task), network_of(job.task)
         self.rng = np.random.default_rng(job.seed)
-        self.config = _at_rate(TASKS[job.task].optimizers[job.optimizer], job.rate)
+        self.config = _at_rate(optimizer_of(job.task, job.optimizer), job.rate)
         self.now = 0.0
         self.samples = 0
         self.first = self.network.start(self.rng)

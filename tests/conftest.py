@@ -19,8 +19,8 @@ TRIES = 2
 """Of a test of those tiers: a real cluster on a shared machine may stall. The summary counts and names every rerun."""
 WORDS_OF_A_TRY = 6000
 """Characters of a failed try that the summary has: the end says what happened."""
-NICENESS = 10
-"""Of the processes that run the other tiers beside: those tiers' tests wait for real clocks, and judge seconds."""
+NICENESS = 5
+"""Of the processes that run other tiers beside: a third of the time of those whose tests judge seconds, not less."""
 SPREAD = ("simulation", "virtual")
 """Folders whose single tests are long."""
 

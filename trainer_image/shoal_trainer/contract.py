@@ -387,6 +387,10 @@ class Sums(Message):
         fields = type(self).model_fields
         return type(self)(**{name: getattr(self, name) - getattr(earlier, name) for name in fields})
 
+    def plus(self, **more: float) -> Self:
+        """These sums with more in some of them."""
+        return self.model_copy(update={name: getattr(self, name) + value for name, value in more.items()})
+
 
 class LogSums(Sums):
     """Count, sum and sum of squares of ln(seconds) of one part of a step, and the sum of the seconds.

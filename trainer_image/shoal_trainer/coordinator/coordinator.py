@@ -16,7 +16,6 @@ from typing import Any
 
 from shoal_trainer.contract import JobIdentity, StopAfter, TerminationMessage, WorkerState
 from shoal_trainer.coordinator.assigning import ASKS_PER_SECOND, IDLE_SECONDS, Assigning
-from shoal_trainer.coordinator.beside import Beside
 from shoal_trainer.coordinator.course import Course
 from shoal_trainer.coordinator.gathering import reclaimed
 from shoal_trainer.coordinator.last_pushes import RESEND_SECONDS
@@ -63,13 +62,12 @@ class Coordinator:
         self.members = Members()
         self.facts = ModelFacts()
         self.speeds = Speeds(shard.shards)
-        self.beside = Beside()
         self.finished: TerminationMessage | None = None
         self.lock = shard.lock
         self.clock, self._wall = clock, wall
         self._term = shard.boot
         """First part of this process' tokens. Not the epoch, which a restarted container keeps."""
-        self.course = Course(self.record, self.members, self.beside, shard, self._term, clock)
+        self.course = Course(self.record, self.members, shard, self._term, clock)
         self._assigning = Assigning(self.record, self.course, self._term, clock)
         self._ready = False
         self._resumed = False
@@ -141,9 +139,8 @@ class Coordinator:
         with self.lock:
             member, now = self._contact(request.worker), self.clock()
             member.message = request.message
-            tasks, waits = member.passed_beside(request.task_seconds, request.wait_seconds)
-            if self.course.trains:
-                self.beside.passed(member.rate, tasks, waits)
+            passed = member.passed_beside(request.task_seconds, request.wait_seconds)
+            self.course.passed_beside(member.rate, *passed)
             if request.flops_per_sample is not None:
                 self.facts.counted(request.flops_per_sample)
             count = member.steps > 0 and member.pushes(now) and self.facts.wants_flops(now)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shoal_trainer.coordinator.beside import Beside
+from shoal_trainer.contract import BesideSums
 from shoal_trainer.coordinator.gathering import Gathering
 from shoal_trainer.coordinator.last_pushes import RESEND_SECONDS, LastPushes
 from shoal_trainer.coordinator.members import SILENCE_SECONDS, Members
@@ -25,15 +25,15 @@ class Course:
         self,
         record: Record,
         members: Members,
-        beside: Beside,
         shard: ShardStore,
         term: int,
         clock: Callable[[], float],
     ) -> None:
-        self._record, self._members, self._beside = record, members, beside
+        self._record, self._members = record, members
         self._shard, self._term, self._clock = shard, term, clock
         self.gathering = Gathering(clock)
         self.last_pushes = LastPushes(shard.shards)
+        self.beside = BesideSums()
         self.compare_soon: Callable[[], None] = lambda: None
         self.snapshot_soon: Callable[[], None] = lambda: None  # both calls wake a thread
 
@@ -69,6 +69,11 @@ class Course:
     def _compare(self) -> bool:
         self.compare_soon()
         return True
+
+    def passed_beside(self, rate: float, tasks: float, waits: float) -> None:
+        """A worker of this `rate` (samples/s) spent seconds in tasks and without work, before the last step."""
+        if self.trains:
+            self.beside = self.beside.plus(tasks=rate * tasks, waits=rate * waits)
 
     # --- what moves it --------------------------------------------------------------------------------------------
 
@@ -116,7 +121,7 @@ class Course:
         assert record.data is not None
         logs = record.means.end(epoch, record.pace.loss)
         if self.trains:
-            self._beside.epoch_ended(len(self._members.active()))
+            self.beside = self.beside.plus(epochs=1, others=max(len(self._members.active()) - 1, 0))
         record.tasks.epoch_ended(
             epoch, logs, validation=record.data.validation, callbacks=record.data.callbacks
         )

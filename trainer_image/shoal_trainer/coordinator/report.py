@@ -72,7 +72,7 @@ def _status(coordinator: Coordinator, now: float) -> StatusReport:
         ),
         model=None if model is None else coordinator.facts.report(model.spec),
         speed=coordinator.speeds.report(),
-        beside=coordinator.beside.report(),
+        beside=coordinator.course.beside,
         speed_epoch=f"{coordinator.shard.epoch}-{coordinator.shard.first_boot}",
         message=record.stopping,
     )

@@ -8,12 +8,11 @@ connected:
 - momentum lasts longer: SGD's mu becomes 1 - (1 - mu) / pace**1.25, with a learning rate that is lower by as much, so a
   gradient does as much as before, over more steps; Adam's beta_1 becomes 1 - (1 - beta_1) / pace**0.75;
 - the learning rate is divided by pace**p, and for a gradient that is staler than normal by staleness / pace as well;
-- with optimizers that divide by the size of gradients p is half as large: smaller gradients do not make their steps
-  smaller, so they need rates that grow with the workers, and they diverge less easily. With Adam and its like the
-  moments tell more: gradients that arrive together and agree go as far as one that is longer, and noise does not. So
-  the rate is divided by (1 + 2 pace agreement)**p, by which Adam itself would divide had it seen their mean (below a
-  pace of 1.5 by less, at 1 by nothing); or by (pace / `FREE`)**p if that is more, since with so many workers noise
-  makes it unstable as well;
+- optimizers that divide by the size of gradients need rates that grow with the workers, as smaller gradients do not
+  make their steps smaller, and they diverge less easily: the rate is divided by (pace / `FREE`)**p, from that pace on.
+  With Adam and its like the moments tell more: gradients that arrive together and agree go as far as one that is
+  longer, and noise does not. So the rate is divided by (1 + 2 pace agreement)**p if that is more, by which Adam itself
+  would divide had it seen their mean (below a pace of 1.5 by less, at 1 by nothing);
 - a gradient that is longer than usual is shortened to the usual length. Where asynchrony begins to oscillate, gradients
   grow; this stops it at any learning rate that one worker takes.
 
@@ -35,7 +34,7 @@ LENGTH_GROWTH = 1.1
 
 
 FREE = 4.0
-"""Up to this pace, in rounds of nine workers, Adam's rate is that of one worker for gradients that are noise."""
+"""Up to this pace, in rounds of nine workers, gradients that are noise need no lower rate, unless with SGD."""
 
 
 class Damped(NamedTuple):
@@ -54,8 +53,8 @@ class Damping:
     def __init__(self, exponent: float = 0.5, *, normalizes: bool = False) -> None:
         self.exponent = exponent
         self.normalizes = normalizes
-        self.agreement: float | None = None
-        """How far gradients agree, from 0 (noise) to 1; None: the optimizer does not tell."""
+        self.agreement = 0.0
+        """How far gradients agree, from 0 (noise) to 1, as far as the optimizer tells."""
         self._staleness: float | None = None
         self._length: float | None = None
 
@@ -75,8 +74,6 @@ class Damping:
         """The factor of the learning rate at a normal staleness of `pace`."""
         if not self.normalizes:
             return float(pace**-self.exponent)
-        if self.agreement is None:
-            return float(pace ** -(self.exponent / 2))
         # In rounds there are 1 + 2 pace workers. The mean staleness of three swings about 1: no rate jumps there.
         together = 1 + 2 * min(pace, 3 * (pace - 1)) * self.agreement
         return float(max(together, pace / FREE) ** -self.exponent)

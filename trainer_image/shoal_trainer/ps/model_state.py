@@ -98,7 +98,7 @@ class ModelState:
         before, self._pace = self._pace, pace
         return Update(rate * weight, self.updates, pace, ahead, later * weight, before)
 
-    def agreement(self) -> float | None:
+    def agreement(self) -> float:
         """How far the last gradients agree; see `Optimizer`."""
         return self.optimizer.agreement(self.updates, self._pace)
 

@@ -107,7 +107,7 @@ class Pushing(_OnShard, Request[Answer]):
             config = self.model.optimizer.config
             own = history.pushed_since(self._worker[0], self._base)  # in flight then; see `Damping`
             shard.damping.normalizes = normalizes(config)
-            shard.damping.agreement = self.model.agreement() if shard.workers.live > 1 else None
+            shard.damping.agreement = self.model.agreement() if shard.workers.live > 1 else 0.0
             damped = shard.damping.apply(max(0, self._staleness - own), shard.workers.live, meta.length)
             self._weight = config.weight(meta.samples) * damped.factor
             self._update = self.model.next_update(

@@ -114,15 +114,15 @@ class Optimizer:
             else:
                 kernels.encode(w[part], values)
 
-    def agreement(self, step: int, pace: float) -> float | None:
-        """How far the gradients up to `step` agree, from 0 (noise) to 1, by Adam's moments; None without these.
+    def agreement(self, step: int, pace: float) -> float:
+        """How far the gradients up to `step` agree, from 0 (noise) to 1, by Adam's moments; 0 without these.
 
         It is m² / v, the mean over a sample of the values, less what m² / v is of independent gradients. `pace`: at
         which m was made.
         """
         beta = adam_momentum(self.config, pace)
         if step < 2 or not self.size or beta <= 0 or not {"m", "v"} <= self.state.keys():
-            return None
+            return 0.0
         stride = -(-self.size // SAMPLE)
         m, v = (self.state[name][::stride].astype(np.float64) for name in ("m", "v"))
         old = beta**step

@@ -6,7 +6,8 @@ and many workers that connect at once do not push each other out of their handsh
 would refuse the workers of one machine, or let a few pods fill the port.
 
 A connection costs a thread, and with TLS a handshake (1 ms of a core), however soon it ends. So each address also has a
-credit, which a proof pays back: without it a connection is closed at once, and `bar` keeps the next ones in the kernel.
+credit, which a proof pays back: without it a connection is closed at once. Whoever is refused is barred in the kernel
+for a moment, because closing connections costs time as well.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Callable
 
 BURST = 256
 """Connections without proof that an address may begin at once; the workers of one machine share it."""
-PER_SECOND = 4.0
+PER_SECOND = 1.0
 """And after that."""
 ADDRESSES = 4096
 """In debt at a time. With more, all begin anew: the cost of a connection is bounded by the `limit` still."""
@@ -65,7 +66,7 @@ class Credit:
 
 
 class Gate:
-    """At most `limit` visits at a time. Thread-safe. `bar` is called with an address that has no credit left."""
+    """At most `limit` visits at a time. Thread-safe. `bar` is called with an address that is refused."""
 
     def __init__(
         self,
@@ -92,6 +93,7 @@ class Gate:
                 return None
             if self._count >= self._limit and (evicted := self._evict(address)) is None:
                 self._credit.back(address)
+                self._bar(address)
                 return None
             self._visits.setdefault(address, OrderedDict())[visit] = None
             self._count += 1

@@ -7,7 +7,6 @@ from pydantic import ValidationError
 
 from shoal_trainer.contract import BesideSums, StopAfter
 from shoal_trainer.coordinator import report
-from shoal_trainer.coordinator.beside import Beside
 from shoal_trainer.coordinator.protocol import Heartbeat
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.wire.messages import Progress, PushMeta, Timings
@@ -23,14 +22,10 @@ def timed(bench: Bench, slot: int) -> None:
     bench.shard.delta(slot, 0, seq, bench.shard.history.version, meta, aligned(4))
 
 
-def test_seconds_count_as_the_samples_that_the_worker_would_have_trained() -> None:
-    beside = Beside()
-    beside.passed(100.0, 3.0, 0.5)
-    beside.passed(10.0, 0.0, 2.0)
-    beside.epoch_ended(3)
-    beside.epoch_ended(1)
-    assert beside.report() == BesideSums(epochs=2, others=2, tasks=300.0, waits=70.0)
-    assert beside.report().since(BesideSums(epochs=1, tasks=100.0)) == BesideSums(
+def test_sums_are_added_to_and_compared() -> None:
+    sums = BesideSums(tasks=300.0).plus(epochs=1, others=2, waits=50.0).plus(epochs=1, waits=20.0)
+    assert sums == BesideSums(epochs=2, others=2, tasks=300.0, waits=70.0)
+    assert sums.since(BesideSums(epochs=1, tasks=100.0)) == BesideSums(
         epochs=1, others=2, tasks=200.0, waits=70.0
     )
 

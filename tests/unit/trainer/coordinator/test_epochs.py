@@ -6,7 +6,7 @@ import pytest
 
 from shoal_trainer.contract import Phase, StopAfter
 from shoal_trainer.coordinator import report
-from shoal_trainer.coordinator.protocol import Heartbeat, Leave, TaskDone
+from shoal_trainer.coordinator.protocol import DataSpec, Heartbeat, Leave, TaskDone
 from shoal_trainer.errors import UserError
 from tests.unit.trainer.coordinator.bench import Bench
 
@@ -214,3 +214,23 @@ def test_non_finite_metric_is_dropped_and_reaches_no_target():
     assert "val_loss" not in bench.coordinator.record.tasks.history[0]
     assert bench.ask(0).task == "export"
     assert report.status(bench.coordinator).message == ""
+
+
+def test_no_more_is_leased_than_the_steps_that_are_left():
+    bench = Bench(stop=StopAfter(steps=3))
+    leased = 0
+    for slot in range(4):
+        bench.join(slot, data=DataSpec(size=8000))  # a range has many batches
+        while (work := bench.ask(slot)).kind == "data":
+            leased += work.lease.stop - work.lease.start
+    assert leased == 3 * 2
+
+
+def test_nothing_is_leased_after_a_stop():
+    bench = Bench(stop=StopAfter(epochs=3))
+    bench.join(0)
+    assert bench.ask(0).kind == "data"
+    assert report.status(bench.coordinator).data.leased == 2
+    bench.coordinator.course.stop("a callback stopped training")
+    bench.coordinator.tick()
+    assert report.status(bench.coordinator).data.leased == 0

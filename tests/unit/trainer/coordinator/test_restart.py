@@ -373,3 +373,12 @@ def test_restart_before_training_or_from_a_snapshot_is_not_one_from_nothing():
     for bench in (fresh, resumed, first):
         assert bench.coordinator.record.counters.restarted_from_nothing == 0
         assert bench.coordinator.record.counters.repeated == 0
+
+
+def test_data_are_unknown_after_a_restart_until_a_worker_joins():
+    """A snapshot would lack the positions in the copies that the shards have adopted."""
+    assert not Bench().coordinator.data_unknown
+    restarted = Bench(epoch=1)
+    assert restarted.coordinator.data_unknown
+    restarted.join(0)
+    assert not restarted.coordinator.data_unknown

@@ -68,6 +68,7 @@ def test_optimizers_that_divide_by_the_size_of_gradients_are_damped_less(normali
     damping = Damping(0.5, normalizes=normalizes)
     assert damping.rate(16.0) == expected
     assert damping.apply(16, 17).factor == expected
+    assert damping.rate(FREE) == (1 if normalizes else 0.5)
     assert damping.rate(1.0) == 1
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -52,6 +54,18 @@ def test_older_copy_is_not_requested_and_recovery_times_out() -> None:
     clock.now += 10
     assert new.state is State.READY
     assert not new.hello(1, 0, MODEL, copy_version=99).wants_copy  # too late: training has resumed
+
+
+@pytest.mark.parametrize(("version", "generation", "newer"), [(99, 0, False), (3, 2, True), (99, 1, True)])
+def test_copy_from_before_a_rollback_is_older_whatever_its_version(
+    version: int, generation: int, newer: bool
+) -> None:
+    old, _, _ = crashed(10, 6, Clock())
+    snapshot = old.copy()
+    assert snapshot is not None
+    new = ShardStore(0, 1, 1, clock=Clock())
+    new.restore(replace(snapshot, generation=1))
+    assert new.hello(0, 0, MODEL, copy_version=version, generation=generation).wants_copy == newer
 
 
 def test_recovery_waits_for_a_requested_copy() -> None:

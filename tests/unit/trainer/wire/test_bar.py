@@ -52,13 +52,13 @@ def test_each_of_many_addresses_is_barred_and_lifted_by_itself(listener: socket.
     bar = Bar(listener, lambda: now[0])
     many = [f"127.0.1.{index}" for index in range(MOST + 1)]
     for address in many:
-        now[0] += 0.25 / MOST
+        now[0] += 0.1 / MOST
         bar.add(address)
     assert not any(
         begins(listener, address, wait=0.01) for address in (many[0], many[MOST // 2], many[MOST - 1])
     )
     assert begins(listener, many[MOST])  # more than fit: it is refused as it comes
-    now[0] = SECONDS + 0.25 / MOST
+    now[0] = SECONDS + 0.1 / MOST
     bar.lift()
     assert begins(listener, many[0])
     assert not begins(listener, many[1], wait=0.01)

@@ -16,7 +16,8 @@ class Port:
 
     def __init__(self, limit: int) -> None:
         self.now = 0.0
-        self.gate = Gate(limit, lambda: self.now)
+        self.barred: list[str] = []
+        self.gate = Gate(limit, lambda: self.now, self.barred.append)
         self.open: list[Visit] = []
         self.closed: list[Visit] = []
 
@@ -41,8 +42,10 @@ def test_the_address_that_fills_the_port_is_refused() -> None:
     port = Port(4)
     for _ in range(4):
         port.connect("bad")
+    assert port.barred == []
     assert port.connect("bad") is None
     assert port.closed == []
+    assert port.barred == ["bad"]  # to close its next ones costs time, too
 
 
 def test_many_addresses_do_not_push_each_other_out_of_their_handshakes() -> None:
