@@ -133,16 +133,30 @@ class Poller:
                 self._on_result("unreachable")
                 self._fail(endpoint.job_uid, began, str(error), wake)
             else:
-                self._on_result("read")
-                self._failing.pop(endpoint.job_uid, None)
-                old = self._seen.get(endpoint.job_uid)
-                self._seen[endpoint.job_uid] = Seen(report, self._now())
-                self._on_report(endpoint.job_uid, report)
-                urgent = old is None or _policy_relevant(old.report) != _policy_relevant(report)
-                if urgent or shown is None or self._is_news(report, *shown):
-                    shown = self._now(), report
-                    wake(urgent)
+                shown = self._heard(endpoint.job_uid, report, shown, wake)
+                del report  # it is kept once, where it is shown
             await asyncio.sleep(max(0.0, began + self._interval(endpoint.job_uid) - self._now()))
+
+    def _heard(
+        self,
+        uid: str,
+        report: StatusReport,
+        shown: tuple[float, StatusReport] | None,
+        wake: Callable[[bool], None],
+    ) -> tuple[float, StatusReport] | None:
+        """Take a report. `shown`: the last one that the job was woken for, and when; returns the same."""
+        self._on_result("read")
+        self._failing.pop(uid, None)
+        old = self._seen.get(uid)
+        if old is not None and old.report == report:
+            report = old.report  # as while nothing goes on: a report of nine workers takes 30 KiB
+        self._seen[uid] = Seen(report, self._now())
+        self._on_report(uid, report)
+        urgent = old is None or _policy_relevant(old.report) != _policy_relevant(report)
+        if urgent or shown is None or self._is_news(report, *shown):
+            shown = self._now(), report
+            wake(urgent)
+        return shown
 
     def _is_news(self, report: StatusReport, shown_at: float, shown: StatusReport) -> bool:
         return self._now() - shown_at >= self._show_every and report != shown

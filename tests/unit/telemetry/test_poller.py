@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import weakref
 from collections import Counter
 
 import pytest
@@ -54,6 +56,26 @@ async def test_report_that_stays_the_same_wakes_once() -> None:
     coordinator.report = report(2)
     await asyncio.sleep(2.01)
     assert wakes == [True, False]
+    await poller.close()
+
+
+@pytest.mark.parametrize(("goes_on", "kept"), [(False, 1), (True, 2)], ids=["idle", "training"])
+async def test_each_report_is_kept_once(goes_on: bool, kept: int) -> None:
+    """The newest, and the one that was shown, if it is another one. There were three of each."""
+    read: list[weakref.ref[StatusReport]] = []
+    steps = itertools.count()
+
+    class Reading(Coordinator):
+        async def read(self, endpoint: Endpoint) -> StatusReport:
+            fresh = report(next(steps) if goes_on else 1)
+            read.append(weakref.ref(fresh))
+            return fresh
+
+    poller = Poller(Reading(), poll_seconds=2, show_every=30)
+    poller.follow(endpoint(), lambda _urgent: None)
+    await asyncio.sleep(11)
+    assert len(read) >= 5
+    assert len([each for each in read if each() is not None]) == kept
     await poller.close()
 
 

@@ -5,6 +5,7 @@ What is refused is not an error: the next plan sees it (`objects`). An answer th
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Callable
@@ -61,6 +62,9 @@ logger = logging.getLogger(__name__)
 
 _POD_GROUPS = Kind(f"/apis/{POD_GROUPS}", "podgroups", None)
 FIELD_MANAGER = "shoal-operator"
+SERVICES_IN_FLIGHT = 4
+"""Services that are being made, of all jobs together: each takes an address from an object that they share, and those
+that do at once try again inside the API server, until they time out. The other places are for pods meanwhile."""
 
 
 class Applier:
@@ -82,6 +86,7 @@ class Applier:
         self._credentials = credentials
         self._wall = wall
         self._metrics = metrics
+        self._addresses = asyncio.Semaphore(SERVICES_IN_FLIGHT)
         self._objects = Objects(transport, state, answers, wall)
         self._workloads = Workloads(transport, state.workloads, manager=FIELD_MANAGER, wall=wall)
 
@@ -109,7 +114,8 @@ class Applier:
             case CreatePod(name):
                 return await objects.create(job, PODS, name, action.manifest, urgent=action.replaces)
             case CreateService(name, manifest):
-                return await objects.create(job, SERVICES, name, manifest)
+                async with self._addresses:
+                    return await objects.create(job, SERVICES, name, manifest)
             case CreateSecret(name):
                 data = self._credentials(job.metadata.uid).secret_data()
                 return await objects.create(job, SECRETS, name, manifests.secret(job, data))

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from shoal.cluster.transport import Answer
+from shoal.controllers.trainingjob.apply import SERVICES_IN_FLIGHT
 from shoal.controllers.trainingjob.report import SETTLE_SECONDS, WAVE_SECONDS
 from shoal.controllers.trainingjob.requests import LONGEST_PAUSE, MAX_IN_FLIGHT, ORDINARY_IN_FLIGHT
 from shoal.errors import Unavailable
+from shoal.policy.model import CreateService
 from shoal.runtime.work_queue import WorkQueue
 from tests.unit.controllers.clusters import JOB_PATH, KEY, Rig
 from tests.unit.policy import build
@@ -302,3 +304,26 @@ async def test_pod_in_flight_is_not_asked_for_again() -> None:
         await asyncio.sleep(3)
     assert slow.count("POST", "digits-worker-0-0") == 1
     assert slow.count("POST", "digits-ps-0-0") == 1
+
+
+async def test_services_of_many_jobs_are_made_a_few_at_a_time() -> None:
+    """All at once they took 5 s each and a third of them timed out (504): they contend for addresses in the server."""
+    rig, open_now, most = Rig(), 0, 0
+    answer = rig.cluster.request
+
+    async def slowly(method: str, path: str, **options: Any) -> Answer:
+        nonlocal open_now, most
+        making = method == "POST" and path.endswith("/services")
+        open_now += making
+        most = max(most, open_now)
+        await asyncio.sleep(0.1)
+        open_now -= making
+        return await answer(method, path, **options)
+
+    rig.cluster.request = slowly  # type: ignore[method-assign]
+    rig.apply(workers={"replicas": 1})
+    services = [CreateService(f"service-{n}", {"metadata": {"name": f"service-{n}"}}) for n in range(40)]
+    began = now()
+    assert all(await asyncio.gather(*(rig.applier.carry_out(rig.job, each) for each in services)))
+    assert most == SERVICES_IN_FLIGHT
+    assert now() - began == pytest.approx(0.1 * 40 / SERVICES_IN_FLIGHT)
