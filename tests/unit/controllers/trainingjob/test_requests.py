@@ -307,7 +307,7 @@ async def test_pod_in_flight_is_not_asked_for_again() -> None:
 
 
 async def test_services_of_many_jobs_are_made_a_few_at_a_time() -> None:
-    """All at once they took 5 s each and a third of them timed out (504): they contend for addresses in the server."""
+    """All at once, while 100 jobs began, they took 5 s each and a third of them timed out (504)."""
     rig, open_now, most = Rig(), 0, 0
     answer = rig.cluster.request
 
