@@ -9,7 +9,9 @@ connected:
   gradient does as much as before, over more steps; Adam's beta_1 becomes 1 - (1 - beta_1) / pace**0.75;
 - the learning rate is divided by pace**p, and for a gradient that is staler than normal by staleness / pace as well;
 - optimizers that divide by the size of gradients need rates that grow with the workers, as smaller gradients do not
-  make their steps smaller, and they diverge less easily: the rate is divided by (pace / `FREE`)**p, from that pace on.
+  make their steps smaller, and they diverge less easily: up to a pace that is `free` the rate is that of one worker,
+  and from there on it is divided by (pace / free)**p. Their velocity also tells where gradients will be applied:
+  without one, free is less.
   With Adam and its like the moments tell more: gradients that arrive together and agree go as far as one that is
   longer, and noise does not. So the rate is divided by (1 + 2 pace agreement)**p if that is more, by which Adam itself
   would divide had it seen their mean (below a pace of 1.5 by less, at 1 by nothing);
@@ -33,10 +35,6 @@ LENGTH_GROWTH = 1.1
 """The usual length follows one push at most to this multiple, so it grows by 0.2 % per push at most."""
 
 
-FREE = 4.0
-"""Up to this pace, in rounds of nine workers, gradients that are noise need no lower rate, unless with SGD."""
-
-
 class Damped(NamedTuple):
     """What to apply of a gradient: a factor of the learning rate, and the pace for the momentum."""
 
@@ -47,12 +45,12 @@ class Damped(NamedTuple):
 class Damping:
     """The pace of a shard and the usual length of its gradients, learned from its pushes.
 
-    `exponent`: p above. `normalizes`: whether the optimizer divides by the size of gradients.
+    `exponent`: p above. `free`: the pace up to which gradients that are noise need no lower rate; 1 for SGD.
     """
 
-    def __init__(self, exponent: float = 0.5, *, normalizes: bool = False) -> None:
+    def __init__(self, exponent: float = 0.5, free: float = 1.0) -> None:
         self.exponent = exponent
-        self.normalizes = normalizes
+        self.free = free
         self.agreement = 0.0
         """How far gradients agree, from 0 (noise) to 1, as far as the optimizer tells."""
         self._staleness: float | None = None
@@ -72,11 +70,9 @@ class Damping:
 
     def rate(self, pace: float) -> float:
         """The factor of the learning rate at a normal staleness of `pace`."""
-        if not self.normalizes:
-            return float(pace**-self.exponent)
         # In rounds there are 1 + 2 pace workers. The mean staleness of three swings about 1: no rate jumps there.
         together = 1 + 2 * min(pace, 3 * (pace - 1)) * self.agreement
-        return float(max(together, pace / FREE) ** -self.exponent)
+        return float(max(together, pace / self.free) ** -self.exponent)
 
     def apply(self, staleness: int, live_workers: int, length: float = math.nan) -> Damped:
         """How to apply a gradient of Euclidean length `length` (nan: unknown)."""
@@ -86,7 +82,7 @@ class Damping:
         factor = self.rate(pace) * min(1.0, pace / max(1, staleness))
         if math.isfinite(length) and length > 0:
             usual = self._length or length
-            if pace > 1 or (live_workers > 1 and not self.normalizes):
+            if pace > 1 or (live_workers > 1 and self.free == 1):
                 factor *= min(1.0, usual / length)
             self._length = usual + LENGTH_SMOOTHING * (min(length, LENGTH_GROWTH * usual) - usual)
         return Damped(factor, pace)

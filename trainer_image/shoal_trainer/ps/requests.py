@@ -12,7 +12,7 @@ from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.pieces import Payload, nbytes, parts
 from shoal_trainer.ps.streams import Request
-from shoal_trainer.ps.update_rules import Update, normalizes
+from shoal_trainer.ps.update_rules import Update, free_pace
 from shoal_trainer.ps.values import Answer, AppliedPush, ShardCopy
 from shoal_trainer.ps.walks import Walk, Walks
 from shoal_trainer.wire.messages import PushMeta
@@ -106,7 +106,7 @@ class Pushing(_OnShard, Request[Answer]):
         if not (self._delta or meta.skipped):
             config = self.model.optimizer.config
             own = history.pushed_since(self._worker[0], self._base)  # in flight then; see `Damping`
-            shard.damping.normalizes = normalizes(config)
+            shard.damping.free = free_pace(config)
             shard.damping.agreement = self.model.agreement() if shard.workers.live > 1 else 0.0
             damped = shard.damping.apply(max(0, self._staleness - own), shard.workers.live, meta.length)
             self._weight = config.weight(meta.samples) * damped.factor

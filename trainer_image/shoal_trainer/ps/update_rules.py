@@ -199,9 +199,11 @@ class Optimizer:
         return kernels.adam(w, state["m"], state["v"], io, alpha, decay, *new, f(c.epsilon), f(ahead))
 
 
-def normalizes(config: OptimizerConfig) -> bool:
-    """Whether the optimizer divides gradients by their usual size."""
-    return config.name not in {"sgd", "delta"}
+def free_pace(config: OptimizerConfig) -> float:
+    """See `Damping`: 4 is that of nine workers in rounds, and 2.5 that of six."""
+    if config.name in {"sgd", "delta"}:
+        return 1.0
+    return 4.0 if {"m", "momentum"} & set(STATE[rule(config)]) else 2.5
 
 
 def stretch(pace: float) -> float:

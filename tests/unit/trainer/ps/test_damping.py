@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_trainer.ps.damping import FREE, LENGTH_GROWTH, LENGTH_SMOOTHING, Damping
+from shoal_trainer.ps.damping import LENGTH_GROWTH, LENGTH_SMOOTHING, Damping
 
 LENGTHS = st.floats(1e-6, 1e6)
 
@@ -63,12 +63,14 @@ def test_long_gradient_is_shortened_to_the_usual_length() -> None:
     assert last == pytest.approx(1, rel=1e-3)  # what stays is usual
 
 
-@pytest.mark.parametrize(("normalizes", "expected"), [(False, 0.25), (True, 0.5)])
-def test_optimizers_that_divide_by_the_size_of_gradients_are_damped_less(normalizes, expected) -> None:
-    damping = Damping(0.5, normalizes=normalizes)
+@pytest.mark.parametrize(("free", "expected"), [(1.0, 0.25), (4.0, 0.5)])
+def test_optimizers_that_divide_by_the_size_of_gradients_are_damped_less(
+    free: float, expected: float
+) -> None:
+    damping = Damping(0.5, free)
     assert damping.rate(16.0) == expected
     assert damping.apply(16, 17).factor == expected
-    assert damping.rate(FREE) == (1 if normalizes else 0.5)
+    assert damping.rate(free) == 1
     assert damping.rate(1.0) == 1
 
 
@@ -76,10 +78,10 @@ def test_optimizers_that_divide_by_the_size_of_gradients_are_damped_less(normali
 def test_gradients_of_adam_that_are_noise_are_damped_only_for_many_workers(
     pace: float, agreement: float, exponent: float
 ) -> None:
-    damping = Damping(exponent, normalizes=True)
+    damping = Damping(exponent, 4.0)
     damping.agreement = 0.0
     noise = damping.rate(pace)
-    assert noise == pytest.approx(max(1.0, pace / FREE) ** -exponent)
+    assert noise == pytest.approx(max(1.0, pace / 4) ** -exponent)
     damping.agreement = agreement
     assert damping.rate(1.0) == 1
     assert 0 < damping.rate(pace) <= noise
@@ -90,6 +92,6 @@ def test_gradients_of_adam_that_are_noise_are_damped_only_for_many_workers(
 
 @given(st.floats(1, 64), st.floats(0, 1))
 def test_rate_of_adam_does_not_jump_where_the_pace_swings(pace: float, agreement: float) -> None:
-    damping = Damping(0.5, normalizes=True)
+    damping = Damping(0.5, 4.0)
     damping.agreement = agreement
     assert damping.rate(pace * 1.001) == pytest.approx(damping.rate(pace), rel=0.005)

@@ -12,7 +12,7 @@ import pytest
 from shoal_trainer.errors import UserError
 from shoal_trainer.ps import schedules
 from shoal_trainer.ps.shard import ShardStore
-from shoal_trainer.ps.update_rules import Optimizer, Update, adam_momentum, momentum_at, stretch
+from shoal_trainer.ps.update_rules import Optimizer, Update, adam_momentum, free_pace, momentum_at, stretch
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, PushMeta, Schedule
 
 N, STEPS, BATCH = 1000, 20, 8
@@ -215,3 +215,19 @@ def test_moments_tell_how_far_gradients_agree(name: Any, pace: float) -> None:
 @pytest.mark.parametrize("name", ["sgd", "rmsprop", "adagrad", "lion"])
 def test_without_both_moments_nothing_tells_whether_gradients_agree(name: Any) -> None:
     assert Optimizer(OptimizerConfig(name=name), 0, 8).agreement(9, 1.0) == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "free"),
+    [
+        (OptimizerConfig(momentum=0.9), 1),
+        (OptimizerConfig(name="delta"), 1),
+        (OptimizerConfig(name="rmsprop"), 2.5),
+        (OptimizerConfig(name="adagrad"), 2.5),
+        (OptimizerConfig(name="rmsprop", momentum=0.9), 4),
+        (OptimizerConfig(name="lion"), 4),
+        (OptimizerConfig(name="nadam"), 4),
+    ],
+)
+def test_optimizer_that_looks_ahead_is_free_for_longer(config: OptimizerConfig, free: float) -> None:
+    assert free_pace(config) == free
