@@ -199,7 +199,8 @@ class Story:
         for process in cluster.processes.values():
             pod = self.world.server.objects.get(process.pod)
             leaving = pod is None or "deletionTimestamp" in pod["metadata"]
-            if process.machine is machine and not process.told and not leaving:  # an end that nobody saw is none
+            # A worker that ended in this second may count: nobody has seen its end.
+            if process.machine is machine and not process.told and not leaving:
                 self._taken.add((process.job, process.index, process.incarnation))
         cluster.notice(machine.name)
         self._heard()
