@@ -18,7 +18,7 @@ import yaml
 from dev.demo.local import Local
 from dev.demo.pools.chart import draw
 from dev.demo.pools.cloud import LABEL, Cloud, Offer
-from dev.demo.pools.figures import figures, missed
+from dev.demo.pools.figures import figures, missed, throughput
 from dev.demo.pools.record import Moment, moment
 from dev.demo.tell import NAMESPACE, VALUES, Stage, Told
 from dev.demo.watch import Picture, Watcher
@@ -36,7 +36,9 @@ TAKEN, ON_DEMAND = "spot-fast", "on-demand-fast"
 TAKEN_AT_PERCENT = 16.0
 BACK_AFTER_SECONDS = 15.0
 """The pool is in stock again when on-demand machines have trained for so long."""
-SECOND_EPOCHS = 35
+SECOND_SECONDS, SECOND_WORKERS = 45.0, 2
+"""How long the second job trains, at the speed that this pool's workers had in the first one: a fast machine would be
+done before its speed can be measured."""
 _ENV = {"SHOAL_PLAN_SECONDS": "3", "SHOAL_TELEMETRY_SECONDS": "2"}
 
 
@@ -67,12 +69,12 @@ def offers(manifests: list[dict[str, Any]]) -> dict[str, Offer]:
     }
 
 
-def second_job(first: dict[str, Any], profile: str) -> dict[str, Any]:
+def second_job(first: dict[str, Any], profile: str, epochs: int) -> dict[str, Any]:
     """A shorter job of the same model that knows its profile, on the workers that it names."""
     spec = first["spec"]
-    workers = {**spec["workers"], "replicas": 2, "pools": [TAKEN]}
+    workers = {**spec["workers"], "replicas": SECOND_WORKERS, "pools": [TAKEN]}
     workers.pop("maxReplicas")
-    training = {**spec["training"], "stopAfter": {"epochs": SECOND_EPOCHS}}
+    training = {**spec["training"], "stopAfter": {"epochs": epochs}}
     return {
         **first,
         "metadata": {"name": "digits-again", "annotations": {"shoal.dev/speed-profile": profile}},
@@ -82,6 +84,12 @@ def second_job(first: dict[str, Any], profile: str) -> dict[str, Any]:
             "training": training,
         },
     }
+
+
+def second_epochs(rate: float | None, samples: int) -> int:
+    """The epochs of the second job. `rate`: samples a second of a worker; `samples`: of an epoch."""
+    trained = SECOND_SECONDS * SECOND_WORKERS * (rate or 0.0)
+    return max(10, round(trained / samples)) if samples else 10
 
 
 @dataclass
@@ -130,7 +138,8 @@ def pools(stage: Stage) -> Told:
         profile = _profile(watcher)
         cloud.offers.update(offers(manifests))
         watcher = Watcher(backend, NAMESPACE, "digits-again")
-        again, _ = _follow(stage, cloud, watcher, [second_job(job, profile.metadata.name)])
+        epochs = second_epochs(throughput(moments).get(TAKEN), _per_epoch(profile))
+        again, _ = _follow(stage, cloud, watcher, [second_job(job, profile.metadata.name, epochs)])
         stage.part("secondJob")
     start, end = last.job.status.start_time, last.job.status.completion_time
     finished = (end - start).total_seconds() if start and end else None
@@ -213,8 +222,11 @@ def _profile(watcher: Watcher) -> SpeedProfile:
 
 
 def _samples(profile: SpeedProfile, job: Mapping[str, Any]) -> float:
-    per_epoch = (profile.status.model.samples_per_epoch if profile.status.model else None) or 0
-    return float(per_epoch * job["spec"]["training"]["stopAfter"]["epochs"])
+    return float(_per_epoch(profile) * job["spec"]["training"]["stopAfter"]["epochs"])
+
+
+def _per_epoch(profile: SpeedProfile) -> int:
+    return (profile.status.model.samples_per_epoch if profile.status.model else None) or 0
 
 
 def _first_prediction(moments: list[Moment]) -> float | None:

@@ -222,7 +222,7 @@ def test_the_example_is_what_the_story_runs() -> None:
         "on-demand-fast": (0.2, False),
     }
     job = next(each for each in manifests if each["kind"] == "TrainingJob")
-    again = TrainingJob.model_validate(second_job(job, "model-1"))
+    again = TrainingJob.model_validate(second_job(job, "model-1", 50))
     assert again.spec.elasticity.mode == "Manual"
     assert again.metadata.annotations == {"shoal.dev/speed-profile": "model-1"}
     assert values()["replicas"] == "1"
