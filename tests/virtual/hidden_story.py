@@ -27,8 +27,6 @@ SOON, SAME = 60.0, 0.01
 """A plan that is back within so many seconds went there for nothing, where the speeds that it rests on are the same."""
 WAITS = 30.0
 """Seconds of a wait in vain that may have counted as others before it was known to be one: two looks at the pool."""
-AWAY = 20.0
-"""Seconds after a kill in which nobody leads: a node that a worker leaves then counts until the next leader looks."""
 TWICE = 1.02
 """By so much may be counted more than there was: whole seconds."""
 
@@ -300,8 +298,7 @@ class Story:
             if seen != lost:
                 self._break(f"{pool.name}: {lost} workers are recorded as interrupted, {seen} are counted")
             seconds, true = sum(used.node_seconds for used in counted), told.worked[pool.name]
-            most = TWICE * true + 2 * pool.limit + AWAY * len(self.scenario.kills)
-            if not true / TWICE - UNSEEN * pool.limit <= seconds <= most:
+            if not true / TWICE - UNSEEN * pool.limit <= seconds <= TWICE * true + 2 * pool.limit:
                 self._break(f"{pool.name}: {true:.0f} node seconds, {seconds} are counted")
 
     def _stock_counted(self, pool: str) -> None:
