@@ -818,6 +818,25 @@ def test_nodes_that_went_while_no_operator_ran_count_up_to_the_last_sign_of_thei
     assert spent == pytest.approx((before + counted) * 3.6 / 3600, abs=1e-3)
 
 
+@pytest.mark.parametrize(("heard", "counted"), [(True, 5), (False, 25)])
+def test_a_node_whose_worker_went_while_nobody_led_counts_until_its_last_word(
+    *, heard: bool, counted: int
+) -> None:
+    """A leader was killed as the worker went, and the next one looked 20 s later: seed 16 of the hidden truths."""
+    world = Pools(pool("a"), nodes={"a": 3}, replicas=2)
+    world.settle()
+    before = world.status["poolUsage"]["a"]["nodeSeconds"]
+    since = datetime.fromisoformat(world.status["countedUntil"])
+    world.now = since + timedelta(seconds=25)
+    world.pods.pop("digits-worker-1-0")
+    gone = {"slot": 1, "incarnation": 0, "state": "Fenced", "last_seen_seconds": 18.0}
+    active = {"slot": 0, "incarnation": 0, "state": "Active"}
+    world.report = build.report(workers=[active, gone] if heard else [active])
+    world.report_age = 2.0
+    world.reconcile()
+    assert world.status["poolUsage"]["a"]["nodeSeconds"] - before == 25 + counted
+
+
 def test_nodes_are_counted_to_the_end_of_the_job_and_cost_nothing_then() -> None:
     world = Pools(pool("a", price=3.6), nodes={"a": 5}, replicas=2)
     world.settle()

@@ -201,31 +201,29 @@ class _Counter:
         return found
 
     def _ends(self, workers: Iterable[Member], gone: Set[Node], since: datetime) -> dict[Node, datetime]:
-        """Until when each of the nodes that went counts, where nobody looked for long.
+        """Until when each of the nodes that went counts, which may be long before anybody looks again.
 
         Until the last sign of a worker there: its container's end, or its last word to the coordinator. Without one,
         it went as soon as it could have been counted again: what was not seen is not charged.
         """
-        latest = since + EVERY
-        if not gone or self._facts.now <= latest:
+        if not gone:
             return {}
-        ends, report = dict.fromkeys(gone, latest), self._facts.seen.report
-        places = {each.place: node for each in workers if (node := (each.slot.pool, each.slot.node)) in gone}
-        signs = [
-            (
-                Place("worker", each.slot, each.incarnation),
-                self._facts.now - timedelta(seconds=self._facts.seen.report_age + each.last_seen_seconds),
-            )
+        now, report = self._facts.now, self._facts.seen.report
+        unseen = min(since + EVERY, now)
+        signs = {
+            Place("worker", each.slot, each.incarnation): now
+            - timedelta(seconds=self._facts.seen.report_age + each.last_seen_seconds)
             for each in (report.workers if report is not None else ())
-        ]
+        }
         for each in workers:
             ended = terminated(each.pod, "worker") if each.pod is not None else None
             if ended is not None and (at := parse_time(ended.finished_at)) is not None:
-                signs.append((each.place, at))
-        for place, at in signs:
-            if place in places:
-                node = places[place]
-                ends[node] = min(max(ends[node], at), self._facts.now)
+                signs[each.place] = at
+        ends = dict[Node, datetime]()
+        for slot in self._before.slots:
+            if (node := (slot.pool, slot.node)) in gone and slot.state != "Ended":
+                at = min(max(signs.get(slot.place, unseen), since), now)
+                ends[node] = max(ends.get(node, since), at)
         return ends
 
 
