@@ -4,7 +4,7 @@ A count and the evidence that it was counted go into one status write: node time
 status up to now, and `countedUntil` is written with it; a start, an unfulfilled wait and an interruption are counted in
 the write that marks them in their slot. So whatever crashes when, nothing is counted twice. A node that no status knew
 counts from the start of its first pod, if that is later than `countedUntil`: that a worker has a node is written late.
-One that went while nobody looked counts up to the last sign of its worker.
+One that went counts up to the last sign of its worker, which may be long before anybody looks.
 """
 
 from __future__ import annotations

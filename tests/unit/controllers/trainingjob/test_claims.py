@@ -13,7 +13,7 @@ from shoal.controllers.trainingjob.claims import Claims, holdings
 from shoal.policy.model import CreatePod, Plan
 from shoal.policy.plan import plan
 from tests.unit.policy import build
-from tests.unit.policy.test_pools import pool
+from tests.unit.policy.pools import pool
 
 
 def job(name: str, version: int = 1, *, mode: str = "Auto", **status: Any) -> TrainingJob:

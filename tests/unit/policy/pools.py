@@ -1,0 +1,133 @@
+"""A world with CapacityPools, for tests of where workers live."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from shoal.api.capacity_pool import CapacityPool
+from shoal.policy.model import CreatePod, Observation, Plan, Proposal
+from tests.unit.policy import build
+from tests.unit.policy.world import World
+
+
+def pool(
+    name: str, kind: str = "Spot", price: float | None = 1, limit: int = 10, **spec: Any
+) -> CapacityPool:
+    status = spec.pop("status", {})
+    return CapacityPool.model_validate(
+        {
+            "metadata": {"name": name},
+            "spec": {
+                "capacityType": kind,
+                "accelerator": {"name": "T4"},
+                "nodeSelector": {"pool": name},
+                "tolerations": [{"key": "gpu", "operator": "Exists"}],
+                "limits": {"nodes": limit},
+                **({"price": {"perHour": price}} if price else {}),
+                **spec,
+            },
+            "status": status,
+        }
+    )
+
+
+EXHAUSTED = {
+    "conditions": [
+        {
+            "type": "Exhausted",
+            "status": "True",
+            "reason": "NoNodes",
+            "lastTransitionTime": build.stamp(build.NOW),
+        }
+    ]
+}
+
+
+class Pools(World):
+    """A world with pools: a pod is bound to a node that has the labels of its selector."""
+
+    def __init__(self, *pools: CapacityPool, nodes: dict[str, int], **workers: Any) -> None:
+        self.pools = {each.metadata.name: each for each in pools}
+        self.proposal: Proposal | None = None
+        self.elsewhere: dict[str, int] = {}
+        elasticity = workers.pop("elasticity", {})
+        super().__init__(
+            spot_nodes=0,
+            spec={
+                "workers": {
+                    "maxReplicas": 20,
+                    "minReplicas": 0,
+                    "maxSurge": "100%",
+                    "pools": list(self.pools),
+                    **workers,
+                },
+                "elasticity": elasticity,
+            },
+        )
+        for name, number in nodes.items():
+            for i in range(number):
+                self.add(f"{name}-{i}", name)
+
+    def add(self, node: str, label: str) -> None:
+        """A node of a pool."""
+        self.nodes[node] = build.node_manifest(node, spot=not label.startswith("od"))
+        self.nodes[node]["metadata"]["labels"]["pool"] = label
+
+    def observation(self) -> Observation:
+        return replace(super().observation(), pools=self.pools, proposal=self.proposal, taken=self.elsewhere)
+
+    def _create(self, action: CreatePod) -> None:
+        super()._create(action)
+        self.pods[action.name]["spec"]["nodeSelector"] = action.manifest["spec"].get("nodeSelector", {})
+
+    def _room_for(self, pod: dict[str, Any]) -> str | None:
+        selector = pod["spec"].get("nodeSelector") or {}
+        if not selector:
+            return super()._room_for(pod)
+        alive = {"Pending", "Running"}
+        used = {p["spec"].get("nodeName") for p in self.pods.values() if p["status"]["phase"] in alive}
+        for name, node in sorted(self.nodes.items()):
+            fits = selector.items() <= node["metadata"]["labels"].items()
+            if fits and name not in used and not self.leaving(name) and name not in self.dead_nodes:
+                return name
+        return None
+
+    def by_pool(self) -> dict[str, int]:
+        """Running workers by pool."""
+        found: dict[str, int] = {}
+        for name, pod in self.pods.items():
+            if "-worker-" in name and pod["status"]["phase"] == "Running":
+                label = pod["metadata"]["labels"].get("shoal.dev/pool", "")
+                found[label] = found.get(label, 0) + 1
+        return found
+
+    def at_work(self) -> int:
+        """Slots with a worker that runs and is not asked to end."""
+        pods = map(self.pod, self.pods)
+        stays = [pod.place for pod in pods if pod.running and not pod.metadata.deletion_timestamp]
+        return len({place.index for place in stays if place is not None and place.role == "worker"})
+
+    def propose(self, counts: dict[str, int], *, age: int = 3600, **more: Any) -> None:
+        since = self.now - timedelta(seconds=age)
+        self.proposal = Proposal(counts, 1, more.pop("reason", "cheaper"), since=since, **more)
+
+
+def created(made: Plan) -> list[dict[str, Any]]:
+    return [a.manifest for a in made.actions if isinstance(a, CreatePod) and a.role == "worker"]
+
+
+AUTO = {"mode": "Auto"}
+
+
+def auto(**workers: Any) -> Pools:
+    world = Pools(
+        pool("a", price=1), pool("b", price=2), pool("od", "OnDemand", price=3),
+        **{"nodes": {"a": 8, "b": 8, "od": 8}, "replicas": 2, "elasticity": AUTO, **workers},
+    )  # fmt: skip
+    world.settle()
+    return world
+
+
+FALLBACK = {"afterSeconds": 300, "returnAfterSeconds": 1800}

@@ -1,0 +1,215 @@
+"""What a job uses of its pools, and what that costs: each thing counted once."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.api.capacity_pool import CapacityPool
+from tests.unit.policy import build
+from tests.unit.policy.pools import Pools, pool
+
+
+def test_usage_and_cost_are_counted() -> None:
+    world = Pools(pool("a", price=0.36), pool("od", "OnDemand", price=3.6), nodes={"a": 5}, replicas=2)
+    world.settle()
+    pushed = world.now.timestamp()
+    world.report = build.report(
+        workers=[{"slot": i, "incarnation": 0, "state": "Active", "first_push_at": pushed} for i in range(2)]
+    )
+    world.reconcile()
+    usage = world.status["poolUsage"]["a"]
+    waited = int((world.now - build.NOW).total_seconds())
+    assert (usage["starts"], usage["startSeconds"], usage["startSecondsSquared"]) == (
+        2,
+        2 * waited,
+        2 * waited**2,
+    )
+    began = usage["nodeSeconds"]
+    world.now += timedelta(seconds=1000)
+    world.reconcile()
+    since = datetime.fromisoformat(world.status["countedUntil"])
+    assert since == world.now
+    usage, cost = world.status["poolUsage"]["a"], world.status["cost"]
+    assert usage["nodeSeconds"] - began in range(2000, 2100)  # since it was last counted
+    seconds = usage["nodeSeconds"]
+    assert float(cost["accumulated"]) == pytest.approx(seconds * 0.36 / 3600, abs=1e-5)
+    assert float(cost["savedVersusOnDemand"]) == pytest.approx(seconds * 3.24 / 3600, abs=1e-5)
+    assert cost["perHour"] == "0.72"
+    world.reconcile()
+    assert world.status["poolUsage"]["a"] == usage
+
+
+@pytest.mark.parametrize(
+    ("cores", "others", "saved"), [(8, (2, 8), 7.0), (8, (2, 4), 0.0), (None, (2, None), 0.0)]
+)
+def test_savings_without_accelerators_are_against_nodes_with_as_many_cores(
+    cores: int | None, others: tuple[int | None, ...], saved: float
+) -> None:
+    """Of 64 cores they were against the price of 2."""
+
+    def of(name: str, kind: str, price: float, cores: int | None) -> CapacityPool:
+        return pool(name, kind, price, accelerator=None, **({"cores": cores} if cores else {}))
+
+    offers = [of(f"od-{i}", "OnDemand", 2 + 6 * i, each) for i, each in enumerate(others)]
+    world = Pools(of("a", "Spot", 1, cores), *offers, nodes={"a": 1}, replicas=1)
+    world.settle()
+    world.now += timedelta(hours=1)
+    world.reconcile()
+    hours = world.status["poolUsage"]["a"]["nodeSeconds"] / 3600
+    assert float(world.status["cost"]["savedVersusOnDemand"]) == pytest.approx(saved * hours, abs=1e-5)
+
+
+def test_node_counts_from_the_start_of_its_pod_and_not_from_when_that_was_recorded() -> None:
+    """No write tells at once that a worker has a node, and an operator that starts again may see it a minute later."""
+    world = Pools(pool("a", price=3.6), nodes={"a": 5}, replicas=2)
+    world.reconcile()
+    world.tick()  # bound
+    began = world.now
+    world.tick(30.0)
+    world.reconcile()
+    seconds = 2 * int((world.now - began).total_seconds())
+    assert world.status["poolUsage"]["a"]["nodeSeconds"] == seconds == 60
+    assert world.status["cost"]["accumulated"] == "0.06"
+    world.tick(70.0)
+    world.reconcile()
+    assert world.status["poolUsage"]["a"]["nodeSeconds"] == seconds + 140
+
+
+@pytest.mark.parametrize(("sign", "hours"), [("none", 0), ("container", 3), ("coordinator", 5)])
+def test_nodes_that_went_while_no_operator_ran_count_up_to_the_last_sign_of_their_workers(
+    sign: str, hours: int
+) -> None:
+    """Each was charged for the whole time: cost over `maxCost`, and an interruption rate that was too low."""
+    world = Pools(pool("a", price=3.6), nodes={"a": 3}, replicas=3)
+    world.settle()
+    before = world.status["poolUsage"]["a"]["nodeSeconds"]
+    since = datetime.fromisoformat(world.status["countedUntil"])
+    world.now = since + timedelta(hours=8)
+    for name in ("digits-worker-0-0", "digits-worker-1-0"):
+        pod = world.pods.pop(name)
+        del world.nodes[pod["spec"]["nodeName"]]
+        if sign == "container":
+            pod["status"]["phase"] = "Failed"
+            end = build.ended(143)
+            end["terminated"]["finishedAt"] = build.stamp(since + timedelta(hours=hours))
+            pod["status"]["containerStatuses"][0]["state"] = end
+            world.pods[name] = pod
+    if sign == "coordinator":
+        silent = {"state": "Fenced", "incarnation": 0, "last_seen_seconds": 3600.0 * (8 - hours) - 20}
+        active = {"slot": 2, "incarnation": 0, "state": "Active"}
+        world.report = build.report(workers=[*({"slot": slot, **silent} for slot in range(2)), active])
+        world.report_age = 20.0
+    world.reconcile()
+    counted = world.status["poolUsage"]["a"]["nodeSeconds"] - before
+    assert counted - 8 * 3600 == pytest.approx(2 * max(hours * 3600, 60), abs=4)  # and the one that stayed
+    spent = float(world.status["cost"]["accumulated"])
+    assert spent == pytest.approx((before + counted) * 3.6 / 3600, abs=1e-3)
+
+
+@pytest.mark.parametrize(("heard", "counted"), [(True, 5), (False, 25)])
+def test_a_node_whose_worker_went_while_nobody_led_counts_until_its_last_word(
+    *, heard: bool, counted: int
+) -> None:
+    """A leader was killed as the worker went, and the next one looked 20 s later: seed 16 of the hidden truths."""
+    world = Pools(pool("a"), nodes={"a": 3}, replicas=2)
+    world.settle()
+    before = world.status["poolUsage"]["a"]["nodeSeconds"]
+    since = datetime.fromisoformat(world.status["countedUntil"])
+    world.now = since + timedelta(seconds=25)
+    world.pods.pop("digits-worker-1-0")
+    gone = {"slot": 1, "incarnation": 0, "state": "Fenced", "last_seen_seconds": 18.0}
+    active = {"slot": 0, "incarnation": 0, "state": "Active"}
+    world.report = build.report(workers=[active, gone] if heard else [active])
+    world.report_age = 2.0
+    world.reconcile()
+    assert world.status["poolUsage"]["a"]["nodeSeconds"] - before == 25 + counted
+
+
+def test_nodes_are_counted_to_the_end_of_the_job_and_cost_nothing_then() -> None:
+    world = Pools(pool("a", price=3.6), nodes={"a": 5}, replicas=2)
+    world.settle()
+    counted = world.status["poolUsage"]["a"]["nodeSeconds"]
+    since = datetime.fromisoformat(world.status["countedUntil"])
+    world.now = since + timedelta(seconds=50)  # less than the minute after which they are counted anyway
+    world.end("digits-ps-0-0", 0, "Completed", build.termination_message())
+    world.reconcile()
+    assert world.status["phase"] == "Succeeded"
+    assert world.status["poolUsage"]["a"]["nodeSeconds"] == counted + 100
+    assert world.status["cost"]["perHour"] == "0"
+    told = world.status["cost"]
+    world.settle()
+    assert world.status["cost"] == told
+
+
+def test_interruptions_and_shocks_are_counted_by_pool() -> None:
+    world = Pools(pool("a"), nodes={"a": 9}, replicas=3)
+    world.settle()
+    for name in ("digits-worker-0-0", "digits-worker-1-0"):
+        world.notice(world.pods[name]["spec"]["nodeName"])
+    world.settle()
+    world.kill_pod("digits-worker-2-0", 1)  # its own fault
+    world.settle()
+    usage = world.status["poolUsage"]["a"]
+    assert (usage["interruptions"], usage["shocks"]) == (2, 1)
+    assert (usage["inShocks"], usage["atShocks"]) == (2, 3)
+    world.now += timedelta(seconds=100)
+    world.notice(world.pods["digits-worker-0-1"]["spec"]["nodeName"])
+    world.settle()
+    usage = world.status["poolUsage"]["a"]
+    assert (usage["interruptions"], usage["shocks"]) == (3, 1)
+    assert (usage["inShocks"], usage["atShocks"]) == (2, 3)
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["notice", "exit", "vanish", "crash", "wait", "tick", "scale"]), st.integers(0, 99)
+    ),
+    max_size=20,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps)
+def test_usage_only_grows_and_is_counted_once_across_crashes(faults: list[tuple[str, int]]) -> None:
+    """Crashes before each status write: node time is never more than there was, and nothing is counted twice."""
+    world = Pools(pool("a", price=1), nodes={"a": 12}, replicas=2)
+    world.settle()
+    most, taken, last = 0.0, 0, dict(world.status["poolUsage"].get("a", {}))
+    for fault, number in faults:
+        names = [n for n in sorted(world.pods) if "-worker-" in n]
+        name = names[number % len(names)] if names else None
+        began = world.now
+        nodes = {p["spec"].get("nodeName") for n, p in world.pods.items() if "-worker-" in n}
+        match fault:
+            case "notice" if name and (node := world.pods[name]["spec"].get("nodeName")):
+                taken += sum(p["spec"].get("nodeName") == node for p in world.pods.values())
+                world.notice(node)
+            case "exit" if name:
+                world.kill_pod(name, 1)
+            case "vanish" if name:
+                world.vanish(name)
+            case "scale":
+                world.manifest["spec"]["workers"]["replicas"] = number % 4
+            case "wait":
+                world.now += timedelta(seconds=90)
+            case "tick":
+                world.tick()
+        if fault == "crash":
+            for after in range(3):
+                world.reconcile(crash_after=after)
+        else:
+            world.reconcile()
+        most += (world.now - began).total_seconds() * max(len(nodes), len(world.nodes) and 8)
+        usage = world.status["poolUsage"].get("a", {})
+        for key, value in last.items():
+            if isinstance(value, int) and key != "inLastShock":
+                assert usage[key] >= value, key
+        last = dict(usage)
+    assert last.get("interruptions", 0) <= taken
+    assert last.get("nodeSeconds", 0) <= most + 600
+    spent = float(world.status.get("cost", {}).get("accumulated", 0))
+    assert spent == pytest.approx(last.get("nodeSeconds", 0) / 3600, abs=1e-4)
