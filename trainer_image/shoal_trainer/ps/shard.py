@@ -341,7 +341,7 @@ class ShardStore:
             model.load(copy.arrays)
             self._other_run = other_run or weights_only
             if not weights_only:
-                model.load_optimizer(copy.arrays, copy.updates)
+                model.load_optimizer(copy.arrays, copy.updates, copy.pace)
             self._state = State.RECOVERING
             if self._other_run:
                 self.history.samples = 0 if weights_only else copy.samples

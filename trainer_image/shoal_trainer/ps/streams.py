@@ -22,7 +22,7 @@ class Request(Generic[T]):
         raise NotImplementedError
 
     def prepare(self) -> None:
-        """Called before the first piece that changes the parameters."""
+        """Called before each piece that changes the parameters."""
 
     def work(self, io: Payload, writes: bool) -> None:
         """Work on a piece. `writes`: it changes the parameters."""
@@ -46,7 +46,6 @@ class Stream(Generic[T]):
         self._walks, self._moved = walks, moved
         self._size, self._piece = size, piece
         self._result: T | None = None
-        self._prepared = False
 
     @property
     def result(self) -> T:
@@ -87,9 +86,8 @@ class Stream(Generic[T]):
                 self._moved.wait()
                 self._request.check()
             writes = self._walk.writes
-            if writes and not self._prepared:
+            if writes:
                 self._request.prepare()
-                self._prepared = True
             self._walks.take(self._walk)
             last = self._walk.position + 1 == self._walks.pieces
             if last:

@@ -19,6 +19,8 @@ class ShardFile(Message):
     version: int
     samples: int = 0
     updates: int = 0
+    pace: float | None = None
+    """At which the optimizer's velocity was made; None in files of versions that did not write it."""
     low: int
     high: int
     file: str

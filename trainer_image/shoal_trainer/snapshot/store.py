@@ -21,6 +21,7 @@ import logging
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
+from statistics import fmean
 
 from shoal_trainer.errors import Fenced, SnapshotError, Unreachable
 from shoal_trainer.ps.kernels import Vector
@@ -77,6 +78,7 @@ class SnapshotStore:
             version=copy.version,
             samples=copy.samples,
             updates=copy.updates,
+            pace=copy.pace,
             low=copy.low,
             high=copy.high,
             file=name,
@@ -241,6 +243,7 @@ class SnapshotStore:
             contents=tuple(parts[0].pushes) if len(parts) == 1 else (),
             begun=tuple(parts[0].begun) if len(parts) == 1 else (),
             generation=manifest.generation,
+            pace=_pace(parts),
         )
 
     # --- internal -------------------------------------------------------------------------------------------------
@@ -301,6 +304,12 @@ def _check_covers(manifest: Manifest) -> None:
         raise SnapshotError(
             f"its {len(ranges)} shards do not hold the {manifest.model.size} values of its model"
         )
+
+
+def _pace(parts: Sequence[ShardFile]) -> float | None:
+    """The mean pace of the velocity in these parts; None if one does not say it."""
+    known = [part.pace for part in parts if part.pace is not None]
+    return fmean(known) if len(known) == len(parts) else None
 
 
 def _numbers(names: Iterable[str]) -> list[int]:

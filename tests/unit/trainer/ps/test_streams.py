@@ -383,3 +383,26 @@ def test_answers_of_streams_follow_the_optimizer_bit_for_bit() -> None:
         answers.append([*(io[: SIZE - 5] for io in ios), *shard.model.arrays().values()])
     for one, other in zip(*answers, strict=True):
         np.testing.assert_array_equal(one[: SIZE - 5], other[: SIZE - 5])
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_interrupted_push_is_weighed_once(overlaps: bool) -> None:
+    """Also if workers have joined in between, and if the server notices the broken connection later."""
+    shard = large()
+    model = MODEL.model_copy(
+        update={"optimizer": OptimizerConfig(name="adam", learning_rate=0.1, batch_size=1)}
+    )
+    shard.hello(0, 0, model)
+    shard.initialize(grad(0.0, SIZE))
+    first, gradient = shard.pushing(0, 0, 1, 0, meta_of(1)), grad(1.0, SIZE)
+    for low, high in list(first.spans())[:2]:
+        first.step(gradient[low:high])
+    if not overlaps:
+        first.close()
+    shard.workers.set_live(8)
+    shard.push(0, 0, 1, 0, meta_of(1), grad(1.0, SIZE))
+    first.close()
+    assert shard.history.version == 1
+    assert shard.model is not None
+    assert shard.model.updates == 1
+    assert len(set(shard.model.parameters.tolist())) == 1
