@@ -57,7 +57,7 @@ class ModelState:
         self.parameters[:] = arrays["parameters"]
 
     def load_optimizer(self, arrays: Mapping[str, Vector], updates: int, pace: float | None) -> None:
-        """Set the optimizer's state to that in `arrays`, which contains `updates` gradients; `pace` as of this class."""
+        """Set the optimizer's state to that in `arrays`, which contains `updates` gradients. See `pace`."""
         for name, values in self.optimizer.state.items():
             values[:] = arrays[name]
         self.updates, self.pace = updates, pace

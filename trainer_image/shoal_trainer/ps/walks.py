@@ -21,7 +21,7 @@ from shoal_trainer.wire.messages import Progress
 
 
 class Weighed(NamedTuple):
-    """How a push is applied: its staleness in versions, its weight, and the step of the optimizer (None: it has none)."""
+    """How a push is applied: its staleness in versions, its weight, and the optimizer's step (None: it has none)."""
 
     staleness: int
     weight: float

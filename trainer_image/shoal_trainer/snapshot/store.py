@@ -20,10 +20,11 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean
 
 from shoal_trainer.errors import Fenced, SnapshotError, Unreachable
+from shoal_trainer.ps import kernels
 from shoal_trainer.ps.kernels import Vector
 from shoal_trainer.ps.shard import ShardCopy
 from shoal_trainer.ps.shard_bounds import bounds
@@ -63,12 +64,18 @@ class SnapshotStore:
             self._storage.remove(f"{FOLDER}/{number:010d}-{epoch}")
 
     def write_shard(self, number: int, epoch: int, copy: ShardCopy) -> ShardFile:
-        """Write one shard's file of snapshot `number`, at `epoch` of PS 0. Readers ignore it until `publish`."""
+        """Write one shard's file of snapshot `number`, at `epoch` of PS 0. Readers ignore it until `publish`.
+
+        `SnapshotError` if a value is not finite: nobody could train on, or return to, such a snapshot.
+        """
+        for name, values in copy.arrays.items():
+            if not kernels.finite(values):
+                raise SnapshotError(f"{name} of shard {copy.index} have values that are not finite")
         suffix = f"-{secrets.token_hex(4)}"
-        name = f"{number:010d}-{epoch}/shard-{copy.index}-of-{copy.shards}{suffix}"
+        file = f"{number:010d}-{epoch}/shard-{copy.index}-of-{copy.shards}{suffix}"
         pieces = shard_file.Digest(shard_file.chunks(copy))
         try:
-            self._storage.write(f"{FOLDER}/{name}", pieces)
+            self._storage.write(f"{FOLDER}/{file}", pieces)
         except Unreachable as error:  # without the suffix, so that the same error is logged once
             raise Unreachable(str(error).replace(suffix, "")) from error
         return ShardFile(
@@ -81,7 +88,7 @@ class SnapshotStore:
             pace=copy.pace,
             low=copy.low,
             high=copy.high,
-            file=name,
+            file=file,
             size=pieces.size,
             sha256=pieces.hex,
             applied=applied_to_list(copy.applied),
@@ -151,17 +158,6 @@ class SnapshotStore:
             except SnapshotError as error:
                 log.warning("%s: skipped", error)
 
-    def latest(self) -> Manifest | None:
-        """The newest snapshot whose files exist and have the expected size."""
-        for manifest in self.manifests():
-            try:
-                self._check_files(manifest)
-            except SnapshotError as error:
-                log.warning("snapshot %d: %s: skipped", manifest.number, error)
-            else:
-                return manifest
-        return None
-
     def load_settled(self, index: int, shards: int) -> tuple[Manifest, ShardCopy] | None:
         """As `load_newest`, but loads again if a replaced server published a snapshot in the meantime."""
         while True:
@@ -170,19 +166,11 @@ class SnapshotStore:
             if self.next_number() == number:
                 return found
 
-    def load_newest(self, index: int, shards: int) -> tuple[Manifest, ShardCopy] | None:
-        """The newest intact snapshot, and shard `index` of `shards` from it; None if there is none."""
-        for manifest in self.manifests():
-            try:
-                self._check_files(manifest)
-            except SnapshotError as error:
-                log.warning("snapshot %d: %s: skipped", manifest.number, error)
-                continue
-            try:
-                return manifest, self.load_shard(manifest, index, shards)
-            except SnapshotError as error:  # shards that do not read this file load this snapshot
-                log.error("snapshot %d: %s: skipped by shard %d of %d", manifest.number, error, index, shards)
-        return None
+    def load_newest(
+        self, index: int, shards: int, wanted: Callable[[Manifest], bool] = lambda _: True
+    ) -> tuple[Manifest, ShardCopy] | None:
+        """The newest intact snapshot that is `wanted`, and shard `index` of `shards` from it; None if there is none."""
+        return self._load(index, shards, wanted)[0]
 
     def load_generation(self, generation: int, index: int, shards: int) -> tuple[Manifest, ShardCopy] | None:
         """As `load_newest`, but of this generation or a later one; None if there is none yet.
@@ -190,19 +178,11 @@ class SnapshotStore:
         `SnapshotError` if there is one, but none that this shard can load.
         """
         number = self.next_number()
-        damage: SnapshotError | None = None
-        for manifest in self.manifests():
-            if manifest.generation < generation:
-                break
-            try:
-                self._check_files(manifest)
-                return manifest, self.load_shard(manifest, index, shards)
-            except SnapshotError as error:
-                damage = damage or error
+        found, damage = self._load(index, shards, lambda manifest: manifest.generation >= generation)
         replaced = self.next_number() != number  # then its files may have been removed
-        if damage is not None and not replaced:
+        if found is None and damage is not None and not replaced:
             raise damage
-        return None
+        return found
 
     def load_number(self, number: int, index: int, shards: int) -> tuple[Manifest, ShardCopy]:
         """Shard `index` of `shards` from snapshot `number`. `SnapshotError` if it does not exist or is damaged."""
@@ -247,6 +227,20 @@ class SnapshotStore:
         )
 
     # --- internal -------------------------------------------------------------------------------------------------
+
+    def _load(
+        self, index: int, shards: int, wanted: Callable[[Manifest], bool]
+    ) -> tuple[tuple[Manifest, ShardCopy] | None, SnapshotError | None]:
+        """As `load_newest`; and why the newest wanted snapshot that was skipped cannot be loaded."""
+        damage: SnapshotError | None = None
+        for manifest in filter(wanted, self.manifests()):
+            try:
+                self._check_files(manifest)
+                return (manifest, self.load_shard(manifest, index, shards)), damage
+            except SnapshotError as error:  # shards that do not read this file load this snapshot
+                log.error("snapshot %d: %s: skipped by shard %d of %d", manifest.number, error, index, shards)
+                damage = damage or error
+        return None, damage
 
     def _check_epoch(self, newest: int, epoch: int) -> None:
         try:

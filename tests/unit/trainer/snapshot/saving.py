@@ -46,3 +46,9 @@ def save(store: SnapshotStore, stores: list[ShardStore], epoch: int = 0, **field
 
 def whole(copies: list[ShardCopy], name: str) -> np.ndarray:
     return np.concatenate([copy.arrays[name] for copy in copies])
+
+
+def latest(store: SnapshotStore) -> Manifest | None:
+    """The newest intact snapshot."""
+    found = store.load_newest(0, 1)
+    return None if found is None else found[0]

@@ -16,7 +16,7 @@ from shoal_trainer.snapshot.claims import Claim
 from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import LocalStorage, Storage
 from shoal_trainer.snapshot.store import SnapshotStore
-from tests.unit.trainer.snapshot.saving import MODEL, save, shards
+from tests.unit.trainer.snapshot.saving import MODEL, latest, save, shards
 
 
 def test_older_epoch_cannot_publish_over_a_newer_one(storage: Storage) -> None:
@@ -25,9 +25,9 @@ def test_older_epoch_cannot_publish_over_a_newer_one(storage: Storage) -> None:
     save(new, [shard], epoch=2)
     with pytest.raises(Fenced, match="epoch 2, this is 1"):
         save(old, [shard], epoch=1)
-    latest = new.latest()
-    assert latest is not None
-    assert (latest.epoch, latest.number) == (2, 2)
+    newest = latest(new)
+    assert newest is not None
+    assert (newest.epoch, newest.number) == (2, 2)
 
 
 def test_concurrent_publishers_keep_the_newer_epoch(storage: Storage) -> None:

@@ -23,7 +23,7 @@ from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import LocalStorage, Storage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire.messages import PushMeta
-from tests.unit.trainer.snapshot.saving import MODEL, N, save, shards, whole
+from tests.unit.trainer.snapshot.saving import MODEL, N, latest, save, shards, whole
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (3, 3), (1, 4), (4, 1), (3, 2), (2, 5)])
@@ -61,14 +61,14 @@ def test_restored_shard_continues_bit_for_bit(local: SnapshotStore) -> None:
 
 def test_unpublished_snapshot_is_invisible(storage: Storage) -> None:
     store, (shard,) = SnapshotStore(storage), shards(1)
-    assert store.latest() is None
+    assert latest(store) is None
     assert store.load_newest(0, 1) is None
     copy = shard.copy()
     assert copy is not None
     store.write_shard(store.next_number(), 0, copy)
-    assert store.latest() is None
+    assert latest(store) is None
     saved = save(store, [shard], ledger={"snake_case": [1, 2]}, wall_time=5.0)
-    assert store.latest() == saved
+    assert latest(store) == saved
     assert saved.ledger == {"snake_case": [1, 2]}
     assert saved.applied == {(0, 0): 3}
     found = store.load_newest(0, 1)
@@ -84,7 +84,7 @@ def test_manifest_that_does_not_name_each_shard_once_is_not_published(
     parts = tuple(files[index] for index in named)
     with pytest.raises(SnapshotError, match="does not name each of its"):
         local.publish(Manifest(number=1, epoch=0, job_uid="uid", shards=parts, model=MODEL))
-    assert local.latest() is None
+    assert latest(local) is None
 
 
 def test_snapshot_published_during_a_load_is_used(
