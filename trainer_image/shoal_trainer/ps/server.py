@@ -413,11 +413,20 @@ class DataServer:
 
         Every request in it has a deadline. If it were refused, its worker would take the server for lost.
         """
+        self._check_needed(request)
         while not loan.granted(BUSY_SECONDS, whole=not request.length):
-            self._shard.load.busy_answers += 1
+            self._shard.load.busy()
             self._send(channel, Op.BUSY)
+            self._check_needed(request)
         if request.flags & ASK:
+            self._check_needed(request)
             self._send(channel, Op.GO, seq=piece)
+
+    def _check_needed(self, request: Header) -> None:
+        if request.op is Op.INITIALIZE:
+            self._shard.check_needed(request.slot, None)
+        elif request.op is Op.OFFER:
+            self._shard.check_needed(request.slot, (request.seq, request.version))
 
     def _wait(self, peer: Peer, request: Header, deadline: float) -> None:
         """Wait until the shard can serve this request; `Unreachable` if it has no parameters by `deadline`."""
