@@ -61,7 +61,7 @@ def write_part(
 
 
 class Snapshotter:
-    """Takes snapshots of all shards, when scheduled and every `policy.every_seconds`.
+    """Takes snapshots of all shards, when scheduled, when the journal fills, and every `policy.every_seconds`.
 
     Calls `fenced` when a newer epoch has published, and `between` between the pieces of a copy.
     """
@@ -95,6 +95,7 @@ class Snapshotter:
         self._logged = self._not_removed = ""
         """Why there was no snapshot, and why old ones are still there, as logged."""
         self.last: Manifest | None = None
+        shard.history.journal_fills = self.schedule
         self._thread = threading.Thread(target=self._run, name="snapshots", daemon=True)
 
     def start(self) -> None:

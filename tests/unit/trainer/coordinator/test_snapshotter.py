@@ -13,6 +13,7 @@ from shoal_trainer.coordinator.protocol import SnapshotShard
 from shoal_trainer.coordinator.snapshotter import Snapshotter, write_part
 from shoal_trainer.coordinator.task_queue import Tasks
 from shoal_trainer.errors import Fenced, Unreachable
+from shoal_trainer.ps import journal
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.snapshot.claims import Claim
@@ -352,3 +353,15 @@ def test_storage_that_keeps_old_snapshots_gets_new_ones(bench, caplog, monkeypat
     assert warnings(caplog) == [
         "old snapshots cannot be removed, and take up space in the storage: cannot remove it: AccessDenied"
     ]
+
+
+def test_journal_that_fills_brings_the_next_snapshot_forward(tmp_path, monkeypatch):
+    """Beyond its end, the loss of a server would cost all that was trained since the last snapshot."""
+    monkeypatch.setattr(journal, "NEARLY_FULL", 5)
+    bench = Bench(tmp_path, policy=SnapshotPolicy.model_construct(every_seconds=1e6, retain=2)).begin()
+    bench.snapshotter.start()
+    for _ in range(5):
+        bench.push()
+    assert bench.snapshotter.settled(SECONDS)
+    assert bench.snapshotter.last.shards[0].version == 5
+    bench.snapshotter.stop()
