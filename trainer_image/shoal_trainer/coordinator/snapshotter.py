@@ -126,18 +126,19 @@ class Snapshotter:
                 ) == self._state
                 if unchanged or self._coordinator.data_unknown:
                     return None
-            ledger: dict[str, Any] = {}
+            frozen: Callable[[], dict[str, Any]] = dict
             ending = False
 
             def cut() -> None:
-                nonlocal ending
-                ledger.update(self._coordinator.record.dump())
+                nonlocal ending, frozen
+                frozen = self._coordinator.record.frozen()
                 ending = self._coordinator.record.tasks.ending
 
             if (copy := self._shard.copy(self._between, cut)) is None:
                 return None
             number = max(self._store.next_number(), 1 + (self.last.number if self.last else 0))
             files = self._write(number, copy)
+            ledger = frozen()
             if ledger:  # even with one shard: their number may change between snapshots
                 ledger["partial"] = self._reconciler.manifest_part(files)
             manifest = Manifest(

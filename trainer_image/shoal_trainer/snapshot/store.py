@@ -22,6 +22,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean
+from typing import TypeVar
 
 from shoal_trainer.errors import Fenced, SnapshotError, Unreachable
 from shoal_trainer.ps import kernels
@@ -31,11 +32,13 @@ from shoal_trainer.ps.shard_bounds import bounds
 from shoal_trainer.ps.update_rules import Optimizer
 from shoal_trainer.snapshot import claims, shard_file
 from shoal_trainer.snapshot.claims import FOLDER
-from shoal_trainer.snapshot.manifest import Manifest, ShardFile
+from shoal_trainer.snapshot.manifest import Head, Manifest, ShardFile
 from shoal_trainer.snapshot.storage import Storage
 from shoal_trainer.wire.messages import Applied, applied_to_list
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=Head)
 
 _MANIFEST = re.compile(r"manifest-(\d{10})\.json")
 _FILES = re.compile(r"(\d{10})-\d+")
@@ -49,6 +52,8 @@ class SnapshotStore:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
+        self._heads: dict[int, Head] = {}
+        """Of the manifests that were published or read here: none is ever replaced, and each takes long to read."""
 
     # --- writing --------------------------------------------------------------------------------------------------
 
@@ -124,6 +129,7 @@ class SnapshotStore:
                 self._check_epoch(newest, manifest.epoch)
             manifest = manifest.model_copy(update={"number": max(manifest.number, newest + 1)})
             if self._storage.create(self._name(manifest.number), manifest.to_json().encode()):
+                self._heads[manifest.number] = manifest.model_copy(update={"ledger": {}})
                 return manifest
             refused = manifest.number
         raise Unreachable(f"no free snapshot number after {PUBLISH_TRIES} tries: {refused} is taken as well")
@@ -138,9 +144,10 @@ class SnapshotStore:
         for number in drop:
             self._storage.remove(self._name(number))
         try:
-            named = {shard.file for number in keep for shard in self._read(number).shards}
+            named = {shard.file for number in keep for shard in self._head(number).shards}
         except SnapshotError:
             return  # an unreadable manifest: keep all files until it is removed itself
+        self._heads = {number: self._heads[number] for number in keep}
         used = {file.split("/")[0] for file in named}
         for folder, number in _folders(names):
             if folder in used:
@@ -154,7 +161,7 @@ class SnapshotStore:
         """The readable manifests, newest first; others are logged and skipped."""
         for number in reversed(_numbers(self._storage.names(FOLDER))):
             try:
-                yield self._read(number)
+                yield self._read(number, Manifest)
             except SnapshotError as error:
                 log.warning("%s: skipped", error)
 
@@ -186,7 +193,7 @@ class SnapshotStore:
 
     def load_number(self, number: int, index: int, shards: int) -> tuple[Manifest, ShardCopy]:
         """Shard `index` of `shards` from snapshot `number`. `SnapshotError` if it does not exist or is damaged."""
-        manifest = self._read(number)
+        manifest = self._read(number, Manifest)
         return manifest, self.load_shard(manifest, index, shards)
 
     def load_shard(self, manifest: Manifest, index: int, shards: int) -> ShardCopy:
@@ -244,7 +251,7 @@ class SnapshotStore:
 
     def _check_epoch(self, newest: int, epoch: int) -> None:
         try:
-            published = self._read(newest)
+            published = self._head(newest)
         except SnapshotError as error:
             log.warning("%s: it is kept, and the next snapshot gets a higher number", error)
             return
@@ -274,12 +281,17 @@ class SnapshotStore:
             if size != part.size:
                 raise SnapshotError(f"{part.file} has {size} bytes, expected {part.size}")
 
-    def _read(self, number: int) -> Manifest:
+    def _head(self, number: int) -> Head:
+        if number not in self._heads:
+            self._heads[number] = self._read(number, Head)
+        return self._heads[number]
+
+    def _read(self, number: int, kind: type[T]) -> T:
         name = self._name(number)
         try:
             if self._storage.size(name) > MAX_MANIFEST:
                 raise SnapshotError(f"{name} has more than {MAX_MANIFEST} bytes")
-            return Manifest.model_validate_json(self._storage.read(name))
+            return kind.model_validate_json(self._storage.read(name))
         except FileNotFoundError:
             raise SnapshotError(f"{name} no longer exists") from None
         except ValueError as error:

@@ -40,8 +40,9 @@ class Ledger:
         self.shard, self.tasks = shard, Tasks()
         self.record = self
 
-    def dump(self):
-        return {"version": self.shard.history.version}
+    def frozen(self):
+        version = self.shard.history.version
+        return lambda: {"version": version}
 
 
 class Reconciler:

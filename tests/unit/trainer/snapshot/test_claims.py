@@ -120,7 +120,7 @@ def test_storage_that_ignores_conditional_writes_ends_the_job(tmp_path: Path) ->
             self.write(name, [data])
             return True
 
-    with pytest.raises(UserError, match="ignores conditional writes.*or a volume"):
+    with pytest.raises(UserError, match=r"ignores conditional writes.*or a volume"):
         check_storage(Ignores(tmp_path))
 
 

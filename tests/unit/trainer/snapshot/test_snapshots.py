@@ -232,3 +232,26 @@ def fuzzed_file() -> bytes:
     copy = shard.copy()
     assert copy is not None
     return b"".join(bytes(chunk) for chunk in shard_file.chunks(copy))
+
+
+def test_manifest_is_read_once_and_not_by_who_wrote_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 100,000 files its ledger takes a second to read."""
+    storage, (shard,) = LocalStorage(tmp_path), shards(1)
+    other, store = SnapshotStore(storage), SnapshotStore(storage)
+    save(other, [shard])
+    read, names = LocalStorage.read, []
+
+    def counted(self: LocalStorage, name: str) -> bytes:
+        names.append(name)
+        return read(self, name)
+
+    monkeypatch.setattr(LocalStorage, "read", counted)
+    for _ in range(4):
+        save(store, [shard], ledger={"large": 1})
+        store.prune(3)
+    assert names == ["snapshots/manifest-0000000001.json"]
+    found = store.load_newest(0, 1)
+    assert found is not None
+    assert (found[0].number, found[0].ledger) == (5, {"large": 1})
