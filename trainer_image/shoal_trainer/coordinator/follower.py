@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from shoal_trainer.contract import Message
 from shoal_trainer.coordinator.http import Handler
@@ -23,10 +23,12 @@ log = logging.getLogger(__name__)
 
 
 class Follower:
-    """The control requests of a shard other than shard 0."""
+    """The control requests of a shard other than shard 0. `between`: called between the pieces of a copy."""
 
-    def __init__(self, shard: ShardStore, store: SnapshotStore) -> None:
-        self._shard = shard
+    def __init__(
+        self, shard: ShardStore, store: SnapshotStore, between: Callable[[], None] = lambda: None
+    ) -> None:
+        self._shard, self._between = shard, between
         self._store = store
         self._second_copy = threading.Lock()
         """Held by the request that has another copy of the model in memory, so that there are never three."""
@@ -47,7 +49,7 @@ class Follower:
     def _snapshot(self, request: SnapshotShard) -> Message:
         requested = time.monotonic()
         with self._with_memory():
-            file = write_part(self._shard, self._store, request)
+            file = write_part(self._shard, self._store, request, self._between)
             self.saved = requested
             return file
 
