@@ -58,18 +58,6 @@ class Stream(Generic[T]):
         for index in range(self._walks.pieces):
             yield index * self._piece, min(self._size, (index + 1) * self._piece)
 
-    @property
-    def held_up(self) -> bool:
-        """Whether the next piece would tear the answer of another walk, which moves on."""
-        with self._moved:
-            return bool(self._walks.held_up(self._walk))
-
-    @property
-    def blocked(self) -> bool:
-        """Whether `step` would wait: for another thread's work on the piece, or for a snapshot."""
-        with self._moved:
-            return self._must_wait()
-
     def wait(self, seconds: float) -> None:
         """Wait, at most this long, while the stream is held up."""
         with self._moved:

@@ -16,7 +16,7 @@ from shoal_trainer.ps.shard import Answer, ShardCopy, ShardStore
 from shoal_trainer.ps.streams import Stream
 from shoal_trainer.ps.walks import Begun, Walks
 from shoal_trainer.wire.messages import AnswerMeta, ModelSpec, OptimizerConfig, Progress, PushMeta
-from tests.unit.trainer.ps.shards import Clock, grad
+from tests.unit.trainer.ps.shards import Clock, blocked, grad, held_up
 
 PIECE, PIECES, WORKERS = 64, 4, 3
 SIZE = PIECE * PIECES - 10  # the last piece is shorter
@@ -101,7 +101,7 @@ class Interleaved(RuleBasedStateMachine):
     def step(self, data: st.DataObject, patient: bool) -> None:
         slot = data.draw(st.sampled_from(sorted(self.streams)))
         stream, io, pushes = self.streams[slot]
-        if patient and stream.held_up:
+        if patient and held_up(stream):
             return
         stream.step(io, 0)
         if stream._walk.position < PIECES:
@@ -125,7 +125,7 @@ class Interleaved(RuleBasedStateMachine):
             for slot in sorted(self.streams):
                 if data.draw(st.booleans()):
                     stream, io, _ = self.streams[slot]
-                    if not stream.blocked and stream._walk.position < PIECES - 1:
+                    if not blocked(stream) and stream._walk.position < PIECES - 1:
                         stream.step(io, 0)
 
         self.copy = copy = self.shard.copy(between)
@@ -306,9 +306,9 @@ def test_slow_answer_is_torn_only_by_a_push_that_has_waited() -> None:
     walked(slow, io, 1)
     fast = shard.pushing(0, 0, 1, 0, meta_of(1), delta=True)
     walked(fast, vector(0, 1), 1)
-    assert fast.held_up
+    assert held_up(fast)
     walked(slow, io, 1)
-    assert not fast.held_up
+    assert not held_up(fast)
     walked(fast, vector(0, 1), PIECES - 1)
     walked(slow, io, PIECES - 2)
     assert slow.result.meta.torn
@@ -349,7 +349,7 @@ def test_no_push_overtakes_a_snapshot() -> None:
     def between() -> None:
         if not waiting.is_set():
             stream.step(vector(0, 1), 0)  # the copy has passed this piece
-            assert stream.blocked
+            assert blocked(stream)
             pusher.start()
             waiting.wait(10)
         seen.append(shard.history.version)

@@ -16,6 +16,7 @@ import numpy as np
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.wire.messages import Pulled, PushMeta, Welcome, decode_answer, encode_answer
+from tests.unit.trainer.ps.shards import blocked, held_up
 from tests.unit.trainer.simulation.job import STEPS_AT
 
 
@@ -264,9 +265,9 @@ class Exchange:
                     self.worker.pause()
                     self._check_link(server, index)
                 for _ in range(world.random.randrange(3)):
-                    if stream.held_up:
+                    if held_up(stream):
                         world.sleep(self.worker, 0.02)
-                while stream.blocked:
+                while blocked(stream):
                     world.sleep(self.worker, 0.02)
                 stream.step(io[low:high])
                 begun = stream._walk.push
