@@ -217,7 +217,7 @@ class ShardStore:
         `boot` is checked if given: `Unreachable` if the shard has restarted, or has no parameters yet. `ahead`: write
         those expected after so many more updates. `known`: as in `answer`.
         """
-        return self._run(self.pulling(slot, boot=boot, idle=idle, ahead=ahead, known=known), io)
+        return self.run(self.pulling(slot, boot=boot, idle=idle, ahead=ahead, known=known), io)
 
     def pulling(
         self,
@@ -253,7 +253,7 @@ class ShardStore:
         `Fenced` for a replaced worker, `Unreachable` as in `pull`.
         """
         arguments = slot, incarnation, seq, base, meta
-        return self._run(self.pushing(*arguments, boot=boot, ahead=ahead), io)
+        return self.run(self.pushing(*arguments, boot=boot, ahead=ahead), io)
 
     def pushing(
         self,
@@ -291,7 +291,16 @@ class ShardStore:
     ) -> Answer:
         """Parameters += `meta.scale` * `io`. Otherwise as `push`."""
         arguments = slot, incarnation, seq, base, meta
-        return self._run(self.pushing(*arguments, delta=True, boot=boot), io)
+        return self.run(self.pushing(*arguments, delta=True, boot=boot), io)
+
+    def run(self, stream: Stream[T], io: Payload) -> T:
+        """All of a request at once, in place. `ProtocolError` if `io` has another size."""
+        try:
+            self._check_size(io)
+        except ProtocolError:
+            stream.close()
+            raise
+        return stream.run(io)
 
     def report(self) -> ShardReport:
         """Its entry in the status report, without its snapshot."""
@@ -432,15 +441,6 @@ class ShardStore:
 
     def _stream(self, request: Request[T]) -> Stream[T]:
         return Stream(request, self.history.walks, self._moved, self.size, self.piece or max(1, self.size))
-
-    def _run(self, stream: Stream[T], io: Payload) -> T:
-        """All of a request at once."""
-        try:
-            self._check_size(io)
-        except ProtocolError:
-            stream.close()
-            raise
-        return stream.run(io)
 
     def read(self, io: Payload, ahead: float) -> None:
         """Write the parameters to `io`, those expected after `ahead` more updates."""
