@@ -19,6 +19,7 @@ from dev.cluster import ControlPlane
 from dev.cluster.control_plane import OPERATOR_NAMESPACE
 from dev.kube import ApiError, Json, Kube, tolerant
 from shoal.controllers.trainingjob.credentials import InstallKey
+from shoal.manifests.workload import POD_PRIORITY
 from shoal_trainer.contract import Outcome, StatusReport, TerminationMessage
 from tests.control_plane import service_account
 from tests.control_plane.conftest import await_served
@@ -424,7 +425,7 @@ async def test_permissions_for_kueue_are_enough_and_all_used(
         await queue.asks(await apply("urgent", label="urgent"), priority=9)
         await queue.asks(
             await apply("system", class_of_pods="system-node-critical"),
-            priorityClassName="system-node-critical",
+            priorityClassRef={**POD_PRIORITY, "name": "system-node-critical"},
         )
         job = await apply("digits")
         await queue.asks(job, priority=0)
