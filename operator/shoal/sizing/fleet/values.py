@@ -159,10 +159,14 @@ class JobPlan:
 
 @dataclass(frozen=True)
 class FleetPlan:
-    """The plans of all jobs, by name. `left_out`: profiles on which none of them rests."""
+    """The plans of all jobs, by name. `left_out`: profiles on which none of them rests.
+
+    `rows_left_out`: configurations of other models that were too many to learn from.
+    """
 
     jobs: dict[str, JobPlan]
     left_out: tuple[LeftOut, ...] = ()
+    rows_left_out: int = 0
 
     @property
     def cost(self) -> float:
