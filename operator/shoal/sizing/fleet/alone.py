@@ -125,7 +125,8 @@ def fits(problem: Problem, counts: Sequence[int]) -> bool:
 def exactly(problem: Problem, counts: Sequence[int], seed: int = 0) -> Plan:
     """The plan of these workers."""
     pools = tuple(replace(pool, limit=n) for pool, n in zip(problem.pools, counts, strict=True))
-    return plan(replace(problem, pools=pools, min_workers=sum(counts)), seed=seed)
+    found = plan(replace(problem, pools=pools, min_workers=sum(counts)), seed=seed)
+    return replace(found, given=True, proved=False)
 
 
 def _settled(job: FleetJob, problem: Problem, best: Plan) -> Plan:
