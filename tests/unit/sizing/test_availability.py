@@ -55,7 +55,8 @@ def test_shocks_are_learned_from_what_was_lost_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "size", "losses", "seconds"), [(0.3, 0.5, 2.0, 1800), (0.3, 0.2, 1.0, 7200), (0.1, 0.5, 0.0, 1800)]
+    ("share", "size", "losses", "seconds"),
+    [(0.3, 0.5, 2.0, 1800), (0.3, 0.2, 1.0, 7200), (0.1, 0.5, 0.0, 1800)],
 )
 def test_the_mean_is_that_of_what_is_drawn(share: float, size: float, losses: float, seconds: float) -> None:
     pool = Markov(losses, shock_size=size, stock=Stock(share, seconds, math.inf))

@@ -9,6 +9,7 @@ from shoal.api.capacity_pool import CapacityPool, CapacityPoolStatus
 from shoal.api.events import Event
 from shoal.api.labels import POOL
 from shoal.controllers.capacitypool.measure import matches, measure
+from shoal.controllers.capacitypool.overlaps import older_overlap
 from shoal.controllers.capacitypool.seen import Seen
 from shoal.controllers.state import ClusterState, Key
 from shoal.runtime.recorder import Recorder
@@ -59,8 +60,6 @@ class PoolReconciler:
         nodes = [node for node in state.nodes.all() if matches(pool, node)]
         pods = [pod for pod in state.pods.all() if not pod.ended]
         ours = {node.metadata.name for node in nodes}
-        others = (each for each in state.pools.all() if each.metadata.uid != pool.metadata.uid)
-        overlaps = next((o.metadata.name for o in others if any(matches(o, node) for node in nodes)), "")
         return Seen(
             pool=pool,
             now=self._wall(),
@@ -73,7 +72,7 @@ class PoolReconciler:
                 if not pod.spec.node_name and pod.metadata.labels.get(POOL) == pool.metadata.name
             ],
             problem=_problem(pool),
-            overlaps=overlaps,
+            overlaps=older_overlap(pool, state.pools.all(), nodes),
             operator=self._operator,
         )
 

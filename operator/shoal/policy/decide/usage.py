@@ -139,9 +139,7 @@ class _Counter:
     def _lost(self) -> set[Node]:
         """Nodes whose loss is counted: one node with several workers is lost once."""
         return {
-            (slot.pool, slot.node)
-            for slot in self._before.slots
-            if slot.node and slot.cause in INTERRUPTIONS
+            (slot.pool, slot.node) for slot in self._before.slots if slot.node and slot.cause in INTERRUPTIONS
         }
 
     @cached_property
@@ -269,7 +267,11 @@ def _cost(
     now: Mapping[str, int],
 ) -> CostStatus | None:
     """The cost so far, with `seconds` of nodes more; `now`: how many there are. Both by pool."""
-    if before is None and not any(pool.spec.price for pool in pools.values()) and not any(node_prices.values()):
+    if (
+        before is None
+        and not any(pool.spec.price for pool in pools.values())
+        and not any(node_prices.values())
+    ):
         return None
     before = before or CostStatus()
     spent, saved = Decimal(before.accumulated), Decimal(before.saved_versus_on_demand)

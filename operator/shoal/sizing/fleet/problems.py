@@ -86,7 +86,9 @@ def job_problem(
         raise UsageError(" ".join(notes) or "workers.pools names no pool: name at least one CapacityPool")
     if servers is None:
         servers = servers_of(model, speeds, (job.parameter_servers,))
-        servers = replace(servers, running=job.parameter_servers if job.running else 0, zone=job.servers_zone or None)
+        servers = replace(
+            servers, running=job.parameter_servers if job.running else 0, zone=job.servers_zone or None
+        )
     problem = Problem(
         pools=tuple(options),
         work=work,

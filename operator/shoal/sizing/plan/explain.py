@@ -109,8 +109,8 @@ def _not_found(plan: Plan, currency: str) -> list[str]:
     superlative = f"cheapest plan{in_time}" if plan.misses_only_budget else "fastest plan"
     shown = (
         f"{'This is' if plan.given else f'The {superlative} is'} {fleet(plan.pools, plan.counts)}, with "
-        f"{plan.servers} parameter server{'s' if plan.servers > 1 else ''}: it takes {duration(plan.seconds)} and costs "
-        f"{money(plan.cost, currency)}."
+        f"{plan.servers} parameter server{'s' if plan.servers > 1 else ''}: it takes {duration(plan.seconds)} and "
+        f"costs {money(plan.cost, currency)}."
     )
     if plan.binding == "budget" and objective.budget is not None:
         cheapest = plan.cheapest
@@ -145,10 +145,11 @@ def _not_found(plan: Plan, currency: str) -> list[str]:
         limits = [] if objective.deadline is None else [f"the deadline of {duration(deadline)}"]
         if objective.budget is not None:
             limits.append(f"the budget of {money(objective.budget, currency)}")
+        none = "this plan does not keep" if plan.given else "no plan keeps"
         many = "them" if len(limits) > 1 else "it"
         return [
             f"{' and '.join(limits)[0].upper()}{' and '.join(limits)[1:]} can be kept only if nothing goes wrong: "
-            f"{'this plan does not keep' if plan.given else 'no plan keeps'} {many} with a probability of {objective.confidence:.0%}.",
+            f"{none} {many} with a probability of {objective.confidence:.0%}.",
             shown,
             f"Allow {duration(allowed)}, ask for less confidence, or add on-demand workers."
             if objective.deadline is not None

@@ -316,7 +316,9 @@ def test_job_that_misses_only_its_budget_is_as_cheap_as_it_can_be_and_tries_what
     assert plan_fleet([known], [PROFILE], [replace(spent, pools=("known",))]).jobs["a"].counts == alone.counts
     both = replace(over, deadline_seconds=4 * 3600.0)
     in_time = plan_fleet(pools, [PROFILE], [both]).jobs["a"]
-    assert "the deadline was kept in 100.0% and the budget was kept in 0.1% and both in 0.1%" in in_time.reason
+    assert (
+        "the deadline was kept in 100.0% and the budget was kept in 0.1% and both in 0.1%" in in_time.reason
+    )
     assert in_time.confidence == 0.001
     assert in_time.counts["known"] < 8
     assert in_time.counts["new"] == 1

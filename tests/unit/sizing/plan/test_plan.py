@@ -208,7 +208,9 @@ def test_deadline_and_budget_are_kept_together_and_not_each_in_runs_of_its_own()
     """Where nodes run out, the slow runs are not the dear ones: each limit is kept in nine of ten, both in fewer."""
     out = Markov(1.0, stock=Stock(0.3, 1800, math.inf))
     unsure = problem(
-        pool("spot", interruptions_per_hour=1.0, availability=out), pool("other", step_sigma=0.1), servers=quiet()
+        pool("spot", interruptions_per_hour=1.0, availability=out),
+        pool("other", step_sigma=0.1),
+        servers=quiet(),
     )
     engine = Engine(unsure, 2 * HOUR)
     runs = engine.run((2, 2), 1, "")

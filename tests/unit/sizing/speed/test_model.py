@@ -248,14 +248,18 @@ def test_what_is_planned_is_never_evicted_by_what_others_wrote() -> None:
     hostile = [
         Profile(
             Model(f"wrong-{n}", 9e8, 1_000_000, 60, "there"),
-            tuple(Row("T4", cores=8, batch_size=b, compute=LogMean.of(10.0, 0.0, 1e6)) for b in range(1, 513)),
+            tuple(
+                Row("T4", cores=8, batch_size=b, compute=LogMean.of(10.0, 0.0, 1e6)) for b in range(1, 513)
+            ),
         )
         for n in range(2)
     ]
     found = SpeedModel([*hostile, ours], planned={ours.model.key})
     speed = found.worker(ours.model, "T4", 1, 8, 128)
     assert speed.basis == MEASURED
-    assert speed.seconds == pytest.approx(SpeedModel([ours]).worker(ours.model, "T4", 1, 8, 128).seconds, rel=0.02)
+    assert speed.seconds == pytest.approx(
+        SpeedModel([ours]).worker(ours.model, "T4", 1, 8, 128).seconds, rel=0.02
+    )
     assert found.left_out == 1025 - priors.MOST_ROWS
 
 
