@@ -7,17 +7,30 @@ import pickle
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.sizing.fleet import FleetJob, FleetPool, LogMean, Model, Profile, Row, ServerLoad, plan_fleet
+from shoal.sizing.fleet import (
+    FleetJob,
+    FleetPool,
+    LogMean,
+    Model,
+    Profile,
+    Row,
+    ServerLoad,
+    joint,
+    plan_fleet,
+)
 from shoal.sizing.fleet.pace import Watched, at_present_pace, pace_of, samples_per_second
 from shoal.sizing.fleet.problems import job_problem
 from shoal.sizing.plan.engine import RUNS, TABLE_RUNS, Engine
+from shoal.sizing.plan.planner import Plan
 from shoal.sizing.plan.problem import Floats, Objective, Pool, Problem, Servers, StepWork
+from shoal.sizing.plan.together import Request, plan_together
 from shoal.sizing.speed.efficiency import Efficiency
 from shoal.sizing.speed.model import fitted
 from shoal.sizing.types import PsModel
@@ -650,3 +663,26 @@ def test_parameter_servers_that_limit_a_plan_are_named_with_what_one_more_would_
     assert "The parameter servers are the limit: 2 in place of 1 would make" in held.reason
     idle = replace(PROFILE, server_load={1: ServerLoad(1.0, 6000)})
     assert "are the limit" not in plan_fleet([STEADY], [idle], [job(**many)]).jobs["a"].reason
+
+
+def test_one_job_that_must_be_late_has_few_others_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All jobs were planned twice each minute: only those are that have nodes it could use, the most eight together."""
+    asked: list[list[str]] = []
+
+    def counted(requests: Sequence[Request]) -> list[Plan]:
+        asked.append([str(request.problem.work.samples) for request in requests])
+        return plan_together(requests)
+
+    monkeypatch.setattr(joint, "plan_together", counted)
+    pools = [replace(SPOT, limit=24), replace(STEADY, limit=24)]
+    fine = [job(f"j{i}", samples_left=1e7 + i, deadline_seconds=7200.0, max_workers=4) for i in range(12)]
+    late = job("late", deadline_seconds=200.0)
+    found = plan_fleet(pools, [PROFILE], [*fine, late]).jobs
+    assert not found["late"].feasible
+    assert len(asked) == 1
+    assert 1 < len(asked[0]) <= joint.MOST_TRADERS
+    asked.clear()
+    others = [replace(SPOT, name="own", limit=64)]
+    apart = [replace(each, pools=("own",)) for each in fine]
+    assert not plan_fleet([*pools, *others], [PROFILE], [*apart, late]).jobs["late"].feasible
+    assert not asked
