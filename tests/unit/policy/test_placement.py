@@ -84,6 +84,16 @@ def test_autopilot_admits_every_pod(
     assert not any("hostPath" in volume for volume in made["spec"]["volumes"])
 
 
+def test_a_silent_node_keeps_a_pod_for_no_more_than_15_s() -> None:
+    made = manifests.pod(build.job(), Place("worker", 0, 0), build.IMAGES, Where("Spot"), GKE)
+    silence = {
+        t["key"]: t.get("tolerationSeconds")
+        for t in made["spec"]["tolerations"]
+        if t["effect"] == "NoExecute"
+    }
+    assert silence == {"node.kubernetes.io/not-ready": 15, "node.kubernetes.io/unreachable": 15}
+
+
 def test_excluded_nodes_are_named_where_that_is_admitted() -> None:
     where = Where("Spot", excluded=("node-1", "node-2"))
     (term,) = terms(manifests.pod(build.job(), Place("worker", 0, 0), build.IMAGES, where, GKE))

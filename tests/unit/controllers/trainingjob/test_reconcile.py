@@ -384,7 +384,11 @@ async def test_what_a_finished_job_had_goes_with_it() -> None:
     rig.apply(runPolicy={"ttlSecondsAfterFinished": 60})
     await settled(rig)
     ended = {"type": "Complete", "status": "True", "reason": "Done", "lastTransitionTime": NOW.isoformat()}
-    done = {**rig.cluster.objects[JOB_PATH]["status"], "completionTime": NOW.isoformat(), "conditions": [ended]}
+    done = {
+        **rig.cluster.objects[JOB_PATH]["status"],
+        "completionTime": NOW.isoformat(),
+        "conditions": [ended],
+    }
     rig.cluster.change(JOB_PATH, status=done)
     await settled(rig)
     assert rig.job.status.finished
@@ -534,7 +538,9 @@ async def test_service_of_somebody_else_with_a_servers_name_is_not_changed() -> 
     rig = await running()
     path = "/api/v1/namespaces/ns/services/digits-ps-0"
     selector = {"app": "somebody's"}
-    rig.cluster.add(path, {"metadata": {"name": "digits-ps-0", "namespace": "ns"}, "spec": {"selector": selector}})
+    rig.cluster.add(
+        path, {"metadata": {"name": "digits-ps-0", "namespace": "ns"}, "spec": {"selector": selector}}
+    )
     failed = rig.cluster.change("/api/v1/namespaces/ns/pods/digits-ps-0-0", status={"phase": "Failed"})
     rig.state.pods.put(Pod.model_validate(failed))  # of the Service nothing is heard yet
     await rig.reconcile(KEY)
