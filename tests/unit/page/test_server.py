@@ -166,7 +166,7 @@ async def test_the_stream_says_what_changes_and_only_that(
 async def test_so_many_open_pages_and_no_more(
     session: aiohttp.ClientSession, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each holds a connection and is told of each change. One that is closed makes room when it is told something next."""
+    """Each holds a connection and is told of each change; one that is closed makes room at the next."""
     monkeypatch.setattr("shoal.page.server.STREAMS", 2)
     monkeypatch.setattr("shoal.page.server.QUIET_SECONDS", 0.01)
     first, second = [await session.get("/api/stream") for _ in range(2)]
