@@ -1,7 +1,7 @@
 """The story of the pools: examples/pools.yaml on a played cloud, then a second job of the same model.
 
-The fast spot machines are taken when a sixth of the work is done, and none is to be had until on-demand machines have
-trained for a while.
+The fast spot machines are taken when a sixth of the work is done and their speed was measured for a while, and none is
+to be had until on-demand machines have trained for a while.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ BASE = "base"
 LIMIT_SECONDS = 420.0
 TAKEN, ON_DEMAND = "spot-fast", "on-demand-fast"
 TAKEN_AT_PERCENT = 16.0
+MEASURED_SECONDS = 10.0
+"""A sixth of the work takes a fast machine less time than its steps need to settle: it is not taken before they were
+measured for so long."""
 BACK_AFTER_SECONDS = 15.0
 """The pool is in stock again when on-demand machines have trained for so long."""
 SECOND_SECONDS, SECOND_WORKERS = 45.0, 2
@@ -98,13 +101,16 @@ class Script:
 
     cloud: Cloud
     events: dict[float, str] = field(default_factory=dict)
+    _measured_since: float | None = None
     _taken: bool = False
     _on_demand_since: float | None = None
     _back: bool = False
 
     def advance(self, now: Moment) -> None:
         """Take the pool, or have it again."""
-        if not self._taken and (now.progress or 0.0) >= TAKEN_AT_PERCENT and now.by_pool[TAKEN]:
+        if self._measured_since is None and now.workers and all(worker.settled for worker in now.workers):
+            self._measured_since = now.at
+        if not self._taken and self._is_due(now):
             names = self.cloud.reclaim(TAKEN)
             self._taken = True
             self.cloud.report(f"the cloud reclaims {', '.join(names)} and has no {TAKEN} any more")
@@ -117,6 +123,10 @@ class Script:
             self._back = True
             self.cloud.report(f"the cloud has {TAKEN} again")
             self.events[now.at] = f"{TAKEN} in stock again"
+
+    def _is_due(self, now: Moment) -> bool:
+        measured = self._measured_since is not None and now.at - self._measured_since >= MEASURED_SECONDS
+        return measured and (now.progress or 0.0) >= TAKEN_AT_PERCENT and now.by_pool[TAKEN] > 0
 
 
 def pools(stage: Stage) -> Told:

@@ -197,12 +197,14 @@ def test_the_pool_is_taken_once_and_comes_back_after_on_demand_has_trained() -> 
     cloud = _Cloud()
     script = Script(cloud)  # type: ignore[arg-type]
 
-    def at(seconds: float, progress: float, *pools: str) -> None:
-        workers = tuple(worker(pool, slot, 0) for slot, pool in enumerate(pools))
+    def at(seconds: float, progress: float, *pools: str, settled: bool = True) -> None:
+        workers = tuple(replace(worker(pool, slot, 0), settled=settled) for slot, pool in enumerate(pools))
         script.advance(Moment(seconds, "Running", workers, progress))
 
-    at(10, 10, "spot-fast")
-    assert not cloud.did
+    at(9, 20, "spot-fast", settled=False)
+    at(10, 20, "spot-fast")
+    at(19, 39, "spot-fast")
+    assert not cloud.did  # a fast machine is not taken before its speed was measured
     at(20, 40, "spot-fast")
     at(21, 41, "spot-fast")
     at(40, 45, "on-demand-fast")
