@@ -32,9 +32,7 @@ class Clock:
         self.now = 0.0
         self.speeds = Speeds(servers)
 
-    def run(
-        self, seconds: float, team: frozenset, step: float = 0.25, left: frozenset = frozenset()
-    ) -> None:
+    def run(self, seconds: float, team: frozenset, step: float = 0.25, left: frozenset = frozenset()) -> None:
         until = self.now + seconds
         while self.now < until:
             self.speeds.observe(self.now, team, step, left)
