@@ -109,7 +109,7 @@ def _by_plan(
     left = Counter({Home(name): count for name, count in counts.items() if count > 0})
     result = Assignment()
     here = {**back, **at}
-    works = {index: home for index, home in at.items() if losses[index] <= AT_WORK} | back
+    works = {**{index: home for index, home in at.items() if losses[index] <= AT_WORK}, **back}
     if not back and Counter(at.values()) <= left:  # as mostly: none has too many
         result.homes = dict(at)
         left -= Counter(at.values())
