@@ -155,10 +155,10 @@ async def test_policies_admit_whom_they_should_and_nobody_else(
     assert admits(policies, stranger, worker) == set(EVERY_PORT)  # a worker listens on none
     assert worker.ports == {}
     assert set(server.ports.values()) <= of_a_server
-    for each in (operator, pools):
-        assert admits(policies, stranger, each) == {each.ports["health"]}
+    for ours in (operator, pools):
+        assert admits(policies, stranger, ours) == {ours.ports["health"]}
         prometheus = Peer("monitoring", {"app": "prometheus"}, {})
-        assert admits(policies, prometheus, each) == {each.ports["metrics"], each.ports["health"]}
+        assert admits(policies, prometheus, ours) == {ours.ports["metrics"], ours.ports["health"]}
 
 
 def test_no_policy_selects_everything() -> None:
