@@ -104,17 +104,17 @@ def _found(plan: Plan, currency: str) -> list[str]:
 
 
 def _not_found(plan: Plan, currency: str) -> list[str]:
-    objective = plan.objective
+    objective, unsure = plan.objective, plan.given and not plan.proved
     in_time = " that ends in time" if objective.deadline is not None else ""
     superlative = f"cheapest plan{in_time}" if plan.misses_only_budget else "fastest plan"
     shown = (
-        f"{'This is' if plan.given else f'The {superlative} is'} {fleet(plan.pools, plan.counts)}, with "
+        f"{'The plan' if plan.given else f'The {superlative}'} is {fleet(plan.pools, plan.counts)}, with "
         f"{plan.servers} parameter server{'s' if plan.servers > 1 else ''}: it takes {duration(plan.seconds)} and "
         f"costs {money(plan.cost, currency)}."
     )
     if plan.binding == "budget" and objective.budget is not None:
         cheapest = plan.cheapest
-        whom = "this plan" if plan.given else "every plan"
+        whom = "this plan" if unsure else "every plan"
         dear = [f"The budget of {money(objective.budget, currency)} is too small for {whom}.", shown]
         if not plan.misses_only_budget:  # nor is the deadline sure
             return dear
@@ -145,7 +145,7 @@ def _not_found(plan: Plan, currency: str) -> list[str]:
         limits = [] if objective.deadline is None else [f"the deadline of {duration(deadline)}"]
         if objective.budget is not None:
             limits.append(f"the budget of {money(objective.budget, currency)}")
-        none = "this plan does not keep" if plan.given else "no plan keeps"
+        none = "this plan does not keep" if unsure else "no plan keeps"
         many = "them" if len(limits) > 1 else "it"
         return [
             f"{' and '.join(limits)[0].upper()}{' and '.join(limits)[1:]} can be kept only if nothing goes wrong: "
@@ -155,7 +155,7 @@ def _not_found(plan: Plan, currency: str) -> list[str]:
             if objective.deadline is not None
             else "Raise the budget, or ask for less confidence.",
         ]
-    none = "This plan does not end" if plan.given else "No plan ends"
+    none = "This plan does not end" if unsure else "No plan ends"
     sentences = [f"{none} within {duration(deadline)}.", shown]
     used_up = ["workers.maxReplicas"] if plan.full else []
     used_up += [

@@ -44,7 +44,7 @@ class Plan:
     before the work did. `unlimited`: the best plan without
     the constraint `binding`. `full`: it has as many workers as the job may have. `proved`: every combination that is
     better by the objective was ruled out. `kept`: the share of simulated runs that met deadline and budget, both in one
-    run. `given`: its workers were given, and no others compared.
+    run. `given`: its workers were given, and no others compared; it is then `proved` that none keeps the limits.
     """
 
     pools: tuple[Pool, ...]
