@@ -216,8 +216,8 @@ def _together(profiles: Sequence[Profile]) -> Profile:
     for profile in profiles:
         for count, load in profile.server_load.items():
             loads[count].add(load)
-    load = {
+    together = {
         count: ServerLoad(*(sum(part) for part in zip(*map(astuple, each), strict=True)))
         for count, each in loads.items()
     }
-    return Profile(profiles[-1].model, rows, load)
+    return Profile(profiles[-1].model, rows, together)
