@@ -16,6 +16,7 @@ from shoal.api.kube import Node, Pod
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.capacitypool.measure import matches, measure
 from shoal.controllers.capacitypool.seen import Seen
+from shoal.controllers.trainingjob.claims import holdings
 from shoal.sizing.fleet.resources import fleet_pool
 from tests.unit.policy import build
 
@@ -57,7 +58,9 @@ def plan(count: int) -> dict[str, Any]:
 
 
 def seen(of: CapacityPool, *jobs: TrainingJob, **more: Any) -> Seen:
-    return Seen(**{"pool": of, "now": NOW, "nodes": (), "used": 0, "jobs": jobs, "waiting": (), **more})
+    held = {f"team/{each.metadata.name}": n for each in jobs if (n := holdings(each)[of.metadata.name])}
+    basis = {"pool": of, "now": NOW, "nodes": (), "used": 0, "jobs": jobs, "held": held, "waiting": ()}
+    return Seen(**{**basis, **more})
 
 
 def test_rates_are_sums_over_jobs() -> None:
