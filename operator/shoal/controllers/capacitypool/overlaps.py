@@ -6,21 +6,24 @@ no node that shows otherwise: without its workers the shared nodes go, and it wo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sized
 
 from shoal.api.capacity_pool import CapacityPool
-from shoal.api.kube import Node
-from shoal.controllers.capacitypool.measure import matches
 
 
-def older_overlap(pool: CapacityPool, others: Iterable[CapacityPool], nodes: Sequence[Node]) -> str:
-    """The name of an older pool that selects nodes of this one, or would; empty: none. `nodes`: those of this pool."""
+def older_overlap(
+    pool: CapacityPool, others: Iterable[CapacityPool], sharing: Collection[str], nodes: Sized
+) -> str:
+    """The name of an older pool that selects nodes of this one, or would; empty: none.
+
+    `sharing`: pools that have some of its `nodes`.
+    """
     ready = (each for each in pool.status.conditions if each.type == "Ready")
     told = any(each.reason == "Overlaps" for each in ready)
     for other in sorted(others, key=_age):
         if other.metadata.uid == pool.metadata.uid or _age(other) > _age(pool):
             continue
-        shared = any(matches(other, node) for node in nodes)
+        shared = other.metadata.name in sharing
         if shared or _includes(pool, other) or (told and not nodes and _may_share(pool, other)):
             return other.metadata.name
     return ""

@@ -17,6 +17,7 @@ from shoal.api.training_job import TrainingJob
 from shoal.controllers.capacitypool.measure import matches, measure
 from shoal.controllers.capacitypool.overlaps import older_overlap
 from shoal.controllers.capacitypool.seen import Seen
+from shoal.controllers.trainingjob.claims import holdings
 from shoal.sizing.fleet.resources import fleet_pool
 from tests.unit.policy import build
 
@@ -58,7 +59,9 @@ def plan(count: int) -> dict[str, Any]:
 
 
 def seen(of: CapacityPool, *jobs: TrainingJob, **more: Any) -> Seen:
-    return Seen(**{"pool": of, "now": NOW, "nodes": (), "used": 0, "jobs": jobs, "waiting": (), **more})
+    held = {f"team/{each.metadata.name}": n for each in jobs if (n := holdings(each)[of.metadata.name])}
+    basis = {"pool": of, "now": NOW, "nodes": (), "used": 0, "jobs": jobs, "held": held, "waiting": ()}
+    return Seen(**{**basis, **more})
 
 
 def test_rates_are_sums_over_jobs() -> None:
@@ -406,8 +409,9 @@ def test_only_the_younger_of_two_pools_that_share_nodes_is_told_and_stays_so(
     selector: dict[str, str], told: bool, nodes: list[Node], blamed: bool
 ) -> None:
     old, young = named("b", OLD, {"pool": "a"}, told=told), named("a", YOUNG, selector, told=told)
-    assert older_overlap(young, [young, old], nodes) == ("b" if blamed else "")
-    assert not older_overlap(old, [young, old], [node(pool="a", tier="gpu")])
+    sharing = {old.metadata.name} if any(matches(old, each) for each in nodes) else set[str]()
+    assert older_overlap(young, [young, old], sharing, nodes) == ("b" if blamed else "")
+    assert not older_overlap(old, [young, old], {"a"}, [node(pool="a", tier="gpu")])
 
 
 def test_what_runs_in_a_pool_that_overlaps_stays_and_no_more_begins() -> None:
