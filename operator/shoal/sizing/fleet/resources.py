@@ -27,14 +27,14 @@ STEPS_DIFFER, PRIOR_STEPS = 0.3, 3.0
 def fleet_pool(pool: CapacityPool, now: datetime | None = None) -> FleetPool:
     """A pool as the planner sees it: priors of its spec and measurements of its status.
 
-    Of one whose description is wrong, nothing is used.
+    Of one whose description is wrong, nothing is used but the nodes that are in use.
     """
     spec, status = pool.spec, pool.status
     wrong = any(
         c.type == "Ready" and c.status == "False" and c.reason != "NoPrice" for c in status.conditions
     )
     starts = status.startup
-    out = next((c for c in status.conditions if c.type == "Exhausted" and c.status == "True"), None)
+    out = status.exhausted
     since = status.out_since or out.last_transition_time if out is not None else None
     weight = _weight(status.stock.counted_until, now)
     return FleetPool(
@@ -44,7 +44,7 @@ def fleet_pool(pool: CapacityPool, now: datetime | None = None) -> FleetPool:
         cores=spec.core_count,
         spot=spec.capacity_type == "Spot",
         zone=spec.zone,
-        limit=0 if wrong else spec.limits.nodes,
+        limit=min(status.used, spec.limits.nodes) if wrong else spec.limits.nodes,
         price_per_hour=spec.price.per_hour if spec.price else None,
         startup_seconds=float(spec.startup_seconds),
         startup_seen=starts.seen,

@@ -21,6 +21,8 @@ from shoal.cluster.transport import Answer
 from shoal.controllers.planning import planner, scene
 from shoal.controllers.planning.metrics import PlanMetrics
 from shoal.controllers.planning.planner import Planner
+from shoal.controllers.planning.trades import Trade
+from shoal.controllers.planning.translate import proposal
 from shoal.controllers.speedprofile import reconcile
 from shoal.controllers.speedprofile.reconcile import (
     ANNOTATION,
@@ -40,6 +42,7 @@ from shoal.sizing.fleet import FleetJob, FleetPlan, JobPlan, plan_fleet
 from shoal.sizing.fleet.jobs import END_SECONDS, asked, fleet_job, running
 from shoal.sizing.fleet.resources import fleet_pool, profile_of
 from shoal.sizing.speed import efficiency
+from shoal.sizing.speed.measurements import MEASURED
 from shoal.telemetry.poller import Poller, Seen
 from shoal_trainer.contract import (
     DataReport,
@@ -192,14 +195,24 @@ def test_pool_that_is_tried_again_is_doubted_until_it_has_a_node(
     assert not fleet_pool(pool("spot", 0.3, True), NOW).doubted
 
 
-@pytest.mark.parametrize(("policy", "chosen"), [("Same", "on-demand"), ("Preferred", "spot")])
-async def test_pools_out_of_the_zone_of_the_server_are_planned_only_where_workers_may_leave_it(
-    policy: str, chosen: str
+@pytest.mark.parametrize(
+    ("policy", "transfer", "chosen"),
+    [
+        ("Same", 0, "on-demand"),
+        ("Preferred", 0, "spot"),
+        ("Any", 0, "spot"),
+        ("Preferred", 0.1, "on-demand"),
+        ("Any", 0.1, "on-demand"),
+    ],
+)
+async def test_pools_out_of_the_zone_of_the_server_are_planned_where_workers_may_leave_it_and_that_pays(
+    policy: str, transfer: float, chosen: str
 ) -> None:
     world = World()
     workers = job_manifest()["spec"]["workers"] | {"zonePolicy": policy}
     job = TrainingJob.model_validate(job_manifest(workers=workers))
-    world.add(job, pool("spot", 0.3, True, zone="z1"), pool("on-demand", 1.0, False, zone="z2"))
+    spot = pool("spot", 0.3, True, zone="z1", transferPerGiB=transfer)
+    world.add(job, spot, pool("on-demand", 1.0, False, zone="z2", transferPerGiB=transfer))
     labels = {"topology.kubernetes.io/zone": "z2"}
     world.state.nodes.put(Node.model_validate({"metadata": {"name": "safe", "uid": "n", "labels": labels}}))
     server = build.pod_manifest("ps", node="safe")
@@ -705,7 +718,7 @@ async def test_nodes_are_given_up_at_once_for_a_higher_priority_only(priority: i
     counts = {"team/digits": {"spot": 2}, "team/other": {"spot": 6}}
 
     def plans(_pools: object, _profiles: object, jobs: list[FleetJob]) -> FleetPlan:
-        empty = JobPlan({}, 1, 60.0, None, None, 1.0, 1.0, 0.99, True, None, "", None, None, "spot: measured")
+        empty = JobPlan({}, 1, 60.0, None, None, 1.0, 1.0, 0.99, True, None, "", None, None)
         return FleetPlan({job.name: replace(empty, counts=counts[job.name]) for job in jobs})
 
     world = World(plan=plans)
@@ -725,6 +738,19 @@ async def test_nodes_are_given_up_at_once_for_a_higher_priority_only(priority: i
     theirs = world.planner.proposal(other.metadata.uid)
     assert theirs is not None
     assert (theirs.traded, theirs.urgent) == ({"spot"}, False)  # it takes them when they are left
+
+
+@pytest.mark.parametrize(
+    ("pool", "basis", "urgent"), [("spot", MEASURED, True), (MEASURED, "data sheets", False)]
+)
+def test_a_deadline_at_risk_is_urgent_once_speeds_are_measured(pool: str, basis: str, urgent: bool) -> None:
+    """A pool named `measured` is not."""
+    job = TrainingJob.model_validate(job_manifest())
+    late = JobPlan(
+        {pool: 2}, 1, 9e4, None, None, 1.0, 1.0, 0.1, False, "deadline", "", 1.0, None, {pool: basis}
+    )
+    found = proposal(job, late, Trade(), NOW, None)
+    assert (found.urgent, found.basis) == (urgent, f"{pool}: {basis}")
 
 
 async def test_what_the_user_says_of_the_model_counts_for_a_running_job() -> None:
