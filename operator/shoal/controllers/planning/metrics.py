@@ -10,7 +10,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.training_job import TrainingJob
-from shoal.runtime.metrics import FAST, Metrics
+from shoal.runtime.metrics import Metrics
 
 
 class PlanMetrics:
@@ -21,7 +21,7 @@ class PlanMetrics:
         self.seconds = Histogram(
             "shoal_plan_seconds",
             "Duration of one plan of all jobs with pools.",
-            buckets=FAST,
+            buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600),
             registry=metrics.registry,
         )
         self.plans = Counter(
