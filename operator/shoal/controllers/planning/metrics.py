@@ -40,6 +40,14 @@ class PlanMetrics:
             registry=metrics.registry,
         )
 
+    def count_age(self, oldest_seconds: Callable[[], float]) -> None:
+        """Export the age of the oldest proposal, computed at each scrape."""
+        self._metrics.live_value(
+            "shoal_plan_oldest_seconds",
+            "Age of the oldest proposal to a job that is planned: plans take longer than they last where it grows.",
+            oldest_seconds,
+        )
+
     def count_pools(
         self, pools: Callable[[], Iterable[CapacityPool]], jobs: Callable[[], Iterable[TrainingJob]]
     ) -> None:

@@ -87,7 +87,8 @@ class FleetJob:
     is not checked. `servers_zone`: where its parameter servers are; empty: not known, or in none that is named.
     `deadline_seconds` and `budget_left` are what is left from now; None: no limit. `running` workers need no start-up;
     `planned` are those of the plan that is being carried out. In the pools of `asked` it waits for nodes. `now`: what
-    its workers do; where none can be watched, `pace_before` is what was found last. `fault`: why it cannot be
+    its workers do; where none can be watched, `pace_before` is what was found last. `silent`: nobody has
+    heard of it for minutes. `fault`: why it cannot be
     planned, which is the operator's own fault.
     """
 
@@ -120,6 +121,7 @@ class FleetJob:
     spent: float = 0.0
     now: Watched = field(default_factory=Watched)
     pace_before: Pace | None = None
+    silent: bool = False
     fault: str = ""
 
     @property

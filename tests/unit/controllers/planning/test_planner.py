@@ -38,7 +38,7 @@ from shoal.policy.model import Proposal
 from shoal.policy.tell.progress import decimal
 from shoal.runtime.metrics import Metrics
 from shoal.runtime.status_writer import StatusWriter
-from shoal.sizing.fleet import FleetJob, FleetPlan, JobPlan, plan_fleet
+from shoal.sizing.fleet import FleetJob, FleetPlan, JobPlan, Watched, plan_fleet
 from shoal.sizing.fleet.jobs import END_SECONDS, asked, fleet_job, running
 from shoal.sizing.fleet.resources import fleet_pool, profile_of
 from shoal.sizing.speed import efficiency
@@ -223,6 +223,23 @@ async def test_pools_out_of_the_zone_of_the_server_are_planned_where_workers_may
     found = world.planner.proposal(job.metadata.uid)
     assert found is not None
     assert set(found.pools) == {chosen}
+
+
+@pytest.mark.parametrize("silent", [False, True])
+async def test_what_was_last_heard_minutes_ago_says_nothing_of_the_speed_of_now(silent: bool) -> None:
+    world = World()
+    job = TrainingJob.model_validate(job_manifest())
+    world.add(job, pool("spot", 0.3, True), pool("on-demand", 1.0, False))
+    world.hear(job, report(7e6))
+    world.planner._paces.observe = lambda _job, said, _at: Watched({"spot": [100.0]} if said else {}, 60.0)  # type: ignore[method-assign]
+    now = asyncio.get_running_loop().time()
+    world.poller._seen[job.metadata.uid] = Seen(report(7e6), now - (scene.SILENT_SECONDS + 1) * silent)
+    await world.planner.plan_once()
+    found = world.planner.proposal(job.metadata.uid)
+    assert found is not None
+    assert (found.relative_error is None) == silent
+    assert ("was not heard for minutes" in found.reason) == silent
+    assert world.planner.oldest_seconds() == pytest.approx(0.0, abs=5.0)
 
 
 async def test_two_jobs_never_plan_more_than_the_limit() -> None:
