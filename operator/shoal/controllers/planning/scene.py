@@ -22,7 +22,7 @@ from shoal.controllers.state import ClusterState, Key, key_of
 from shoal.manifests.placement import ZONE
 from shoal.policy.decide.homes import in_zone
 from shoal.sizing.fleet import FleetJob, FleetPool
-from shoal.sizing.fleet.jobs import fleet_job
+from shoal.sizing.fleet.jobs import fleet_job, server_price
 from shoal.sizing.fleet.work import samples_per_epoch
 from shoal.telemetry.poller import Poller
 from shoal_trainer.contract import StatusReport
@@ -71,6 +71,7 @@ class Scene:
             profile,
             self.now,
             look.report,
+            server_price=server_price(look.job, self.pools),
             priority=max((pod.spec.priority for pod in look.pods), default=0),
             watched=paces.observe(look.job, None if silent else look.report, look.reported_at),
         )

@@ -36,6 +36,7 @@ def answer_of(job: FleetJob, one: JobProblem, found: Plan) -> JobPlan:
         finish_low=finite(min(low, found.seconds)),
         finish_high=finite(max(high, found.seconds)),
         cost=found.cost,
+        spent=job.spent,
         cost_per_hour=problem.price_per_hour(found.counts),
         confidence=found.kept,
         feasible=found.feasible,

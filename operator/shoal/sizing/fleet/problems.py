@@ -60,7 +60,7 @@ def job_problem(
 ) -> JobProblem:
     """The problem of one job, whose model and work are known, within `limits` (nodes by pool).
 
-    Raises UsageError if there is none to solve. `servers` None: as many as the job has, at no price. `spare`: see
+    Raises UsageError if there is none to solve. `servers` None: as many as the job has. `spare`: see
     `Objective`; for jobs with spot pools.
     """
     model, work = job.model, work_of(job)
@@ -87,7 +87,10 @@ def job_problem(
     if servers is None:
         servers = servers_of(model, speeds, (job.parameter_servers,))
         servers = replace(
-            servers, running=job.parameter_servers if job.running else 0, zone=job.servers_zone or None
+            servers,
+            running=job.parameter_servers if job.running else 0,
+            price=job.server_price,
+            zone=job.servers_zone or None,
         )
     problem = Problem(
         pools=tuple(options),
@@ -128,8 +131,11 @@ def _reserved(problem: Problem) -> bool:
     if problem.zone_policy == "Same":
         zones = list(dict.fromkeys(each.zone for each in model.evaluators()))
     left = deadline - max(RESERVE_SECONDS, RESERVE_SHARE * deadline)
-    servers = problem.servers.counts[0]
-    return any(model.seconds(_on_demand(problem, zone), servers) <= left for zone in zones)
+    return any(
+        model.seconds(_on_demand(problem, zone), servers) <= left
+        for zone in zones
+        for servers in problem.servers.counts
+    )
 
 
 def _on_demand(problem: Problem, zone: str | None) -> list[int]:

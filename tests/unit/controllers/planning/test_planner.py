@@ -305,6 +305,35 @@ async def test_fault_of_the_planner_keeps_the_last_proposals_and_is_counted() ->
     await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_a_budget_is_that_of_the_whole_job_where_the_servers_have_a_price() -> None:
+    """Of `shoal plan` it was, and of the operator that of the workers alone."""
+    found = []
+    for named in ([], ["safe"]):
+        world = World()
+        servers = {"replicas": 2, "pools": named}
+        manifest = job_manifest(
+            elasticity={"mode": "Auto", "objective": {"maxCost": 20}}, parameterServers=servers
+        )
+        manifest["status"] = {
+            "startTime": (NOW - timedelta(hours=2)).isoformat(),
+            "suspendedSeconds": 3600,
+            "cost": {"accumulated": "3"},
+        }
+        job = TrainingJob.model_validate(manifest)
+        world.add(job, pool("spot", 0.3, True), pool("safe", 0.5, False))
+        world.hear(job, report(7e6))
+        planned = []
+        world.planner._plan = lambda *given, planned=planned: (planned.append(given), plan_fleet(*given))[1]
+        await world.planner.plan_once()
+        proposal = world.planner.proposal(job.metadata.uid)
+        assert proposal is not None
+        assert proposal.cost is not None
+        found.append((planned[0][2][0].budget_left, proposal.cost))
+    (alone, workers), (left, whole) = found
+    assert (alone, left) == (17.0, 16.0)  # two servers for an hour
+    assert workers + 1.0 < whole
+
+
 def test_deadline_and_budget_are_what_is_left() -> None:
     objective = {"deadlineSeconds": 3600, "maxCost": 40}
     manifest = job_manifest(elasticity={"mode": "Auto", "objective": objective})
