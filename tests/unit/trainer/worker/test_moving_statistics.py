@@ -1,12 +1,13 @@
 """Moving means and variances of a model, as its pushes move them."""
 
+import keras
 import numpy as np
 import pytest
 
 from shoal_trainer.worker.feed import Ready
 from shoal_trainer.worker.layout import flatten
 from shoal_trainer.worker.send import Pile
-from tests.unit.trainer.worker.models import functional
+from tests.unit.trainer.worker.models import Plain, functional, subclassed
 from tests.unit.trainer.worker.trained import BATCHES, SGD, Server, push, pushed
 
 
@@ -54,3 +55,28 @@ def test_discarded_batch_moves_nothing(wire, on_host):
     np.testing.assert_allclose(server.flat(), before, rtol=0 if wire == "fp32" else 2**-8)
     low = server.flat_model.layout.trainable
     np.testing.assert_array_equal(server.flat()[:low], before[:low])
+
+
+class Tuned(Plain):
+    """Keras' idiom of fine-tuning: a part that normalizes as it was trained, in a model that is trained as a whole."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = keras.layers.BatchNormalization()
+
+    def call(self, x):
+        return super().call(self.norm(x, training=False))
+
+
+@pytest.mark.parametrize("wire", ["fp32", "bf16"])
+def test_statistics_that_no_call_moves_stay_as_they_are(wire):
+    model = subclassed(Tuned)
+    model.build((None, 6, 6, 1))
+    model.norm.moving_mean.assign([100.3])
+    model.norm.moving_variance.assign([0.01])
+    server = Server(model, wire)
+    before = statistics(server)
+    for batch in BATCHES[:4]:
+        server.step(batch)
+    np.testing.assert_array_equal(statistics(server), before)
+    assert server.flat_model.averages == ()
