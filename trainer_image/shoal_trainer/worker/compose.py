@@ -24,7 +24,6 @@ from shoal_trainer.worker.exchange import Exchange
 from shoal_trainer.worker.feed import Feed
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.label_check import LabelCheck
-from shoal_trainer.worker.layout import rounded
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.loop import End, Loop, Policy
 from shoal_trainer.worker.memory import memory_is_enough
@@ -113,7 +112,7 @@ def compose(
         config.reference_batch_size or config.batch_size,
         flat_model.found.without_gradient,
     )
-    _warn(job, flat_model, placement)
+    _warn(job, placement)
     spec = ModelSpec(
         fingerprint=flat_model.layout.fingerprint,
         parameters=flat_model.layout.trainable,
@@ -173,7 +172,7 @@ def compose(
     return Worker(loop, flat_model, spec, leases, watchdog, close)
 
 
-def _warn(job: Training, flat_model: FlatModel, placement: Placement) -> None:
+def _warn(job: Training, placement: Placement) -> None:
     """Log where this job differs from Keras in one process."""
     if job.data.remark:
         log.warning("Training(data=…): %s.", job.data.remark)
@@ -181,9 +180,4 @@ def _warn(job: Training, flat_model: FlatModel, placement: Placement) -> None:
         log.warning(
             "the optimizer runs on the workers: %s. Each worker has its own optimizer state.",
             placement.reason,
-        )
-    if job.wire == "bf16" and (paths := rounded(flat_model.model, flat_model.averages, flat_model.layout)):
-        log.warning(
-            "%s: not trained, and rounded to bf16 on the wire. Use Training(wire='fp32') to keep the exact values.",
-            ", ".join(paths),
         )

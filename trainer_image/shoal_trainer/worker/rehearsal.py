@@ -28,7 +28,6 @@ from shoal_trainer.data.downloads import Download
 from shoal_trainer.data.source import Extent, Part, Source
 from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import TrainerError, UserError
-from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.memory import needed
 from shoal_trainer.training import Training
 from shoal_trainer.worker.alone import validation_batches
@@ -164,19 +163,14 @@ class Rehearsal:
 
     def _build(self, job: Training, say: Callable[[str], None]) -> FlatModel:
         model = build_flat_model(job, self._config)
-        size = model.layout.size
-        width = 2 if job.wire == "bf16" else 4
-        say(f"{size:,} parameters, {_bytes(size * width)} in each push and pull")
+        say(f"{model.layout.size:,} parameters, {_bytes(model.wire_bytes)} in each push and pull")
         arrays = leaves((model.example.x, model.example.y))
         say(f"a batch is {', '.join(f'{_name(leaf)}{tuple(leaf.shape)}' for leaf in arrays)}")
         return model
 
     def _step(self, model: FlatModel, say: Callable[[str], None]) -> Step:
         model.trace()
-        parameters = aligned(model.layout.size, model.dtype)
-        parameters[:] = model.initial().astype(parameters.dtype)
-        tensor = model.alias(parameters)
-        step = model.step(tensor, model.example)
+        step = model.step(model.on_device(model.alias(model.coded(model.dtype))), model.example)
         if not step.finite:
             raise UserError(
                 f"The loss of the first batch is {step.loss}, or its gradient is not finite. Look for zeros in "

@@ -86,7 +86,7 @@ class Worker:
             upload=lambda array: array,
             upload_when=lambda _answer, _array: None,
             mean=Total,
-            inclusion=lambda: HostInclusion(world.model.size, np.float32, lambda array: array),
+            inclusion=lambda: HostInclusion(world.model.size, lambda array: array),
             averages=(),
             initial=lambda: aligned(world.model.size),
             step=self.step,
