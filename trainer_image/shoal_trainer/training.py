@@ -52,6 +52,9 @@ class Training:
             is exact.
         on_nan: What a non-finite loss or gradient does: `"stop"` (default) fails the job, `"skip"` leaves the batch
             out, `"rollback"` returns the whole job to its newest snapshot and leaves the batch out.
+        batches_per_push: The batches whose mean gradient is one push, and one update of as many times the weight.
+            Default: 1, an update per batch as in Keras. More are for a model whose pushes take longer than its
+            batches; they learn less from as many samples. No effect on an optimizer that runs on the worker.
         seed: The seed of the initial parameters, of the order of the data in `fit`, and, with the worker's slot, of
             Dropout. Default: 0.
 
@@ -68,6 +71,7 @@ class Training:
     callbacks: Callable[[], Sequence[keras.callbacks.Callback]] | None = None
     wire: Literal["bf16", "fp32"] = "bf16"
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
+    batches_per_push: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -100,7 +104,7 @@ class Training:
     ) -> keras.Model:
         """Train in this process with Keras' own `fit`, without parameter servers.
 
-        `wire` and `on_nan` have no effect here.
+        `wire`, `on_nan` and `batches_per_push` have no effect here.
 
         Args:
             epochs: The number of passes over the data.

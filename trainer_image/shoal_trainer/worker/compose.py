@@ -92,9 +92,9 @@ def build_flat_model(job: Training, config: RuntimeConfig) -> FlatModel:
     return FlatModel(model, example, job.wire, (config.index, config.incarnation))
 
 
-def steps_per_push(model: keras.Model) -> int:
-    """The number of batches per push: those for which Keras would keep control or accumulate gradients."""
-    return int(model.steps_per_execution or 1) * accumulated(model)
+def steps_per_push(job: Training, model: keras.Model) -> int:
+    """The number of batches per push: those whose gradients Keras would accumulate, as often as the job says."""
+    return job.batches_per_push * accumulated(model)
 
 
 def compose(
@@ -148,7 +148,7 @@ def compose(
     policy = Policy(
         sequential=config.staleness.max == 0,
         rounds=config.staleness.rounds,
-        steps_per_push=steps_per_push(flat_model.model) if placement.on_server else 1,
+        steps_per_push=steps_per_push(job, flat_model.model) if placement.on_server else 1,
         on_nan=job.on_nan,
     )
     loop = Loop(

@@ -223,7 +223,7 @@ def whole_worker():
     coordinator = FakeCoordinator(DATA.size, tasks=("evaluate",))
     with tempfile.TemporaryDirectory() as folder:
         servers = Servers(Path(folder) / "secret", coordinator)
-        training = job(lambda: functional("adam", norm=True, options={"steps_per_execution": 2}))
+        training = job(lambda: functional("adam", norm=True), batches_per_push=2)
         running = Running(training, servers, coordinator)
         end = running.start().join()
         servers.close()

@@ -225,7 +225,7 @@ def test_accumulated_gradients_are_one_push(optimizer):
 
     server, plain = Server(make()), make()
     assert server.placement.on_server
-    assert steps_per_push(server.flat_model.model) == 5
+    assert steps_per_push(job(), server.flat_model.model) == 5
     for begin in (0, 5):
         pushed(server, BATCHES[begin : begin + 5])
     for batch in BATCHES:

@@ -119,8 +119,8 @@ def read_back(monkeypatch):
 @pytest.mark.parametrize("steps", [1, 4])
 def test_parameters_and_update_cross_the_bus_once_for_a_push(start_servers, monkeypatch, steps):
     coordinator = FakeCoordinator(DATA.size, tasks=())
-    model = lambda: functional("adam", norm=True, options={"steps_per_execution": steps})  # noqa: E731
-    running = Running(job(model), start_servers(coordinator), coordinator)
+    model = lambda: functional("adam", norm=True)  # noqa: E731
+    running = Running(job(model, batches_per_push=steps), start_servers(coordinator), coordinator)
     into, buffers, upload = [], running.worker.loop.upstream._buffers, running.flat_model.upload
     host = [id(tensor) for tensor in buffers._tensors]
 
