@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_origin
 
-from shoal_trainer.data.adapt import ClassWeighted, as_source
+from shoal_trainer.data.adapt import ClassWeights, as_source
+from shoal_trainer.data.mapped import Mapped
 from shoal_trainer.errors import UserError
 from shoal_trainer.script import BATCH_SIZE
 
@@ -29,6 +30,8 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "dict": (dict, 'an object of JSON, such as {"a": 1}'),
 }
 """Annotation -> what JSON has for it, and its name for people."""
+MAX_BATCHES = 4096
+"""The most batches of a push."""
 _DECIMAL = re.compile(r"[-+]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?$")
 
 
@@ -89,12 +92,14 @@ class Training:
             raise UserError(f'Training(wire=…) must be "bf16" or "fp32", not {self.wire!r}.')
         if self.on_nan not in {"stop", "skip", "rollback"}:
             raise UserError(f'Training(on_nan=…) must be "stop", "skip" or "rollback", not {self.on_nan!r}.')
+        _check_number("seed", self.seed, 0, 2**32 - 1)
+        _check_number("batches_per_push", self.batches_per_push, 1, MAX_BATCHES)
 
     def _convert(self) -> None:
         """Make sources of the data. `callable`: a function that returns a `tf.data.Dataset` stays one."""
         data = as_source(self.data, "Training(data=…)")
-        if self.class_weight is not None and not isinstance(data, ClassWeighted):
-            data = ClassWeighted(data, self.class_weight)
+        if self.class_weight is not None and not isinstance(data, Mapped):
+            data = Mapped(data, ClassWeights.of(self.class_weight))
         object.__setattr__(self, "data", data)
         if self.validation is not None and not inspect.isroutine(self.validation):
             object.__setattr__(self, "validation", as_source(self.validation, "Training(validation=…)"))
@@ -121,6 +126,12 @@ class Training:
         from shoal_trainer.worker.alone import fit
 
         return fit(self, epochs=epochs, batch_size=batch_size, verbose=verbose)
+
+
+def _check_number(name: str, value: Any, least: int, most: int) -> None:
+    """Raise `UserError` unless the argument is a whole number in this range, also one of NumPy."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or not least <= value <= most:
+        raise UserError(f"Training({name}=…) must be a whole number from {least} to {most}, not {value!r}.")
 
 
 def as_training(found: Any, args: dict[str, Any], where: str) -> Training:

@@ -63,7 +63,11 @@ class Job:
         object.__setattr__(data, "bad", self.bad)
         object.__setattr__(data, "may_end", self.may_end)
         self.training = Training(
-            model=lambda: model(optimizer), data=data, on_nan=on_nan, wire="fp32", batches_per_push=steps_per_push
+            model=lambda: model(optimizer),
+            data=data,
+            on_nan=on_nan,
+            wire="fp32",
+            batches_per_push=steps_per_push,
         )
         self.servers, self.serving, self.workers = {}, {}, {}
         self.choose_ports(shards)

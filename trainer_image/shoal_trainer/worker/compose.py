@@ -11,6 +11,7 @@ from functools import partial
 import keras
 import numpy as np
 import numpy.typing as npt
+import tensorflow as tf
 
 from shoal_trainer.contract import RuntimeConfig
 from shoal_trainer.data.preprocessed import preprocessed
@@ -83,6 +84,12 @@ def build_flat_model(job: Training, config: RuntimeConfig) -> FlatModel:
         raise with_location(error) from error
     except (Exception, SystemExit) as error:
         raise UserError(f"Training(model=…) failed: {where(error)}") from error
+    default = tf.distribute.get_strategy()
+    if getattr(model, "distribute_strategy", default) is not default:
+        raise UserError(
+            "Training(model=…) builds the model in strategy.scope(). Take out strategy.scope(): the workers are "
+            "Shoal's, and each of them uses all its GPUs."
+        )
     try:
         example = preprocessed(job.data, model).example(config.batch_size)
     except (UserError, Unreachable):  # an unreachable store is not an error of the job
@@ -112,7 +119,8 @@ def compose(
         config.reference_batch_size or config.batch_size,
         flat_model.found.without_gradient,
     )
-    _warn(job, placement)
+    warn_of_data(job)
+    warn_of_placement(placement)
     spec = ModelSpec(
         fingerprint=flat_model.layout.fingerprint,
         parameters=flat_model.layout.trainable,
@@ -172,12 +180,15 @@ def compose(
     return Worker(loop, flat_model, spec, leases, watchdog, close)
 
 
-def _warn(job: Training, placement: Placement) -> None:
-    """Log where this job differs from Keras in one process."""
+def warn_of_data(job: Training) -> None:
+    """Log where these data are not read as Keras reads them."""
     if job.data.remark:
-        log.warning("Training(data=…): %s.", job.data.remark)
+        log.warning("Training(data=…): %s", job.data.remark)
+
+
+def warn_of_placement(placement: Placement) -> None:
+    """Log where the optimizer is not one for all workers, as Keras has one."""
     if placement.reason:
         log.warning(
-            "the optimizer runs on the workers: %s. Each worker has its own optimizer state.",
-            placement.reason,
+            "the optimizer runs on the workers: %s. Each worker has its own optimizer state", placement.reason
         )

@@ -64,10 +64,14 @@ def place(model: Any, layout: Layout, batch_size: int, untrained: tuple[int, ...
     """
     reason, optimizer = why_worker(model), unwrap(model.optimizer)
     if accumulated(model) > 1 and (reason or _clips(optimizer)):
+        why = (
+            f"{reason}, so a worker that is lost would lose batches that count as trained"
+            if reason
+            else "the optimizer clips the mean of so many gradients, and a worker clips each before it adds them up"
+        )
         raise UserError(
-            f"gradient_accumulation_steps={accumulated(model)} is not supported: "
-            f"{reason or 'the optimizer clips the accumulated gradient'}. A worker that is lost would lose batches "
-            "that count as trained. Leave it out, and use a larger batch size."
+            f"gradient_accumulation_steps={accumulated(model)} is not supported: {why}. Leave it out, and use a larger "
+            "batch size."
         )
     if reason:
         return Placement(OptimizerConfig(name="delta", learning_rate=1.0, batch_size=batch_size), reason)

@@ -116,3 +116,12 @@ def test_task_is_watched_but_not_the_wait_for_its_data(start_servers):
         ("the task evaluate of epoch 3", FIRST_SECONDS)
     ] * 2
     assert worker.watchdog._watched is None
+
+
+def test_model_in_the_scope_of_a_strategy_is_refused():
+    def scoped():
+        with tf.distribute.OneDeviceStrategy("/CPU:0").scope():
+            return functional()
+
+    with pytest.raises(UserError, match=r"Take out strategy\.scope\(\)"):
+        build_flat_model(job(scoped), CONFIG)

@@ -12,7 +12,7 @@ from shoal_trainer.worker.compose import steps_per_push
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.layout import flatten
 from shoal_trainer.worker.optimizers import why_worker
-from tests.unit.trainer.worker.models import OwnStep, Plain, X, Y, functional, subclassed
+from tests.unit.trainer.worker.models import OwnStep, Plain, X, Y, functional, job, subclassed
 from tests.unit.trainer.worker.trained import ADAM, BATCHES, SGD, Server, pushed, schedules
 
 
@@ -225,7 +225,7 @@ def test_accumulated_gradients_are_one_push(optimizer):
 
     server, plain = Server(make()), make()
     assert server.placement.on_server
-    assert steps_per_push(job(), server.flat_model.model) == 5
+    assert steps_per_push(job(make), server.flat_model.model) == 5
     for begin in (0, 5):
         pushed(server, BATCHES[begin : begin + 5])
     for batch in BATCHES:

@@ -13,15 +13,18 @@ from tests.unit.trainer.worker.trained import BATCHES, SGD
 
 
 @pytest.mark.parametrize(
-    "optimizer",
+    ("optimizer", "why"),
     [
-        lambda: SGD(0.1, gradient_accumulation_steps=2, clipnorm=1.0),
-        lambda: keras.optimizers.Adamax(0.1, gradient_accumulation_steps=2),
+        (lambda: SGD(0.1, gradient_accumulation_steps=2, clipnorm=1.0), "a worker clips each before"),
+        (
+            lambda: keras.optimizers.Adamax(0.1, gradient_accumulation_steps=2),
+            "do not implement Adamax, so a worker",
+        ),
     ],
 )
-def test_worker_side_gradient_accumulation_is_refused(optimizer):
+def test_worker_side_gradient_accumulation_is_refused(optimizer, why):
     flat_model = FlatModel(functional(optimizer()), BATCHES[0], "fp32")
-    with pytest.raises(UserError, match="gradient_accumulation_steps=2 is not supported"):
+    with pytest.raises(UserError, match=f"gradient_accumulation_steps=2 is not supported: .*{why}"):
         place(flat_model.model, flat_model.layout, 16)
 
 
