@@ -426,17 +426,14 @@ class FlatModel:
         return Inputs(example, self.devices, as_given=self._own_step, on_host=self._on_host)
 
     def _decode(self, flat: Any) -> list[Any]:
-        trainable, exactly = self.layout.trainable, flat
+        trainable, statistics = self.layout.trainable, flat[self.layout.trainable :]
         if self.dtype == np.uint16:
-            flat, exactly = tf.bitcast(flat[:trainable], tf.bfloat16), exact(flat[trainable:])
+            flat, statistics = tf.bitcast(flat[:trainable], tf.bfloat16), exact(statistics)
         pieces = []
         for run in self.layout.runs:  # a slice shares memory, but costs an operation; a split copies
             entries = self.layout.entries[run]
             low, high = entries[0].offset, entries[-1].offset + entries[-1].size
-            if exactly is not flat and low >= trainable:
-                part = exactly[low - trainable : high - trainable]
-            else:
-                part = flat[low:high]
+            part = flat[low:high] if low < trainable else statistics[low - trainable : high - trainable]
             pieces += tf.split(part, [entry.size for entry in entries])
         found = zip(self.layout.entries, pieces, strict=True)
         return [tf.cast(tf.reshape(piece, entry.shape), entry.dtype) for entry, piece in found]
@@ -449,13 +446,13 @@ class FlatModel:
             return [tf.concat(flat[run], 0) for run in self.layout.runs], numbers
         trained = self.layout.tensors
         kind = tf.bfloat16 if self.wire == "bf16" else tf.float32
-        values = tf.concat([tf.cast(piece, kind) for piece in flat[:trained]], 0)
+        gradients = tf.concat([tf.cast(piece, kind) for piece in flat[:trained]], 0)
         update = [
             encoded(piece, self._wire_dtype)
-            for piece in tf.split(values, cut(self.layout.trainable, self.layout.trainable))
+            for piece in tf.split(gradients, cut(self.layout.trainable, self.layout.trainable))
         ]
-        finite = tf.reduce_all(tf.math.is_finite(tf.cast(values, tf.float32)))
-        moves = tf.reduce_any(values != 0)
+        finite = tf.reduce_all(tf.math.is_finite(tf.cast(gradients, tf.float32)))
+        moves = tf.reduce_any(gradients != 0)
         of_update = [squares(update), *(tf.cast(flag, tf.float32) for flag in (moves, finite))]
         if statistics := [tf.cast(piece, tf.float32) for piece in flat[trained:]]:
             together = tf.concat(statistics, 0)
