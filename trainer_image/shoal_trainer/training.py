@@ -58,7 +58,7 @@ class Training:
         batches_per_push: The batches whose mean gradient is one push, and one update of as many times the weight.
             Default: 1, an update per batch as in Keras. More are for a model whose pushes take longer than its
             batches; they learn less from as many samples. No effect on an optimizer that runs on the worker.
-        seed: The seed of the initial parameters, of the order of the data in `fit`, and, with the worker's slot, of
+        seed: The seed of the initial parameters, of the order of the data, and, with the worker's slot, of
             Dropout. Default: 0.
 
     Raises:
