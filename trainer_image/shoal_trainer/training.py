@@ -101,7 +101,7 @@ class Training:
         if self.class_weight is not None and not isinstance(data, Mapped):
             data = Mapped(data, ClassWeights.of(self.class_weight))
         object.__setattr__(self, "data", data)
-        if self.validation is not None and not inspect.isroutine(self.validation):
+        if self.validation is not None and not callable(self.validation):
             object.__setattr__(self, "validation", as_source(self.validation, "Training(validation=…)"))
 
     def fit(
