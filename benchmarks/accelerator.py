@@ -45,6 +45,8 @@ class Resident:
 class Mean:
     """As `DeviceMean`: sums in fp32 of updates on the accelerator."""
 
+    clips = False
+
     def __init__(self, device: Queue, update: Callable[[], Any]) -> None:
         self._device, self._update = device, update
 

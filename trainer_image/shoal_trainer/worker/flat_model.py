@@ -44,7 +44,7 @@ from shoal_trainer.worker.findings import Findings
 from shoal_trainer.worker.gradient_step import GradientStep
 from shoal_trainer.worker.hardware import NO_ACCELERATOR, accelerators, device_name
 from shoal_trainer.worker.inputs import Inputs, unlike
-from shoal_trainer.worker.keras_internals import call_traced, learning_rate_of, set_current_rate
+from shoal_trainer.worker.keras_internals import call_traced, clipped, learning_rate_of, set_current_rate
 from shoal_trainer.worker.layout import Layout, flatten, layout_of, unflatten
 from shoal_trainer.worker.local_step import local_step
 from shoal_trainer.worker.memory import memory_is_enough
@@ -59,7 +59,7 @@ from shoal_trainer.worker.on_device import (
     squares,
 )
 from shoal_trainer.worker.on_host import HostInclusion, HostMean, Inclusion, Mean
-from shoal_trainer.worker.optimizers import has_own_step, unwrap, why_worker
+from shoal_trainer.worker.optimizers import accumulated, clips, has_own_step, unwrap, why_worker
 from shoal_trainer.worker.seeds import keep_drawing, vary_seeds
 from shoal_trainer.worker.several_devices import NotPure, SeveralDevices
 from shoal_trainer.worker.training_metrics import TrainingMetrics, as_vector, from_vector
@@ -307,9 +307,19 @@ class FlatModel:
 
     def mean(self) -> Mean:
         """The mean of updates, where they are."""
+        optimizer = unwrap(self.model.optimizer)
+        clip = self._clipped if accumulated(self.model) > 1 and clips(optimizer) else None
         if self._on_host:
-            return HostMean(self.layout.size, self.layout.trainable, self.reuse)
-        return DeviceMean(self._device, self.layout.trainable, self._readbacks)
+            return HostMean(self.layout.size, self.layout.trainable, self.reuse, clip)
+        return DeviceMean(self._device, self.layout.trainable, self._readbacks, clip)
+
+    def _clipped(self, flat: Any) -> Any:
+        """The gradients of an update, a tensor in fp32, as the optimizer clips the mean of what it accumulates."""
+        entries = self.layout.entries[: self.layout.tensors]
+        pieces = zip(tf.split(flat, [entry.size for entry in entries]), entries, strict=True)
+        gradients = [tf.reshape(piece, entry.shape) for piece, entry in pieces]
+        found = clipped(unwrap(self.model.optimizer), gradients)
+        return tf.concat([tf.reshape(piece, [-1]) for piece in found], 0)
 
     def inclusion(self) -> Inclusion:
         """Adds updates to parameters, where both are."""

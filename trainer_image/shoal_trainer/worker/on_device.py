@@ -97,12 +97,23 @@ def squares(pieces: Sequence[Any]) -> Any:
 
 
 class DeviceMean:
-    """The mean of updates, in fp32 on `device`, of which so many values are trainable."""
+    """The mean of updates, in fp32 on `device`, of which so many values are trainable. `clip`: as of `HostMean`."""
 
-    def __init__(self, device: str | None, trainable: int, reader: ThreadPoolExecutor) -> None:
-        self._device, self._trainable, self._reader = device, trainable, reader
+    def __init__(
+        self,
+        device: str | None,
+        trainable: int,
+        reader: ThreadPoolExecutor,
+        clip: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self._device, self._trainable, self._reader, self._clip = device, trainable, reader, clip
         self._total: Any = None
         self._dtype: npt.DTypeLike = np.float32
+
+    @property
+    def clips(self) -> bool:
+        """See `Mean`."""
+        return self._clip is not None
 
     def add(self, update: OnDevice, samples: int) -> None:
         """Add an update of so many samples."""
@@ -114,9 +125,8 @@ class DeviceMean:
     def result(self, samples: int) -> OnDevice:
         """The mean over so many samples; the next one begins."""
         with tf.device(self._device):
-            tensors, sum_of_squares = _averaged(
-                self._total, tf.constant(samples, tf.float32), self._trainable, tf.as_dtype(self._dtype)
-            )
+            weight, dtype = tf.constant(samples, tf.float32), tf.as_dtype(self._dtype)
+            tensors, sum_of_squares = _averaged(self._total, weight, self._trainable, dtype, self._clip)
         self.clear()
         return OnDevice(tensors, math.sqrt(float(sum_of_squares)), self._reader)
 
@@ -162,9 +172,14 @@ def _added(total: Any, pieces: Sequence[Any], weight: Any, trainable: int) -> An
 
 
 @tf.function(autograph=False)  # type: ignore[untyped-decorator]
-def _averaged(total: Sequence[Any], samples: Any, trainable: int, dtype: Any) -> Any:
-    gradients, kind = len(cut(trainable, trainable)), dtype.as_numpy_dtype
+def _averaged(
+    total: Sequence[Any], samples: Any, trainable: int, dtype: Any, clip: Callable[[Any], Any] | None
+) -> Any:
+    sizes, kind = cut(trainable, trainable), dtype.as_numpy_dtype
+    gradients = len(sizes)
     means = [piece / samples for piece in total]
+    if clip is not None:
+        means[:gradients] = tf.split(clip(tf.concat(means[:gradients], 0)), sizes)
     pieces = [encoded(piece, kind) for piece in means[:gradients]]
     return [*pieces, *(exactly(piece, trainable, kind) for piece in means[gradients:])], squares(pieces)
 

@@ -39,6 +39,10 @@ class Inclusion(Protocol):
 class Mean(Protocol):
     """The mean of updates, weighted by their samples."""
 
+    @property
+    def clips(self) -> bool:
+        """Whether gradients are clipped in the mean."""
+
     def add(self, update: Any, samples: int) -> None:
         """Add an update of so many samples."""
 
@@ -50,15 +54,27 @@ class Mean(Protocol):
 
 
 class HostMean:
-    """`Mean` in fp32, of coded updates of so many values. `reuse` gets each update that was added."""
+    """`Mean` in fp32, of coded updates of so many values. `reuse` gets each update that was added.
+
+    `clip`: of the gradient, an fp32 tensor.
+    """
 
     def __init__(
-        self, size: int, trainable: int, reuse: Callable[[npt.NDArray[Any]], None] = lambda _: None
+        self,
+        size: int,
+        trainable: int,
+        reuse: Callable[[npt.NDArray[Any]], None] = lambda _: None,
+        clip: Callable[[Any], Any] | None = None,
     ) -> None:
-        self._size, self._trainable, self._reuse = size, trainable, reuse
+        self._size, self._trainable, self._reuse, self._clip = size, trainable, reuse, clip
         self._total = aligned(0)
         self._dtype: npt.DTypeLike = np.float32
         self._empty = True
+
+    @property
+    def clips(self) -> bool:
+        """See `Mean`."""
+        return self._clip is not None
 
     def add(self, update: npt.NDArray[Any], samples: int) -> None:
         """Add an update of so many samples."""
@@ -76,6 +92,8 @@ class HostMean:
     def result(self, samples: int) -> npt.NDArray[Any]:
         """The mean over so many samples; the next one begins."""
         self._total *= np.float32(1 / samples)
+        if self._clip is not None:
+            self._total[: self._trainable] = self._clip(self._total[: self._trainable])
         self.clear()
         out = coded(self._size, self._trainable, self._dtype)
         encode(self._total, out, self._trainable)

@@ -44,6 +44,8 @@ class Killed(BaseException):
 class Total:
     """A push of several steps contains the sum of their updates, because the parameters are counters."""
 
+    clips = False
+
     def __init__(self):
         self.clear()
 

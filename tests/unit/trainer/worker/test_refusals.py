@@ -12,19 +12,12 @@ from tests.unit.trainer.worker.models import X, Y, compiled, functional
 from tests.unit.trainer.worker.trained import BATCHES, SGD
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "why"),
-    [
-        (lambda: SGD(0.1, gradient_accumulation_steps=2, clipnorm=1.0), "a worker clips each before"),
-        (
-            lambda: keras.optimizers.Adamax(0.1, gradient_accumulation_steps=2),
-            "do not implement Adamax, so a worker",
-        ),
-    ],
-)
-def test_worker_side_gradient_accumulation_is_refused(optimizer, why):
-    flat_model = FlatModel(functional(optimizer()), BATCHES[0], "fp32")
-    with pytest.raises(UserError, match=f"gradient_accumulation_steps=2 is not supported: .*{why}"):
+def test_worker_side_gradient_accumulation_is_refused():
+    optimizer = keras.optimizers.Adamax(0.1, gradient_accumulation_steps=2)
+    flat_model = FlatModel(functional(optimizer), BATCHES[0], "fp32")
+    with pytest.raises(
+        UserError, match=r"gradient_accumulation_steps=2 is not supported: .*Adamax\. A worker"
+    ):
         place(flat_model.model, flat_model.layout, 16)
 
 
