@@ -54,7 +54,8 @@ class Training:
         wire: The encoding of parameters and gradients on the network: `"bf16"` (default) halves the bytes, `"fp32"`
             is exact.
         on_nan: What a non-finite loss or gradient does: `"stop"` (default) fails the job, `"skip"` leaves the batch
-            out, `"rollback"` returns the whole job to its newest snapshot and leaves the batch out.
+            out (after 20 in a row it fails the job), `"rollback"` returns the whole job to its newest snapshot and
+            leaves the batch out.
         batches_per_push: The batches whose mean gradient is one push, and one update of as many times the weight.
             Default: 1, an update per batch as in Keras. More are for a model whose pushes take longer than its
             batches; they learn less from as many samples. No effect on an optimizer that runs on the worker.
