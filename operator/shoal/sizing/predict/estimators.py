@@ -96,7 +96,7 @@ def _equal_terms(X: Floats, y: Floats) -> Floats:
 def _positive(name: str, values: ArrayLike, size: int) -> Floats:
     found = np.asarray(values, dtype=np.float64)
     if found.shape != (size,) or not np.all(np.isfinite(found) & (found > 0)):
-        raise UsageError(f"{name} must be {size} numbers above 0, not {values}")
+        raise UsageError(f"{name} must be {size} numbers above 0, not {values!r}")
     return found
 
 
