@@ -64,18 +64,20 @@ async def _held(pools: int, jobs: int, nodes: int) -> float:
 
 def _start(state: ClusterState, number: int, nodes: list[int], pools: int) -> None:
     """A job whose workers run on these nodes, of whatever pool."""
-    slots = [
-        {"index": index, "node": f"node-{node}", "pool": f"pool-{node % pools}"}
-        for index, node in enumerate(nodes)
-    ]
-    manifest = build.job_manifest(workers={"replicas": WORKERS, "pools": sorted({s["pool"] for s in slots})})
+    of = sorted({f"pool-{node % pools}" for node in nodes})
+    manifest = build.job_manifest(workers={"replicas": WORKERS, "pools": of})
     manifest["metadata"] |= _metadata(f"job-{number}")
-    usage = {str(slot["pool"]): {"nodeSeconds": 1000, "starts": 1, "startSeconds": 60} for slot in slots}
-    job = TrainingJob.model_validate({**manifest, "status": {"slots": slots, "poolUsage": usage}})
-    state.jobs.put(job)
-    for slot in slots:
-        pod = build.pod_manifest("worker", slot["index"], node=slot["node"])
-        pod["metadata"] |= _metadata(f"{job.metadata.name}-worker-{slot['index']}-0")
+    status = {
+        "slots": [
+            {"index": index, "node": f"node-{node}", "pool": f"pool-{node % pools}"}
+            for index, node in enumerate(nodes)
+        ],
+        "poolUsage": {pool: {"nodeSeconds": 1000, "starts": 1, "startSeconds": 60} for pool in of},
+    }
+    state.jobs.put(TrainingJob.model_validate({**manifest, "status": status}))
+    for index, node in enumerate(nodes):
+        pod = build.pod_manifest("worker", index, node=f"node-{node}")
+        pod["metadata"] |= _metadata(f"job-{number}-worker-{index}-0")
         state.pods.put(Pod.model_validate(pod))
 
 
