@@ -148,7 +148,8 @@ def _conditions(seen: Seen, pending: int, *, still: bool) -> tuple[Condition, ..
     problem = seen.problem
     if problem is None and seen.overlaps:
         words = (
-            f"nodes of this pool are also selected by CapacityPool {seen.overlaps}: give each node one pool"
+            f"nodes of this pool are also selected by CapacityPool {seen.overlaps}, which is older: give each node one "
+            "pool; what runs here stays, and nothing more begins"
         )
         problem = ("Overlaps", words)
     ready = ("Ready", problem is None, problem or ("Valid", ""))

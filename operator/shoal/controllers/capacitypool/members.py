@@ -34,9 +34,9 @@ class Members:
         """The names of its nodes."""
         return self._nodes.get(pool, frozenset())
 
-    def overlaps(self, pool: str) -> str:
-        """Another pool that has one of them, too; empty: none."""
-        return next((other for other in self._selectors if self._shared[pool, other]), "")
+    def sharing(self, pool: str) -> set[str]:
+        """Other pools that have one of them, too."""
+        return {other for other in self._selectors if self._shared[pool, other]}
 
     def jobs(self, pool: str) -> list[TrainingJob]:
         """The jobs that have used it, or are to."""

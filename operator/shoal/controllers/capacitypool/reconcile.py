@@ -9,6 +9,7 @@ from shoal.api.capacity_pool import CapacityPool, CapacityPoolStatus
 from shoal.api.events import Event
 from shoal.controllers.capacitypool.measure import measure
 from shoal.controllers.capacitypool.members import Members
+from shoal.controllers.capacitypool.overlaps import older_overlap
 from shoal.controllers.capacitypool.seen import Seen
 from shoal.controllers.state import ClusterState, Key
 from shoal.runtime.recorder import Recorder
@@ -73,7 +74,7 @@ class PoolReconciler:
             held=members.held(name),
             waiting=pods.indexed("waiting", name),
             problem=_problem(pool),
-            overlaps=members.overlaps(name),
+            overlaps=older_overlap(pool, self._state.pools.all(), members.sharing(name), nodes),
             operator=self._operator,
         )
 

@@ -29,6 +29,6 @@ class Seen:
     problem: tuple[str, str] | None = None
     """What is wrong with the pool's description, as a reason and a message."""
     overlaps: str = ""
-    """Another pool that selects one of its nodes."""
+    """An older pool that selects nodes of it."""
     operator: str = ""
     """Who sees this."""

@@ -83,7 +83,7 @@ class Changes(RuleBasedStateMachine):
         for name, nodes in of.items():
             others = {other for other, theirs in of.items() if other != name and theirs & nodes}
             assert self.members.nodes(name) == nodes
-            assert self.members.overlaps(name) in (others or {""})
+            assert self.members.sharing(name) == others
         assert not any(self.members.nodes(name) for name in "abc" if name not in of)
 
     @invariant()
