@@ -37,6 +37,8 @@ class DataSpec(Message):
 
     size: int | None = Field(default=None, ge=1)
     files: tuple[str, ...] = ()
+    seed: int = 0
+    """Of the order in which they are visited."""
     validation: bool = False
     callbacks: bool = False
 
