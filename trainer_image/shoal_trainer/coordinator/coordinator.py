@@ -69,6 +69,8 @@ class Coordinator:
         """First part of this process' tokens. Not the epoch, which a restarted container keeps."""
         self.course = Course(self.record, self.members, shard, self._term, clock)
         self._assigning = Assigning(self.record, self.course, self._term, clock)
+        self.fenced: Callable[[], None] = lambda: None
+        """Called when shard 0 refuses another worker: the other shards are to be told."""
         self._ready = False
         self._resumed = False
         """Whether it began with a snapshot of this run."""
@@ -99,6 +101,7 @@ class Coordinator:
             for older in self.members.older(request.worker):
                 self._remove(older, WorkerState.FENCED, "its successor has joined")
             self.shard.workers.fence(*request.worker)
+            self.fenced()
             if self.record.set_data(request.data):
                 self._replay()
             assert self.record.ledger is not None
@@ -371,11 +374,13 @@ class Coordinator:
     def _fence(self, member: Member) -> None:
         """Fence a silent worker, so that its pushes are refused, and release its leases."""
         self.shard.workers.fence(member.slot, member.incarnation + 1)
+        self.fenced()
         self._remove(member, WorkerState.FENCED, "silent for too long")
 
     def _left(self, member: Member, state: WorkerState, reason: str) -> None:
         """It has left: its pushes are refused, and its leases released."""
         self.shard.workers.leave(*member.worker)
+        self.fenced()
         self._remove(member, state, reason)
 
     def _remove(self, member: Member, state: WorkerState, reason: str) -> None:

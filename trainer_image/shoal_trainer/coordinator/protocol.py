@@ -294,6 +294,16 @@ class RollBackShard(Message):
     generation: int = Field(ge=1)
 
 
+class FenceWorkers(Message):
+    """Makes another parameter server refuse workers: incarnations before those of `older`, and all that `left`.
+
+    One that has left may come back: it is refused until it connects again.
+    """
+
+    older: tuple[Worker, ...] = Field(default=(), max_length=MAX_SPANS)
+    left: tuple[Worker, ...] = Field(default=(), max_length=MAX_SPANS)
+
+
 class Done(Message):
     """An empty answer."""
 
@@ -312,4 +322,5 @@ REQUESTS: dict[str, type[Message]] = {
     "report": AskReport,
     "diverged": Diverged,
     "roll-back": RollBackShard,
+    "fence": FenceWorkers,
 }
