@@ -37,6 +37,7 @@ from shoal_trainer.contract import (
 )
 from shoal_trainer.coordinator import code
 from shoal_trainer.coordinator.control_client import ShardControl
+from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.epoch_log import EpochLog
 from shoal_trainer.coordinator.follower import Follower
 from shoal_trainer.coordinator.history_file import HistoryFile
@@ -187,18 +188,22 @@ class ParameterServer:
                 continue
             coordinator = self.service.coordinator
             coordinator.tick()
-            self._epoch_log.update(coordinator.record.tasks)
-            self._history.update(coordinator.record.tasks)
+            self._keep_epochs(coordinator)
             if coordinator.finished is not None:
                 now = time.monotonic()
                 ended_at = now if ended_at is None else ended_at
-                if not coordinator.members.present() or now - ended_at > LINGER_SECONDS:
+                if coordinator.deserted() or now - ended_at > LINGER_SECONDS:
                     return self._ended(coordinator.finished)
         if self.service is not None and self.service.coordinator.finished is not None:
             return self._ended(self.service.coordinator.finished)
         if self._final_snapshot():
             self._marker.unlink(missing_ok=True)
         return EXIT_DRAINED
+
+    def _keep_epochs(self, coordinator: Coordinator) -> None:
+        epochs = coordinator.complete_epochs()
+        self._epoch_log.update(epochs)
+        self._history.update(epochs)
 
     def _create_marker(self) -> None:
         if not self._marked and self.shard.state is State.READY:
@@ -208,8 +213,7 @@ class ParameterServer:
 
     def _ended(self, message: TerminationMessage) -> int:
         if self.service is not None:
-            self._epoch_log.update(self.service.coordinator.record.tasks)
-            self._history.update(self.service.coordinator.record.tasks)
+            self._keep_epochs(self.service.coordinator)
         if self.service is not None and not self.service.snapshotter.settled(SETTLE_SECONDS):
             log.warning("the last snapshot of this run is from before the end of training")
         write_termination(message)

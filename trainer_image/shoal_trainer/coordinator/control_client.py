@@ -219,10 +219,10 @@ class CoordinatorClient:
         wasted_acknowledged: int = 0,
         known_samples: int = 0,
     ) -> Joined:
-        """Join; returns the new tokens of the leases that continue."""
+        """Join; returns the new tokens of the leases that continue. A long list of files is sent if it is wanted."""
         request = Join(
             **self._identity,
-            data=data,
+            data=data.brief(),
             batch_size=batch_size,
             node=node,
             **equipment._asdict(),
@@ -233,7 +233,11 @@ class CoordinatorClient:
             known_samples=known_samples,
             number=next(self._joins),
         )
-        return self._client.call("join", request, Joined)
+        joined = self._client.call("join", request, Joined)
+        if joined.wants_files:
+            whole = request.model_copy(update={"data": data, "number": next(self._joins)})
+            joined = self._client.call("join", whole, Joined)
+        return joined
 
     def next_work(self, generation: int = 0, stopped: int | None = None) -> Assignment:
         """Request work; a call after `Unreachable` repeats the request. Not thread-safe."""
