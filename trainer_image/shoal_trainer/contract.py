@@ -226,6 +226,8 @@ class RuntimeConfig(Message):
     bind_host: str = "0.0.0.0"  # the operator sets the pod's own address through the downward API
     data_tls: bool = False
     node_name: str = ""
+    grace_seconds: float = 60.0
+    """From SIGTERM until the pod is killed."""
     cores: float = 0.0
     """CPU cores of the node, if its pool says so: a limit of the node is not visible in a container. 0: unknown."""
 

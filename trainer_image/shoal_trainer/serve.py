@@ -65,10 +65,10 @@ T = TypeVar("T")
 SETTLE_SECONDS = 30.0
 """How long the end of the job waits for the snapshot of the end of training, from which another run may start."""
 TICK_SECONDS = 0.25
-LAST_SNAPSHOT_SECONDS = 40.0
-"""How long a shard other than 0 still serves after SIGTERM. If shard 0 stops as well (a drain), its final snapshot
-needs a part of every shard, and it may have to finish another snapshot before. The rest of the pod's grace period of
-60 s is for the manifest, which shard 0 publishes after the last part."""
+MANIFEST_SECONDS = 20.0
+"""A shard other than 0 still serves after SIGTERM, for the pod's grace period without these seconds. If shard 0 stops
+as well (a drain), its final snapshot needs a part of every shard, and it may have to finish another snapshot before.
+They are for the manifest, which shard 0 publishes after the last part. A part that is being written goes on."""
 LINGER_SECONDS = 10.0
 """How long workers can still learn that the job has ended."""
 HISTORY_SECONDS = 5.0
@@ -240,10 +240,11 @@ class ParameterServer:
 
     def _await_final_snapshot(self) -> None:
         """Serve until this shard has written its part of a snapshot requested since `stop`, if shard 0 still serves."""
+        until = self._stopped_at + self.config.grace_seconds - MANIFEST_SECONDS
         while self._fenced is None and self.shard.state is State.READY and self._coordinator_serves():
             saved = self._follower.saved >= self._stopped_at
             time.sleep(TICK_SECONDS)  # also for the answer to be sent
-            if saved or time.monotonic() - self._stopped_at > LAST_SNAPSHOT_SECONDS:
+            if saved or (time.monotonic() > until and not self._follower.writing):
                 return
 
     def _coordinator_serves(self) -> bool:

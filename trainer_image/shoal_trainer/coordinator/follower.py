@@ -34,6 +34,11 @@ class Follower:
         self.failed: UserError | None = None
         """Why this shard cannot roll back: the process must end the job with this error."""
 
+    @property
+    def writing(self) -> bool:
+        """Whether a part of a snapshot is being written."""
+        return self._writing.locked()
+
     def handlers(self) -> Mapping[str, Handler]:
         """The handler of each request of the control port."""
         return {
