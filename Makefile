@@ -3,7 +3,6 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 PYTHON := .venv/bin/python
-LOCKS := dev ps worker worker-gpu operator
 VENV := .venv/.locked-$(shell sha256sum lock/dev.txt | cut -c1-12)
 
 .PHONY: help install possible demo demo-down images test unit lint format docs generate lock bench bench-operator soak chaos nightly clean
@@ -69,11 +68,13 @@ chaos: install  ## Run the operator through random faults from SHOAL_CHAOS_FIRST
 
 nightly: install  ## Run what is slow and rarely fails, the trainer's simulation with 10,000 seeds, its mutants, a hostile pod
 	@$(PYTHON) -m dev setup
-	@SHOAL_NIGHTLY=1 $(PYTHON) -m pytest tests -m nightly --numprocesses 2 --dist loadscope $(ARGS)
-	@SHOAL_SEEDS=10000 $(PYTHON) -m pytest tests/unit/trainer/simulation --numprocesses auto
-	@SHOAL_NIGHTLY=1 $(PYTHON) -m pytest tests/virtual --numprocesses auto --dist loadscope
-	@SHOAL_HOSTILE_SECONDS=60 $(PYTHON) -m pytest tests/unit/trainer/coordinator/test_hostile_pod.py
-	@$(PYTHON) -m dev.mutants
+	@failed=""; step() { echo "== $$*"; env "$$@" || failed="$$failed\n  $$*"; }; \
+	step SHOAL_NIGHTLY=1 $(PYTHON) -m pytest tests -m nightly --ignore tests/virtual --numprocesses 2 --dist loadscope $(ARGS); \
+	step SHOAL_NIGHTLY=1 $(PYTHON) -m pytest tests/virtual --numprocesses 2 --dist loadscope $(ARGS); \
+	step SHOAL_SEEDS=10000 $(PYTHON) -m pytest tests/unit/trainer/simulation --numprocesses auto; \
+	step SHOAL_HOSTILE_SECONDS=60 $(PYTHON) -m pytest tests/unit/trainer/coordinator/test_hostile_pod.py; \
+	step $(PYTHON) -m dev.mutants; \
+	[ -z "$$failed" ] || { printf "these failed:$$failed\n" >&2; exit 1; }
 
 clean:  ## Delete .venv and build outputs; the cache is kept
 	@rm -rf .venv build dist .mypy_cache .ruff_cache .hypothesis

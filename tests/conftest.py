@@ -23,6 +23,8 @@ NICENESS = 5
 """Of the processes that run other tiers beside: a third of the time of those whose tests judge seconds, not less."""
 SPREAD = ("simulation", "virtual")
 """Folders whose single tests are long."""
+SUMMED = ("test_hidden_truth.py",)
+"""Files of those whose nightly tests look at what all the others of the file have played: once, in one process."""
 
 # Hypothesis' own deadline, 200 ms for an example, would measure the machine. The same examples each time: what a change
 # breaks is found by the change, and not by chance in another one.
@@ -42,7 +44,8 @@ def group(nodeid: str) -> str:
     tier = path.parts[1]
     if tier in SHARED:
         return tier
-    return nodeid if path.parent.name in SPREAD else str(path)
+    together = path.name in SUMMED and "SHOAL_NIGHTLY" in os.environ
+    return nodeid if path.parent.name in SPREAD and not together else str(path)
 
 
 class ByCluster(LoadScopeScheduling):

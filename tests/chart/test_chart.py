@@ -14,6 +14,7 @@ import yaml
 from dev.images import IMAGES
 from dev.paths import ROOT
 from dev.publish import install_command
+from shoal.process.settings import labels_of
 from tests.unit.docs.pages import read, section
 
 CHART = Path(__file__).parents[2] / "charts" / "shoal"
@@ -169,11 +170,47 @@ def test_page_is_off_by_default(tools: Path) -> None:
 def test_network_policy_admits_every_port_of_the_operator(tools: Path) -> None:
     documents = render(tools, "networkPolicy.enabled=true", "page.enabled=true")
     [deployment], [policy] = of_kind(documents, "Deployment"), of_kind(documents, "NetworkPolicy")
+    assert all("from" not in rule for rule in policy["spec"]["ingress"])
     admitted = {each["port"] for rule in policy["spec"]["ingress"] for each in rule["ports"]}
     assert admitted == {
         each["name"] for each in deployment["spec"]["template"]["spec"]["containers"][0]["ports"]
     }
     assert policy["spec"]["podSelector"] == {"matchLabels": deployment["spec"]["selector"]["matchLabels"]}
+
+
+def test_pods_run_where_the_images_do(tools: Path) -> None:
+    """Cloud clusters mix architectures, and an image is of one."""
+
+    def said(*sets: str) -> tuple[dict[str, str], dict[str, str]]:
+        [deployment] = of_kind(render(tools, *sets), "Deployment")
+        pod = deployment["spec"]["template"]["spec"]
+        environment = {each["name"]: each.get("value", "") for each in pod["containers"][0]["env"]}
+        return pod.get("nodeSelector", {}), labels_of(environment, "SHOAL_NODE_SELECTOR")
+
+    amd64 = {"kubernetes.io/arch": "amd64"}
+    assert said() == (amd64, amd64)
+    arch = "trainer.nodeSelector.kubernetes\\.io/arch"
+    assert said(f"{arch}=arm64", "nodeSelector.pool=system") == (
+        {**amd64, "pool": "system"},
+        {"kubernetes.io/arch": "arm64"},
+    )
+    assert said(f"{arch}=null") == (amd64, {})
+
+
+def test_pools_may_mount_the_credentials_that_their_environment_names(tools: Path) -> None:
+    sets = (
+        "pools.enabled=true",
+        "pools.extraEnv[0].name=GOOGLE_APPLICATION_CREDENTIALS",
+        "pools.extraEnv[0].value=/key/key.json",
+        "pools.extraVolumes[0].name=key",
+        "pools.extraVolumes[0].secret.secretName=key",
+        "pools.extraVolumeMounts[0].name=key",
+        "pools.extraVolumeMounts[0].mountPath=/key",
+    )
+    deployments = of_kind(render(tools, *sets), "Deployment")
+    [pod] = [d["spec"]["template"]["spec"] for d in deployments if d["metadata"]["name"].endswith("-pools")]
+    assert {"name": "key", "secret": {"secretName": "key"}} in pod["volumes"]
+    assert {"name": "key", "mountPath": "/key"} in pod["containers"][0]["volumeMounts"]
 
 
 def test_monitors_find_the_operator_and_the_coordinators(tools: Path) -> None:

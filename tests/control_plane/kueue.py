@@ -158,7 +158,7 @@ def _await_collected(plane: ControlPlane, namespace: str) -> None:
     owner = {"apiVersion": "v1", "kind": "Pod", "name": "probe", "uid": str(uuid.uuid4())}
     template = {"spec": {"containers": [{"name": "c", "image": "x"}], "restartPolicy": "Never"}}
     orphan = {
-        "apiVersion": "kueue.x-k8s.io/v1beta1",
+        "apiVersion": "kueue.x-k8s.io/v1beta2",
         "kind": "Workload",
         "metadata": {"name": "probe", "namespace": namespace, "ownerReferences": [owner]},
         "spec": {"queueName": "probe", "podSets": [{"name": "main", "count": 1, "template": template}]},

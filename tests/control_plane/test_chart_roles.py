@@ -19,6 +19,7 @@ from dev.cluster import ControlPlane
 from dev.cluster.control_plane import OPERATOR_NAMESPACE
 from dev.kube import ApiError, Json, Kube, tolerant
 from shoal.controllers.trainingjob.credentials import InstallKey
+from shoal.manifests.workload import POD_PRIORITY
 from shoal_trainer.contract import Outcome, StatusReport, TerminationMessage
 from tests.control_plane import service_account
 from tests.control_plane.conftest import await_served
@@ -70,9 +71,9 @@ def crd(group: str, version: str, kind: str, plural: str, *, namespaced: bool = 
 POD_GROUPS = [crd("scheduling.x-k8s.io", "v1alpha1", "PodGroup", "podgroups")]
 QUEUES = "kueue.x-k8s.io"
 KUEUE = [
-    crd(QUEUES, "v1beta1", "Workload", "workloads"),
-    crd(QUEUES, "v1beta1", "ResourceFlavor", "resourceflavors", namespaced=False),
-    crd(QUEUES, "v1beta1", "WorkloadPriorityClass", "workloadpriorityclasses", namespaced=False),
+    crd(QUEUES, "v1beta2", "Workload", "workloads"),
+    crd(QUEUES, "v1beta2", "ResourceFlavor", "resourceflavors", namespaced=False),
+    crd(QUEUES, "v1beta2", "WorkloadPriorityClass", "workloadpriorityclasses", namespaced=False),
 ]
 
 UNSEEN = {("scheduling.x-k8s.io", "podgroups", "create")}
@@ -340,7 +341,7 @@ class Queue:
     """Kueue, played: it admits and evicts when it is told to."""
 
     def __init__(self, kube: Kube, namespace: str) -> None:
-        self.kube, self.workloads = kube, f"/apis/{QUEUES}/v1beta1/namespaces/{namespace}/workloads"
+        self.kube, self.workloads = kube, f"/apis/{QUEUES}/v1beta2/namespaces/{namespace}/workloads"
 
     async def workload(self, job: Job) -> Json | None:
         """The job's Workload."""
@@ -406,8 +407,8 @@ async def test_permissions_for_kueue_are_enough_and_all_used(
         ("WorkloadPriorityClass", "workloadpriorityclasses", {"metadata": {"name": "urgent"}, "value": 9}),
     ]
     for kind, plural, body in cluster_wide:
-        body |= {"apiVersion": f"{QUEUES}/v1beta1", "kind": kind}
-        await kube.create(f"/apis/{QUEUES}/v1beta1/{plural}", body)
+        body |= {"apiVersion": f"{QUEUES}/v1beta2", "kind": kind}
+        await kube.create(f"/apis/{QUEUES}/v1beta2/{plural}", body)
 
     async def apply(name: str, *, label: str = "", class_of_pods: str = "") -> Job:
         job = Job(kube, namespace, name)
@@ -424,7 +425,7 @@ async def test_permissions_for_kueue_are_enough_and_all_used(
         await queue.asks(await apply("urgent", label="urgent"), priority=9)
         await queue.asks(
             await apply("system", class_of_pods="system-node-critical"),
-            priorityClassName="system-node-critical",
+            priorityClassRef={**POD_PRIORITY, "name": "system-node-critical"},
         )
         job = await apply("digits")
         await queue.asks(job, priority=0)

@@ -18,7 +18,7 @@ from tests.control_plane.operators import Job, eventually, own_control_plane, ru
 from tests.doubles.fake_kubelet import FakeKubelet
 
 NAMESPACE = "team"
-API = "/apis/kueue.x-k8s.io/v1beta1"
+API = "/apis/kueue.x-k8s.io/v1beta2"
 QUEUES = f"{API}/clusterqueues"
 WORKLOADS = f"{API}/namespaces/{NAMESPACE}/workloads"
 LABEL = "kueue.x-k8s.io/queue-name"
@@ -66,7 +66,7 @@ async def priorities(kube: Kube) -> None:
 
 
 def _object(kind: str, name: str) -> Json:
-    return {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": kind, "metadata": {"name": name}}
+    return {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": {"name": name}}
 
 
 async def test_pods_wait_for_quota_run_with_it_give_way_and_come_back(plane: ControlPlane) -> None:
@@ -149,7 +149,7 @@ class Whole:
         await self.kube.create(self.job.path.rpartition("/")[0], manifest)
         await self._waits()
         spec = (await self.workload())["spec"]
-        assert (spec["priority"], spec["priorityClassName"]) == (50, "modest")
+        assert (spec["priority"], spec["priorityClassRef"]["name"]) == (50, "modest")
         assert {each["name"]: each["count"] for each in spec["podSets"]} == {"ps": 1, "worker": WORKERS - 1}
         await eventually(lambda: self._has_event("Queued"), what="it is told")
 

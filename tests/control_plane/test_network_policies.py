@@ -126,8 +126,9 @@ async def test_policies_admit_whom_they_should_and_nobody_else(
         pods = await job.pods()
     server = Peer.of(pods["digits-ps-0-0"], namespace)
     worker = Peer.of(pods["digits-worker-0-0"], namespace)
-    objects = rendered(control_plane, namespace, "networkPolicy.enabled=true", "pools.enabled=true")
-    [of_chart] = [each for each in objects if each["kind"] == "NetworkPolicy"]
+    scraped = "networkPolicy.from[0].namespaceSelector.matchLabels.kubernetes\\.io/metadata\\.name=monitoring"
+    objects = rendered(control_plane, namespace, "networkPolicy.enabled=true", "pools.enabled=true", scraped)
+    of_chart = [each for each in objects if each["kind"] == "NetworkPolicy"]
     templates = {
         each["metadata"]["name"]: Peer.of(each["spec"]["template"], HOME)
         for each in objects
@@ -138,9 +139,11 @@ async def test_policies_admit_whom_they_should_and_nobody_else(
     elsewhere = Peer("other-team", worker.labels, {})
 
     of_jobs = await created(kube, namespace, documented())
-    stored = await created(kube, namespace, of_chart)
-    stored["metadata"]["namespace"] = HOME  # the release's, whichever it is
-    policies = [of_jobs, stored]
+    policies = [of_jobs]
+    for each in of_chart:
+        stored = await created(kube, namespace, each)
+        stored["metadata"]["namespace"] = HOME  # the release's, whichever it is
+        policies.append(stored)
 
     of_a_server = {DATA_PORT, CONTROL_PORT, METRICS_PORT}
     assert admits(policies, worker, server) == of_a_server
@@ -152,8 +155,10 @@ async def test_policies_admit_whom_they_should_and_nobody_else(
     assert admits(policies, stranger, worker) == set(EVERY_PORT)  # a worker listens on none
     assert worker.ports == {}
     assert set(server.ports.values()) <= of_a_server
-    assert admits(policies, stranger, operator) == {operator.ports["metrics"], operator.ports["health"]}
-    assert admits(policies, stranger, pools) == set(EVERY_PORT)  # it is not selected
+    for ours in (operator, pools):
+        assert admits(policies, stranger, ours) == {ours.ports["health"]}
+        prometheus = Peer("monitoring", {"app": "prometheus"}, {})
+        assert admits(policies, prometheus, ours) == {ours.ports["metrics"], ours.ports["health"]}
 
 
 def test_no_policy_selects_everything() -> None:

@@ -62,6 +62,7 @@ class Watch:
     plural: str
     namespace: str
     label: str
+    bookmarks: bool
     lines: asyncio.Queue[tuple[float, bytes] | None] = field(default_factory=asyncio.Queue)
     frozen: bool = False
     """Half-open: nothing comes any more, and nobody says so."""
@@ -167,7 +168,7 @@ class ApiServer:
         """Send bookmarks when it is time."""
         if now() >= self._bookmark_at:
             self._bookmark_at += BOOKMARK_SECONDS
-            for watch in self.watches:
+            for watch in filter(lambda each: each.bookmarks, self.watches):
                 watch.send("BOOKMARK", {"metadata": {"resourceVersion": str(self.version)}}, now())
 
     def _publish(self, change: Change, old: Json | None) -> None:
@@ -247,7 +248,10 @@ class ApiServer:
 
     def _list(self, plural: str, ns: str, query: Query, past: int | None) -> Answer:
         token = query.get("continue", "")
-        at, begin = map(int, token.split("-")) if token else (self.version if past is None else past, 0)
+        newest = (
+            0 if query.get("resourceVersion") == "0" else self.version
+        )  # any version: what a cache may have
+        at, begin = map(int, token.split("-")) if token else (newest if past is None else past, 0)
         objects = self.objects if at == self.version else self.as_of(at)
         label = query.get("labelSelector", "")
         found = [
@@ -323,7 +327,8 @@ class Client:
         await self.faults.before(self, "WATCH", path)
         match = _PATH.match(path)
         assert match is not None, path
-        watch = Watch(self.who, match["plural"], match["ns"] or "", query.get("labelSelector", ""))
+        label, bookmarks = query.get("labelSelector", ""), query.get("allowWatchBookmarks") == "true"
+        watch = Watch(self.who, match["plural"], match["ns"] or "", label, bookmarks)
         since = int(query["resourceVersion"])
         if since > self.server.version:
             raise StreamRefused(_no(410, "Expired", "too large resource version"))

@@ -52,3 +52,15 @@ relabelings: {{- toYaml . | nindent 2 }}
 metricRelabelings: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
+
+{{- /* Probes come from the nodes, whose addresses no selector has; the health port says no more than that it is up. */}}
+{{- define "shoal.admitted" -}}
+- ports: [{port: health}]
+- ports:
+    {{- range .ports }}
+    - {port: {{ . }}}
+    {{- end }}
+  {{- with .from }}
+  from: {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- end }}

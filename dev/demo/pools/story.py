@@ -7,7 +7,6 @@ trained for a while.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,11 +14,13 @@ from typing import Any
 
 import yaml
 
+from dev.commands import side_by_side
 from dev.demo.local import Local
 from dev.demo.pools.chart import draw
 from dev.demo.pools.cloud import LABEL, Cloud, Offer
 from dev.demo.pools.figures import figures, missed, throughput
 from dev.demo.pools.record import Moment, moment
+from dev.demo.pools.work import FIRST_SECONDS, SECOND_SECONDS, epochs, measured
 from dev.demo.tell import NAMESPACE, VALUES, Stage, Told
 from dev.demo.watch import Picture, Watcher
 from dev.errors import DevError
@@ -36,9 +37,8 @@ TAKEN, ON_DEMAND = "spot-fast", "on-demand-fast"
 TAKEN_AT_PERCENT = 16.0
 BACK_AFTER_SECONDS = 15.0
 """The pool is in stock again when on-demand machines have trained for so long."""
-SECOND_SECONDS, SECOND_WORKERS = 45.0, 2
-"""How long the second job trains, at the speed that this pool's workers had in the first one: a fast machine would be
-done before its speed can be measured."""
+WORKERS = 2
+"""Each job begins with so many, in the pool that is taken."""
 _ENV = {"SHOAL_PLAN_SECONDS": "3", "SHOAL_TELEMETRY_SECONDS": "2"}
 
 
@@ -69,12 +69,19 @@ def offers(manifests: list[dict[str, Any]]) -> dict[str, Offer]:
     }
 
 
-def second_job(first: dict[str, Any], profile: str, epochs: int) -> dict[str, Any]:
+def first_job(example: dict[str, Any], rate: float, samples: int) -> dict[str, Any]:
+    """The job of the example with the work for this machine. `rate`: samples/s of the machines that it begins with."""
+    spec = example["spec"]
+    stop = {"epochs": epochs(FIRST_SECONDS, rate, samples)}
+    return {**example, "spec": {**spec, "training": {**spec["training"], "stopAfter": stop}}}
+
+
+def second_job(first: dict[str, Any], profile: str, rate: float, samples: int) -> dict[str, Any]:
     """A shorter job of the same model that knows its profile, on the workers that it names."""
     spec = first["spec"]
-    workers = {**spec["workers"], "replicas": SECOND_WORKERS, "pools": [TAKEN]}
+    workers = {**spec["workers"], "replicas": WORKERS, "pools": [TAKEN]}
     workers.pop("maxReplicas")
-    training = {**spec["training"], "stopAfter": {"epochs": epochs}}
+    training = {**spec["training"], "stopAfter": {"epochs": epochs(SECOND_SECONDS, rate, samples)}}
     return {
         **first,
         "metadata": {"name": "digits-again", "annotations": {"shoal.dev/speed-profile": profile}},
@@ -84,12 +91,6 @@ def second_job(first: dict[str, Any], profile: str, epochs: int) -> dict[str, An
             "training": training,
         },
     }
-
-
-def second_epochs(rate: float | None, samples: int) -> int:
-    """The epochs of the second job. `rate`: samples a second of a worker; `samples`: of an epoch."""
-    trained = SECOND_SECONDS * SECOND_WORKERS * (rate or 0.0)
-    return max(10, round(trained / samples)) if samples else 10
 
 
 @dataclass
@@ -125,12 +126,17 @@ def pools(stage: Stage) -> Told:
     if not isinstance(backend, Local):
         raise DevError("STORY=pools needs the local cluster: unset CLUSTER, and run it as root on Linux.")
     manifests = documents()
+    offered = offers(manifests)
+    here: list[tuple[float, int]] = []
+    side_by_side(lambda: backend.up([(BASE, False)]), lambda: here.append(measured()))
+    [(rate, samples)] = here
+    of_workers = WORKERS * offered[TAKEN].cores * rate
+    manifests = [first_job(m, of_workers, samples) if m["kind"] == "TrainingJob" else m for m in manifests]
     job = next(each for each in manifests if each["kind"] == "TrainingJob")
-    backend.up([(BASE, False)])
     backend.cluster.plane.kubectl("label", "node", BASE, f"{LABEL}={BASE}")
     backend.cluster.node(BASE).limit(0)
     stage.install(values())
-    with closing(Cloud(backend.cluster, offers(manifests), stage.report)) as cloud:
+    with closing(Cloud(backend.cluster, offered, stage.report)) as cloud:
         script = Script(cloud)
         watcher = Watcher(backend, NAMESPACE, job["metadata"]["name"])
         moments, last = _follow(stage, cloud, watcher, manifests, script)
@@ -138,8 +144,9 @@ def pools(stage: Stage) -> Told:
         profile = _profile(watcher)
         cloud.offers.update(offers(manifests))
         watcher = Watcher(backend, NAMESPACE, "digits-again")
-        epochs = second_epochs(throughput(moments).get(TAKEN), _per_epoch(profile))
-        again, _ = _follow(stage, cloud, watcher, [second_job(job, profile.metadata.name, epochs)])
+        rate = WORKERS * throughput(moments).get(TAKEN, 0.0)
+        second = second_job(job, profile.metadata.name, rate, samples)
+        again, _ = _follow(stage, cloud, watcher, [second])
         stage.part("secondJob")
     start, end = last.job.status.start_time, last.job.status.completion_time
     finished = (end - start).total_seconds() if start and end else None
@@ -155,7 +162,7 @@ def pools(stage: Stage) -> Told:
         moments,
         deadline=deadline,
         finished=finished,
-        samples=_samples(profile, job),
+        samples=float(samples * job["spec"]["training"]["stopAfter"]["epochs"]),
         learned={} if found is None else {
             name: known.worker(found.model, "CPU", 1, offer.cores, batch).seconds
             for name, offer in cloud.offers.items()
@@ -219,14 +226,6 @@ def _profile(watcher: Watcher) -> SpeedProfile:
     if not found:
         raise DevError("The job taught no SpeedProfile: it was too short, or its workers changed too often.")
     return SpeedProfile.model_validate(found[0])
-
-
-def _samples(profile: SpeedProfile, job: Mapping[str, Any]) -> float:
-    return float(_per_epoch(profile) * job["spec"]["training"]["stopAfter"]["epochs"])
-
-
-def _per_epoch(profile: SpeedProfile) -> int:
-    return (profile.status.model.samples_per_epoch if profile.status.model else None) or 0
 
 
 def _first_prediction(moments: list[Moment]) -> float | None:

@@ -388,6 +388,11 @@ class CapacityPoolStatus(Status):
     scaling: ScalingStatus | None = None
     """What `shoal-pools` scales for the pool. Unset: nothing."""
 
+    @property
+    def exhausted(self) -> Condition | None:
+        """The condition that says that it has no more nodes; None: as far as is known, it has."""
+        return next((c for c in self.conditions if c.type == "Exhausted" and c.status == "True"), None)
+
 
 class CapacityPool(Resource):
     """Interchangeable nodes: the same accelerator, zone, price and interruption rate."""

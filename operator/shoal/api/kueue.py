@@ -1,4 +1,4 @@
-"""Slim views of Kueue's Workload and ResourceFlavor (kueue.x-k8s.io/v1beta1), with only the fields that Shoal reads.
+"""Slim views of Kueue's Workload and ResourceFlavor (kueue.x-k8s.io/v1beta2), with only the fields that Shoal reads.
 
 As in `kube`. The Workloads are those that Shoal makes for jobs; Kueue's own, of single pods, are not read.
 """
@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 from shoal.api.base import ObjectMeta, Status
 from shoal.api.kube import PART, Condition, OwnedMeta
 
-KUEUE = "kueue.x-k8s.io/v1beta1"
+KUEUE = "kueue.x-k8s.io/v1beta2"
 
 
 @dataclass(frozen=True, slots=True, config=PART)

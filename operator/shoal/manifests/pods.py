@@ -6,8 +6,8 @@ fields that the operator depends on are set last.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.api.labels import ON_DEMAND, Place, RoleName
@@ -39,10 +39,12 @@ _WORKER_ANNOTATIONS = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}
 
 @dataclass(frozen=True)
 class Images:
-    """The images of pods whose template sets none."""
+    """The images of pods whose template sets none, and the nodes that they run on."""
 
     ps: str
     worker: str
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    """Labels of nodes, such as their architecture, where neither the pool nor the template has the key."""
 
 
 class PodFactory:
@@ -114,7 +116,8 @@ class PodFactory:
             template = _template(self._job, place.role)
             defaults = _defaults(self._job, place, self._images, where, self._platform)
             merged = merge(defaults, {k: v for k, v in template.items() if v is not None})
-            selector = {**node_selector(where), **(merged["spec"].get("nodeSelector") or {})}
+            given = merged["spec"].get("nodeSelector") or {}
+            selector = {**self._images.node_selector, **node_selector(where), **given}
             if selector:
                 merged["spec"]["nodeSelector"] = selector
             self._merged[key] = merged

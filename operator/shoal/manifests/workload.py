@@ -22,8 +22,9 @@ ADMISSION_MANAGER = "kueue-admission"
 """The field manager of an admission: of Kueue, and of whoever gives the quota back."""
 _OF_AN_ADMISSION = ("QuotaReserved", "Evicted", "Admitted", "Preempted", "Requeued", "DeactivationTarget")
 
-POD_PRIORITY, WORKLOAD_PRIORITY = "scheduling.k8s.io/priorityclass", "kueue.x-k8s.io/workloadpriorityclass"
-"""What a Workload calls the two kinds of priority classes."""
+POD_PRIORITY = {"group": "scheduling.k8s.io", "kind": "PriorityClass"}
+WORKLOAD_PRIORITY = {"group": "kueue.x-k8s.io", "kind": "WorkloadPriorityClass"}
+"""How a Workload names the two kinds of priority classes (`priorityClassRef`)."""
 
 
 def workload(job: TrainingJob, images: Images, platform: Platform = GENERIC) -> Manifest:
@@ -53,17 +54,17 @@ def workload(job: TrainingJob, images: Images, platform: Platform = GENERIC) -> 
     }
 
 
-def priority_class(job: TrainingJob) -> tuple[str, str]:
-    """(source, name) of the job's priority, as Kueue names the source; both empty if it names none.
+def priority_class(job: TrainingJob) -> dict[str, str] | None:
+    """The `priorityClassRef` of the job's priority; None if it names none.
 
     As of Kueue's own kinds of jobs: the job's label, or else the first PriorityClass of a template.
     """
     if name := job.metadata.labels.get(names.PRIORITY_CLASS):
-        return WORKLOAD_PRIORITY, name
+        return {**WORKLOAD_PRIORITY, "name": name}
     for role in (job.spec.parameter_servers, job.spec.workers):
         if name := (role.template.get("spec") or {}).get("priorityClassName"):
-            return POD_PRIORITY, name
-    return "", ""
+            return {**POD_PRIORITY, "name": name}
+    return None
 
 
 def stands_for(job: TrainingJob, place: Place) -> bool:
@@ -108,7 +109,7 @@ def requeued(found: Manifest, now: datetime) -> Manifest | None:
         return None
     reason, message = evicted["reason"], evicted.get("message", "")
     generation, admitted = found["metadata"].get("generation", 0), conditions.get("Admitted") or {}
-    past = status.get("accumulatedPastExexcutionTimeSeconds", 0)  # Kueue's spelling
+    past = status.get("accumulatedPastExecutionTimeSeconds", 0)
     if admitted.get("status") == "True":
         past += int((now - datetime.fromisoformat(admitted["lastTransitionTime"])).total_seconds())
 
@@ -123,7 +124,7 @@ def requeued(found: Manifest, now: datetime) -> Manifest | None:
         {
             **{key: value for key, value in status.items() if key in {"requeueState", "admissionChecks"}},
             "conditions": [conditions[kind] for kind in _OF_AN_ADMISSION if kind in conditions],
-            "accumulatedPastExexcutionTimeSeconds": past,
+            "accumulatedPastExecutionTimeSeconds": past,
         },
         resourceVersion=found["metadata"]["resourceVersion"],
     )

@@ -83,10 +83,10 @@ class Proposal:
     parameter_servers: int
     reason: str
     """Why, in plain sentences."""
+    since: datetime
+    """Since when the planner proposes the same counts."""
     age_seconds: float = 0.0
     """How long ago it was made."""
-    since: datetime | None = None
-    """Since when the planner proposes the same counts."""
     finish_time: datetime | None = None
     cost: float | None = None
     """Expected cost of the whole job, including what was spent."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shoal.manifests import Images
 from shoal.policy.decide.afterwards import clean_up
 from shoal.policy.decide.decide import decide
 from shoal.policy.facts.read import read
@@ -28,7 +27,7 @@ def plan(seen: Observation, memory: Memory | None = None) -> Plan:
     """
     job = seen.job
     if (images := job.status.images) is not None:  # a newer operator must not mix versions within a job
-        seen = replace(seen, images=Images(images.ps, images.worker))
+        seen = replace(seen, images=replace(seen.images, ps=images.ps, worker=images.worker))
     if job.metadata.deletion_timestamp or not job.spec.ours:
         return Plan((), job.status)
     facts = read(seen, memory)

@@ -333,7 +333,7 @@ class Operator:
         if any(each is not None and not each.readable for each in reflectors):
             return (
                 "Kueue's Workloads and ResourceFlavors cannot be listed:"
-                " it is not installed, not permitted, or does not answer"
+                " it is not installed, older than 0.15, not permitted, or does not answer"
             )
         return ""
 

@@ -61,6 +61,7 @@ class Settings:
             images=Images(
                 ps=_required(environment, "SHOAL_IMAGE_PS"),
                 worker=_required(environment, "SHOAL_IMAGE_WORKER"),
+                node_selector=labels_of(environment, "SHOAL_NODE_SELECTOR"),
             ),
             namespace=get("SHOAL_NAMESPACE", ""),
             node_signals=_flag(environment, "SHOAL_NODE_SIGNALS", True),
@@ -123,6 +124,14 @@ def number_of(environment: Mapping[str, str], name: str, default: int) -> int:
     if not text.isdigit():
         raise UsageError(f"{name}={text} must be a non-negative integer")
     return int(text)
+
+
+def labels_of(environment: Mapping[str, str], name: str) -> dict[str, str]:
+    """A variable such as `kubernetes.io/arch=amd64,kubernetes.io/os=linux`."""
+    pairs = [each.partition("=") for each in environment.get(name, "").split(",") if each.strip()]
+    if wrong := ["".join(pair) for pair in pairs if not (pair[0].strip() and pair[1])]:
+        raise UsageError(f"{name}: {wrong[0]!r} must be label=value")
+    return {key.strip(): value.strip() for key, _, value in pairs}
 
 
 def _flag(environment: Mapping[str, str], name: str, default: bool) -> bool:

@@ -32,11 +32,6 @@ class Interval:
         """The interval of 1 / quantity (seconds per step <-> steps per second); all must be > 0."""
         return Interval(1.0 / self.high, 1.0 / self.mean, 1.0 / self.low)
 
-    @property
-    def relative_sigma(self) -> float:
-        """The standard deviation relative to the mean, of a normal distribution of the logarithm."""
-        return math.log(self.high / self.low) / (2 * 1.6449)
-
 
 @dataclass(frozen=True)
 class ModelFeatures:

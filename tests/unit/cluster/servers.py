@@ -37,6 +37,10 @@ class SmallServer:
         self.objects: dict[str, Json] = {}
         self.writes: list[tuple[str, str, Any]] = []
         self.watches: list[asyncio.Queue[bytes | Exception]] = []
+        self.told_of_progress: list[asyncio.Queue[bytes | Exception]] = []
+        """Those that asked for bookmarks."""
+        self.cached: list[Json] = []
+        """What is listed to whoever is content with any version."""
         self.history: list[tuple[int, bytes]] = []
         self.oldest = 0
         self.lists = 0
@@ -72,8 +76,10 @@ class SmallServer:
         self._publish("DELETED", gone)
 
     def bookmark(self) -> None:
-        """Send a bookmark to all watches."""
-        self._publish("BOOKMARK", {"metadata": {"resourceVersion": str(self.version)}}, remember=False)
+        """Send a bookmark to all watches that asked for them."""
+        line = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(self.version)}}}
+        for watch in self.told_of_progress:
+            watch.put_nowait(json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
     def send(self, line: bytes) -> None:
         """Send a line to all watches."""
@@ -90,10 +96,9 @@ class SmallServer:
         self.oldest = self.version
         self.history.clear()
 
-    def _publish(self, kind: str, published: Json, *, remember: bool = True) -> None:
+    def _publish(self, kind: str, published: Json) -> None:
         line = json.dumps({"type": kind, "object": published}, separators=(",", ":")).encode() + b"\n"
-        if remember:
-            self.history.append((self.version, line))
+        self.history.append((self.version, line))
         self.send(line)
 
     # --- the transport
@@ -133,7 +138,8 @@ class SmallServer:
             items, at = self._pages.pop(token)
         else:
             self.lists += 1
-            items, at = list(self.objects.values()), self.version
+            fresh = query.get("resourceVersion") != "0"
+            items, at = (list(self.objects.values()), self.version) if fresh else (self.cached, self.oldest)
         size = min(self.page_size, int(query.get("limit", self.page_size)))
         page, rest = items[:size], items[size:]
         meta = {"resourceVersion": str(at)}
@@ -161,10 +167,14 @@ class SmallServer:
             if version > since:
                 watch.put_nowait(line)
         self.watches.append(watch)
+        if query.get("allowWatchBookmarks") == "true":
+            self.told_of_progress.append(watch)
         try:
             yield self._lines(watch)
         finally:
             self.watches.remove(watch)
+            if watch in self.told_of_progress:
+                self.told_of_progress.remove(watch)
 
     @staticmethod
     async def _lines(watch: asyncio.Queue[bytes | Exception]) -> AsyncIterator[bytes]:

@@ -160,6 +160,28 @@ async def test_server_that_answers_slowly_does_not_lose_the_lease() -> None:
     keeping.cancel()
 
 
+async def test_writes_end_with_what_the_others_see_of_the_lease() -> None:
+    """A renewal counts from before it was sent: the server may have stored it then, and answered late."""
+    server, sent = LeaseServer(), list[float]()
+    loop, inner = asyncio.get_running_loop(), server.request
+
+    async def answered(*args: Any, **options: Any) -> Answer:
+        at = loop.time()
+        answer = await inner(*args, **options)
+        sent.append(at)
+        return answer
+
+    server.request = answered  # type: ignore[method-assign]
+    lease = candidate(server, "one")
+    await lease.acquire()
+    server.delay = 6.0
+    keeping = asyncio.create_task(lease.keep())
+    for _ in range(60):
+        await asyncio.sleep(1)
+        assert lease.seconds_left() == pytest.approx(max(sent) + TIMES.renew_deadline - loop.time())
+    keeping.cancel()
+
+
 async def test_request_that_hangs_does_not_delay_the_next() -> None:
     server = LeaseServer()
     lease = candidate(server, "one")

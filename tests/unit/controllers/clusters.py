@@ -124,6 +124,8 @@ class Cluster:
         where = path.removesuffix("/status")
         if where not in self.objects:
             return Answer(404, b"{}")
+        if isinstance(body, dict) and not _same_uid(body, self.objects[where]):
+            return Answer(409, b'{"message": "the UID in the precondition does not match"}')
         if isinstance(body, list):
             patched = json_patched(self.objects[where], body)
             return Answer(422, b"{}") if patched is None else _ok(self.add(where, patched))
@@ -143,7 +145,18 @@ class Cluster:
             return Answer(404, b"{}")
         if body and body["preconditions"]["uid"] != known["metadata"]["uid"]:
             return Answer(409, b'{"message": "the UID in the precondition does not match"}')
+        if (body or {}).get("propagationPolicy", "Background") != "Orphan":
+            for each in [p for p, o in self.objects.items() if _owned_by(o, known["metadata"]["uid"])]:
+                self.objects.pop(each)
         return _ok(self.objects.pop(path))
+
+
+def _same_uid(body: Json, known: Json) -> bool:
+    return body.get("metadata", {}).get("uid") in {None, known["metadata"]["uid"]}
+
+
+def _owned_by(found: Json, uid: str) -> bool:
+    return any(each["uid"] == uid for each in found["metadata"].get("ownerReferences") or ())
 
 
 def _ok(content: Json) -> Answer:

@@ -152,8 +152,8 @@ def test_sources_of_one_or_all_namespaces() -> None:
     assert {
         source.path for name, source in sources("ml", kueue=True).items() if name not in sources("ml")
     } == {
-        "/apis/kueue.x-k8s.io/v1beta1/namespaces/ml/workloads",
-        "/apis/kueue.x-k8s.io/v1beta1/resourceflavors",
+        "/apis/kueue.x-k8s.io/v1beta2/namespaces/ml/workloads",
+        "/apis/kueue.x-k8s.io/v1beta2/resourceflavors",
     }
     within = sources("ml")
     assert within["pods"].path == "/api/v1/namespaces/ml/pods"

@@ -30,7 +30,8 @@ from dev.demo.pools.figures import (
     throughput,
 )
 from dev.demo.pools.record import Moment, WorkerSeen
-from dev.demo.pools.story import Script, documents, offers, second_job, values
+from dev.demo.pools.story import Script, documents, first_job, offers, second_job, values
+from dev.demo.pools.work import FEWEST_EPOCHS, epochs, measured
 from dev.demo.tell import Stage
 from dev.demo.watch import Picture
 from dev.errors import DevError
@@ -222,10 +223,25 @@ def test_the_example_is_what_the_story_runs() -> None:
         "on-demand-fast": (0.2, False),
     }
     job = next(each for each in manifests if each["kind"] == "TrainingJob")
-    again = TrainingJob.model_validate(second_job(job, "model-1", 50))
+    first = first_job(job, 3760.0, 1437)
+    assert first["spec"]["training"]["stopAfter"] == {"epochs": round(90 * 3760 / 1437)}
+    again = TrainingJob.model_validate(second_job(first, "model-1", 1000.0, 1437))
+    assert again.spec.training.stop_after.epochs == round(45 * 1000 / 1437)
     assert again.spec.elasticity.mode == "Manual"
     assert again.metadata.annotations == {"shoal.dev/speed-profile": "model-1"}
     assert values()["replicas"] == "1"
+
+
+def test_jobs_have_so_much_to_do_that_they_last_as_long_on_any_machine() -> None:
+    assert (epochs(90, 1000.0, 1500), epochs(90, 2000.0, 1500)) == (60, 120)
+    assert epochs(90, 0.0, 1500) == epochs(90, 1000.0, 0) == FEWEST_EPOCHS
+
+
+@pytest.mark.nightly
+def test_the_speed_of_this_machine_is_measured_by_the_example_itself() -> None:
+    rate, samples = measured()
+    assert rate > 100
+    assert samples == 1437
 
 
 def test_both_jobs_are_played_and_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -256,6 +272,7 @@ def test_both_jobs_are_played_and_told(monkeypatch: pytest.MonkeyPatch, tmp_path
 
     monkeypatch.setattr(story, "Watcher", Watching)
     monkeypatch.setattr(story, "Cloud", _Cloud)
+    monkeypatch.setattr(story, "measured", lambda: (9400.0, 1437))
     monkeypatch.setattr(story, "APPLIED", tmp_path / "build" / "applied.yaml")
     monkeypatch.setattr(telling, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(telling, "command", lambda *args, **_: done.append(" ".join(args[:2])))

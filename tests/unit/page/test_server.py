@@ -163,6 +163,26 @@ async def test_the_stream_says_what_changes_and_only_that(
         assert [await event(), await event()] == [("overview", nothing), ("job", None)]
 
 
+async def test_so_many_open_pages_and_no_more(
+    session: aiohttp.ClientSession, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each holds a connection and is told of each change; one that is closed makes room at the next."""
+    monkeypatch.setattr("shoal.page.server.STREAMS", 2)
+    monkeypatch.setattr("shoal.page.server.QUIET_SECONDS", 0.01)
+    first, second = [await session.get("/api/stream") for _ in range(2)]
+    async with session.get("/api/stream") as third:
+        assert third.status == 503
+        assert "2 pages are open already" in await third.text()
+    first.close()
+    for _ in range(100):
+        page.look()
+        async with session.get("/api/stream") as third:
+            if third.status == 200:
+                break
+    assert third.status == 200
+    second.close()
+
+
 async def test_it_looks_again_and_again(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     looks, thrice = [], asyncio.Event()
 

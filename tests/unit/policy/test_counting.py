@@ -128,6 +128,21 @@ def test_frozen_virtual_machine_is_left_alone(reason: str, meaning: Meaning) -> 
     assert signal.meaning is meaning
 
 
+def test_worker_that_fails_again_and_again_waits_at_most_a_minute() -> None:
+    world = running_world()
+    waits = []
+    for incarnation in range(9):
+        world.kill_pod(f"digits-worker-0-{incarnation}", 1)
+        began = world.now
+        world.reconcile()
+        while f"digits-worker-0-{incarnation + 1}" not in world.pods:
+            world.now += timedelta(seconds=1)
+            world.reconcile()
+        waits.append((world.now - began).total_seconds())
+        world.settle()
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+
+
 def test_worker_that_is_preempted_again_and_again_waits_longer() -> None:
     world = running_world()
     waits = []

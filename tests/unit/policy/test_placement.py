@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -26,6 +27,7 @@ from shoal.manifests.platforms import (
 from shoal.policy.model import Refusal, RefusalKind
 from shoal.policy.plan import plan
 from tests.unit.policy import build
+from tests.unit.policy.pools import pool
 
 AUTOPILOT_KEYS = {
     "cloud.google.com/compute-class",
@@ -82,6 +84,30 @@ def test_autopilot_admits_every_pod(
     assert not made["spec"].get("nodeSelector")
     assert not any(made["spec"].get(field) for field in ("hostNetwork", "hostPID", "hostIPC"))
     assert not any("hostPath" in volume for volume in made["spec"]["volumes"])
+
+
+def test_a_pod_goes_where_its_image_runs_unless_its_pool_or_template_says_otherwise() -> None:
+    arch, images = "kubernetes.io/arch", replace(build.IMAGES, node_selector={"kubernetes.io/arch": "amd64"})
+
+    def selected(where: Where | None = None, **template: Any) -> dict[str, str]:
+        job = build.job(workers={"replicas": 1, "template": {"spec": template}})
+        return manifests.pod(job, Place("worker", 0, 0), images, where, GKE)["spec"].get("nodeSelector", {})
+
+    arm = pool("arm", nodeSelector={"pool": "arm", arch: "arm64"})
+    assert selected() == {arch: "amd64"}
+    assert selected(nodeSelector={"team": "ml"}) == {arch: "amd64", "team": "ml"}
+    assert selected(nodeSelector={arch: "arm64"}) == {arch: "arm64"}
+    assert selected(Where("Any", pool=arm)) == {"pool": "arm", arch: "arm64"}
+
+
+def test_a_silent_node_keeps_a_pod_for_no_more_than_15_s() -> None:
+    made = manifests.pod(build.job(), Place("worker", 0, 0), build.IMAGES, Where("Spot"), GKE)
+    silence = {
+        t["key"]: t.get("tolerationSeconds")
+        for t in made["spec"]["tolerations"]
+        if t["effect"] == "NoExecute"
+    }
+    assert silence == {"node.kubernetes.io/not-ready": 15, "node.kubernetes.io/unreachable": 15}
 
 
 def test_excluded_nodes_are_named_where_that_is_admitted() -> None:

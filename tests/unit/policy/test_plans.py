@@ -119,6 +119,23 @@ def test_workers_that_are_too_many_work_until_the_others_have_their_nodes() -> N
     assert world.status["restarts"]["disruptions"] == 2
 
 
+def test_workers_that_are_too_many_work_until_those_that_move_have_their_nodes() -> None:
+    """A plan of fewer workers in another pool would leave the job with those that move, while that has no node."""
+    world = auto(nodes={"od": 2})
+    world.propose({"od": 2})
+    world.settle()
+    world.propose({"a": 1})
+    world.settle()
+    world.tick(seconds=61)
+    world.settle()
+    assert world.by_pool() == {"od": 2}
+    assert (world.status["plan"]["pools"], world.status["workers"]["desired"]) == ({"a": 1}, 1)
+    world.add("a-0", "a")
+    world.settle()
+    assert world.by_pool() == {"a": 1}
+    assert world.status["restarts"]["disruptions"] == 0
+
+
 def test_shrinking_drains_the_worker_of_least_speed_for_its_price() -> None:
     world = auto()
     world.propose({"a": 2, "b": 2})

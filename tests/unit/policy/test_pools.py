@@ -10,6 +10,8 @@ import pytest
 
 from shoal.controllers.trainingjob.claims import holdings
 from shoal.manifests.platforms import AUTOPILOT, GKE, KARPENTER, Platform
+from shoal.policy.decide.exclusion import exclude
+from shoal.policy.facts.read import read
 from shoal.policy.plan import plan
 from tests.unit.policy import build
 from tests.unit.policy.pools import EXHAUSTED, FALLBACK, Pools, created, pool
@@ -333,6 +335,17 @@ def test_node_on_which_workers_fail_is_avoided_for_a_while() -> None:
     world.now += timedelta(seconds=601)
     world.reconcile()
     assert world.status["excludedNodes"] == []
+
+
+def test_as_many_nodes_as_a_status_holds_are_avoided_the_newest_first() -> None:
+    rule = {"failuresBeforeExclude": 2, "cooldownSeconds": 600}
+    world = Pools(pool("a"), nodes={"a": 1}, replicas=1, nodeExclusion=rule)
+    facts = read(world.observation())
+    failed = [(f"node-{number}", "Error") for number in range(70)]
+    once = exclude(facts, failed)
+    assert list(once.failures) == [f"node-{number}" for number in range(6, 70)]
+    twice = exclude(facts, [*failed, *failed])
+    assert [each.node for each in twice.nodes] == [f"node-{number}" for number in range(6, 70)]
 
 
 @pytest.mark.parametrize(("platform", "told"), [(GKE, True), (KARPENTER, False), (AUTOPILOT, False)])

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from prometheus_client import generate_latest
 
+from shoal.api.events import Event
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import Answer, Query
 from shoal.controllers.state import sources
 from shoal.controllers.trainingjob.credentials import InstallKey
+from shoal.errors import Unavailable
 from shoal.policy.model import Images
-from shoal.process.operator import Operator
+from shoal.process.operator import LEASE_TIMES, Operator
 from shoal.process.settings import Settings
-from tests.unit.controllers.clusters import Cluster, UnreachableCoordinator
+from tests.unit.controllers.clusters import NOW, Cluster, UnreachableCoordinator
 from tests.unit.policy import build
 
 
@@ -71,6 +74,49 @@ async def test_operator_without_permission_or_crd_is_not_ready(status: int) -> N
     await asyncio.sleep(60)
     assert operator.unread() == []
     assert "shoal_leading 1.0" in generate_latest(operator.metrics.registry).decode()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.looptime
+async def test_its_writes_end_with_the_lease() -> None:
+    cluster = EmptyCluster(jobs=NO_OBJECTS)
+    settings = Settings(install_key=InstallKey(b"k" * 32), images=Images(ps="ps:1", worker="worker:1"))
+    operator = Operator(cluster, settings, UnreachableCoordinator())
+    task = asyncio.create_task(operator.run())
+    await asyncio.sleep(60)
+    operator.recorder.record(build.job(), [Event("Normal", "One", "told")])
+    await asyncio.sleep(5)
+    assert cluster.writes("POST", "events") == ["events"]
+    cluster.fault = lambda _method, path: Unavailable("partition") if "/leases" in path else None
+    await asyncio.sleep(LEASE_TIMES.renew_deadline + 1)
+    operator.recorder.record(build.job(), [Event("Normal", "Two", "never told")])
+    await operator.recorder.drain()
+    assert cluster.writes("POST", "events") == ["events"]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(("seconds", "outage"), [(3600, True), (5, False)])
+async def test_lease_that_nobody_renewed_for_long_was_an_outage_of_the_server(
+    seconds: int, outage: bool
+) -> None:
+    """A new leader cannot tell who was away, and does not take silent nodes for lost ones."""
+    cluster = EmptyCluster(jobs=NO_OBJECTS)
+    settings = Settings(install_key=InstallKey(b"k" * 32), images=Images(ps="ps:1", worker="worker:1"))
+    operator = Operator(cluster, settings, UnreachableCoordinator(), wall=lambda: NOW)
+    spec = {
+        "holderIdentity": "another",
+        "leaseDurationSeconds": 15,
+        "renewTime": (NOW - timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+    }
+    where = f"/apis/coordination.k8s.io/v1/namespaces/{settings.lease_namespace}/leases/{settings.lease_name}"
+    cluster.add(where, {"metadata": {"name": settings.lease_name}, "spec": spec})
+    task = asyncio.create_task(operator.run())
+    await asyncio.sleep(60)
+    assert operator.lease.held
+    assert (operator._outage.returned_at is not None) == outage
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 

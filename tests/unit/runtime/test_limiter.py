@@ -51,6 +51,17 @@ async def test_urgent_request_does_not_wait_behind_those_of_a_job_that_begins() 
     assert loop.time() == pytest.approx(10, abs=0.1)
 
 
+async def test_ordinary_requests_pause_after_an_urgent_one_was_shed() -> None:
+    server = SmallServer()
+    limited = Limited(server)
+    server.fault = lambda _method, _path: Unavailable("429", retry_after=7.0)
+    with pytest.raises(Unavailable):
+        await limited.request("GET", "/x", urgent=True)
+    server.fault = lambda _method, _path: None
+    await limited.request("GET", "/x")
+    assert asyncio.get_running_loop().time() >= 7.0
+
+
 async def test_all_requests_wait_out_the_pause_that_the_server_asks_for() -> None:
     """B18: Retry-After was ignored, and the first retry came after 50 ms."""
     server = SmallServer()

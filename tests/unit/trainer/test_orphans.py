@@ -8,13 +8,19 @@ import sys
 import psutil
 import pytest
 
-CHILD = "from shoal_trainer.termination.orphans import follow_parent; follow_parent(); print('up', flush=True); input()"
+CHILD = """
+import signal
+from shoal_trainer.termination.orphans import follow_parent
+follow_parent()
+print("up", flush=True)
+signal.pause()  # no end of a file tells it that its parent is gone
+"""
 PARENT = """
 import os, subprocess, sys
 pid = {pid}
 child = subprocess.Popen(
     [sys.executable, "-c", sys.argv[1]],
-    stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | {{"SHOAL_PARENT_PID": str(pid)}}, text=True,
+    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=os.environ | {{"SHOAL_PARENT_PID": str(pid)}}, text=True,
 )
 print(child.pid, child.stdout.readline().strip(), flush=True)
 input()
@@ -33,9 +39,12 @@ def test_child_exits_when_its_parent_is_killed() -> None:
         pid, word = process.stdout.readline().split()
         assert word == "up"
         child = psutil.Process(int(pid))
-        process.kill()
-        child.wait(30)
-        assert not child.is_running()
+        try:
+            process.kill()
+            child.wait(30)
+        finally:
+            if child.is_running():
+                child.kill()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="prctl is Linux's")

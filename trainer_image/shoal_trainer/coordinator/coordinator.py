@@ -343,7 +343,10 @@ class Coordinator:
         training = self.course.trains and not tasks.ending
         team = [member for member in self.members.active() if member.pushes(now)] if training else []
         slowest = max((member.push_seconds or 0.0 for member in team), default=0.0)
-        self.speeds.observe(now, frozenset(member.worker for member in team), slowest)
+        pushing = frozenset(member.worker for member in team)
+        gone = self.speeds.team - pushing
+        left = self.members.left(gone) if training else gone
+        self.speeds.observe(now, pushing, slowest, left)
 
     def _contact(self, worker: Worker) -> Member:
         slot, incarnation = worker

@@ -203,6 +203,10 @@ class Members:
         slot, incarnation = worker
         return [m for m in self.present() if m.slot == slot and m.incarnation < incarnation]
 
+    def left(self, workers: Iterable[Worker]) -> frozenset[Worker]:
+        """Those of these workers that have left by themselves."""
+        return frozenset(each for each in workers if each in self.known and self.known[each].left)
+
     def active(self) -> list[Member]:
         """The active members."""
         return [member for member in self.known.values() if member.state is WorkerState.ACTIVE]

@@ -1,9 +1,11 @@
 """The measured steps of all workers, as cumulative sums by configuration: what the speed predictor learns from. Pure.
 
 A step counts only in a settled state. After a change of the members the parameter servers' queue, the new worker's
-caches and the clock of its GPU need some steps to become steady, so the first `SETTLE_STEPS` of the slowest worker, and
-at least `SETTLE_SECONDS`, are left out. A loss is noticed late (a worker is silent for seconds before anybody knows),
-so sums are kept back for as long as that takes, and dropped if it turns out that a member was lost.
+caches and the clock of its GPU need some steps to become steady, so the first `SETTLE_STEPS` of the slowest worker are
+left out, and those of at least `SETTLE_SECONDS`, unless workers only left. A loss is noticed late (a worker is silent
+for seconds before anybody knows), so sums are kept back for as long as that takes, and dropped if it turns out that a
+member was lost. Who comes, and who says that it leaves, is known at once: nothing is dropped then, or a job whose
+workers change often would learn nothing.
 """
 
 from __future__ import annotations
@@ -86,27 +88,37 @@ class Speeds:
         """What was measured since `_since`, and in the window before that: both may still be dropped."""
         self._kept: dict[Key, _Row] = defaultdict(_Row)
         self._since = -math.inf
-        self._team: frozenset[Worker] = frozenset()
+        self.team: frozenset[Worker] = frozenset()
+        """The workers that pushed when it was observed last."""
         self._slowest = 0.0
         self._settled_at = math.inf
 
-    def observe(self, now: float, team: frozenset[Worker], slowest: float) -> None:
-        """The workers that push now, and the longest time between two pushes of one of them, in seconds."""
+    def observe(
+        self, now: float, team: frozenset[Worker], slowest: float, left: frozenset[Worker] = frozenset()
+    ) -> None:
+        """The workers that push now, the longest time between two pushes of one of them, and who said goodbye.
+
+        `slowest` is in seconds. Of those who push no more only they are known not to have been lost.
+        """
         self._slowest = slowest
-        if team != self._team:
-            self._team = team
+        before, self.team = self.team, team
+        if before - team - left:
             self.disturbed(now)
-        elif now - self._since >= max(SILENCE_SECONDS, SILENCE_STEPS * slowest):
+        elif team - before:
+            self._settle(now)
+        elif before - team:
+            self._settled_at = max(self._settled_at, now + SETTLE_STEPS * slowest)
+        if now - self._since >= max(SILENCE_SECONDS, SILENCE_STEPS * slowest):
             self._merge(self._kept, now)
             self._kept, self._fresh = self._fresh, defaultdict(_Row)
             self._since = now
 
     def disturbed(self, now: float) -> None:
-        """The members changed, or a server was lost: drop what may have been measured in between, and settle again."""
+        """A worker or a server was lost: drop what may have been measured in between, and settle again."""
         self._fresh.clear()
         self._kept.clear()
         self._since = now
-        self._settled_at = now + max(SETTLE_SECONDS, SETTLE_STEPS * self._slowest)
+        self._settle(now)
 
     def task(self, now: float) -> None:
         """A worker has, or had, a task: the steps until shortly after it are not typical."""
@@ -116,9 +128,9 @@ class Speeds:
         self, now: float, worker: Worker, where: Callable[[], tuple[str, int, float, int]], timings: Timings
     ) -> None:
         """Add a step of this worker. `where`: its device, devices, cores and batch size."""
-        if now < self._settled_at or worker not in self._team or not timings.step > 0:
+        if now < self._settled_at or worker not in self.team or not timings.step > 0:
             return
-        self._fresh[(*where(), len(self._team), self._servers)].add(timings)
+        self._fresh[(*where(), len(self.team), self._servers)].add(timings)
 
     def report(self) -> tuple[SpeedSums, ...]:
         """All rows, the one that was measured last first."""
@@ -137,6 +149,9 @@ class Speeds:
             )
             for (device, devices, cores, batch_size, workers, servers), row in self._newest_first()
         )
+
+    def _settle(self, now: float) -> None:
+        self._settled_at = now + max(SETTLE_SECONDS, SETTLE_STEPS * self._slowest)
 
     def _merge(self, rows: dict[Key, _Row], now: float) -> None:
         for key, row in rows.items():

@@ -115,7 +115,6 @@ def _was(status: CapacityPoolStatus) -> Literal["Out", "Stocked"] | None:
     A pool that runs out loses nodes, so it was not out while workers had theirs and none waited. Once it is, it stays
     so until a node comes, however often it is tried again, if it is.
     """
-    exhausted = any(c.type == "Exhausted" and c.status == "True" for c in status.conditions)
     if status.out_since is not None:
-        return "Out" if exhausted or status.waiting else None
+        return "Out" if status.exhausted or status.waiting else None
     return "Stocked" if status.used and not status.waiting else None

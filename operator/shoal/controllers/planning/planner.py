@@ -152,7 +152,7 @@ class Planner:
             {planned.name: planned.priority for planned in fleet},
         )
         answers = [(jobs[name], plan, traded[name]) for name, plan in found.jobs.items()]
-        return self._each("job", answers, lambda one: self._proposal(*one, scene.now)), faults
+        return self._each("job", answers, lambda one: (one[0], self._proposal(*one, scene.now))), faults
 
     def _each(self, what: str, items: Iterable[T], make: Callable[[T], U]) -> list[U]:
         """What is made of each; those that fail are left out, and counted."""
@@ -165,16 +165,11 @@ class Planner:
                 logger.exception("a %s is left out of the plans: %.200r", what, item)
         return made
 
-    def _proposal(
-        self, job: TrainingJob, plan: JobPlan, trade: Trade, now: datetime
-    ) -> tuple[TrainingJob, Proposal]:
+    def _proposal(self, job: TrainingJob, plan: JobPlan, trade: Trade, now: datetime) -> Proposal:
         """The proposal that follows from a job's plan."""
-        old = self._known.get(job.metadata.uid)
-        counts = {pool: count for pool, count in plan.counts.items() if count}
-        same = old is not None and dict(old.proposal.pools) == counts
-        since = old.proposal.since if old is not None and same and old.proposal.since else now
-        fresh = proposal(job, plan, now, since, self._progress.course(job.metadata.uid))
-        return job, replace(fresh, urgent=fresh.urgent or trade.higher, traded=trade.pools)
+        uid = job.metadata.uid
+        known = self._known.get(uid)
+        return proposal(job, plan, trade, now, known.proposal if known else None, self._progress.course(uid))
 
     @staticmethod
     def _now() -> float:

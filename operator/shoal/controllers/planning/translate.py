@@ -14,6 +14,7 @@ from shoal.api.capacity_pool import CapacityPool
 from shoal.api.kube import Node
 from shoal.api.planning_status import CoursePoint
 from shoal.api.training_job import TrainingJob
+from shoal.controllers.planning.trades import Trade
 from shoal.policy.model import Proposal
 from shoal.sizing.fleet import FleetPool, JobPlan
 from shoal.sizing.fleet.resources import decimal, fleet_pool
@@ -35,11 +36,15 @@ def pool_values(pool: CapacityPool, nodes: Sequence[Node], now: datetime | None 
 def proposal(
     job: TrainingJob,
     plan: JobPlan,
+    trade: Trade,
     now: datetime,
-    since: datetime,
+    old: Proposal | None,
     course: Sequence[CoursePoint] = (),
 ) -> Proposal:
-    """What the policies are told of a plan, and of the `course` of the metric that ends the job."""
+    """What the policies are told of a plan, and of the `course` of the metric that ends the job.
+
+    `trade`: what others give and take by it. `old`: what was proposed before.
+    """
     objective = job.spec.elasticity.objective
     limited = objective.deadline_seconds is not None or objective.max_cost is not None
     at_risk = not plan.feasible or (plan.confidence is not None and plan.confidence < URGENT_CONFIDENCE)
@@ -48,23 +53,25 @@ def proposal(
         None if each is None else min(each, LONGEST_SECONDS)
         for each in (plan.finish_seconds, plan.finish_low, plan.finish_high)
     )
+    counts = {name: count for name, count in plan.counts.items() if count}
     return Proposal(
-        pools={name: count for name, count in plan.counts.items() if count},
+        pools=counts,
         parameter_servers=plan.parameter_servers,
         reason=plan.reason,
-        since=since,
+        since=old.since if old is not None and old.pools == counts else now,
         finish_time=None if finish is None else now + timedelta(seconds=finish),
         cost=None if plan.cost is None else plan.cost + spent,
         confidence=plan.confidence,
         feasible=plan.feasible,
-        urgent=limited and at_risk and MEASURED in plan.basis,
+        urgent=trade.higher or (limited and at_risk and MEASURED in plan.basis.values()),
+        traded=trade.pools,
         samples_per_second=plan.samples_per_second,
         remaining_seconds=finish,
         remaining_range=None if low is None or high is None else (low, high),
         relative_error=plan.pace.error if plan.pace else None,
         watched_seconds=plan.pace.seconds if plan.pace else None,
         measured=plan.measured,
-        basis=plan.basis,
+        basis="; ".join(f"{name}: {basis}" for name, basis in plan.basis.items()),
         course=tuple(course),
         speeds=dict(plan.speeds),
     )

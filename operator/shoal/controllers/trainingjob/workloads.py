@@ -24,8 +24,8 @@ from shoal.manifests.workload import (
 from shoal.policy.model import Manifest, TellWorkload
 
 CLASSES = {
-    WORKLOAD_PRIORITY: f"/apis/{KUEUE}/workloadpriorityclasses",
-    POD_PRIORITY: "/apis/scheduling.k8s.io/v1/priorityclasses",
+    WORKLOAD_PRIORITY["kind"]: f"/apis/{KUEUE}/workloadpriorityclasses",
+    POD_PRIORITY["kind"]: "/apis/scheduling.k8s.io/v1/priorityclasses",
 }
 
 
@@ -44,9 +44,9 @@ class Workloads:
             Refused: the class does not exist, or may not be read.
             Unavailable: it cannot be read now.
         """
-        source, wanted = priority_class(job)
-        path = CLASSES[source or POD_PRIORITY]
-        answer = await self._transport.request("GET", f"{path}/{wanted}" if wanted else path)
+        wanted = priority_class(job)
+        path = CLASSES[(wanted or POD_PRIORITY)["kind"]]
+        answer = await self._transport.request("GET", f"{path}/{wanted['name']}" if wanted else path)
         if answer.status in {403, 404}:
             raise Refused(answer.message)
         answer.accept()
@@ -56,11 +56,7 @@ class Workloads:
             found = min(defaults, key=lambda each: int(each["value"]), default={})
         priority: dict[str, Any] = {"priority": found.get("value", 0)}
         if found:
-            named = {
-                "priorityClassSource": source or POD_PRIORITY,
-                "priorityClassName": found["metadata"]["name"],
-            }
-            priority |= named
+            priority["priorityClassRef"] = wanted or {**POD_PRIORITY, "name": found["metadata"]["name"]}
         return {**manifest, "spec": {**manifest["spec"], **priority}}
 
     async def tell(self, job: TrainingJob, action: TellWorkload) -> None:

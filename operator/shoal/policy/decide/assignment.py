@@ -109,7 +109,7 @@ def _by_plan(
     left = Counter({Home(name): count for name, count in counts.items() if count > 0})
     result = Assignment()
     here = {**back, **at}
-    works = {index for index in at if losses[index] <= AT_WORK} | back.keys()
+    works = {**{index: home for index, home in at.items() if losses[index] <= AT_WORK}, **back}
     if not back and Counter(at.values()) <= left:  # as mostly: none has too many
         result.homes = dict(at)
         left -= Counter(at.values())
@@ -127,8 +127,9 @@ def _by_plan(
     fillers = [*(index for index in vacant if index in held), *movers, *(i for i in vacant if i not in held)]
     for index, home in zip(fillers[:room], missing, strict=False):
         result.homes[index] = home
-    # Fewer is no reason to stand still: whoever is to end works on in place of those that do not run yet.
-    coming = len(result.homes.keys() - works)
+    # Fewer is no reason to stand still: whoever is to end works on in place of those that do not run yet where they
+    # are to be.
+    coming = len(result.homes.items() - works.items())
     ending = [index for index in reversed(movers) if index not in result.homes and index in works]
     lingering = {index: back.get(index, here[index]) for index in ending[:coming]}
     return Assignment(result.homes | lingering, lingering=len(lingering))

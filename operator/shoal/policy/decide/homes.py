@@ -61,8 +61,7 @@ class Homes:
 
     def is_exhausted(self, home: Home) -> bool:
         """Whether it is known to have no more nodes now."""
-        conditions = self.pools[home.pool].status.conditions if home.pool else ()
-        return any(c.type == "Exhausted" and c.status == "True" for c in conditions)
+        return bool(home.pool) and self.pools[home.pool].status.exhausted is not None
 
     def on_demand(self, used: Counter[Home]) -> int:
         """How many of these workers live on demand."""
@@ -143,9 +142,5 @@ def server_where(facts: Facts) -> Where | None:
     """The nodes of the parameter servers, if the job names pools for them: the first that has nodes."""
     spec = facts.job.spec.parameter_servers
     known = [facts.seen.pools[name] for name in spec.pools if name in facts.seen.pools]
-    available = [
-        pool
-        for pool in known
-        if not any(c.type == "Exhausted" and c.status == "True" for c in pool.status.conditions)
-    ]
+    available = [pool for pool in known if pool.status.exhausted is None]
     return Where(spec.capacity, (available or known)[0]) if known else None

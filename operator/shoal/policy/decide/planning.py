@@ -51,8 +51,8 @@ def planned(facts: Facts, homes: Homes, replicas: int) -> Planned:
         return _auto(facts, homes, replicas, before, proposal)
     if mode == "Advise":
         if proposal is None:
-            return Planned(replicas, status=before, not_ready=_WAITING)
-        status = _status(facts, before, dict(proposal.pools), proposal)
+            return Planned(replicas, None, before, *_readiness(None))
+        status = _status(facts, before, proposal.pools, proposal, proposal.reason)
         return Planned(
             replicas, None, status, *_readiness(proposal), events=_changes(before, status, "advised: ")
         )
@@ -60,9 +60,6 @@ def planned(facts: Facts, homes: Homes, replicas: int) -> Planned:
     fits = proposal is not None and dict(proposal.pools) == counts
     status = _status(facts, before, counts, proposal if fits else None, "workers.replicas")
     return Planned(replicas, None, status)
-
-
-_WAITING = Reason("Waiting", "the planner has not proposed anything for these pools yet")
 
 
 def _usable(facts: Facts, homes: Homes) -> Proposal | None:
@@ -91,9 +88,8 @@ def _auto(
         if left := sorted(counts.keys() - here):
             known = _filled(homes, known, sum(counts.values()))
             reason = f"workers leave {', '.join(left)}, which workers.pools or workers.zonePolicy exclude now"
-    readiness: tuple[Reason | None, Reason | None] = (None, _WAITING)
+    readiness = _readiness(proposal)
     if proposal is not None:
-        readiness = _readiness(proposal)
         proposed = _clamped(homes, proposal, known)
         moves_anyway = bool(left) and sum(proposed.values()) >= sum(known.values())
         if sum(proposed.values()) < homes.job.spec.workers.min_replicas:
@@ -157,13 +153,12 @@ def _is_due(
         return True
     if _waits_for_measurement(facts, proposal):
         return False
+    if proposal.urgent:
+        return True
     wait = facts.job.spec.elasticity.stabilization_seconds
     grows = sum(proposed.values()) > sum(now.values())
-    since = proposal.since
-    if proposal.urgent or since is None:
-        return proposal.urgent
     seconds = wait.up if grows or proposal.traded else wait.down
-    return not facts.timers.pending(since + timedelta(seconds=seconds))
+    return not facts.timers.pending(proposal.since + timedelta(seconds=seconds))
 
 
 def _waits_for_measurement(facts: Facts, proposal: Proposal) -> bool:
@@ -175,7 +170,10 @@ def _waits_for_measurement(facts: Facts, proposal: Proposal) -> bool:
     return facts.timers.pending(began + timedelta(seconds=most))
 
 
-def _readiness(proposal: Proposal) -> tuple[Reason | None, Reason | None]:
+def _readiness(proposal: Proposal | None) -> tuple[Reason | None, Reason | None]:
+    """Why the plan is ready, and why it is not."""
+    if proposal is None:
+        return None, Reason("Waiting", "the planner has not proposed anything for these pools yet")
     if proposal.feasible:
         return Reason("Planned", proposal.reason), None
     return None, Reason("NotFeasible", proposal.reason)
@@ -194,11 +192,10 @@ def _status(
     before: PlanStatus | None,
     counts: Mapping[str, int],
     proposal: Proposal | None,
-    reason: str | None = None,
+    reason: str,
 ) -> PlanStatus:
     """The plan as it is told. Its expectations are those of the proposal with the same counts, if there is one."""
     changed = before is None or dict(before.pools) != dict(counts)
-    told = reason if reason is not None else proposal.reason if proposal else ""
     return PlanStatus(
         revision=(before.revision if before else 0) + changed,
         summary=", ".join(f"{count} {name}" for name, count in counts.items()),
@@ -207,7 +204,7 @@ def _status(
         finish_time=_minute(proposal.finish_time) if proposal else before and before.finish_time,
         cost=_decimal(proposal.cost, 2) if proposal else before and before.cost,
         confidence=_decimal(proposal.confidence, 2) if proposal else before and before.confidence,
-        reason=told if changed or before is None else before.reason,
+        reason=reason if changed or before is None else before.reason,
         decided_at=facts.now if changed or before is None else before.decided_at,
     )
 

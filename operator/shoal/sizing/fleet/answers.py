@@ -43,7 +43,7 @@ def answer_of(job: FleetJob, one: JobProblem, found: Plan) -> JobPlan:
         ),
         samples_per_second=expected,
         pace=one.pace,
-        basis="; ".join(f"{name}: {one.basis[name]}" for name, n in used if n),
+        basis={name: one.basis[name] for name, n in used if n},
         measured=one.measured,
         speeds={pool.name: pool.samples_per_second for pool in problem.pools},
     )
@@ -98,5 +98,4 @@ def unplanned(job: FleetJob, pools: Sequence[FleetPool], left: Mapping[str, int]
         reason=f"{reason} Run {fleet([by_name[name] for name in counts], list(counts.values()))}.",
         samples_per_second=None,
         pace=job.pace_before,
-        basis="nothing",
     )

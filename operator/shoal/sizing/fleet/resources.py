@@ -34,7 +34,7 @@ def fleet_pool(pool: CapacityPool, now: datetime | None = None) -> FleetPool:
         c.type == "Ready" and c.status == "False" and c.reason != "NoPrice" for c in status.conditions
     )
     starts = status.startup
-    out = next((c for c in status.conditions if c.type == "Exhausted" and c.status == "True"), None)
+    out = status.exhausted
     since = status.out_since or out.last_transition_time if out is not None else None
     weight = _weight(status.stock.counted_until, now)
     return FleetPool(

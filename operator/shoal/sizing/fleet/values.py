@@ -150,7 +150,8 @@ class JobPlan:
     reason: str
     samples_per_second: float | None
     pace: Pace | None
-    basis: str
+    basis: Mapping[str, str] = field(default_factory=dict)
+    """What the speed of its workers rests on, by pool."""
     measured: bool = False
     speeds: Mapping[str, float] = field(default_factory=dict)
     """Samples per second of one worker alone, by pool."""

@@ -21,6 +21,8 @@ from shoal.cluster.transport import Answer
 from shoal.controllers.planning import planner, scene
 from shoal.controllers.planning.metrics import PlanMetrics
 from shoal.controllers.planning.planner import Planner
+from shoal.controllers.planning.trades import Trade
+from shoal.controllers.planning.translate import proposal
 from shoal.controllers.speedprofile import reconcile
 from shoal.controllers.speedprofile.reconcile import (
     ANNOTATION,
@@ -40,6 +42,7 @@ from shoal.sizing.fleet import FleetJob, FleetPlan, JobPlan, plan_fleet
 from shoal.sizing.fleet.jobs import END_SECONDS, asked, fleet_job, running
 from shoal.sizing.fleet.resources import fleet_pool, profile_of
 from shoal.sizing.speed import efficiency
+from shoal.sizing.speed.measurements import MEASURED
 from shoal.telemetry.poller import Poller, Seen
 from shoal_trainer.contract import (
     DataReport,
@@ -705,7 +708,7 @@ async def test_nodes_are_given_up_at_once_for_a_higher_priority_only(priority: i
     counts = {"team/digits": {"spot": 2}, "team/other": {"spot": 6}}
 
     def plans(_pools: object, _profiles: object, jobs: list[FleetJob]) -> FleetPlan:
-        empty = JobPlan({}, 1, 60.0, None, None, 1.0, 1.0, 0.99, True, None, "", None, None, "spot: measured")
+        empty = JobPlan({}, 1, 60.0, None, None, 1.0, 1.0, 0.99, True, None, "", None, None)
         return FleetPlan({job.name: replace(empty, counts=counts[job.name]) for job in jobs})
 
     world = World(plan=plans)
@@ -725,6 +728,19 @@ async def test_nodes_are_given_up_at_once_for_a_higher_priority_only(priority: i
     theirs = world.planner.proposal(other.metadata.uid)
     assert theirs is not None
     assert (theirs.traded, theirs.urgent) == ({"spot"}, False)  # it takes them when they are left
+
+
+@pytest.mark.parametrize(
+    ("pool", "basis", "urgent"), [("spot", MEASURED, True), (MEASURED, "data sheets", False)]
+)
+def test_a_deadline_at_risk_is_urgent_once_speeds_are_measured(pool: str, basis: str, urgent: bool) -> None:
+    """A pool named `measured` is not."""
+    job = TrainingJob.model_validate(job_manifest())
+    late = JobPlan(
+        {pool: 2}, 1, 9e4, None, None, 1.0, 1.0, 0.1, False, "deadline", "", 1.0, None, {pool: basis}
+    )
+    found = proposal(job, late, Trade(), NOW, None)
+    assert (found.urgent, found.basis) == (urgent, f"{pool}: {basis}")
 
 
 async def test_what_the_user_says_of_the_model_counts_for_a_running_job() -> None:

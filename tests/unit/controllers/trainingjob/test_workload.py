@@ -56,18 +56,18 @@ def admit(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("labels", "spec", "priority"),
     [
-        ({PRIORITY_CLASS: "team"}, {}, ("kueue.x-k8s.io/workloadpriorityclass", "team", 50)),
-        ({}, {"workers": {"replicas": 2, **LOW}}, ("scheduling.k8s.io/priorityclass", "low", 1)),
-        ({}, {}, ("scheduling.k8s.io/priorityclass", "usual", 7)),
+        ({PRIORITY_CLASS: "team"}, {}, (("kueue.x-k8s.io", "WorkloadPriorityClass", "team"), 50)),
+        ({}, {"workers": {"replicas": 2, **LOW}}, (("scheduling.k8s.io", "PriorityClass", "low"), 1)),
+        ({}, {}, (("scheduling.k8s.io", "PriorityClass", "usual"), 7)),
     ],
 )
 async def test_priority_is_that_of_the_label_or_of_a_template_or_the_clusters(
-    labels: dict[str, str], spec: Json, priority: tuple[str, str, int]
+    labels: dict[str, str], spec: Json, priority: tuple[tuple[str, str, str], int]
 ) -> None:
     rig = rig_of(labels, **spec)
     await passes(rig)
     made = rig.cluster.objects[path(rig)]["spec"]
-    assert (made["priorityClassSource"], made["priorityClassName"], made["priority"]) == priority
+    assert (tuple(made["priorityClassRef"].values()), made["priority"]) == priority
     assert rig.cluster.writes("POST", "workloads") == ["workloads"]
     assert rig.pods() == set()
 
@@ -78,7 +78,7 @@ async def test_without_any_priority_class_it_is_0() -> None:
     await passes(rig)
     made = rig.cluster.objects[path(rig)]["spec"]
     assert made["priority"] == 0
-    assert "priorityClassName" not in made
+    assert "priorityClassRef" not in made
 
 
 async def test_a_class_that_is_not_there_is_told_and_asked_for_again() -> None:
@@ -114,6 +114,6 @@ async def test_quota_is_given_back_as_kueue_does_it_when_the_last_pod_has_ended(
     assert {kind: seen[kind]["status"] for kind in ("QuotaReserved", "Admitted", "Requeued")} == {
         "QuotaReserved": "False", "Admitted": "False", "Requeued": "True",
     }  # fmt: skip
-    assert rig.cluster.objects[path(rig)]["status"]["accumulatedPastExexcutionTimeSeconds"] == 30
+    assert rig.cluster.objects[path(rig)]["status"]["accumulatedPastExecutionTimeSeconds"] == 30
     last = ("DELETE", "/api/v1/namespaces/ns/pods/digits-ps-0-0")
     assert rig.cluster.requests.index(last) < rig.cluster.requests.index(("PATCH", f"{path(rig)}/status"))

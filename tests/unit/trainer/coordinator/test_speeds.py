@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shoal_trainer.contract import MAX_SPEEDS, StopAfter
 from shoal_trainer.coordinator import report
 from shoal_trainer.coordinator.members import SILENCE_SECONDS
-from shoal_trainer.coordinator.protocol import Heartbeat
+from shoal_trainer.coordinator.protocol import Heartbeat, Leave
 from shoal_trainer.coordinator.speeds import SETTLE_SECONDS, SETTLE_STEPS, Speeds
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.wire.messages import Progress, PushMeta, Timings
@@ -32,10 +32,10 @@ class Clock:
         self.now = 0.0
         self.speeds = Speeds(servers)
 
-    def run(self, seconds: float, team: frozenset, step: float = 0.25) -> None:
+    def run(self, seconds: float, team: frozenset, step: float = 0.25, left: frozenset = frozenset()) -> None:
         until = self.now + seconds
         while self.now < until:
-            self.speeds.observe(self.now, team, step)
+            self.speeds.observe(self.now, team, step, left)
             for worker in team:
                 self.speeds.pushed(self.now, worker, where, TIMINGS)
             self.now += step
@@ -87,6 +87,48 @@ def test_what_was_measured_before_a_loss_was_noticed_is_dropped() -> None:
         clock.run(SETTLE_SECONDS + 20, both)
     assert not any(key[0] == "H100-80GB" for key in clock.counts)
     assert clock.counts["T4", 1, 4, 32, 2, 2] >= before["T4", 1, 4, 32, 2, 2]
+
+
+def test_what_was_measured_before_a_worker_came_or_said_that_it_leaves_counts() -> None:
+    """Both are known at once: of 11 s of a settled team, none is lost, whatever follows."""
+    clock, both = Clock(), frozenset({A, B})
+    clock.run(SETTLE_SECONDS + 11, both)
+    clock.run(SETTLE_SECONDS, frozenset({A}), left=frozenset({B}))
+    clock.run(SETTLE_SECONDS + 11, both)
+    clock.run(3 * SILENCE_SECONDS, frozenset(), left=both)
+    assert clock.counts["T4", 1, 4, 32, 2, 2] == 2 * 2 * 11 / 0.25
+
+
+def test_after_a_goodbye_the_others_settle_for_ten_steps() -> None:
+    """Nothing of theirs is new: only the servers' queue has to empty."""
+    clock, step = Clock(), 0.25
+    clock.run(60, frozenset({A, B}))
+    clock.run(7, frozenset({A}), left=frozenset({B}))
+    clock.run(3 * SILENCE_SECONDS, frozenset(), left=frozenset({A}))
+    assert clock.counts["T4", 1, 4, 32, 1, 2] == 7 / step - SETTLE_STEPS
+
+
+def test_a_goodbye_does_not_end_the_settling_of_another_worker() -> None:
+    clock = Clock()
+    clock.run(30, frozenset({A}))
+    clock.run(3, frozenset({A, B}))
+    clock.run(SETTLE_SECONDS - 4, frozenset({B}), left=frozenset({A}))
+    clock.run(3 * SILENCE_SECONDS, frozenset(), left=frozenset({B}))
+    assert ("T4", 1, 4, 32, 1, 2) in clock.counts  # of A, before
+    clock = Clock()
+    clock.run(3, frozenset({A, B}))
+    clock.run(SETTLE_SECONDS - 4, frozenset({B}), left=frozenset({A}))
+    clock.run(3 * SILENCE_SECONDS, frozenset(), left=frozenset({B}))
+    assert clock.counts == {}
+
+
+def test_a_loss_that_is_noticed_after_a_goodbye_drops_what_was_measured_before_both() -> None:
+    clock, three = Clock(), frozenset({A, B, (2, 0)})
+    clock.run(SETTLE_SECONDS + 4, three)
+    clock.run(1, frozenset({A, B}), left=frozenset({(2, 0)}))
+    clock.run(SETTLE_SECONDS - 1, frozenset({A}), left=frozenset({(2, 0)}))
+    clock.run(3 * SILENCE_SECONDS, frozenset(), left=three)
+    assert clock.counts == {}
 
 
 def test_steps_during_and_right_after_a_task_do_not_count() -> None:
@@ -210,6 +252,16 @@ def test_one_and_two_workers_have_their_own_rows() -> None:
     counts = {key[4]: count for key, count in rows(bench).items()}
     assert counts.keys() == {1, 2}
     assert counts[2] > counts[1] > 20
+
+
+def test_a_worker_that_drains_leaves_what_was_measured_with_it() -> None:
+    bench = Bench(stop=StopAfter(epochs=9))
+    bench.join(0, device="T4")
+    bench.join(1, device="T4")
+    train(bench, (0, 1), SETTLE_SECONDS + 11)
+    bench.coordinator.leave(Leave(slot=1, incarnation=0))
+    train(bench, (0,), 2 * SILENCE_SECONDS + 1)
+    assert rows(bench)["T4", 1, 0, 2, 2, 1] >= 2 * 10 / 0.5
 
 
 def test_a_worker_that_joined_but_does_not_push_yet_does_not_count_as_a_member() -> None:
