@@ -27,10 +27,7 @@ ACCELERATORS_ENV = "SHOAL_ACCELERATORS"
 """The environment variable with how many GPUs the limits of a worker's container have."""
 
 SECRET_DIR = "/var/run/shoal/secret"
-"""The mount path of the job's Secret: `key` (32 bytes), `key-id`, `tls.crt`, `tls.key`.
-
-During a rotation also `previous-key` and `previous-key-id`.
-"""
+"""The mount path of the job's Secret: `key` (32 bytes), `key-id`, `tls.crt`, `tls.key`."""
 
 STORAGE_DIR = "/var/run/shoal/storage"
 """The mount path of the job's volume claim or ephemeral volume; its URI is `file://` + this."""

@@ -38,7 +38,7 @@ def save(store: SnapshotStore, stores: list[ShardStore], epoch: int = 0, **field
     number = store.next_number()
     files = [store.write_shard(number, epoch, copy) for shard in stores if (copy := shard.copy())]
     return store.publish(
-        Manifest(number=number, epoch=epoch, job_uid="uid", shards=tuple(files), model=MODEL, **fields)
+        Manifest(number=number, epoch=epoch, run="uid", shards=tuple(files), model=MODEL, **fields)
     )
 
 
