@@ -59,8 +59,9 @@ class Incarnations:
 
     def leave(self, slot: int, incarnation: int) -> bool:
         """Refuse pushes of this worker until it connects again; returns whether it is newly refused."""
-        before, self._left[slot] = self._left.get(slot), incarnation
-        return incarnation != before
+        newly = self._left.get(slot) != incarnation
+        self._left[slot] = incarnation
+        return newly
 
     def refused(self) -> tuple[dict[int, int], dict[int, int]]:
         """By slot: the oldest incarnation that may push, and the one that has left."""
