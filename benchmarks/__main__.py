@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.harness import Measurement, page, show, table, write
+from benchmarks.harness import Measurement, conditions, record, show, table, write
 
 PAGES = Path("docs/benchmarks")
 ORDER = (
@@ -40,6 +40,8 @@ def main() -> None:
     parser.add_argument("--record", action="store_true", help=f"write the tables and plots to {PAGES}")
     parser.add_argument("--output", type=Path, default=Path("build/bench.json"))
     options = parser.parse_args()
+    if options.record and options.quick:
+        parser.error("--quick is a smoke test: its figures are not for a page")
     console = Console(width=140)
     everything: list[Measurement] = []
     began = time.monotonic()
@@ -58,13 +60,12 @@ def main() -> None:
         title = (module.__doc__ or name).splitlines()[0]
         show(title, measured, console)
         if options.record and name != "convergence":  # its page holds more than the table
-            command = f"python -m benchmarks {name}{' --quick' if options.quick else ''}"
             # A benchmark may have a table of its own, and more to say beside it.
-            text = page(title.rstrip("."), command, getattr(module, "table", table)(measured))
+            found = conditions(f"python -m benchmarks {name}") + getattr(module, "table", table)(measured)
             if hasattr(module, "text"):
-                text += module.text(measured)
-            (PAGES / f"{name}.md").write_text(text)
-        if options.record and (plot := Path(f"build/{name}.png")).exists() and not options.quick:
+                found += module.text(measured)
+            record(PAGES / f"{name}.md", title.rstrip("."), found)
+        if options.record and (plot := Path(f"build/{name}.png")).exists():
             shutil.copy(plot, PAGES)
         everything += measured
     missed = [m.name for m in everything if m.met is False]

@@ -16,7 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, get_args
 
-from benchmarks.harness import Measurement, summary, write
+from benchmarks.harness import Measurement, record, summary, write
 from benchmarks.tasks import OTHERS, TASKS
 from benchmarks.virtual_job import (
     AllReduce,
@@ -63,7 +63,6 @@ MOST_SAMPLES = 3.0
 """A run that has not reached it after so many times the samples is given up."""
 PROCESSES = 2
 PAGE = Path("docs/benchmarks/convergence.md")
-BEGIN, END = "<!-- tables of python -m benchmarks.convergence -->", "<!-- end of the tables -->"
 
 
 def accuracy(case: tuple[str, Job]) -> float:
@@ -232,9 +231,7 @@ def main() -> None:
     text = "\n\n".join(tables)
     print(text)
     if options.record:
-        page = PAGE.read_text()
-        before, after = page.split(BEGIN)[0], page.split(END)[1]
-        PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+        record(PAGE, "Convergence", text)
 
 
 def _value(value: Any, workers: int) -> Any:

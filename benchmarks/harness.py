@@ -86,13 +86,26 @@ def show(title: str, measurements: Iterable[Measurement], console: Console) -> N
     console.print(table)
 
 
-def page(title: str, command: str, table: str) -> str:
-    """A table as a page of docs/benchmarks, with command, date and machine."""
+BEGIN, END = "<!-- measured -->", "<!-- end of what was measured -->"
+"""Around what `--record` replaces on a page."""
+
+
+def record(path: Path, title: str, found: str) -> None:
+    """Put what was measured on its page. What people wrote before and after it stays."""
+    text = path.read_text() if path.exists() else f"# {title}\n\n{BEGIN}{END}\n"
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"{path}: put {BEGIN} and {END} around what is to be replaced")
+    path.write_text(f"{before}{BEGIN}\n\n{found.strip()}\n\n{END}{after}")
+
+
+def conditions(command: str) -> str:
+    """The command, the date and the machine, as a page says them before its table."""
     load = "/".join(f"{one:.1f}" for one in os.getloadavg())
     return (
-        f"# {title}\n\n"
         f"`{command}` on {datetime.now(UTC):%Y-%m-%d}: {os.cpu_count()} cores ({_processor()}), shared with others;"
-        f" load {load} at the end. The median of the repeats, and their spread.\n\n{table}"
+        f" load {load} at the end. The median of the repeats, and their spread.\n\n"
     )
 
 

@@ -17,7 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Measurement, page, table
+from benchmarks.harness import Measurement, conditions, table
+from benchmarks.harness import record as put
 from benchmarks.operator import SCENARIOS, one, planning
 from benchmarks.operator.page import PLOT, draw, text
 
@@ -49,9 +50,7 @@ def record() -> None:
     draw(rows)
     title = "Operator: reaction and scale on a real control plane with fake nodes, beside a bare client"
     command = "python -m benchmarks.operator " + " ".join(name for name, _ in _kept())
-    (PAGES / "operator.md").write_text(
-        page(title, command, table(rows)) + text(rows) + "\n".join(when) + "\n"
-    )
+    put(PAGES / "operator.md", title, conditions(command) + table(rows) + text(rows) + "\n".join(when))
     shutil.copy(PLOT, PAGES)
 
 
