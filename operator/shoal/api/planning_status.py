@@ -89,3 +89,5 @@ class PoolUsage(Usage):
     """How many it took within a minute of each other the last time."""
     at_last_shock: int = 0
     """How many there were before."""
+    price_per_hour: str | None = None
+    """Of a node, when it was last counted: what it costs while the CapacityPool is not there. A decimal."""

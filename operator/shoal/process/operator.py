@@ -32,6 +32,7 @@ from shoal.controllers.trainingjob.reactions import Reactions
 from shoal.controllers.trainingjob.reconcile import Reconciler
 from shoal.controllers.trainingjob.report import Reporter
 from shoal.controllers.trainingjob.unreadable import Complaints
+from shoal.process.life import give_back
 from shoal.process.settings import Settings
 from shoal.runtime.controller import Controller
 from shoal.runtime.garbage import Garbage
@@ -82,7 +83,7 @@ class Operator:
         lease_times: LeaseTimes = LEASE_TIMES,
     ) -> None:
         self.metrics = metrics = Metrics()
-        self.garbage = Garbage()
+        self.garbage = Garbage(give_back)
         wakes = Wakes(
             jobs=self._wake_job, pools=self._wake_pool, profiles=self._wake_profile, plans=self._replan
         )

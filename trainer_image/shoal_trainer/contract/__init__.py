@@ -131,6 +131,7 @@ __all__ = [
     "MeasuredSums",
     "Message",
     "Metrics",
+    "Model",
     "ModelReport",
     "Number",
     "Outcome",
@@ -153,6 +154,7 @@ __all__ = [
     "WorkerState",
     "code_name",
     "job_key",
+    "lean",
     "names_of",
     "status_token",
 ]

@@ -6,7 +6,7 @@ from collections import Counter as Sums
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.training_job import TrainingJob
@@ -32,6 +32,11 @@ class PlanMetrics:
             "shoal_plan_faults_total",
             "What a plan had to leave out because of a fault, by what: job, pool, profile, report.",
             ["what"],
+            registry=metrics.registry,
+        )
+        self.rows_left_out = Gauge(
+            "shoal_plan_rows_left_out",
+            "Measured configurations of models that are not planned, too many for the last plan to learn from.",
             registry=metrics.registry,
         )
 

@@ -144,6 +144,7 @@ class Planner:
         found = self._plan(pools, list(profiles.values()), fleet)
         blamed = {id(each.profile): each.fault for each in found.left_out}
         faults |= {key: blamed[id(each)] for key, each in profiles.items() if id(each) in blamed}
+        self._metrics.rows_left_out.set(found.rows_left_out)
         self._metrics.faults.labels("job").inc(sum(bool(plan.fault) for plan in found.jobs.values()))
         traded = trades(
             {name: plan.counts for name, plan in found.jobs.items()},

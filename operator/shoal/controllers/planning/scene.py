@@ -68,16 +68,19 @@ class Scene:
             priority=max((pod.spec.priority for pod in look.pods), default=0),
             watched=paces.observe(look.job, look.report, look.reported_at),
         )
-        return replace(planned, pools=self._near(look) or planned.pools)
+        zone = self._zone(look)
+        return replace(planned, pools=self._near(look, zone) or planned.pools, servers_zone=zone)
 
-    def _near(self, look: Look) -> tuple[str, ...]:
-        """The pools that workers may go to: with `zonePolicy` Same, those in the zone where parameter server 0 is."""
-        spec, zone = look.job.spec.workers, ""
-        if spec.zone_policy == "Same":
-            servers = (pod for pod in look.pods if pod.place is not None and pod.place.is_coordinator)
-            nodes = (self.nodes.get(pod.spec.node_name or "") for pod in servers)
-            zone = next((node.metadata.labels.get(ZONE, "") for node in nodes if node is not None), "")
-        near = in_zone(self.pools, zone)
+    def _zone(self, look: Look) -> str:
+        """Where parameter server 0 is, which nothing moves; empty until it has a node."""
+        servers = (pod for pod in look.pods if pod.place is not None and pod.place.is_coordinator)
+        nodes = (self.nodes.get(pod.spec.node_name or "") for pod in servers)
+        return next((node.metadata.labels.get(ZONE, "") for node in nodes if node is not None), "")
+
+    def _near(self, look: Look, zone: str) -> tuple[str, ...]:
+        """The pools that workers may go to: with `zonePolicy` Same, those in the zone of the servers."""
+        spec = look.job.spec.workers
+        near = in_zone(self.pools, zone if spec.zone_policy == "Same" else "")
         return tuple(name for name in spec.pools if name in near or name not in self.pools)
 
 

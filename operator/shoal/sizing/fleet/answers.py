@@ -35,7 +35,7 @@ def answer_of(job: FleetJob, one: JobProblem, found: Plan) -> JobPlan:
         finish_high=finite(max(high, found.seconds)),
         cost=found.cost,
         cost_per_hour=problem.price_per_hour(found.counts),
-        confidence=found.chance,
+        confidence=found.kept,
         feasible=found.feasible,
         binding=found.binding,
         reason=" ".join(

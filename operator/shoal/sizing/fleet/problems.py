@@ -10,7 +10,7 @@ from shoal.sizing.accelerators import catalogue
 from shoal.sizing.availability import Stock
 from shoal.sizing.fleet.pace import at_present_pace, pace_of
 from shoal.sizing.fleet.values import FleetJob, FleetPool, Pace
-from shoal.sizing.plan.cost import capped, wire_bytes
+from shoal.sizing.plan.cost import wire_bytes
 from shoal.sizing.plan.deadline import can_still_be_kept
 from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers, StepWork, Work
 from shoal.sizing.speed import priors
@@ -86,9 +86,11 @@ def job_problem(
         raise UsageError(" ".join(notes) or "workers.pools names no pool: name at least one CapacityPool")
     if servers is None:
         servers = servers_of(model, speeds, (job.parameter_servers,))
-        servers = replace(servers, running=job.parameter_servers if job.running else 0)
+        servers = replace(
+            servers, running=job.parameter_servers if job.running else 0, zone=job.servers_zone or None
+        )
     problem = Problem(
-        pools=tuple(capped(options)),
+        pools=tuple(options),
         work=work,
         servers=servers,
         objective=Objective(

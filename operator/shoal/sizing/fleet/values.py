@@ -84,7 +84,7 @@ class FleetJob:
     else a `loss`; where all are None, it is not known, and `work_note` says why. Where the job ends by a metric, the
     samples are uncertain by `samples_sigma` (of their logarithm), and depend on the workers by `efficiency`. `beside`:
     what is to be done beside training steps; None: not known. `bytes_per_sample`: of an accelerator's memory; None: it
-    is not checked.
+    is not checked. `servers_zone`: where its parameter servers are; empty: not known, or in none that is named.
     `deadline_seconds` and `budget_left` are what is left from now; None: no limit. `running` workers need no start-up;
     `planned` are those of the plan that is being carried out. In the pools of `asked` it waits for nodes. `now`: what
     its workers do; where none can be watched, `pace_before` is what was found last. `fault`: why it cannot be
@@ -110,6 +110,7 @@ class FleetJob:
     on_demand_base: int = 0
     zone_policy: Literal["Same", "Preferred", "Any"] = "Same"
     parameter_servers: int = 1
+    servers_zone: str = ""
     running: Mapping[str, int] = field(default_factory=dict)
     planned: Mapping[str, int] = field(default_factory=dict)
     asked: tuple[str, ...] = ()
@@ -160,10 +161,14 @@ class JobPlan:
 
 @dataclass(frozen=True)
 class FleetPlan:
-    """The plans of all jobs, by name. `left_out`: profiles on which none of them rests."""
+    """The plans of all jobs, by name. `left_out`: profiles on which none of them rests.
+
+    `rows_left_out`: configurations of other models that were too many to learn from.
+    """
 
     jobs: dict[str, JobPlan]
     left_out: tuple[LeftOut, ...] = ()
+    rows_left_out: int = 0
 
     @property
     def cost(self) -> float:

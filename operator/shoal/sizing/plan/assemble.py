@@ -66,7 +66,7 @@ def problem_of(
             "run a job of it"
         )
     others = [profile_of(other, now) for other in profiles if other is not profile]
-    speeds = SpeedModel([own, *(other for other in others if other is not None)])
+    speeds = SpeedModel([own, *(other for other in others if other is not None)], planned={own.model.key})
     planned = fleet_job(job, profile, now)
     if course := [point for _, point in sorted(course_of(job).items())]:
         planned = ending_by_metric(job, planned, course)

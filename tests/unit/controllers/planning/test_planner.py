@@ -195,14 +195,24 @@ def test_pool_that_is_tried_again_is_doubted_until_it_has_a_node(
     assert not fleet_pool(pool("spot", 0.3, True), NOW).doubted
 
 
-@pytest.mark.parametrize(("policy", "chosen"), [("Same", "on-demand"), ("Preferred", "spot")])
-async def test_pools_out_of_the_zone_of_the_server_are_planned_only_where_workers_may_leave_it(
-    policy: str, chosen: str
+@pytest.mark.parametrize(
+    ("policy", "transfer", "chosen"),
+    [
+        ("Same", 0, "on-demand"),
+        ("Preferred", 0, "spot"),
+        ("Any", 0, "spot"),
+        ("Preferred", 0.1, "on-demand"),
+        ("Any", 0.1, "on-demand"),
+    ],
+)
+async def test_pools_out_of_the_zone_of_the_server_are_planned_where_workers_may_leave_it_and_that_pays(
+    policy: str, transfer: float, chosen: str
 ) -> None:
     world = World()
     workers = job_manifest()["spec"]["workers"] | {"zonePolicy": policy}
     job = TrainingJob.model_validate(job_manifest(workers=workers))
-    world.add(job, pool("spot", 0.3, True, zone="z1"), pool("on-demand", 1.0, False, zone="z2"))
+    spot = pool("spot", 0.3, True, zone="z1", transferPerGiB=transfer)
+    world.add(job, spot, pool("on-demand", 1.0, False, zone="z2", transferPerGiB=transfer))
     labels = {"topology.kubernetes.io/zone": "z2"}
     world.state.nodes.put(Node.model_validate({"metadata": {"name": "safe", "uid": "n", "labels": labels}}))
     server = build.pod_manifest("ps", node="safe")
