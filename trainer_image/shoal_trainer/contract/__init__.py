@@ -45,6 +45,8 @@ from shoal_trainer.contract.figures import (
 from shoal_trainer.contract.message import (
     VERSION,
     Message,
+    Model,
+    lean,
 )
 from shoal_trainer.contract.places import (
     ACCELERATORS_ENV,
