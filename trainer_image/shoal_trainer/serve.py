@@ -51,7 +51,7 @@ from shoal_trainer.ps.server import MAX_CONNECTIONS, DataServer
 from shoal_trainer.ps.shard import ShardStore, State
 from shoal_trainer.retry import until_reachable
 from shoal_trainer.security import Credentials
-from shoal_trainer.snapshot.claims import Claim, Watch
+from shoal_trainer.snapshot.claims import Claim, Watch, check_storage
 from shoal_trainer.snapshot.initial import load_initial
 from shoal_trainer.snapshot.storage import open_storage
 from shoal_trainer.snapshot.store import SnapshotStore
@@ -260,6 +260,7 @@ class ParameterServer:
 
     def _restore(self) -> None:
         service = self.service
+        self._when_reachable(lambda: check_storage(self._storage))
         self._when_reachable(self._claim.make)
         if service is not None and (message := self._when_reachable(service.artefacts.published)):
             service.coordinator.end(message)

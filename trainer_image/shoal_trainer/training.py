@@ -51,7 +51,8 @@ class Training:
         wire: The encoding of parameters and gradients on the network: `"bf16"` (default) halves the bytes, `"fp32"`
             is exact.
         on_nan: What a non-finite loss or gradient does: `"stop"` (default) fails the job, `"skip"` leaves the batch
-            out, `"rollback"` returns the whole job to its newest snapshot and leaves the batch out.
+            out (after 20 in a row it fails the job), `"rollback"` returns the whole job to its newest snapshot and
+            leaves the batch out.
         seed: The seed of the initial parameters, of the order of the data in `fit`, and, with the worker's slot, of
             Dropout. Default: 0.
 

@@ -69,7 +69,11 @@ class PredictionStatus(Status):
 
 
 class CostStatus(Status):
-    """What the nodes of the workers cost, in the currency of the CapacityPools' prices. Amounts are decimals."""
+    """What the nodes of the workers cost, in the currency of the CapacityPools' prices. Amounts are decimals.
+
+    A node counts while it has a worker: not while it boots or stands idle. Parameter servers and transfers are not
+    in it.
+    """
 
     per_hour: str = "0"
     """Of the nodes in use now."""

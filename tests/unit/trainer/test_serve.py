@@ -37,6 +37,7 @@ from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.termination.message import TERMINATION_LOG_ENV
 from shoal_trainer.wire.messages import AnswerMeta, ModelSpec, OptimizerConfig, Progress, PushMeta
 from tests.unit.trainer.coordinator.bench import next_work
+from tests.unit.trainer.snapshot.saving import latest
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=4, optimizer=OptimizerConfig(name="delta", batch_size=2))
 
@@ -179,7 +180,7 @@ def test_job_ends_after_the_snapshot_of_the_end_of_training(server, termination,
         assert not termination.exists()
         go.set()
         assert ending.result(timeout=20) == EXIT_OK
-    assert SnapshotStore(LocalStorage(server._store._storage.root)).latest().shards[0].version == 1
+    assert latest(SnapshotStore(LocalStorage(server._store._storage.root))).shards[0].version == 1
     assert TerminationMessage.model_validate_json(termination.read_text()) == END
     server.service.snapshotter.stop()
 

@@ -26,6 +26,7 @@ from shoal_trainer.snapshot.storage import open_storage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Progress, PushMeta
 from tests.unit.trainer.coordinator.bench import next_work
+from tests.unit.trainer.snapshot.saving import latest
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=64, optimizer=OptimizerConfig(name="delta", batch_size=2))
 
@@ -99,7 +100,7 @@ class Job:
 
     def manifest(self):
         store = SnapshotStore(open_storage((self.folder / "storage").as_uri(), self.config(0).job.prefix))
-        return store.latest()
+        return latest(store)
 
     def close(self):
         for server in self.servers:

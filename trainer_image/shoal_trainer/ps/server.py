@@ -22,7 +22,6 @@ from shoal_trainer.errors import Fenced, ProtocolError, TrainerError, Unauthoriz
 from shoal_trainer.ps.aligned import octets
 from shoal_trainer.ps.kernel_loader import load_kernels
 from shoal_trainer.ps.memory import memory_limit
-from shoal_trainer.ps.pieces import Pieces
 from shoal_trainer.ps.pool import Loan, PiecePool
 from shoal_trainer.ps.shard import Answer, ShardStore
 from shoal_trainer.ps.streams import Stream
@@ -373,7 +372,8 @@ class DataServer:
     def _begin(self, peer: Peer, request: Header, meta: bytearray) -> Stream[Answer]:
         shard, boot = self._shard, request.boot
         if request.op is Op.PULL:
-            return shard.pulling(peer.slot, boot=boot, **_pull_options(request))
+            idle, known = bool(request.flags & IDLE), request.version if request.flags & FOLLOWS else -1
+            return shard.pulling(peer.slot, boot=boot, idle=idle, ahead=request.ahead, known=known)
         push = peer.slot, peer.incarnation, request.seq, request.version, decode_push(meta)
         delta = request.op is Op.DELTA_PULL
         return shard.pushing(*push, delta=delta, boot=boot, ahead=0.0 if delta else request.ahead)
@@ -410,11 +410,20 @@ class DataServer:
 
         Every request in it has a deadline. If it were refused, its worker would take the server for lost.
         """
+        self._check_needed(request)
         while not loan.granted(BUSY_SECONDS, whole=not request.length):
-            self._shard.load.busy_answers += 1
+            self._shard.load.busy()
             self._send(channel, Op.BUSY)
+            self._check_needed(request)
         if request.flags & ASK:
+            self._check_needed(request)
             self._send(channel, Op.GO, seq=piece)
+
+    def _check_needed(self, request: Header) -> None:
+        if request.op is Op.INITIALIZE:
+            self._shard.check_needed(request.slot, None)
+        elif request.op is Op.OFFER:
+            self._shard.check_needed(request.slot, (request.seq, request.version))
 
     def _wait(self, peer: Peer, request: Header, deadline: float) -> None:
         """Wait until the shard can serve this request; `Unreachable` if it has no parameters by `deadline`."""
@@ -440,23 +449,14 @@ class DataServer:
                 copy = request.version, decode_answer(meta), loan.payload(codec)
                 welcome = shard.offer(peer.slot, peer.incarnation, *copy, generation=request.seq)
                 self._send(channel, Op.WELCOME, welcome.to_json().encode())
-            case Op.PULL:
-                pulled = loan.payload(codec)
-                reply = shard.pull(peer.slot, pulled, boot=request.boot, **_pull_options(request))
+            case op if op is Op.PULL or op in PUSHES:
+                reply = shard.run(self._begin(peer, request, meta), loan.payload(codec))
+                if op is Op.PUSH:
+                    return reply.version
                 self._reply(channel, codec, reply, loan)
-            case Op.PUSH:
-                return self._push(peer, request, meta, loan.payload(codec)).version
-            case op if op in PUSHES:
-                self._reply(channel, codec, self._push(peer, request, meta, loan.payload(codec)), loan)
             case _:
                 raise ProtocolError(f"{request.op.name} is not a request")
         return None
-
-    def _push(self, peer: Peer, request: Header, meta: bytearray, io: Pieces) -> Answer:
-        push, arguments = decode_push(meta), (peer.slot, peer.incarnation, request.seq, request.version)
-        if request.op is Op.DELTA_PULL:
-            return self._shard.delta(*arguments, push, io, boot=request.boot)
-        return self._shard.push(*arguments, push, io, boot=request.boot, ahead=request.ahead)
 
     def _reply(self, channel: Channel, codec: Codec, reply: Answer, loan: Loan) -> None:
         meta = encode_answer(reply.meta)
@@ -474,11 +474,6 @@ class DataServer:
     def _header(self, op: Op, meta: int, **fields: Any) -> Header:
         shard = self._shard
         return Header(op, shard=shard.index, boot=shard.boot, meta=meta, **fields)
-
-
-def _pull_options(request: Header) -> dict[str, Any]:
-    known = request.version if request.flags & FOLLOWS else -1
-    return {"idle": bool(request.flags & IDLE), "ahead": request.ahead, "known": known}
 
 
 def _code(error: TrainerError) -> ErrorCode:

@@ -89,6 +89,10 @@ class Planner:
         known = self._known.get(uid)
         return None if known is None else replace(known.proposal, age_seconds=self._now() - known.at)
 
+    def oldest_seconds(self) -> float:
+        """The age of the oldest proposal; 0 without one."""
+        return max((self._now() - known.at for known in self._known.values()), default=0.0)
+
     async def run(self) -> None:
         """Plan until cancelled."""
         while True:

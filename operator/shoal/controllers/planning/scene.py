@@ -22,10 +22,13 @@ from shoal.controllers.state import ClusterState, Key, key_of
 from shoal.manifests.placement import ZONE
 from shoal.policy.decide.homes import in_zone
 from shoal.sizing.fleet import FleetJob, FleetPool
-from shoal.sizing.fleet.jobs import fleet_job
+from shoal.sizing.fleet.jobs import fleet_job, server_price
 from shoal.sizing.fleet.work import samples_per_epoch
 from shoal.telemetry.poller import Poller
 from shoal_trainer.contract import StatusReport
+
+SILENT_SECONDS = 300.0
+"""A report older than this says nothing of the speed of now. Its work left is the newest that is known."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class Scene:
     """Everything at one moment. Nothing in it changes."""
 
     now: datetime
+    at: float
+    """`now` on the loop's clock."""
     looks: Sequence[Look]
     jobs: Sequence[TrainingJob]
     """All that exist, planned or not."""
@@ -60,16 +65,20 @@ class Scene:
     def job(self, look: Look, profile: SpeedProfile | None, progress: Progress, paces: Paces) -> FleetJob:
         """A job as the planner sees it. `progress` and `paces` remember what it did before, and hear of it."""
         progress.observe(look.job, look.report, samples_per_epoch(profile))
+        silent = look.report is not None and self.at - look.reported_at > SILENT_SECONDS
         planned = fleet_job(
             look.job,
             profile,
             self.now,
             look.report,
+            server_price=server_price(look.job, self.pools),
             priority=max((pod.spec.priority for pod in look.pods), default=0),
-            watched=paces.observe(look.job, look.report, look.reported_at),
+            watched=paces.observe(look.job, None if silent else look.report, look.reported_at),
         )
         zone = self._zone(look)
-        return replace(planned, pools=self._near(look, zone) or planned.pools, servers_zone=zone)
+        return replace(
+            planned, pools=self._near(look, zone) or planned.pools, servers_zone=zone, silent=silent
+        )
 
     def _zone(self, look: Look) -> str:
         """Where parameter server 0 is, which nothing moves; empty until it has a node."""
@@ -99,7 +108,7 @@ def take(state: ClusterState, poller: Poller, learner: Learner, now: datetime, a
     every = {key: learner.known(key) for key in learner.keys} if looks else {}
     asked = {look.profile for look in looks}
     known = {key: each for key, each in every.items() if key in asked or not each.is_forgotten}
-    return Scene(now, looks, jobs, dict(state.pools_by_name), dict(state.nodes_by_name), known)
+    return Scene(now, at, looks, jobs, dict(state.pools_by_name), dict(state.nodes_by_name), known)
 
 
 def _is_planned(job: TrainingJob) -> bool:

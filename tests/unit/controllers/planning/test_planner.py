@@ -38,7 +38,7 @@ from shoal.policy.model import Proposal
 from shoal.policy.tell.progress import decimal
 from shoal.runtime.metrics import Metrics
 from shoal.runtime.status_writer import StatusWriter
-from shoal.sizing.fleet import FleetJob, FleetPlan, JobPlan, plan_fleet
+from shoal.sizing.fleet import FleetJob, FleetPlan, JobPlan, Watched, plan_fleet
 from shoal.sizing.fleet.jobs import END_SECONDS, asked, fleet_job, running
 from shoal.sizing.fleet.resources import fleet_pool, profile_of
 from shoal.sizing.speed import efficiency
@@ -225,6 +225,23 @@ async def test_pools_out_of_the_zone_of_the_server_are_planned_where_workers_may
     assert set(found.pools) == {chosen}
 
 
+@pytest.mark.parametrize("silent", [False, True])
+async def test_what_was_last_heard_minutes_ago_says_nothing_of_the_speed_of_now(silent: bool) -> None:
+    world = World()
+    job = TrainingJob.model_validate(job_manifest())
+    world.add(job, pool("spot", 0.3, True), pool("on-demand", 1.0, False))
+    world.hear(job, report(7e6))
+    world.planner._paces.observe = lambda _job, said, _at: Watched({"spot": [100.0]} if said else {}, 60.0)  # type: ignore[method-assign]
+    now = asyncio.get_running_loop().time()
+    world.poller._seen[job.metadata.uid] = Seen(report(7e6), now - (scene.SILENT_SECONDS + 1) * silent)
+    await world.planner.plan_once()
+    found = world.planner.proposal(job.metadata.uid)
+    assert found is not None
+    assert (found.relative_error is None) == silent
+    assert ("was not heard for minutes" in found.reason) == silent
+    assert world.planner.oldest_seconds() == pytest.approx(0.0, abs=5.0)
+
+
 async def test_two_jobs_never_plan_more_than_the_limit() -> None:
     world = World()
     pools = [
@@ -286,6 +303,35 @@ async def test_fault_of_the_planner_keeps_the_last_proposals_and_is_counted() ->
     assert world.metrics.registry.get_sample_value("shoal_plans_total", {"result": "error"})
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_budget_is_that_of_the_whole_job_where_the_servers_have_a_price() -> None:
+    """Of `shoal plan` it was, and of the operator that of the workers alone."""
+    found = []
+    for named in ([], ["safe"]):
+        world = World()
+        servers = {"replicas": 2, "pools": named}
+        manifest = job_manifest(
+            elasticity={"mode": "Auto", "objective": {"maxCost": 20}}, parameterServers=servers
+        )
+        manifest["status"] = {
+            "startTime": (NOW - timedelta(hours=2)).isoformat(),
+            "suspendedSeconds": 3600,
+            "cost": {"accumulated": "3"},
+        }
+        job = TrainingJob.model_validate(manifest)
+        world.add(job, pool("spot", 0.3, True), pool("safe", 0.5, False))
+        world.hear(job, report(7e6))
+        planned = []
+        world.planner._plan = lambda *given, planned=planned: (planned.append(given), plan_fleet(*given))[1]
+        await world.planner.plan_once()
+        proposal = world.planner.proposal(job.metadata.uid)
+        assert proposal is not None
+        assert proposal.cost is not None
+        found.append((planned[0][2][0].budget_left, proposal.cost))
+    (alone, workers), (left, whole) = found
+    assert (alone, left) == (17.0, 16.0)  # two servers for an hour
+    assert workers + 1.0 < whole
 
 
 def test_deadline_and_budget_are_what_is_left() -> None:

@@ -687,3 +687,25 @@ def test_one_job_that_must_be_late_has_few_others_planned_again(monkeypatch: pyt
     apart = [replace(each, pools=("own",)) for each in fine]
     assert not plan_fleet([*pools, *others], [PROFILE], [*apart, late]).jobs["late"].feasible
     assert not asked
+
+
+@pytest.mark.parametrize("work", [{"samples_left": 2e7}, {"samples_left": None, "steps_left": 2e7 / 128}])
+def test_on_demand_nodes_are_a_reserve_only_as_far_as_the_servers_and_the_work_let_them(
+    work: dict[str, object],
+) -> None:
+    """It was one for work in steps whatever there was to do, and at any number of workers behind full servers."""
+
+    def prepared(deadline: float, profile: Profile) -> bool:
+        speeds, _ = fitted([profile])
+        one = job(deadline_seconds=deadline, **work)
+        made = job_problem(one, [SPOT, STEADY], {"spot": 16, "steady": 16}, speeds, 0.95)
+        return made.problem.pools[0].availability is not None
+
+    # 20 million samples take 16 P100 810 s, 150 s to start, and 300 s are to spare.
+    quick = replace(PROFILE, server_load={1: ServerLoad(6.0, 6000)})
+    assert prepared(1200.0, quick)
+    assert not prepared(1350.0, quick)
+    assert prepared(
+        1900.0, PROFILE
+    )  # its server makes 100 steps/s, of the 193 of 16 workers: they take 1,560 s
+    assert not prepared(2200.0, PROFILE)

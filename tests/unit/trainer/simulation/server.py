@@ -10,10 +10,18 @@ from shoal_trainer.contract import JobIdentity, SnapshotPolicy, StopAfter
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.fencing import Fencing
 from shoal_trainer.coordinator.follower import Follower
-from shoal_trainer.coordinator.protocol import AskPushes, DataSpec, FenceWorkers, Join, Pushes, SnapshotShard
+from shoal_trainer.coordinator.protocol import (
+    AskPushes,
+    DataSpec,
+    FenceWorkers,
+    Join,
+    Pushes,
+    RollBackShard,
+    SnapshotShard,
+)
 from shoal_trainer.coordinator.reconciler import Reconciler, pushes_of
 from shoal_trainer.coordinator.rollback import Rollback
-from shoal_trainer.coordinator.snapshotter import Snapshotter, write_part
+from shoal_trainer.coordinator.snapshotter import Snapshotter
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import LARGE_VALUES, ShardStore
@@ -40,12 +48,12 @@ class RemoteShard:
         self.world.interleave()
         server = self._server()
         request = SnapshotShard(number=number, epoch=epoch, published=published, generation=generation)
-        return write_part(server.shard, server.store, request, self.world.interleave)
+        return server.follower.handlers()["snapshot"](request)
 
     def fence(self, older, left):
         request = FenceWorkers.model_validate_json(FenceWorkers(older=older, left=left).to_json())
         server = self._server()
-        Follower(server.shard, server.store).handlers()["fence"](request)
+        server.follower.handlers()["fence"](request)
 
     def _server(self):
         """A connection stays open while its server runs, even after the server was replaced."""
@@ -86,6 +94,7 @@ class Server:
         self.storage_pause = lambda: None
         """Set by the worker whose report causes a rollback."""
         self.store = SnapshotStore(world.storage)
+        self.follower = Follower(self.shard, self.store, world.interleave)
         self.claim = Claim(world.storage, index, epoch)
         self.claim.make()
         found = self.store.load_settled(index, world.shards)
@@ -99,6 +108,7 @@ class Server:
         """Whether the coordinator has reconciled this incarnation."""
         if index == 0:
             self._coordinate(found, begun)
+        self._weigh(self.shard.on_applied)
 
     def _coordinate(self, found, begun):
         world = self.world
@@ -129,6 +139,16 @@ class Server:
             self.coordinator.load(begun[0].ledger, other_run=True)
         if MODEL_FILE in world.storage.files:
             self.coordinator.end(world.final.coordinator.finished)
+
+    def _weigh(self, then):
+        """Record the weight of each push that is applied."""
+
+        def applied(push):
+            self.world.weighed((push.slot, push.incarnation, push.seq), push.weight)
+            if then is not None:
+                then(push)
+
+        self.shard.on_applied = applied
 
     def ready(self, version, applied):
         """Record the steps with which a generation begins; a rollback makes the shard ready again."""
@@ -164,16 +184,14 @@ class Server:
 
     def roll_back(self, generation):
         """Roll back to the snapshot of `generation`, on shards other than 0."""
-        found = self.store.load_newest(self.index, self.shard.shards)
-        if found is None or found[0].generation < generation:
-            raise Unreachable("the storage does not list that snapshot yet")
-        self.shard.roll_back(found[1])
+        self.follower.handlers()["roll-back"](RollBackShard(generation=generation))
 
 
 def another_run(shards):
     """The snapshots of a run that trained nothing, so that a run started from it counts only its own samples."""
     world = SimpleNamespace(
         boots=0, shards=shards, streams=False, steps=0, kept={}, storage=MemoryStorage(), clock=lambda: 0.0,
+        weighed=lambda *_: None,
         begins_with=None, servers=[], cut_off=(), cut_until=[0.0] * shards, interleave=lambda: None,
         stop_after=StopAfter(epochs=EPOCHS),
     )  # fmt: skip

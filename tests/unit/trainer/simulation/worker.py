@@ -244,8 +244,8 @@ class Worker:
             return Step(aligned(world.model.size), math.nan, False)
         update = aligned(world.model.size)
         for low in range(0, update.size, PIECE):
-            update[low + epoch * SAMPLES + batch.x] = 1.0
-            update[low + STEPS_AT + world.steps] = 1.0
+            update[low + epoch * SAMPLES + batch.x] = -1.0 if world.gradients else 1.0
+            update[low + STEPS_AT + world.steps] = -1.0 if world.gradients else 1.0
         world.steps += 1
         world.covers.append([(epoch, int(at)) for at in batch.x])
         world.computed_in.append(self.loop.upstream.generation)

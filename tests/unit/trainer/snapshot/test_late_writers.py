@@ -143,7 +143,7 @@ def test_prune_removes_no_file_where_a_kept_manifest_is_unreadable(tmp_path: Pat
     store.publish(manifest(2, first))
     storage.write("snapshots/manifest-0000000002.json", [b"{"])
     leftover = part(store, 1, shard)
-    store.prune(3)
+    SnapshotStore(storage).prune(3)
     assert storage.size(f"snapshots/{leftover.file}") == leftover.size
     assert storage.size(f"snapshots/{first.file}") == first.size
 
