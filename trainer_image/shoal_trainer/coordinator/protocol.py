@@ -46,6 +46,8 @@ class DataSpec(Message):
     files: tuple[str, ...] = ()
     left_out: int = Field(default=0, ge=0)
     left_out_digest: str = Field(default="", max_length=64)
+    seed: int = 0
+    """Of the order in which they are visited."""
     validation: bool = False
     callbacks: bool = False
 

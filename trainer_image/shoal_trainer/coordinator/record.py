@@ -106,7 +106,7 @@ class Record:
             size=data.size,
             files=len(data.files),
             batch_size=self.batch_size,
-            seed=self.job.run_id,
+            seed=str(data.seed),
             epochs=self.stop_after.epochs,
             in_step=data.callbacks or self.stop_after.metric is not None,
         )

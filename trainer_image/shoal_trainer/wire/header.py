@@ -15,7 +15,7 @@ import numpy as np
 from shoal_trainer.errors import ProtocolError
 
 MAGIC = b"SHOL"
-VERSION = 5
+VERSION = 6
 _LAYOUT = struct.Struct("<4sBBBBHxxIIxxxxIQQQQf")
 SIZE = _LAYOUT.size
 
@@ -51,7 +51,7 @@ class Op(IntEnum):
     PARAMETERS = 66
     ERROR = 67
     GO = 68
-    """Send the payload. `seq`: the server answers each piece of so many bytes before it reads the one after the next;
+    """Send the payload. `seq`: the server answers each piece of so many values before it reads the one after the next;
     0: it reads all of it first."""
     BUSY = 69
     """The request waits for memory, and keeps its place; another answer follows."""
@@ -68,7 +68,7 @@ class Codec(IntEnum):
 
     @property
     def itemsize(self) -> int:
-        """Bytes per value."""
+        """Bytes per value; statistics have 4 also in bf16 (`ps/coding`)."""
         return (0, 4, 2)[self]
 
     @property

@@ -21,7 +21,7 @@ from shoal_trainer.contract import Message, RuntimeConfig, Shard, StatusReport, 
 from shoal_trainer.coordinator.artefacts import ModelManifest
 from shoal_trainer.coordinator.protocol import REQUESTS, Alive, Assignment, Joined, Pushes
 from shoal_trainer.errors import ProtocolError, TrainerError
-from shoal_trainer.ps.shard_client import ShardClient, _Link
+from shoal_trainer.ps.shard_client import ShardClient, Target, _Link
 from shoal_trainer.security import Credentials
 from shoal_trainer.snapshot.manifest import Manifest, ShardFile
 from shoal_trainer.wire import header
@@ -281,7 +281,7 @@ def test_answer_of_a_hostile_server_is_refused_or_decoded(
         allocates(header.MAX_META_HELLO + MEMORY),
         suppress(TrainerError),
     ):
-        decode_answer(client.receive(Op.PARAMETERS, out, Codec.BF16)[1])
+        decode_answer(client.receive(Op.PARAMETERS, Target(out, 64, 64, Codec.BF16))[1])
 
 
 def test_oversized_count_is_refused_without_allocation() -> None:
