@@ -18,7 +18,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from shoal_trainer.contract import Role
 from shoal_trainer.errors import Fenced, ProtocolError, TrainerError, Unauthorized, Unreachable, UserError
 from shoal_trainer.ps.aligned import octets
 from shoal_trainer.ps.coding import in_memory
@@ -270,8 +269,6 @@ class DataServer:
             ):  # before sending the verdict: the client may have left already
                 self._on_superseded(peer.minimum_epoch)
             return Verdict.SUPERSEDED
-        if peer.role is not Role.WORKER:
-            return Verdict.REFUSED
         try:
             self._shard.workers.connect(peer.slot, peer.incarnation)
         except Fenced:
@@ -481,7 +478,7 @@ class DataServer:
 
     def _header(self, op: Op, meta: int, **fields: Any) -> Header:
         shard = self._shard
-        return Header(op, shard=shard.index, epoch=shard.epoch, boot=shard.boot, meta=meta, **fields)
+        return Header(op, shard=shard.index, boot=shard.boot, meta=meta, **fields)
 
 
 def _code(error: TrainerError) -> ErrorCode:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal_trainer.contract import Role, Shard
+from shoal_trainer.contract import Shard
 from shoal_trainer.errors import Fenced, ProtocolError, Unreachable, UserError
 from shoal_trainer.ps import kernels
 from shoal_trainer.ps.aligned import aligned, octets
@@ -76,7 +76,6 @@ class ShardClient:
         identity: WorkerIdentity,
         credentials: Credentials,
         *,
-        role: Role = Role.WORKER,
         tls: bool = False,
         connect_timeout: float = 3.0,
         timeout: float = 30.0,
@@ -87,7 +86,6 @@ class ShardClient:
         self._address = address
         self._identity = identity
         self._credentials = credentials
-        self._role = role
         self._tls = tls
         self._connect_timeout = connect_timeout
         self._timeout = timeout
@@ -120,9 +118,7 @@ class ShardClient:
         except OSError as error:
             sock.close()
             raise Unreachable(f"shard {self.index}: TLS: {error}") from None
-        peer = handshake.Peer(
-            self._role, self.index, self._identity.slot, self._identity.incarnation, self.minimum_epoch
-        )
+        peer = handshake.Peer(self.index, self._identity.slot, self._identity.incarnation, self.minimum_epoch)
         try:
             server = handshake.connect(
                 channel, self._credentials, self._identity.job_uid, peer, binding=binding
@@ -145,7 +141,6 @@ class ShardClient:
             shard=self.index,
             slot=self._identity.slot,
             incarnation=self._identity.incarnation,
-            epoch=link.server.epoch,
             boot=link.server.boot,
             meta=len(meta),
             length=length,

@@ -334,7 +334,7 @@ def test_worker_survives_the_loss_of_all_parameter_servers(cluster: Cluster, tmp
         pulled = client.push_pull(flat(0.125), out, Push(seq, 1, pulled.versions))
         if seq == 4:
             files = [store.write_shard(1, 0, copy) for s in cluster.stores if (copy := s.copy())]
-            store.publish(Manifest(number=1, epoch=0, job_uid="uid", shards=tuple(files), model=MODEL))
+            store.publish(Manifest(number=1, epoch=0, run="uid", shards=tuple(files), model=MODEL))
     ports = cluster.stop()
     with pytest.raises(Unreachable):
         client.push_pull(flat(0.125), aligned(N), Push(11, 1, pulled.versions))
@@ -367,7 +367,7 @@ def test_shard_gets_the_copy_while_another_is_unreachable(
     client.initialize(flat(0.0))
     pulled = client.push_pull(flat(0.125), out, Push(1, 1, client.pull(out).versions))
     files = [store.write_shard(1, 0, copy) for s in cluster.stores if (copy := s.copy())]
-    store.publish(Manifest(number=1, epoch=0, job_uid="uid", shards=tuple(files), model=MODEL))
+    store.publish(Manifest(number=1, epoch=0, run="uid", shards=tuple(files), model=MODEL))
     pulled = client.push_pull(flat(0.125), out, Push(2, 1, pulled.versions))
     cluster.serve(2, epoch=1, ports=cluster.stop())
     for index, shard in enumerate(cluster.stores):

@@ -66,7 +66,6 @@ headers = st.builds(
     shard=u16,
     slot=u32,
     incarnation=u32,
-    epoch=u32,
     meta=st.integers(0, header.MAX_META),
     boot=u64,
     seq=u64,
@@ -278,7 +277,7 @@ def test_answer_of_a_hostile_server_is_refused_or_decoded(
     message = header.encode(head._replace(meta=size, length=payload)) + meta + bytes(payload)
     out = np.zeros(64, np.float32)
     with (
-        answering(damaged(message, damage, cut), Credentials(Path(), {})) as client,
+        answering(damaged(message, damage, cut), Credentials(Path(), "1", b"")) as client,
         allocates(header.MAX_META_HELLO + MEMORY),
         suppress(TrainerError),
     ):
