@@ -1,4 +1,4 @@
-"""Handles the coordinator's requests on the other shards: snapshot, list pushes, roll back."""
+"""Handles the coordinator's requests on the other shards: snapshot, list pushes, roll back, fence workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from shoal_trainer.contract import Message
 from shoal_trainer.coordinator.http import Handler
-from shoal_trainer.coordinator.protocol import AskPushes, RollBackShard, SnapshotShard
+from shoal_trainer.coordinator.protocol import AskPushes, FenceWorkers, RollBackShard, SnapshotShard
 from shoal_trainer.coordinator.reconciler import pushes_of
 from shoal_trainer.coordinator.snapshotter import write_part
 from shoal_trainer.errors import SnapshotError, Unreachable, UserError
@@ -37,6 +37,11 @@ class Follower:
         self.failed: UserError | None = None
         """Why this shard cannot roll back: the process must end the job with this error."""
 
+    @property
+    def writing(self) -> bool:
+        """Whether a part of a snapshot is being written, or the shard rolls back."""
+        return self._second_copy.locked()
+
     def handlers(self) -> Mapping[str, Handler]:
         """The handler of each request of the control port."""
         return {
@@ -44,6 +49,7 @@ class Follower:
             "pushes": self._pushes,
             "roll-back": self._roll_back,
             "report": lambda _: self._shard.report(),
+            "fence": self._fence,
         }
 
     def _snapshot(self, request: SnapshotShard) -> Message:
@@ -55,6 +61,12 @@ class Follower:
 
     def _pushes(self, request: AskPushes) -> Message:
         return pushes_of(self._shard, request.wanted)
+
+    def _fence(self, request: FenceWorkers) -> None:
+        for worker in request.older:
+            self._shard.workers.fence(*worker)
+        for worker in request.left:
+            self._shard.workers.leave(*worker)
 
     def _roll_back(self, request: RollBackShard) -> None:
         shard = self._shard

@@ -106,10 +106,16 @@ class Record:
             size=data.size,
             files=len(data.files),
             batch_size=self.batch_size,
-            seed=self.job.run_id,
+            seed=str(data.seed),
             epochs=self.stop_after.epochs,
             in_step=data.callbacks or self.stop_after.metric is not None,
         )
+
+    def wants_files(self, data: DataSpec) -> bool:
+        """Whether the list that these data leave out is needed: as the job's, or to say how it differs."""
+        if not data.left_out or self.data is None:
+            return bool(data.left_out)
+        return self.data.size is None and self.data.digest != data.digest and not self._warned_files
 
     def set_data(self, data: DataSpec) -> bool:
         """Set the job's data at the first join, then True; compare later ones. The first list of files stays the job's.
@@ -131,7 +137,7 @@ class Record:
                 f"This worker's training data are not the job's: {data.amount} here, {self.data.amount} there. "
                 "Every worker must see the same data."
             )
-        if self.data.files != data.files and not self._warned_files:
+        if self.data.digest != data.digest and not self._warned_files:
             self._warned_files = True
             log.warning("%s", self.data.file_differences(data))
         if (data.validation, data.callbacks) != (self.data.validation, self.data.callbacks):

@@ -145,7 +145,7 @@ class Snapshotter:
                 number=number,
                 epoch=self._shard.epoch,
                 generation=copy.generation,
-                job_uid=self._coordinator.record.job.uid,
+                run=self._coordinator.record.job.run_id,
                 shards=files,
                 model=copy.model,
                 ledger=ledger,

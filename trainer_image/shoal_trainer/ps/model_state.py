@@ -9,11 +9,13 @@ import numpy as np
 
 from shoal_trainer.ps import kernels, schedules
 from shoal_trainer.ps.aligned import aligned
+from shoal_trainer.ps.coding import place
 from shoal_trainer.ps.kernels import Vector
 from shoal_trainer.ps.pieces import Payload, parts
 from shoal_trainer.ps.shard_bounds import bounds
 from shoal_trainer.ps.statistics import Statistics
 from shoal_trainer.ps.update_rules import Optimizer, Update
+from shoal_trainer.wire.header import Codec
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
 
 
@@ -35,11 +37,21 @@ class ModelState:
         self._configure(spec, {})
 
     @property
+    def trainable(self) -> int:
+        """How many of its values are trainable."""
+        return self.optimizer.size
+
+    @property
     def nbytes(self) -> int:
         """The bytes of the parameters and of the optimizer's state."""
         return int(self.parameters.nbytes) + sum(
             int(values.nbytes) for values in self.optimizer.state.values()
         )
+
+    def coded_bytes(self, codec: Codec, low: int, high: int) -> int:
+        """The bytes of the values [low, high) in a message."""
+        trainable = max(0, self.trainable - low)
+        return place(high - low, trainable, codec.dtype) * codec.itemsize
 
     def reconfigure(self, spec: ModelSpec) -> None:
         """Change to the optimizer of `spec`, a model of the same shapes.

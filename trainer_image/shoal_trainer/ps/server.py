@@ -18,9 +18,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from shoal_trainer.contract import Role
 from shoal_trainer.errors import Fenced, ProtocolError, TrainerError, Unauthorized, Unreachable, UserError
 from shoal_trainer.ps.aligned import octets
+from shoal_trainer.ps.coding import in_memory
 from shoal_trainer.ps.kernel_loader import load_kernels
 from shoal_trainer.ps.memory import memory_limit
 from shoal_trainer.ps.pool import Loan, PiecePool
@@ -269,8 +269,6 @@ class DataServer:
             ):  # before sending the verdict: the client may have left already
                 self._on_superseded(peer.minimum_epoch)
             return Verdict.SUPERSEDED
-        if peer.role is not Role.WORKER:
-            return Verdict.REFUSED
         try:
             self._shard.workers.connect(peer.slot, peer.incarnation)
         except Fenced:
@@ -315,7 +313,7 @@ class DataServer:
         shard, size, codec = self._shard, self._shard.size, request.codec
         if shard.model is None:
             raise ProtocolError(f"{request.op.name} before HELLO")
-        nbytes = size * codec.itemsize
+        nbytes = shard.model.coded_bytes(codec, 0, size)
         expected = 0 if request.op is Op.PULL else nbytes
         if codec is Codec.NONE or request.length != expected:
             raise ProtocolError(
@@ -358,10 +356,10 @@ class DataServer:
         """
         shard, codec = self._shard, request.codec
         assert shard.model is not None
-        size = shard.piece * codec.itemsize
+        size = shard.piece * (4 if shard.model.trainable < shard.size else codec.itemsize)
         try:
             with self._pool.lend(size, shard.model.nbytes) as loan:
-                self._await_memory(channel, request, loan, piece=0 if request.op is Op.PUSH else size)
+                self._await_memory(channel, request, loan, piece=0 if request.op is Op.PUSH else shard.piece)
                 # Only now: what a waiting request has not begun holds up nobody.
                 with contextlib.closing(self._begin(peer, request, meta)) as stream:
                     try:
@@ -384,20 +382,22 @@ class DataServer:
     def _send_stream(
         self, channel: Channel, request: Header, stream: Stream[Answer], loan: Loan
     ) -> int | None:
-        codec, nbytes = request.codec, self._shard.size * request.codec.itemsize
+        codec, model = request.codec, self._shard.model
+        assert model is not None
+        nbytes = model.coded_bytes(codec, 0, self._shard.size)
         answers = request.op is not Op.PUSH
         if answers:
             channel.send(header.encode(self._header(Op.STREAM, 0, codec=codec, length=nbytes)))
         receive_by, patience = self._clock() + 10 + request.length / MIN_RATE, PATIENCE_SECONDS
         memory = next(loan.take())
         for low, high in stream.spans():
-            piece = memory[: (high - low) * codec.itemsize]
+            piece = memory[: model.coded_bytes(codec, low, high)]
             if request.length:
                 channel.receive(octets(piece), deadline=receive_by)
             received = self._clock()
             stream.wait(patience)
             patience = max(0.0, patience - (self._clock() - received))
-            stream.step(piece.view(codec.dtype))
+            stream.step(in_memory([piece], max(0, model.trainable - low), codec.dtype))
             if answers:
                 channel.send(octets(piece))
             receive_by += self._clock() - received  # the client had to wait for this
@@ -444,16 +444,18 @@ class DataServer:
     ) -> int | None:
         # Nothing here may keep the payload: its pieces are given back while the reply is sent.
         shard, codec = self._shard, request.codec
+        assert shard.model is not None
+        values = loan.payload(codec, shard.model.trainable)
         match request.op:
             case Op.INITIALIZE if codec is Codec.FP32:
-                shard.initialize(loan.payload(codec), request.version)
+                shard.initialize(values, request.version)
                 self._send(channel, Op.OK)
             case Op.OFFER:
-                copy = request.version, decode_answer(meta), loan.payload(codec)
+                copy = request.version, decode_answer(meta), values
                 welcome = shard.offer(peer.slot, peer.incarnation, *copy, generation=request.seq)
                 self._send(channel, Op.WELCOME, welcome.to_json().encode())
             case op if op is Op.PULL or op in PUSHES:
-                reply = shard.run(self._begin(peer, request, meta), loan.payload(codec))
+                reply = shard.run(self._begin(peer, request, meta), values)
                 if op is Op.PUSH:
                     return reply.version
                 self._reply(channel, codec, reply, loan)
@@ -476,7 +478,7 @@ class DataServer:
 
     def _header(self, op: Op, meta: int, **fields: Any) -> Header:
         shard = self._shard
-        return Header(op, shard=shard.index, epoch=shard.epoch, boot=shard.boot, meta=meta, **fields)
+        return Header(op, shard=shard.index, boot=shard.boot, meta=meta, **fields)
 
 
 def _code(error: TrainerError) -> ErrorCode:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from shoal_trainer.contract import Message
 from shoal_trainer.wire.messages import Applied, BegunPush, ModelSpec, applied_from_list
@@ -55,7 +55,8 @@ class Manifest(Head):
     version: int = 1
     generation: int = 0
     """The number of rollbacks of the job."""
-    job_uid: str
+    run: str = Field(validation_alias=AliasChoices("run", "jobUid"))
+    """`JobIdentity.run_id`; an earlier version called it `jobUid`."""
     model: ModelSpec
     ledger: dict[str, Any] = Field(default_factory=dict)
     wall_time: float = 0.0

@@ -81,10 +81,13 @@ class Scene:
         )
 
     def _zone(self, look: Look) -> str:
-        """Where parameter server 0 is, which nothing moves; empty until it has a node."""
+        """Where parameter server 0 is, which nothing moves; until it has a node, where all of its pools are."""
         servers = (pod for pod in look.pods if pod.place is not None and pod.place.is_coordinator)
         nodes = (self.nodes.get(pod.spec.node_name or "") for pod in servers)
-        return next((node.metadata.labels.get(ZONE, "") for node in nodes if node is not None), "")
+        named = look.job.spec.parameter_servers.pools
+        zones = {self.pools[name].spec.zone for name in named if name in self.pools}
+        to_be = zones.pop() if len(zones) == 1 else ""
+        return next((node.metadata.labels.get(ZONE, "") for node in nodes if node is not None), to_be)
 
     def _near(self, look: Look, zone: str) -> tuple[str, ...]:
         """The pools that workers may go to: with `zonePolicy` Same, those in the zone of the servers."""

@@ -86,6 +86,10 @@ def problem_of(
             assembly.notes.append(
                 f"The measurement on {row.device} is ignored: it is not in the catalogue of accelerators."
             )
+    if speeds.left_out:
+        assembly.notes.append(
+            f"{speeds.left_out} measured configurations of other models are left out: they are too many to learn from."
+        )
     return assembly.problem(max_servers)
 
 

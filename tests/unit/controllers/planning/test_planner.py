@@ -205,19 +205,23 @@ def test_pool_that_is_tried_again_is_doubted_until_it_has_a_node(
         ("Any", 0.1, "on-demand"),
     ],
 )
+@pytest.mark.parametrize("begun", [True, False])
 async def test_pools_out_of_the_zone_of_the_server_are_planned_where_workers_may_leave_it_and_that_pays(
-    policy: str, transfer: float, chosen: str
+    policy: str, transfer: float, chosen: str, begun: bool
 ) -> None:
+    """Also before the server has a node, where all of its pools are in one zone."""
     world = World()
     workers = job_manifest()["spec"]["workers"] | {"zonePolicy": policy}
-    job = TrainingJob.model_validate(job_manifest(workers=workers))
+    job = TrainingJob.model_validate(job_manifest(workers=workers, parameterServers={"pools": ["safe"]}))
     spot = pool("spot", 0.3, True, zone="z1", transferPerGiB=transfer)
     world.add(job, spot, pool("on-demand", 1.0, False, zone="z2", transferPerGiB=transfer))
+    world.add(pool("safe", 0.1, False, zone="z2"))
     labels = {"topology.kubernetes.io/zone": "z2"}
     world.state.nodes.put(Node.model_validate({"metadata": {"name": "safe", "uid": "n", "labels": labels}}))
     server = build.pod_manifest("ps", node="safe")
     server["metadata"]["labels"]["shoal.dev/job"] = "digits"
-    world.state.pods.put(Pod.model_validate(server))
+    if begun:
+        world.state.pods.put(Pod.model_validate(server))
     world.hear(job, report(1e6))
     await world.planner.plan_once()
     found = world.planner.proposal(job.metadata.uid)

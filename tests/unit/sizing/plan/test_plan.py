@@ -349,3 +349,16 @@ def test_documentation_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     code = text.split("```python\n")[1].split("```")[0]
     exec(compile(code, "planning.md", "exec"), {})
     assert "cheapest plan that ends within the deadline of 2 h" in capsys.readouterr().out
+
+
+def test_where_the_best_plan_is_sure_no_other_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table of all that might be surer took more than half of the time of a plan."""
+    made: list[int] = []
+    table = Engine.chances
+    monkeypatch.setattr(Engine, "chances", lambda *args: made.append(1) or table(*args))
+    unsure = problem(pool(step_sigma=0.05, interruptions_per_hour=0.1), deadline=20 * HOUR, servers=quiet())
+    assert plan(unsure).proved
+    assert not made
+    near = plan(replace(unsure, objective=Objective(deadline=100_000 / 30 + 70)))
+    assert near.counts[0] > 3
+    assert made

@@ -264,7 +264,7 @@ def test_push_is_applied_while_a_snapshot_is_written(bench):
 def test_newer_epoch_in_the_storage_fences_the_server(bench):
     bench.push()
     bench.store.publish(
-        Manifest(number=1, epoch=1, job_uid="uid", shards=bench.snapshotter.take().shards, model=MODEL)
+        Manifest(number=1, epoch=1, run="uid", shards=bench.snapshotter.take().shards, model=MODEL)
     )
     bench.snapshotter.start()
     bench.train_until(bench.fenced.done)

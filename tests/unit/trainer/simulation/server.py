@@ -8,8 +8,17 @@ import numpy as np
 
 from shoal_trainer.contract import JobIdentity, SnapshotPolicy, StopAfter
 from shoal_trainer.coordinator.coordinator import Coordinator
+from shoal_trainer.coordinator.fencing import Fencing
 from shoal_trainer.coordinator.follower import Follower
-from shoal_trainer.coordinator.protocol import AskPushes, DataSpec, Join, Pushes, RollBackShard, SnapshotShard
+from shoal_trainer.coordinator.protocol import (
+    AskPushes,
+    DataSpec,
+    FenceWorkers,
+    Join,
+    Pushes,
+    RollBackShard,
+    SnapshotShard,
+)
 from shoal_trainer.coordinator.reconciler import Reconciler, pushes_of
 from shoal_trainer.coordinator.rollback import Rollback
 from shoal_trainer.coordinator.snapshotter import Snapshotter
@@ -40,6 +49,11 @@ class RemoteShard:
         server = self._server()
         request = SnapshotShard(number=number, epoch=epoch, published=published, generation=generation)
         return server.follower.handlers()["snapshot"](request)
+
+    def fence(self, older, left):
+        request = FenceWorkers.model_validate_json(FenceWorkers(older=older, left=left).to_json())
+        server = self._server()
+        server.follower.handlers()["fence"](request)
 
     def _server(self):
         """A connection stays open while its server runs, even after the server was replaced."""
@@ -103,6 +117,9 @@ class Server:
             clock=world.clock, wall=world.clock,
         )  # fmt: skip
         others = [RemoteShard(world, other) for other in range(1, world.shards)]
+        self.fencing = Fencing(self.shard.workers, dict(enumerate(others, 1)))
+        self.fencing.schedule()
+        self.coordinator.fenced = self.fencing.schedule
         self.reconciler = Reconciler(self.shard, others, self.coordinator, clock=world.clock)
         self.coordinator.course.compare_soon = self.compare_soon
         self.coordinator.course.snapshot_soon = self.snapshot_soon

@@ -44,6 +44,8 @@ class Killed(BaseException):
 class Total:
     """A push of several steps contains the sum of their updates, because the parameters are counters."""
 
+    clips = False
+
     def __init__(self):
         self.clear()
 
@@ -86,7 +88,7 @@ class Worker:
             upload=lambda array: array,
             upload_when=lambda _answer, _array: None,
             mean=Total,
-            inclusion=lambda: HostInclusion(world.model.size, np.float32, lambda array: array),
+            inclusion=lambda: HostInclusion(world.model.size, lambda array: array),
             averages=(),
             initial=lambda: aligned(world.model.size),
             step=self.step,

@@ -223,7 +223,7 @@ class World:
         self.faults.lose_during_call()
 
     def reconcile_shards(self):
-        """Roll back shards that missed a rollback, and reconcile those that restarted."""
+        """Roll back shards that missed a rollback, reconcile those that restarted, and tell all whom to refuse."""
         for server in self.servers[1:]:
             if server is not None and server.shard.history.generation < self.server.shard.history.generation:
                 with contextlib.suppress(Unreachable):
@@ -237,6 +237,9 @@ class World:
                 with contextlib.suppress(Unreachable):
                     self.server.reconciler.compare()
                     server.reported = True
+                    self.server.fencing.schedule()
+        for index in range(1, self.shards):
+            self.server.fencing.tell(index)
 
     def describe(self):
         server = self.server

@@ -40,7 +40,7 @@ def save(store: SnapshotStore, stores: list[ShardStore], epoch: int = 0, **field
     assert stores[0].model is not None
     model = stores[0].model.spec
     return store.publish(
-        Manifest(number=number, epoch=epoch, job_uid="uid", shards=tuple(files), model=model, **fields)
+        Manifest(number=number, epoch=epoch, run="uid", shards=tuple(files), model=model, **fields)
     )
 
 

@@ -42,7 +42,7 @@ def test_concurrent_publishers_keep_the_newer_epoch(storage: Storage) -> None:
         store, published = SnapshotStore(storage), 0
         while published < 8 and outcome[epoch] is None:
             try:
-                store.publish(Manifest(number=1, epoch=epoch, job_uid="uid", shards=(part,), model=MODEL))
+                store.publish(Manifest(number=1, epoch=epoch, run="uid", shards=(part,), model=MODEL))
                 published += 1
             except Unreachable:  # the other took every number that this one tried
                 continue

@@ -80,7 +80,7 @@ def part(store: SnapshotStore, number: int, shard: ShardStore, epoch: int = 0) -
 
 
 def manifest(number: int, *files: ShardFile, epoch: int = 0) -> Manifest:
-    return Manifest(number=number, epoch=epoch, job_uid="uid", shards=files, model=MODEL)
+    return Manifest(number=number, epoch=epoch, run="uid", shards=files, model=MODEL)
 
 
 def versions(store: SnapshotStore, count: int) -> list[tuple[int, int]]:

@@ -83,7 +83,7 @@ def test_manifest_that_does_not_name_each_shard_once_is_not_published(
     files = {s.index: local.write_shard(1, 0, copy) for s in shards(3) if (copy := s.copy())}
     parts = tuple(files[index] for index in named)
     with pytest.raises(SnapshotError, match="does not name each of its"):
-        local.publish(Manifest(number=1, epoch=0, job_uid="uid", shards=parts, model=MODEL))
+        local.publish(Manifest(number=1, epoch=0, run="uid", shards=parts, model=MODEL))
     assert latest(local) is None
 
 
