@@ -163,7 +163,7 @@ class ShardStore:
         with self.lock:
             if age is None:
                 self._initializer.sends(slot)
-                if self.state is State.READY:
+                if self.piece and self.state is State.READY:  # few bytes cost less than to ask again
                     raise Unreachable(f"shard {self.index} has its first parameters from another worker")
             elif not self._is_newer(age[1], age[0]):
                 self._recovery.answered(slot, self._clock())

@@ -119,6 +119,8 @@ def test_payload_that_waited_for_memory_is_checked_again(
     served = Served(tmp_path)
     if kind == "copy":
         served.shard = served.server._shard = ShardStore(0, 1, 2, recovery_seconds=100.0)
+    else:
+        served.shard = served.server._shard = ShardStore(0, 1, 2, follows=False, large=0, piece=4)
     client, waits = served.client(), threading.Event()
 
     def none(_: Any) -> None:
