@@ -174,13 +174,17 @@ class Copying(_OnShard, Request[ShardCopy]):
         """See `Request`."""
         self._also()
         shard, model, history = self.shard, self.model, self.shard.history
+        behind = [
+            push.weighed for push, first in self.walk.missing.items() if not first
+        ]  # nothing of it was copied
+        steps = sum(weighed is not None and weighed.update is not None for weighed in behind)
         return ShardCopy(
             index=shard.index,
             shards=shard.shards,
             epoch=shard.epoch,
             version=history.version,
             samples=history.samples,
-            updates=model.updates,
+            updates=model.updates - steps,
             low=model.low,
             high=model.high,
             model=model.spec,

@@ -406,3 +406,26 @@ def test_interrupted_push_is_weighed_once(overlaps: bool) -> None:
     assert shard.model is not None
     assert shard.model.updates == 1
     assert len(set(shard.model.parameters.tolist())) == 1
+
+
+def test_snapshot_counts_no_step_of_a_push_that_began_behind_it() -> None:
+    """Nothing of such a gradient is in the copy, so its step of the optimizer is not either."""
+    shard = large()
+    config = OptimizerConfig(name="adam", learning_rate=0.1, batch_size=1)
+    shard.hello(0, 0, MODEL.model_copy(update={"optimizer": config}))
+    shard.initialize(grad(0.0, SIZE))
+    shard.push(0, 0, 1, 0, meta_of(1), grad(1.0, SIZE))
+    before = shard.pushing(0, 0, 2, 1, meta_of(2))
+    before.step(grad(1.0, SIZE), 0)
+    behind = shard.pushing(1, 0, 1, 1, meta_of(1))
+    pieces = iter(range(PIECES))
+
+    def between() -> None:
+        if next(pieces) == 1:
+            behind.step(grad(1.0, SIZE), 0)
+
+    copy = shard.copy(between)
+    assert copy is not None
+    assert [(push.slot, push.pieces) for push in copy.begun] == [(0, 1)]
+    assert shard.model is not None
+    assert (copy.updates, shard.model.updates) == (2, 3)
