@@ -45,6 +45,8 @@ class Resident:
 class Mean:
     """As `DeviceMean`: sums in fp32 of updates on the accelerator."""
 
+    clips = False
+
     def __init__(self, device: Queue, update: Callable[[], Any]) -> None:
         self._device, self._update = device, update
 
@@ -86,7 +88,7 @@ def install(seconds: float, bus: float = PCIE_4_X16) -> None:
 
     def upload(self: Any, parameters: Any) -> Any:
         if parameters is not resident:
-            into.run(self.layout.size * np.dtype(self.dtype).itemsize / bus)
+            into.run(self._width(self.dtype) * np.dtype(self.dtype).itemsize / bus)
         return resident
 
     def read(tensor: Any) -> Any:
@@ -98,7 +100,7 @@ def install(seconds: float, bus: float = PCIE_4_X16) -> None:
 
     def update_of(self: Any) -> list[Any]:
         if id(self) not in updates:
-            sizes = cut(self.layout.size, self.layout.trainable)
+            sizes = cut(self._width(self._wire_dtype), self.layout.trainable)
             updates[id(self)] = [tf.zeros(size, self._wire_dtype) for size in sizes]
         return updates[id(self)]
 

@@ -149,7 +149,7 @@ def _stepper(job: Any, batch: int) -> tuple[Any, Callable[[], Any]]:
     from shoal_trainer.worker.flat_model import FlatModel
 
     flat_model = FlatModel(job.model(), job.data.example(batch), job.wire, (0, 0))
-    buffers = Buffers(flat_model.layout.size, flat_model.dtype, flat_model.alias)
+    buffers = Buffers(flat_model.layout.size, flat_model.layout.trainable, flat_model.dtype, flat_model.alias)
     batches = _batches(job.data, batch)
     return flat_model, lambda: flat_model.step(buffers.tensor, next(batches)).update
 

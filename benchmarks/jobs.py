@@ -79,6 +79,6 @@ def on_accelerator(parameters: int, milliseconds: int, steps: int = 1) -> Traini
 
     def build() -> Any:
         accelerator.install(milliseconds / 1000)
-        return models.compiled(job.model(), steps_per_execution=steps)
+        return models.compiled(job.model())
 
-    return replace(job, model=build)
+    return replace(job, model=build, batches_per_push=steps)

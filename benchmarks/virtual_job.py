@@ -327,9 +327,7 @@ class VirtualJob(Course):
     def _join(self, worker: int) -> None:
         self.shard.workers.connect(worker, self.incarnations[worker])
         size = self.network.size
-        self.anticipations[worker] = Anticipation(
-            self.config, size, HostInclusion(size, np.float32, lambda array: array)
-        )
+        self.anticipations[worker] = Anticipation(self.config, size, HostInclusion(size, lambda array: array))
         self.computing[worker] = self.held[worker] = self._pull(worker)
         self.known[worker] = self.shard.history.samples
         self.flights.pop(worker, None)

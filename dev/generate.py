@@ -1,4 +1,4 @@
-"""Generate the CRDs (in `crds/` and in the chart) and docs/api.md from the models of `shoal.api`.
+"""Generate the CRDs (in `crds/` and the chart) and docs/api.md from `shoal.api`, and what `shoal explain` advises.
 
 `--check` only compares.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from dev.remedies import FILE, PAGE, remedies
 from shoal.api.crd import files
 from shoal.api.reference import reference
 
@@ -18,7 +19,7 @@ FOLDERS = (ROOT / "crds", ROOT / "charts" / "shoal" / "files" / "crds")
 def generated() -> dict[Path, str]:
     """The generated files and their content."""
     crds = {folder / name: text for folder in FOLDERS for name, text in files().items()}
-    return crds | {ROOT / "docs" / "api.md": reference()}
+    return crds | {ROOT / "docs" / "api.md": reference(), FILE: remedies(PAGE.read_text())}
 
 
 def stale() -> list[Path]:

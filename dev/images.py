@@ -62,7 +62,7 @@ IMAGES = {
             (
                 "lock/operator.txt",
                 "operator",
-                "trainer_image/shoal_trainer/contract.py",
+                "trainer_image/shoal_trainer/contract",
                 "trainer_image/shoal_trainer/script.py",
                 "trainer_image/shoal_trainer/py.typed",
             ),

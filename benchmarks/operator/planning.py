@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterator
 
 from benchmarks.harness import Measurement, summary
+from benchmarks.operator import pool_look
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.kube import Pod
 from tests.unit.controllers.clusters import Rig
@@ -29,6 +30,7 @@ def measure(quick: bool) -> Iterator[Measurement]:
         yield summary(f"{name}, of one that remembers no plan", [held / anew], "x", "the same, just started")
         if not pools:
             yield summary(f"status of {workers} workers", [size], "KiB", "", goal, at_most=True)
+    yield from pool_look.measure(quick)
 
 
 async def _measured(workers: int, pools: int) -> tuple[float, float, float, float]:

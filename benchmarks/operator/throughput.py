@@ -116,7 +116,8 @@ async def _lost(world: World, workers: int, jobs: int) -> AsyncIterator[Measurem
     yield summary(f"{tag}: last loss seen to last CREATE", [since_seen], "s", "", limit, at_most=True)
     yield summary(f"{tag}: last loss to last CREATE", [late], "s", "")
     yield summary(f"{tag}: last loss to last CREATE, a bare client", [bare_late], "s", "")
-    yield summary(f"{tag}: last loss to last CREATE, ratio", [bare_late / late], "x", "a bare client")
+    if late > 0:
+        yield summary(f"{tag}: last loss to last CREATE, ratio", [bare_late / late], "x", "a bare client")
     goal = None if jobs == 1 else 0.8
     ratio = _window(bare_losses, bare_made) / _window(losses, made)
     yield summary(f"{tag}: losses replaced a second, ratio", [ratio], "x", "a bare client", goal)

@@ -26,6 +26,7 @@ from shoal.cluster.http import HttpTransport
 from shoal.cluster.transport import Answer, Options, Query
 from shoal.controllers.state import Key
 from shoal.controllers.trainingjob.reconcile import Reconciler
+from shoal.policy.facts.sightings import Memory
 from shoal.policy.model import CreatePod, Observation, Plan
 from shoal.process.main import main
 from shoal.runtime.limiter import Limited
@@ -139,8 +140,8 @@ def _trace_plans(tell: Any) -> None:
         taken = time.time()
         return await call(self, key)
 
-    def traced_plan(self: Reconciler, seen: Observation) -> Plan:
-        decided = plan(self, seen)
+    def traced_plan(self: Reconciler, seen: Observation, memory: Memory) -> Plan:
+        decided = plan(self, seen, memory)
         for each in decided.actions:
             if isinstance(each, CreatePod) and each.replaces:
                 tell(TAKEN, each.name, taken)

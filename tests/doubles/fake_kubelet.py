@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -317,12 +317,12 @@ class FakeKubelet:
             return
         if (meta["uid"], work) not in self._handled:
             self._handled.add((meta["uid"], work))
-            self._spawn(self._quietly(todo(pod, node)))
+            self._spawn(self._quietly(todo, pod, node))
 
-    async def _quietly(self, work: Any) -> None:
+    async def _quietly(self, work: Callable[..., Awaitable[object]], *about: Any) -> None:
         """Ignore that the pod was deleted (404) or replaced (409) meanwhile, as a kubelet does."""
         with contextlib.suppress(ApiError, aiohttp.ClientError, TimeoutError):
-            await work
+            await work(*about)
 
     async def _start(self, pod: Json, node: FakeNode) -> None:
         if node.shutting_down:
@@ -357,12 +357,12 @@ class FakeKubelet:
 
     async def _end_later(self, name: str, seconds: float) -> None:
         await asyncio.sleep(seconds)
-        await self._quietly(self.end_shutdown(name))
+        await self._quietly(self.end_shutdown, name)
 
     async def _unknown_later(self, name: str, seconds: float) -> None:
         await asyncio.sleep(seconds)
         message = "Kubelet stopped posting node status."
-        await self._quietly(self._set_ready(name, "Unknown", "NodeStatusUnknown", message))
+        await self._quietly(self._set_ready, name, "Unknown", "NodeStatusUnknown", message)
 
     async def _set_ready(self, name: str, status: str, reason: str, message: str) -> None:
         ready = condition("Ready", status, reason, message)

@@ -66,7 +66,7 @@ def _one_after_another(scenario: Scenario, order: Sequence[HiddenJob]) -> float 
         )
         choices = product(*(range(min(pool.limit, job.workers) + 1) for pool in pools))
         allowed = [counts for counts in choices if 0 < sum(counts) <= job.workers]
-        runs = [(engine.run(counts, 1), counts) for counts in allowed]
+        runs = [(engine.run(counts, 1, ""), counts) for counts in allowed]
         in_time = [
             (float(run.cost[0]), float(run.finish[0]), counts)
             for run, counts in runs

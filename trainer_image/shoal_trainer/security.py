@@ -2,7 +2,7 @@
 
 A job has a 32-byte key and a self-signed certificate in a directory: the mounted Secret, or a temporary one for local
 runs. The key is never sent: peers prove that they have it (`wire.handshake`), or send a token derived from it over TLS.
-During a rotation two keys are valid. Clients trust only the certificate in the directory.
+It does not change during the job's life. Clients trust only the certificate in the directory.
 """
 
 from __future__ import annotations
@@ -14,71 +14,41 @@ import ipaddress
 import os
 import secrets
 import ssl
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shoal_trainer.errors import Unauthorized, UserError
+from shoal_trainer.errors import UserError
 
 KEY_BYTES = 32
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """A job's keys by id, the current one first, and the directory of its certificate. The repr contains no key."""
+    """A job's key with its id, and the directory of its certificate. The repr contains no key."""
 
     directory: Path
-    keys: Mapping[str, bytes] = field(repr=False)
+    key_id: str
+    key: bytes = field(repr=False)
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> Credentials:
-        """Read `key`, `key-id` and, during a rotation, `previous-key` and `previous-key-id`.
-
-        `UserError` if the key is missing or does not have 32 bytes.
-        """
+        """Read `key` and `key-id`. `UserError` if the key is missing or does not have 32 bytes."""
         root = Path(directory)
-        keys: dict[str, bytes] = {}
-        for prefix in ("", "previous-"):
-            try:
-                key = (root / f"{prefix}key").read_bytes()
-                key_id = (root / f"{prefix}key-id").read_text().strip()
-            except FileNotFoundError:
-                if prefix:
-                    continue
-                raise UserError(f"{root} has no key: mount the job's Secret there") from None
-            if len(key) != KEY_BYTES:
-                raise UserError(f"{root / (prefix + 'key')} has {len(key)} bytes, expected {KEY_BYTES}")
-            keys.setdefault(key_id, key)
-        return cls(root, keys)
-
-    @property
-    def key_id(self) -> str:
-        """The current key's id."""
-        return next(iter(self.keys))
-
-    @property
-    def key(self) -> bytes:
-        """The current key."""
-        return self.keys[self.key_id]
-
-    def key_for(self, digest: bytes) -> bytes:
-        """The key whose id has this digest; `Unauthorized` if the job does not have it."""
-        for key_id, key in self.keys.items():
-            if hmac.compare_digest(key_digest(key_id), digest):
-                return key
-        raise Unauthorized("the peer uses a key that is not one of this job's")
+        try:
+            key, key_id = (root / "key").read_bytes(), (root / "key-id").read_text().strip()
+        except FileNotFoundError:
+            raise UserError(f"{root} has no key: mount the job's Secret there") from None
+        if len(key) != KEY_BYTES:
+            raise UserError(f"{root / 'key'} has {len(key)} bytes, expected {KEY_BYTES}")
+        return cls(root, key_id, key)
 
     def token(self, purpose: str) -> str:
         """A bearer token for one purpose, in hex. Send it over TLS only."""
         return derive(self.key, purpose).hex()
 
     def token_matches(self, purpose: str, token: str) -> bool:
-        """Whether `token` belongs to a valid key; compared in constant time."""
-        received = token.encode()
-        matches = [
-            hmac.compare_digest(derive(key, purpose).hex().encode(), received) for key in self.keys.values()
-        ]
-        return any(matches)
+        """Whether `token` is the one for this purpose; compared in constant time."""
+        return hmac.compare_digest(self.token(purpose).encode(), token.encode())
 
     def server_context(self) -> ssl.SSLContext:
         """TLS 1.3 with the job's certificate."""
@@ -97,7 +67,7 @@ class Credentials:
         return context
 
     def certificate_digest(self) -> bytes:
-        """The SHA-256 of the certificate (DER), which binds a proof to its TLS connection."""
+        """The SHA-256 of the certificate (DER), which binds a proof to connections with this certificate."""
         pem = (self.directory / "tls.crt").read_text()
         first = pem[: pem.index("-----END CERTIFICATE-----") + len("-----END CERTIFICATE-----\n")]
         return hashlib.sha256(ssl.PEM_cert_to_DER_cert(first.strip() + "\n")).digest()

@@ -37,6 +37,7 @@ from shoal_trainer.contract import (
 )
 from shoal_trainer.coordinator import code
 from shoal_trainer.coordinator.control_client import ShardControl
+from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.epoch_log import EpochLog
 from shoal_trainer.coordinator.follower import Follower
 from shoal_trainer.coordinator.history_file import HistoryFile
@@ -50,7 +51,7 @@ from shoal_trainer.ps.server import MAX_CONNECTIONS, DataServer
 from shoal_trainer.ps.shard import ShardStore, State
 from shoal_trainer.retry import until_reachable
 from shoal_trainer.security import Credentials
-from shoal_trainer.snapshot.claims import Claim, Watch
+from shoal_trainer.snapshot.claims import Claim, Watch, check_storage
 from shoal_trainer.snapshot.initial import load_initial
 from shoal_trainer.snapshot.storage import open_storage
 from shoal_trainer.snapshot.store import SnapshotStore
@@ -64,10 +65,10 @@ T = TypeVar("T")
 SETTLE_SECONDS = 30.0
 """How long the end of the job waits for the snapshot of the end of training, from which another run may start."""
 TICK_SECONDS = 0.25
-LAST_SNAPSHOT_SECONDS = 40.0
-"""How long a shard other than 0 still serves after SIGTERM. If shard 0 stops as well (a drain), its final snapshot
-needs a part of every shard, and it may have to finish another snapshot before. The rest of the pod's grace period of
-60 s is for the manifest, which shard 0 publishes after the last part."""
+MANIFEST_SECONDS = 20.0
+"""A shard other than 0 still serves after SIGTERM, for the pod's grace period without these seconds. If shard 0 stops
+as well (a drain), its final snapshot needs a part of every shard, and it may have to finish another snapshot before.
+They are for the manifest, which shard 0 publishes after the last part. A part that is being written goes on."""
 LINGER_SECONDS = 10.0
 """How long workers can still learn that the job has ended."""
 HISTORY_SECONDS = 5.0
@@ -187,18 +188,22 @@ class ParameterServer:
                 continue
             coordinator = self.service.coordinator
             coordinator.tick()
-            self._epoch_log.update(coordinator.record.tasks)
-            self._history.update(coordinator.record.tasks)
+            self._keep_epochs(coordinator)
             if coordinator.finished is not None:
                 now = time.monotonic()
                 ended_at = now if ended_at is None else ended_at
-                if not coordinator.members.present() or now - ended_at > LINGER_SECONDS:
+                if coordinator.deserted() or now - ended_at > LINGER_SECONDS:
                     return self._ended(coordinator.finished)
         if self.service is not None and self.service.coordinator.finished is not None:
             return self._ended(self.service.coordinator.finished)
         if self._final_snapshot():
             self._marker.unlink(missing_ok=True)
         return EXIT_DRAINED
+
+    def _keep_epochs(self, coordinator: Coordinator) -> None:
+        epochs = coordinator.complete_epochs()
+        self._epoch_log.update(epochs)
+        self._history.update(epochs)
 
     def _create_marker(self) -> None:
         if not self._marked and self.shard.state is State.READY:
@@ -208,8 +213,7 @@ class ParameterServer:
 
     def _ended(self, message: TerminationMessage) -> int:
         if self.service is not None:
-            self._epoch_log.update(self.service.coordinator.record.tasks)
-            self._history.update(self.service.coordinator.record.tasks)
+            self._keep_epochs(self.service.coordinator)
         if self.service is not None and not self.service.snapshotter.settled(SETTLE_SECONDS):
             log.warning("the last snapshot of this run is from before the end of training")
         write_termination(message)
@@ -236,10 +240,11 @@ class ParameterServer:
 
     def _await_final_snapshot(self) -> None:
         """Serve until this shard has written its part of a snapshot requested since `stop`, if shard 0 still serves."""
+        until = self._stopped_at + self.config.grace_seconds - MANIFEST_SECONDS
         while self._fenced is None and self.shard.state is State.READY and self._coordinator_serves():
             saved = self._follower.saved >= self._stopped_at
             time.sleep(TICK_SECONDS)  # also for the answer to be sent
-            if saved or time.monotonic() - self._stopped_at > LAST_SNAPSHOT_SECONDS:
+            if saved or (time.monotonic() > until and not self._follower.writing):
                 return
 
     def _coordinator_serves(self) -> bool:
@@ -255,6 +260,7 @@ class ParameterServer:
 
     def _restore(self) -> None:
         service = self.service
+        self._when_reachable(lambda: check_storage(self._storage))
         self._when_reachable(self._claim.make)
         if service is not None and (message := self._when_reachable(service.artefacts.published)):
             service.coordinator.end(message)

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_origin
 
-from shoal_trainer.data.adapt import ClassWeighted, as_source
+from shoal_trainer.data.adapt import ClassWeights, as_source
+from shoal_trainer.data.mapped import Mapped
 from shoal_trainer.errors import UserError
 from shoal_trainer.script import BATCH_SIZE
 
@@ -29,6 +30,8 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "dict": (dict, 'an object of JSON, such as {"a": 1}'),
 }
 """Annotation -> what JSON has for it, and its name for people."""
+MAX_BATCHES = 4096
+"""The most batches of a push."""
 _DECIMAL = re.compile(r"[-+]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?$")
 
 
@@ -51,8 +54,12 @@ class Training:
         wire: The encoding of parameters and gradients on the network: `"bf16"` (default) halves the bytes, `"fp32"`
             is exact.
         on_nan: What a non-finite loss or gradient does: `"stop"` (default) fails the job, `"skip"` leaves the batch
-            out, `"rollback"` returns the whole job to its newest snapshot and leaves the batch out.
-        seed: The seed of the initial parameters, of the order of the data in `fit`, and, with the worker's slot, of
+            out (after 20 in a row it fails the job), `"rollback"` returns the whole job to its newest snapshot and
+            leaves the batch out.
+        batches_per_push: The batches whose mean gradient is one push, and one update of as many times the weight.
+            Default: 1, an update per batch as in Keras. More are for a model whose pushes take longer than its
+            batches; they learn less from as many samples. No effect on an optimizer that runs on the worker.
+        seed: The seed of the initial parameters, of the order of the data, and, with the worker's slot, of
             Dropout. Default: 0.
 
     Raises:
@@ -68,6 +75,7 @@ class Training:
     callbacks: Callable[[], Sequence[keras.callbacks.Callback]] | None = None
     wire: Literal["bf16", "fp32"] = "bf16"
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
+    batches_per_push: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -85,14 +93,16 @@ class Training:
             raise UserError(f'Training(wire=…) must be "bf16" or "fp32", not {self.wire!r}.')
         if self.on_nan not in {"stop", "skip", "rollback"}:
             raise UserError(f'Training(on_nan=…) must be "stop", "skip" or "rollback", not {self.on_nan!r}.')
+        _check_number("seed", self.seed, 0, 2**32 - 1)
+        _check_number("batches_per_push", self.batches_per_push, 1, MAX_BATCHES)
 
     def _convert(self) -> None:
         """Make sources of the data. `callable`: a function that returns a `tf.data.Dataset` stays one."""
         data = as_source(self.data, "Training(data=…)")
-        if self.class_weight is not None and not isinstance(data, ClassWeighted):
-            data = ClassWeighted(data, self.class_weight)
+        if self.class_weight is not None and not isinstance(data, Mapped):
+            data = Mapped(data, ClassWeights.of(self.class_weight))
         object.__setattr__(self, "data", data)
-        if self.validation is not None and not inspect.isroutine(self.validation):
+        if self.validation is not None and not callable(self.validation):
             object.__setattr__(self, "validation", as_source(self.validation, "Training(validation=…)"))
 
     def fit(
@@ -100,7 +110,7 @@ class Training:
     ) -> keras.Model:
         """Train in this process with Keras' own `fit`, without parameter servers.
 
-        `wire` and `on_nan` have no effect here.
+        `wire`, `on_nan` and `batches_per_push` have no effect here.
 
         Args:
             epochs: The number of passes over the data.
@@ -117,6 +127,12 @@ class Training:
         from shoal_trainer.worker.alone import fit
 
         return fit(self, epochs=epochs, batch_size=batch_size, verbose=verbose)
+
+
+def _check_number(name: str, value: Any, least: int, most: int) -> None:
+    """Raise `UserError` unless the argument is a whole number in this range, also one of NumPy."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or not least <= value <= most:
+        raise UserError(f"Training({name}=…) must be a whole number from {least} to {most}, not {value!r}.")
 
 
 def as_training(found: Any, args: dict[str, Any], where: str) -> Training:

@@ -9,11 +9,14 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
+from shoal_trainer.contract import lean
+
 GROUP = "shoal.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 
 
+@lean
 class Strict(BaseModel):
     """A part of a spec: camelCase in JSON, snake_case in Python; unknown fields are an error."""
 
@@ -26,6 +29,7 @@ class Strict(BaseModel):
     )
 
 
+@lean
 class Status(BaseModel):
     """A part of a status: as `Strict`, but unknown fields (of a newer version) are ignored."""
 

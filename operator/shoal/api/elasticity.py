@@ -16,7 +16,9 @@ class Objective(Strict):
     deadline_seconds: Positive | None = None
     """Finish within this many seconds of the job's start. Suspended time counts. Unset: no deadline."""
     max_cost: Amount | None = None
-    """Spend at most this much on workers, in the currency of the CapacityPools' prices. Unset: no limit."""
+    """Spend at most this much, in the currency of the CapacityPools' prices, on the nodes of workers and, where
+    parameterServers.pools names a pool with a price, of parameter servers. What was spent is their time with a pod of
+    the job: not while nodes boot or stand idle, and without transfers. Unset: no limit."""
     prefer: Literal["MinCost", "MinTime"] = "MinCost"
     """Among the plans that keep the deadline and the budget: the cheapest (MinCost) or the fastest (MinTime)."""
 

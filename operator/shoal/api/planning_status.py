@@ -69,7 +69,11 @@ class PredictionStatus(Status):
 
 
 class CostStatus(Status):
-    """What the nodes of the workers cost, in the currency of the CapacityPools' prices. Amounts are decimals."""
+    """What the nodes of the workers cost, in the currency of the CapacityPools' prices. Amounts are decimals.
+
+    A node counts while it has a worker: not while it boots or stands idle. Parameter servers and transfers are not
+    in it.
+    """
 
     per_hour: str = "0"
     """Of the nodes in use now."""
@@ -89,3 +93,5 @@ class PoolUsage(Usage):
     """How many it took within a minute of each other the last time."""
     at_last_shock: int = 0
     """How many there were before."""
+    price_per_hour: str | None = None
+    """Of a node, when it was last counted: what it costs while the CapacityPool is not there. A decimal."""

@@ -225,7 +225,7 @@ class StopAfter(Strict):
     """After this many passes over the data."""
     steps: Positive | None = None
     """After this many training steps of the whole job. A step is one batch of one worker, also where several batches
-    make one update (gradient_accumulation_steps) or one push (steps_per_execution)."""
+    make one update (gradient_accumulation_steps) or one push (batches_per_push)."""
     metric: str | None = Field(None, min_length=1, max_length=63)
     """When this metric of the validation data, as Keras names it, reaches `value`."""
     value: Number | None = None

@@ -33,13 +33,12 @@ _COMMANDS = {
     "top": ("shoal.cli.top", "top", "All jobs, live."),
     "wait": ("shoal.cli.jobs", "wait", "Block until a job is finished."),
     "plan": ("shoal.cli.plan", "plan", "Find the cheapest nodes that meet a deadline."),
-    "plan-workload": ("shoal.cli.plan_workload", "plan_workload", "Plan a workload in spotDNN's form."),
     "predict": ("shoal.cli.predict", "predict", "Test the speed predictor on measurements."),
     "simulate": ("shoal.cli.simulate", "simulate", "Replay revocation traces and compare policies."),
 }
 
 
-_SIZING = {"calibrate", "plan", "plan-workload", "predict", "simulate"}
+_SIZING = {"calibrate", "plan", "predict", "simulate"}
 """Commands that compute: they need the extra `sizing`, the others `client`."""
 
 

@@ -5,9 +5,12 @@ Each rule is a function of what was read that yields findings; the list of rules
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cache
+from importlib.resources import files
 from typing import Any, Literal
 
 from shoal.api.labels import JOB
@@ -77,9 +80,9 @@ def _conditions(seen: Seen) -> Iterator[Finding]:
         if condition is None or condition.status != "True" or (kind == "Stalled" and status.finished):
             continue  # a failed job is stalled for the same reason
         stopped = kind in {"Failed", "Stalled"}
-        more = f"docs/troubleshooting.md explains the reason {condition.reason}"
-        more += ", which may pass by itself" if kind == "Degraded" and condition.reason in PASSES else ""
-        help_ = HELP.get(condition.reason, more)
+        help_ = remedies().get(condition.reason, f"docs/reasons.md has the reason {condition.reason}")
+        if kind == "Degraded" and condition.reason in PASSES:
+            help_ += "; or wait: it may pass by itself"
         if "persistentvolumeclaim" in condition.message.lower():  # the message says what to do
             help_ = ""
         yield Finding(
@@ -116,25 +119,11 @@ def _nobody_works(seen: Seen) -> Iterator[Finding]:
         yield Finding("waiting", "no workers are wanted", f"shoal scale {job.metadata.name} 1")
 
 
-HELP = {
-    "WaitingForStorage": "correct the URI, or the credentials in the parameter servers' template (docs/operating.md)",
-    "CoordinatorUnreachable": "docs/operating.md has the NetworkPolicy that lets the operator in",
-    "Unschedulable": "give the pods a node that fits: shoal doctor counts the nodes for workers and servers; "
-    "or scale down",
-    "ImagePullFailed": "correct the image in the template, or name imagePullSecrets there",
-    "ContainerConfigError": "create the Secret, ConfigMap or volume that is named",
-    "NoProgress": "the message names what a worker waits for; shoal logs NAME --slot N shows its log",
-    "UserError": "shoal-trainer check FILE.py finds such an error in seconds, without a cluster",
-    "BackoffLimitExceeded": "shoal logs NAME --slot N --previous shows the last failure",
-    "NoWorkload": "docs/sharing.md says what a job that waits in Kueue as a whole needs",
-    "MaxDisruptionsExceeded": "a new job with a higher runPolicy.maxDisruptions continues it (initialFrom)",
-    "DeadlineExceeded": "a new job with a higher runPolicy.activeDeadlineSeconds continues it (initialFrom)",
-    "Invalid": "correct the template: the message has the API server's words",
-    "Forbidden": "name in the template what there is (a service account, a priority class), or ask who made the "
-    "policy that refuses the pod; where the operator itself lacks a right: docs/install.md",
-    "PoolNotFound": "kubectl get capacitypools shows those that there are",
-    "QuotaExceeded": "nothing, it continues when there is room; or raise the ResourceQuota",
-}
+@cache
+def remedies() -> dict[str, str]:
+    """Reason -> what to do, as docs/troubleshooting.md says it (`make generate`)."""
+    found: dict[str, str] = json.loads(files("shoal.client").joinpath("remedies.json").read_text("utf-8"))
+    return found
 
 
 def _pending(seen: Seen) -> Iterator[Finding]:

@@ -97,6 +97,10 @@ class Cache(Generic[T]):
         """The objects with this key in an index."""
         return tuple(self._indices[index].get(key, {}).values())
 
+    def keys(self, index: str) -> Set[Hashable]:
+        """The keys in an index."""
+        return self._indices[index].keys()
+
     def put(self, fresh: T, *, ours: bool = False) -> None:
         """Add or update an object, unless it is older than the known one or was deleted.
 

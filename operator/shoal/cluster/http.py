@@ -26,9 +26,12 @@ KEEP_SECONDS = 80.0
 """How long an idle connection is kept: the API server closes it after 90 s, and a new one costs a loss 10 ms."""
 LINE_BUFFER = 2**21
 """Bytes. An object with its managed fields is a line of a watch."""
+ANSWER_BYTES = 2**14
+"""That an answer may read in one turn of the event loop, where connections begin with less (`process.life`): a record
+of TLS."""
 WATCH_BYTES = 2**16
-"""That a watch may read in one turn of the event loop. With a record of TLS, 16 KiB (`process.life`), 1,000 pods that
-start say more than a process can read that has a loop of 50 turns a second, since others have the machine, too."""
+"""That a watch may. With 16 KiB, 1,000 pods that start say more than a process can read that has a loop of 50 turns a
+second, since others have the machine, too."""
 CONNECT_SECONDS = 10.0
 LONGEST_RETRY_AFTER = 120.0
 """A server that asks for more is asked again after this many seconds."""
@@ -54,6 +57,7 @@ class HttpTransport:
         timeout = aiohttp.ClientTimeout(total=options.get("timeout", TIMEOUT_SECONDS))
         try:
             async with await self._send(method, path, options, timeout) as response:
+                _read_more(response, ANSWER_BYTES)
                 found = Answer(response.status, await response.read())
         except _FAULTS as error:
             raise Unavailable(f"{method} {path}: {error!r}") from error
@@ -75,7 +79,7 @@ class HttpTransport:
                 except _FAULTS as error:
                     raise Unavailable(f"GET {path}: {error!r}") from error
                 raise StreamRefused(_available("GET", path, refused, response.headers))
-            _read_more(response)
+            _read_more(response, WATCH_BYTES)
             yield _lines(path, response)
         finally:
             response.close()
@@ -125,12 +129,12 @@ async def connect(connections: int = CONNECTIONS) -> HttpTransport:
     return HttpTransport(await find(), connections)
 
 
-def _read_more(response: aiohttp.ClientResponse) -> None:
-    """Have the connection of a watch read `WATCH_BYTES` at a time, as far as asyncio's own TLS serves it."""
+def _read_more(response: aiohttp.ClientResponse, size: int) -> None:
+    """Have a connection read so many bytes at a time, unless all is read, as far as asyncio's own TLS serves it."""
     connection = response.connection
     tls: Any = getattr(connection and connection.transport, "_ssl_protocol", None)
     if tls is not None:
-        tls.max_size = WATCH_BYTES
+        tls.max_size = max(size, tls.max_size)
 
 
 async def _lines(path: str, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

@@ -18,7 +18,7 @@ from shoal.api.base import API_VERSION, Resource
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.kube import DisruptionBudget, Node, Pod, Service
 from shoal.api.kueue import KUEUE, ResourceFlavor, Workload
-from shoal.api.labels import JOB
+from shoal.api.labels import JOB, POOL
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
@@ -79,6 +79,11 @@ def _job_of(owned: Owned) -> Key | None:
     return (owned.metadata.namespace, name) if name else None
 
 
+def _awaited_pool(pod: Pod) -> str | None:
+    """The pool of which a pod waits for a node."""
+    return None if pod.spec.node_name or pod.ended else pod.metadata.labels.get(POOL)
+
+
 def _described(profile: SpeedProfile) -> Hashable | None:
     """The model that a user describes in a profile, as (namespace, fingerprint)."""
     prior = profile.spec.model
@@ -100,6 +105,8 @@ class ClusterState:
                 "job": _job_of,
                 "run": lambda pod: (_job_of(pod), pod.metadata.controller_uid),
                 "node": lambda pod: pod.spec.node_name,
+                "host": lambda pod: None if pod.ended else pod.spec.node_name,
+                "waiting": _awaited_pool,
             },
         )
         self.services: Cache[Service] = Cache(self._owned_changed, {"job": _job_of})
@@ -110,7 +117,9 @@ class ClusterState:
         self.pools: Cache[CapacityPool] = Cache(self._pool_changed)
         self.profiles: Cache[SpeedProfile] = Cache(self._profile_changed, {"described": _described})
         self.on_job: list[Callable[[TrainingJob | None, TrainingJob | None], None]] = []
-        """Told every change of a job, before it is woken."""
+        """Told every change of a job, before it is woken; so are these of nodes and pools."""
+        self.on_node: list[Callable[[Node | None, Node | None], None]] = []
+        self.on_pool: list[Callable[[CapacityPool | None, CapacityPool | None], None]] = []
         self._deleted_pods: dict[str, dict[str, str]] = {}
         self._deleted_nodes: dict[str, str] = {}
         self._silent: list[datetime] = []
@@ -194,6 +203,8 @@ class ClusterState:
             self._wakes.jobs(key, Priority.NORMAL)
 
     def _node_changed(self, old: Node | None, new: Node | None, _ours: bool) -> None:
+        for told in self.on_node:
+            told(old, new)
         if new is not None:
             name = new.metadata.name
             self._nodes[name] = new
@@ -221,6 +232,8 @@ class ClusterState:
                 bisect.insort(self._silent, since)
 
     def _pool_changed(self, old: CapacityPool | None, new: CapacityPool | None, ours: bool) -> None:
+        for told in self.on_pool:
+            told(old, new)
         if new is not None:
             self._pools[new.metadata.name] = new
         elif old is not None:

@@ -64,7 +64,8 @@ class PodFactory:
         cores = where.pool.spec.core_count if where.pool else 0.0
         key = place.role, cores
         if key not in self._configs:
-            self._configs[key] = ConfigTemplate(job, place.role, cores)
+            grace = spec["terminationGracePeriodSeconds"]
+            self._configs[key] = ConfigTemplate(job, place.role, grace, cores)
         config = self._configs[key].of(place)
         containers = [
             {**each, "env": _environment(each, config)} if each["name"] == place.role else each

@@ -27,10 +27,10 @@ def storage_uri(job: TrainingJob) -> str:
     return job.spec.storage.uri or f"file://{STORAGE_DIR}"
 
 
-def runtime_config(job: TrainingJob, place: Place, cores: float = 0.0) -> RuntimeConfig:
+def runtime_config(job: TrainingJob, place: Place, grace: float, cores: float = 0.0) -> RuntimeConfig:
     """The configuration of one pod. The kubelet fills in the pod's address and node (`$(NAME)`).
 
-    `cores`: of a node of its pool, if that says so.
+    `grace`: the pod's `terminationGracePeriodSeconds`; `cores`: of a node of its pool, if that says so.
     """
     training, servers = job.spec.training, job.spec.parameter_servers
     stop, begin = training.stop_after, training.initial_from
@@ -70,6 +70,7 @@ def runtime_config(job: TrainingJob, place: Place, cores: float = 0.0) -> Runtim
         bind_host=f"$({POD_IP_ENV})",
         data_tls=training.data_tls,
         node_name=f"$({NODE_NAME_ENV})",
+        grace_seconds=grace,
         cores=cores,
     )
 
@@ -80,16 +81,16 @@ _INDEX, _INCARNATION = 2_147_480_011, 2_147_480_033  # larger than any, and foun
 class ConfigTemplate:
     """The configurations of one role and pool as text: they differ in index and incarnation only."""
 
-    def __init__(self, job: TrainingJob, role: RoleName, cores: float = 0.0) -> None:
-        self._job, self._role, self._cores = job, role, cores
-        text = as_environment(runtime_config(job, Place(role, _INDEX, _INCARNATION), cores))
+    def __init__(self, job: TrainingJob, role: RoleName, grace: float, cores: float = 0.0) -> None:
+        self._job, self._role, self._grace, self._cores = job, role, grace, cores
+        text = as_environment(runtime_config(job, Place(role, _INDEX, _INCARNATION), grace, cores))
         unique = text.count(str(_INDEX)) == text.count(str(_INCARNATION)) == 1
         self._text = text if unique else None
 
     def of(self, place: Place) -> str:
         """The configuration of one pod."""
         if self._text is None:  # an argument of the user looks like a placeholder
-            return as_environment(runtime_config(self._job, place, self._cores))
+            return as_environment(runtime_config(self._job, place, self._grace, self._cores))
         text = self._text.replace(str(_INDEX), str(place.index))
         return text.replace(str(_INCARNATION), str(place.incarnation))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import asyncio.sslproto
+import ctypes
 import gc
 import logging
 import signal
@@ -14,8 +15,9 @@ from shoal.errors import ShoalError
 
 logger = logging.getLogger("shoal")
 
-TLS_BUFFER = 16 * 1024
-"""A record. asyncio's own choice, 256 KiB, is held by every connection: 40 MiB for the API server and 100 jobs."""
+TLS_BUFFER = 4 * 1024
+"""A report of ten workers. asyncio's own choice, 256 KiB, is held by every connection, of which each job has one; those
+to the API server take more once they need it (`cluster.http`)."""
 
 
 def signalled() -> asyncio.Event:
@@ -67,3 +69,9 @@ def exempt_what_is_loaded() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def give_back() -> None:
+    """Have the C library give the system back what is free; glibc by itself does that with the end of its heap only."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)

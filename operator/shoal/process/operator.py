@@ -32,6 +32,7 @@ from shoal.controllers.trainingjob.reactions import Reactions
 from shoal.controllers.trainingjob.reconcile import Reconciler
 from shoal.controllers.trainingjob.report import Reporter
 from shoal.controllers.trainingjob.unreadable import Complaints
+from shoal.process.life import give_back
 from shoal.process.settings import Settings
 from shoal.runtime.controller import Controller
 from shoal.runtime.garbage import Garbage
@@ -82,7 +83,7 @@ class Operator:
         lease_times: LeaseTimes = LEASE_TIMES,
     ) -> None:
         self.metrics = metrics = Metrics()
-        self.garbage = Garbage()
+        self.garbage = Garbage(give_back)
         wakes = Wakes(
             jobs=self._wake_job, pools=self._wake_pool, profiles=self._wake_profile, plans=self._replan
         )
@@ -215,6 +216,7 @@ class Operator:
         self._outage.assumed(self.lease.abandoned_seconds)
         self._job_metrics.count_jobs(self.state.jobs.all)
         self._plan_metrics.count_pools(self.state.pools.all, self.state.jobs.all)
+        self._plan_metrics.count_age(self.planner.oldest_seconds)
         self.planner.trigger()
 
     def _hear(self, uid: str, report: StatusReport) -> None:

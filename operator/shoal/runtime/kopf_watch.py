@@ -131,16 +131,20 @@ class KopfWatch:
         async def login(**_: Any) -> kopf.ConnectionInfo:
             return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._credentials(), loop))
 
-        async def changed(resource: kopf.Resource, body: kopf.Body, **_: Any) -> None:
-            meta = body.metadata
+        async def changed(resource: kopf.Resource, event: Any, **_: Any) -> None:
+            found = event["object"]
+            meta = found["metadata"]
             loop.call_soon_threadsafe(
                 self._changed,
                 resource.plural,
-                meta.namespace or "",
-                meta.name or "",
-                meta.uid or "",
+                meta.get("namespace", ""),
+                meta.get("name", ""),
+                meta.get("uid", ""),
                 str(meta.get("resourceVersion", "")),
             )
+            # kopf's views of an object hold it in a cycle until a full collection: 50 KiB for each status of a job.
+            for part, name in ((found, "spec"), (found, "status"), (meta, "managedFields")):
+                part.pop(name, None)
 
         for plural in self._plurals:
             kopf.on.event(GROUP, VERSION, plural, registry=registry)(changed)

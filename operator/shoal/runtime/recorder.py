@@ -67,8 +67,11 @@ class Recorder:
 
     def record(self, about: Resource, events: Iterable[Event]) -> None:
         """Queue events about an object. Never waits, never fails."""
+        which = Resource(
+            kind=about.kind, metadata=about.metadata
+        )  # thousands may wait, and not with its status
         for event in dict.fromkeys(events):
-            self._add(about, event)
+            self._add(which, event)
 
     async def run(self) -> None:
         """Post events until cancelled."""

@@ -128,8 +128,9 @@ class Markov:
 
     @property
     def mean(self) -> float:
-        """The mean part of the limit that is there: out of stock, a part is lost at once."""
-        return 1.0 - self.stock.out_share * self.shock_size
+        """The mean part of the limit that is there: out of stock, a part is lost at once, and the rest one by one."""
+        kept = (1.0 - self.shock_size) / (1.0 + self.losses_per_hour * self.stock.out_seconds / 3600)
+        return 1.0 - self.stock.out_share * (1.0 - kept)
 
     def supply(self, rng: np.random.Generator, runs: int, steps: int, step: float, limit: int) -> Supply:
         """Draw runs; see the module. Intervals are drawn in parts where stock-outs are shorter."""

@@ -24,13 +24,10 @@ class Interval:
                 f"an interval needs low <= mean <= high, not {self.low}, {self.mean}, {self.high}"
             )
 
-    def scaled(self, factor: float) -> Interval:
-        """The interval of the quantity times `factor` > 0."""
-        return Interval(self.low * factor, self.mean * factor, self.high * factor)
-
-    def inverse(self) -> Interval:
-        """The interval of 1 / quantity (seconds per step <-> steps per second); all must be > 0."""
-        return Interval(1.0 / self.high, 1.0 / self.mean, 1.0 / self.low)
+    @property
+    def relative_sigma(self) -> float:
+        """The standard deviation relative to the mean, of a normal distribution of the logarithm."""
+        return math.log(self.high / self.low) / (2 * 1.6449)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal.errors import Unavailable
@@ -46,6 +47,14 @@ class Failing:
     why: str
     times: int = 1
     told: bool = False
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """When a job was last woken for a report, and whether there was another one since."""
+
+    at: float = -math.inf
+    news: bool = True
 
 
 @dataclass
@@ -119,7 +128,7 @@ class Poller:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _poll(self, endpoint: Endpoint, wake: Callable[[bool], None]) -> None:
-        shown: tuple[float, StatusReport] | None = None
+        shown = _Shown()
         if (
             self._share > self._poll_seconds
         ):  # a new leader follows all jobs at once, and first reads are handshakes
@@ -134,32 +143,25 @@ class Poller:
                 self._fail(endpoint.job_uid, began, str(error), wake)
             else:
                 shown = self._heard(endpoint.job_uid, report, shown, wake)
-                del report  # it is kept once, where it is shown
+                del report  # only the newest one is kept
             await asyncio.sleep(max(0.0, began + self._interval(endpoint.job_uid) - self._now()))
 
-    def _heard(
-        self,
-        uid: str,
-        report: StatusReport,
-        shown: tuple[float, StatusReport] | None,
-        wake: Callable[[bool], None],
-    ) -> tuple[float, StatusReport] | None:
-        """Take a report. `shown`: the last one that the job was woken for, and when; returns the same."""
+    def _heard(self, uid: str, report: StatusReport, shown: _Shown, wake: Callable[[bool], None]) -> _Shown:
+        """Take a report. `shown`: what the job was woken for; returns the same."""
         self._on_result("read")
         self._failing.pop(uid, None)
         old = self._seen.get(uid)
         if old is not None and old.report == report:
-            report = old.report  # as while nothing goes on: a report of nine workers takes 30 KiB
+            report = old.report  # as while nothing goes on
+        else:
+            shown = replace(shown, news=True)
         self._seen[uid] = Seen(report, self._now())
         self._on_report(uid, report)
         urgent = old is None or _policy_relevant(old.report) != _policy_relevant(report)
-        if urgent or shown is None or self._is_news(report, *shown):
-            shown = self._now(), report
+        if urgent or (shown.news and self._now() - shown.at >= self._show_every):
+            shown = _Shown(self._now(), news=False)
             wake(urgent)
         return shown
-
-    def _is_news(self, report: StatusReport, shown_at: float, shown: StatusReport) -> bool:
-        return self._now() - shown_at >= self._show_every and report != shown
 
     @property
     def _share(self) -> float:

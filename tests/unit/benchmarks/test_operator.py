@@ -61,6 +61,7 @@ def test_one_change_of_a_job_is_measured() -> None:
     rows = {row.name: row for row in planning.measure(quick=True)}
     assert rows["loop held by one change of 100 workers"].value > 0
     assert 1 < rows["status of 100 workers"].value < 20
+    assert rows["loop held by one look at one of ten pools of 100 jobs on 500 nodes"].value > 0
 
 
 def test_time_of_a_replacement_is_told_in_parts(tmp_path: Path) -> None:

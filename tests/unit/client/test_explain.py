@@ -57,11 +57,11 @@ RUNNING = {"observedGeneration": 1, "phase": "Running", "workers": {"ready": 3}}
         ),
         (
             {"observedGeneration": 1, "conditions": [condition("Degraded", "StuckTerminating", "pod a")]},
-            [], "pod a", "the reason StuckTerminating, which may pass by itself",
+            [], "pod a", "if the machine is gone; or wait: it may pass by itself",
         ),
         (
             {"observedGeneration": 1, "conditions": [condition("Degraded", "FieldConflict", "service a")]},
-            [], "service a", "docs/troubleshooting.md explains the reason FieldConflict",
+            [], "service a", "exempt the Service from it",
         ),
         (
             {"observedGeneration": 1, "phase": "Starting"},

@@ -88,7 +88,7 @@ async def test_released_lease_is_free_at_once() -> None:
 
 @pytest.mark.parametrize("phase", [0.1, 0.5, 0.9])
 async def test_standby_has_a_released_lease_soon(phase: float) -> None:
-    """Within a tenth less than the interval of renewals, whenever it is released: a clean stop has 2 s for all."""
+    """Within 1.2 s, whenever it is released: a clean stop has 2 s for all, the lists of the next leader among them."""
     server = LeaseServer()
     one, two = candidate(server, "one"), candidate(server, "two")
     await one.acquire()
@@ -98,7 +98,7 @@ async def test_standby_has_a_released_lease_soon(phase: float) -> None:
         await one.release()
         began = asyncio.get_running_loop().time()
         await waiting
-        assert asyncio.get_running_loop().time() - began <= 0.9 * TIMES.retry_period
+        assert asyncio.get_running_loop().time() - began <= 0.6 * TIMES.retry_period
         one, two = two, one
 
 

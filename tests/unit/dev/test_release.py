@@ -143,7 +143,7 @@ def test_the_wheel_has_the_page_the_commands_and_the_trainer(tmp_path: Path) -> 
     with zipfile.ZipFile(release.build_wheel(tmp_path)) as wheel:
         names = set(wheel.namelist())
         assert {"shoal/page/static/index.html", "shoal/cli/__init__.py", "shoal/py.typed"} <= names
-        assert {"shoal/sizing/accelerators.csv", "shoal_trainer/contract.py"} <= names
+        assert {"shoal/sizing/accelerators.csv", "shoal_trainer/contract/__init__.py"} <= names
         assert not [name for name in names if name.startswith(("tests/", "dev/", "benchmarks/"))]
         [entries] = [name for name in names if name.endswith("entry_points.txt")]
         assert "kubectl-shoal = shoal.cli:main" in wheel.read(entries).decode()

@@ -26,7 +26,7 @@ def test_every_command_is_documented_and_exists() -> None:
         re.search(r"`shoal ([a-z|]+)`", text)[1].split("|")
     )  # type: ignore[index]
     assert named <= set(_COMMANDS)
-    assert set(_COMMANDS) - named <= {"plan-workload", "predict", "calibrate"}, "those of the sizing pages"
+    assert set(_COMMANDS) - named <= {"predict", "calibrate"}, "those of the sizing pages"
     context = main.make_context("shoal", [], resilient_parsing=True)
     for name, (_, _, line) in _COMMANDS.items():
         command = main.get_command(context, name)

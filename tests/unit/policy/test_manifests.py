@@ -87,8 +87,16 @@ def test_restart_policies_and_grace_periods() -> None:
     assert worker()["spec"]["restartPolicy"] == "Never"
     assert worker()["spec"]["terminationGracePeriodSeconds"] == 20
     assert server()["spec"]["restartPolicy"] == "OnFailure"
-    assert server()["spec"]["terminationGracePeriodSeconds"] == 60  # see LAST_SNAPSHOT_SECONDS in serve.py
+    assert server()["spec"]["terminationGracePeriodSeconds"] == 60
     assert server()["metadata"]["annotations"]["karpenter.sh/do-not-disrupt"] == "true"
+
+
+def test_a_server_knows_the_grace_period_of_its_pod() -> None:
+    longer = server(parameterServers={"template": {"spec": {"terminationGracePeriodSeconds": 300}}})
+    assert longer["spec"]["terminationGracePeriodSeconds"] == 300
+    assert config(longer, "ps").grace_seconds == 300
+    assert config(server(), "ps").grace_seconds == 60
+    assert config(worker(), "worker").grace_seconds == 20
 
 
 def test_a_server_binds_its_port_before_it_is_probed() -> None:

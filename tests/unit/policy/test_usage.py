@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -213,3 +214,58 @@ def test_usage_only_grows_and_is_counted_once_across_crashes(faults: list[tuple[
     assert last.get("nodeSeconds", 0) <= most + 600
     spent = float(world.status.get("cost", {}).get("accumulated", 0))
     assert spent == pytest.approx(last.get("nodeSeconds", 0) / 3600, abs=1e-4)
+
+
+def test_nodes_are_paid_while_their_pool_is_replaced() -> None:
+    """GitOps deletes it and makes it anew, or a new leader has not read it yet: the nodes cost what they cost."""
+    world = Pools(pool("a", price=3.6), nodes={"a": 2}, replicas=2)
+    world.settle()
+    there, before = world.pools, float(world.status["cost"]["accumulated"])
+    seconds = world.status["poolUsage"]["a"]["nodeSeconds"]
+    world.pools = {}
+    world.now += timedelta(hours=1)
+    world.reconcile()
+    assert world.status["cost"]["perHour"] == "7.2"
+    world.pools = {"a": pool("a", price=1.8)}
+    world.now += timedelta(hours=1)
+    world.reconcile()
+    counted = world.status["poolUsage"]["a"]["nodeSeconds"] - seconds
+    assert counted == pytest.approx(4 * 3600, abs=200)
+    spent = float(world.status["cost"]["accumulated"]) - before
+    assert spent == pytest.approx(7.2 + 3.6, abs=0.2)
+    assert there["a"].spec.price is not None
+
+
+def test_a_clock_that_goes_back_counts_nothing_twice() -> None:
+    world = Pools(pool("a", price=3.6), nodes={"a": 2}, replicas=2)
+    world.settle()
+    world.now += timedelta(seconds=300)
+    world.reconcile()
+    seconds, until = world.status["poolUsage"]["a"]["nodeSeconds"], world.status["countedUntil"]
+    world.now -= timedelta(seconds=200)
+    world.manifest["spec"]["workers"]["replicas"] = 1
+    world.settle()
+    assert world.status["countedUntil"] == until
+    world.now = datetime.fromisoformat(until) + timedelta(seconds=100)
+    world.reconcile()
+    assert world.status["poolUsage"]["a"]["nodeSeconds"] == seconds + 100
+
+
+class Shared(Pools):
+    """Every worker fits onto the first node."""
+
+    def _room_for(self, pod: dict[str, Any]) -> str | None:
+        if not pod["spec"].get("nodeSelector"):
+            return super()._room_for(pod)
+        return next((name for name in sorted(self.nodes) if not self.leaving(name)), None)
+
+
+def test_a_node_that_is_lost_with_several_workers_is_one_interruption_and_no_shock() -> None:
+    world = Shared(pool("a"), nodes={"a": 1}, replicas=3)
+    world.settle()
+    assert {p["spec"]["nodeName"] for n, p in world.pods.items() if "-worker-" in n} == {"a-0"}
+    world.add("a-1", "a")
+    world.notice("a-0")
+    world.settle()
+    usage = world.status["poolUsage"]["a"]
+    assert (usage["interruptions"], usage["shocks"]) == (1, 0)

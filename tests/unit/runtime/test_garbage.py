@@ -55,17 +55,38 @@ async def test_job_that_ramps_up_brings_no_full_collection(full: list[str]) -> N
     assert gc.get_threshold()[2] < 1000, "it is automatic again"
 
 
+def churn() -> None:
+    """So many objects that Python itself would collect all."""
+    young, middle, _ = gc.get_threshold()
+    kept = [[each] for each in range(2 * young * middle * 10)]
+    assert kept
+
+
 async def test_quiet_moment_is_waited_for(full: list[str]) -> None:
-    garbage = Garbage()
+    told: list[int] = []
+    garbage = Garbage(lambda: told.append(len(full)))
     async with running(garbage):
-        for _ in range(int(EVERY_SECONDS) + 60):
+        churn()
+        for _ in range(100):
             garbage.postpone()
             await asyncio.sleep(1.0)
         assert full == []
         await asyncio.sleep(3 * QUIET_SECONDS)
         assert len(full) == 1
-        await asyncio.sleep(EVERY_SECONDS + 3 * QUIET_SECONDS)
+        assert told == [1]
+        churn()
+        await asyncio.sleep(EVERY_SECONDS / 2)
+        assert len(full) == 1
+        await asyncio.sleep(EVERY_SECONDS)
         assert len(full) == 2
+
+
+async def test_nothing_is_collected_where_nothing_was_made(full: list[str]) -> None:
+    gc.collect()
+    del full[:]
+    async with running(Garbage()):
+        await asyncio.sleep(3600.0)
+    assert full == []
 
 
 async def test_cycles_are_taken_where_no_moment_is_quiet(full: list[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections import Counter
 
 import pytest
@@ -12,6 +13,7 @@ from shoal.api.events import Event
 from shoal.errors import Unavailable
 from shoal.runtime.recorder import BURST, MAX_WAITING, PAUSE_SECONDS, Recorder
 from tests.unit.controllers.clusters import NOW, Rig
+from tests.unit.policy import build
 
 DISRUPTED = Event("Warning", "WorkerDisrupted", "worker digits-worker-0-0 was disrupted")
 
@@ -53,6 +55,16 @@ async def test_expired_event_is_created_again() -> None:
     assert [event["count"] for event in events(rig)] == [1]
     await rig.record(DISRUPTED)
     assert [event["count"] for event in events(rig)] == [2]
+
+
+async def test_event_that_waits_holds_no_status() -> None:
+    """Under load 2,048 events wait, and a status of ten pods takes 15 KiB."""
+    job = build.job()
+    gone = weakref.ref(job)
+    recorder = Recorder(Rig().cluster, reporter="one", wall=lambda: NOW)
+    recorder.record(job, [DISRUPTED])
+    del job
+    assert gone() is None
 
 
 async def test_failed_event_is_not_an_error() -> None:

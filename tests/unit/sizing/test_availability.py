@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -51,3 +52,13 @@ def test_shocks_are_learned_from_what_was_lost_at_once() -> None:
     assert _shocks_of(whole) == (0.95, 0.95)
     edited = replace(pool, lost_in_shocks=90)  # by hand, to what cannot be
     assert all(0 < each <= 1 for each in _shocks_of(edited))
+
+
+@pytest.mark.parametrize(
+    ("share", "size", "losses", "seconds"),
+    [(0.3, 0.5, 2.0, 1800), (0.3, 0.2, 1.0, 7200), (0.1, 0.5, 0.0, 1800)],
+)
+def test_the_mean_is_that_of_what_is_drawn(share: float, size: float, losses: float, seconds: float) -> None:
+    pool = Markov(losses, shock_size=size, stock=Stock(share, seconds, math.inf))
+    drawn = pool.supply(np.random.default_rng(0), 2000, 120, 300.0, 16)
+    assert pool.mean == pytest.approx(float(drawn.there.mean()), abs=0.015)

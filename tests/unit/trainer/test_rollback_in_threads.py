@@ -63,7 +63,11 @@ class Job:
         object.__setattr__(data, "bad", self.bad)
         object.__setattr__(data, "may_end", self.may_end)
         self.training = Training(
-            model=lambda: model(steps_per_push, optimizer), data=data, on_nan=on_nan, wire="fp32"
+            model=lambda: model(optimizer),
+            data=data,
+            on_nan=on_nan,
+            wire="fp32",
+            batches_per_push=steps_per_push,
         )
         self.servers, self.serving, self.workers = {}, {}, {}
         self.choose_ports(shards)
@@ -197,7 +201,7 @@ class Job:
             server.stop()
 
 
-def model(steps_per_push, optimizer):
+def model(optimizer):
     import keras
 
     built = keras.Sequential(
@@ -206,7 +210,6 @@ def model(steps_per_push, optimizer):
     built.compile(
         keras.optimizers.get({"class_name": optimizer, "config": {"learning_rate": 0.01}}),
         "sparse_categorical_crossentropy",
-        steps_per_execution=steps_per_push,
     )
     return built
 

@@ -1,5 +1,6 @@
 """The parameter server process without sockets: restarts, replacement, and uploads of the model."""
 
+import json
 import logging
 import os
 import threading
@@ -36,16 +37,17 @@ from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.termination.message import TERMINATION_LOG_ENV
 from shoal_trainer.wire.messages import AnswerMeta, ModelSpec, OptimizerConfig, Progress, PushMeta
 from tests.unit.trainer.coordinator.bench import next_work
+from tests.unit.trainer.snapshot.saving import latest
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=4, optimizer=OptimizerConfig(name="delta", batch_size=2))
 
 
-def config(tmp_path, *, uid="u", index=0, incarnation=0, shards=1, initial_from=None):
+def config(tmp_path, *, uid="u", run="", index=0, incarnation=0, shards=1, initial_from=None):
     """The configuration of a parameter server."""
     if not (tmp_path / "secret").exists():
         create_secret_dir(tmp_path / "secret")
     return RuntimeConfig(
-        job=JobIdentity(namespace="n", name="j", uid=uid),
+        job=JobIdentity(namespace="n", name="j", uid=uid, run=run),
         role=Role.PS,
         index=index,
         incarnation=incarnation,
@@ -64,9 +66,9 @@ def server(tmp_path):
     return trained(tmp_path)
 
 
-def trained(tmp_path, shards=1):
+def trained(tmp_path, shards=1, run=""):
     """Parameter server 0 of a job that has trained its only epoch, of two samples."""
-    server = ParameterServer(config(tmp_path, shards=shards))
+    server = ParameterServer(config(tmp_path, shards=shards, run=run))
     server.shard.workers.connect(0, 0)
     server.shard.hello(0, 0, MODEL)
     server.shard.initialize(aligned(server.shard.size))
@@ -97,6 +99,18 @@ def test_final_tasks_wait_until_another_shard_has_the_last_push(tmp_path):
         time.sleep(0.01)
     reconciler.stop()
     assert work.task == "export"
+
+
+@pytest.mark.parametrize(("run", "named"), [("", "u"), ("stable", "stable")])
+def test_the_manifests_of_a_run_name_it(tmp_path, run, named):
+    server = trained(tmp_path, run=run)
+    token = next_work(server.service.coordinator, 0, 0).token
+    server.service.upload(0, 0, token, "model.keras", iter([b"a model"]))
+    server.service.task_done(TaskDone(slot=0, incarnation=0, token=token, files=("model.keras",)))
+    folder = tmp_path / "storage" / "n" / "j" / named
+    assert server.service.snapshotter.take().run == named
+    for manifest in [folder / "model" / "manifest.json", *(folder / "snapshots").glob("manifest-*.json")]:
+        assert json.loads(manifest.read_text())["run"] == named
 
 
 def test_publication_is_retried_after_a_storage_outage(server, monkeypatch):
@@ -166,7 +180,7 @@ def test_job_ends_after_the_snapshot_of_the_end_of_training(server, termination,
         assert not termination.exists()
         go.set()
         assert ending.result(timeout=20) == EXIT_OK
-    assert SnapshotStore(LocalStorage(server._store._storage.root)).latest().shards[0].version == 1
+    assert latest(SnapshotStore(LocalStorage(server._store._storage.root))).shards[0].version == 1
     assert TerminationMessage.model_validate_json(termination.read_text()) == END
     server.service.snapshotter.stop()
 

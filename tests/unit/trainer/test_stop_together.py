@@ -26,6 +26,7 @@ from shoal_trainer.snapshot.storage import open_storage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Progress, PushMeta
 from tests.unit.trainer.coordinator.bench import next_work
+from tests.unit.trainer.snapshot.saving import latest
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=64, optimizer=OptimizerConfig(name="delta", batch_size=2))
 
@@ -99,7 +100,7 @@ class Job:
 
     def manifest(self):
         store = SnapshotStore(open_storage((self.folder / "storage").as_uri(), self.config(0).job.prefix))
-        return store.latest()
+        return latest(store)
 
     def close(self):
         for server in self.servers:
@@ -142,7 +143,7 @@ def test_shard_stopped_alone_serves_until_its_part_of_a_snapshot(job):
 
 
 def test_shard_stopped_alone_exits_after_the_limit(job, monkeypatch):
-    monkeypatch.setattr(serve, "LAST_SNAPSHOT_SECONDS", 0.3)
+    monkeypatch.setattr(serve, "MANIFEST_SECONDS", 59.7)
     job.train(1)
     job.servers[0].service.snapshotter.take()
     begin = time.monotonic()
@@ -150,6 +151,29 @@ def test_shard_stopped_alone_exits_after_the_limit(job, monkeypatch):
     assert job.exit_code(1) == EXIT_DRAINED
     assert time.monotonic() - begin >= 0.3
     assert job.threads[0].is_alive()
+
+
+def test_shard_that_writes_its_part_at_the_limit_goes_on(job, monkeypatch):
+    """Of a large model it takes longer than the limit; the pod's grace period ends it."""
+    monkeypatch.setattr(serve, "MANIFEST_SECONDS", 60.0)
+    job.train(1)
+    store, begun, goes_on = job.servers[1]._store, threading.Event(), threading.Event()
+    write = store.write_shard
+
+    def slow(*arguments):
+        begun.set()
+        assert goes_on.wait(30)
+        return write(*arguments)
+
+    monkeypatch.setattr(store, "write_shard", slow)
+    job.servers[0].stop()
+    assert begun.wait(30)
+    job.servers[1].stop()
+    job.threads[1].join(0.3)
+    assert job.threads[1].is_alive()
+    goes_on.set()
+    assert [job.exit_code(index) for index in (0, 1)] == [EXIT_DRAINED] * 2
+    assert [part.version for part in job.manifest().shards] == [1, 1]
 
 
 def test_shard_without_parameters_exits_at_once(job):

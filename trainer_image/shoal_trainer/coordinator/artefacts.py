@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import IO
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from shoal_trainer.contract import Message, TerminationMessage
 from shoal_trainer.errors import Fenced, Overtaken, ProtocolError
@@ -40,7 +40,8 @@ class ModelManifest(Message):
     """The files of `model/`. `outcome` is the job's termination message."""
 
     version: int = 1
-    job_uid: str
+    run: str = Field(validation_alias=AliasChoices("run", "jobUid"))
+    """`JobIdentity.run_id`; an earlier version called it `jobUid`."""
     files: tuple[ModelFile, ...] = Field(default=())
     outcome: TerminationMessage
 
@@ -51,9 +52,9 @@ class Artefacts:
     Tasks are assigned one at a time, under increasing tokens: only the files of the newest one are kept in memory.
     """
 
-    def __init__(self, storage: Storage, job_uid: str) -> None:
+    def __init__(self, storage: Storage, run: str) -> None:
         self._storage = storage
-        self._job_uid = job_uid
+        self._run = run
         self._lock = threading.Lock()
         self._token = (-1, -1)
         self._files: dict[str, ModelFile] = {}
@@ -122,7 +123,7 @@ class Artefacts:
         outcome = outcome.model_copy(
             update={"model_uri": f"{self._storage.uri}/model", "model_digest": digest}
         )
-        manifest = ModelManifest(job_uid=self._job_uid, files=files, outcome=outcome)
+        manifest = ModelManifest(run=self._run, files=files, outcome=outcome)
         content = manifest.to_json().encode()
         if self._storage.create(MANIFEST, content):
             return outcome
@@ -131,14 +132,14 @@ class Artefacts:
             log.warning("replacing the unreadable %s", MANIFEST)
             self._storage.write(MANIFEST, [content])
             return outcome
-        if existing.job_uid != self._job_uid:
+        if existing.run != self._run:
             raise Fenced("another parameter server published the model")
         return existing.outcome
 
     def published(self) -> TerminationMessage | None:
         """The termination message of a job whose model is published; None if it is not, or its manifest unreadable."""
         existing = self._read()
-        return existing.outcome if existing is not None and existing.job_uid == self._job_uid else None
+        return existing.outcome if existing is not None and existing.run == self._run else None
 
     def _read(self) -> ModelManifest | None:
         try:

@@ -35,6 +35,7 @@ from shoal_trainer.coordinator.protocol import (
     Done,
     Equipment,
     Failed,
+    FenceWorkers,
     FileEnded,
     Heartbeat,
     Join,
@@ -49,7 +50,7 @@ from shoal_trainer.coordinator.protocol import (
     TaskDone,
 )
 from shoal_trainer.errors import ProtocolError, TrainerError, Unreachable
-from shoal_trainer.ps.contents import Span
+from shoal_trainer.ps.contents import Span, Worker
 from shoal_trainer.security import Credentials
 from shoal_trainer.snapshot.manifest import ShardFile
 from shoal_trainer.wire.channel import enable_keepalive
@@ -59,6 +60,11 @@ M = TypeVar("M", bound=Message)
 SECONDS = 10.0
 CONNECT_SECONDS = 5.0
 UPLOAD_SECONDS = 600.0
+"""Also of another shard's part of a snapshot."""
+SHARD_SECONDS = 2.0
+"""Timeout of another shard's answer to what it can answer at once."""
+ROLL_BACK_SECONDS = 30.0
+"""Timeout of another shard's rollback; then it is asked again."""
 MAX_ANSWER = 64 << 20
 _ERRORS: Mapping[int, type[Exception]] = {int(code): kind for kind, code in CODES.items()}
 
@@ -106,6 +112,12 @@ class ControlClient:
         """The reverse of `put`: write the answer to `file`."""
         with file.open("wb") as content, contextlib.closing(self._separate()) as download:
             download._send("GET", path, None, UPLOAD_SECONDS, into=content)
+
+    def call_beside(self, name: str, request: Message, answer: type[M], timeout: float) -> M:
+        """`call` over a separate connection: for what takes longer than other requests may wait."""
+        with contextlib.closing(self._separate()) as beside:
+            beside._timeout = timeout
+            return beside.call(name, request, answer)
 
     def _separate(self) -> ControlClient:
         other = ControlClient.__new__(ControlClient)
@@ -207,10 +219,10 @@ class CoordinatorClient:
         wasted_acknowledged: int = 0,
         known_samples: int = 0,
     ) -> Joined:
-        """Join; returns the new tokens of the leases that continue."""
+        """Join; returns the new tokens of the leases that continue. A long list of files is sent if it is wanted."""
         request = Join(
             **self._identity,
-            data=data,
+            data=data.brief(),
             batch_size=batch_size,
             node=node,
             **equipment._asdict(),
@@ -221,7 +233,11 @@ class CoordinatorClient:
             known_samples=known_samples,
             number=next(self._joins),
         )
-        return self._client.call("join", request, Joined)
+        joined = self._client.call("join", request, Joined)
+        if joined.wants_files:
+            whole = request.model_copy(update={"data": data, "number": next(self._joins)})
+            joined = self._client.call("join", whole, Joined)
+        return joined
 
     def next_work(self, generation: int = 0, stopped: int | None = None) -> Assignment:
         """Request work; a call after `Unreachable` repeats the request. Not thread-safe."""
@@ -309,19 +325,19 @@ class CoordinatorClient:
 
 
 class ShardControl:
-    """Requests from one parameter server to another."""
+    """Requests from one parameter server to another; on PS 0 an `OtherShard`."""
 
-    def __init__(self, address: Shard, credentials: Credentials, *, timeout: float = UPLOAD_SECONDS) -> None:
+    def __init__(self, address: Shard, credentials: Credentials, *, timeout: float = SHARD_SECONDS) -> None:
         self._client = ControlClient(address, credentials, timeout=timeout)
 
     def snapshot(self, number: int, epoch: int, published: int, generation: int = 0) -> ShardFile:
         """Make a shard write its part of a snapshot; `published`: see `SnapshotShard`."""
         request = SnapshotShard(number=number, epoch=epoch, published=published, generation=generation)
-        return self._client.call("snapshot", request, ShardFile)
+        return self._client.call_beside("snapshot", request, ShardFile, UPLOAD_SECONDS)
 
     def roll_back(self, generation: int) -> None:
         """Make a shard roll back to the snapshot with which this generation begins."""
-        self._client.call("roll-back", RollBackShard(generation=generation), Done)
+        self._client.call_beside("roll-back", RollBackShard(generation=generation), Done, ROLL_BACK_SECONDS)
 
     def pushes(self, wanted: Sequence[Span]) -> Pushes:
         """Ask a shard for the pushes that it holds, and for the journal entries of the `wanted` ones."""
@@ -330,6 +346,10 @@ class ShardControl:
     def report(self) -> ShardReport:
         """Ask a shard for its entry in the status report."""
         return self._client.call("report", AskReport(), ShardReport)
+
+    def fence(self, older: Sequence[Worker], left: Sequence[Worker]) -> None:
+        """Tell a shard which workers to refuse."""
+        self._client.call("fence", FenceWorkers(older=tuple(older), left=tuple(left)), Done)
 
     def shard_ready(self, index: int, epoch: int) -> None:
         """Tell the coordinator that a shard has restarted."""

@@ -43,6 +43,9 @@ from shoal_trainer.ps.contents import Contents, Worker
 from shoal_trainer.ps.shard import AppliedPush, ShardStore
 from shoal_trainer.wire.messages import Applied
 
+LIST_SECONDS = 10.0
+"""How long a worker that was asked for the list of files has to send it, until another one is asked."""
+
 
 class Coordinator:
     """The coordinator of one job, next to shard 0. Thread-safe."""
@@ -69,6 +72,10 @@ class Coordinator:
         """First part of this process' tokens. Not the epoch, which a restarted container keeps."""
         self.course = Course(self.record, self.members, shard, self._term, clock)
         self._assigning = Assigning(self.record, self.course, self._term, clock)
+        self._asked: tuple[Worker, float] | None = None
+        """The worker that was asked for the list of files, and when."""
+        self.fenced: Callable[[], None] = lambda: None
+        """Called when shard 0 refuses another worker: the other shards are to be told."""
         self._ready = False
         self._resumed = False
         """Whether it began with a snapshot of this run."""
@@ -86,7 +93,8 @@ class Coordinator:
     def join(self, request: Join) -> Joined:
         """A worker joins.
 
-        `Fenced` for an older incarnation, `UserError` for other data, `Unreachable` if a rollback or join overtook it.
+        `Fenced` for an older incarnation, `UserError` for other data, `Unreachable` if a rollback or join overtook it,
+        or another worker is sending the list of files that this one may have to send.
         """
         with self.lock:
             member = self._contact(request.worker)
@@ -94,11 +102,16 @@ class Coordinator:
                 raise Unreachable("the job has rolled back: connect to the parameter servers again")
             if 0 < request.number <= member.join_number:
                 raise Unreachable("this worker has sent another request to join")
+            if self.record.wants_files(request.data):
+                return self._ask_for_files(request.worker)
+            if self._asked is not None and self._asked[0] == request.worker:
+                self._asked = None
             member.joins(request)
             self.facts.tensors = max(self.facts.tensors, request.tensors)
             for older in self.members.older(request.worker):
                 self._remove(older, WorkerState.FENCED, "its successor has joined")
             self.shard.workers.fence(*request.worker)
+            self.fenced()
             if self.record.set_data(request.data):
                 self._replay()
             assert self.record.ledger is not None
@@ -299,6 +312,16 @@ class Coordinator:
             self._advance()
             self._measure()
 
+    def complete_epochs(self) -> list[dict[str, float]]:
+        """The metrics of the epochs that are complete, also their tasks."""
+        with self.lock:
+            return self.record.tasks.complete()
+
+    def deserted(self) -> bool:
+        """Whether every worker has left."""
+        with self.lock:
+            return not self.members.present()
+
     def disturbed(self) -> None:
         """A server was lost or rolled back: the speeds before and after it are not to be mixed."""
         with self.lock:
@@ -338,6 +361,14 @@ class Coordinator:
         self.course.gathering.heard_of(slot)
         return member
 
+    def _ask_for_files(self, worker: Worker) -> Joined:
+        """Ask one worker at a time: a list takes megabytes of memory, and the others' is the same."""
+        now = self.clock()
+        if self._asked is not None and self._asked[0] != worker and now < self._asked[1] + LIST_SECONDS:
+            raise Unreachable("another worker is sending the list of files")
+        self._asked = worker, now
+        return Joined(wants_files=True)
+
     def _replay(self) -> None:
         """Apply the journal to the ledger once parameters and ledger exist."""
         if self._ready and self.record.ledger is not None:
@@ -374,11 +405,13 @@ class Coordinator:
     def _fence(self, member: Member) -> None:
         """Fence a silent worker, so that its pushes are refused, and release its leases."""
         self.shard.workers.fence(member.slot, member.incarnation + 1)
+        self.fenced()
         self._remove(member, WorkerState.FENCED, "silent for too long")
 
     def _left(self, member: Member, state: WorkerState, reason: str) -> None:
         """It has left: its pushes are refused, and its leases released."""
         self.shard.workers.leave(*member.worker)
+        self.fenced()
         self._remove(member, state, reason)
 
     def _remove(self, member: Member, state: WorkerState, reason: str) -> None:

@@ -6,28 +6,25 @@ A new process logs those of its snapshot again: the log of the newest pod has th
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 
-from shoal_trainer.contract import EPOCH_LINE
-from shoal_trainer.coordinator.report import epochs
-from shoal_trainer.coordinator.task_queue import Tasks
+from shoal_trainer.contract import EPOCH_LINE, EpochReport
 
 log = logging.getLogger(__name__)
 
 
 class EpochLog:
-    """What was logged. `update` costs nothing unless an epoch is due."""
+    """What was logged."""
 
     def __init__(self) -> None:
-        self._next = 0
+        self._logged: Sequence[Mapping[str, float]] = ()
 
-    def update(self, tasks: Tasks) -> None:
-        """Log the epochs that have become complete, in order; again those that a rollback took back."""
-        known = len(tasks.history)
-        self._next = min(self._next, known)
-        if known == self._next:
+    def update(self, epochs: Sequence[Mapping[str, float]]) -> None:
+        """Log those of the complete epochs that were not logged like this; again those that a rollback took back."""
+        before, self._logged = self._logged, epochs
+        if epochs == before:
             return
-        for report in epochs(tasks, self._next):
-            if not report.complete:
-                return
-            log.info("%s%s", EPOCH_LINE, report.to_json())
-            self._next = report.epoch + 1
+        for epoch, metrics in enumerate(epochs):
+            if epoch >= len(before) or metrics != before[epoch]:
+                report = EpochReport(epoch=epoch, metrics=dict(metrics), complete=True)
+                log.info("%s%s", EPOCH_LINE, report.to_json())

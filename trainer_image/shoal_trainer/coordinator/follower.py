@@ -1,16 +1,17 @@
-"""Handles the coordinator's requests on the other shards: snapshot, list pushes, roll back."""
+"""Handles the coordinator's requests on the other shards: snapshot, list pushes, roll back, fence workers."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from shoal_trainer.contract import Message
 from shoal_trainer.coordinator.http import Handler
-from shoal_trainer.coordinator.protocol import AskPushes, RollBackShard, SnapshotShard
+from shoal_trainer.coordinator.protocol import AskPushes, FenceWorkers, RollBackShard, SnapshotShard
 from shoal_trainer.coordinator.reconciler import pushes_of
 from shoal_trainer.coordinator.snapshotter import write_part
 from shoal_trainer.errors import SnapshotError, Unreachable, UserError
@@ -22,17 +23,24 @@ log = logging.getLogger(__name__)
 
 
 class Follower:
-    """The control requests of a shard other than shard 0."""
+    """The control requests of a shard other than shard 0. `between`: called between the pieces of a copy."""
 
-    def __init__(self, shard: ShardStore, store: SnapshotStore) -> None:
-        self._shard = shard
+    def __init__(
+        self, shard: ShardStore, store: SnapshotStore, between: Callable[[], None] = lambda: None
+    ) -> None:
+        self._shard, self._between = shard, between
         self._store = store
-        self._rolling_back = threading.Lock()
-        self._writing = threading.Lock()
+        self._second_copy = threading.Lock()
+        """Held by the request that has another copy of the model in memory, so that there are never three."""
         self.saved = -math.inf
         """When the newest written part of a snapshot was requested, by `time.monotonic`."""
         self.failed: UserError | None = None
         """Why this shard cannot roll back: the process must end the job with this error."""
+
+    @property
+    def writing(self) -> bool:
+        """Whether a part of a snapshot is being written, or the shard rolls back."""
+        return self._second_copy.locked()
 
     def handlers(self) -> Mapping[str, Handler]:
         """The handler of each request of the control port."""
@@ -41,30 +49,42 @@ class Follower:
             "pushes": self._pushes,
             "roll-back": self._roll_back,
             "report": lambda _: self._shard.report(),
+            "fence": self._fence,
         }
 
     def _snapshot(self, request: SnapshotShard) -> Message:
         requested = time.monotonic()
-        # PS 0 may repeat the request while an earlier write hangs; each writer holds a copy in memory.
-        if not self._writing.acquire(blocking=False):
-            raise Unreachable(f"shard {self._shard.index} is still writing its part of an earlier snapshot")
-        try:
-            file = write_part(self._shard, self._store, request)
+        with self._with_memory():
+            file = write_part(self._shard, self._store, request, self._between)
             self.saved = requested
             return file
-        finally:
-            self._writing.release()
 
     def _pushes(self, request: AskPushes) -> Message:
         return pushes_of(self._shard, request.wanted)
 
+    def _fence(self, request: FenceWorkers) -> None:
+        for worker in request.older:
+            self._shard.workers.fence(*worker)
+        for worker in request.left:
+            self._shard.workers.leave(*worker)
+
     def _roll_back(self, request: RollBackShard) -> None:
         shard = self._shard
-        with self._rolling_back:
+        with self._with_memory():
             if shard.history.generation < request.generation:
                 manifest, copy = self._load(request.generation)
                 shard.roll_back(copy)
                 log.warning("rolled back to snapshot %d: version %d", manifest.number, copy.version)
+
+    @contextlib.contextmanager
+    def _with_memory(self) -> Iterator[None]:
+        """PS 0 repeats requests, also while the storage makes an earlier one hang."""
+        if not self._second_copy.acquire(blocking=False):
+            raise Unreachable(f"shard {self._shard.index} is still writing or reading another snapshot")
+        try:
+            yield
+        finally:
+            self._second_copy.release()
 
     def _load(self, generation: int) -> tuple[Manifest, ShardCopy]:
         shard = self._shard

@@ -12,7 +12,6 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from shoal_trainer.coordinator.task_queue import Tasks
 from shoal_trainer.errors import TrainerError
 from shoal_trainer.retry import Backoff
 from shoal_trainer.snapshot.storage import Storage
@@ -35,13 +34,10 @@ class HistoryFile:
         """Start the thread."""
         self._thread.start()
 
-    def update(self, tasks: Tasks) -> None:
+    def update(self, epochs: Sequence[Mapping[str, float]]) -> None:
         """Write the complete epochs, if there are others than before."""
-        history = list(tasks.history)
-        open_epochs = [task.epoch for task in list(tasks.queue) if task.kind != "export"]
-        done = [dict(logs) for logs in history[: min(open_epochs, default=len(history))]]
-        if done != self._epochs:
-            self._epochs = done
+        if epochs != self._epochs:
+            self._epochs = epochs
             self._changed.set()
 
     def close(self, seconds: float) -> None:

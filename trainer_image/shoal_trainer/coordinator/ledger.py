@@ -249,30 +249,54 @@ class Ledger:
 
     # --- snapshots ------------------------------------------------------------------------------------------------
 
-    def dump(self) -> dict[str, Any]:
-        """The state as JSON."""
-        return {
+    def frozen(self) -> Callable[[], dict[str, Any]]:
+        """The state now; the result makes JSON of it, without the lock that this ledger is used under.
+
+        With 100,000 files, JSON takes a quarter of a second.
+        """
+        lengths, leases = dict(self.lengths), list(self.leases.values())
+        numbers = {
             "size": self.size,
             "files": self.files,
             "seed": self.seed,
             "rangeSize": self.range_size,
-            "lengths": sorted(self.lengths.items()),
-            "passes": [
-                [
-                    epoch,
-                    [[file, done.intervals()] for file, done in state.done.items()],
-                    None if state.free is None else list(state.free),
-                ]
-                for epoch, state in self.open_epochs.items()
-            ],
-            "leases": [
-                [*lease.token, *lease.worker, *_plain(lease.segment)] for lease in self.leases.values()
-            ],
             "completed": self.completed,
             "opened": self.opened,
             "doneSamples": self.done_samples,
             "counter": self._counter,
         }
+        passes = [
+            (
+                epoch,
+                list(state.done),
+                *Positions.share(state.done.values()),
+                None if state.free is None else list(state.free),
+            )
+            for epoch, state in self.open_epochs.items()
+        ]
+
+        def dump() -> dict[str, Any]:
+            return numbers | {
+                "lengths": sorted(lengths.items()),
+                "passes": [
+                    [
+                        epoch,
+                        [
+                            [file, list(zip(a, b, strict=True))]
+                            for file, a, b in zip(files, starts, stops, strict=True)
+                        ],
+                        free,
+                    ]
+                    for epoch, files, starts, stops, free in passes
+                ],
+                "leases": [[*lease.token, *lease.worker, *_plain(lease.segment)] for lease in leases],
+            }
+
+        return dump
+
+    def dump(self) -> dict[str, Any]:
+        """The state as JSON."""
+        return self.frozen()()
 
     def load(self, saved: dict[str, Any]) -> None:
         """Restore the result of `dump`. Raises ValueError, KeyError or TypeError if it is invalid."""

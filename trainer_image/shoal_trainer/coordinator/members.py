@@ -24,7 +24,7 @@ SILENCE_STEPS = 3
 """A worker silent for longer than max(SILENCE_SECONDS, SILENCE_STEPS of its own steps) is reported silent."""
 LOST_SECONDS = 60.0
 KEPT = 512
-"""Members to keep; beyond that, those that left longest ago are removed."""
+"""Members to keep of those that left; beyond that, those that left longest ago are removed."""
 WEIGHT = 0.1
 PUSHES_SECONDS = 2.0
 """A worker that has not pushed for so long, and for 3 of its steps, has nothing to do or is stuck."""
@@ -192,8 +192,10 @@ class Members:
             self.known[worker] = Member(slot, incarnation)
             self._newest[slot] = max(incarnation, self.newest(slot))
             left = [m for m in self.known.values() if not m.present]
-            for member in sorted(left, key=lambda m: m.last_seen)[: max(0, len(self.known) - KEPT)]:
+            for member in sorted(left, key=lambda m: m.last_seen)[: max(0, len(left) - KEPT)]:
                 del self.known[member.worker]
+                if member.state is WorkerState.FENCED:  # should it call again, it is no new worker
+                    self.restore_newest([(member.slot, member.incarnation + 1)])
         return self.known[worker]
 
     def older(self, worker: Worker) -> list[Member]:

@@ -7,6 +7,8 @@ slot and incarnation; 409 (`Fenced`) if the slot has a newer incarnation.
 
 from __future__ import annotations
 
+import hashlib
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from pydantic import Field
@@ -25,6 +27,8 @@ PURPOSE = "control"
 MAX_BODY = 4 << 20
 MAX_LIST = 28 << 20
 """Bytes of the list of files, which only a `Join` contains."""
+SHORT_LIST = 64 << 10
+"""Bytes of a list that every `Join` contains; a longer one is sent by one worker, when the coordinator asks for it."""
 MAX_JOIN = MAX_LIST + MAX_BODY
 MAX_FILE = 64 << 30
 MAX_TEXT = 4096
@@ -33,17 +37,43 @@ MAX_SPANS = 1 << 20
 
 
 class DataSpec(Message):
-    """The training data: `size` samples with random access, or files of unknown length."""
+    """The training data: `size` samples with random access, or files of unknown length.
+
+    A `Join` may leave out the list of files, and have its length and digest instead.
+    """
 
     size: int | None = Field(default=None, ge=1)
     files: tuple[str, ...] = ()
+    left_out: int = Field(default=0, ge=0)
+    left_out_digest: str = Field(default="", max_length=64)
+    seed: int = 0
+    """Of the order in which they are visited."""
     validation: bool = False
     callbacks: bool = False
 
     @property
     def amount(self) -> str:
         """The amount in words: "100 samples", "3 files"."""
-        return f"{len(self.files):,} files" if self.size is None else f"{self.size:,} samples"
+        files = len(self.files) + self.left_out
+        return f"{files:,} files" if self.size is None else f"{self.size:,} samples"
+
+    @cached_property
+    def digest(self) -> str:
+        """The SHA-256 (hex) of the list of files, also of one that is left out."""
+        if self.left_out:
+            return self.left_out_digest
+        digest = hashlib.sha256()
+        for file in self.files:
+            name = file.encode()
+            digest.update(len(name).to_bytes(8, "big") + name)
+        return digest.hexdigest()
+
+    def brief(self) -> DataSpec:
+        """The data without a long list of files."""
+        if sum(map(len, self.files)) <= SHORT_LIST:
+            return self
+        left_out = {"left_out": len(self.files), "left_out_digest": self.digest}
+        return self.model_copy(update={"files": (), **left_out})
 
     def file_differences(self, other: DataSpec) -> str:
         """How a worker's list of files differs from this one, the job's."""
@@ -155,9 +185,13 @@ class Renamed(Message):
 
 
 class Joined(Message):
-    """The presented leases that continue, with their new tokens; the others are done or reassigned."""
+    """The presented leases that continue, with their new tokens; the others are done or reassigned.
+
+    `wants_files`: it has not joined, because the coordinator does not know its list of files; join again with the list.
+    """
 
     renamed: tuple[Renamed, ...] = ()
+    wants_files: bool = False
 
 
 class Next(Caller):
@@ -294,6 +328,16 @@ class RollBackShard(Message):
     generation: int = Field(ge=1)
 
 
+class FenceWorkers(Message):
+    """Makes another parameter server refuse workers: incarnations before those of `older`, and all that `left`.
+
+    One that has left may come back: it is refused until it connects again.
+    """
+
+    older: tuple[Worker, ...] = Field(default=(), max_length=MAX_SPANS)
+    left: tuple[Worker, ...] = Field(default=(), max_length=MAX_SPANS)
+
+
 class Done(Message):
     """An empty answer."""
 
@@ -312,4 +356,5 @@ REQUESTS: dict[str, type[Message]] = {
     "report": AskReport,
     "diverged": Diverged,
     "roll-back": RollBackShard,
+    "fence": FenceWorkers,
 }

@@ -14,9 +14,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from shoal_trainer.coordinator.coordinator import Coordinator
+from shoal_trainer.coordinator.other_shard import OtherShard
 from shoal_trainer.coordinator.partial import Partial
 from shoal_trainer.coordinator.protocol import Pushes
 from shoal_trainer.errors import TrainerError, Unreachable
@@ -30,13 +31,6 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 1.0
 END_SECONDS = 3.0
 """How long the job's end waits for pushes in flight, or for a shard that does not answer."""
-
-
-class OtherShard(Protocol):
-    """Another shard."""
-
-    def pushes(self, wanted: Sequence[Span]) -> Pushes:
-        """Its pushes, and the journal entries of the `wanted` ones. `Unreachable` if it is not ready."""
 
 
 def pushes_of(shard: ShardStore, wanted: Sequence[Span]) -> Pushes:

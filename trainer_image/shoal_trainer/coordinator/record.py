@@ -7,7 +7,7 @@ ledger, so that ledger, counters and parameters match.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from shoal_trainer.contract import JobIdentity, StopAfter
@@ -57,19 +57,24 @@ class Record:
         """Whether training has ended, by a stop or with its last epoch; its last tasks may follow."""
         return bool(self.stopping) or (self.ledger is not None and self.ledger.finished)
 
-    def dump(self) -> dict[str, Any]:
-        """The coordinator's part of a snapshot's manifest. Call it inside the shard's lock."""
+    def frozen(self) -> Callable[[], dict[str, Any]]:
+        """The coordinator's part of a snapshot's manifest. Call it under the shard's lock, its result without."""
         if self.ledger is None or self.data is None:
-            return dict(self._saved or {})
-        return {
-            "ledger": self.ledger.dump(),
+            saved = dict(self._saved or {})
+            return lambda: saved
+        ledger, data = self.ledger.frozen(), self.data
+        small = {
             "tasks": self.tasks.dump(),
             "counters": self.counters.dump(),
-            "data": self.data.model_dump(mode="json"),
             "stopping": self.stopping,
             "loss": self.pace.loss,
             "means": self.means.dump(),
         }
+        return lambda: {"ledger": ledger(), "data": data.model_dump(mode="json")} | small
+
+    def dump(self) -> dict[str, Any]:
+        """What `frozen` makes."""
+        return self.frozen()()
 
     def load(self, saved: dict[str, Any], *, other_run: bool = False) -> None:
         """The inverse of `dump`, before any worker joins. `other_run`: see `Coordinator.load`."""
@@ -101,10 +106,16 @@ class Record:
             size=data.size,
             files=len(data.files),
             batch_size=self.batch_size,
-            seed=self.job.run_id,
+            seed=str(data.seed),
             epochs=self.stop_after.epochs,
             in_step=data.callbacks or self.stop_after.metric is not None,
         )
+
+    def wants_files(self, data: DataSpec) -> bool:
+        """Whether the list that these data leave out is needed: as the job's, or to say how it differs."""
+        if not data.left_out or self.data is None:
+            return bool(data.left_out)
+        return self.data.size is None and self.data.digest != data.digest and not self._warned_files
 
     def set_data(self, data: DataSpec) -> bool:
         """Set the job's data at the first join, then True; compare later ones. The first list of files stays the job's.
@@ -126,7 +137,7 @@ class Record:
                 f"This worker's training data are not the job's: {data.amount} here, {self.data.amount} there. "
                 "Every worker must see the same data."
             )
-        if self.data.files != data.files and not self._warned_files:
+        if self.data.digest != data.digest and not self._warned_files:
             self._warned_files = True
             log.warning("%s", self.data.file_differences(data))
         if (data.validation, data.callbacks) != (self.data.validation, self.data.callbacks):

@@ -7,7 +7,8 @@ Then shard 0 restores its parameters and the ledger under one lock, and a thread
 answered. Workers see the new generation and drop their copies and leases; pushes of an older generation are refused.
 
 The limit counts rollbacks without a newer snapshot between them: a long job may skip a few bad batches, but one that
-never gets past its snapshot fails.
+never gets past its snapshot fails. A snapshot from which not one push was applied may itself be the reason: then the
+job returns to the next older one, and to the batches that it left out before.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +29,7 @@ from shoal_trainer.coordinator.ledger import Ledger
 from shoal_trainer.coordinator.protocol import DataSpec, Diverged, Heartbeat
 from shoal_trainer.coordinator.snapshotter import Snapshotter
 from shoal_trainer.errors import Fenced, TrainerError, Unreachable, UserError
-from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.ps.shard import ShardCopy, ShardStore
 from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.store import SnapshotStore
 
@@ -40,6 +41,8 @@ TAKING_SECONDS = 3.0
 RETRY_SECONDS = 0.5
 IN_A_ROW = "rollbacksInARow"
 """Key of a manifest's ledger: how many rollbacks led to it. Absent from a snapshot of new parameters."""
+LEFT_OUT = "leftOut"
+"""Key of a manifest's ledger beside it: the batches of these rollbacks, as segments."""
 
 
 class Rollback:
@@ -89,9 +92,12 @@ class Rollback:
                 raise UserError(f"{_place(report)} There is no snapshot yet to roll back to. {ADVICE}")
             manifest, copy = found
             if manifest.generation <= report.generation:  # older: the newer snapshots are damaged
+                before = manifest
+                if self._untrained(manifest) and (older := self._older(manifest)) is not None:
+                    manifest, copy = older
                 if self._void(report):  # training stopped while the snapshot was read
                     return
-                manifest = self._publish(manifest, report)
+                manifest = self._publish(manifest, before, report)
             with self._shard.lock:
                 undone = self._shard.history.version - copy.version
                 self._shard.roll_back(replace(copy, generation=manifest.generation))
@@ -124,18 +130,35 @@ class Rollback:
             over = self._coordinator.record.stopping or self._coordinator.finished is not None
             return bool(over) or report.generation != self._shard.history.generation
 
-    def _publish(self, newest: Manifest, report: Diverged) -> Manifest:
-        """Commit the rollback."""
-        saved, coordinator = newest.ledger, self._coordinator
-        in_a_row = int(saved.get(IN_A_ROW, 0)) + 1
+    def _untrained(self, newest: Manifest) -> bool:
+        """Whether the job was rolled back to this snapshot, and no push was applied since."""
+        with self._shard.lock:
+            same = newest.generation == self._shard.history.generation
+            return same and IN_A_ROW in newest.ledger and self._shard.history.version == _version(newest)
+
+    def _older(self, than: Manifest) -> tuple[Manifest, ShardCopy] | None:
+        """The next older snapshot; a rollback's manifest names the files of an earlier one."""
+
+        def wanted(manifest: Manifest) -> bool:
+            return bool(manifest.ledger) and _version(manifest) < _version(than)
+
+        return self._store.load_newest(0, self._shard.shards, wanted)
+
+    def _publish(self, to: Manifest, newest: Manifest, report: Diverged) -> Manifest:
+        """Commit the rollback to a snapshot. `newest`: the one that exists."""
+        saved, coordinator = to.ledger, self._coordinator
+        in_a_row = 1 + (int(saved.get(IN_A_ROW, 0)) if to is newest else 0)
         if in_a_row > MAX_IN_A_ROW:
             raise UserError(
                 f"{_place(report)} The job was rolled back {MAX_IN_A_ROW} times to snapshot {newest.number} "
                 f"without reaching a newer one. {ADVICE}"
             )
+        batch = Segment(report.epoch, report.file, report.start, report.stop)
+        before = [Segment(*segment) for segment in newest.ledger.get(LEFT_OUT, ())]
         with self._shard.lock:
             blank = coordinator.record.blank_ledger(DataSpec.model_validate(saved["data"]))
-            ledger = amended(saved, blank, report, coordinator.record.counters) | {IN_A_ROW: in_a_row}
+            ledger = amended(saved, blank, [*before, batch], coordinator.record.counters)
+        ledger |= {IN_A_ROW: in_a_row, LEFT_OUT: [*before, batch]}
         changes: dict[str, Any] = {
             "number": self._store.next_number(),
             "epoch": self._shard.epoch,
@@ -144,7 +167,7 @@ class Rollback:
             "wall_time": self._wall(),
         }
         try:
-            return self._store.publish(newest.model_copy(update=changes))
+            return self._store.publish(to.model_copy(update=changes))
         except Fenced as error:  # this server is fenced, not the worker that reports
             self._fenced(error)
             raise Unreachable(str(error)) from None
@@ -174,8 +197,10 @@ class Rollback:
                     self._generations[index] = generation
 
 
-def amended(saved: dict[str, Any], ledger: Ledger, batch: Diverged, current: Counters) -> dict[str, Any]:
-    """The ledger to roll back to: the saved one, with nothing leased, and the batch done but counted as lost.
+def amended(
+    saved: dict[str, Any], ledger: Ledger, batches: Sequence[Segment], current: Counters
+) -> dict[str, Any]:
+    """The ledger to roll back to: the saved one, with nothing leased, and the batches done but counted as lost.
 
     `ledger`: a blank one of this job; `current`: the current counters.
     """
@@ -184,11 +209,17 @@ def amended(saved: dict[str, Any], ledger: Ledger, batch: Diverged, current: Cou
     counters.load(saved["counters"])
     ledger.release(lambda _: True)
     before = ledger.done_samples
-    ledger.apply(Segment(batch.epoch, batch.file, batch.start, batch.stop))
+    for batch in batches:
+        ledger.apply(batch)
     counters.lost += ledger.done_samples - before
-    counters.rollbacks += 1
+    counters.rollbacks = current.rollbacks + 1
     counters.wasted_steps = wasted_after_rollback(saved, current)
     return saved | {"ledger": ledger.dump(), "counters": counters.dump()}
+
+
+def _version(manifest: Manifest) -> int:
+    """That of shard 0, whose pushes are counted."""
+    return next(part.version for part in manifest.shards if part.index == 0)
 
 
 ADVICE = "Lower the learning rate, clip gradients (clipnorm=…), or look for bad samples."

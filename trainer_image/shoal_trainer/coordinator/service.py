@@ -1,7 +1,8 @@
 """The coordinator with its helpers on PS 0, and the handlers of the control port.
 
 Each helper has a thread: the snapshotter saves, the reconciler counts pushes that some shards lack, the rollback
-returns all shards to a snapshot. The output of tasks goes to the storage through `Artefacts`.
+returns all shards to a snapshot, and what shard 0 refuses is told to the others. The output of tasks goes to the
+storage through `Artefacts`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from shoal_trainer.coordinator import report
 from shoal_trainer.coordinator.artefacts import Artefacts
 from shoal_trainer.coordinator.control_client import ShardControl
 from shoal_trainer.coordinator.coordinator import Coordinator
+from shoal_trainer.coordinator.fencing import Fencing
 from shoal_trainer.coordinator.http import Handler
 from shoal_trainer.coordinator.protocol import Diverged, ShardReady, TaskDone
 from shoal_trainer.coordinator.reconciler import Reconciler
@@ -32,11 +34,6 @@ from shoal_trainer.snapshot.store import SnapshotStore
 
 log = logging.getLogger(__name__)
 
-ASK_SECONDS = 2.0
-"""Timeout of another shard's answer with its pushes."""
-ROLL_BACK_SECONDS = 30.0
-"""Timeout of another shard's rollback; then it is asked again."""
-
 
 class CoordinatorService:
     """The coordinator of one job and its helpers. Calls `fenced` when a newer incarnation has claimed the storage."""
@@ -52,22 +49,22 @@ class CoordinatorService:
         *,
         fenced: Callable[[Fenced], None],
     ) -> None:
-        def others(timeout: float | None = None) -> dict[int, ShardControl]:
-            kwargs = {} if timeout is None else {"timeout": timeout}
-            addresses = enumerate(config.parameter_servers)
-            return {i: ShardControl(address, credentials, **kwargs) for i, address in addresses if i}
-
+        others = {
+            index: ShardControl(address, credentials)
+            for index, address in enumerate(config.parameter_servers)
+            if index
+        }
         self._shard = shard
         self._claim = claim
         self._fenced = fenced
         self.coordinator = Coordinator(config.job, config.stop_after, config.batch_size, shard)
         self.artefacts = Artefacts(storage, config.job.run_id)
-        self._reports = ShardReports(others(ASK_SECONDS))
-        self._reconciler = Reconciler(shard, [*others(ASK_SECONDS).values()], self.coordinator)
+        self._reports = ShardReports(others)
+        self._reconciler = Reconciler(shard, [*others.values()], self.coordinator)
         self.coordinator.course.compare_soon = self._reconciler.schedule
         self.snapshotter = Snapshotter(
             shard,
-            [*others().values()],
+            [*others.values()],
             self.coordinator,
             self._reconciler,
             store,
@@ -75,9 +72,9 @@ class CoordinatorService:
             fenced=fenced,
         )
         self.coordinator.course.snapshot_soon = self.snapshotter.schedule
-        self._rollback = Rollback(
-            shard, others(ROLL_BACK_SECONDS), self.coordinator, store, self.snapshotter, fenced=fenced
-        )
+        self._rollback = Rollback(shard, others, self.coordinator, store, self.snapshotter, fenced=fenced)
+        self._fencing = Fencing(shard.workers, others)
+        self.coordinator.fenced = self._fencing.schedule
 
     def start(self, *, follows: bool) -> None:
         """Start the helpers. `follows`: an earlier process served this job, so the shards may differ."""
@@ -87,9 +84,12 @@ class CoordinatorService:
             self._reconciler.schedule()
         self._rollback.start()
         self._reports.start()
+        self._fencing.schedule()  # what the process before this one has told may be lost
+        self._fencing.start()
 
     def stop(self) -> None:
         """Begin no further rollback."""
+        self._fencing.stop()
         self._rollback.stop()
         self._reports.stop()
 
@@ -188,6 +188,7 @@ class CoordinatorService:
         log.warning("shard %d is reachable again, at epoch %d", request.index, request.epoch)
         self.coordinator.disturbed()
         self._rollback.shard_restarted(request.index)
+        self._fencing.schedule()
         self._reconciler.schedule()
 
     def _diverged(self, request: Diverged) -> None:

@@ -9,21 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
-from typing import Protocol
 
 from shoal_trainer.contract import ShardReport
+from shoal_trainer.coordinator.other_shard import OtherShard
 from shoal_trainer.errors import TrainerError
 
 log = logging.getLogger(__name__)
 
 ASK_EVERY_SECONDS = 5.0
-
-
-class OtherShard(Protocol):
-    """Another shard."""
-
-    def report(self) -> ShardReport:
-        """Its entry in the status report."""
 
 
 class ShardReports:

@@ -18,7 +18,7 @@ from shoal_trainer.coordinator.control_client import ShardControl
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.protocol import SnapshotShard
 from shoal_trainer.coordinator.reconciler import Reconciler
-from shoal_trainer.errors import Fenced, TrainerError, Unreachable
+from shoal_trainer.errors import Fenced, SnapshotError, TrainerError, Unreachable
 from shoal_trainer.ps.shard import ShardCopy, ShardStore, State
 from shoal_trainer.snapshot.manifest import Manifest, ShardFile
 from shoal_trainer.snapshot.store import SnapshotStore
@@ -35,7 +35,7 @@ def write_part(
     request: SnapshotShard,
     between: Callable[[], None] = lambda: None,
 ) -> ShardFile:
-    """Another shard's part of a snapshot. `Unreachable` before it has parameters of the requested generation.
+    """Another shard's part of a snapshot. `Unreachable` before it has finite parameters of the requested generation.
 
     `between`: called between the pieces of the copy.
     """
@@ -51,14 +51,17 @@ def write_part(
     with shard.lock:
         journal = shard.history.journal
         journal.published_part((request.epoch, request.published))
-    file = store.write_shard(request.number, request.epoch, copy)
+    try:
+        file = store.write_shard(request.number, request.epoch, copy)
+    except SnapshotError as error:
+        raise Unreachable(str(error)) from None
     with shard.lock:
         journal.part_written((request.epoch, request.number), copy.version)
     return file
 
 
 class Snapshotter:
-    """Takes snapshots of all shards, when scheduled and every `policy.every_seconds`.
+    """Takes snapshots of all shards, when scheduled, when the journal fills, and every `policy.every_seconds`.
 
     Calls `fenced` when a newer epoch has published, and `between` between the pieces of a copy.
     """
@@ -89,8 +92,10 @@ class Snapshotter:
         self._state = (-1, False)
         """The version of the last snapshot, and whether training had ended."""
         self._published = 0
-        self._logged = ""
+        self._logged = self._not_removed = ""
+        """Why there was no snapshot, and why old ones are still there, as logged."""
         self.last: Manifest | None = None
+        shard.history.journal_fills = self.schedule
         self._thread = threading.Thread(target=self._run, name="snapshots", daemon=True)
 
     def start(self) -> None:
@@ -121,25 +126,26 @@ class Snapshotter:
                 ) == self._state
                 if unchanged or self._coordinator.data_unknown:
                     return None
-            ledger: dict[str, Any] = {}
+            frozen: Callable[[], dict[str, Any]] = dict
             ending = False
 
             def cut() -> None:
-                nonlocal ending
-                ledger.update(self._coordinator.record.dump())
+                nonlocal ending, frozen
+                frozen = self._coordinator.record.frozen()
                 ending = self._coordinator.record.tasks.ending
 
             if (copy := self._shard.copy(self._between, cut)) is None:
                 return None
             number = max(self._store.next_number(), 1 + (self.last.number if self.last else 0))
             files = self._write(number, copy)
+            ledger = frozen()
             if ledger:  # even with one shard: their number may change between snapshots
                 ledger["partial"] = self._reconciler.manifest_part(files)
             manifest = Manifest(
                 number=number,
                 epoch=self._shard.epoch,
                 generation=copy.generation,
-                job_uid=self._coordinator.record.job.uid,
+                run=self._coordinator.record.job.run_id,
                 shards=files,
                 model=copy.model,
                 ledger=ledger,
@@ -152,7 +158,7 @@ class Snapshotter:
                 self._shard.history.journal.published(copy.version)
             self._reconciler.published(files)
             self._state, self._published = (copy.version, ending), number
-            self._store.prune(self._policy.retain)
+            self._unless_refused(lambda: self._store.prune(self._policy.retain))
             return self.last
 
     def set_latest(self, manifest: Manifest, version: int) -> None:
@@ -161,7 +167,7 @@ class Snapshotter:
 
     def _write(self, number: int, copy: ShardCopy) -> tuple[ShardFile, ...]:
         epoch = self._shard.epoch
-        self._store.clear(number, epoch)
+        self._unless_refused(lambda: self._store.clear(number, epoch))
         with self._executor(max(1, len(self._others))) as pool:
             parts = [
                 pool.submit(other.snapshot, number, epoch, self._published, copy.generation)
@@ -169,6 +175,15 @@ class Snapshotter:
             ]
             own = self._store.write_shard(number, epoch, copy)
             return (own, *(part.result() for part in parts))
+
+    def _unless_refused(self, remove: Callable[[], None]) -> None:
+        """Remove files of old snapshots; a new one does not depend on it."""
+        try:
+            remove()
+        except (TrainerError, OSError) as error:
+            if str(error) != self._not_removed:
+                log.warning("old snapshots cannot be removed, and take up space in the storage: %s", error)
+            self._not_removed = str(error)
 
     def _run(self) -> None:
         every = pause = float(self._policy.every_seconds)

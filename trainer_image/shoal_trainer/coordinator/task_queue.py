@@ -67,6 +67,11 @@ class Tasks:
         self.queue.append(Task("export", epoch))
         return True
 
+    def complete(self) -> list[dict[str, float]]:
+        """A copy of the history up to the first epoch that still has a task."""
+        open_epochs = (task.epoch for task in self.queue if task.kind != "export")
+        return [dict(logs) for logs in self.history[: min(open_epochs, default=None)]]
+
     @property
     def holder(self) -> Worker | None:
         """The worker that runs a task now."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from shoal_trainer.data.arrays import Arrays
 from shoal_trainer.data.batch import Batch, leaves, map_leaves
-from shoal_trainer.data.downloads import Download
 from shoal_trainer.data.items import Batches, Items
-from shoal_trainer.data.source import Extent, Part, Source
+from shoal_trainer.data.source import Source
 from shoal_trainer.data.stream import Stream
 from shoal_trainer.errors import UserError
 
@@ -64,39 +63,24 @@ def _is_pydataset(kind: type) -> bool:
 
 
 @dataclass(frozen=True)
-class ClassWeighted(Source):
-    """Data whose samples are weighted by their class, as `class_weight` of Keras' `fit` does."""
+class ClassWeights:
+    """Weighs the samples of a batch by their class, as `class_weight` of Keras' `fit` does."""
 
-    source: Source
     weights: Mapping[int, float]
 
-    @property
-    def lengths(self) -> Sequence[int]:  # type: ignore[override]
-        """See `Source`."""
-        return self.source.lengths
+    @classmethod
+    def of(cls, weights: Any) -> ClassWeights:
+        """From the user's argument, whose keys JSON makes text. Raises `UserError` if it is no map of numbers."""
+        try:
+            return cls({int(number): float(weight) for number, weight in weights.items()})
+        except (AttributeError, TypeError, ValueError):
+            raise UserError(
+                f"Training(class_weight=…) must be a map from class numbers to weights, such as {{0: 1.0, 1: 5.0}}, "
+                f"not {weights!r}."
+            ) from None
 
-    @property
-    def remark(self) -> str:  # type: ignore[override]
-        """See `Source`."""
-        return self.source.remark
-
-    def describe(self) -> Extent:
-        """As the data themselves."""
-        return self.source.describe()
-
-    def placed(self, seed: int, worker: tuple[int, int] = (0, 0)) -> Source:
-        """As the data themselves."""
-        return replace(self, source=self.source.placed(seed, worker))
-
-    def read(self, part: Part, batch_size: int, download: Download | None = None) -> Iterator[Batch]:
-        """As the data themselves, with weights."""
-        return map(self._weighted, self.source.read(part, batch_size, download))
-
-    def example(self, batch_size: int) -> Batch:
-        """As the data themselves, with weights."""
-        return self._weighted(self.source.example(batch_size))
-
-    def _weighted(self, batch: Batch) -> Batch:
+    def __call__(self, batch: Batch) -> Batch:
+        """The batch with weights."""
         labels = list(leaves(batch.y))
         if len(labels) != 1 or len(list(leaves(batch.weights))) != 1:
             raise UserError(

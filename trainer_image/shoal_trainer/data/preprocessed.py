@@ -7,18 +7,17 @@ another step computes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from shoal_trainer.data.batch import Batch, fill, split
-from shoal_trainer.data.downloads import Download
-from shoal_trainer.data.source import Extent, Part, Source
+from shoal_trainer.data.mapped import Mapped
+from shoal_trainer.data.source import Source
 
 
 def preprocessed(data: Source, model: Any) -> Source:
     """The data as the model's step needs them; the same data for a model without a preprocessor."""
-    return Preprocessed(data, model.preprocess_samples) if _preprocesses(model) else data
+    return Mapped(data, partial(_applied, model.preprocess_samples)) if _preprocesses(model) else data
 
 
 def prepared(batches: Iterator[Batch], model: Any) -> Iterator[Batch]:
@@ -26,33 +25,10 @@ def prepared(batches: Iterator[Batch], model: Any) -> Iterator[Batch]:
     return (_applied(model.preprocess_samples, each) for each in batches) if _preprocesses(model) else batches
 
 
-@dataclass(frozen=True)
-class Preprocessed(Source):
-    """`function(x, y, sample_weight)` gives what Keras packs of the three: x, (x, y) or (x, y, sample_weight)."""
-
-    source: Source
-    function: Callable[[Any, Any, Any], Any]
-
-    def describe(self) -> Extent:
-        """As the data themselves."""
-        return self.source.describe()
-
-    def placed(self, seed: int, worker: tuple[int, int] = (0, 0)) -> Source:
-        """As the data themselves."""
-        return replace(self, source=self.source.placed(seed, worker))
-
-    def read(self, part: Part, batch_size: int, download: Download | None = None) -> Iterator[Batch]:
-        """As the data themselves, preprocessed."""
-        return map(partial(_applied, self.function), self.source.read(part, batch_size, download))
-
-    def example(self, batch_size: int) -> Batch:
-        """As the data themselves, preprocessed."""
-        return _applied(self.function, self.source.example(batch_size))
-
-
 def _preprocesses(model: Any) -> bool:
     return getattr(model, "preprocessor", None) is not None and hasattr(model, "preprocess_samples")
 
 
 def _applied(function: Callable[[Any, Any, Any], Any], batch: Batch) -> Batch:
+    """`function(x, y, sample_weight)` gives what Keras packs of the three: x, (x, y) or (x, y, sample_weight)."""
     return fill(function(*split(batch.as_given())), batch.size, batch.end)

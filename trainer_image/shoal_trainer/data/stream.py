@@ -8,6 +8,7 @@ same samples at the same time.
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import itertools
 import logging
@@ -15,7 +16,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -61,30 +62,30 @@ class Stream(Source):
     data: Any
     samples: int | None = None
     lengths: Sequence[int] = ()
-    _size: int = field(init=False, repr=False)
-    _first: Any = field(init=False, repr=False, default=None)
-    """The first batch, if it was read to count the samples."""
-    _rounded: bool = field(init=False, repr=False, default=False)
-    """The last batch may have fewer rows than was counted: only a pass over the data would tell."""
     _rows: _Rows | None = field(init=False, repr=False, default=None)
     _worker: tuple[int, int] = field(init=False, repr=False, default=(0, 0))
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lengths", checked(self.lengths, "Stream"))
-        object.__setattr__(self, "_size", self._counted())
+        if hasattr(self.data, "element_spec"):
+            require_dataset(self.data, "Training(data=…)")
+        self._check_countable()
 
     @property
     def remark(self) -> str:  # type: ignore[override]
         """See `Source`."""
-        rounded = ", its batches times the rows of the first two" if self._rounded else ""
+        size, rounded = (
+            self._counted.size,
+            ", its batches times the rows of the first two" * self._counted.rounded,
+        )
         return (
             f"{_name(self.data)} cannot be read from any position, so each worker reads it from a place of its own: an "
-            f"epoch is {self._size:,} samples{rounded}, {UNPLACED}"
+            f"epoch is {size:,} samples{rounded}, {UNPLACED}"
         )
 
     def describe(self) -> Extent:
         """The number of samples in an epoch."""
-        return Extent(self._size)
+        return Extent(self._counted.size)
 
     def placed(self, seed: int, worker: tuple[int, int] = (0, 0)) -> Stream:  # noqa: ARG002
         """The stream of one worker."""
@@ -95,11 +96,11 @@ class Stream(Source):
 
     def example(self, batch_size: int) -> Batch:
         """The first batch of an iteration of its own."""
-        if self._first is not None:
-            return fill(next(self._formed(iter([self._first]), batch_size)), batch_size, batch_size)
+        if (first := self._counted.first) is not None:
+            return fill(next(self._formed(iter([first]), batch_size)), batch_size, batch_size)
         batch = next(self.whole(batch_size), None)
         if batch is None:
-            raise UserError("The training data are empty.")
+            raise UserError(EMPTY)
         return batch
 
     def read(self, part: Part, batch_size: int, download: Download | None = None) -> Iterator[Batch]:  # noqa: ARG002
@@ -137,7 +138,7 @@ class Stream(Source):
         if self._seeded() or self._worker == (0, 0):
             return
         slot, incarnation = self._worker
-        missing = int((slot * GOLDEN + incarnation * SILVER) % 1 * self._size)
+        missing = int((slot * GOLDEN + incarnation * SILVER) % 1 * self._counted.size)
         started = time.monotonic()
         while missing > 0 and time.monotonic() - started < SKIP_SECONDS:
             missing -= count(rows.take(min(missing, batch_size)))
@@ -177,30 +178,37 @@ class Stream(Source):
             return False
         return bool(inspect.signature(self.data).parameters)
 
-    def _counted(self) -> int:
+    def _check_countable(self) -> None:
+        """Raise `UserError` if nobody can say how many samples make an epoch. Reads none."""
         if self.samples is not None:
             if self.samples < 1:
                 raise UserError(f"Stream(samples={self.samples}): an epoch must have at least one sample.")
-            return self.samples
-        known = int(self.data.cardinality()) if hasattr(self.data, "element_spec") else -2
-        if known == 0:
-            raise UserError("The training data are empty.")
-        if known < 0:
+        elif (known := self._cardinality) == 0:
+            raise UserError(EMPTY)
+        elif known < 0:
             raise UserError(
                 f"It is unknown how many samples {_name(self.data)} has"
                 + (", because it never ends" if known == -1 else "")
                 + ". Say how many make an epoch: Training(data=Stream(data, samples=N), …)."
             )
+
+    @property
+    def _cardinality(self) -> int:
+        return int(self.data.cardinality()) if hasattr(self.data, "element_spec") else -2
+
+    @functools.cached_property
+    def _counted(self) -> _Counted:
+        """Not before it is asked for: it may run the user's pipeline, which validation data need not."""
+        if self.samples is not None:
+            return _Counted(self.samples)
+        known = self._cardinality
         if not _is_batched(self.data.element_spec):
-            return known
+            return _Counted(known)
         head = list(itertools.islice((each for each in self.data if count(each)), 2))
         if not head:
-            raise UserError("The training data are empty.")
-        object.__setattr__(self, "_first", head[0])
-        object.__setattr__(
-            self, "_rounded", known > 1 and next(iter(leaves(self.data.element_spec))).shape[0] is None
-        )
-        return known * max(map(count, head))
+            raise UserError(EMPTY)
+        rounded = known > 1 and next(iter(leaves(self.data.element_spec))).shape[0] is None
+        return _Counted(known * max(map(count, head)), head[0], rounded)
 
     def _padded(self, element: Any) -> Any:
         x = split(element)[0]
@@ -223,9 +231,22 @@ class Stream(Source):
         return map_leaves(pad, element)
 
 
+EMPTY = "The training data are empty."
 ONCE = (
     "A generator can be read only once: pass a function that returns a new one, Stream(function, samples=N)."
 )
+
+
+class _Counted(NamedTuple):
+    """The samples of an epoch.
+
+    `first`: the first batch, if it was read to count them. `rounded`: the last batch may have fewer rows than was
+    counted; only a pass over the data would tell.
+    """
+
+    size: int
+    first: Any = None
+    rounded: bool = False
 
 
 class _Rows:

@@ -57,9 +57,15 @@ class Incarnations:
         self._newest[slot] = max(minimum_incarnation, before)
         return minimum_incarnation > before
 
-    def leave(self, slot: int, incarnation: int) -> None:
-        """Refuse pushes of this worker until it connects again."""
+    def leave(self, slot: int, incarnation: int) -> bool:
+        """Refuse pushes of this worker until it connects again; returns whether it is newly refused."""
+        newly = self._left.get(slot) != incarnation
         self._left[slot] = incarnation
+        return newly
+
+    def refused(self) -> tuple[dict[int, int], dict[int, int]]:
+        """By slot: the oldest incarnation that may push, and the one that has left."""
+        return dict(self._newest), dict(self._left)
 
     def check(self, slot: int, incarnation: int) -> None:
         """`Fenced` if the slot has a newer incarnation, or if this worker has left."""

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 
 from shoal_trainer.contract import Shard
 from shoal_trainer.errors import Fenced, Unreachable, UserError
-from shoal_trainer.ps import kernels
 from shoal_trainer.ps.aligned import aligned
+from shoal_trainer.ps.coding import encode, place
 from shoal_trainer.ps.pieces import InPieces, Payload, section
 from shoal_trainer.ps.shard_bounds import Bounds, bounds
-from shoal_trainer.ps.shard_client import ShardClient, asks
+from shoal_trainer.ps.shard_client import ShardClient, Target, asks
 from shoal_trainer.security import Credentials
 from shoal_trainer.wire.header import FOLLOWS, IDLE, Codec, Header, Op
 from shoal_trainer.wire.messages import (
@@ -65,7 +65,7 @@ CODECS = {"fp32": Codec.FP32, "bf16": Codec.BF16}
 class PSClient:
     """All shards of a job, for the worker `identity`.
 
-    Flat vectors have shape (`ModelSpec.size`,) and dtype fp32, or uint16 with the bits of bf16, which are sent as they
+    Flat vectors have shape (`ModelSpec.size`,) and dtype fp32, or are coded in uint16 (`ps/coding`) and sent as they
     are. Every call may raise `Unreachable` (call `hello` again), `Fenced` (stop), `UserError` (the model differs from
     the job's) or `Unauthorized`.
     """
@@ -99,6 +99,7 @@ class PSClient:
             for index, shard in enumerate(shards)
         ]
         self._bounds: tuple[Bounds, ...] = ()
+        self._trainable = 0
         self._outgoing = aligned(0, np.uint16)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="answers")
 
@@ -113,8 +114,10 @@ class PSClient:
         If some shards are unreachable, the others get the copy before `Unreachable` is raised: they wait only briefly.
         """
         self._bounds = bounds(model.size, len(self._shards))
-        if self.codec is Codec.BF16 and self._outgoing.size != model.size:
-            self._outgoing = aligned(model.size, np.uint16)
+        self._trainable = model.parameters
+        size = place(model.size, model.parameters, np.uint16)
+        if self.codec is Codec.BF16 and self._outgoing.size != size:
+            self._outgoing = aligned(size, np.uint16)
         errors: list[Unreachable] = []
 
         def each(
@@ -224,7 +227,7 @@ class PSClient:
     def _offer(self, welcome: ShardWelcome, copy: Copy) -> ShardWelcome:
         if not welcome.wants_copy:
             return welcome
-        shard, (low, high) = self._shards[welcome.index], self._bounds[welcome.index]
+        shard, (low, high) = self._shards[welcome.index], self._places(welcome.index, self.codec)
         part, pulled = section(self._encode(copy.flat), low, high), copy.pulled
         request = Header(Op.OFFER, self.codec, seq=copy.generation, version=pulled.versions[shard.index])
         self._send(shard, request, encode_answer(copy.meta(shard.index)), part)
@@ -257,7 +260,7 @@ class PSClient:
 
         def send(index: int) -> int:
             nonlocal sending
-            start, (low, high) = self._clock(), self._bounds[index]
+            start, (low, high) = self._clock(), self._places(index, coding)
             base = versions[index] if versions else samples
             request = Header(op, payload_codec, seq=seq, version=base, flags=flags, ahead=ahead)
             part = None if payload is None else section(payload, low, high)
@@ -267,32 +270,27 @@ class PSClient:
 
         def send_payload(index: int) -> None:
             nonlocal sending
-            start, (low, high) = self._clock(), self._bounds[index]
+            start, (low, high) = self._clock(), self._places(index, coding)
             assert payload is not None
             self._shards[index].send_payload(section(payload, low, high))
             sending += self._clock() - start
 
-        def received_into(index: int) -> NDArray[Any] | None:
-            low, high = self._bounds[index]
-            return None if out is None else out[low:high]
-
         def receive(index: int) -> tuple[Header, bytearray]:
-            return self._shards[index].receive(expected, received_into(index), coding)
+            return self._shards[index].receive(expected, self._target(out, index, coding))
 
         def large(index: int) -> bool:
-            low, high = self._bounds[index]
+            low, high = self._places(index, coding)
             return asks((high - low) * coding.itemsize)
 
         def exchange(index: int) -> tuple[Header, bytearray]:
             """One large request: nothing of another one is sent meanwhile, as they would share the worker's link."""
             piece = send(index)
-            low, high = self._bounds[index]
             if payload is None or not large(index):
                 return receive(index)
-            target = received_into(index)
+            target = self._target(out, index, coding)
             if piece and target is not None and self._tls:
-                part = section(payload, low, high)
-                return self._shards[index].exchange(piece, part, expected, target, coding)
+                low, high = self._places(index, coding)
+                return self._shards[index].exchange(piece, section(payload, low, high), expected, target)
             if not piece:
                 send_payload(index)
                 return receive(index)
@@ -347,10 +345,23 @@ class PSClient:
         if asks(payload.size * request.codec.itemsize):
             shard.send_payload(payload)
 
+    def _places(self, index: int, codec: Codec) -> tuple[int, int]:
+        """The range of a coded vector that one shard holds."""
+        low, high = (place(bound, self._trainable, codec.dtype) for bound in self._bounds[index])
+        return low, high
+
+    def _target(self, out: NDArray[Any] | None, index: int, codec: Codec) -> Target | None:
+        """Where the answer of one shard goes."""
+        if out is None:
+            return None
+        start, end = self._bounds[index]
+        low, high = self._places(index, codec) if out.dtype == codec.dtype else (start, end)
+        return Target(out[low:high], end - start, max(0, self._trainable - start), codec)
+
     def _encode(self, flat: Vector) -> Payload:
         if self.codec is Codec.FP32 or flat.dtype == np.uint16 or not isinstance(flat, np.ndarray):
             return flat
-        kernels.encode(flat, self._outgoing)
+        encode(flat, self._outgoing, self._trainable)
         return self._outgoing
 
     def _check(self, flat: Vector) -> None:
@@ -359,7 +370,8 @@ class PSClient:
             raise Unreachable("not connected: call hello first")
         contiguous = not isinstance(flat, np.ndarray) or flat.flags.c_contiguous
         dtypes = (np.float32, np.uint16) if self.codec is Codec.BF16 else (np.float32,)
-        if flat.shape != (size,) or flat.dtype not in dtypes or not contiguous:
+        expected = place(size, self._trainable, flat.dtype)
+        if flat.shape != (expected,) or flat.dtype not in dtypes or not contiguous:
             raise ValueError(
                 f"a flat vector has shape ({size},) in float32, not {flat.shape} in {flat.dtype}"
             )

@@ -30,6 +30,8 @@ from typing import NamedTuple
 
 SMOOTHING = 0.1
 """The share of the newest push in the mean staleness."""
+STALENESS_GROWTH = 4.0
+"""The mean staleness follows one push at most to this multiple of the pace, so it grows by 30 % per push at most."""
 LENGTH_SMOOTHING = 0.02
 LENGTH_GROWTH = 1.1
 """The usual length follows one push at most to this multiple, so it grows by 0.2 % per push at most."""
@@ -76,8 +78,10 @@ class Damping:
 
     def apply(self, staleness: int, live_workers: int, length: float = math.nan) -> Damped:
         """How to apply a gradient of Euclidean length `length` (nan: unknown)."""
-        before = staleness if self._staleness is None else self._staleness
-        self._staleness = before + SMOOTHING * (staleness - before)
+        # One worker that was paused, or met a restarted server, says nothing of the others.
+        follows = min(staleness, STALENESS_GROWTH * self.pace(live_workers))
+        before = follows if self._staleness is None else self._staleness
+        self._staleness = before + SMOOTHING * (follows - before)
         pace = self.pace(live_workers)
         factor = self.rate(pace) * min(1.0, pace / max(1, staleness))
         if math.isfinite(length) and length > 0:

@@ -5,7 +5,7 @@ Its owner holds the shard's lock. It never fences: a worker that is named here i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from shoal_trainer.errors import ProtocolError, Unreachable
 from shoal_trainer.ps.contents import KEPT_INCARNATIONS, Contents, Worker
@@ -35,6 +35,8 @@ class History:
         """The pushes in the parameters."""
         self.walks = Walks()
         """The requests under way, and the pushes of which a part is in the parameters."""
+        self.journal_fills: Callable[[], None] = lambda: None
+        """Called, under the shard's lock, when the journal becomes nearly full; set by whoever takes snapshots."""
         self._closed: dict[Begun, int] = {}
         """Pushes of which a part is in the parameters and which nobody continues, and the version then."""
         self._last_of: dict[int, int] = {}
@@ -86,7 +88,10 @@ class History:
                 del self.applied[key]
         self.applied[worker] = seq
         self.contents.add((slot, incarnation, seq))
+        filled = self.journal.nearly_full
         self.journal.add(self.version, (slot, incarnation, seq), meta)
+        if self.journal.nearly_full and not filled:
+            self.journal_fills()
 
     def _close(self, push: Begun) -> None:
         """Nobody will continue this push. As in `Contents`, pushes of older incarnations are forgotten."""

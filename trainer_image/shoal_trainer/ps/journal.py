@@ -6,15 +6,23 @@ parameters that it offers names exactly the pushes in it. Shard 0 replays them o
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from itertools import takewhile
 
 from shoal_trainer.ps.contents import Contents, Push
 from shoal_trainer.wire.messages import MAX_JOURNAL, Entry, Journal, Progress, PushMeta
 
+log = logging.getLogger(__name__)
+
+NEARLY_FULL = MAX_JOURNAL * 3 // 4
+
 
 class PushJournal:
-    """Entries in order of versions. Beyond `MAX_JOURNAL` the oldest are dropped; older copies are refused then."""
+    """Entries in order of versions. Beyond `MAX_JOURNAL` the oldest are dropped: the workers' copies are refused then.
+
+    A journal that is `nearly_full` needs a snapshot before that.
+    """
 
     def __init__(self, floor: int = 0) -> None:
         self.snapshot = floor
@@ -30,8 +38,18 @@ class PushJournal:
         for mark in meta.progress or (Progress(0, -1, 0, 0),):
             self._entries.append(Entry(version, *push, steps, *mark))
             steps = 0
+        if len(self._entries) > MAX_JOURNAL and self._floor <= self.snapshot:
+            log.warning(
+                "more than %d ranges of the data since the last snapshot, of version %d: until the next one, the "
+                "workers' copies of the parameters could not replace this shard's", MAX_JOURNAL, self.snapshot,
+            )  # fmt: skip
         while len(self._entries) > MAX_JOURNAL:
             self._drop(self._entries[0].version)
+
+    @property
+    def nearly_full(self) -> bool:
+        """Whether only a quarter of its entries is left."""
+        return len(self._entries) >= NEARLY_FULL
 
     def since(self, version: int) -> Journal:
         """The entries after `version` and after the last snapshot."""

@@ -54,6 +54,8 @@ def _declare() -> None:
     lower_builtin(kernels.narrow, t.float32, t.uint16)(_narrow)
     type_callable(kernels.finite_or_zero)(lambda _context: lambda _value: t.float32)
     lower_builtin(kernels.finite_or_zero, t.float32)(_finite_or_zero)
+    type_callable(kernels.squarable_or_zero)(lambda _context: lambda _value: t.float32)
+    lower_builtin(kernels.squarable_or_zero, t.float32)(_squarable_or_zero)
     type_callable(kernels.mark_change)(lambda _context: lambda _seen, _value, _used: t.uint32)
     lower_builtin(kernels.mark_change, t.uint32, t.float32, t.float32)(_mark_change)
 
@@ -76,8 +78,17 @@ def _narrow(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
 
 
 def _finite_or_zero(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-    size = builder.bitcast(builder.and_(builder.bitcast(args[0], WORD), WORD(0x7FFFFFFF)), SINGLE)
-    return builder.select(builder.fcmp_ordered("<", size, SINGLE(float("inf"))), args[0], SINGLE(0.0))
+    below = builder.fcmp_ordered("<", _size(builder, args[0]), SINGLE(float("inf")))
+    return builder.select(below, args[0], SINGLE(0.0))
+
+
+def _squarable_or_zero(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+    small = builder.fcmp_ordered("<=", _size(builder, args[0]), SINGLE(float(kernels.LARGEST)))
+    return builder.select(small, args[0], SINGLE(0.0))
+
+
+def _size(builder: Any, value: Any) -> Any:
+    return builder.bitcast(builder.and_(builder.bitcast(value, WORD), WORD(0x7FFFFFFF)), SINGLE)
 
 
 def _mark_change(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:

@@ -4,7 +4,8 @@ Updates are memory-bound, so each kernel reads the pushed values from `io` and w
 same pass, in fp32 or bf16 (as uint16). There is no fast-math: results equal Keras' formulas, rounded at each operation.
 
 A non-finite pushed value would spread to every worker. The update kernels replace it by 0 and return whether there was
-one, in the same pass.
+one, in the same pass. To rules with second moments a gradient is not finite either if its square is not: the moment
+would be infinite, and the parameter NaN with the next push.
 
 `ahead`: the answer to a push is where the parameters will be after so many more steps of the optimizer's velocity, as
 the worker's next gradient will arrive then (0: exactly the parameters).
@@ -32,6 +33,8 @@ Sums = NDArray[np.float64]
 """Results; as long as the rule says."""
 NOTHING = np.float32(0)
 """Added to a sign: that of -0 is 0 in NumPy, and -0 in compiled code."""
+LARGEST = np.float32(1.8446743e19)
+"""The largest number of which the square is finite in fp32."""
 
 
 # --- bf16: the upper half of fp32. `kernel_compiler` has the compiled counterparts ---------------------------------
@@ -57,6 +60,11 @@ def narrow(value: Any, like: Any) -> Any:
 def finite_or_zero(value: Any) -> Any:
     """`value`, or 0 where it is not finite."""
     return value if np.isfinite(value) else np.float32(0)
+
+
+def squarable_or_zero(value: Any) -> Any:
+    """`value`, or 0 where its square is not finite."""
+    return value if abs(value) <= LARGEST else np.float32(0)
 
 
 def mark_change(seen: Any, value: Any, used: Any) -> Any:
@@ -227,7 +235,7 @@ def adam(
     seen = np.uint32(0)
     for i in range(n):
         pushed = widen(io[i])
-        g = finite_or_zero(pushed)
+        g = squarable_or_zero(pushed)
         seen = mark_change(seen, pushed, g)
         first = m[i] + (g - m[i]) * one_less_b1
         second = v[i] + (g * g - v[i]) * one_less_b2
@@ -265,7 +273,7 @@ def nadam(
     seen = np.uint32(0)
     for i in range(n):
         pushed = widen(io[i])
-        g = finite_or_zero(pushed)
+        g = squarable_or_zero(pushed)
         seen = mark_change(seen, pushed, g)
         first = m[i] + (g - m[i]) * one_less_b1
         second = v[i] + (g * g - v[i]) * one_less_b2
@@ -326,7 +334,7 @@ def rmsprop(
     seen = np.uint32(0)
     for i in range(n):
         pushed = widen(io[i])
-        g = finite_or_zero(pushed)
+        g = squarable_or_zero(pushed)
         seen = mark_change(seen, pushed, g)
         second = rho * v[i] + one_less_rho * (g * g)
         v[i] = second
@@ -357,7 +365,7 @@ def rmsprop_momentum(
     seen = np.uint32(0)
     for i in range(n):
         pushed = widen(io[i])
-        g = finite_or_zero(pushed)
+        g = squarable_or_zero(pushed)
         seen = mark_change(seen, pushed, g)
         second = rho * v[i] + one_less_rho * (g * g)
         v[i] = second
@@ -379,7 +387,7 @@ def adagrad(
     seen = np.uint32(0)
     for i in range(n):
         pushed = widen(io[i])
-        g = finite_or_zero(pushed)
+        g = squarable_or_zero(pushed)
         seen = mark_change(seen, pushed, g)
         total = a[i] + g * g
         a[i] = total
@@ -438,7 +446,7 @@ def include_adam(
 ) -> None:
     """V += (g² - v)(1 - b2); out := w - scale g / (√(v / bias) + eps): the same for a gradient in Adam."""
     for i in range(n):
-        g = finite_or_zero(widen(io[i]))
+        g = squarable_or_zero(widen(io[i]))
         second = v[i] + (g * g - v[i]) * one_less_b2
         v[i] = second
         out[i] = w[i] - (scale * g) / (np.sqrt(second / bias) + epsilon)
@@ -458,7 +466,7 @@ def include_rmsprop(
 ) -> None:
     """V := rho v + (1 - rho) g²; out := w - scale g / √(v + eps): the same for a gradient in RMSprop."""
     for i in range(n):
-        g = finite_or_zero(widen(io[i]))
+        g = squarable_or_zero(widen(io[i]))
         second = rho * v[i] + one_less_rho * (g * g)
         v[i] = second
         out[i] = w[i] - (scale * g) / np.sqrt(second + epsilon)

@@ -37,6 +37,11 @@ class Load:
                 self.busy_seconds += now - self._since
             self._at_work, self._since = self._at_work + change, now
 
+    def busy(self) -> None:
+        """Count an answer to a request that there is no memory yet."""
+        with self._lock:
+            self.busy_answers += 1
+
     def applied(self, nbytes: int) -> None:
         """Count a push of so many bytes that was applied as a whole."""
         with self._lock:

@@ -9,11 +9,13 @@ import numpy as np
 
 from shoal_trainer.ps import kernels, schedules
 from shoal_trainer.ps.aligned import aligned
+from shoal_trainer.ps.coding import place
 from shoal_trainer.ps.kernels import Vector
 from shoal_trainer.ps.pieces import Payload, parts
 from shoal_trainer.ps.shard_bounds import bounds
 from shoal_trainer.ps.statistics import Statistics
 from shoal_trainer.ps.update_rules import Optimizer, Update
+from shoal_trainer.wire.header import Codec
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
 
 
@@ -30,9 +32,14 @@ class ModelState:
         self.parameters: Vector = aligned(self.high - self.low)
         self.updates = 0
         """The number of gradients in the optimizer's state, or begun: the step of Adam."""
-        self._pace = 1.0
-        """The pace at which the velocity was made."""
+        self.pace: float | None = None
+        """The pace at which the velocity was made; None: unknown, so it is taken to be that of the next gradient."""
         self._configure(spec, {})
+
+    @property
+    def trainable(self) -> int:
+        """How many of its values are trainable."""
+        return self.optimizer.size
 
     @property
     def nbytes(self) -> int:
@@ -40,6 +47,11 @@ class ModelState:
         return int(self.parameters.nbytes) + sum(
             int(values.nbytes) for values in self.optimizer.state.values()
         )
+
+    def coded_bytes(self, codec: Codec, low: int, high: int) -> int:
+        """The bytes of the values [low, high) in a message."""
+        trainable = max(0, self.trainable - low)
+        return place(high - low, trainable, codec.dtype) * codec.itemsize
 
     def reconfigure(self, spec: ModelSpec) -> None:
         """Change to the optimizer of `spec`, a model of the same shapes.
@@ -56,11 +68,11 @@ class ModelState:
         """Set the parameters to those in `arrays`."""
         self.parameters[:] = arrays["parameters"]
 
-    def load_optimizer(self, arrays: Mapping[str, Vector], updates: int) -> None:
-        """Set the optimizer's state to that in `arrays`, which contains `updates` gradients."""
+    def load_optimizer(self, arrays: Mapping[str, Vector], updates: int, pace: float | None) -> None:
+        """Set the optimizer's state to that in `arrays`, which contains `updates` gradients. See `pace`."""
         for name, values in self.optimizer.state.items():
             values[:] = arrays[name]
-        self.updates = updates
+        self.updates, self.pace = updates, pace
 
     def encode(self, io: Payload) -> None:
         """Write the parameters to `io`."""
@@ -70,7 +82,7 @@ class ModelState:
     def anticipate(self, io: Payload, ahead: float, weight: float, pace: float, samples: int) -> None:
         """Write the parameters expected `ahead` updates of this weight later to `io`; see `Damping` for `pace`."""
         optimizer, rate = self.optimizer, self._rate(samples) * weight
-        update = Update(rate, self.updates + 1, pace, ahead, before=self._pace)
+        update = Update(rate, self.updates + 1, pace, ahead, before=self.pace or pace)
         optimizer.anticipate(self.parameters, io, update)
         for part, values in parts(io, optimizer.size):
             kernels.encode(self.parameters[part], values)
@@ -95,12 +107,12 @@ class ModelState:
         if not math.isfinite(rate):
             rate, later = self._rate(samples), self._rate(samples + meta.samples) if ahead else math.nan
         self.updates += 1
-        before, self._pace = self._pace, pace
+        before, self.pace = self.pace or pace, pace
         return Update(rate * weight, self.updates, pace, ahead, later * weight, before)
 
     def agreement(self) -> float:
         """How far the last gradients agree; see `Optimizer`."""
-        return self.optimizer.agreement(self.updates, self._pace)
+        return self.optimizer.agreement(self.updates, self.pace or 1.0)
 
     def apply_gradient(self, io: Payload, update: Update | None, steps: int, tau: int) -> bool:
         """Apply a mean gradient (None: there is none) of so many steps, or what `io` has of it, of staleness `tau`."""

@@ -5,7 +5,9 @@ An array is one piece. The update rules go through the pieces in order, so they 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -17,22 +19,22 @@ PIECE_VALUES = 1 << 19
 
 
 class Pieces:
-    """One vector of arrays of equal length; the last one may be shorter."""
+    """One vector of arrays."""
 
     def __init__(self, arrays: Sequence[Buffer]) -> None:
         self.arrays = arrays
-        self.size = sum(array.size for array in arrays)
+        self._ends = list(accumulate(array.size for array in arrays))
+        self.size = self._ends[-1] if arrays else 0
         self.shape = (self.size,)
-        self._length = arrays[0].size if arrays else 1
 
     def parts(self, low: int, high: int) -> Iterator[tuple[slice, Buffer]]:
         """The values [low, high) piece by piece, as in `parts`."""
+        index = bisect_right(self._ends, low)
         while low < high:
-            index, start = divmod(low, self._length)
-            array = self.arrays[index]
-            stop = min(array.size, start + high - low)
-            yield slice(low, low + stop - start), array[start:stop]
-            low += stop - start
+            array, end = self.arrays[index], self._ends[index]
+            start, stop = low + array.size - end, min(high, end)
+            yield slice(low, stop), array[start : start + stop - low]
+            low, index = stop, index + 1
 
 
 class Window:

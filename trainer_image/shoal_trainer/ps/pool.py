@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps.aligned import ALIGNMENT
+from shoal_trainer.ps.coding import in_memory
 from shoal_trainer.ps.pieces import Pieces
 from shoal_trainer.wire.header import Codec
 
@@ -78,9 +79,10 @@ class Loan:
         """Wait, at most `seconds`, for the first piece, or for all of them; returns whether they are there."""
         return self._pool.wait_granted(self, self.count if whole else min(1, self.count), seconds)
 
-    def payload(self, codec: Codec) -> Pieces:
-        """All pieces as values."""
-        return Pieces([self._used(index, piece).view(codec.dtype) for index, piece in enumerate(self.pieces)])
+    def payload(self, codec: Codec, trainable: int) -> Pieces:
+        """All pieces as values, of which the first are trainable."""
+        used = (self._used(index, piece) for index, piece in enumerate(self.pieces))
+        return in_memory(used, trainable, codec.dtype)
 
     def return_after_use(self) -> Iterator[Piece]:
         """The pieces in order; each is given back when the next one is asked for."""

@@ -13,6 +13,8 @@ class Positions:
         self._starts: list[int] = []
         self._stops: list[int] = []
         self.total = 0
+        self._shared = False
+        """Whether `share` has given the lists away, so that they no longer change."""
         for start, stop in intervals:
             self.add(start, stop)
 
@@ -37,9 +39,19 @@ class Positions:
             first, last = bisect_left(self._stops, start), bisect_right(self._starts, stop)
             if first < last:
                 start, stop = min(start, self._starts[first]), max(stop, self._stops[last - 1])
+            if self._shared:
+                self._starts, self._stops, self._shared = self._starts[:], self._stops[:], False
             self._starts[first:last] = [start]
             self._stops[first:last] = [stop]
         return new
+
+    @staticmethod
+    def share(sets: Iterable[Positions]) -> tuple[list[list[int]], list[list[int]]]:
+        """The starts and stops of many sets, which keep what they are now. Copies nothing until a set changes."""
+        sets = list(sets)
+        for one in sets:
+            one._shared = True
+        return [one._starts for one in sets], [one._stops for one in sets]
 
     def intervals(self) -> list[tuple[int, int]]:
         """The whole set, in order."""

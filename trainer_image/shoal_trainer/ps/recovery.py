@@ -17,11 +17,41 @@ JITTER = 0.2
 FIRST_COPY_SECONDS = 10.0
 MARGIN = 0.45
 """Seconds that a shard waits beyond the longest pause of a worker."""
+Age = tuple[int, int]
+"""The generation and version of a copy; the greater is the newer."""
 
 
 def longest_pause(workers: int) -> float:
     """Seconds between two connection attempts of a worker with a copy. A restarted shard waits longer than this."""
     return min(LONGEST_PAUSE, max(SHORTEST_PAUSE, workers / HELLOS_PER_SECOND))
+
+
+class Initializer:
+    """Which worker sends the first parameters of a large shard: one at a time, instead of gigabytes from each.
+
+    The lowest slot that has asked, so that all shards of a job elect the same one; unless another one sends already.
+    """
+
+    def __init__(self) -> None:
+        self._slot: int | None = None
+        self._until = -math.inf
+        self._sends = False
+
+    def elects(self, slot: int, now: float) -> bool:
+        """Whether this worker, which asks, shall send them; for at most `LONGEST_WAIT`, as it may hang."""
+        taken = self._slot is not None and now < self._until
+        if not taken or slot == self._slot or (slot < (self._slot or 0) and not self._sends):
+            self._slot, self._until, self._sends = slot, now + LONGEST_WAIT, False
+        return slot == self._slot
+
+    def sends(self, slot: int) -> None:
+        """A worker is about to send them."""
+        self._sends = self._sends or slot == self._slot
+
+    def disconnected(self, slot: int) -> None:
+        """Elect the next one that asks, if it was this worker."""
+        if slot == self._slot:
+            self._slot = None
 
 
 class Recovery:
@@ -30,6 +60,9 @@ class Recovery:
     Before that, workers without a copy wait `FIRST_COPY_SECONDS` for one: those that replace lost workers may be first.
     The wait is extended, up to `LONGEST_WAIT`, for copies that were requested by then. If the expected workers are not
     known, it ends after `seconds`, or when all workers that a newer copy names have answered.
+
+    A copy may be gigabytes, and normally all workers have the same one: while one is requested, others that are no
+    newer are put off. Their workers say HELLO again and again; if the requested one does not come, theirs is asked for.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -41,7 +74,8 @@ class Recovery:
         self._other_run = False
         self._expected: set[int] | None = None
         self._answered: set[int] = set()
-        self._requested: set[int] = set()
+        self._requested: dict[int, Age] = {}
+        self._put_off: dict[int, Age] = {}
 
     def restored(self, slots: Iterable[int] | None) -> None:
         """The shard has a snapshot. `slots`: the workers that had pushed; None: a snapshot of another run.
@@ -55,12 +89,15 @@ class Recovery:
             pause = longest_pause(len(self._expected)) * (1 + JITTER)
             self._seconds = max(self._seconds, pause + MARGIN)
 
-    def adopted(self, slots: Iterable[int]) -> None:
-        """The shard has adopted a worker's copy. `slots`: the workers whose pushes are in it.
+    def adopted(self, age: Age, slots: Iterable[int]) -> None:
+        """The shard has adopted a worker's copy of this age. `slots`: the workers whose pushes are in it.
 
         Some may have joined after the snapshot, and have pushed after the copy was made.
         """
         self.has_parameters = True
+        for slot in [slot for slot, other in self._put_off.items() if other <= age]:
+            del self._put_off[slot]
+            self._answered.add(slot)
         self._expected = (self._expected or set()).union(slots)
 
     def begin(self, now: float, *, has_copy: bool) -> None:
@@ -70,25 +107,35 @@ class Recovery:
         wait = 0.0 if has_copy or self._other_run else FIRST_COPY_SECONDS
         self._deadline = min(self._deadline, now + max(wait, self._seconds))
 
-    def requested(self, slot: int) -> None:
-        """The shard has requested a worker's copy."""
-        self._requested.add(slot)
+    def request(self, slot: int, age: Age) -> bool:
+        """Whether to request the copy of a worker, which is newer than the shard; else it is put off."""
+        self._requested.pop(slot, None)
+        wanted = all(age > other for other in self._requested.values())
+        self._put_off.pop(slot, None)
+        (self._requested if wanted else self._put_off)[slot] = age
+        return wanted
 
-    def answered(self, slot: int) -> None:
+    def answered(self, slot: int, now: float) -> None:
         """A worker has sent its copy, or has none that is newer."""
-        self._requested.discard(slot)
+        requested = self._requested.pop(slot, None)
+        self._put_off.pop(slot, None)
         self._answered.add(slot)
+        if (
+            requested is not None and self._put_off
+        ):  # newer than what was adopted: time to ask for one of these
+            self._deadline = max(self._deadline, now + self._seconds)
 
-    def disconnected(self, slot: int) -> None:
+    def disconnected(self, slot: int, now: float) -> None:
         """Stop waiting for a requested copy whose worker has disconnected."""
         if slot in self._requested:
-            self.answered(slot)
+            self.answered(slot, now)
 
     def over(self, now: float) -> bool:
         """Whether the shard may start."""
         if self._begun is None:
             return False
-        complete = self._expected is not None and self._expected <= self._answered
+        awaits = self._requested or self._put_off
+        complete = not awaits and self._expected is not None and self._expected <= self._answered
         return complete or now >= self._end(self._begun)
 
     def remaining(self, now: float) -> float:

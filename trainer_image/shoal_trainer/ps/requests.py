@@ -12,9 +12,9 @@ from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.pieces import Payload, nbytes, parts
 from shoal_trainer.ps.streams import Request
-from shoal_trainer.ps.update_rules import Update, free_pace
+from shoal_trainer.ps.update_rules import free_pace
 from shoal_trainer.ps.values import Answer, AppliedPush, ShardCopy
-from shoal_trainer.ps.walks import Walk, Walks
+from shoal_trainer.ps.walks import Walk, Walks, Weighed
 from shoal_trainer.wire.messages import PushMeta
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ class Pull(_OnShard, Request[Answer]):
 class Pushing(_OnShard, Request[Answer]):
     """See `ShardStore.push` and `delta`.
 
-    The weight of a gradient and its optimizer step are fixed before its first piece is applied.
+    The weight of a gradient and its optimizer step are fixed before its first piece is applied, and kept with the push:
+    one that was interrupted and is sent again is one step.
     """
 
     def __init__(
@@ -88,8 +89,6 @@ class Pushing(_OnShard, Request[Answer]):
         super().__init__(shard, boot, walk)
         self._worker, self._seq, self._base, self._meta = worker, seq, base, meta
         self._ahead, self._delta = 0.0 if delta else ahead, delta
-        self._update: Update | None = None
-        self._staleness, self._weight = 0, 0.0 if meta.skipped else meta.scale
         self._received, self._non_finite = 0, False
 
     def check(self) -> None:
@@ -99,43 +98,54 @@ class Pushing(_OnShard, Request[Answer]):
 
     def prepare(self) -> None:
         """See `Request`."""
+        assert self.walk.push is not None
+        if self.walk.push.weighed is None:
+            self.walk.push.weighed = self._weigh()
+
+    def _weigh(self) -> Weighed:
         shard, history, meta = self.shard, self.shard.history, self._meta
         # Above the version: computed on updates that were lost with an earlier process of this shard. Pushes that
         # are under way come before this one.
-        self._staleness = abs(history.version - self._base) + history.walks.under_way(self.walk)
-        if not (self._delta or meta.skipped):
-            config = self.model.optimizer.config
-            own = history.pushed_since(self._worker[0], self._base)  # in flight then; see `Damping`
-            shard.damping.free = free_pace(config)
-            shard.damping.agreement = self.model.agreement() if shard.workers.live > 1 else 0.0
-            damped = shard.damping.apply(max(0, self._staleness - own), shard.workers.live, meta.length)
-            self._weight = config.weight(meta.samples) * damped.factor
-            self._update = self.model.next_update(
-                meta, self._weight, history.samples, damped.pace, self._ahead
-            )
+        staleness = abs(history.version - self._base) + history.walks.under_way(self.walk)
+        if self._delta or meta.skipped:
+            return Weighed(staleness, 0.0 if meta.skipped else meta.scale, None)
+        config = self.model.optimizer.config
+        own = history.pushed_since(self._worker[0], self._base)  # in flight then; see `Damping`
+        shard.damping.free = free_pace(config)
+        shard.damping.agreement = self.model.agreement() if shard.workers.live > 1 else 0.0
+        damped = shard.damping.apply(max(0, staleness - own), shard.workers.live, meta.length)
+        weight = config.weight(meta.samples) * damped.factor
+        update = self.model.next_update(meta, weight, history.samples, damped.pace, self._ahead)
+        return Weighed(staleness, weight, update)
 
     def work(self, io: Payload, writes: bool) -> None:
         """See `Request`."""
         if not writes:
             self.shard.read(io, self._ahead)
             return
+        assert self.walk.push is not None
+        weighed = self.walk.push.weighed
+        assert weighed is not None
         self._received += nbytes(io)
         with self.shard.load.working():
             if self._delta:
                 self._non_finite |= self.model.add(io, self._meta.scale)
             else:
                 now = abs(self.shard.history.version - self._base)
-                self._non_finite |= self.model.apply_gradient(io, self._update, self._meta.steps, now)
+                self._non_finite |= self.model.apply_gradient(io, weighed.update, self._meta.steps, now)
 
     def complete(self) -> None:
         """See `Request`."""
         shard, (slot, incarnation) = self.shard, self._worker
+        assert self.walk.push is not None
+        assert self.walk.push.weighed is not None
+        staleness, weight, _ = self.walk.push.weighed
         shard.load.applied(self._received)
         shard.workers.pushed(slot, incarnation, self._base, non_finite=self._non_finite)
         shard.history.record(self._worker, self._seq, self._meta)
         if shard.on_applied is not None:
             made = slot, incarnation, self._seq, shard.history.version
-            shard.on_applied(AppliedPush(*made, self._staleness, self._weight, self._meta, self._delta))
+            shard.on_applied(AppliedPush(*made, staleness, weight, self._meta, self._delta))
         shard.changed.notify_all()
 
     def finish(self) -> Answer:
@@ -164,13 +174,17 @@ class Copying(_OnShard, Request[ShardCopy]):
         """See `Request`."""
         self._also()
         shard, model, history = self.shard, self.model, self.shard.history
+        behind = [
+            push.weighed for push, first in self.walk.missing.items() if not first
+        ]  # nothing of it was copied
+        steps = sum(weighed is not None and weighed.update is not None for weighed in behind)
         return ShardCopy(
             index=shard.index,
             shards=shard.shards,
             epoch=shard.epoch,
             version=history.version,
             samples=history.samples,
-            updates=model.updates,
+            updates=model.updates - steps,
             low=model.low,
             high=model.high,
             model=model.spec,
@@ -179,4 +193,5 @@ class Copying(_OnShard, Request[ShardCopy]):
             contents=history.contents.spans(),
             begun=history.begun(self.walk),
             generation=history.generation,
+            pace=model.pace,
         )

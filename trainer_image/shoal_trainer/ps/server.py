@@ -18,12 +18,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from shoal_trainer.contract import Role
 from shoal_trainer.errors import Fenced, ProtocolError, TrainerError, Unauthorized, Unreachable, UserError
 from shoal_trainer.ps.aligned import octets
+from shoal_trainer.ps.coding import in_memory
 from shoal_trainer.ps.kernel_loader import load_kernels
 from shoal_trainer.ps.memory import memory_limit
-from shoal_trainer.ps.pieces import Pieces
 from shoal_trainer.ps.pool import Loan, PiecePool
 from shoal_trainer.ps.shard import Answer, ShardStore
 from shoal_trainer.ps.streams import Stream
@@ -270,8 +269,6 @@ class DataServer:
             ):  # before sending the verdict: the client may have left already
                 self._on_superseded(peer.minimum_epoch)
             return Verdict.SUPERSEDED
-        if peer.role is not Role.WORKER:
-            return Verdict.REFUSED
         try:
             self._shard.workers.connect(peer.slot, peer.incarnation)
         except Fenced:
@@ -316,7 +313,7 @@ class DataServer:
         shard, size, codec = self._shard, self._shard.size, request.codec
         if shard.model is None:
             raise ProtocolError(f"{request.op.name} before HELLO")
-        nbytes = size * codec.itemsize
+        nbytes = shard.model.coded_bytes(codec, 0, size)
         expected = 0 if request.op is Op.PULL else nbytes
         if codec is Codec.NONE or request.length != expected:
             raise ProtocolError(
@@ -359,10 +356,10 @@ class DataServer:
         """
         shard, codec = self._shard, request.codec
         assert shard.model is not None
-        size = shard.piece * codec.itemsize
+        size = shard.piece * (4 if shard.model.trainable < shard.size else codec.itemsize)
         try:
             with self._pool.lend(size, shard.model.nbytes) as loan:
-                self._await_memory(channel, request, loan, piece=0 if request.op is Op.PUSH else size)
+                self._await_memory(channel, request, loan, piece=0 if request.op is Op.PUSH else shard.piece)
                 # Only now: what a waiting request has not begun holds up nobody.
                 with contextlib.closing(self._begin(peer, request, meta)) as stream:
                     try:
@@ -376,7 +373,8 @@ class DataServer:
     def _begin(self, peer: Peer, request: Header, meta: bytearray) -> Stream[Answer]:
         shard, boot = self._shard, request.boot
         if request.op is Op.PULL:
-            return shard.pulling(peer.slot, boot=boot, **_pull_options(request))
+            idle, known = bool(request.flags & IDLE), request.version if request.flags & FOLLOWS else -1
+            return shard.pulling(peer.slot, boot=boot, idle=idle, ahead=request.ahead, known=known)
         push = peer.slot, peer.incarnation, request.seq, request.version, decode_push(meta)
         delta = request.op is Op.DELTA_PULL
         return shard.pushing(*push, delta=delta, boot=boot, ahead=0.0 if delta else request.ahead)
@@ -384,20 +382,22 @@ class DataServer:
     def _send_stream(
         self, channel: Channel, request: Header, stream: Stream[Answer], loan: Loan
     ) -> int | None:
-        codec, nbytes = request.codec, self._shard.size * request.codec.itemsize
+        codec, model = request.codec, self._shard.model
+        assert model is not None
+        nbytes = model.coded_bytes(codec, 0, self._shard.size)
         answers = request.op is not Op.PUSH
         if answers:
             channel.send(header.encode(self._header(Op.STREAM, 0, codec=codec, length=nbytes)))
         receive_by, patience = self._clock() + 10 + request.length / MIN_RATE, PATIENCE_SECONDS
         memory = next(loan.take())
         for low, high in stream.spans():
-            piece = memory[: (high - low) * codec.itemsize]
+            piece = memory[: model.coded_bytes(codec, low, high)]
             if request.length:
                 channel.receive(octets(piece), deadline=receive_by)
             received = self._clock()
             stream.wait(patience)
             patience = max(0.0, patience - (self._clock() - received))
-            stream.step(piece.view(codec.dtype))
+            stream.step(in_memory([piece], max(0, model.trainable - low), codec.dtype))
             if answers:
                 channel.send(octets(piece))
             receive_by += self._clock() - received  # the client had to wait for this
@@ -413,11 +413,20 @@ class DataServer:
 
         Every request in it has a deadline. If it were refused, its worker would take the server for lost.
         """
+        self._check_needed(request)
         while not loan.granted(BUSY_SECONDS, whole=not request.length):
-            self._shard.load.busy_answers += 1
+            self._shard.load.busy()
             self._send(channel, Op.BUSY)
+            self._check_needed(request)
         if request.flags & ASK:
+            self._check_needed(request)
             self._send(channel, Op.GO, seq=piece)
+
+    def _check_needed(self, request: Header) -> None:
+        if request.op is Op.INITIALIZE:
+            self._shard.check_needed(request.slot, None)
+        elif request.op is Op.OFFER:
+            self._shard.check_needed(request.slot, (request.seq, request.version))
 
     def _wait(self, peer: Peer, request: Header, deadline: float) -> None:
         """Wait until the shard can serve this request; `Unreachable` if it has no parameters by `deadline`."""
@@ -435,31 +444,24 @@ class DataServer:
     ) -> int | None:
         # Nothing here may keep the payload: its pieces are given back while the reply is sent.
         shard, codec = self._shard, request.codec
+        assert shard.model is not None
+        values = loan.payload(codec, shard.model.trainable)
         match request.op:
             case Op.INITIALIZE if codec is Codec.FP32:
-                shard.initialize(loan.payload(codec), request.version)
+                shard.initialize(values, request.version)
                 self._send(channel, Op.OK)
             case Op.OFFER:
-                copy = request.version, decode_answer(meta), loan.payload(codec)
+                copy = request.version, decode_answer(meta), values
                 welcome = shard.offer(peer.slot, peer.incarnation, *copy, generation=request.seq)
                 self._send(channel, Op.WELCOME, welcome.to_json().encode())
-            case Op.PULL:
-                pulled = loan.payload(codec)
-                reply = shard.pull(peer.slot, pulled, boot=request.boot, **_pull_options(request))
+            case op if op is Op.PULL or op in PUSHES:
+                reply = shard.run(self._begin(peer, request, meta), values)
+                if op is Op.PUSH:
+                    return reply.version
                 self._reply(channel, codec, reply, loan)
-            case Op.PUSH:
-                return self._push(peer, request, meta, loan.payload(codec)).version
-            case op if op in PUSHES:
-                self._reply(channel, codec, self._push(peer, request, meta, loan.payload(codec)), loan)
             case _:
                 raise ProtocolError(f"{request.op.name} is not a request")
         return None
-
-    def _push(self, peer: Peer, request: Header, meta: bytearray, io: Pieces) -> Answer:
-        push, arguments = decode_push(meta), (peer.slot, peer.incarnation, request.seq, request.version)
-        if request.op is Op.DELTA_PULL:
-            return self._shard.delta(*arguments, push, io, boot=request.boot)
-        return self._shard.push(*arguments, push, io, boot=request.boot, ahead=request.ahead)
 
     def _reply(self, channel: Channel, codec: Codec, reply: Answer, loan: Loan) -> None:
         meta = encode_answer(reply.meta)
@@ -476,12 +478,7 @@ class DataServer:
 
     def _header(self, op: Op, meta: int, **fields: Any) -> Header:
         shard = self._shard
-        return Header(op, shard=shard.index, epoch=shard.epoch, boot=shard.boot, meta=meta, **fields)
-
-
-def _pull_options(request: Header) -> dict[str, Any]:
-    known = request.version if request.flags & FOLLOWS else -1
-    return {"idle": bool(request.flags & IDLE), "ahead": request.ahead, "known": known}
+        return Header(op, shard=shard.index, boot=shard.boot, meta=meta, **fields)
 
 
 def _code(error: TrainerError) -> ErrorCode:

@@ -21,7 +21,7 @@ from shoal_trainer.ps.history import History
 from shoal_trainer.ps.load import Load
 from shoal_trainer.ps.model_state import ModelState
 from shoal_trainer.ps.pieces import PIECE_VALUES, Payload
-from shoal_trainer.ps.recovery import Recovery
+from shoal_trainer.ps.recovery import Initializer, Recovery
 from shoal_trainer.ps.requests import Copying, Pull, Pushing
 from shoal_trainer.ps.streams import Request, Stream
 from shoal_trainer.ps.values import Answer, AppliedPush, ShardCopy, State, mismatch, same_shapes
@@ -88,6 +88,7 @@ class ShardStore:
         self.follows = epoch > 0 if follows is None else follows
         self._state = State.RECOVERING if self.follows else State.EMPTY
         self._recovery = Recovery(recovery_seconds)
+        self._initializer = Initializer()
         self._other_run = False
         self._large, self._piece = large, piece
         self._moved = threading.Condition(self.lock)
@@ -116,7 +117,8 @@ class ShardStore:
         """Unregister a connection of a worker."""
         with self.lock:
             if self.workers.disconnect(slot):
-                self._recovery.disconnected(slot)
+                self._recovery.disconnected(slot, self._clock())
+                self._initializer.disconnected(slot)
 
     def hello(
         self,
@@ -141,14 +143,31 @@ class ShardStore:
                 self.model.reconfigure(model)
             self._other_run = False
             self.workers.expect_no_push(slot)
-            self._recovery.begin(self._clock(), has_copy=copy_version is not None)
-            wants_copy = copy_version is not None and self._is_newer(copy_version, generation)
-            if wants_copy:
-                self._recovery.requested(slot)
+            now = self._clock()
+            self._recovery.begin(now, has_copy=copy_version is not None)
+            wants_copy = False
+            if copy_version is not None and self._is_newer(copy_version, generation):
+                wants_copy = self._recovery.request(slot, (generation, copy_version))
             else:
-                self._recovery.answered(slot)
+                self._recovery.answered(slot, now)
             self._settle()
+            if self._state is State.EMPTY and self.piece and not self._initializer.elects(slot, now):
+                return self._welcome(slot, incarnation, False, waits=True)
             return self._welcome(slot, incarnation, wants_copy)
+
+    def check_needed(self, slot: int, age: tuple[int, int] | None) -> None:
+        """Before a worker sends its copy of this generation and version, or (None) the first parameters.
+
+        `Unreachable` if the shard has others by now: what is not sent holds up nobody.
+        """
+        with self.lock:
+            if age is None:
+                self._initializer.sends(slot)
+                if self.state is State.READY:
+                    raise Unreachable(f"shard {self.index} has its first parameters from another worker")
+            elif not self._is_newer(age[1], age[0]):
+                self._recovery.answered(slot, self._clock())
+                raise Unreachable(f"shard {self.index} has parameters that are as new as this copy")
 
     def initialize(self, values: Payload, samples: int = 0) -> None:
         """Set the first parameters (fp32); ignored if the shard already has some.
@@ -174,10 +193,10 @@ class ShardStore:
                 model.adopt(io)
                 self.history.adopt(version, generation, meta)
                 self._fence_replaced()
-                self._recovery.adopted(worker for worker, _ in self.history.applied)
+                self._recovery.adopted((generation, version), (slot for slot, _ in self.history.applied))
                 if self._state is State.EMPTY:
                     self._become_ready()
-            self._recovery.answered(slot)
+            self._recovery.answered(slot, self._clock())
             self._settle()
             return self._welcome(slot, incarnation, False)
 
@@ -198,7 +217,7 @@ class ShardStore:
         `boot` is checked if given: `Unreachable` if the shard has restarted, or has no parameters yet. `ahead`: write
         those expected after so many more updates. `known`: as in `answer`.
         """
-        return self._run(self.pulling(slot, boot=boot, idle=idle, ahead=ahead, known=known), io)
+        return self.run(self.pulling(slot, boot=boot, idle=idle, ahead=ahead, known=known), io)
 
     def pulling(
         self,
@@ -234,7 +253,7 @@ class ShardStore:
         `Fenced` for a replaced worker, `Unreachable` as in `pull`.
         """
         arguments = slot, incarnation, seq, base, meta
-        return self._run(self.pushing(*arguments, boot=boot, ahead=ahead), io)
+        return self.run(self.pushing(*arguments, boot=boot, ahead=ahead), io)
 
     def pushing(
         self,
@@ -272,7 +291,16 @@ class ShardStore:
     ) -> Answer:
         """Parameters += `meta.scale` * `io`. Otherwise as `push`."""
         arguments = slot, incarnation, seq, base, meta
-        return self._run(self.pushing(*arguments, delta=True, boot=boot), io)
+        return self.run(self.pushing(*arguments, delta=True, boot=boot), io)
+
+    def run(self, stream: Stream[T], io: Payload) -> T:
+        """All of a request at once, in place. `ProtocolError` if `io` has another size."""
+        try:
+            self._check_size(io)
+        except ProtocolError:
+            stream.close()
+            raise
+        return stream.run(io)
 
     def report(self) -> ShardReport:
         """Its entry in the status report, without its snapshot."""
@@ -341,7 +369,7 @@ class ShardStore:
             model.load(copy.arrays)
             self._other_run = other_run or weights_only
             if not weights_only:
-                model.load_optimizer(copy.arrays, copy.updates)
+                model.load_optimizer(copy.arrays, copy.updates, copy.pace)
             self._state = State.RECOVERING
             if self._other_run:
                 self.history.samples = 0 if weights_only else copy.samples
@@ -394,7 +422,8 @@ class ShardStore:
         self._settle()
         return self._state is not State.READY and self.history.is_older(version, generation)
 
-    def _welcome(self, slot: int, incarnation: int, wants_copy: bool) -> ShardWelcome:
+    def _welcome(self, slot: int, incarnation: int, wants_copy: bool, *, waits: bool = False) -> ShardWelcome:
+        """`waits`: the worker is to ask again, as while the shard recovers."""
         return ShardWelcome(
             index=self.index,
             epoch=self.epoch,
@@ -402,7 +431,7 @@ class ShardStore:
             version=self.history.version,
             samples=self.history.samples,
             initialized=self._state is State.READY or self._recovery.has_parameters,
-            recovering=self._state is State.RECOVERING,
+            recovering=waits or self._state is State.RECOVERING,
             wants_copy=wants_copy,
             last_seq=self.history.applied.get((slot, incarnation), 0),
             live_workers=self.workers.live,
@@ -412,15 +441,6 @@ class ShardStore:
 
     def _stream(self, request: Request[T]) -> Stream[T]:
         return Stream(request, self.history.walks, self._moved, self.size, self.piece or max(1, self.size))
-
-    def _run(self, stream: Stream[T], io: Payload) -> T:
-        """All of a request at once."""
-        try:
-            self._check_size(io)
-        except ProtocolError:
-            stream.close()
-            raise
-        return stream.run(io)
 
     def read(self, io: Payload, ahead: float) -> None:
         """Write the parameters to `io`, those expected after `ahead` more updates."""

@@ -7,15 +7,16 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal_trainer.contract import Role, Shard
+from shoal_trainer.contract import Shard
 from shoal_trainer.errors import Fenced, ProtocolError, Unreachable, UserError
 from shoal_trainer.ps import kernels
 from shoal_trainer.ps.aligned import aligned, octets
+from shoal_trainer.ps.coding import place
 from shoal_trainer.ps.pieces import Payload, parts, section
 from shoal_trainer.security import Credentials
 from shoal_trainer.wire import handshake, header
@@ -37,6 +38,34 @@ class _Link:
     server: handshake.Server
 
 
+class Target(NamedTuple):
+    """Where `size` values go that come in `codec`, the first of which are `trainable`: an array, fp32 or coded."""
+
+    array: NDArray[Any]
+    size: int
+    trainable: int
+    codec: Codec
+
+    @property
+    def as_sent(self) -> bool:
+        """Whether the array takes them as they come."""
+        return self.array.dtype == self.codec.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that come."""
+        return self.place(self.size) * self.codec.itemsize
+
+    def place(self, value: int) -> int:
+        """See `coding`."""
+        return place(value, self.trainable, self.codec.dtype)
+
+    def part(self, low: int, high: int) -> Target:
+        """That of the values [low, high)."""
+        first, last = (self.place(low), self.place(high)) if self.as_sent else (low, high)
+        return Target(self.array[first:last], high - low, max(0, self.trainable - low), self.codec)
+
+
 class ShardClient:
     """The connection to one shard. `minimum_epoch`: the newest epoch that answered at its address."""
 
@@ -47,7 +76,6 @@ class ShardClient:
         identity: WorkerIdentity,
         credentials: Credentials,
         *,
-        role: Role = Role.WORKER,
         tls: bool = False,
         connect_timeout: float = 3.0,
         timeout: float = 30.0,
@@ -58,7 +86,6 @@ class ShardClient:
         self._address = address
         self._identity = identity
         self._credentials = credentials
-        self._role = role
         self._tls = tls
         self._connect_timeout = connect_timeout
         self._timeout = timeout
@@ -91,9 +118,7 @@ class ShardClient:
         except OSError as error:
             sock.close()
             raise Unreachable(f"shard {self.index}: TLS: {error}") from None
-        peer = handshake.Peer(
-            self._role, self.index, self._identity.slot, self._identity.incarnation, self.minimum_epoch
-        )
+        peer = handshake.Peer(self.index, self._identity.slot, self._identity.incarnation, self.minimum_epoch)
         try:
             server = handshake.connect(
                 channel, self._credentials, self._identity.job_uid, peer, binding=binding
@@ -116,7 +141,6 @@ class ShardClient:
             shard=self.index,
             slot=self._identity.slot,
             incarnation=self._identity.incarnation,
-            epoch=link.server.epoch,
             boot=link.server.boot,
             meta=len(meta),
             length=length,
@@ -138,36 +162,37 @@ class ShardClient:
         for _, values in parts(payload):
             self._connected().channel.send(octets(values))
 
-    def receive(
-        self, expected: Op, out: NDArray[Any] | None = None, codec: Codec = Codec.FP32
-    ) -> tuple[Header, bytearray]:
-        """The answer's header and meta block; its payload, sent in `codec`, is written to `out` (fp32 or uint16)."""
-        size = 0 if out is None else out.size * codec.itemsize
+    def receive(self, expected: Op, out: Target | None = None) -> tuple[Header, bytearray]:
+        """The answer's header and meta block; its payload is written to `out`."""
+        size = 0 if out is None else out.nbytes
         answer, meta = self._next(size, expected, Op.STREAM)
         if out is not None:
-            self.receive_payload(out, codec)
+            self.receive_payload(out)
         if answer.op is Op.STREAM:
             answer, meta = self._next(0, expected)
         return answer, meta
 
-    def exchange(
-        self, piece: int, payload: Payload, expected: Op, out: NDArray[Any], codec: Codec
-    ) -> tuple[Header, bytearray]:
+    def exchange(self, piece: int, payload: Payload, expected: Op, out: Target) -> tuple[Header, bytearray]:
         """Send the payload of a request, and receive its answer as `receive` does, piece by piece from one thread."""
-        step = piece // codec.itemsize
-        self._next(out.size * codec.itemsize, Op.STREAM)
-        for low in range(0, out.size, step):
-            self.send_payload(section(payload, low, min(out.size, low + step)))
-            self.receive_payload(out[low : low + step], codec)
+        self._next(out.nbytes, Op.STREAM)
+        for low in range(0, out.size, piece):
+            high = min(out.size, low + piece)
+            self.send_payload(section(payload, out.place(low), out.place(high)))
+            self.receive_payload(out.part(low, high))
         return self._next(0, expected)
 
-    def receive_payload(self, out: NDArray[Any], codec: Codec) -> None:
-        """Receive a payload, or a part of it, that is sent in `codec`."""
+    def receive_payload(self, out: Target) -> None:
+        """Receive a payload, or a part of it."""
         channel = self._connected().channel
-        if out.dtype == codec.dtype:
-            channel.receive(octets(out))
-        else:
-            self._receive_decoded(channel, out)
+        if out.as_sent:
+            channel.receive(octets(out.array))
+            return
+        trainable = min(out.trainable, out.size)
+        self._receive_decoded(channel, out.array[:trainable])
+        if trainable < out.size:
+            if trainable % 2:
+                channel.receive_bytes(2, limit=2)  # see `coding`
+            channel.receive(octets(out.array[trainable:]))
 
     def _next(self, size: int, *expected: Op) -> tuple[Header, bytearray]:
         """The next answer's header and meta block: one of the `expected`, with a payload of `size` bytes."""

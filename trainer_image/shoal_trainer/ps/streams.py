@@ -22,7 +22,7 @@ class Request(Generic[T]):
         raise NotImplementedError
 
     def prepare(self) -> None:
-        """Called before the first piece that changes the parameters."""
+        """Called before each piece that changes the parameters."""
 
     def work(self, io: Payload, writes: bool) -> None:
         """Work on a piece. `writes`: it changes the parameters."""
@@ -46,7 +46,6 @@ class Stream(Generic[T]):
         self._walks, self._moved = walks, moved
         self._size, self._piece = size, piece
         self._result: T | None = None
-        self._prepared = False
 
     @property
     def result(self) -> T:
@@ -58,18 +57,6 @@ class Stream(Generic[T]):
         """The range of values of each piece."""
         for index in range(self._walks.pieces):
             yield index * self._piece, min(self._size, (index + 1) * self._piece)
-
-    @property
-    def held_up(self) -> bool:
-        """Whether the next piece would tear the answer of another walk, which moves on."""
-        with self._moved:
-            return bool(self._walks.held_up(self._walk))
-
-    @property
-    def blocked(self) -> bool:
-        """Whether `step` would wait: for another thread's work on the piece, or for a snapshot."""
-        with self._moved:
-            return self._must_wait()
 
     def wait(self, seconds: float) -> None:
         """Wait, at most this long, while the stream is held up."""
@@ -87,9 +74,8 @@ class Stream(Generic[T]):
                 self._moved.wait()
                 self._request.check()
             writes = self._walk.writes
-            if writes and not self._prepared:
+            if writes:
                 self._request.prepare()
-                self._prepared = True
             self._walks.take(self._walk)
             last = self._walk.position + 1 == self._walks.pieces
             if last:

@@ -65,6 +65,8 @@ class ShardCopy:
     begun: tuple[BegunPush, ...] = ()
     """The pushes of which a part is in the parameters."""
     generation: int = 0
+    pace: float | None = None
+    """The pace of `Damping` at which the optimizer's velocity was made; None: unknown."""
 
 
 def same_shapes(job: ModelSpec, worker: ModelSpec) -> bool:

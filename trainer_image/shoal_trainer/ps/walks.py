@@ -13,19 +13,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from shoal_trainer.ps.contents import Push, Worker
+from shoal_trainer.ps.update_rules import Update
 from shoal_trainer.wire.messages import Progress
+
+
+class Weighed(NamedTuple):
+    """How a push is applied: its staleness in versions, its weight, and the optimizer's step (None: it has none)."""
+
+    staleness: int
+    weight: float
+    update: Update | None
 
 
 @dataclass(eq=False)
 class Begun:
-    """A push of which the parameters contain the first `pieces` pieces, and the positions of the data it covers."""
+    """A push of which the parameters contain the first `pieces` pieces, and the positions of the data it covers.
+
+    `weighed`: before its first piece, for all of them, whichever request has them; None before that, and of a push that
+    an earlier process of the shard has begun.
+    """
 
     worker: Worker
     seq: int
     progress: tuple[Progress, ...] = ()
     pieces: int = 0
+    weighed: Weighed | None = None
 
     @property
     def push(self) -> Push:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 
 from shoal_trainer.ps.admission import Incarnations, Permits
+from shoal_trainer.ps.contents import Worker
 from shoal_trainer.ps.rounds import Rounds
 
 
@@ -77,8 +78,14 @@ class Workers:
     def leave(self, slot: int, incarnation: int) -> None:
         """Refuse pushes of a worker that has left, until it connects again."""
         with self._changed:
-            self._incarnations.leave(slot, incarnation)
-            self.expect_no_push(slot)
+            if self._incarnations.leave(slot, incarnation):
+                self.expect_no_push(slot)
+
+    def refused(self) -> tuple[tuple[Worker, ...], tuple[Worker, ...]]:
+        """Whom `fence` and `leave` refuse: the oldest incarnation of each slot that may push, and those that left."""
+        with self._changed:
+            older, left = self._incarnations.refused()
+        return tuple(older.items()), tuple(left.items())
 
     # --- bounded staleness ----------------------------------------------------------------------------------------
 

@@ -11,12 +11,14 @@ anything, and every server polls for a claim higher than its own. While the stor
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
+import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
-from shoal_trainer.errors import Fenced, Unreachable
+from shoal_trainer.errors import Fenced, Unreachable, UserError
 from shoal_trainer.snapshot.storage import Storage
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,20 @@ def outdated(names: Iterable[str]) -> list[str]:
     names = list(names)
     newest = highest(names)
     return [name for name, index, epoch in _claims(names) if epoch < newest[index]]
+
+
+def check_storage(storage: Storage) -> None:
+    """`UserError` unless the storage refuses to create what exists, on which claims and manifests rely."""
+    name = f"{FOLDER}/probe-{secrets.token_hex(8)}"
+    twice = storage.create(name, b"1") and storage.create(name, b"2")
+    with contextlib.suppress(Unreachable):  # it may keep everything; nothing reads this file
+        storage.remove(name)
+    if twice:
+        raise UserError(
+            f"The storage {storage.uri} created one object twice: it ignores conditional writes (If-None-Match: *), so "
+            "two parameter servers could replace each other's snapshots. Use an object store that supports them, as "
+            "AWS S3 and Google Cloud Storage do, or a volume."
+        )
 
 
 class Claim:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from shoal_trainer.contract import Message
 from shoal_trainer.wire.messages import Applied, BegunPush, ModelSpec, applied_from_list
@@ -19,6 +19,8 @@ class ShardFile(Message):
     version: int
     samples: int = 0
     updates: int = 0
+    pace: float | None = None
+    """At which the optimizer's velocity was made; None in files of versions that did not write it."""
     low: int
     high: int
     file: str
@@ -39,16 +41,22 @@ class ShardFile(Message):
         return applied_from_list(self.applied)
 
 
-class Manifest(Message):
-    """One snapshot of a run. `epoch`: that of PS 0. `ledger`: the coordinator's state, opaque here."""
+class Head(Message):
+    """What fences and cleaning need of a manifest: without the ledger, which may be large. `epoch`: that of PS 0."""
 
-    version: int = 1
     number: int
     epoch: int
+    shards: tuple[ShardFile, ...]
+
+
+class Manifest(Head):
+    """One snapshot of a run. `ledger`: the coordinator's state, opaque here."""
+
+    version: int = 1
     generation: int = 0
     """The number of rollbacks of the job."""
-    job_uid: str
-    shards: tuple[ShardFile, ...]
+    run: str = Field(validation_alias=AliasChoices("run", "jobUid"))
+    """`JobIdentity.run_id`; an earlier version called it `jobUid`."""
     model: ModelSpec
     ledger: dict[str, Any] = Field(default_factory=dict)
     wall_time: float = 0.0

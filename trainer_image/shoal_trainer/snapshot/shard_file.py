@@ -45,6 +45,7 @@ def chunks(copy: ShardCopy) -> Iterator[bytes | memoryview]:
             "version": copy.version,
             "samples": copy.samples,
             "updates": copy.updates,
+            "pace": copy.pace,
             "low": copy.low,
             "high": copy.high,
             "fingerprint": copy.model.fingerprint,

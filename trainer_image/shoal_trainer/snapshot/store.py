@@ -20,20 +20,25 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from statistics import fmean
+from typing import TypeVar
 
 from shoal_trainer.errors import Fenced, SnapshotError, Unreachable
+from shoal_trainer.ps import kernels
 from shoal_trainer.ps.kernels import Vector
 from shoal_trainer.ps.shard import ShardCopy
 from shoal_trainer.ps.shard_bounds import bounds
 from shoal_trainer.ps.update_rules import Optimizer
 from shoal_trainer.snapshot import claims, shard_file
 from shoal_trainer.snapshot.claims import FOLDER
-from shoal_trainer.snapshot.manifest import Manifest, ShardFile
+from shoal_trainer.snapshot.manifest import Head, Manifest, ShardFile
 from shoal_trainer.snapshot.storage import Storage
 from shoal_trainer.wire.messages import Applied, applied_to_list
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=Head)
 
 _MANIFEST = re.compile(r"manifest-(\d{10})\.json")
 _FILES = re.compile(r"(\d{10})-\d+")
@@ -47,6 +52,8 @@ class SnapshotStore:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
+        self._heads: dict[int, Head] = {}
+        """Of the manifests that were published or read here: none is ever replaced, and each takes long to read."""
 
     # --- writing --------------------------------------------------------------------------------------------------
 
@@ -62,12 +69,18 @@ class SnapshotStore:
             self._storage.remove(f"{FOLDER}/{number:010d}-{epoch}")
 
     def write_shard(self, number: int, epoch: int, copy: ShardCopy) -> ShardFile:
-        """Write one shard's file of snapshot `number`, at `epoch` of PS 0. Readers ignore it until `publish`."""
+        """Write one shard's file of snapshot `number`, at `epoch` of PS 0. Readers ignore it until `publish`.
+
+        `SnapshotError` if a value is not finite: nobody could train on, or return to, such a snapshot.
+        """
+        for name, values in copy.arrays.items():
+            if not kernels.finite(values):
+                raise SnapshotError(f"{name} of shard {copy.index} have values that are not finite")
         suffix = f"-{secrets.token_hex(4)}"
-        name = f"{number:010d}-{epoch}/shard-{copy.index}-of-{copy.shards}{suffix}"
+        file = f"{number:010d}-{epoch}/shard-{copy.index}-of-{copy.shards}{suffix}"
         pieces = shard_file.Digest(shard_file.chunks(copy))
         try:
-            self._storage.write(f"{FOLDER}/{name}", pieces)
+            self._storage.write(f"{FOLDER}/{file}", pieces)
         except Unreachable as error:  # without the suffix, so that the same error is logged once
             raise Unreachable(str(error).replace(suffix, "")) from error
         return ShardFile(
@@ -77,9 +90,10 @@ class SnapshotStore:
             version=copy.version,
             samples=copy.samples,
             updates=copy.updates,
+            pace=copy.pace,
             low=copy.low,
             high=copy.high,
-            file=name,
+            file=file,
             size=pieces.size,
             sha256=pieces.hex,
             applied=applied_to_list(copy.applied),
@@ -115,6 +129,7 @@ class SnapshotStore:
                 self._check_epoch(newest, manifest.epoch)
             manifest = manifest.model_copy(update={"number": max(manifest.number, newest + 1)})
             if self._storage.create(self._name(manifest.number), manifest.to_json().encode()):
+                self._heads[manifest.number] = manifest.model_copy(update={"ledger": {}})
                 return manifest
             refused = manifest.number
         raise Unreachable(f"no free snapshot number after {PUBLISH_TRIES} tries: {refused} is taken as well")
@@ -129,9 +144,10 @@ class SnapshotStore:
         for number in drop:
             self._storage.remove(self._name(number))
         try:
-            named = {shard.file for number in keep for shard in self._read(number).shards}
+            named = {shard.file for number in keep for shard in self._head(number).shards}
         except SnapshotError:
             return  # an unreadable manifest: keep all files until it is removed itself
+        self._heads = {number: self._heads[number] for number in keep}
         used = {file.split("/")[0] for file in named}
         for folder, number in _folders(names):
             if folder in used:
@@ -145,20 +161,9 @@ class SnapshotStore:
         """The readable manifests, newest first; others are logged and skipped."""
         for number in reversed(_numbers(self._storage.names(FOLDER))):
             try:
-                yield self._read(number)
+                yield self._read(number, Manifest)
             except SnapshotError as error:
                 log.warning("%s: skipped", error)
-
-    def latest(self) -> Manifest | None:
-        """The newest snapshot whose files exist and have the expected size."""
-        for manifest in self.manifests():
-            try:
-                self._check_files(manifest)
-            except SnapshotError as error:
-                log.warning("snapshot %d: %s: skipped", manifest.number, error)
-            else:
-                return manifest
-        return None
 
     def load_settled(self, index: int, shards: int) -> tuple[Manifest, ShardCopy] | None:
         """As `load_newest`, but loads again if a replaced server published a snapshot in the meantime."""
@@ -168,19 +173,11 @@ class SnapshotStore:
             if self.next_number() == number:
                 return found
 
-    def load_newest(self, index: int, shards: int) -> tuple[Manifest, ShardCopy] | None:
-        """The newest intact snapshot, and shard `index` of `shards` from it; None if there is none."""
-        for manifest in self.manifests():
-            try:
-                self._check_files(manifest)
-            except SnapshotError as error:
-                log.warning("snapshot %d: %s: skipped", manifest.number, error)
-                continue
-            try:
-                return manifest, self.load_shard(manifest, index, shards)
-            except SnapshotError as error:  # shards that do not read this file load this snapshot
-                log.error("snapshot %d: %s: skipped by shard %d of %d", manifest.number, error, index, shards)
-        return None
+    def load_newest(
+        self, index: int, shards: int, wanted: Callable[[Manifest], bool] = lambda _: True
+    ) -> tuple[Manifest, ShardCopy] | None:
+        """The newest intact snapshot that is `wanted`, and shard `index` of `shards` from it; None if there is none."""
+        return self._load(index, shards, wanted)[0]
 
     def load_generation(self, generation: int, index: int, shards: int) -> tuple[Manifest, ShardCopy] | None:
         """As `load_newest`, but of this generation or a later one; None if there is none yet.
@@ -188,23 +185,15 @@ class SnapshotStore:
         `SnapshotError` if there is one, but none that this shard can load.
         """
         number = self.next_number()
-        damage: SnapshotError | None = None
-        for manifest in self.manifests():
-            if manifest.generation < generation:
-                break
-            try:
-                self._check_files(manifest)
-                return manifest, self.load_shard(manifest, index, shards)
-            except SnapshotError as error:
-                damage = damage or error
+        found, damage = self._load(index, shards, lambda manifest: manifest.generation >= generation)
         replaced = self.next_number() != number  # then its files may have been removed
-        if damage is not None and not replaced:
+        if found is None and damage is not None and not replaced:
             raise damage
-        return None
+        return found
 
     def load_number(self, number: int, index: int, shards: int) -> tuple[Manifest, ShardCopy]:
         """Shard `index` of `shards` from snapshot `number`. `SnapshotError` if it does not exist or is damaged."""
-        manifest = self._read(number)
+        manifest = self._read(number, Manifest)
         return manifest, self.load_shard(manifest, index, shards)
 
     def load_shard(self, manifest: Manifest, index: int, shards: int) -> ShardCopy:
@@ -241,13 +230,28 @@ class SnapshotStore:
             contents=tuple(parts[0].pushes) if len(parts) == 1 else (),
             begun=tuple(parts[0].begun) if len(parts) == 1 else (),
             generation=manifest.generation,
+            pace=_pace(parts),
         )
 
     # --- internal -------------------------------------------------------------------------------------------------
 
+    def _load(
+        self, index: int, shards: int, wanted: Callable[[Manifest], bool]
+    ) -> tuple[tuple[Manifest, ShardCopy] | None, SnapshotError | None]:
+        """As `load_newest`; and why the newest wanted snapshot that was skipped cannot be loaded."""
+        damage: SnapshotError | None = None
+        for manifest in filter(wanted, self.manifests()):
+            try:
+                self._check_files(manifest)
+                return (manifest, self.load_shard(manifest, index, shards)), damage
+            except SnapshotError as error:  # shards that do not read this file load this snapshot
+                log.error("snapshot %d: %s: skipped by shard %d of %d", manifest.number, error, index, shards)
+                damage = damage or error
+        return None, damage
+
     def _check_epoch(self, newest: int, epoch: int) -> None:
         try:
-            published = self._read(newest)
+            published = self._head(newest)
         except SnapshotError as error:
             log.warning("%s: it is kept, and the next snapshot gets a higher number", error)
             return
@@ -277,12 +281,17 @@ class SnapshotStore:
             if size != part.size:
                 raise SnapshotError(f"{part.file} has {size} bytes, expected {part.size}")
 
-    def _read(self, number: int) -> Manifest:
+    def _head(self, number: int) -> Head:
+        if number not in self._heads:
+            self._heads[number] = self._read(number, Head)
+        return self._heads[number]
+
+    def _read(self, number: int, kind: type[T]) -> T:
         name = self._name(number)
         try:
             if self._storage.size(name) > MAX_MANIFEST:
                 raise SnapshotError(f"{name} has more than {MAX_MANIFEST} bytes")
-            return Manifest.model_validate_json(self._storage.read(name))
+            return kind.model_validate_json(self._storage.read(name))
         except FileNotFoundError:
             raise SnapshotError(f"{name} no longer exists") from None
         except ValueError as error:
@@ -301,6 +310,12 @@ def _check_covers(manifest: Manifest) -> None:
         raise SnapshotError(
             f"its {len(ranges)} shards do not hold the {manifest.model.size} values of its model"
         )
+
+
+def _pace(parts: Sequence[ShardFile]) -> float | None:
+    """The mean pace of the velocity in these parts; None if one does not say it."""
+    known = [part.pace for part in parts if part.pace is not None]
+    return fmean(known) if len(known) == len(parts) else None
 
 
 def _numbers(names: Iterable[str]) -> list[int]:

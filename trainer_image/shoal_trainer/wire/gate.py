@@ -1,9 +1,10 @@
 """Bounds the connections of a port that have not proved who they are.
 
-When a port has as many as it may have, a new connection takes the place of the oldest one of the address that has the
-most, unless its own address would then have as many: it is refused. So a pod that fills the port keeps no worker out,
-and many workers that connect at once do not push each other out of their handshakes. A fixed number for each address
-would refuse the workers of one machine, or let a few pods fill the port.
+When a port has as many as it may have, a new connection takes the place of the oldest one of the addresses that have
+the most. Where its own address would then have as many as these, it does so only if that one has had the time of a
+handshake, and is refused otherwise. So neither a pod that fills the port keeps workers out, nor many pods with an idle
+connection each; and many workers that connect at once do not push each other out of their handshakes. A fixed number
+for each address would refuse the workers of one machine, or let a few pods fill the port.
 
 A connection costs a thread, and with TLS a handshake (1 ms of a core), however soon it ends. So each address also has a
 credit, which a proof pays back: without it a connection is closed at once. Whoever is refused is barred in the kernel
@@ -24,6 +25,9 @@ BURST = 256
 """Connections without proof that an address may begin at once; the workers of one machine share it."""
 PER_SECOND = 1.0
 """And after that."""
+HANDSHAKE_SECONDS = 0.1
+"""What a handshake takes at most, also where as many as a port may have run at once: milliseconds each, with TLS. Who
+is to keep the others out has to begin `limit` connections in this time, again and again."""
 ADDRESSES = 4096
 """In debt at a time. With more, all begin anew: the cost of a connection is bounded by the `limit` still."""
 
@@ -31,9 +35,10 @@ ADDRESSES = 4096
 class Visit:
     """A connection without proof, from `address`. `close` may be replaced, and is called from any thread."""
 
-    def __init__(self, address: str, close: Callable[[], None], deadline: float) -> None:
+    def __init__(self, address: str, close: Callable[[], None], begun: float, deadline: float) -> None:
         self.address = address
         self.close = close
+        self.begun = begun
         self.deadline = deadline
         self.evicted = False
 
@@ -74,7 +79,7 @@ class Gate:
         clock: Callable[[], float] = time.monotonic,
         bar: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._limit, self._bar = limit, bar
+        self._limit, self._bar, self._clock = limit, bar, clock
         self._credit = Credit(clock)
         self._visits: dict[str, OrderedDict[Visit, None]] = {}
         """By address, oldest first."""
@@ -86,12 +91,12 @@ class Gate:
 
         `deadline`: for `expire`.
         """
-        visit, evicted = Visit(address, close, deadline), None
+        visit, evicted = Visit(address, close, self._clock(), deadline), None
         with self._lock:
             if not self._credit.take(address):
                 self._bar(address)
                 return None
-            if self._count >= self._limit and (evicted := self._evict(address)) is None:
+            if self._count >= self._limit and (evicted := self._evict(visit)) is None:
                 self._credit.back(address)
                 self._bar(address)
                 return None
@@ -127,11 +132,14 @@ class Gate:
         """The number of visits."""
         return self._count
 
-    def _evict(self, address: str) -> Visit | None:
-        greediest = max(self._visits.values(), key=len)
-        if len(greediest) <= 1 + len(self._visits.get(address, ())):
+    def _evict(self, newcomer: Visit) -> Visit | None:
+        """Remove the connection whose place this one may take, and return it."""
+        own, most = len(self._visits.get(newcomer.address, ())), max(map(len, self._visits.values()))
+        # With the most already, an address pushes out none but its own.
+        among = [self._visits[newcomer.address]] if own == most else self._visits.values()
+        visit = min((next(iter(each)) for each in among if len(each) == most), key=lambda each: each.begun)
+        if most <= 1 + own and newcomer.begun - visit.begun < HANDSHAKE_SECONDS:
             return None
-        visit = next(iter(greediest))
         visit.evicted = True
         self._remove(visit)
         return visit

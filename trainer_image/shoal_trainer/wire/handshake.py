@@ -1,16 +1,18 @@
 """Mutual authentication: client and server prove that they have the job's key before anything else is sent.
 
 ```
-client                                             server
-hello: key id, job, role, shard, slot, nonce  ->
-                                              <-   hello: epoch, boot, nonce, proof(server)
-proof(client)                                 ->
-                                              <-   verdict
+client                                       server
+hello: key id, job, shard, slot, nonce  ->
+                                        <-   hello: epoch, boot, nonce, proof(server)
+proof(client)                           ->
+                                        <-   verdict
 ```
 
 Each proof is HMAC-SHA256 over the transcript so far, with a key derived for that side. It cannot be replayed (nonces),
-reflected (two keys), or used for another job, shard, epoch or TLS connection (all in the transcript). Frames have fixed
-lengths, which an unauthenticated peer cannot choose. Later messages on a plain socket are not authenticated: use TLS.
+reflected (two keys), or used for another job, shard, epoch or, under TLS, certificate (all in the transcript). It is
+not bound to the TLS connection itself: Python's `ssl` has no exporter of TLS 1.3. Who could relay it has the
+certificate's private key, which lies beside the job's key. Frames have fixed lengths, which an unauthenticated peer
+cannot choose. Later messages on a plain socket are not authenticated: use TLS.
 
 A client that knows a newer epoch of the server still sends its proof before it disconnects, so that the old server
 learns that it was replaced and exits. With ephemeral storage there is no other way to learn it.
@@ -25,17 +27,15 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
-from shoal_trainer.contract import Role
 from shoal_trainer.errors import Fenced, ProtocolError, TooSlow, Unauthorized, Unreachable
 from shoal_trainer.security import Credentials, derive, key_digest
 from shoal_trainer.wire.channel import Channel
 
 MAGIC = b"SHOALv1\0"
 NONCE = 32
-_CLIENT = struct.Struct("<8sBxHIII32s32s32s")
+_CLIENT = struct.Struct("<8sxxHIII32s32s32s")
 _SERVER = struct.Struct("<8sBxxxIQ32s32s")
 _VERDICT = struct.Struct("<B7x")
-_ROLES = (Role.WORKER, Role.PS)
 
 
 class Verdict(IntEnum):
@@ -51,7 +51,6 @@ class Verdict(IntEnum):
 class Peer:
     """The authenticated client. `minimum_epoch`: the newest epoch of this shard to which it has connected."""
 
-    role: Role
     shard: int
     slot: int
     incarnation: int
@@ -82,23 +81,20 @@ def connect(
     peer: Peer,
     *,
     binding: bytes = b"",
-    key_id: str | None = None,
 ) -> Server:
     """The client's side of the handshake.
 
     `Unauthorized` if either side cannot prove that it has the key, `Fenced` if `peer` was replaced, `Unreachable` if
     the server is older than `peer.minimum_epoch`.
     """
-    name = key_id or credentials.key_id
-    key = credentials.keys[name]
+    key = credentials.key
     hello = _CLIENT.pack(
         MAGIC,
-        _ROLES.index(peer.role),
         peer.shard,
         peer.slot,
         peer.incarnation,
         peer.minimum_epoch,
-        key_digest(name),
+        key_digest(credentials.key_id),
         job_digest(job_uid),
         secrets.token_bytes(NONCE),
     )
@@ -129,10 +125,10 @@ def read_peer(frame: bytes) -> tuple[Peer, bytes, bytes]:
     """Decode a client's first frame into (peer, key digest, job digest); `ProtocolError` if it is invalid."""
     if len(frame) != _CLIENT.size:
         raise ProtocolError(f"a client's first frame has {_CLIENT.size} bytes, not {len(frame)}")
-    magic, role, shard, slot, incarnation, minimum, key, job, _ = _CLIENT.unpack(frame)
-    if magic != MAGIC or role >= len(_ROLES):
+    magic, shard, slot, incarnation, minimum, key, job, _ = _CLIENT.unpack(frame)
+    if magic != MAGIC:
         raise ProtocolError("the peer is not a Shoal data-plane client")
-    return Peer(_ROLES[role], shard, slot, incarnation, minimum), key, job
+    return Peer(shard, slot, incarnation, minimum), key, job
 
 
 def accept(
@@ -160,12 +156,13 @@ def accept(
         peer, key_name, job = read_peer(hello)
         if peer.shard != shard or not hmac.compare_digest(job, job_digest(job_uid)):
             raise Unauthorized("the peer asks for another job or shard")
-        key = credentials.key_for(key_name)
+        if not hmac.compare_digest(key_name, key_digest(credentials.key_id)):
+            raise Unauthorized("the peer uses another key than this job's")
     except ProtocolError:
         refusal = _SERVER.pack(MAGIC, Verdict.REFUSED, 0, 0, bytes(NONCE), bytes(NONCE))
         channel.send(refusal)
         raise
-    nonce = secrets.token_bytes(NONCE)
+    key, nonce = credentials.key, secrets.token_bytes(NONCE)
     head = _SERVER.pack(MAGIC, Verdict.WELCOME, server.epoch, server.boot, nonce, bytes(32))[:-32]
     answer = head + _proof(key, "server", binding, hello, head)
     channel.send(answer)

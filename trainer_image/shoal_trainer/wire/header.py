@@ -15,8 +15,8 @@ import numpy as np
 from shoal_trainer.errors import ProtocolError
 
 MAGIC = b"SHOL"
-VERSION = 5
-_LAYOUT = struct.Struct("<4sBBBBHHIIIIQQQQf")
+VERSION = 6
+_LAYOUT = struct.Struct("<4sBBBBHxxIIxxxxIQQQQf")
 SIZE = _LAYOUT.size
 
 IDLE = 1
@@ -51,7 +51,7 @@ class Op(IntEnum):
     PARAMETERS = 66
     ERROR = 67
     GO = 68
-    """Send the payload. `seq`: the server answers each piece of so many bytes before it reads the one after the next;
+    """Send the payload. `seq`: the server answers each piece of so many values before it reads the one after the next;
     0: it reads all of it first."""
     BUSY = 69
     """The request waits for memory, and keeps its place; another answer follows."""
@@ -68,7 +68,7 @@ class Codec(IntEnum):
 
     @property
     def itemsize(self) -> int:
-        """Bytes per value."""
+        """Bytes per value; statistics have 4 also in bf16 (`ps/coding`)."""
         return (0, 4, 2)[self]
 
     @property
@@ -105,7 +105,6 @@ class Header(NamedTuple):
     shard: int = 0
     slot: int = 0
     incarnation: int = 0
-    epoch: int = 0
     meta: int = 0
     boot: int = 0
     seq: int = 0
@@ -124,10 +123,8 @@ def encode(header: Header) -> bytes:
         header.codec,
         header.flags,
         header.shard,
-        0,
         header.slot,
         header.incarnation,
-        header.epoch,
         header.meta,
         header.boot,
         header.seq,
@@ -141,8 +138,8 @@ def decode(data: bytes | bytearray | memoryview) -> Header:
     """Decode 64 bytes; `ProtocolError` if they are not a valid header of this protocol version."""
     if len(data) != SIZE:
         raise ProtocolError(f"a header has {SIZE} bytes, not {len(data)}")
-    magic, version, op, codec, flags, shard, _, slot, inc, epoch, meta, boot, seq, base, length, ahead = (
-        _LAYOUT.unpack(data)
+    magic, version, op, codec, flags, shard, slot, inc, meta, boot, seq, base, length, ahead = _LAYOUT.unpack(
+        data
     )
     if magic != MAGIC:
         raise ProtocolError("not a message of the Shoal data plane")
@@ -159,4 +156,4 @@ def decode(data: bytes | bytearray | memoryview) -> Header:
         raise ProtocolError(f"{kind.name} has {length} bytes of payload in codec {coding.name}")
     if not 0 <= ahead <= MAX_AHEAD:
         raise ProtocolError(f"{kind.name} asks for the parameters after {ahead} updates")
-    return Header(kind, coding, shard, slot, inc, epoch, meta, boot, seq, base, length, flags, ahead)
+    return Header(kind, coding, shard, slot, inc, meta, boot, seq, base, length, flags, ahead)

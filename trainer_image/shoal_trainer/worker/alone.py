@@ -26,12 +26,14 @@ def fit(job: Training, *, epochs: int, batch_size: int, verbose: int | str) -> k
     keras.utils.set_random_seed(job.seed)
     model = job.model()
     weigh_samples(model)
-    visit, epoch = visits(job, batch_size), itertools.count()
+    visit, epoch = Visits(job, batch_size), itertools.count()
     ended: list[BaseException] = []
     example = job.data.example(batch_size)
     training = dataset_of(
         lambda: visit(next(epoch)), example, ended, varying(model, job.data.lengths, example)
     )
+    if visit.batches is not None:  # of unknown length, Keras counts one step more in each epoch
+        training = training.apply(tf.data.experimental.assert_cardinality(visit.batches))
     validation = None
     if job.validation is not None:
         judged = next(validation_batches(job.validation, batch_size))
@@ -68,21 +70,32 @@ def as_raised(ended: Sequence[BaseException]) -> Iterator[None]:
         raise
 
 
-def visits(job: Training, batch_size: int) -> Callable[[int], Iterator[Batch]]:
-    """Return a function that yields the batches of an epoch in the order of a single worker."""
-    data = job.data.placed(job.seed)
-    extent = data.describe()
-    files = extent.files
-    ledger = Ledger(
-        size=extent.size, files=len(files), batch_size=batch_size, seed=str(job.seed), epochs=None
-    )
+class Visits:
+    """The batches of each epoch, in the order of a single worker."""
 
-    def visit(epoch: int) -> Iterator[Batch]:
-        for segment in ledger.visiting(epoch):
-            file = files[segment.file] if files else None
-            yield from data.read(Part(segment.start, segment.stop, epoch, file), batch_size)
+    def __init__(self, job: Training, batch_size: int) -> None:
+        self._data, self._batch_size = job.data.placed(job.seed), batch_size
+        extent = self._data.describe()
+        self._files = extent.files
+        self._ledger = Ledger(
+            size=extent.size, files=len(self._files), batch_size=batch_size, seed=str(job.seed), epochs=None
+        )
 
-    return visit
+    @property
+    def batches(self) -> int | None:
+        """How many an epoch has; None where only reading tells."""
+        if self._ledger.size is None or self._data.lengths:
+            return None
+        sizes = (
+            segment.stop - segment.start for segment in self._ledger.visiting(0) if segment.stop is not None
+        )
+        return sum(-(-size // self._batch_size) for size in sizes)
+
+    def __call__(self, epoch: int) -> Iterator[Batch]:
+        """The batches of an epoch."""
+        for segment in self._ledger.visiting(epoch):
+            file = self._files[segment.file] if self._files else None
+            yield from self._data.read(Part(segment.start, segment.stop, epoch, file), self._batch_size)
 
 
 def validation_batches(source: Any, batch_size: int) -> Iterator[Batch]:

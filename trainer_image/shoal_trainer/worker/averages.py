@@ -2,7 +2,8 @@
 
 A call of the layer moves an average to momentum old + (1 - momentum) seen. A layer that a step calls c times (on two
 views, on real and generated samples) moves it by 1 - momentum^c of the way to a mean of what its calls saw. So the
-calls are counted where a step is traced: both the update and the servers (`ps/statistics`) use momentum^c.
+calls are counted where a step is traced: both the update and the servers (`ps/statistics`) use momentum^c. One that no
+call moves (`training=False`) is no average: its difference is 0.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class MovingAverages:
         self._momenta = {index: moved[id(variable)] for index, variable in self._variables.items()}
         self._calls = dict.fromkeys(self._variables, 1)
         """Of the step that was traced last."""
-        self._ranges: tuple[Average, ...] | None = None
+        self._traced = False
+        self._moved = dict(self._calls)
+        """The calls of the first step that was traced, of those that it moves."""
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
@@ -60,29 +63,26 @@ class MovingAverages:
             for variable in self._variables.values():
                 del variable.assign
         self._calls = calls
-        if self._ranges is None:
-            self._ranges = self._found()
+        if not self._traced:
+            self._traced, self._moved = True, {index: count for index, count in calls.items() if count}
 
     @property
     def ranges(self) -> tuple[Average, ...]:
-        """In the flat vector, as the servers know them: by the calls of the first step that was traced."""
-        return self._found() if self._ranges is None else self._ranges
-
-    def observed(self, before: list[Any], pieces: list[Any]) -> list[Any]:
-        """What the calls of the step saw, for each entry, in place of its difference (new - old) from `before`."""
-        result = list(pieces)
-        for index, calls in self._calls.items():
-            difference = pieces[index] / (1 - self._momenta[index] ** calls) if calls else 0 * pieces[index]
-            result[index] = before[index] + difference
-        return result
-
-    def _found(self) -> tuple[Average, ...]:
-        """A range for each, and one for neighbours that move alike."""
+        """In the flat vector, as the servers know them: a range for each, and one for neighbours that move alike."""
         found: list[Average] = []
-        for index, calls in self._calls.items():
-            entry, momentum = self._layout.entries[index], self._momenta[index] ** max(1, calls)
+        for index, calls in self._moved.items():
+            entry, momentum = self._layout.entries[index], self._momenta[index] ** calls
             low, high = entry.offset, entry.offset + entry.size
             if found and (found[-1].high, found[-1].momentum) == (low, momentum):
                 low = found.pop().low
             found.append(Average(low, high, momentum))
         return tuple(found)
+
+    def observed(self, before: list[Any], pieces: list[Any]) -> list[Any]:
+        """What the calls of the step saw, for each average, in place of its difference (new - old) from `before`."""
+        result = list(pieces)
+        for index in self._moved:
+            calls = self._calls[index]
+            share = 1 - self._momenta[index] ** calls if calls else 1.0  # none: the difference is 0
+            result[index] = before[index] + pieces[index] / share
+        return result

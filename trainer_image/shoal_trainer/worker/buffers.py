@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy.typing as npt
 
-from shoal_trainer.ps.aligned import aligned
+from shoal_trainer.ps.coding import coded
 
 
 class Buffers:
-    """`current` holds parameters to compute on (`FlatModel.dtype`, shape (size,)); `spare` may be received into.
+    """`current` holds parameters to compute on, coded in `dtype` (`ps/coding`); `spare` may be received into.
 
     `alias` makes a tensor of an array, and `upload` a copy of it where steps compute.
     """
@@ -19,13 +19,14 @@ class Buffers:
     def __init__(
         self,
         size: int,
+        trainable: int,
         dtype: npt.DTypeLike,
         alias: Callable[[npt.NDArray[Any]], Any],
         upload: Callable[[Any], Any] = lambda tensor: tensor,
     ) -> None:
         self._upload = upload
         self._copy: Any = None
-        self._arrays = [aligned(size, dtype) for _ in range(2)]
+        self._arrays = [coded(size, trainable, dtype) for _ in range(2)]
         self._tensors = [alias(array) for array in self._arrays]
         self._index = 0
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 import os
 import string
 from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -22,13 +24,14 @@ from shoal_trainer.worker.keras_internals import learning_rate_of, remember_if_b
 from shoal_trainer.worker.layout import variables_of
 from shoal_trainer.worker.optimizers import unwrap
 
+log = logging.getLogger(__name__)
+
 RATES = keras.callbacks.LearningRateScheduler | keras.callbacks.ReduceLROnPlateau
 SCHEDULED = (
     "cannot change the learning rate of the job, because the optimizer has a schedule. Give it a number, or leave the "
     "callback out."
 )
 REFUSED = {
-    keras.callbacks.BackupAndRestore: "is not needed: the parameter servers save snapshots. Leave it out.",
     keras.callbacks.SwapEMAWeights: (
         "has no effect, because on_test_begin is not called. Leave it out: with use_ema, the exported model is the "
         "averaged one."
@@ -38,6 +41,15 @@ REFUSED = {
     ),
 }
 """Keras' callbacks that cannot work here, and why."""
+UNCALLED = [
+    *(
+        f"on_{part}batch_{moment}"
+        for part in ("", "train_", "test_", "predict_")
+        for moment in ("begin", "end")
+    ),
+    *(f"on_{part}_{moment}" for part in ("test", "predict") for moment in ("begin", "end")),
+]
+"""Hooks that no worker calls: callbacks run once per epoch, and the evaluation is one of its tasks."""
 PATHS = {
     keras.callbacks.ModelCheckpoint: "filepath",
     keras.callbacks.CSVLogger: "filename",
@@ -73,7 +85,8 @@ def callbacks_of(
             raise UserError(f"{type(callback).__name__} {SCHEDULED}")
         if unwritten and isinstance(callback, keras.callbacks.ModelCheckpoint):
             _check_unwritten(callback, unwritten)
-    return callbacks
+        _warn(callback)
+    return [each for each in callbacks if not isinstance(each, keras.callbacks.BackupAndRestore)]
 
 
 @contextlib.contextmanager
@@ -151,6 +164,37 @@ def _check(callback: Any, trained: Sequence[str]) -> None:
         )
 
 
+def _warn(callback: Any) -> None:
+    """Log what of a callback does not happen here."""
+    kind = type(callback).__name__
+    if isinstance(callback, keras.callbacks.BackupAndRestore):
+        log.warning("%s is left out: the parameter servers' snapshots do its work", kind)
+        return
+    if uncalled := [name for name in UNCALLED if _is_users(callback, name)]:
+        log.warning(
+            "%s: %s is not called: callbacks run once per epoch, on one worker. A learning rate that changes within an "
+            "epoch is a schedule, the optimizer's learning_rate=…",
+            kind,
+            ", ".join(uncalled),
+        )
+    path = getattr(callback, path_attribute(callback) or "", None)
+    if isinstance(path, str) and Path(path).is_absolute():
+        log.warning(
+            "%s(%r) writes to the disk of the worker that runs it, which is lost with its pod: a relative path is "
+            "stored, in logs/ of the run",
+            kind,
+            path,
+        )
+
+
+def _is_users(callback: Any, hook: str) -> bool:
+    """Whether the user wrote this hook, as a method or as the argument of a LambdaCallback."""
+    if hook in vars(callback):
+        return True
+    owner = next((each for each in type(callback).__mro__ if hook in vars(each)), keras.callbacks.Callback)
+    return not owner.__module__.startswith("keras.")
+
+
 def _check_checkpoint(callback: Any, trained: Sequence[str]) -> None:
     kind = type(callback).__name__
     if callback.save_freq != "epoch":
@@ -200,7 +244,8 @@ def _known(name: str, trained: Sequence[str]) -> bool:
 def _logs(trained: Sequence[str]) -> str:
     return (
         f"The logs contain {', '.join(trained)} and, with Training(validation=…), val_loss and val_… for each metric. "
-        "Metrics that are no means over samples (AUC, precision) are computed in the evaluation only."
+        "Metrics that are no means over samples (AUC, precision), losses of single outputs and what compute_metrics "
+        "adds are computed in the evaluation only."
     )
 
 

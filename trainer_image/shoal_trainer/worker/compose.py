@@ -11,6 +11,7 @@ from functools import partial
 import keras
 import numpy as np
 import numpy.typing as npt
+import tensorflow as tf
 
 from shoal_trainer.contract import RuntimeConfig
 from shoal_trainer.data.preprocessed import preprocessed
@@ -24,7 +25,6 @@ from shoal_trainer.worker.exchange import Exchange
 from shoal_trainer.worker.feed import Feed
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.label_check import LabelCheck
-from shoal_trainer.worker.layout import rounded
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.loop import End, Loop, Policy
 from shoal_trainer.worker.memory import memory_is_enough
@@ -84,6 +84,12 @@ def build_flat_model(job: Training, config: RuntimeConfig) -> FlatModel:
         raise with_location(error) from error
     except (Exception, SystemExit) as error:
         raise UserError(f"Training(model=…) failed: {where(error)}") from error
+    default = tf.distribute.get_strategy()
+    if getattr(model, "distribute_strategy", default) is not default:
+        raise UserError(
+            "Training(model=…) builds the model in strategy.scope(). Take out strategy.scope(): the workers are "
+            "Shoal's, and each of them uses all its GPUs."
+        )
     try:
         example = preprocessed(job.data, model).example(config.batch_size)
     except (UserError, Unreachable):  # an unreachable store is not an error of the job
@@ -93,9 +99,9 @@ def build_flat_model(job: Training, config: RuntimeConfig) -> FlatModel:
     return FlatModel(model, example, job.wire, (config.index, config.incarnation))
 
 
-def steps_per_push(model: keras.Model) -> int:
-    """The number of batches per push: those for which Keras would keep control or accumulate gradients."""
-    return int(model.steps_per_execution or 1) * accumulated(model)
+def steps_per_push(job: Training, model: keras.Model) -> int:
+    """The number of batches per push: those whose gradients Keras would accumulate, as often as the job says."""
+    return job.batches_per_push * accumulated(model)
 
 
 def compose(
@@ -113,7 +119,8 @@ def compose(
         config.reference_batch_size or config.batch_size,
         flat_model.found.without_gradient,
     )
-    _warn(job, flat_model, placement)
+    warn_of_data(job)
+    warn_of_placement(placement)
     spec = ModelSpec(
         fingerprint=flat_model.layout.fingerprint,
         parameters=flat_model.layout.trainable,
@@ -149,7 +156,7 @@ def compose(
     policy = Policy(
         sequential=config.staleness.max == 0,
         rounds=config.staleness.rounds,
-        steps_per_push=steps_per_push(flat_model.model) if placement.on_server else 1,
+        steps_per_push=steps_per_push(job, flat_model.model) if placement.on_server else 1,
         on_nan=job.on_nan,
     )
     loop = Loop(
@@ -173,17 +180,15 @@ def compose(
     return Worker(loop, flat_model, spec, leases, watchdog, close)
 
 
-def _warn(job: Training, flat_model: FlatModel, placement: Placement) -> None:
-    """Log where this job differs from Keras in one process."""
+def warn_of_data(job: Training) -> None:
+    """Log where these data are not read as Keras reads them."""
     if job.data.remark:
-        log.warning("Training(data=…): %s.", job.data.remark)
+        log.warning("Training(data=…): %s", job.data.remark)
+
+
+def warn_of_placement(placement: Placement) -> None:
+    """Log where the optimizer is not one for all workers, as Keras has one."""
     if placement.reason:
         log.warning(
-            "the optimizer runs on the workers: %s. Each worker has its own optimizer state.",
-            placement.reason,
-        )
-    if job.wire == "bf16" and (paths := rounded(flat_model.model, flat_model.averages, flat_model.layout)):
-        log.warning(
-            "%s: not trained, and rounded to bf16 on the wire. Use Training(wire='fp32') to keep the exact values.",
-            ", ".join(paths),
+            "the optimizer runs on the workers: %s. Each worker has its own optimizer state", placement.reason
         )

@@ -64,7 +64,7 @@ class ControlPlane:
         self._client = CoordinatorClient(
             config.parameter_servers[0], credentials, config.index, config.incarnation
         )
-        self._data = _spec(job)
+        self._data = spec_of(job)
         self._beside = Beside()
         self._messages: dict[About, StatusText] = dict.fromkeys(About, "")
         self._logged: StatusText = ""
@@ -221,12 +221,13 @@ class ControlPlane:
                 self._stop.wait(HEARTBEAT_SECONDS)
 
 
-def _spec(job: Training) -> DataSpec:
+def spec_of(job: Training) -> DataSpec:
     """The job's data as a message. Raises `UserError` if the list of files is too long."""
     extent = job.data.describe()
     spec = DataSpec(
         size=extent.size,
         files=extent.files,
+        seed=job.seed,
         validation=job.validation is not None,
         callbacks=job.callbacks is not None,
     )

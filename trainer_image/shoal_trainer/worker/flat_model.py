@@ -34,6 +34,8 @@ from shoal_trainer.errors import UserError
 from shoal_trainer.features import flops_per_sample
 from shoal_trainer.ps import kernels
 from shoal_trainer.ps.aligned import aligned
+from shoal_trainer.ps.coding import coded, decode, encode, place, values
+from shoal_trainer.ps.pieces import parts
 from shoal_trainer.ps.statistics import Statistics
 from shoal_trainer.wire.messages import Average, MetricSum
 from shoal_trainer.worker.averages import MovingAverages
@@ -42,13 +44,22 @@ from shoal_trainer.worker.findings import Findings
 from shoal_trainer.worker.gradient_step import GradientStep
 from shoal_trainer.worker.hardware import NO_ACCELERATOR, accelerators, device_name
 from shoal_trainer.worker.inputs import Inputs, unlike
-from shoal_trainer.worker.keras_internals import call_traced, learning_rate_of, set_current_rate
+from shoal_trainer.worker.keras_internals import call_traced, clipped, learning_rate_of, set_current_rate
 from shoal_trainer.worker.layout import Layout, flatten, layout_of, unflatten
 from shoal_trainer.worker.local_step import local_step
 from shoal_trainer.worker.memory import memory_is_enough
-from shoal_trainer.worker.on_device import DeviceInclusion, DeviceMean, OnDevice, cut, encoded, squares
+from shoal_trainer.worker.on_device import (
+    DeviceInclusion,
+    DeviceMean,
+    OnDevice,
+    cut,
+    encoded,
+    exact,
+    exactly,
+    squares,
+)
 from shoal_trainer.worker.on_host import HostInclusion, HostMean, Inclusion, Mean
-from shoal_trainer.worker.optimizers import has_own_step, unwrap, why_worker
+from shoal_trainer.worker.optimizers import accumulated, clips, has_own_step, unwrap, why_worker
 from shoal_trainer.worker.seeds import keep_drawing, vary_seeds
 from shoal_trainer.worker.several_devices import NotPure, SeveralDevices
 from shoal_trainer.worker.training_metrics import TrainingMetrics, as_vector, from_vector
@@ -66,7 +77,7 @@ MAX_OVERFLOWS = 24
 
 @dataclass(frozen=True)
 class Step:
-    """The result of a step: `update` (wire dtype, shape (layout.size,)), the mean loss, whether both are finite.
+    """The result of a step: `update` (coded as on the wire, see `ps/coding`), the mean loss, whether both are finite.
 
     `skipped`: mixed_float16 discarded the gradient (an overflow, a non-finite batch); the optimizer takes no step.
     `left_out`: `on_nan="skip"` did, which Keras would not have done.
@@ -87,7 +98,7 @@ class FlatModel:
     `worker` (slot, incarnation) makes Dropout differ between workers; the first worker keeps the seeds of the model.
     `on_host`: compute without an accelerator (None: detect). `devices`: where to compute (None: on all accelerators;
     empty: TensorFlow chooses); several share each batch.
-    `dtype`: the type of the parameters that a step takes, fp32, or uint16 with bf16 bits.
+    `dtype`: the type of the parameters that a step takes, fp32, or uint16 where they are coded (`ps/coding`).
     """
 
     def __init__(
@@ -128,8 +139,6 @@ class FlatModel:
         """By the shapes of a batch."""
         self._overflows = 0
         self._spare: list[npt.NDArray[Any]] = []
-        self._gradients = len(cut(self.layout.trainable, self.layout.trainable))
-        """The pieces of an update on an accelerator that are gradients."""
         self._readbacks = ThreadPoolExecutor(1, thread_name_prefix="readback")
 
     def trace(self) -> None:
@@ -164,11 +173,9 @@ class FlatModel:
         """Run the traced step once, and undo what it assigns: XLA compiles in the first call, for up to minutes."""
         (traced,) = self._traced.values()
         before = [(variable, variable.read_value()) for variable in traced.variables]
-        parameters = aligned(self.layout.size, self.dtype)
-        kernels.encode(self.initial(), parameters)
         try:
             with memory_is_enough():
-                self.step(self.on_device(self.alias(parameters)), self.example)
+                self.step(self.on_device(self.alias(self.coded(self.dtype))), self.example)
         finally:
             for variable, value in before:
                 variable.assign(value)
@@ -176,7 +183,7 @@ class FlatModel:
 
     def _trace(self, specs: list[Any]) -> Any:
         """Trace the step for these shapes, with XLA if the model uses it."""
-        flat = tf.TensorSpec((self.layout.size,), tf.as_dtype(self.dtype))
+        flat = tf.TensorSpec((self._width(self.dtype),), tf.as_dtype(self.dtype))
         function = tf.function(self._body(xla=bool(self.model.jit_compile)), autograph=False)
         traced = function.get_concrete_function(*[flat] * self.device_count, *specs)
         self._traced[tuple(tuple(spec.shape) for spec in specs)] = traced
@@ -282,33 +289,44 @@ class FlatModel:
 
     def still(self, parameters: Any) -> Any:
         """The update of a step at `parameters` that moves nothing."""
-        values: npt.NDArray[Any] = aligned(self.layout.size, self._wire_dtype)
+        size, trainable = self.layout.size, self.layout.trainable
         with tf.device("/CPU:0"):
             first = parameters[0] if isinstance(parameters, list) else parameters
-            current = np.asarray(memoryview(tf.identity(first)))
+            read = np.asarray(memoryview(tf.identity(first)))
+        current, still = aligned(size), aligned(size)
+        decode(read, current, trainable)
         for low, high, _ in self.averages:
-            if self._on_host:
-                kernels.encode(current[low:high], values[low:high])
-            else:
-                values[low:high] = current[low:high]
+            still[low:high] = current[low:high]
+        update = coded(size, trainable, self._wire_dtype)
+        encode(still, update, trainable)
         if self._on_host:
-            return values
+            return update
         with tf.device(self._device):
-            pieces = tf.split(tf.constant(values), cut(self.layout.size, self.layout.trainable))
+            pieces = tf.split(tf.constant(update), cut(update.size, trainable))
         return OnDevice(pieces, 0.0, self._readbacks)
 
     def mean(self) -> Mean:
         """The mean of updates, where they are."""
+        optimizer = unwrap(self.model.optimizer)
+        clip = self._clipped if accumulated(self.model) > 1 and clips(optimizer) else None
         if self._on_host:
-            return HostMean(self.reuse)
-        return DeviceMean(self._device, self._gradients, self._readbacks)
+            return HostMean(self.layout.size, self.layout.trainable, self.reuse, clip)
+        return DeviceMean(self._device, self.layout.trainable, self._readbacks, clip)
+
+    def _clipped(self, flat: Any) -> Any:
+        """The gradients of an update, a tensor in fp32, as the optimizer clips the mean of what it accumulates."""
+        entries = self.layout.entries[: self.layout.tensors]
+        pieces = zip(tf.split(flat, [entry.size for entry in entries]), entries, strict=True)
+        gradients = [tf.reshape(piece, entry.shape) for piece, entry in pieces]
+        found = clipped(unwrap(self.model.optimizer), gradients)
+        return tf.concat([tf.reshape(piece, [-1]) for piece in found], 0)
 
     def inclusion(self) -> Inclusion:
         """Adds updates to parameters, where both are."""
         size = self.layout.size
         differences = Statistics(self.averages, self.layout.trainable, size).differences
         if self._on_host:
-            return HostInclusion(size, self.dtype, self.alias, differences)
+            return HostInclusion(size, self.alias, differences)
         return DeviceInclusion(self._device, differences, xla=bool(self.model.jit_compile))
 
     def reuse(self, update: npt.NDArray[Any]) -> None:
@@ -361,6 +379,12 @@ class FlatModel:
         answer.add_done_callback(arrived)
         return copy
 
+    def coded(self, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """The model's current parameters, in an aligned array (`ps/coding`)."""
+        out = coded(self.layout.size, self.layout.trainable, dtype)
+        encode(self.initial(), out, self.layout.trainable)
+        return out
+
     def initial(self) -> npt.NDArray[np.float32]:
         """The model's current parameters, fp32, shape (layout.size,)."""
         return flatten(self.model, self.layout)
@@ -392,6 +416,15 @@ class FlatModel:
         """How many devices share a batch."""
         return len(self.devices) or 1
 
+    @property
+    def wire_bytes(self) -> int:
+        """The bytes of a push or a pull."""
+        return self._width(self._wire_dtype) * np.dtype(self._wire_dtype).itemsize
+
+    def _width(self, dtype: npt.DTypeLike) -> int:
+        """The elements of a coded array."""
+        return place(self.layout.size, self.layout.trainable, dtype)
+
     def _usable(self, devices: Sequence[str]) -> tuple[str, ...]:
         """Those of the devices on which the model can compute, each with at least one row of a batch."""
         if len(devices) > 1 and not self.on_server:
@@ -403,12 +436,14 @@ class FlatModel:
         return Inputs(example, self.devices, as_given=self._own_step, on_host=self._on_host)
 
     def _decode(self, flat: Any) -> list[Any]:
+        trainable, statistics = self.layout.trainable, flat[self.layout.trainable :]
         if self.dtype == np.uint16:
-            flat = tf.bitcast(flat, tf.bfloat16)
+            flat, statistics = tf.bitcast(flat[:trainable], tf.bfloat16), exact(statistics)
         pieces = []
         for run in self.layout.runs:  # a slice shares memory, but costs an operation; a split copies
             entries = self.layout.entries[run]
-            part = flat[entries[0].offset : entries[-1].offset + entries[-1].size]
+            low, high = entries[0].offset, entries[-1].offset + entries[-1].size
+            part = flat[low:high] if low < trainable else statistics[low - trainable : high - trainable]
             pieces += tf.split(part, [entry.size for entry in entries])
         found = zip(self.layout.entries, pieces, strict=True)
         return [tf.cast(tf.reshape(piece, entry.shape), entry.dtype) for entry, piece in found]
@@ -419,16 +454,20 @@ class FlatModel:
         if self._on_host:
             flat = [tf.cast(piece, tf.float32) for piece in flat]
             return [tf.concat(flat[run], 0) for run in self.layout.runs], numbers
+        trained = self.layout.tensors
         kind = tf.bfloat16 if self.wire == "bf16" else tf.float32
-        values = tf.concat([tf.cast(piece, kind) for piece in flat], 0)
-        sizes = cut(self.layout.size, self.layout.trainable)
-        update = [encoded(piece, self._wire_dtype) for piece in tf.split(values, sizes)]
-        finite = tf.reduce_all(tf.math.is_finite(tf.cast(values, tf.float32)))
-        moves = tf.reduce_any(values[: self.layout.trainable] != 0)
-        of_update = [
-            squares(update[: self._gradients]),
-            *(tf.cast(flag, tf.float32) for flag in (moves, finite)),
+        gradients = tf.concat([tf.cast(piece, kind) for piece in flat[:trained]], 0)
+        update = [
+            encoded(piece, self._wire_dtype)
+            for piece in tf.split(gradients, cut(self.layout.trainable, self.layout.trainable))
         ]
+        finite = tf.reduce_all(tf.math.is_finite(tf.cast(gradients, tf.float32)))
+        moves = tf.reduce_any(gradients != 0)
+        of_update = [squares(update), *(tf.cast(flag, tf.float32) for flag in (moves, finite))]
+        if statistics := [tf.cast(piece, tf.float32) for piece in flat[trained:]]:
+            together = tf.concat(statistics, 0)
+            of_update[-1] *= tf.cast(tf.reduce_all(tf.math.is_finite(together)), tf.float32)
+            update.append(exactly(together, self.layout.trainable, self._wire_dtype))
         return update, tf.concat([numbers, tf.stack(of_update)], 0)
 
     def _update(
@@ -438,13 +477,14 @@ class FlatModel:
         if not self._on_host:
             numbers, (square, moves, finite) = numbers[:-3], numbers[-3:].tolist()
             return OnDevice(pieces, math.sqrt(square), self._readbacks), bool(finite), bool(moves), numbers
-        update = self._spare.pop() if self._spare else np.empty(self.layout.size, self._wire_dtype)
-        finite, low = True, 0
+        trainable = self.layout.trainable
+        update = self._spare.pop() if self._spare else coded(self.layout.size, trainable, self._wire_dtype)
+        target, finite, low = values(update, trainable), True, 0
         for piece in pieces:
             array = np.asarray(memoryview(piece))
-            high = low + array.size
-            finite &= kernels.encode(array, update[low:high])
-            low = high
+            for part, into in parts(target, low, low + array.size):
+                finite &= kernels.encode(array[part.start - low : part.stop - low], into)
+            low += array.size
         moves = not self._may_overflow or _any(update[: self.layout.trainable])
         return update, finite, moves, numbers
 

@@ -13,7 +13,7 @@ from shoal_trainer.worker.averages import MovingAverages
 from shoal_trainer.worker.findings import Findings
 from shoal_trainer.worker.keras_internals import clipped, compute_loss, takes_training
 from shoal_trainer.worker.layout import outside_layout, variables_of
-from shoal_trainer.worker.optimizers import takes_rows_apart, unwrap
+from shoal_trainer.worker.optimizers import accumulated, takes_rows_apart, unwrap
 from shoal_trainer.worker.training_metrics import Sums, TrainingMetrics
 from shoal_trainer.worker.weighing import filled, overstated
 
@@ -120,9 +120,11 @@ class GradientStep:
                 variable.assign(new)
 
     def finish(self, gradients: list[Any], differences: list[Any]) -> list[Any]:
-        """The update: what is not finite is discarded, and the gradients are clipped."""
+        """The update: what is not finite is discarded, and the gradients are clipped, unless their mean will be."""
         gradients, differences = self._scaler.settle(gradients, differences)
-        return [*clipped(self._optimizer, gradients), *differences]
+        if accumulated(self.model) == 1:
+            gradients = clipped(self._optimizer, gradients)
+        return [*gradients, *differences]
 
 
 class _Scaler:

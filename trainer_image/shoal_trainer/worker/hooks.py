@@ -36,7 +36,7 @@ class Hooks:
     """The callbacks of `build` on this model. Their relative paths are below a temporary folder.
 
     `epochs`: the number of the last epoch, if the job ends with one. `metrics`: those of training and, as far as
-    they are known before it, of an evaluation.
+    they are known before it, of an evaluation. `contained`: absolute paths are below the temporary folder as well.
     """
 
     def __init__(
@@ -45,11 +45,14 @@ class Hooks:
         model: keras.Model,
         epochs: int | None = None,
         metrics: Sequence[str] = (),
+        *,
+        contained: bool = False,
     ) -> None:
         self._build = build
         self._made: Sequence[Any] | None = None
         self._model = model
         self._epochs = epochs
+        self._contained = contained
         self._expected = ("loss", *metrics)
         self._temporary = tempfile.TemporaryDirectory(prefix="shoal-callbacks-")
         self._folder = Path(self._temporary.name)
@@ -146,20 +149,27 @@ class Hooks:
             self._folder.mkdir()
         self._seen, self._ended = (), False
         self._model.stop_training = False
-        if self._compiled_rate is not None:
-            set_rate(self._model, self._compiled_rate)  # the callbacks see all epochs again
         for callback in self._callbacks:
             self._redirect(callback)
             callback.set_params({"epochs": self._epochs, "steps": None, "verbose": 0})
             callback.set_model(self._model)
+        self._set_compiled_rate()  # the callbacks see all epochs again
         for callback in self._callbacks:
             callback.on_train_begin({})
+        self._begin_epoch(0)
+        self._set_compiled_rate()  # with which the first epoch was trained
         return self._seen
+
+    def _set_compiled_rate(self) -> None:
+        if self._compiled_rate is not None:
+            set_rate(self._model, self._compiled_rate)
 
     def _redirect(self, callback: Any) -> None:
         name = path_attribute(callback)
         if name is None or not isinstance(value := getattr(callback, name), str):
             return
+        if self._contained and not Path(value).is_relative_to(self._folder):
+            value = value.lstrip("/")
         target = Path(os.path.normpath(self._folder / value))  # `value` itself if it is absolute
         if target.is_relative_to(self._folder):
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -187,17 +197,18 @@ class Hooks:
                     path.unlink(missing_ok=True)
 
     def _epoch(self, epoch: int, logs: dict[str, float], *, live: bool) -> None:
-        schedulers = [c for c in self._callbacks if isinstance(c, keras.callbacks.LearningRateScheduler)]
-        for callback in self._callbacks:
-            if callback not in schedulers:  # they have set the rate of this epoch after the one before
-                callback.on_epoch_begin(epoch, {})
         for callback in self._callbacks:
             if not live and isinstance(callback, keras.callbacks.ModelCheckpoint):
                 remember(callback, logs)
             else:
                 callback.on_epoch_end(epoch, logs)
-        for callback in schedulers:
-            callback.on_epoch_begin(epoch + 1, {})
+        if not self._model.stop_training and epoch + 1 != self._epochs:
+            self._begin_epoch(epoch + 1)
+
+    def _begin_epoch(self, epoch: int) -> None:
+        """After the epoch before it, so that the rate that a callback sets here is that of the epoch."""
+        for callback in self._callbacks:
+            callback.on_epoch_begin(epoch, {})
 
     def _end(self) -> None:
         """Call `on_train_end`. An error is logged: the model is trained, and the worker has yet to export or leave."""

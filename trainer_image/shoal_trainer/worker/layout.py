@@ -26,7 +26,6 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal_trainer.errors import UserError
-from shoal_trainer.wire.messages import Average
 from shoal_trainer.worker.keras_internals import layer_variables, layers_of
 
 SMALL = 16_384
@@ -78,11 +77,11 @@ class Layout:
 
     @cached_property
     def runs(self) -> tuple[slice, ...]:
-        """All `entries` as runs of neighbours: small ones together, each large one alone."""
+        """All `entries` as runs of neighbours: small ones together, each large one alone; statistics in their own."""
         starts, total = [0], 0.0
         for index, entry in enumerate(self.entries):
-            large = entry.size > SMALL
-            if index > starts[-1] and (large or total + entry.size > RUN):
+            large, other = entry.size > SMALL, entry.offset == self.trainable
+            if index > starts[-1] and (large or other or total + entry.size > RUN):
                 starts.append(index)
                 total = 0.0
             total = math.inf if large else total + entry.size
@@ -128,20 +127,6 @@ def numbered(paths: Iterable[str]) -> list[str]:
         return f"{base}_{number}" if number else base
 
     return ["/".join(map(renamed, path.split("/"))) for path in paths]
-
-
-def rounded(model: Any, averages: tuple[Average, ...], layout: Layout) -> list[str]:
-    """Paths of statistics other than moving averages (constants, buffers) that bf16 cannot represent exactly."""
-    moving = {offset for average in averages for offset in range(average.low, average.high)}
-    flat = flatten(model, layout)
-    inexact = (flat.view(np.uint32) & 0xFFFF) != 0
-    return [
-        entry.path
-        for entry in layout.entries
-        if entry.offset >= layout.trainable
-        and entry.offset not in moving
-        and inexact[entry.offset : entry.offset + entry.size].any()
-    ]
 
 
 def layout_of(model: Any) -> Layout:

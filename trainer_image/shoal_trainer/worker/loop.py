@@ -38,6 +38,10 @@ from shoal_trainer.worker.work import Coordinator, Finished, TaskWork, reporting
 log = logging.getLogger(__name__)
 
 
+MAX_LEFT_OUT = 20
+"""So many batches in a row that `on_nan="skip"` leaves out are no bad samples: the parameters themselves diverged."""
+
+
 class End(Enum):
     """Why the loop ended."""
 
@@ -85,6 +89,8 @@ class Loop:
         self._overlapped = False
         """Whether an earlier push was in flight while the pending steps were computed."""
         self._cadence = Cadence(rounds=policy.rounds, sequential=policy.sequential)
+        self._left_out = 0
+        """Batches in a row that were not finite."""
         self._deferred: Item | None = None
         """An item that waits for the end of an outage."""
         self._last_push = clock()
@@ -292,18 +298,21 @@ class Loop:
     def _check_finite(self, step: Step, ready: Ready, parameters: Any) -> Step | None:
         """Apply `on_nan` to the step; None if it is discarded."""
         if step.finite:
+            self._left_out = 0
             return step
         if self._policy.on_nan == "rollback":
             self.upstream.report_divergence(step, ready)
             return None
-        if self._policy.on_nan == "skip":
+        self._left_out += 1
+        if self._policy.on_nan == "skip" and self._left_out <= MAX_LEFT_OUT:
             log.warning("the loss is not finite: skipping the batch before position %d", ready.batch.end)
             return replace(step, update=self._flat_model.still(parameters), skipped=True, left_out=True)
         if self._discarded(ready, f"the loss is {step.loss}"):
             return None
         what = "gradient" if math.isfinite(step.loss) else "loss"
+        often = f", as in the {MAX_LEFT_OUT} batches before" if self._left_out > MAX_LEFT_OUT else ""
         raise UserError(
-            f"The {what} is not finite (loss {step.loss}) in epoch {ready.work.epoch + 1}. Lower the "
+            f"The {what} is not finite (loss {step.loss}) in epoch {ready.work.epoch + 1}{often}. Lower the "
             "learning rate, clip gradients (clipnorm=…), look for bad samples, or set Training(on_nan=…) to "
             '"skip" or "rollback".'
         )

@@ -58,10 +58,25 @@ class OnDevice:
         return np.concatenate([values for _, values in self.parts(0, self.size)]).astype(dtype or self.dtype)
 
 
-def cut(size: int, trainable: int) -> list[int]:
-    """The sizes of the pieces of an update."""
-    bounds = [*range(0, trainable, READ_VALUES), trainable, *([size] if size > trainable else [])]
+def cut(width: int, trainable: int) -> list[int]:
+    """The sizes of the pieces of an update, coded in so many elements: those of gradients, then the statistics."""
+    bounds = [*range(0, trainable, READ_VALUES), trainable, *([width] if width > trainable else [])]
     return [high - low for low, high in pairwise(bounds)]
+
+
+def exact(wire: Any) -> Any:
+    """The statistics that are coded after the trainable values (`ps/coding`), in fp32."""
+    if wire.dtype == tf.float32:
+        return wire
+    return tf.bitcast(tf.reshape(wire[wire.shape[0] % 2 :], [-1, 2]), tf.float32)
+
+
+def exactly(values: Any, trainable: int, dtype: npt.DTypeLike) -> Any:
+    """The inverse of `exact`, behind so many trainable values."""
+    if dtype == np.float32:
+        return values
+    pairs = tf.reshape(tf.bitcast(values, tf.uint16), [-1])
+    return tf.concat([tf.zeros([trainable % 2], tf.uint16), pairs], 0)
 
 
 def encoded(values: Any, dtype: npt.DTypeLike) -> Any:
@@ -82,25 +97,36 @@ def squares(pieces: Sequence[Any]) -> Any:
 
 
 class DeviceMean:
-    """The mean of updates, in fp32 on `device`; `trained` of their pieces are gradients."""
+    """The mean of updates, in fp32 on `device`, of which so many values are trainable. `clip`: as of `HostMean`."""
 
-    def __init__(self, device: str | None, trained: int, reader: ThreadPoolExecutor) -> None:
-        self._device, self._trained, self._reader = device, trained, reader
+    def __init__(
+        self,
+        device: str | None,
+        trainable: int,
+        reader: ThreadPoolExecutor,
+        clip: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self._device, self._trainable, self._reader, self._clip = device, trainable, reader, clip
         self._total: Any = None
         self._dtype: npt.DTypeLike = np.float32
+
+    @property
+    def clips(self) -> bool:
+        """See `Mean`."""
+        return self._clip is not None
 
     def add(self, update: OnDevice, samples: int) -> None:
         """Add an update of so many samples."""
         self._dtype = update.dtype
         with tf.device(self._device):
-            self._total = _added(self._total, update.tensors, tf.constant(samples, tf.float32))
+            weight = tf.constant(samples, tf.float32)
+            self._total = _added(self._total, update.tensors, weight, self._trainable)
 
     def result(self, samples: int) -> OnDevice:
         """The mean over so many samples; the next one begins."""
         with tf.device(self._device):
-            tensors, sum_of_squares = _averaged(
-                self._total, tf.constant(samples, tf.float32), self._trained, tf.as_dtype(self._dtype)
-            )
+            weight, dtype = tf.constant(samples, tf.float32), tf.as_dtype(self._dtype)
+            tensors, sum_of_squares = _averaged(self._total, weight, self._trainable, dtype, self._clip)
         self.clear()
         return OnDevice(tensors, math.sqrt(float(sum_of_squares)), self._reader)
 
@@ -138,15 +164,24 @@ def _read(tensor: Any) -> npt.NDArray[Any]:
 
 
 @tf.function(autograph=False)  # type: ignore[untyped-decorator]
-def _added(total: Any, pieces: Sequence[Any], weight: Any) -> Any:
-    added = [decoded(piece) * weight for piece in pieces]
+def _added(total: Any, pieces: Sequence[Any], weight: Any, trainable: int) -> Any:
+    gradients = len(cut(trainable, trainable))
+    read = [*map(decoded, pieces[:gradients]), *map(exact, pieces[gradients:])]
+    added = [piece * weight for piece in read]
     return added if total is None else [old + new for old, new in zip(total, added, strict=True)]
 
 
 @tf.function(autograph=False)  # type: ignore[untyped-decorator]
-def _averaged(total: Sequence[Any], samples: Any, trained: int, dtype: Any) -> Any:
-    pieces = [encoded(piece / samples, dtype.as_numpy_dtype) for piece in total]
-    return pieces, squares(pieces[:trained])
+def _averaged(
+    total: Sequence[Any], samples: Any, trainable: int, dtype: Any, clip: Callable[[Any], Any] | None
+) -> Any:
+    sizes, kind = cut(trainable, trainable), dtype.as_numpy_dtype
+    gradients = len(sizes)
+    means = [piece / samples for piece in total]
+    if clip is not None:
+        means[:gradients] = tf.split(clip(tf.concat(means[:gradients], 0)), sizes)
+    pieces = [encoded(piece, kind) for piece in means[:gradients]]
+    return [*pieces, *(exactly(piece, trainable, kind) for piece in means[gradients:])], squares(pieces)
 
 
 def _included(
@@ -159,8 +194,8 @@ def _included(
     trainable: int,
 ) -> Any:
     scale, of_differences, *rest = scalars
-    values, update = decoded(current), tf.concat([decoded(piece) for piece in pieces], 0)
-    w, g = values[:trainable], update[:trainable]
+    gradients = len(cut(trainable, trainable))
+    w, g = decoded(current[:trainable]), tf.concat(list(map(decoded, pieces[:gradients])), 0)
     if kind == "plain":
         w += scale * g
     else:
@@ -173,8 +208,12 @@ def _included(
             rho, one_less, epsilon = rest
             second = rho * second + one_less * (g * g)
             w -= scale * g / tf.sqrt(second + epsilon)
-    after, end = [w], trainable
-    for low, high in differences:
-        after += [values[end:low], values[low:high] + of_differences * update[low:high]]
+    kind = current.dtype.as_numpy_dtype
+    if len(pieces) == gradients:
+        return encoded(w, kind), second
+    old, made, after, end = exact(current[trainable:]), exact(pieces[-1]), [], 0
+    for low, high in ((low - trainable, high - trainable) for low, high in differences):
+        after += [old[end:low], old[low:high] + of_differences * made[low:high]]
         end = high
-    return encoded(tf.concat([*after, values[end:]], 0), current.dtype.as_numpy_dtype), second
+    statistics = exactly(tf.concat([*after, old[end:]], 0), trainable, kind)
+    return tf.concat([encoded(w, kind), statistics], 0), second

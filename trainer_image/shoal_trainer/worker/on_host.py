@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from shoal_trainer.ps import kernels
 from shoal_trainer.ps.aligned import aligned
+from shoal_trainer.ps.coding import coded, decode, encode, values
+from shoal_trainer.ps.pieces import parts
 
 
 class Lead(NamedTuple):
@@ -37,6 +39,10 @@ class Inclusion(Protocol):
 class Mean(Protocol):
     """The mean of updates, weighted by their samples."""
 
+    @property
+    def clips(self) -> bool:
+        """Whether gradients are clipped in the mean."""
+
     def add(self, update: Any, samples: int) -> None:
         """Add an update of so many samples."""
 
@@ -48,32 +54,49 @@ class Mean(Protocol):
 
 
 class HostMean:
-    """`Mean` in fp32. `reuse` gets each update that was added."""
+    """`Mean` in fp32, of coded updates of so many values. `reuse` gets each update that was added.
 
-    def __init__(self, reuse: Callable[[npt.NDArray[Any]], None] = lambda _: None) -> None:
-        self._reuse = reuse
+    `clip`: of the gradient, an fp32 tensor.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        trainable: int,
+        reuse: Callable[[npt.NDArray[Any]], None] = lambda _: None,
+        clip: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self._size, self._trainable, self._reuse, self._clip = size, trainable, reuse, clip
         self._total = aligned(0)
         self._dtype: npt.DTypeLike = np.float32
         self._empty = True
 
+    @property
+    def clips(self) -> bool:
+        """See `Mean`."""
+        return self._clip is not None
+
     def add(self, update: npt.NDArray[Any], samples: int) -> None:
         """Add an update of so many samples."""
         if self._empty:
-            if self._total.size != update.size:
-                self._total = aligned(update.size)
+            if not self._total.size:
+                self._total = aligned(self._size)
             self._dtype, self._empty = update.dtype, False
-            kernels.decode(update, self._total)
+            decode(update, self._total, self._trainable)
             self._total *= np.float32(samples)
         else:
-            kernels.include(self._total, update, self._total, np.float32(samples))
+            for part, piece in parts(values(update, self._trainable)):
+                kernels.include(self._total[part], piece, self._total[part], np.float32(samples))
         self._reuse(update)
 
     def result(self, samples: int) -> npt.NDArray[Any]:
         """The mean over so many samples; the next one begins."""
         self._total *= np.float32(1 / samples)
+        if self._clip is not None:
+            self._total[: self._trainable] = self._clip(self._total[: self._trainable])
         self.clear()
-        out = aligned(self._total.size, self._dtype)
-        kernels.encode(self._total, out)
+        out = coded(self._size, self._trainable, self._dtype)
+        encode(self._total, out, self._trainable)
         return out
 
     def clear(self) -> None:
@@ -82,7 +105,7 @@ class HostMean:
 
 
 class HostInclusion:
-    """`Inclusion` of `size` parameters, fp32 or bf16, with kernels. `alias` makes a tensor of an array.
+    """`Inclusion` of `size` parameters in fp32, with kernels. `alias` makes a tensor of an array.
 
     `differences`: the ranges of the statistics of which an update has differences.
     """
@@ -90,28 +113,23 @@ class HostInclusion:
     def __init__(
         self,
         size: int,
-        dtype: npt.DTypeLike,
         alias: Callable[[npt.NDArray[Any]], Any],
         differences: Sequence[tuple[int, int]] = (),
     ) -> None:
-        self._size, self._dtype, self._alias = size, np.dtype(dtype), alias
+        self._size, self._alias = size, alias
         self._differences = differences
         self._second: npt.NDArray[np.float32] | None = None
         self._sum: npt.NDArray[np.float32] | None = None
         """fp32; made with the first gradient in flight: a worker that waits for its answers needs none."""
-        self._encoded: npt.NDArray[Any] | None = None
         self._tensor: Any = None
 
     def __call__(self, current: Any, update: npt.NDArray[Any], lead: Lead) -> Any:
         """The parameters with the update; in memory that the next call overwrites."""
         current = np.asarray(memoryview(current))
         if self._sum is None:
-            self._prepare()
-        assert self._sum is not None
+            self._sum = aligned(self._size)
+            self._tensor = self._alias(self._sum)
         out, start, n = self._sum, current, lead.trainable
-        if current.dtype != np.float32:
-            kernels.decode(current, out)
-            start = out
         scale, of_differences, *rest = lead.scalars
         w, g, to = start[:n], update[:n], out[:n]
         if lead.kind == "plain":
@@ -123,15 +141,6 @@ class HostInclusion:
             apply(w, self._second, g, to, scale, *rest)
         out[n:] = start[n:]
         for low, high in self._differences:
-            kernels.include(start[low:high], update[low:high], out[low:high], of_differences)
-        if self._encoded is not None:
-            kernels.encode(out, self._encoded)
+            for part, piece in parts(values(update, n), low, high):
+                kernels.include(start[part], piece, out[part], of_differences)
         return self._tensor
-
-    def _prepare(self) -> None:
-        self._sum = aligned(self._size)
-        if self._dtype == np.float32:
-            self._tensor = self._alias(self._sum)
-        else:
-            self._encoded = aligned(self._size, self._dtype)
-            self._tensor = self._alias(self._encoded)

@@ -63,11 +63,10 @@ def place(model: Any, layout: Layout, batch_size: int, untrained: tuple[int, ...
     `gradient_accumulation_steps=k`, one push of weight 1 carries the gradients of k batches.
     """
     reason, optimizer = why_worker(model), unwrap(model.optimizer)
-    if accumulated(model) > 1 and (reason or _clips(optimizer)):
+    if accumulated(model) > 1 and reason:
         raise UserError(
-            f"gradient_accumulation_steps={accumulated(model)} is not supported: "
-            f"{reason or 'the optimizer clips the accumulated gradient'}. A worker that is lost would lose batches "
-            "that count as trained. Leave it out, and use a larger batch size."
+            f"gradient_accumulation_steps={accumulated(model)} is not supported: {reason}. A worker that is lost would "
+            "lose batches that count as trained. Leave it out, and use a larger batch size."
         )
     if reason:
         return Placement(OptimizerConfig(name="delta", learning_rate=1.0, batch_size=batch_size), reason)
@@ -154,7 +153,7 @@ def takes_rows_apart(model: Any) -> bool:
     It does not if it only adds gradients, or if it accumulates batches, which Keras does in a dense array.
     """
     optimizer = unwrap(model.optimizer)
-    return accumulated(model) == 1 and (NAMES.get(type(optimizer)) != "sgd" or _clips(optimizer))
+    return accumulated(model) == 1 and (NAMES.get(type(optimizer)) != "sgd" or clips(optimizer))
 
 
 def has_own_step(model: Any) -> bool:
@@ -172,7 +171,8 @@ def accumulated(model: Any) -> int:
     return int(unwrap(model.optimizer).gradient_accumulation_steps or 1)
 
 
-def _clips(optimizer: Any) -> bool:
+def clips(optimizer: Any) -> bool:
+    """Whether the optimizer clips gradients."""
     return any(
         limit is not None for limit in (optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue)
     )

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from shoal_trainer.ps import kernels
 from shoal_trainer.ps.aligned import aligned
+from shoal_trainer.ps.coding import coded, decode, encode, values
 from shoal_trainer.ps.statistics import Statistics
 from shoal_trainer.ps.update_rules import Optimizer, Update
 from shoal_trainer.wire.messages import Average, OptimizerConfig, Progress, Push
@@ -31,8 +31,8 @@ MAX_SECONDS = 60.0
 class Outage:
     """The state of local training, from the first `Unreachable` to the first answer.
 
-    `current`: the last pulled parameters, fp32 or bf16, shape (size,); the first `parameters` are trainable, the rest
-    are statistics. `learning_rate`: the last one of the servers.
+    `current`: the last pulled parameters, coded (`ps/coding`); the first `parameters` are trainable, the rest are
+    statistics. `learning_rate`: the last one of the servers.
     """
 
     def __init__(
@@ -51,11 +51,12 @@ class Outage:
         self.samples = 0
         self.left_out = 0
         self.progress: list[Progress] = []
-        self.master = aligned(current.size)
-        kernels.decode(current, self.master)
+        size = values(current, parameters).size
+        self.master = aligned(size)
+        decode(current, self.master, parameters)
         self.base = self.master.copy()
         self._rule = Optimizer(config, 0, parameters)
-        self._statistics = Statistics(averages, parameters, current.size)
+        self._statistics = Statistics(averages, parameters, size)
         self._parameters = parameters
         self._learning_rate = learning_rate
         self._config = config
@@ -85,7 +86,7 @@ class Outage:
         gradient: bool = True,
         left_out: int = 0,
     ) -> None:
-        """Take a local step. `update` in wire format (see `ModelSpec`).
+        """Take a local step. `update` as coded on the wire.
 
         `progress`: the mark of each step of which the update is the mean.
 
@@ -98,12 +99,12 @@ class Outage:
         self.progress += progress
 
     def parameters_into(self, out: npt.NDArray[Any]) -> None:
-        """Write the local parameters in the encoding of `out`."""
-        kernels.encode(self.master, out)
+        """Write the local parameters, coded as `out` is."""
+        encode(self.master, out, self._parameters)
 
     def difference_into(self, out: npt.NDArray[Any]) -> None:
-        """Write the difference made by the local steps in the encoding of `out`."""
-        kernels.encode(self.master - self.base, out)
+        """Write the difference made by the local steps, coded as `out` is."""
+        encode(self.master - self.base, out, self._parameters)
 
     def rebase(self) -> None:
         """Start the next difference at the current parameters."""
@@ -113,7 +114,7 @@ class Outage:
 
     def as_send(self, seq: int, versions: tuple[int, ...]) -> Send:
         """The local steps as a push; the next difference starts after them."""
-        delta = aligned(self.master.size, self._scratch.dtype)  # the dtype of the updates
+        delta = coded(self.master.size, self._parameters, self._scratch.dtype)  # the dtype of the updates
         self.difference_into(delta)
         push = Push(
             seq=seq,
@@ -136,4 +137,4 @@ class Outage:
             weight = self._learning_rate * self._config.weight(samples)  # as on the servers
             rate = 1.0 if self._config.name == "delta" else weight
             self._rule.apply(self.master[:n], self._scratch[:n], Update(rate, self._updates))
-        self._statistics.apply(self.master, self._scratch, steps, 1.0)
+        self._statistics.apply(self.master, values(self._scratch, n), steps, 1.0)

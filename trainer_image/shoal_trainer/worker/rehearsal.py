@@ -28,11 +28,10 @@ from shoal_trainer.data.downloads import Download
 from shoal_trainer.data.source import Extent, Part, Source
 from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import TrainerError, UserError
-from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.memory import needed
 from shoal_trainer.training import Training
 from shoal_trainer.worker.alone import validation_batches
-from shoal_trainer.worker.compose import build_flat_model
+from shoal_trainer.worker.compose import build_flat_model, warn_of_data, warn_of_placement
 from shoal_trainer.worker.entrypoint import load
 from shoal_trainer.worker.flat_model import FlatModel, Step
 from shoal_trainer.worker.keras_internals import model_supports_jit
@@ -164,30 +163,21 @@ class Rehearsal:
 
     def _build(self, job: Training, say: Callable[[str], None]) -> FlatModel:
         model = build_flat_model(job, self._config)
-        size = model.layout.size
-        width = 2 if job.wire == "bf16" else 4
-        say(f"{size:,} parameters, {_bytes(size * width)} in each push and pull")
+        say(f"{model.layout.size:,} parameters, {_bytes(model.wire_bytes)} in each push and pull")
         arrays = leaves((model.example.x, model.example.y))
         say(f"a batch is {', '.join(f'{_name(leaf)}{tuple(leaf.shape)}' for leaf in arrays)}")
         return model
 
     def _step(self, model: FlatModel, say: Callable[[str], None]) -> Step:
         model.trace()
-        parameters = aligned(model.layout.size, model.dtype)
-        parameters[:] = model.initial().astype(parameters.dtype)
-        tensor = model.alias(parameters)
-        step = model.step(tensor, model.example)
+        step = model.step(model.on_device(model.alias(model.coded(model.dtype))), model.example)
         if not step.finite:
             raise UserError(
                 f"The loss of the first batch is {step.loss}, or its gradient is not finite. Look for zeros in "
                 "divisions and logarithms, for NaN in the data, and for a learning rate that is much too high."
             )
         placement = place(model.model, model.layout, self._config.batch_size, model.found.without_gradient)
-        if placement.reason:
-            logging.getLogger(__name__).warning(
-                "the optimizer runs on the workers: %s. Each worker has its own optimizer state",
-                placement.reason,
-            )
+        warn_of_placement(placement)
         say(f"loss {step.loss:.4g}; the optimizer runs on the {PLACES[placement.on_server]}")
         say(f"one parameter server needs {_bytes(needed(model.layout.size, placement.config))} of memory")
         return step
@@ -225,8 +215,7 @@ class Rehearsal:
 
     def _amount(self, job: Training, say: Callable[[str], None]) -> None:
         extent, size = job.data.describe(), self._config.batch_size
-        if job.data.remark:
-            _log.warning("Training(data=…): %s", job.data.remark)
+        warn_of_data(job)
         if extent.size is None:
             say(f"{len(extent.files)} files; their lengths are learned in the first epoch")
             if len(extent.files) < self._workers:
@@ -296,7 +285,7 @@ class Rehearsal:
 
     @contextlib.contextmanager
     def _tasks(self, job: Training, model: FlatModel) -> Iterator[Tasks]:
-        tasks = Tasks(job, model, self._config.batch_size, 1, threading.Event())
+        tasks = Tasks(job, model, self._config.batch_size, 1, threading.Event(), contained=True)
         try:
             yield tasks
         finally:

@@ -26,6 +26,7 @@ def vary_seeds(model: Any, worker: tuple[int, int]) -> None:
         path = f"{generator.state.path}/{worker[0]}/{worker[1]}".encode()
         state = np.asarray(generator.state.numpy())
         generator.state.assign(np.array([zlib.crc32(path), zlib.adler32(path)]).astype(state.dtype))
+    tf.random.set_seed(zlib.crc32(f"{worker[0]}/{worker[1]}".encode()))  # of layers that draw from TensorFlow
 
 
 def keep_drawing() -> None:

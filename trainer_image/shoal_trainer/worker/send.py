@@ -112,7 +112,11 @@ class Pile:
 
     def update(self) -> Any:
         """The mean update of the steps, weighted by samples."""
-        return self._first if len(self.steps) == 1 else self._mean.result(self.samples)
+        if len(self.steps) == 1:
+            if not self._mean.clips:
+                return self._first
+            self._mean.add(self._first, self.samples)
+        return self._mean.result(self.samples)
 
 
 def length(update: Any, trainable: int) -> float:

@@ -37,12 +37,13 @@ class NotPure(Exception):
     """A model that uses variables which Keras does not know, so that only the device that has them can compute it."""
 
 
-def shares(batch: Batch, devices: int) -> Iterator[tuple[Any, Any, Any, np.int32, np.float32]]:
-    """(x, y, weights, samples, whole) of each device: rows one after the other, which differ by at most one.
+def shares(batch: Batch, devices: int) -> Iterator[tuple[Any, Any, Any, np.int32, np.float32, np.float32]]:
+    """(x, y, weights, samples, whole, real) of each device: rows one after the other, which differ by at most one.
 
     Of the rows, the first `samples` are real, and weights are scaled as `Batch` says. `whole`: how many times as many
-    rows the batch has.
+    rows the batch has; `real`: which share of them is real.
     """
+    real = np.float32(batch.samples / batch.size)
     bounds = [batch.size * device // devices for device in range(devices + 1)]
     for low, high in pairwise(bounds):
         samples = min(max(batch.samples - low, 0), high - low)
@@ -55,7 +56,7 @@ def shares(batch: Batch, devices: int) -> Iterator[tuple[Any, Any, Any, np.int32
         weights = part(batch.weights)
         if scale != 1:
             weights = map_leaves(lambda leaf, scale=scale: leaf * scale, weights)
-        yield part(batch.x), part(batch.y), weights, np.int32(samples), whole
+        yield part(batch.x), part(batch.y), weights, np.int32(samples), whole, real
 
 
 class SeveralDevices:
@@ -108,7 +109,7 @@ class SeveralDevices:
         with tf.device(self._devices[0]):
             self._step.assign([new.get(index) for index in range(len(outside))])
             global_seed_generator().state.assign(seeds[0])
-            return self._merge(flats[0], updates, numbers, rest[size - 2 :: size])
+            return self._merge(flats[0], updates, numbers, rest[size - 3 :: size])
 
     def _outside_of(self, index: int, values: list[Any]) -> list[Any]:
         """The values of the variables outside of the layout for one device."""
@@ -124,7 +125,7 @@ class SeveralDevices:
     def _part_on(self, index: int, device: str) -> Callable[..., Any]:
         def part(flat: Any, scale: Any, outside: list[Any], seed: Any, arguments: Any) -> Any:
             given = iter(arguments)
-            *data, whole = map_leaves(lambda _: next(given), self._structure)
+            *data, whole, real = map_leaves(lambda _: next(given), self._structure)
             outside = [
                 _varied(value, index) if id(v) in self._seeds else value
                 for v, value in zip(self._step.outside, outside, strict=True)
@@ -133,7 +134,7 @@ class SeveralDevices:
             stand_in = _Drawing(generator, _varied(seed, index))
             replace_global_seed_generator(stand_in)
             try:
-                with tf.device(device), counted_whole(self._step.model, whole):
+                with tf.device(device), counted_whole(self._step.model, whole, real):
                     found = self._step.part(self._decode(flat), data, scale, outside)
                     loss = tf.reduce_mean(tf.cast(found.loss, tf.float32))
                     # Values of samples were multiplied, so that their gradients' mean is the sum.

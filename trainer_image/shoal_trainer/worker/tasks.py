@@ -72,6 +72,7 @@ class Tasks:
     """Runs tasks on the model of `flat_model`, with a temporary folder that `close` deletes.
 
     `drain`: set when the worker has to leave, which ends an evaluation. `moved`: called at each batch of one.
+    `contained`: callbacks write only below that folder.
     """
 
     def __init__(
@@ -82,6 +83,8 @@ class Tasks:
         epochs: int | None = None,
         drain: threading.Event | None = None,
         moved: Callable[[], None] = lambda: None,
+        *,
+        contained: bool = False,
     ) -> None:
         self._job = job
         self._flat_model = flat_model
@@ -106,6 +109,7 @@ class Tasks:
             flat_model.model,
             epochs,
             (*trained, *(metrics or ())),
+            contained=contained,
         )
         self._evaluated: tuple[dict[str, float], npt.NDArray[np.float32]] | None = None
         """The metrics and the parameters of this worker's last evaluation, for the callbacks of its epoch."""

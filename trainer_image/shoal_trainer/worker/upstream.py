@@ -19,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal_trainer.errors import Unreachable
-from shoal_trainer.ps import kernels, schedules
+from shoal_trainer.ps import schedules
 from shoal_trainer.ps.aligned import aligned
+from shoal_trainer.ps.coding import decode
 from shoal_trainer.ps.journal import PushJournal
 from shoal_trainer.retry import Backoff
 from shoal_trainer.wire.messages import Copy, Progress, Pulled, Welcome
@@ -65,7 +66,13 @@ class Upstream:
         self._leases = leases
         self._drain = drain
         self._clock = clock
-        self._buffers = Buffers(flat_model.layout.size, flat_model.dtype, flat_model.alias, flat_model.upload)
+        self._buffers = Buffers(
+            flat_model.layout.size,
+            flat_model.layout.trainable,
+            flat_model.dtype,
+            flat_model.alias,
+            flat_model.upload,
+        )
         self.anticipation = Anticipation(
             placement.config, flat_model.layout.trainable, flat_model.inclusion()
         )
@@ -315,8 +322,8 @@ class Upstream:
         """Push what the servers lack, and pull their parameters."""
         assert self.pulled is not None
         if not welcome.initialized:  # only the workers' copies of the parameters are left
-            first = aligned(self._buffers.current.size)
-            kernels.decode(self._buffers.current, first)
+            first = aligned(self._flat_model.layout.size)
+            decode(self._buffers.current, first, self._flat_model.layout.trainable)
             self._exchange.initialize(first, self.pulled.samples).result()
         if welcome.boots[0] != self._boots[0]:
             self._rejoin(welcome.shards[0].last_seq)

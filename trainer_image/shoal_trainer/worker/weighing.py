@@ -66,20 +66,21 @@ def filled(weights: Any, samples: Any) -> Any:
 
 
 @contextlib.contextmanager
-def counted_whole(model: Any, whole: Any) -> Iterator[None]:
+def counted_whole(model: Any, whole: Any, real: Any) -> Iterator[None]:
     """Multiply losses that are no means, in this block: the mean of several devices' losses is then that of the batch.
 
-    `whole`: how many times as many rows the batch has as a device's share, a scalar tensor.
+    `whole`: how many times as many rows the batch has as a device's share; `real`: which share of its rows is real;
+    scalar tensors.
     """
     compiled = compiled_loss(model)
     losses = [each.loss for each in flat_losses(compiled)] if compiled is not None else []
     for loss in losses:
-        loss.whole = whole
+        loss.whole, loss.real = whole, real
     try:
         yield
     finally:
         for loss in losses:
-            loss.whole = None
+            loss.whole = loss.real = None
 
 
 def overstated(model: Any) -> Any:
@@ -103,6 +104,7 @@ class WeighedLoss:
         """Of labels that are the numbers of classes, once it was traced."""
         self.ignored: int | None = getattr(loss, "ignore_class", None)
         self.whole: Any = None
+        self.real: Any = None
         """See `counted_whole`."""
         self.excess: Any = 0.0
         """See `overstated`."""
@@ -113,7 +115,8 @@ class WeighedLoss:
         if self.whole is not None and reduction not in MEANS:
             found *= tf.cast(self.whole, found.dtype)
         if reduction == "sum" and (true := keras_mask(weights)) is not None:
-            self.excess = found * (1 - tf.reduce_mean(tf.cast(true, found.dtype)))
+            real = tf.reduce_mean(tf.cast(true, found.dtype)) if self.real is None else self.real
+            self.excess = found * (1 - tf.cast(real, found.dtype))
         return found
 
     def _computed(self, y_true: Any, y_pred: Any, weights: Any) -> Any:

@@ -7,9 +7,10 @@ those that still exist are in `retired` follows from `retiredUntil`, in the same
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from operator import attrgetter
 
 from shoal.api.capacity_pool import CapacityPoolStatus, CountedUsage, Usage
 from shoal.api.training_job import TrainingJob
@@ -18,6 +19,7 @@ KEPT = timedelta(hours=1)
 """A job that finished so long ago, and has nothing left to be given back, uses no pool any more."""
 
 _COUNTS = tuple(Usage.model_fields)
+_values = attrgetter(*_COUNTS)
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def count(
         if (usage := job.status.pool_usage.get(name)) is None:
             continue
         if not _ended(job, until):
-            ours.append(CountedUsage(uid=uid, operator=operator, **_counts(usage)))
+            ours.append(_part(known.get(uid), uid, operator, usage))
         elif uid in known or before_then is None or not _ended(job, before_then):
             ended.append(usage)
     parts = tuple(sorted([*ours, *theirs], key=lambda each: each.uid))
@@ -62,13 +64,13 @@ def _ended(job: TrainingJob, until: datetime) -> bool:
     return job.status.finished and job.status.released and end is not None and end <= until
 
 
-def _counts(usage: Usage) -> dict[str, int]:
-    return {name: getattr(usage, name) for name in _COUNTS}
+def _part(before: CountedUsage | None, uid: str, operator: str, usage: Usage) -> CountedUsage:
+    """The part of a job: the same object as before if nothing of it has changed, since there may be a thousand."""
+    if before is not None and before.operator == operator and _values(before) == _values(usage):
+        return before
+    return CountedUsage(uid=uid, operator=operator, **dict(zip(_COUNTS, _values(usage), strict=True)))
 
 
-def _sum(parts: Iterable[Usage]) -> Usage:
-    totals = dict.fromkeys(_COUNTS, 0)
-    for part in parts:
-        for name in _COUNTS:
-            totals[name] += getattr(part, name)
-    return Usage(**totals)
+def _sum(parts: Sequence[Usage]) -> Usage:
+    columns = zip(*map(_values, parts), strict=True)
+    return Usage(**dict(zip(_COUNTS, map(sum, columns), strict=False)))

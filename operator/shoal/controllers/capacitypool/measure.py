@@ -12,7 +12,7 @@ wrote, and sums up. A write is refused if another one came first, so none is los
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 
 from shoal.api.base import Condition
@@ -27,11 +27,10 @@ from shoal.api.capacity_pool import (
     Usage,
 )
 from shoal.api.kube import Node
-from shoal.api.training_job import TrainingJob
 from shoal.controllers.capacitypool import stock
 from shoal.controllers.capacitypool.counted import Counted, count
+from shoal.controllers.capacitypool.members import selects
 from shoal.controllers.capacitypool.seen import Seen
-from shoal.controllers.trainingjob.claims import holdings
 
 NAMED_JOBS = 3
 RENEWED = timedelta(minutes=30)
@@ -73,15 +72,14 @@ def measure(seen: Seen) -> CapacityPoolStatus:
 
 
 def matches(pool: CapacityPool, node: Node) -> bool:
-    """Whether a node is one of the pool: it has all labels of the selector. A pool without a selector has none."""
-    selector = pool.spec.node_selector
-    return bool(selector) and selector.items() <= node.metadata.labels.items()
+    """Whether a node is one of the pool."""
+    return selects(pool.spec.node_selector, node.metadata.labels)
 
 
 def _shares(seen: Seen, counted: Counted) -> tuple[OperatorShare, ...]:
     """What the operators say: this one now, the others before."""
     before = {share.operator: share for share in seen.pool.status.shares}
-    nodes, reason = _planned(seen.pool, seen.jobs)
+    nodes, reason = _planned(seen.held)
     if seen.used > nodes:
         nodes, reason = seen.used, ", ".join(filter(None, (reason, f"{seen.used} in use")))
     others = [
@@ -127,18 +125,12 @@ def _interruptions(total: Usage) -> MeasuredInterruptions:
     )
 
 
-def _planned(pool: CapacityPool, jobs: Iterable[TrainingJob]) -> tuple[int, str]:
-    """The nodes that the jobs that are seen have, or are to have by a plan that is carried out, and whose they are."""
-    name = pool.metadata.name
-    wanted = {
-        f"{job.metadata.namespace}/{job.metadata.name}": count
-        for job in jobs
-        if (count := holdings(job)[name]) > 0
-    }
-    most = sorted(wanted.items(), key=lambda item: (-item[1], item[0]))
+def _planned(held: Mapping[str, int]) -> tuple[int, str]:
+    """The nodes that the jobs that are seen have, or are to have, and whose they are."""
+    most = sorted(held.items(), key=lambda item: (-item[1], item[0]))
     words = ", ".join(f"{count} for {job}" for job, count in most[:NAMED_JOBS])
     more = f" and {len(most) - NAMED_JOBS} more jobs" if len(most) > NAMED_JOBS else ""
-    return sum(wanted.values()), f"{words}{more}"
+    return sum(held.values()), f"{words}{more}"
 
 
 def _recommended(shares: Iterable[OperatorShare], limit: int) -> Recommendation:
@@ -156,7 +148,8 @@ def _conditions(seen: Seen, pending: int, *, still: bool) -> tuple[Condition, ..
     problem = seen.problem
     if problem is None and seen.overlaps:
         words = (
-            f"nodes of this pool are also selected by CapacityPool {seen.overlaps}: give each node one pool"
+            f"nodes of this pool are also selected by CapacityPool {seen.overlaps}, which is older: give each node one "
+            "pool; what runs here stays, and nothing more begins"
         )
         problem = ("Overlaps", words)
     ready = ("Ready", problem is None, problem or ("Valid", ""))

@@ -7,8 +7,9 @@ from datetime import datetime
 
 from shoal.api.capacity_pool import CapacityPool, CapacityPoolStatus
 from shoal.api.events import Event
-from shoal.api.labels import POOL
-from shoal.controllers.capacitypool.measure import matches, measure
+from shoal.controllers.capacitypool.measure import measure
+from shoal.controllers.capacitypool.members import Members
+from shoal.controllers.capacitypool.overlaps import older_overlap
 from shoal.controllers.capacitypool.seen import Seen
 from shoal.controllers.state import ClusterState, Key
 from shoal.runtime.recorder import Recorder
@@ -19,7 +20,10 @@ EVERY_SECONDS = 15.0
 
 
 class PoolReconciler:
-    """Called with the key of a pool; returns the seconds until the next time. `operator`: who this is, to others."""
+    """Called with the key of a pool; returns the seconds until the next time. `operator`: who this is, to others.
+
+    It is made before the caches are filled.
+    """
 
     def __init__(
         self,
@@ -37,6 +41,10 @@ class PoolReconciler:
         self._wall = wall
         self._operator = operator
         self._on_change = on_change
+        self._members = Members()
+        state.on_job.append(self._members.see_job)
+        state.on_node.append(self._members.see_node)
+        state.on_pool.append(self._members.see_pool)
 
     async def __call__(self, key: Key) -> float | None:
         """Reconcile one pool."""
@@ -55,25 +63,18 @@ class PoolReconciler:
         return EVERY_SECONDS
 
     def _observe(self, pool: CapacityPool) -> Seen:
-        state = self._state
-        nodes = [node for node in state.nodes.all() if matches(pool, node)]
-        pods = [pod for pod in state.pods.all() if not pod.ended]
-        ours = {node.metadata.name for node in nodes}
-        others = (each for each in state.pools.all() if each.metadata.uid != pool.metadata.uid)
-        overlaps = next((o.metadata.name for o in others if any(matches(o, node) for node in nodes)), "")
+        name, members, pods = pool.metadata.name, self._members, self._state.pods
+        nodes = members.nodes(name)
         return Seen(
             pool=pool,
             now=self._wall(),
             nodes=nodes,
-            used=len({pod.spec.node_name for pod in pods} & ours),
-            jobs=list(state.jobs.all()),
-            waiting=[
-                pod
-                for pod in pods
-                if not pod.spec.node_name and pod.metadata.labels.get(POOL) == pool.metadata.name
-            ],
+            used=len(nodes & pods.keys("host")),
+            jobs=members.jobs(name),
+            held=members.held(name),
+            waiting=pods.indexed("waiting", name),
             problem=_problem(pool),
-            overlaps=overlaps,
+            overlaps=older_overlap(pool, self._state.pools.all(), members.sharing(name), nodes),
             operator=self._operator,
         )
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from shoal.api.capacity_pool import CapacityPool
-from shoal.api.kube import Node, Pod
+from shoal.api.kube import Pod
 from shoal.api.training_job import TrainingJob
 
 
@@ -17,16 +17,18 @@ class Seen:
 
     pool: CapacityPool
     now: datetime
-    nodes: Sequence[Node]
+    nodes: Sized
     used: int
     """Nodes with a pod of a job."""
     jobs: Sequence[TrainingJob]
-    """All jobs that exist."""
+    """The jobs that have used it."""
     waiting: Sequence[Pod]
     """Pods of this pool that have no node."""
+    held: Mapping[str, int] = field(default_factory=dict)
+    """The nodes that jobs have or, by a plan that is carried out, are to have, by namespace/name."""
     problem: tuple[str, str] | None = None
     """What is wrong with the pool's description, as a reason and a message."""
     overlaps: str = ""
-    """Another pool that selects one of its nodes."""
+    """An older pool that selects nodes of it."""
     operator: str = ""
     """Who sees this."""

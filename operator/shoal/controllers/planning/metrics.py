@@ -6,11 +6,11 @@ from collections import Counter as Sums
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.training_job import TrainingJob
-from shoal.runtime.metrics import FAST, Metrics
+from shoal.runtime.metrics import Metrics
 
 
 class PlanMetrics:
@@ -21,7 +21,7 @@ class PlanMetrics:
         self.seconds = Histogram(
             "shoal_plan_seconds",
             "Duration of one plan of all jobs with pools.",
-            buckets=FAST,
+            buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600),
             registry=metrics.registry,
         )
         self.plans = Counter(
@@ -33,6 +33,19 @@ class PlanMetrics:
             "What a plan had to leave out because of a fault, by what: job, pool, profile, report.",
             ["what"],
             registry=metrics.registry,
+        )
+        self.rows_left_out = Gauge(
+            "shoal_plan_rows_left_out",
+            "Measured configurations of models that are not planned, too many for the last plan to learn from.",
+            registry=metrics.registry,
+        )
+
+    def count_age(self, oldest_seconds: Callable[[], float]) -> None:
+        """Export the age of the oldest proposal, computed at each scrape."""
+        self._metrics.live_value(
+            "shoal_plan_oldest_seconds",
+            "Age of the oldest proposal to a job that is planned: plans take longer than they last where it grows.",
+            oldest_seconds,
         )
 
     def count_pools(

@@ -89,6 +89,10 @@ class Planner:
         known = self._known.get(uid)
         return None if known is None else replace(known.proposal, age_seconds=self._now() - known.at)
 
+    def oldest_seconds(self) -> float:
+        """The age of the oldest proposal; 0 without one."""
+        return max((self._now() - known.at for known in self._known.values()), default=0.0)
+
     async def run(self) -> None:
         """Plan until cancelled."""
         while True:
@@ -144,6 +148,7 @@ class Planner:
         found = self._plan(pools, list(profiles.values()), fleet)
         blamed = {id(each.profile): each.fault for each in found.left_out}
         faults |= {key: blamed[id(each)] for key, each in profiles.items() if id(each) in blamed}
+        self._metrics.rows_left_out.set(found.rows_left_out)
         self._metrics.faults.labels("job").inc(sum(bool(plan.fault) for plan in found.jobs.values()))
         traded = trades(
             {name: plan.counts for name, plan in found.jobs.items()},

@@ -22,10 +22,13 @@ from shoal.controllers.state import ClusterState, Key, key_of
 from shoal.manifests.placement import ZONE
 from shoal.policy.decide.homes import in_zone
 from shoal.sizing.fleet import FleetJob, FleetPool
-from shoal.sizing.fleet.jobs import fleet_job
+from shoal.sizing.fleet.jobs import fleet_job, server_price
 from shoal.sizing.fleet.work import samples_per_epoch
 from shoal.telemetry.poller import Poller
 from shoal_trainer.contract import StatusReport
+
+SILENT_SECONDS = 300.0
+"""A report older than this says nothing of the speed of now. Its work left is the newest that is known."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class Scene:
     """Everything at one moment. Nothing in it changes."""
 
     now: datetime
+    at: float
+    """`now` on the loop's clock."""
     looks: Sequence[Look]
     jobs: Sequence[TrainingJob]
     """All that exist, planned or not."""
@@ -60,24 +65,34 @@ class Scene:
     def job(self, look: Look, profile: SpeedProfile | None, progress: Progress, paces: Paces) -> FleetJob:
         """A job as the planner sees it. `progress` and `paces` remember what it did before, and hear of it."""
         progress.observe(look.job, look.report, samples_per_epoch(profile))
+        silent = look.report is not None and self.at - look.reported_at > SILENT_SECONDS
         planned = fleet_job(
             look.job,
             profile,
             self.now,
             look.report,
+            server_price=server_price(look.job, self.pools),
             priority=max((pod.spec.priority for pod in look.pods), default=0),
-            watched=paces.observe(look.job, look.report, look.reported_at),
+            watched=paces.observe(look.job, None if silent else look.report, look.reported_at),
         )
-        return replace(planned, pools=self._near(look) or planned.pools)
+        zone = self._zone(look)
+        return replace(
+            planned, pools=self._near(look, zone) or planned.pools, servers_zone=zone, silent=silent
+        )
 
-    def _near(self, look: Look) -> tuple[str, ...]:
-        """The pools that workers may go to: with `zonePolicy` Same, those in the zone where parameter server 0 is."""
-        spec, zone = look.job.spec.workers, ""
-        if spec.zone_policy == "Same":
-            servers = (pod for pod in look.pods if pod.place is not None and pod.place.is_coordinator)
-            nodes = (self.nodes.get(pod.spec.node_name or "") for pod in servers)
-            zone = next((node.metadata.labels.get(ZONE, "") for node in nodes if node is not None), "")
-        near = in_zone(self.pools, zone)
+    def _zone(self, look: Look) -> str:
+        """Where parameter server 0 is, which nothing moves; until it has a node, where all of its pools are."""
+        servers = (pod for pod in look.pods if pod.place is not None and pod.place.is_coordinator)
+        nodes = (self.nodes.get(pod.spec.node_name or "") for pod in servers)
+        named = look.job.spec.parameter_servers.pools
+        zones = {self.pools[name].spec.zone for name in named if name in self.pools}
+        to_be = zones.pop() if len(zones) == 1 else ""
+        return next((node.metadata.labels.get(ZONE, "") for node in nodes if node is not None), to_be)
+
+    def _near(self, look: Look, zone: str) -> tuple[str, ...]:
+        """The pools that workers may go to: with `zonePolicy` Same, those in the zone of the servers."""
+        spec = look.job.spec.workers
+        near = in_zone(self.pools, zone if spec.zone_policy == "Same" else "")
         return tuple(name for name in spec.pools if name in near or name not in self.pools)
 
 
@@ -96,7 +111,7 @@ def take(state: ClusterState, poller: Poller, learner: Learner, now: datetime, a
     every = {key: learner.known(key) for key in learner.keys} if looks else {}
     asked = {look.profile for look in looks}
     known = {key: each for key, each in every.items() if key in asked or not each.is_forgotten}
-    return Scene(now, looks, jobs, dict(state.pools_by_name), dict(state.nodes_by_name), known)
+    return Scene(now, at, looks, jobs, dict(state.pools_by_name), dict(state.nodes_by_name), known)
 
 
 def _is_planned(job: TrainingJob) -> bool:

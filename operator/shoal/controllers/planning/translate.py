@@ -17,7 +17,7 @@ from shoal.api.training_job import TrainingJob
 from shoal.controllers.planning.trades import Trade
 from shoal.policy.model import Proposal
 from shoal.sizing.fleet import FleetPool, JobPlan
-from shoal.sizing.fleet.resources import decimal, fleet_pool
+from shoal.sizing.fleet.resources import fleet_pool
 from shoal.sizing.speed.measurements import MEASURED
 
 URGENT_CONFIDENCE = 0.95
@@ -48,7 +48,6 @@ def proposal(
     objective = job.spec.elasticity.objective
     limited = objective.deadline_seconds is not None or objective.max_cost is not None
     at_risk = not plan.feasible or (plan.confidence is not None and plan.confidence < URGENT_CONFIDENCE)
-    spent = decimal(job.status.cost.accumulated) if job.status.cost else 0.0
     finish, low, high = (
         None if each is None else min(each, LONGEST_SECONDS)
         for each in (plan.finish_seconds, plan.finish_low, plan.finish_high)
@@ -60,7 +59,7 @@ def proposal(
         reason=plan.reason,
         since=old.since if old is not None and old.pools == counts else now,
         finish_time=None if finish is None else now + timedelta(seconds=finish),
-        cost=None if plan.cost is None else plan.cost + spent,
+        cost=None if plan.cost is None else plan.cost + plan.spent,
         confidence=plan.confidence,
         feasible=plan.feasible,
         urgent=trade.higher or (limited and at_risk and MEASURED in plan.basis.values()),

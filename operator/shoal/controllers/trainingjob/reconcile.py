@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.state import ClusterState, Key, Wake
@@ -40,6 +40,14 @@ a wave of losses (`work_queue.URGENT_SHARE`)."""
 REST_SHARE = 9.0
 """The same where much has changed, or the machine is busy: the rest is so many times as long as the reconcile."""
 FEWEST_PODS_THAT_REST = 64
+
+
+@dataclass
+class _Run:
+    """One run of a job, of which the key is that of all its runs."""
+
+    uid: str
+    memory: Memory = field(default_factory=Memory)
 
 
 class Reconciler:
@@ -82,8 +90,7 @@ class Reconciler:
         self._rest = rest
         self._tasks = tasks
         self._requests = Requests(self._carry_out, tasks, wake)
-        self._uids: dict[Key, str] = {}
-        self._memories: dict[str, Memory] = {}
+        self._runs: dict[Key, _Run] = {}
 
     async def __call__(self, key: Key) -> float | None:
         """Reconcile one job."""
@@ -91,12 +98,11 @@ class Reconciler:
         woken = began - self._waited(key)
         if self._complaints.about(key):
             self._tasks.start(key, self._complaints.complain(key))
-        self._forget_earlier_runs(key)
-        uid = self._uids.get(key, "")
-        if (seen := self._observer.observe(key, self._requests.pods_in_flight(uid))) is None:
-            self._requests.forget(uid)
+        run = self._run(key)
+        if (seen := self._observer.observe(key, self._requests.pods_in_flight(run.uid))) is None:
+            self._requests.forget(run.uid)
             return None
-        decided = self._plan(seen)
+        decided = self._plan(seen, run.memory)
         self._reactions.lost(seen, decided.status, woken)
         self._reactions.replaced(seen, self._now())
         self._listen(key, seen)
@@ -114,10 +120,10 @@ class Reconciler:
             self._rest(key, max(REST_SECONDS_PER_POD * pods, REST_SHARE * (self._now() - began)))
         return min((delay for delay in delays if delay is not None), default=None)
 
-    def _plan(self, seen: Observation) -> Plan:
+    def _plan(self, seen: Observation, memory: Memory) -> Plan:
         """The plan. An unexpected error is also reported on the job, where its owner can see it."""
         try:
-            decided = plan(seen, self._memories.setdefault(seen.job.metadata.uid, Memory()))
+            decided = plan(seen, memory)
         except Exception as error:
             if not isinstance(error, ShoalError) and (failed := internal_error(seen, error)) is not None:
                 self._report(seen.job, failed, complete=False)
@@ -153,23 +159,25 @@ class Reconciler:
             self._recorded(job, decided)
         return stored
 
-    def _forget_earlier_runs(self, key: Key) -> None:
-        """Drop the state of a run whose job was deleted or applied again under the same name."""
+    def _run(self, key: Key) -> _Run:
+        """The run of a job; the state of an earlier one, which was deleted or applied again, is dropped."""
         namespace, name = key
         job = self._state.jobs.get(name, namespace)
-        uid = job.metadata.uid if job is not None else None
-        old = self._uids.get(key)
-        if old is not None and old != uid:
-            self._answers.forget(old)
-            self._poller.forget(old)
-            self._reporter.forget(old)
-            self._requests.forget(old)
-            self._reactions.forget(old)
-            self._memories.pop(old, None)
-        if uid is None:
-            self._uids.pop(key, None)
-        else:
-            self._uids[key] = uid
+        uid = job.metadata.uid if job is not None else ""
+        known = self._runs.get(key)
+        if known is not None and known.uid == uid:
+            return known
+        if known is not None:
+            del self._runs[key]
+            self._answers.forget(known.uid)
+            self._poller.forget(known.uid)
+            self._reporter.forget(known.uid)
+            self._requests.forget(known.uid)
+            self._reactions.forget(known.uid)
+        run = _Run(uid)
+        if job is not None:
+            self._runs[key] = run
+        return run
 
     def _listen(self, key: Key, seen: Observation) -> None:
         """Poll the coordinator while its pod runs."""

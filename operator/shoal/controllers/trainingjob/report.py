@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from shoal.api.events import Event
@@ -51,6 +52,19 @@ class _Unanswered:
     events: tuple[Event, ...]
 
 
+@dataclass
+class _Told:
+    """What was written of one job, and tried."""
+
+    written: float = -math.inf
+    differs: float | None = None
+    """Since when there is something to write."""
+    conflict: tuple[str, float] = "", 0.0
+    """The version of the job that was not the newest, and when."""
+    unanswered: list[_Unanswered] = field(default_factory=list)
+    """What may be stored, of one version of the job."""
+
+
 class Reporter:
     """Writes statuses. `telemetry_seconds`: minimum interval of writes that only update telemetry."""
 
@@ -70,40 +84,34 @@ class Reporter:
         self._wall = wall
         self._telemetry_seconds = telemetry_seconds
         self._settle_seconds = settle_seconds
-        self._written: dict[str, float] = {}
-        self._differs: dict[str, float] = {}
-        """Since when there is something to write."""
-        self._conflicts: dict[str, tuple[str, float]] = {}
-        """Versions of jobs that were not the newest, and when."""
-        self._unanswered: dict[str, list[_Unanswered]] = {}
-        """What may be stored, of one version of a job."""
+        self._told: defaultdict[str, _Told] = defaultdict(_Told)
 
     def forget(self, uid: str) -> None:
         """Drop the state of a deleted job."""
-        for known in (self._written, self._differs, self._conflicts, self._unanswered):
-            known.pop(uid, None)
+        self._told.pop(uid, None)
         self._metrics.forget(uid)
 
     def report(
         self, job: TrainingJob, status: TrainingJobStatus, events: Iterable[Event], *, makes: bool
     ) -> Report:
         """When the status is written. `makes`: pods are being created, and soon there is more to say."""
-        uid = job.metadata.uid
-        self._look_for_unanswered(job)
+        told = self._told[job.metadata.uid]
+        self._look_for_unanswered(job, told)
         if status == job.status:
-            self._differs.pop(uid, None)
+            told.differs = None
             self._recorder.record(job, events)
             return Report(recorded=True)
         if not self._writer.can_write(job):
             return Report(recorded=False)
         old, new = apart(job.status, status)
         telemetry_only = differs_in_telemetry_only(old, new)
-        since = self._differs.setdefault(uid, self._now())
-        version, at = self._conflicts.get(uid, ("", 0.0))
+        if told.differs is None:
+            told.differs = self._now()
+        version, at = told.conflict
         due = [
             at + CONFLICT_SECONDS if version == job.metadata.resource_version else 0.0,
-            self._written.get(uid, -math.inf) + self._interval(old, new, telemetry_only),
-            since + _gathering_seconds(old, new) if makes else 0.0,
+            told.written + self._interval(old, new, telemetry_only),
+            told.differs + _gathering_seconds(old, new) if makes else 0.0,
         ]
         left = max(due) - self._now()
         return Report(recorded=telemetry_only, wait=left if left > DUE_SECONDS else 0.0)
@@ -119,7 +127,7 @@ class Reporter:
             Unavailable: the write failed and may succeed on retry.
             Refused: the API server rejects the status.
         """
-        uid, result = job.metadata.uid, "error"
+        told, result = self._told[job.metadata.uid], "error"
         try:
             stored = await self._writer.write(job, status, urgent=urgent)
             result = "refused" if stored is None else "done"
@@ -127,16 +135,14 @@ class Reporter:
             self._recorder.record(job, events)
             raise
         except Unavailable:
-            self._unanswered.setdefault(uid, []).append(_Unanswered(job, status, tuple(events)))
+            told.unanswered.append(_Unanswered(job, status, tuple(events)))
             raise
         finally:
             self._metrics.actions.labels("WriteStatus", result).inc()
         if stored is None:
-            self._conflicts[uid] = job.metadata.resource_version, self._now()
+            told.conflict = job.metadata.resource_version, self._now()
             return False
-        self._written[uid] = self._now()
-        self._differs.pop(uid, None)
-        self._unanswered.pop(uid, None)
+        told.written, told.differs, told.unanswered = self._now(), None, []
         self._tell(job, status, events)
         return True
 
@@ -145,12 +151,12 @@ class Reporter:
         self._metrics.count_changes(job.metadata.uid, job.status, status, self._wall())
         self._recorder.record(job, events)
 
-    def _look_for_unanswered(self, job: TrainingJob) -> None:
+    def _look_for_unanswered(self, job: TrainingJob, told: _Told) -> None:
         """Tell of a write without an answer if the job, once it is newer, shows that it was stored."""
-        tried = self._unanswered.get(job.metadata.uid)
-        if tried is None or tried[0].job.metadata.resource_version == job.metadata.resource_version:
+        tried = told.unanswered
+        if not tried or tried[0].job.metadata.resource_version == job.metadata.resource_version:
             return
-        del self._unanswered[job.metadata.uid]
+        told.unanswered = []
         if (stored := next((each for each in tried if each.status == job.status), None)) is not None:
             self._tell(stored.job, stored.status, stored.events)
 

@@ -74,15 +74,16 @@ class Creator:
 
     def create(self, place: Place, *, replaces: bool) -> None:
         """Create the pod of a place. `replaces`: it follows one that was lost."""
-        make, home = partial(self._manifest, place), self._wanted.home(place)
+        home = self._wanted.home(place)
+        make = partial(_manifest, self._pods, self._wanted, place)  # not of `self`, which has all actions
         if not self._tried:
             make()  # what is wrong with the manifests is told on the job, as any error of a plan
         self.actions.actions.append(CreatePod(self._name(place), make, *place, home.pool, replaces))
         self._tried = True
 
-    def _manifest(self, place: Place) -> Manifest:
-        on_demand = self._wanted.home(place).on_demand
-        return self._pods.pod(place, self._wanted.where_of(place), on_demand=on_demand)
-
     def _name(self, place: Place) -> str:
         return pod_name(self._facts.job.metadata.name, place)
+
+
+def _manifest(pods: PodFactory, wanted: Wanted, place: Place) -> Manifest:
+    return pods.pod(place, wanted.where_of(place), on_demand=wanted.home(place).on_demand)

@@ -119,9 +119,10 @@ class _Counter:
         if not slot.unfulfilled and self._waited(each):
             usage["unfulfilled"] += 1
             each.slot = slot.model_copy(update={"unfulfilled": True})
-        if slot.cause in INTERRUPTIONS and self._is_new(each):
+        if slot.cause in INTERRUPTIONS and self._is_new(each) and (slot.pool, slot.node) not in self._lost:
             usage["interruptions"] += 1
             self._shock(usage, slot.pool)
+            self._lost |= {(slot.pool, slot.node)} if slot.node else set()
 
     def _waited(self, each: Member) -> bool:
         """Whether its pod waits for a node for too long."""
@@ -133,6 +134,13 @@ class _Counter:
     def _is_new(self, each: Member) -> bool:
         """Whether its cause is recorded in this plan."""
         return each.place not in self._recorded
+
+    @cached_property
+    def _lost(self) -> set[Node]:
+        """Nodes whose loss is counted: one node with several workers is lost once."""
+        return {
+            (slot.pool, slot.node) for slot in self._before.slots if slot.node and slot.cause in INTERRUPTIONS
+        }
 
     @cached_property
     def _recorded(self) -> set[Place]:
@@ -180,15 +188,25 @@ class _Counter:
                     seconds[node[0]] += seconds_between(begun, facts.now)
             for pool, some in seconds.items():
                 self._usage(pool)["node_seconds"] += some
-            until = facts.now
+            until = max(since, facts.now)  # a clock that goes back counts nothing twice
             nodes = Counter(pool for pool, _ in stay | now)
-            cost = _cost(facts.seen.pools, cost, seconds, Counter() if ends else nodes)
+            prices = {name: self._node_price(name) for name in seconds.keys() | nodes.keys()}
+            cost = _cost(facts.seen.pools, prices, cost, seconds, Counter() if ends else nodes)
         if now or at_rest:
             facts.timers.after(
                 max(1.0, EVERY.total_seconds() - (facts.now - (until or facts.now)).total_seconds())
             )
         pools = {name: PoolUsage.model_validate(usage) for name, usage in self._pools.items()}
         return Usage(before.pool_usage if pools == before.pool_usage else pools, cost, until)
+
+    def _node_price(self, name: str) -> Decimal | None:
+        """Of an hour, as the pool says; while it is not there, as it said last: its nodes are paid all the same."""
+        usage, pool = self._usage(name), self._facts.seen.pools.get(name)
+        if pool is not None:
+            price = _price(pool)
+            usage["price_per_hour"] = None if price is None else _text(price)
+        last = usage["price_per_hour"]
+        return None if last is None else Decimal(last)
 
     def _starts(self, workers: Iterable[Member]) -> dict[Node, datetime]:
         """When the first of the job's pods on each node began."""
@@ -243,21 +261,26 @@ def _nodes(slots: Iterable[Slot]) -> frozenset[Node]:
 
 def _cost(
     pools: Mapping[str, CapacityPool],
+    node_prices: Mapping[str, Decimal | None],
     before: CostStatus | None,
     seconds: Mapping[str, int],
     now: Mapping[str, int],
 ) -> CostStatus | None:
     """The cost so far, with `seconds` of nodes more; `now`: how many there are. Both by pool."""
-    if before is None and not any(pool.spec.price for pool in pools.values()):
+    if (
+        before is None
+        and not any(pool.spec.price for pool in pools.values())
+        and not any(node_prices.values())
+    ):
         return None
     before = before or CostStatus()
     spent, saved = Decimal(before.accumulated), Decimal(before.saved_versus_on_demand)
     for name, some in seconds.items():
-        if (price := _price(pools.get(name))) is None:
+        if (price := node_prices[name]) is None:
             continue
         spent += price * some / _HOUR
         saved += max(Decimal(0), (_on_demand_price(pools, name) or price) - price) * some / _HOUR
-    prices = ((_price(pools.get(name)) or Decimal(0)) * nodes for name, nodes in now.items())
+    prices = ((node_prices[name] or Decimal(0)) * nodes for name, nodes in now.items())
     per_hour = sum(prices, Decimal(0))
     return CostStatus(per_hour=_text(per_hour), accumulated=_text(spent), saved_versus_on_demand=_text(saved))
 
@@ -268,7 +291,7 @@ def _price(pool: CapacityPool | None) -> Decimal | None:
 
 def _on_demand_price(pools: Mapping[str, CapacityPool], name: str) -> Decimal | None:
     """The least price of an on-demand node with the same accelerators or, without any, as many cores."""
-    same = _kind(pools[name])
+    same = _kind(pools[name]) if name in pools else None
     prices = [
         price
         for pool in pools.values()

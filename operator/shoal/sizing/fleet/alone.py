@@ -125,7 +125,8 @@ def fits(problem: Problem, counts: Sequence[int]) -> bool:
 def exactly(problem: Problem, counts: Sequence[int], seed: int = 0) -> Plan:
     """The plan of these workers."""
     pools = tuple(replace(pool, limit=n) for pool, n in zip(problem.pools, counts, strict=True))
-    return plan(replace(problem, pools=pools, min_workers=sum(counts)), seed=seed)
+    found = plan(replace(problem, pools=pools, min_workers=sum(counts)), seed=seed)
+    return replace(found, given=True, proved=False)
 
 
 def _settled(job: FleetJob, problem: Problem, best: Plan) -> Plan:
@@ -144,7 +145,7 @@ def _settled(job: FleetJob, problem: Problem, best: Plan) -> Plan:
         f"What runs is kept: the best plan, {fleet(best.pools, best.counts)}, would be better in "
         f"{gain(change.saved):.0%} of the simulated runs, and a switch needs {SURE:.0%}."
     )
-    return replace(same, notes=(*same.notes, note))
+    return replace(same, notes=(*same.notes, note), proved=over and best.proved)
 
 
 def _beyond_budget(problem: Problem) -> Problem:
@@ -162,7 +163,7 @@ def _affordable(problem: Problem, found: Plan, seed: int) -> Plan:
         return found
     instead = exactly(problem, cheapest.counts, seed)
     note = f"The very fastest, {fleet(found.pools, found.counts)}, would cost {money(found.cost, '')}."
-    return replace(instead, notes=(*instead.notes, note))
+    return replace(instead, notes=(*instead.notes, note), proved=found.proved)
 
 
 def _with_trial(

@@ -18,6 +18,8 @@ __all__ = ["answer_of", "unplanned"]
 WORTH_A_SERVER = 0.1
 """One more parameter server is worth a word if it makes the job faster by this part."""
 
+SILENT = "Its coordinator was not heard for minutes: the work left and the speed are those of before."
+
 
 def answer_of(job: FleetJob, one: JobProblem, found: Plan) -> JobPlan:
     """What is told of a plan that was found for a job."""
@@ -34,12 +36,19 @@ def answer_of(job: FleetJob, one: JobProblem, found: Plan) -> JobPlan:
         finish_low=finite(min(low, found.seconds)),
         finish_high=finite(max(high, found.seconds)),
         cost=found.cost,
+        spent=job.spent,
         cost_per_hour=problem.price_per_hour(found.counts),
-        confidence=found.chance,
+        confidence=found.kept,
         feasible=found.feasible,
         binding=found.binding,
         reason=" ".join(
-            [explain(found, ""), *one.notes, *_efficiency(job, sum(found.counts)), *_servers(problem, found)]
+            [
+                explain(found, ""),
+                *one.notes,
+                *([SILENT] if job.silent else []),
+                *_efficiency(job, sum(found.counts)),
+                *_servers(problem, found),
+            ]
         ),
         samples_per_second=expected,
         pace=one.pace,

@@ -6,8 +6,10 @@ Nothing in both raises for what a user wrote, but a time without a zone: what ca
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from datetime import datetime
 
+from shoal.api.capacity_pool import CapacityPool
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.errors import UsageError
@@ -17,7 +19,7 @@ from shoal.sizing.fleet.work import samples_per_epoch, with_work
 from shoal.sizing.speed.measurements import Model
 from shoal_trainer.contract import StatusReport
 
-__all__ = ["END_SECONDS", "asked", "fleet_job", "job_name", "running", "unreadable"]
+__all__ = ["END_SECONDS", "asked", "fleet_job", "job_name", "running", "server_price", "unreadable"]
 
 END_SECONDS = 10.0
 """Kept free before a deadline: after the last step come the last snapshot and the export of the model."""
@@ -32,6 +34,7 @@ def fleet_job(
     *,
     priority: int = 0,
     watched: Watched = _NOT_WATCHED,
+    server_price: float = 0.0,
 ) -> FleetJob:
     """A job. One whose workers nobody plans (mode Off or Manual) is planned with the number that it has.
 
@@ -42,12 +45,13 @@ def fleet_job(
         report: the newest one of its coordinator.
         priority: that of its pods.
         watched: what its workers do.
+        server_price: of a parameter server, per hour: see `server_price`.
 
     """
     spec, status, objective = job.spec, job.status, job.spec.elasticity.objective
     mode, prior = spec.elasticity.mode, profile.spec.model if profile else None
     behind = sum(not epoch.complete for epoch in report.epochs) if report is not None else 0
-    spent = decimal(status.cost.accumulated) if status.cost else 0.0
+    spent = _spent(job, server_price, now)
     chooses, replicas = mode in {"Advise", "Auto"}, spec.workers.replicas
     planned = FleetJob(
         name=job_name(job),
@@ -63,6 +67,7 @@ def fleet_job(
         on_demand_base=spec.workers.on_demand_base,
         zone_policy=spec.workers.zone_policy,
         parameter_servers=spec.parameter_servers.replicas,
+        server_price=server_price,
         running=running(job),
         planned=status.plan.pools if mode == "Auto" and status.plan is not None else {},
         asked=asked(job),
@@ -74,6 +79,12 @@ def fleet_job(
         pace_before=_pace_before(job),
     )
     return with_work(job, planned, profile, report)
+
+
+def server_price(job: TrainingJob, pools: Mapping[str, CapacityPool]) -> float:
+    """Price of one parameter server per hour: that of the first pool that the job names for them; 0 without one."""
+    named = (pools[name].spec.price for name in job.spec.parameter_servers.pools if name in pools)
+    return next((price.per_hour for price in named if price is not None), 0.0)
 
 
 def unreadable(job: TrainingJob, fault: str) -> FleetJob:
@@ -135,6 +146,15 @@ def _pace_before(job: TrainingJob) -> Pace | None:
     if said is None or said.relative_error is None or not said.watched_seconds:
         return None
     return Pace(decimal(said.relative_error), float(said.watched_seconds))
+
+
+def _spent(job: TrainingJob, server_price: float, now: datetime) -> float:
+    """What the job cost so far: its workers' nodes as counted, and its servers since its start, pauses apart."""
+    status = job.status
+    workers, seconds = decimal(status.cost.accumulated) if status.cost else 0.0, 0.0
+    if server_price and status.start_time is not None and status.start_time.tzinfo is not None:
+        seconds = max((now - status.start_time).total_seconds() - status.suspended_seconds, 0.0)
+    return workers + server_price * job.spec.parameter_servers.replicas * seconds / 3600
 
 
 def _deadline(job: TrainingJob, now: datetime) -> float | None:

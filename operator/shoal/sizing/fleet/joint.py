@@ -26,7 +26,8 @@ WORTH_A_TRADE = 0.1
 """Jobs trade pools where all of them together then cost less by this part, since less is not known any better; or less
 at all, if that moves fewer workers: what was traded stays so."""
 MOST_TRADERS = 8
-"""Of more jobs no cheaper trade is looked for: it takes a third of a second for each, once a minute."""
+"""Of more jobs no cheaper trade is looked for, and no more trade with one that is late: it takes a third of a second
+for each, once a minute."""
 
 
 def better_together(order: Sequence[Solved], given: Given) -> dict[str, Solved]:
@@ -40,34 +41,69 @@ def better_together(order: Sequence[Solved], given: Given) -> dict[str, Solved]:
             for name, count in each.answer.counts.items():
                 limits[name] = max(limits[name] - count, 0)
     try:
+        traders = _traders(able, given.pools)
+        traded = {each.job.name: each for each in _traded(traders, able, limits, given)}
+        best = [traded.get(each.job.name, each) for each in able]
         problems = [problem_of(each.job, limits, given) for each in able]
-        best = _traded(able, problems, given.pools) or able
         best = _kept(best, problems, limits) or best
     except UsageError:
         return {}
     return {each.job.name: each for each in best}
 
 
+def _traders(able: Sequence[Solved], pools: Sequence[FleetPool]) -> Sequence[Solved]:
+    """The jobs that may trade, in their order: those that miss their limits, and those that have what these could use.
+
+    Where none misses its limits: all, if one pays more because of what others have.
+    """
+    late = [each for each in able if not each.answer.feasible]
+    if not late:
+        return able if len(able) <= MOST_TRADERS and _is_contended(able, pools) else ()
+    used = _used(able)
+    full = {pool.name for pool in pools if used[pool.name] >= pool.limit > 0}
+    wanted = {name for each in late for name in full.intersection(each.job.pools)}
+
+    def has(each: Solved) -> int:
+        return sum(each.answer.counts.get(name, 0) for name in wanted)
+
+    others = sorted((each for each in able if each.answer.feasible and has(each)), key=has, reverse=True)
+    room = max(MOST_TRADERS - len(late), MOST_TRADERS // 2)
+    givers = others[:room]
+    chosen = {each.job.name for each in [*givers, *late[: MOST_TRADERS - len(givers)]]}
+    return [each for each in able if each.job.name in chosen] if givers else ()
+
+
 def _traded(
-    alone: Sequence[Solved], problems: Sequence[JobProblem], pools: Sequence[FleetPool]
-) -> list[Solved] | None:
+    traders: Sequence[Solved], able: Sequence[Solved], limits: Mapping[str, int], given: Given
+) -> Sequence[Solved]:
     """Better plans where a job misses its limits, or pays more, because of what others took that need it less."""
-    kept = all(each.answer.feasible for each in alone)
-    if kept and not (len(alone) <= MOST_TRADERS and _is_contended(alone, pools)):
-        return None
-    requests = [Request(one.problem, each.job.priority) for each, one in zip(alone, problems, strict=True)]
-    found = plan_together(requests)
+    if len(traders) < 2:
+        return ()
+    others = _used(able) - _used(traders)
+    left = {name: max(limit - others[name], 0) for name, limit in limits.items()}
+    problems = [problem_of(each.job, left, given) for each in traders]
+    found = plan_together(
+        [Request(one.problem, each.job.priority) for each, one in zip(traders, problems, strict=True)]
+    )
     if not all(any(plan.counts) for plan in found):
-        return None
+        return ()
     traded = [
         Solved(each.job, answer_of(each.job, one, plan), one, plan)
-        for each, one, plan in zip(alone, problems, found, strict=True)
+        for each, one, plan in zip(traders, problems, found, strict=True)
     ]
-    if _missed(traded) != _missed(alone):
-        return traded if _missed(traded) < _missed(alone) else None
-    cost, before = (sum(each.answer.cost or 0.0 for each in plans) for plans in (traded, alone))
-    moves, otherwise = (sum(_moved(each.job, each.answer) for each in plans) for plans in (traded, alone))
-    return traded if cost < (before if moves < otherwise else (1 - WORTH_A_TRADE) * before) else None
+    if _missed(traded) != _missed(traders):
+        return traded if _missed(traded) < _missed(traders) else ()
+    cost, before = (sum(each.answer.cost or 0.0 for each in plans) for plans in (traded, traders))
+    moves, otherwise = (sum(_moved(each.job, each.answer) for each in plans) for plans in (traded, traders))
+    return traded if cost < (before if moves < otherwise else (1 - WORTH_A_TRADE) * before) else ()
+
+
+def _used(plans: Sequence[Solved]) -> Counter[str]:
+    """Nodes by pool."""
+    used = Counter[str]()
+    for each in plans:
+        used.update(each.answer.counts)
+    return used
 
 
 def _missed(plans: Sequence[Solved]) -> list[int]:
@@ -99,9 +135,7 @@ def _kept(
             return None
         saved = saved + change.saved
         plans.append(Solved(each.job, answer_of(each.job, one, same), one, same))
-    used = Counter[str]()
-    for each in plans:
-        used.update(each.answer.counts)
+    used = _used(plans)
     if is_sure(saved) or any(n > limits[name] for name, n in used.items()):
         return None
     return plans
@@ -116,9 +150,7 @@ def _moved(job: FleetJob, plan: JobPlan) -> int:
 
 def _is_contended(plans: Sequence[Solved], pools: Sequence[FleetPool]) -> bool:
     """Whether a job uses a dearer pool than one that it names and of which others have all nodes."""
-    used = Counter[str]()
-    for each in plans:
-        used.update(each.answer.counts)
+    used = _used(plans)
     full = {pool.name for pool in pools if used[pool.name] >= pool.limit > 0}
     prices = {pool.name: pool.price_per_hour or 0.0 for pool in pools}
 

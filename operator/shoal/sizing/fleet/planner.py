@@ -51,7 +51,7 @@ def plan_fleet(
         seed: of the simulated runs.
 
     """
-    speeds, left_out = fitted(profiles)
+    speeds, left_out = fitted(profiles, {_model(job) for job in jobs})
     given = Given(pools, speeds, confidence, seed)
     left = given.limits
     alone: dict[str, Solved] = {}
@@ -73,7 +73,7 @@ def plan_fleet(
     chosen = alone | _otherwise({}, better_together, best, given)
     plans = [chosen[job.name] for job in jobs]
     within = _otherwise(plans, _within_reach, plans, given.limits)
-    return FleetPlan({solved.job.name: solved.answer for solved in within}, tuple(left_out))
+    return FleetPlan({solved.job.name: solved.answer for solved in within}, tuple(left_out), speeds.left_out)
 
 
 def _used(counts: Mapping[str, int]) -> list[str]:

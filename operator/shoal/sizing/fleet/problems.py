@@ -10,8 +10,8 @@ from shoal.sizing.accelerators import catalogue
 from shoal.sizing.availability import Stock
 from shoal.sizing.fleet.pace import at_present_pace, pace_of
 from shoal.sizing.fleet.values import FleetJob, FleetPool, Pace
-from shoal.sizing.plan.cost import capped, wire_bytes
-from shoal.sizing.plan.deadline import can_still_be_kept
+from shoal.sizing.plan.cost import wire_bytes
+from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers, StepWork, Work
 from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import MEASURED, Model
@@ -60,7 +60,7 @@ def job_problem(
 ) -> JobProblem:
     """The problem of one job, whose model and work are known, within `limits` (nodes by pool).
 
-    Raises UsageError if there is none to solve. `servers` None: as many as the job has, at no price. `spare`: see
+    Raises UsageError if there is none to solve. `servers` None: as many as the job has. `spare`: see
     `Objective`; for jobs with spot pools.
     """
     model, work = job.model, work_of(job)
@@ -86,9 +86,14 @@ def job_problem(
         raise UsageError(" ".join(notes) or "workers.pools names no pool: name at least one CapacityPool")
     if servers is None:
         servers = servers_of(model, speeds, (job.parameter_servers,))
-        servers = replace(servers, running=job.parameter_servers if job.running else 0)
+        servers = replace(
+            servers,
+            running=job.parameter_servers if job.running else 0,
+            price=job.server_price,
+            zone=job.servers_zone or None,
+        )
     problem = Problem(
-        pools=tuple(capped(options)),
+        pools=tuple(options),
         work=work,
         servers=servers,
         objective=Objective(
@@ -106,27 +111,42 @@ def job_problem(
     )
     pace = pace_of(problem, job.now) or job.pace_before
     problem, note = at_present_pace(problem, pace)
-    reserved = _reserved(job, work, problem.pools)
+    reserved = _reserved(problem)
     problem = replace(
         problem, pools=tuple(_supplied(p, by_name[p.name], job, reserved) for p in problem.pools)
     )
     return JobProblem(problem, basis, (*notes, *([note] if note else [])), pace)
 
 
-def _reserved(job: FleetJob, work: Work, options: Sequence[Pool]) -> bool:
-    """Whether on-demand nodes alone could still keep the deadline: then a stock-out can be answered when it comes."""
-    if job.deadline_seconds is None or not isinstance(work, StepWork) or work.samples is None:
+def _reserved(problem: Problem) -> bool:
+    """Whether on-demand nodes alone could still keep the deadline: then a stock-out can be answered when it comes.
+
+    All of them, the fastest first, with the servers, start-ups and work that every plan has.
+    """
+    deadline = problem.objective.deadline
+    if deadline is None:
         return True
-    every = [pool for pool in options if not pool.spot for _ in range(pool.limit)]
-    steady = sorted(((pool.samples_per_second, pool.startup_seconds) for pool in every), reverse=True)
-    steady = steady[: job.max_workers]
-    if not steady:
-        return False
-    rate = sum(rate for rate, _ in steady) / len(steady)
-    left = job.deadline_seconds - max(RESERVE_SECONDS, RESERVE_SHARE * job.deadline_seconds)
-    startup = max(seconds for _, seconds in steady)
-    samples = float(work.samples_of(float(len(steady))))
-    return can_still_be_kept(samples, rate=rate, left=left, startup=startup, most=len(steady))
+    model = ElasticModel(replace(problem, min_workers=1))
+    zones: Sequence[str | None] = [None]
+    if problem.zone_policy == "Same":
+        zones = list(dict.fromkeys(each.zone for each in model.evaluators()))
+    left = deadline - max(RESERVE_SECONDS, RESERVE_SHARE * deadline)
+    return any(
+        model.seconds(_on_demand(problem, zone), servers) <= left
+        for zone in zones
+        for servers in problem.servers.counts
+    )
+
+
+def _on_demand(problem: Problem, zone: str | None) -> list[int]:
+    """The most workers that a job may have on demand, the fastest first; in a zone, if one is named."""
+    room = sum(problem.limits) if problem.max_workers is None else problem.max_workers
+    counts = dict.fromkeys((pool.name for pool in problem.pools), 0)
+    for pool in sorted(problem.pools, key=lambda pool: -pool.samples_per_second):
+        if not pool.spot and (zone is None or pool.zone in {"", zone}):
+            counts[pool.name] = min(pool.limit, room)
+            room -= counts[pool.name]
+    return list(counts.values())
 
 
 def _supplied(option: Pool, pool: FleetPool, job: FleetJob, reserved: bool) -> Pool:

@@ -27,7 +27,7 @@ STEPS_DIFFER, PRIOR_STEPS = 0.3, 3.0
 def fleet_pool(pool: CapacityPool, now: datetime | None = None) -> FleetPool:
     """A pool as the planner sees it: priors of its spec and measurements of its status.
 
-    Of one whose description is wrong, nothing is used.
+    Of one whose description is wrong, nothing is used but the nodes that are in use.
     """
     spec, status = pool.spec, pool.status
     wrong = any(
@@ -44,7 +44,7 @@ def fleet_pool(pool: CapacityPool, now: datetime | None = None) -> FleetPool:
         cores=spec.core_count,
         spot=spec.capacity_type == "Spot",
         zone=spec.zone,
-        limit=0 if wrong else spec.limits.nodes,
+        limit=min(status.used, spec.limits.nodes) if wrong else spec.limits.nodes,
         price_per_hour=spec.price.per_hour if spec.price else None,
         startup_seconds=float(spec.startup_seconds),
         startup_seen=starts.seen,

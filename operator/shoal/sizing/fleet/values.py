@@ -84,10 +84,12 @@ class FleetJob:
     else a `loss`; where all are None, it is not known, and `work_note` says why. Where the job ends by a metric, the
     samples are uncertain by `samples_sigma` (of their logarithm), and depend on the workers by `efficiency`. `beside`:
     what is to be done beside training steps; None: not known. `bytes_per_sample`: of an accelerator's memory; None: it
-    is not checked.
+    is not checked. `servers_zone`: where its parameter servers are; empty: not
+    known, or in none that is named. `server_price`: of each, per hour; 0: not known.
     `deadline_seconds` and `budget_left` are what is left from now; None: no limit. `running` workers need no start-up;
     `planned` are those of the plan that is being carried out. In the pools of `asked` it waits for nodes. `now`: what
-    its workers do; where none can be watched, `pace_before` is what was found last. `fault`: why it cannot be
+    its workers do; where none can be watched, `pace_before` is what was found last. `silent`: nobody has
+    heard of it for minutes. `fault`: why it cannot be
     planned, which is the operator's own fault.
     """
 
@@ -110,6 +112,8 @@ class FleetJob:
     on_demand_base: int = 0
     zone_policy: Literal["Same", "Preferred", "Any"] = "Same"
     parameter_servers: int = 1
+    servers_zone: str = ""
+    server_price: float = 0.0
     running: Mapping[str, int] = field(default_factory=dict)
     planned: Mapping[str, int] = field(default_factory=dict)
     asked: tuple[str, ...] = ()
@@ -119,6 +123,7 @@ class FleetJob:
     spent: float = 0.0
     now: Watched = field(default_factory=Watched)
     pace_before: Pace | None = None
+    silent: bool = False
     fault: str = ""
 
     @property
@@ -134,7 +139,7 @@ class JobPlan:
     `feasible`: deadline and budget are met with the confidence asked for. `binding`: the limit that cannot be met, or
     that makes the plan what it is. `finish_low` and `finish_high` enclose the finish in 90 % of simulated runs.
     `pace`: how fast what runs is now; None: that was never seen. `measured`: whether the model was, in any of the job's
-    pools. `fault`: what failed in the planner itself.
+    pools. `spent`: what the job cost before. `fault`: what failed in the planner itself.
     """
 
     counts: Mapping[str, int]
@@ -155,15 +160,20 @@ class JobPlan:
     measured: bool = False
     speeds: Mapping[str, float] = field(default_factory=dict)
     """Samples per second of one worker alone, by pool."""
+    spent: float = 0.0
     fault: str = ""
 
 
 @dataclass(frozen=True)
 class FleetPlan:
-    """The plans of all jobs, by name. `left_out`: profiles on which none of them rests."""
+    """The plans of all jobs, by name. `left_out`: profiles on which none of them rests.
+
+    `rows_left_out`: configurations of other models that were too many to learn from.
+    """
 
     jobs: dict[str, JobPlan]
     left_out: tuple[LeftOut, ...] = ()
+    rows_left_out: int = 0
 
     @property
     def cost(self) -> float:

@@ -16,7 +16,7 @@ from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.errors import UsageError
 from shoal.sizing.accelerators import Catalogue, catalogue
-from shoal.sizing.fleet.jobs import END_SECONDS, fleet_job
+from shoal.sizing.fleet.jobs import END_SECONDS, fleet_job, server_price
 from shoal.sizing.fleet.problems import batch_of, device_of, job_problem, servers_of
 from shoal.sizing.fleet.resources import fleet_pool, profile_of
 from shoal.sizing.fleet.values import FleetJob, FleetPool
@@ -66,8 +66,9 @@ def problem_of(
             "run a job of it"
         )
     others = [profile_of(other, now) for other in profiles if other is not profile]
-    speeds = SpeedModel([own, *(other for other in others if other is not None)])
-    planned = fleet_job(job, profile, now)
+    speeds = SpeedModel([own, *(other for other in others if other is not None)], planned={own.model.key})
+    by_name = {pool.metadata.name: pool for pool in pools}
+    planned = fleet_job(job, profile, now, server_price=server_price(job, by_name))
     if course := [point for _, point in sorted(course_of(job).items())]:
         planned = ending_by_metric(job, planned, course)
     if deadline is not None or not job_deadline:
@@ -79,12 +80,16 @@ def problem_of(
             raise UsageError(f"the budget must be above 0, not {budget:g}")
         planned = replace(planned, budget_left=budget)
     _check(job, planned)
-    assembly = _Assembly(job, {pool.metadata.name: pool for pool in pools}, planned, own.model, speeds, now)
+    assembly = _Assembly(job, by_name, planned, own.model, speeds, now)
     for row in own.rows:
         if not catalogue().knows(row.device):
             assembly.notes.append(
                 f"The measurement on {row.device} is ignored: it is not in the catalogue of accelerators."
             )
+    if speeds.left_out:
+        assembly.notes.append(
+            f"{speeds.left_out} measured configurations of other models are left out: they are too many to learn from."
+        )
     return assembly.problem(max_servers)
 
 

@@ -1,4 +1,4 @@
-"""How few on-demand workers keep a deadline: one pure rule, for the simulator and for plans of running jobs.
+"""How few on-demand workers keep a deadline: the rule of the simulator.
 
 With `spot` = 0 it is the safety rule: the remaining work could still be done if all spot workers were lost now. With a
 lower quantile of what spot will do, it keeps the deadline with that confidence, at less cost.
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["can_still_be_kept", "least_on_demand"]
+__all__ = ["least_on_demand"]
 
 Floats = NDArray[np.float64]
 
@@ -52,8 +52,3 @@ def least_on_demand(
     done = rate * (steady + np.minimum(low, workers - number) * left)
     enough = done >= np.asarray(remaining, dtype=np.float64)[..., None]
     return np.asarray(np.where(enough.any(axis=-1), enough.argmax(axis=-1), most), dtype=np.int64)
-
-
-def can_still_be_kept(remaining: float, *, rate: float, left: float, startup: float, most: int) -> bool:
-    """Whether on-demand workers alone, all requested now, would do the remaining work before the deadline."""
-    return rate * most * max(left - startup, 0.0) >= remaining

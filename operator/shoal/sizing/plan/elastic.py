@@ -67,6 +67,12 @@ class ElasticModel:
         """Whether a plan has workers as the job may have them: how many, how many on demand, in which zones."""
         return math.isfinite(self.seconds(counts, servers))
 
+    def zone(self, counts: Sequence[int], servers: int) -> str:
+        """Where the servers of one plan are, or cost least."""
+        own = [each for each in self.evaluators() if each.servers == servers]
+        column = np.array([counts], dtype=np.float64).T
+        return min(own, key=lambda each: float(each(column).cost[0])).zone if own else ""
+
     def evaluators(self) -> Sequence[Evaluator]:
         """One for each number and zone of the parameter servers."""
         servers = self.problem.servers

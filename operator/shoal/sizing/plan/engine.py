@@ -62,8 +62,8 @@ class Engine:
 
     # -- one plan -----------------------------------------------------------------------------------------------
 
-    def run(self, counts: Sequence[int], servers: int, zone: str = "") -> Runs:
-        """Finish and cost of a plan in every run."""
+    def run(self, counts: Sequence[int], servers: int, zone: str) -> Runs:
+        """Finish and cost of a plan in every run. `zone`: where the servers are, empty: in none that is named."""
         course = self._course(counts, servers, zone)
         if course is None:
             return Runs(np.full(self.runs, np.inf), np.full(self.runs, np.inf))
@@ -189,14 +189,14 @@ class Engine:
 
     # -- many plans ---------------------------------------------------------------------------------------------
 
-    def chances(self, counts: NDArray[np.int64], servers: int, hourly: Floats) -> tuple[Floats, Floats]:
-        """(m,) how likely plans (k, m) keep the deadline, and the budget; 1 where there is no such limit.
+    def chances(self, counts: NDArray[np.int64], servers: int, hourly: Floats) -> Floats:
+        """(m,) how likely plans (k, m) keep the deadline and the budget, both in the same run.
 
         The work of each pool until then is simulated for every number of workers that occurs; of plans only the sums.
         `hourly` (m,) is what a plan pays in an hour with all its workers.
         """
         objective, horizon = self.problem.objective, self.step * STEPS
-        kept, paid = np.ones(counts.shape[1]), np.ones(counts.shape[1])
+        kept = np.ones(counts.shape[1])
         until = objective.deadline or horizon
         pools, tables = self.problem.pools, list[tuple[Floats, NDArray[np.intp]]]()
         for pool, row in zip(pools, counts, strict=True):
@@ -214,13 +214,15 @@ class Engine:
             share = np.divide(steps, alone, out=np.zeros_like(steps), where=alone > 0)
             work, by_samples = self._works(part)
             progress = np.where(by_samples[:, None], samples * share, steps)
-            kept[at : at + 2048] = (progress >= work).mean(axis=1)
+            good = np.ones(progress.shape, dtype=bool)
+            if objective.deadline is not None:
+                good &= progress >= work
             if objective.budget is not None:
                 with np.errstate(divide="ignore"):
                     seconds = until * work / progress
-                spent = seconds / 3600 * hourly[at : at + 2048, None]
-                paid[at : at + 2048] = (spent <= objective.budget).mean(axis=1)
-        return kept if objective.deadline is not None else np.ones_like(kept), paid
+                good &= seconds / 3600 * hourly[at : at + 2048, None] <= objective.budget
+            kept[at : at + 2048] = good.mean(axis=1)
+        return kept
 
     def _table(self, pool: Pool, numbers: NDArray[np.int64], until: float, servers: int) -> Floats:
         """(m, runs) steps that so many workers (m,) make alone until then; of many numbers, most are interpolated."""

@@ -15,7 +15,7 @@ def explain(plan: Plan, currency: str = "$") -> str:
     """A few sentences: what to run, why not something cheaper or faster, and how sure it is."""
     sentences = _found(plan, currency) if plan.feasible else _not_found(plan, currency)
     sentences += _risk(plan)
-    sentences.append(_how_searched(plan))
+    sentences += [] if plan.given else [_how_searched(plan)]
     sentences += plan.notes
     return " ".join(sentences)
 
@@ -78,6 +78,8 @@ def _found(plan: Plan, currency: str) -> list[str]:
         "MinTime": "the fastest plan",
         "BestValue": "the plan with the most speed for its cost",
     }[objective.prefer]
+    if plan.given:
+        return [what, f"That {' and '.join(limits)}."] if limits else [what]
     why = (
         f"This is {superlative}"
         if plan.proved
@@ -102,17 +104,18 @@ def _found(plan: Plan, currency: str) -> list[str]:
 
 
 def _not_found(plan: Plan, currency: str) -> list[str]:
-    objective = plan.objective
+    objective, unsure = plan.objective, plan.given and not plan.proved
     in_time = " that ends in time" if objective.deadline is not None else ""
     superlative = f"cheapest plan{in_time}" if plan.misses_only_budget else "fastest plan"
     shown = (
-        f"The {superlative} is {fleet(plan.pools, plan.counts)}, with {plan.servers} parameter "
-        f"server{'s' if plan.servers > 1 else ''}: it takes {duration(plan.seconds)} and costs "
-        f"{money(plan.cost, currency)}."
+        f"{'The plan' if plan.given else f'The {superlative}'} is {fleet(plan.pools, plan.counts)}, with "
+        f"{plan.servers} parameter server{'s' if plan.servers > 1 else ''}: it takes {duration(plan.seconds)} and "
+        f"costs {money(plan.cost, currency)}."
     )
     if plan.binding == "budget" and objective.budget is not None:
         cheapest = plan.cheapest
-        dear = [f"The budget of {money(objective.budget, currency)} is too small for every plan.", shown]
+        whom = "this plan" if unsure else "every plan"
+        dear = [f"The budget of {money(objective.budget, currency)} is too small for {whom}.", shown]
         if not plan.misses_only_budget:  # nor is the deadline sure
             return dear
         sentences = [*dear, "Raise the budget to at least that."]
@@ -142,16 +145,18 @@ def _not_found(plan: Plan, currency: str) -> list[str]:
         limits = [] if objective.deadline is None else [f"the deadline of {duration(deadline)}"]
         if objective.budget is not None:
             limits.append(f"the budget of {money(objective.budget, currency)}")
+        none = "this plan does not keep" if unsure else "no plan keeps"
         many = "them" if len(limits) > 1 else "it"
         return [
-            f"{' and '.join(limits)[0].upper()}{' and '.join(limits)[1:]} can be kept only if nothing goes wrong: no "
-            f"plan keeps {many} with a probability of {objective.confidence:.0%}.",
+            f"{' and '.join(limits)[0].upper()}{' and '.join(limits)[1:]} can be kept only if nothing goes wrong: "
+            f"{none} {many} with a probability of {objective.confidence:.0%}.",
             shown,
             f"Allow {duration(allowed)}, ask for less confidence, or add on-demand workers."
             if objective.deadline is not None
             else "Raise the budget, or ask for less confidence.",
         ]
-    sentences = [f"No plan ends within {duration(deadline)}.", shown]
+    none = "This plan does not end" if unsure else "No plan ends"
+    sentences = [f"{none} within {duration(deadline)}.", shown]
     used_up = ["workers.maxReplicas"] if plan.full else []
     used_up += [
         f"the limit of {p.name}" for p, n in zip(plan.pools, plan.counts, strict=True) if n and n == p.limit
@@ -169,6 +174,8 @@ def _risk(plan: Plan) -> list[str]:
         kept.append(f"the budget was kept in {plan.budget_chance:.1%}")
     if not kept:
         return []
+    if plan.kept is not None and len(kept) > 1:
+        kept.append(f"both in {plan.kept:.1%}")
     return [
         f"In simulated runs with revocations and uncertain speed {' and '.join(kept)} "
         f"(asked for: {plan.objective.confidence:.0%})."

@@ -71,6 +71,14 @@ class Shortlist:
                 return
         self._join(first, counts, np.full(len(first), variant), seconds, cost)
 
+    def begins_with(self, one: Candidate) -> bool:
+        """Whether nothing in it is better."""
+        return (
+            len(self.first) > 0
+            and tuple(self.counts[:, 0]) == one.counts
+            and int(self.variant[0]) == one.variant
+        )
+
     def merge(self, other: Shortlist) -> None:
         """Add another shortlist."""
         self.complete &= other.complete

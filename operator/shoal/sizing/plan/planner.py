@@ -43,7 +43,8 @@ class Plan:
     nothing is random. `finish`: the 5 and 95 % quantiles of the simulated time; infinite: it ended
     before the work did. `unlimited`: the best plan without
     the constraint `binding`. `full`: it has as many workers as the job may have. `proved`: every combination that is
-    better by the objective was ruled out.
+    better by the objective was ruled out. `kept`: the share of simulated runs that met deadline and budget, both in one
+    run. `given`: its workers were given, and no others compared; it is then `proved` that none keeps the limits.
     """
 
     pools: tuple[Pool, ...]
@@ -70,6 +71,8 @@ class Plan:
     finish: tuple[float, float] | None = None
     full: bool = False
     proved: bool = True
+    kept: float | None = None
+    given: bool = False
 
     @property
     def misses_only_budget(self) -> bool:
@@ -99,6 +102,7 @@ class Plan:
             "binding": self.binding,
             "deadlineKept": self.chance,
             "budgetKept": self.budget_chance,
+            "limitsKept": self.kept,
             "finishSeconds": None
             if self.finish is None
             else {name: finite(value) for name, value in zip(("p5", "p95"), self.finish, strict=True)},
@@ -172,6 +176,7 @@ class _Facts:
     chance: float | None = None
     budget_chance: float | None = None
     finish: tuple[float, float] | None = None
+    kept: float | None = None
 
 
 def _facts(
@@ -181,7 +186,9 @@ def _facts(
     if checked is None or not is_risky(problem, shown.counts, servers):
         return _Facts()
     low, high = (float(q) for q in np.quantile(checked.runs.finish, (0.05, 0.95), method="nearest"))
-    return _Facts(checked.in_time, checked.in_budget, (low, high))
+    objective = problem.objective
+    limited = objective.deadline is not None or objective.budget is not None
+    return _Facts(checked.in_time, checked.in_budget, (low, high), checked.kept if limited else None)
 
 
 def _first_sure(
@@ -189,6 +196,11 @@ def _first_sure(
 ) -> tuple[Candidate | None, Checked | None, bool]:
     """The best plan that is sure enough, its runs, and whether everything better was ruled out."""
     shortlist, confidence = found.shortlist, model.objective.confidence
+    if found.best is not None and shortlist.begins_with(found.best):
+        # Nothing is better, and the formula holds it to be sure: mostly it is, and no other needs a look.
+        first = walk.check(found.best.counts, found.best.variant)
+        if first.sure(confidence):
+            return found.best, first, True
     for number in range(PASSES):
         checked = walk.first_sure(shortlist)
         if checked is not None:
@@ -281,6 +293,7 @@ def _answer(
         budget_chance=facts.budget_chance,
         finish=facts.finish,
         proved=proved,
+        kept=facts.kept,
     )
 
 

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.engine import BEYOND, RUNS, TABLE_RUNS, Engine, Runs
 from shoal.sizing.plan.found import Shortlist
-from shoal.sizing.plan.problem import Floats, Problem
+from shoal.sizing.plan.problem import Objective, Problem
 
-__all__ = ["Checked", "Walk", "chance", "engine_for", "finish_times", "is_risky"]
+__all__ = ["Checked", "Walk", "engine_for", "is_risky", "kept"]
 
 NEAR = 0.02
 """Candidates whose chance by the table is below the confidence by less than this are simulated in full."""
@@ -45,20 +45,11 @@ def engine_for(problem: Problem, seconds: float, *, runs: int = RUNS, seed: int 
     return Engine(problem, max(horizon, 1e-3), runs=runs, seed=seed)
 
 
-def chance(problem: Problem, counts: Sequence[int], servers: int) -> float | None:
-    """The part of simulated runs of a plan that meet the deadline; None if nothing is random."""
-    deadline = problem.objective.deadline
-    if deadline is None or not is_risky(problem, counts, servers):
-        return None
-    return float(np.mean(finish_times(problem, counts, servers) <= deadline))
-
-
-def finish_times(
-    problem: Problem, counts: Sequence[int], servers: int, runs: int = RUNS, seed: int = 0
-) -> Floats:
-    """(runs,) seconds until the work is done with a fixed plan that replaces lost workers."""
-    expected = ElasticModel(problem).seconds(counts, servers)
-    return engine_for(problem, expected, runs=runs, seed=seed).run(counts, servers).finish
+def kept(objective: Objective, runs: Runs) -> float:
+    """The part of the runs in which all limits are kept together; 1 without any."""
+    deadline = np.inf if objective.deadline is None else objective.deadline
+    budget = np.inf if objective.budget is None else objective.budget
+    return float(np.mean((runs.finish <= deadline) & (runs.cost <= budget)))
 
 
 @dataclass(frozen=True)
@@ -69,10 +60,12 @@ class Checked:
     runs: Runs
     in_time: float | None
     in_budget: float | None
+    kept: float
+    """How often it kept both in one run; 1 without a limit."""
 
     def sure(self, confidence: float) -> bool:
         """Whether both are kept together with this confidence."""
-        return min(x for x in (self.in_time, self.in_budget, 1.0) if x is not None) >= confidence
+        return self.kept >= confidence
 
 
 class Walk:
@@ -95,6 +88,7 @@ class Walk:
             runs,
             None if objective.deadline is None else float(np.mean(runs.finish <= objective.deadline)),
             None if objective.budget is None else float(np.mean(runs.cost <= objective.budget)),
+            kept(objective, runs),
         )
 
     def first_sure(self, shortlist: Shortlist) -> Checked | None:
@@ -127,6 +121,5 @@ class Walk:
         for variant in np.unique(variants):
             at = np.flatnonzero(variants == variant)
             servers = self._evaluators[variant].servers
-            in_time, in_budget = self._table.chances(counts[:, at], servers, hourly[at])
-            likely[at] = np.minimum(in_time, in_budget) >= min(needed, 1.0)
+            likely[at] = self._table.chances(counts[:, at], servers, hourly[at]) >= min(needed, 1.0)
         return likely

@@ -12,7 +12,7 @@ import numpy as np
 
 from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.problem import Floats, Problem
-from shoal.sizing.plan.risk import engine_for
+from shoal.sizing.plan.risk import engine_for, kept
 
 __all__ = ["SURE", "Switch", "gain", "is_sure", "switch"]
 
@@ -48,13 +48,9 @@ def switch(problem: Problem, current: Sequence[int], new: Sequence[int], servers
     (`idle_seconds`).
     """
     objective = problem.objective
-    engine = engine_for(problem, ElasticModel(problem).seconds(current, servers))
-    now, then = engine.run(current, servers), engine.run(new, servers)
-    kept = 1.0
-    if objective.deadline is not None:
-        kept = min(kept, float(np.mean(now.finish <= objective.deadline)))
-    if objective.budget is not None:
-        kept = min(kept, float(np.mean(now.cost <= objective.budget)))
+    model = ElasticModel(problem)
+    engine = engine_for(problem, model.seconds(current, servers))
+    now, then = (engine.run(counts, servers, model.zone(counts, servers)) for counts in (current, new))
     pairs = [*zip(problem.pools, current, new, strict=True)]
     with np.errstate(invalid="ignore"):  # neither ever ends
         if objective.prefer == "MinTime":
@@ -64,4 +60,4 @@ def switch(problem: Problem, current: Sequence[int], new: Sequence[int], servers
             drained = sum(max(old - n, 0) * pool.price * pool.idle_seconds for pool, old, n in pairs) / 3600
             saved = objective.with_spare_time(now.cost, now.finish)
             saved = saved - objective.with_spare_time(then.cost + drained, then.finish)
-    return Switch(saved, kept >= objective.confidence)
+    return Switch(saved, kept(objective, now) >= objective.confidence)

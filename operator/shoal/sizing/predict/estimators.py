@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, RegressorMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
 from shoal.errors import UsageError
 from shoal.sizing.speed.additive import Additive
@@ -49,16 +49,17 @@ class AdditiveRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         _not_negative(X)
         if np.any(y <= 0):
             raise UsageError("y must be > 0: a time of zero or less cannot be fitted")
+        groups = np.arange(len(y)) if groups is None else np.asarray(groups)
+        check_consistent_length(X, groups)
+        terms = X.shape[1] + 1
         self._fit = Additive(
             X,
             np.log(y),
-            [str(g) for g in (range(len(y)) if groups is None else np.asarray(groups))],
-            centres=_equal_terms(X, y)
-            if self.centres is None
-            else np.asarray(self.centres, dtype=np.float64),
-            spreads=np.full(X.shape[1] + 1, PRIOR_SIGMA)
+            [str(g) for g in groups],
+            centres=_equal_terms(X, y) if self.centres is None else _positive("centres", self.centres, terms),
+            spreads=np.full(terms, PRIOR_SIGMA)
             if self.spreads is None
-            else np.asarray(self.spreads, dtype=np.float64),
+            else _positive("spreads", self.spreads, terms),
             noise=self.noise,
         )
         self.intercept_, self.coef_ = float(self._fit.coefficients[0]), self._fit.coefficients[1:]
@@ -90,6 +91,13 @@ def _equal_terms(X: Floats, y: Floats) -> Floats:
     typical = np.array([np.median(x[x > 0]) if np.any(x > 0) else 1.0 for x in X.T])
     share = float(np.median(y)) / (X.shape[1] + 1)
     return np.concatenate([[share], share / typical])
+
+
+def _positive(name: str, values: ArrayLike, size: int) -> Floats:
+    found = np.asarray(values, dtype=np.float64)
+    if found.shape != (size,) or not np.all(np.isfinite(found) & (found > 0)):
+        raise UsageError(f"{name} must be {size} numbers above 0, not {values!r}")
+    return found
 
 
 def _not_negative(X: Floats) -> None:

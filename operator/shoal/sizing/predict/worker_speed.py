@@ -13,7 +13,7 @@ from shoal.errors import NotEnoughData, UsageError
 from shoal.sizing.accelerators import Catalogue, catalogue
 from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import Model
-from shoal.sizing.speed.model import merged
+from shoal.sizing.speed.model import chosen, merged
 from shoal.sizing.speed.worker import Configuration, Observation, WorkerModel
 from shoal.sizing.types import Interval, ModelFeatures
 
@@ -53,7 +53,7 @@ class WorkerSpeed:
             for one, step in zip(self._configurations(rows), steps, strict=True)
         ]
         unit = priors.ANY_CONVENTION if self._batches else priors.ANY_UNIT
-        self._model = WorkerModel(merged(observations), self.catalogue, work_sigma=unit)
+        self._model = WorkerModel(chosen(merged(observations), ()), self.catalogue, work_sigma=unit)
         self.notes = self._limits(rows)
         return self
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import astuple, dataclass
 from functools import cached_property
+from itertools import chain, zip_longest
+from typing import TypeVar
 
 from shoal.sizing.accelerators import Catalogue, catalogue
 from shoal.sizing.speed import priors
-from shoal.sizing.speed.measurements import MEASURED, LeftOut, LogMean, Model, Profile, Row
+from shoal.sizing.speed.measurements import MEASURED, LeftOut, LogMean, Model, Profile, Row, ServerLoad
 from shoal.sizing.speed.servers import Cluster, Load, ServerModel
 from shoal.sizing.speed.worker import Configuration, Observation, WorkerModel
 
@@ -18,6 +21,7 @@ __all__ = ["SpeedModel", "WorkerSpeed", "fitted", "merged"]
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 
 MOST_LOG = 30.0
 """Of the seconds of a step: what is predicted beyond is computed with as this."""
@@ -33,18 +37,30 @@ class WorkerSpeed:
 
 
 class SpeedModel:
-    """The posterior of step times and of servers, from profiles (none: the data sheets)."""
+    """The posterior of step times and of servers, from profiles (none: the data sheets).
 
-    def __init__(self, profiles: Sequence[Profile] = (), sheets: Catalogue | None = None) -> None:
+    `planned`: the models that are asked for, by key, whose measurements stay where there are too many; None: all.
+    `left_out`: the configurations on which nothing rests.
+    """
+
+    def __init__(
+        self,
+        profiles: Sequence[Profile] = (),
+        sheets: Catalogue | None = None,
+        *,
+        planned: Collection[str] | None = None,
+    ) -> None:
         self._sheets = sheets or catalogue()
-        self._profiles = {profile.model.key: profile for profile in profiles}
+        self._profiles = _by_model(profiles)
         known: list[Observation] = []
-        for profile in profiles:
+        for profile in self._profiles:
             for row in profile.rows:
                 alone = row.alone
                 if alone is not None and self._sheets.knows(row.device):
                     known.append(_observation(profile.model, row, alone))
-        self._observations = merged(known)
+        every = merged(known)
+        self._observations = chosen(every, planned)
+        self.left_out = len(every) - len(self._observations)
         self.workers = WorkerModel(self._observations, self._sheets)
 
     @cached_property
@@ -52,14 +68,14 @@ class SpeedModel:
         """The posterior of the parameter servers."""
         loads = [
             Load(profile.model, count, load.busy_seconds / load.updates, load.updates)
-            for profile in self._profiles.values()
+            for profile in self._profiles
             for count, load in profile.server_load.items()
             if load.updates > 0 and load.busy_seconds > 0
         ]
         counted = {load.model.key for load in loads}
         clusters = [
             cluster
-            for profile in self._profiles.values()
+            for profile in self._profiles
             if profile.model.key not in counted
             for row in profile.rows
             if (cluster := self._cluster(profile.model, row)) is not None
@@ -112,7 +128,9 @@ class SpeedModel:
         )
 
 
-def fitted(profiles: Sequence[Profile]) -> tuple[SpeedModel, list[LeftOut]]:
+def fitted(
+    profiles: Sequence[Profile], planned: Collection[str] | None = None
+) -> tuple[SpeedModel, list[LeftOut]]:
     """The predictor of all profiles with which it can be made, and the others: one bad profile stops only itself.
 
     Which they are is found by halves: of n profiles, each bad one costs about 2 log2(n) fits.
@@ -121,7 +139,7 @@ def fitted(profiles: Sequence[Profile]) -> tuple[SpeedModel, list[LeftOut]]:
     while parts:
         part = parts.pop()
         try:
-            tried = SpeedModel([*known, *part])
+            tried = SpeedModel([*known, *part], planned=planned)
             _ = tried.servers  # fitted at their first use, where they must not fail
         except Exception as error:  # broad: whatever fails here fails for every job
             if len(part) == 1:
@@ -145,7 +163,7 @@ def _observation(model: Model, row: Row, alone: LogMean) -> Observation:
 
 
 def merged(known: Sequence[Observation]) -> list[Observation]:
-    """One observation for each configuration, weighted by precision; the most certain ones if there are too many."""
+    """One observation for each configuration, weighted by precision."""
     groups: dict[Configuration, list[Observation]] = {}
     for each in known:
         groups.setdefault(each.configuration, []).append(each)
@@ -155,4 +173,51 @@ def merged(known: Sequence[Observation]) -> list[Observation]:
         total = sum(weights)
         mean = sum(w * each.log_seconds for w, each in zip(weights, members, strict=True)) / total
         merged.append(Observation(configuration, mean, max(1 / total - priors.CAMPAIGN**2, 0.0)))
-    return sorted(merged, key=lambda each: each.variance)[: priors.MOST_ROWS]
+    return merged
+
+
+def chosen(every: Sequence[Observation], planned: Collection[str] | None = None) -> list[Observation]:
+    """Those that the predictor is fitted to: of the planned models, then, in the room left, of the others.
+
+    Where there are too many, owners take turns, in the turn of an owner its models, and of a model the most certain
+    comes first: nobody has less room for what somebody else wrote than an equal part.
+    """
+    first = [each for each in every if planned is None or each.configuration.model.key in planned]
+    rest = [each for each in every if planned is not None and each.configuration.model.key not in planned]
+    kept = _in_turn(first)[: priors.MOST_PLANNED_ROWS]
+    return kept + _in_turn(rest)[: max(priors.MOST_ROWS - len(kept), 0)]
+
+
+def _in_turn(every: Iterable[Observation]) -> list[Observation]:
+    """Owners in turn, and of each its models in turn; the most certain observations of a model first."""
+    owners: dict[str, dict[str, list[Observation]]] = defaultdict(lambda: defaultdict(list))
+    for each in sorted(every, key=lambda each: each.variance):
+        model = each.configuration.model
+        owners[model.owner][model.key].append(each)
+    return _alternating([_alternating(list(models.values())) for models in owners.values()])
+
+
+def _alternating(lists: Sequence[Sequence[T]]) -> list[T]:
+    return [each for each in chain.from_iterable(zip_longest(*lists)) if each is not None]
+
+
+def _by_model(profiles: Iterable[Profile]) -> list[Profile]:
+    """One profile for each model: what several profiles say of it counts together, and what both say once."""
+    models: dict[str, list[Profile]] = defaultdict(list)
+    for profile in profiles:
+        models[profile.model.key].append(profile)
+    return [members[0] if len(members) == 1 else _together(members) for members in models.values()]
+
+
+def _together(profiles: Sequence[Profile]) -> Profile:
+    """Of the model as the last of them has it."""
+    rows = tuple(dict.fromkeys(row for profile in profiles for row in profile.rows))
+    loads: dict[int, set[ServerLoad]] = defaultdict(set)
+    for profile in profiles:
+        for count, load in profile.server_load.items():
+            loads[count].add(load)
+    together = {
+        count: ServerLoad(*(sum(part) for part in zip(*map(astuple, each), strict=True)))
+        for count, each in loads.items()
+    }
+    return Profile(profiles[-1].model, rows, together)

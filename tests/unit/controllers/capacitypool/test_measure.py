@@ -15,7 +15,9 @@ from shoal.api.capacity_pool import CapacityPool, CapacityPoolStatus
 from shoal.api.kube import Node, Pod
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.capacitypool.measure import matches, measure
+from shoal.controllers.capacitypool.overlaps import older_overlap
 from shoal.controllers.capacitypool.seen import Seen
+from shoal.controllers.trainingjob.claims import holdings
 from shoal.sizing.fleet.resources import fleet_pool
 from tests.unit.policy import build
 
@@ -57,7 +59,9 @@ def plan(count: int) -> dict[str, Any]:
 
 
 def seen(of: CapacityPool, *jobs: TrainingJob, **more: Any) -> Seen:
-    return Seen(**{"pool": of, "now": NOW, "nodes": (), "used": 0, "jobs": jobs, "waiting": (), **more})
+    held = {f"team/{each.metadata.name}": n for each in jobs if (n := holdings(each)[of.metadata.name])}
+    basis = {"pool": of, "now": NOW, "nodes": (), "used": 0, "jobs": jobs, "held": held, "waiting": ()}
+    return Seen(**{**basis, **more})
 
 
 def test_rates_are_sums_over_jobs() -> None:
@@ -370,6 +374,49 @@ def test_problem_of_the_description_is_a_condition() -> None:
     assert condition(measure(seen(pool())), "Ready") == ("True", "Valid")
     assert condition(measure(seen(pool(), overlaps="other")), "Ready") == ("False", "Overlaps")
     assert condition(measure(seen(pool(), problem=("NoPrice", "set it"))), "Ready") == ("False", "NoPrice")
+
+
+def node(**labels: str) -> Node:
+    return Node.model_validate({"metadata": {"name": "n", "labels": labels}})
+
+
+def named(name: str, created: str, selector: dict[str, str], *, told: bool = False) -> CapacityPool:
+    overlaps = {"type": "Ready", "status": "False", "reason": "Overlaps", "lastTransitionTime": created}
+    return CapacityPool.model_validate(
+        {
+            "metadata": {"name": name, "uid": name, "creationTimestamp": created},
+            "spec": {"nodeSelector": selector, "limits": {"nodes": 4}, "price": {"perHour": 1}},
+            "status": {"used": 2, "conditions": [overlaps] if told else []},
+        }
+    )
+
+
+OLD, YOUNG = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("selector", "told", "nodes", "blamed"),
+    [
+        ({"tier": "gpu"}, False, [node(pool="a", tier="gpu")], True),  # a node is shared
+        ({"tier": "gpu"}, False, [], False),  # none is, as far as anybody knows
+        ({"tier": "gpu"}, True, [], True),  # one was, and went with the workers
+        ({"tier": "gpu"}, True, [node(tier="gpu")], False),  # the nodes were told apart
+        ({"pool": "a", "zone": "z"}, False, [], True),  # all of its nodes are the other's, too
+        ({"pool": "b"}, True, [], False),
+    ],
+)
+def test_only_the_younger_of_two_pools_that_share_nodes_is_told_and_stays_so(
+    selector: dict[str, str], told: bool, nodes: list[Node], blamed: bool
+) -> None:
+    old, young = named("b", OLD, {"pool": "a"}, told=told), named("a", YOUNG, selector, told=told)
+    sharing = {old.metadata.name} if any(matches(old, each) for each in nodes) else set[str]()
+    assert older_overlap(young, [young, old], sharing, nodes) == ("b" if blamed else "")
+    assert not older_overlap(old, [young, old], {"a"}, [node(pool="a", tier="gpu")])
+
+
+def test_what_runs_in_a_pool_that_overlaps_stays_and_no_more_begins() -> None:
+    assert fleet_pool(named("a", YOUNG, {"pool": "a"}, told=True), NOW).limit == 2
+    assert fleet_pool(named("a", YOUNG, {"pool": "a"}), NOW).limit == 4
 
 
 def test_pool_without_selector_has_no_nodes() -> None:

@@ -38,7 +38,7 @@ from shoal.policy.model import Proposal
 from shoal.policy.tell.progress import decimal
 from shoal.runtime.metrics import Metrics
 from shoal.runtime.status_writer import StatusWriter
-from shoal.sizing.fleet import FleetJob, FleetPlan, JobPlan, plan_fleet
+from shoal.sizing.fleet import FleetJob, FleetPlan, JobPlan, Watched, plan_fleet
 from shoal.sizing.fleet.jobs import END_SECONDS, asked, fleet_job, running
 from shoal.sizing.fleet.resources import fleet_pool, profile_of
 from shoal.sizing.speed import efficiency
@@ -195,24 +195,55 @@ def test_pool_that_is_tried_again_is_doubted_until_it_has_a_node(
     assert not fleet_pool(pool("spot", 0.3, True), NOW).doubted
 
 
-@pytest.mark.parametrize(("policy", "chosen"), [("Same", "on-demand"), ("Preferred", "spot")])
-async def test_pools_out_of_the_zone_of_the_server_are_planned_only_where_workers_may_leave_it(
-    policy: str, chosen: str
+@pytest.mark.parametrize(
+    ("policy", "transfer", "chosen"),
+    [
+        ("Same", 0, "on-demand"),
+        ("Preferred", 0, "spot"),
+        ("Any", 0, "spot"),
+        ("Preferred", 0.1, "on-demand"),
+        ("Any", 0.1, "on-demand"),
+    ],
+)
+@pytest.mark.parametrize("begun", [True, False])
+async def test_pools_out_of_the_zone_of_the_server_are_planned_where_workers_may_leave_it_and_that_pays(
+    policy: str, transfer: float, chosen: str, begun: bool
 ) -> None:
+    """Also before the server has a node, where all of its pools are in one zone."""
     world = World()
     workers = job_manifest()["spec"]["workers"] | {"zonePolicy": policy}
-    job = TrainingJob.model_validate(job_manifest(workers=workers))
-    world.add(job, pool("spot", 0.3, True, zone="z1"), pool("on-demand", 1.0, False, zone="z2"))
+    job = TrainingJob.model_validate(job_manifest(workers=workers, parameterServers={"pools": ["safe"]}))
+    spot = pool("spot", 0.3, True, zone="z1", transferPerGiB=transfer)
+    world.add(job, spot, pool("on-demand", 1.0, False, zone="z2", transferPerGiB=transfer))
+    world.add(pool("safe", 0.1, False, zone="z2"))
     labels = {"topology.kubernetes.io/zone": "z2"}
     world.state.nodes.put(Node.model_validate({"metadata": {"name": "safe", "uid": "n", "labels": labels}}))
     server = build.pod_manifest("ps", node="safe")
     server["metadata"]["labels"]["shoal.dev/job"] = "digits"
-    world.state.pods.put(Pod.model_validate(server))
+    if begun:
+        world.state.pods.put(Pod.model_validate(server))
     world.hear(job, report(1e6))
     await world.planner.plan_once()
     found = world.planner.proposal(job.metadata.uid)
     assert found is not None
     assert set(found.pools) == {chosen}
+
+
+@pytest.mark.parametrize("silent", [False, True])
+async def test_what_was_last_heard_minutes_ago_says_nothing_of_the_speed_of_now(silent: bool) -> None:
+    world = World()
+    job = TrainingJob.model_validate(job_manifest())
+    world.add(job, pool("spot", 0.3, True), pool("on-demand", 1.0, False))
+    world.hear(job, report(7e6))
+    world.planner._paces.observe = lambda _job, said, _at: Watched({"spot": [100.0]} if said else {}, 60.0)  # type: ignore[method-assign]
+    now = asyncio.get_running_loop().time()
+    world.poller._seen[job.metadata.uid] = Seen(report(7e6), now - (scene.SILENT_SECONDS + 1) * silent)
+    await world.planner.plan_once()
+    found = world.planner.proposal(job.metadata.uid)
+    assert found is not None
+    assert (found.relative_error is None) == silent
+    assert ("was not heard for minutes" in found.reason) == silent
+    assert world.planner.oldest_seconds() == pytest.approx(0.0, abs=5.0)
 
 
 async def test_two_jobs_never_plan_more_than_the_limit() -> None:
@@ -276,6 +307,35 @@ async def test_fault_of_the_planner_keeps_the_last_proposals_and_is_counted() ->
     assert world.metrics.registry.get_sample_value("shoal_plans_total", {"result": "error"})
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_budget_is_that_of_the_whole_job_where_the_servers_have_a_price() -> None:
+    """Of `shoal plan` it was, and of the operator that of the workers alone."""
+    found = []
+    for named in ([], ["safe"]):
+        world = World()
+        servers = {"replicas": 2, "pools": named}
+        manifest = job_manifest(
+            elasticity={"mode": "Auto", "objective": {"maxCost": 20}}, parameterServers=servers
+        )
+        manifest["status"] = {
+            "startTime": (NOW - timedelta(hours=2)).isoformat(),
+            "suspendedSeconds": 3600,
+            "cost": {"accumulated": "3"},
+        }
+        job = TrainingJob.model_validate(manifest)
+        world.add(job, pool("spot", 0.3, True), pool("safe", 0.5, False))
+        world.hear(job, report(7e6))
+        planned = []
+        world.planner._plan = lambda *given, planned=planned: (planned.append(given), plan_fleet(*given))[1]
+        await world.planner.plan_once()
+        proposal = world.planner.proposal(job.metadata.uid)
+        assert proposal is not None
+        assert proposal.cost is not None
+        found.append((planned[0][2][0].budget_left, proposal.cost))
+    (alone, workers), (left, whole) = found
+    assert (alone, left) == (17.0, 16.0)  # two servers for an hour
+    assert workers + 1.0 < whole
 
 
 def test_deadline_and_budget_are_what_is_left() -> None:

@@ -1,4 +1,4 @@
-"""`shoal plan`, `plan-workload` and `simulate`: files in, JSON and sentences out, exit code 2 for invalid input."""
+"""`shoal plan` and `simulate`: files in, JSON and sentences out, exit code 2 for invalid input."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from shoal.sizing.plan.problem import Objective, Pool, Problem, StepWork
 
 ROOT = Path(__file__).parents[4]
 DATA, EXAMPLES = ROOT / "tests" / "data", ROOT / "examples" / "sizing"
-SPOTDNN = ["--workload", str(DATA / "spotdnn/workload.json"), "--pools", str(DATA / "spotdnn/instances.csv")]
 RESOURCES = [
     "-f", str(EXAMPLES / "job.yaml"),
     "--pools", str(EXAMPLES / "pools.yaml"), "--profiles", str(EXAMPLES / "profiles.yaml"),
@@ -34,29 +33,6 @@ TRACE = str(DATA / "traces/aws-p3-2xlarge-32-nodes.csv")
 
 def shoal(*arguments: str) -> Result:
     return CliRunner().invoke(main, list(arguments))
-
-
-def test_plan_workload_with_spotdnn_model_prints_json() -> None:
-    result = shoal(
-        "plan-workload", *SPOTDNN, "--deadline", "2600", "--loss", "0.8", "--model", "spotdnn", "--json",
-        "--limits", "0,5,5,5,5", "--prices", "0.918,0.3612,0.684,1.37,2.16",
-    )  # fmt: skip
-    assert result.exit_code == 0, result.output
-    answer = json.loads(result.output)
-    assert answer["feasible"]
-    assert answer["counts"] == [0, 2, 5, 2, 0]
-    assert answer["exact"]
-    assert answer["searched"] == 6**4
-    assert answer["binding"] == "deadline"
-    assert answer["timeSeconds"] == pytest.approx(2597.351254)
-    assert {"cost", "iterations", "pareto", "reason"} <= answer.keys()
-
-
-def test_plan_workload_with_shoal_model_counts_startup_and_risk() -> None:
-    result = shoal("plan-workload", *SPOTDNN, "--deadline", "2600", "--loss", "0.8", "--json")
-    answer = json.loads(result.output)
-    assert answer["timeSeconds"] < answer["sureSeconds"] <= 2600
-    assert answer["deadlineKept"] >= 0.95
 
 
 @pytest.mark.parametrize("deadline", ["1", "10", "60", "120"])
@@ -344,18 +320,6 @@ def test_infeasible_plan_exits_with_3(arguments: list[str]) -> None:
     ("arguments", "says"),
     [
         (["plan", "--pools", str(EXAMPLES / "pools.yaml")], "Missing option '-f'"),
-        (["plan-workload", *SPOTDNN, "--deadline", "10"], "Missing option '--loss'"),
-        (
-            ["plan-workload", *SPOTDNN, "--model", "spotdnn", "--loss", "0.8", "--max-servers", "2"],
-            "one parameter",
-        ),
-        (["plan-workload", *SPOTDNN, "--deadline", "-3", "--loss", "0.8"], "must be seconds"),
-        (["plan-workload", *SPOTDNN, "--deadline", "100", "--loss", "0.4"], "out of reach"),
-        (["plan-workload", *SPOTDNN, "--loss", "0.8", "--limits", "1,2"], "give one for each"),
-        (["plan-workload", *SPOTDNN, "--loss", "0.8", "--limits", "1,a"], "whole numbers"),
-        (["plan-workload", *SPOTDNN, "--loss", "0.8", "--limits", "0,0,0,0,0"], "limits of all pools are 0"),
-        (["plan-workload", *SPOTDNN, "--loss", "0.8", "--limits", "-1,0,0,0,2"], "0 or more"),
-        (["plan-workload", *SPOTDNN, "--loss", "0.8", "--prices", "nan,1,1,1,1"], "must be a number"),
         (["plan", *RESOURCES, "--max-cost", "0"], "0.0 is not in the range x>0"),
         (["plan", *RESOURCES, "--max-cost", "-1"], "-1.0 is not in the range x>0"),
         (["plan", *RESOURCES, "--max-cost", "nan"], "the budget must be above 0, not nan"),
@@ -373,32 +337,6 @@ def test_invalid_option_raises_error_with_advice(arguments: list[str], says: str
     result = shoal(*arguments)
     assert result.exit_code == 2, result.output
     assert says in " ".join(result.output.split())
-
-
-def test_invalid_instance_table_raises_error(tmp_path: Path) -> None:
-    good = (DATA / "spotdnn/instances.csv").read_text()
-    path = tmp_path / "pools.csv"
-    for text, says in (
-        (good.replace("750,1024,1024", ",1024,1024"), "line 3: the column img_per_s(instance) is empty"),
-        (good.replace("750,1024,1024", "nan,1024,1024"), "greater than 0"),
-        (good.replace("quota", "most"), "quota is missing"),
-        (good.splitlines()[0], "has no pools"),
-        ("", "has no pools"),
-    ):
-        path.write_text(text)
-        result = shoal(
-            "plan-workload",
-            SPOTDNN[0],
-            SPOTDNN[1],
-            "--pools",
-            str(path),
-            "--deadline",
-            "2600",
-            "--loss",
-            "0.8",
-        )
-        assert result.exit_code == 2, result.output
-        assert says in " ".join(result.output.split())
 
 
 def test_parameter_servers_are_in_a_zone_of_the_workers(tmp_path: Path) -> None:

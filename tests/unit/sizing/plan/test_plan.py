@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import UsageError
+from shoal.sizing.availability import Markov, Stock
 from shoal.sizing.plan import LossWork, Objective, Pool, Problem, Servers, StepWork, explain, plan
-from shoal.sizing.plan.cost import capped, wire_bytes
+from shoal.sizing.plan.cost import wire_bytes
 from shoal.sizing.plan.elastic import ElasticModel
-from shoal.sizing.plan.risk import chance, finish_times
+from shoal.sizing.plan.engine import Engine
+from shoal.sizing.plan.risk import kept
 from shoal.sizing.plan.switch import Switch, is_sure, switch
 from shoal.sizing.types import PsModel
+from tests.unit.sizing.runs import chance, finish_times
 
 HOUR = 3600.0
 
@@ -200,9 +204,34 @@ def test_zone_policy_same_keeps_workers_in_one_zone() -> None:
     assert answer.zone == "b"
 
 
-def test_spot_price_is_capped_at_on_demand() -> None:
-    pools = capped([pool("spot", price=5.0), pool("steady", price=3.0, spot=False)])
-    assert [p.price for p in pools] == [3.0, 3.0]
+def test_deadline_and_budget_are_kept_together_and_not_each_in_runs_of_its_own() -> None:
+    """Where nodes run out, the slow runs are not the dear ones: each limit is kept in nine of ten, both in fewer."""
+    out = Markov(1.0, stock=Stock(0.3, 1800, math.inf))
+    unsure = problem(
+        pool("spot", interruptions_per_hour=1.0, availability=out),
+        pool("other", step_sigma=0.1),
+        servers=quiet(),
+    )
+    engine = Engine(unsure, 2 * HOUR)
+    runs = engine.run((2, 2), 1, "")
+    deadline, budget = (float(np.quantile(each, 0.9)) for each in (runs.finish, runs.cost))
+    both = replace(unsure, objective=Objective(deadline=deadline, budget=budget))
+    share = float(np.mean((runs.finish <= deadline) & (runs.cost <= budget)))
+    assert kept(both.objective, runs) == share < 0.88
+    hourly = np.array([3600 * runs.cost.mean() / runs.finish.mean()])
+    assert Engine(both, 1.25 * deadline).chances(np.array([[2], [2]]), 1, hourly)[0] < 0.9
+
+
+def test_a_plan_says_how_often_its_limits_are_kept_together_also_a_budget_alone() -> None:
+    unsure = problem(pool(step_sigma=0.1), servers=quiet())
+    alone = plan(replace(unsure, objective=Objective(budget=5.0)))
+    assert alone.chance is None
+    assert alone.kept == alone.budget_chance is not None
+    both = plan(replace(unsure, objective=Objective(deadline=HOUR, budget=4.0)))
+    assert both.kept is not None
+    assert both.chance is not None
+    assert both.budget_chance is not None
+    assert both.kept <= min(both.chance, both.budget_chance)
 
 
 def test_prefer_min_time_stays_within_budget() -> None:
@@ -283,6 +312,16 @@ class TestSwitch:
         # Three workers are in time by 7 % on average, but late in a quarter of the runs.
         assert not switch(replace(self.problem, pools=unsure), (0, 3), (3, 0), 1).kept
 
+    def test_bytes_that_cross_zones_are_part_of_what_staying_costs(self) -> None:
+        a, b = (
+            replace(each, zone=zone, transfer_per_gib=0.02)
+            for each, zone in zip(self.problem.pools, "ab", strict=True)
+        )
+        there = replace(self.problem, pools=(a, b), servers=quiet(zone="a", bytes_per_step=1e8))
+        assert is_sure(switch(there, (0, 3), (3, 0), 1).saved)
+        here = replace(there, servers=quiet(zone="b", bytes_per_step=1e8))
+        assert not is_sure(switch(here, (0, 3), (3, 0), 1).saved)
+
     def test_faster_plan_is_worth_what_runs_pays_meanwhile(self) -> None:
         hurry = replace(self.problem, objective=Objective(prefer="MinTime"))
         saved = switch(hurry, (0, 3), (3, 3), 1).saved
@@ -310,3 +349,16 @@ def test_documentation_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     code = text.split("```python\n")[1].split("```")[0]
     exec(compile(code, "planning.md", "exec"), {})
     assert "cheapest plan that ends within the deadline of 2 h" in capsys.readouterr().out
+
+
+def test_where_the_best_plan_is_sure_no_other_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table of all that might be surer took more than half of the time of a plan."""
+    made: list[int] = []
+    table = Engine.chances
+    monkeypatch.setattr(Engine, "chances", lambda *args: made.append(1) or table(*args))
+    unsure = problem(pool(step_sigma=0.05, interruptions_per_hour=0.1), deadline=20 * HOUR, servers=quiet())
+    assert plan(unsure).proved
+    assert not made
+    near = plan(replace(unsure, objective=Objective(deadline=100_000 / 30 + 70)))
+    assert near.counts[0] > 3
+    assert made

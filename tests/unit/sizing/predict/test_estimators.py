@@ -52,3 +52,19 @@ def test_invalid_numbers_raise_error() -> None:
         AdditiveRegressor().fit(X, np.zeros(4))
     with pytest.raises(UsageError, match="noise must be above 0"):
         AdditiveRegressor(noise=0).fit(X, np.ones(4))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "groups", "words"),
+    [
+        ({"spreads": [1.0, 0.0]}, None, "spreads must be 2 numbers above 0"),
+        ({"centres": [1.0]}, None, "centres must be 2 numbers above 0"),
+        ({"centres": [1.0, -1.0]}, None, "centres must be 2 numbers above 0"),
+        ({}, ["a", "b"], "inconsistent numbers of samples"),
+    ],
+)
+def test_priors_and_groups_must_fit_the_data(
+    parameters: dict[str, Any], groups: list[str] | None, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        AdditiveRegressor(**parameters).fit([[1.0], [2.0], [3.0]], [1.0, 2.0, 3.0], groups)

@@ -15,8 +15,7 @@ import pytest
 from shoal.errors import UsageError
 from shoal.sizing.availability import Stock, Windows
 from shoal.sizing.plan import Objective, Pool, Problem, Servers, StepWork
-from shoal.sizing.plan.deadline import can_still_be_kept, least_on_demand
-from shoal.sizing.plan.risk import chance
+from shoal.sizing.plan.deadline import least_on_demand
 from shoal.sizing.simulate import rehearsal
 from shoal.sizing.simulate.measured import with_trace
 from shoal.sizing.simulate.policies import Policy, Shoal, UniformProgress, View
@@ -24,6 +23,7 @@ from shoal.sizing.simulate.replay import Supply, step_of, supply
 from shoal.sizing.simulate.scenario import Scenario, scenario_of
 from shoal.sizing.simulate.summary import explain, run
 from shoal.sizing.simulate.traces import Trace, read_trace
+from tests.unit.sizing.runs import chance
 
 AWS = Path(__file__).parents[3] / "data" / "traces" / "aws-p3-2xlarge-32-nodes.csv"
 WORKERS, STEP = 16, 0.1
@@ -280,7 +280,6 @@ def test_promise_with_a_trace_is_kept_in_its_replay(workers: int, hours: float, 
     made = scenario_of(problem, slack=slack)
     limited = replace(problem, objective=Objective(deadline=made.deadline))
     promised = chance(with_trace(limited, "spot", trace), (workers, 0), 1)
-    assert promised is not None
     kept = run(made, [trace], runs=400).outcome("spot only").kept
     assert kept - 0.2 <= promised <= kept + 0.05  # careful: 11 hours of a trace are few
     assert promised < 0.9
@@ -353,8 +352,6 @@ def test_least_on_demand_workers() -> None:
     assert least_on_demand(900.0, there=0, spot=8.0, **rule) == 2  # spot is counted on for 800
     assert least_on_demand(1e9, there=0, **rule) == 16
     assert least_on_demand(np.array([0.0, 180.0]), there=np.zeros(2), **rule).tolist() == [0, 2]
-    assert can_still_be_kept(900.0, rate=1.0, left=100.0, startup=10.0, most=10)
-    assert not can_still_be_kept(901.0, rate=1.0, left=100.0, startup=10.0, most=10)
 
 
 def test_trace_is_scaled_to_the_pool(tmp_path: Path) -> None:

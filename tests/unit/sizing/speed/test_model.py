@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import UsageError
+from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import MEASURED, LogMean, Model, Profile, Row, ServerLoad
-from shoal.sizing.speed.model import SpeedModel
+from shoal.sizing.speed.model import SpeedModel, chosen
 from shoal.sizing.speed.servers import soft_min
+from shoal.sizing.speed.worker import Configuration, Observation
 
 MODEL = Model("resnet32", 5.5e8, 1_857_722, 104)
 
@@ -235,3 +239,49 @@ def test_one_wrong_model_does_not_move_the_prediction_of_a_new_one() -> None:
     before = SpeedModel(right).worker(new, "T4", 1, 8, 128)
     after = SpeedModel([*right, _profile("wrong", "there", 100.0)]).worker(new, "T4", 1, 8, 128)
     assert after.seconds == pytest.approx(before.seconds, rel=0.05)
+
+
+def test_what_is_planned_is_never_evicted_by_what_others_wrote() -> None:
+    """Two hostile profiles of 512 rows each, all of them surer than a job's own first minutes."""
+    row = Row("T4", cores=8, batch_size=128, compute=LogMean.of(0.4, 0.1, 20))
+    ours = Profile(Model("ours", 8e8, 1_000_000, 60, "here"), (row,))
+    hostile = [
+        Profile(
+            Model(f"wrong-{n}", 9e8, 1_000_000, 60, "there"),
+            tuple(
+                Row("T4", cores=8, batch_size=b, compute=LogMean.of(10.0, 0.0, 1e6)) for b in range(1, 513)
+            ),
+        )
+        for n in range(2)
+    ]
+    found = SpeedModel([*hostile, ours], planned={ours.model.key})
+    speed = found.worker(ours.model, "T4", 1, 8, 128)
+    assert speed.basis == MEASURED
+    assert speed.seconds == pytest.approx(
+        SpeedModel([ours]).worker(ours.model, "T4", 1, 8, 128).seconds, rel=0.02
+    )
+    assert found.left_out == 1025 - priors.MOST_ROWS
+
+
+def test_where_there_are_too_many_rows_owners_take_turns_and_then_their_models() -> None:
+    def many(name: str, owner: str, rows: int, variance: float) -> list[Observation]:
+        one = Model(name, 9e8, 1_000_000, 60, owner)
+        return [Observation(Configuration(one, "T4", b, 1, 8), 0.0, variance) for b in range(1, rows + 1)]
+
+    every = many("flood", "there", 2000, 1e-9) + many("b", "there", 50, 0.1) + many("a", "here", 200, 0.1)
+    kept = Counter(each.configuration.model.key for each in chosen(every, ()))
+    assert kept == {"there/flood": 350, "there/b": 50, "here/a": 200}
+
+
+def test_two_profiles_of_one_model_count_together_and_what_both_say_once() -> None:
+    first, second = _profile("ours", "here", 0.1), _profile("ours", "here", 0.1)
+    second = replace(second, server_load={1: ServerLoad(400.0, 100_000)})
+    once, twice = SpeedModel([first]), SpeedModel([first, first])
+    one, two = (each.worker(first.model, "T4", 1, 8, 128) for each in (once, twice))
+    assert two == one
+    slow, forth, back, fast = (
+        SpeedModel(each).servers.capacity(first.model, 1)[0]
+        for each in ([second], [second, first], [first, second], [first])
+    )
+    assert slow < forth < fast
+    assert forth == pytest.approx(back)

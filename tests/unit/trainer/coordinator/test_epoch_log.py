@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
+import threading
 
 import pytest
 
 from shoal_trainer.contract import EPOCH_LINE, EpochReport
 from shoal_trainer.coordinator.epoch_log import EpochLog
+from shoal_trainer.coordinator.task_queue import Task, Tasks
+from tests.unit.trainer.coordinator.bench import Bench
 
 
-def tasks(*losses: float, evaluating: int | None = None) -> SimpleNamespace:
-    queue = [] if evaluating is None else [SimpleNamespace(epoch=evaluating, kind="evaluate")]
-    return SimpleNamespace(history=[{"loss": loss} for loss in losses], queue=queue)
+def epochs(*losses: float) -> list[dict[str, float]]:
+    return [{"loss": loss} for loss in losses]
 
 
 @pytest.fixture
 def logged(caplog: pytest.LogCaptureFixture):
-    """Update the log with the states of the tasks; the epochs that it wrote, as (epoch, loss)."""
+    """Update the log with one state after the other; the epochs that it wrote, as (epoch, loss)."""
 
-    def follow(*states: SimpleNamespace) -> list[tuple[int, float]]:
+    def follow(*states: list[dict[str, float]]) -> list[tuple[int, float]]:
         caplog.set_level(logging.INFO)
         log = EpochLog()
         for state in states:
@@ -33,19 +34,43 @@ def logged(caplog: pytest.LogCaptureFixture):
 
 
 def test_each_epoch_once(logged):
-    assert logged(tasks(), tasks(2.0), tasks(2.0), tasks(2.0, 1.0)) == [
+    assert logged(epochs(), epochs(2.0), epochs(2.0), epochs(2.0, 1.0)) == [
         (0, 2.0),
         (1, 1.0),
     ]
 
 
-def test_an_epoch_waits_for_its_evaluation(logged):
-    assert logged(tasks(2.0, evaluating=0)) == []
-    assert logged(tasks(2.0, evaluating=0), tasks(2.0, 1.0, evaluating=1)) == [(0, 2.0)]
+def test_an_epoch_is_complete_after_its_evaluation():
+    queue = [Task("evaluate", 1), Task("callbacks", 1), Task("export", 2)]
+    assert Tasks(queue, epochs(2.0, 1.0)).complete() == epochs(2.0)
+    assert Tasks(queue[2:], epochs(2.0, 1.0)).complete() == epochs(2.0, 1.0)
+    assert Tasks([Task("evaluate", 0)], epochs(2.0)).complete() == []
+
+
+def test_an_epoch_that_ends_while_its_history_is_read_waits_for_its_evaluation():
+    """It is in the history before its evaluation is queued; nobody may look between the two."""
+    bench, found = Bench(validation=True), []
+    bench.join(0)
+    reader = threading.Thread(target=lambda: found.append(bench.coordinator.complete_epochs()))
+
+    class History(list):
+        def append(self, logs):
+            super().append(logs)
+            reader.start()
+            reader.join(0.2)
+
+    bench.coordinator.record.tasks.history = History()
+    assert bench.train(0).task == "evaluate"
+    reader.join()
+    assert found == [[]]
+
+
+def test_an_epoch_that_changes_is_logged_again(logged):
+    assert logged(epochs(3.0, 2.0), epochs(3.0, 1.5)) == [(0, 3.0), (1, 2.0), (1, 1.5)]
 
 
 def test_a_rollback_logs_its_epochs_again(logged):
-    assert logged(tasks(3.0, 2.0), tasks(3.0), tasks(3.0, 1.5)) == [
+    assert logged(epochs(3.0, 2.0), epochs(3.0), epochs(3.0, 1.5)) == [
         (0, 3.0),
         (1, 2.0),
         (1, 1.5),
@@ -54,4 +79,4 @@ def test_a_rollback_logs_its_epochs_again(logged):
 
 def test_a_new_process_logs_all_epochs_of_its_snapshot(logged):
     """The log of the pod before it is gone with its node."""
-    assert [epoch for epoch, _ in logged(tasks(*[1.0] * 100))] == [*range(100)]
+    assert [epoch for epoch, _ in logged(epochs(*[1.0] * 100))] == [*range(100)]

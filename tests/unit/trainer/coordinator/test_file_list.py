@@ -2,8 +2,9 @@
 
 import pytest
 
-from shoal_trainer.coordinator.protocol import DataSpec
-from shoal_trainer.errors import UserError
+from shoal_trainer.coordinator.coordinator import LIST_SECONDS
+from shoal_trainer.coordinator.protocol import SHORT_LIST, DataSpec
+from shoal_trainer.errors import Unreachable, UserError
 from tests.unit.trainer.coordinator.bench import Bench
 
 
@@ -42,3 +43,63 @@ def test_job_keeps_its_first_file_list(caplog, seen, later):
     new, missing = len(set(seen) - set(data.files)), len(set(data.files) - set(seen))
     assert len(messages) == 1
     assert f"{new} of them are new, and {missing} of the job's 3 are missing" in messages[0]
+
+
+LONG = DataSpec(files=tuple(f"s3://bucket/part-{number:06}" for number in range(SHORT_LIST // 16)))
+
+
+def test_a_short_list_is_left_out_of_no_join():
+    data = DataSpec(files=("a", "b"))
+    assert data.brief() is data
+    assert len(LONG.brief().to_json()) < 200
+    assert LONG.brief().digest == LONG.digest != data.digest
+    assert LONG.brief().amount == LONG.amount
+
+
+def test_one_worker_at_a_time_is_asked_for_a_long_list():
+    bench = Bench()
+    assert bench.join(0, data=LONG.brief()).wants_files
+    with pytest.raises(Unreachable, match="another worker is sending the list"):
+        bench.join(1, data=LONG.brief())
+    assert bench.join(0, data=LONG.brief()).wants_files  # the answer was lost
+    assert bench.coordinator.record.data is None
+    assert not bench.join(0, data=LONG).wants_files
+    assert bench.coordinator.record.data == LONG
+    for slot in range(1, 100):
+        assert not bench.join(slot, data=LONG.brief()).wants_files
+    assert bench.ask(99).lease.file in LONG.files
+
+
+def test_a_worker_that_was_asked_and_is_lost_keeps_no_other_one_out():
+    bench = Bench()
+    assert bench.join(0, data=LONG.brief()).wants_files
+    bench.now += LIST_SECONDS
+    assert bench.join(1, data=LONG.brief()).wants_files
+
+
+def test_a_restarted_coordinator_asks_for_no_list_that_its_snapshot_has():
+    first = Bench()
+    first.join(0, data=LONG)
+    bench = Bench(boot=2, epoch=1)
+    bench.shard.restore(first.shard.copy())
+    bench.coordinator.load(first.coordinator.record.dump())
+    for slot in range(100):
+        assert not bench.join(slot, data=LONG.brief()).wants_files
+
+
+def test_another_long_list_is_asked_for_once_to_say_how_it_differs(caplog):
+    bench = Bench()
+    bench.join(0, data=LONG)
+    other = DataSpec(files=(*LONG.files, "one-more"))
+    assert bench.join(1, data=other.brief()).wants_files
+    assert not bench.join(1, data=other).wants_files
+    assert not bench.join(2, data=other.brief()).wants_files
+    [message] = [record.message for record in caplog.records if "files of training data" in record.message]
+    assert "1 of them are new, and 0 of the job's" in message
+
+
+def test_a_long_list_is_not_asked_for_where_the_job_has_none():
+    bench = Bench()
+    bench.join(0)
+    with pytest.raises(UserError, match="4,096 files here, 8 samples there"):
+        bench.join(1, data=LONG.brief())

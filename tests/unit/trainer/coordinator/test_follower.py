@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from shoal_trainer.coordinator.follower import Follower
-from shoal_trainer.coordinator.protocol import RollBackShard
+from shoal_trainer.coordinator.protocol import RollBackShard, SnapshotShard
 from shoal_trainer.errors import SnapshotError, Unreachable, UserError
 from shoal_trainer.ps.shard import ShardCopy, ShardStore
-from shoal_trainer.snapshot.manifest import Manifest
+from shoal_trainer.snapshot.manifest import Manifest, ShardFile
 from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.snapshot.store import SnapshotStore
 from tests.unit.trainer.snapshot.saving import save, shards
@@ -111,3 +111,23 @@ def test_numbered_snapshot_that_does_not_exist_is_an_error(store: SnapshotStore)
     assert store.load_number(1, 0, 1)[0].number == 1
     with pytest.raises(SnapshotError, match="no longer exists"):
         store.load_number(2, 0, 1)
+
+
+def test_shard_that_writes_a_snapshot_does_not_load_another_one(
+    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A third copy of the model would not fit into its memory."""
+    stores = shards(2)
+    manifest, follower = save(store, stores), Follower(stores[1], store)
+    commit(store, manifest)
+    write = SnapshotStore.write_shard
+
+    def slow(self: SnapshotStore, number: int, epoch: int, copy: ShardCopy) -> ShardFile:
+        with pytest.raises(Unreachable, match="still writing"):
+            roll_back(follower)
+        return write(self, number, epoch, copy)
+
+    monkeypatch.setattr(SnapshotStore, "write_shard", slow)
+    follower.handlers()["snapshot"](SnapshotShard(number=9, epoch=0, published=0, generation=0))
+    roll_back(follower)
+    assert stores[1].history.generation == 1

@@ -3,7 +3,6 @@
 import threading
 
 from shoal_trainer.coordinator.history_file import HistoryFile, as_csv
-from shoal_trainer.coordinator.task_queue import Task, Tasks
 from shoal_trainer.errors import Unreachable
 
 
@@ -26,10 +25,6 @@ class Storage:
         return self.written[-1]
 
 
-def tasks(*epochs, queue=()):
-    return Tasks(list(queue), [dict(logs) for logs in epochs])
-
-
 FIRST, SECOND = {"loss": 2.0, "val_loss": 3.0}, {"loss": 1.5}
 
 
@@ -37,11 +32,11 @@ def test_complete_epochs_are_written_and_those_of_a_rollback_taken_back():
     storage = Storage()
     file = HistoryFile(storage, lambda: None)
     file.start()
-    file.update(tasks(FIRST, SECOND, queue=[Task("evaluate", 1)]))
+    file.update([FIRST])
     assert storage.await_write() == "epoch,loss,val_loss\n0,2.0,3.0\n"
-    file.update(tasks(FIRST, SECOND))
+    file.update([FIRST, SECOND])
     assert storage.await_write() == "epoch,loss,val_loss\n0,2.0,3.0\n1,1.5,\n"
-    file.update(tasks(FIRST))
+    file.update([FIRST])
     assert storage.await_write() == "epoch,loss,val_loss\n0,2.0,3.0\n"
     file.close(10)
     assert len(storage.written) == 3
@@ -50,7 +45,7 @@ def test_complete_epochs_are_written_and_those_of_a_rollback_taken_back():
 def test_an_update_before_the_thread_runs_is_written():
     storage = Storage()
     file = HistoryFile(storage, lambda: None)
-    file.update(tasks(FIRST))
+    file.update([FIRST])
     file.start()
     assert storage.await_write() == "epoch,loss,val_loss\n0,2.0,3.0\n"
     file.close(10)
@@ -60,9 +55,9 @@ def test_an_outage_of_the_storage_is_waited_for_and_the_end_writes_the_last_stat
     storage = Storage(failures=1)
     file = HistoryFile(storage, lambda: None)
     file.start()
-    file.update(tasks(FIRST))
+    file.update([FIRST])
     assert storage.await_write().endswith("0,2.0,3.0\n")
-    file.update(tasks(FIRST, SECOND))
+    file.update([FIRST, SECOND])
     file.close(10)
     assert storage.written[-1].endswith("1,1.5,\n")
 

@@ -162,7 +162,7 @@ def test_join_may_exceed_the_body_limit_of_other_requests(start_server):
 
     def join(request):
         received.append(request.data)
-        return Joined()
+        return Joined(wants_files=bool(request.data.left_out))
 
     served.server.handlers["join"] = join
     data = DataSpec(
@@ -172,7 +172,8 @@ def test_join_may_exceed_the_body_limit_of_other_requests(start_server):
     client = CoordinatorClient(served.address, served.credentials, 0, 0, timeout=SECONDS)
     client.join(data, 16)
     client.close()
-    assert received == [data]
+    assert received == [data.brief(), data]
+    assert len(data.brief().to_json()) < 1000
     code, answer = served.ask("POST", "/v1/join", b"", length=MAX_JOIN + 1)
     assert (code, "at most" in answer) == (400, True)
 

@@ -1,6 +1,8 @@
 """The ledger as a state machine: in any order of events, each position of an epoch is trained exactly once."""
 
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -23,6 +25,7 @@ class AnyWorkers(RuleBasedStateMachine):
         super().__init__()
         self.ledger = ledger()
         self.trained: Counter[tuple[int, int]] = Counter()
+        self.frozen: list[tuple[Callable[[], dict[str, Any]], dict[str, Any]]] = []
 
     @rule(slot=st.integers(0, 3))
     def ask(self, slot: int) -> None:
@@ -81,6 +84,15 @@ class AnyWorkers(RuleBasedStateMachine):
         other.load(self.ledger.dump())
         assert other.dump() == self.ledger.dump()
         self.ledger = other
+
+    @rule()
+    def freeze(self) -> None:
+        self.frozen.append((self.ledger.frozen(), self.ledger.dump()))
+
+    @invariant()
+    def frozen_state_stays_what_it_was(self) -> None:
+        for frozen, dumped in self.frozen[-3:]:
+            assert frozen() == dumped
 
     @invariant()
     def what_is_done_is_counted_once(self) -> None:

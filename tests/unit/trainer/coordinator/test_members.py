@@ -4,7 +4,7 @@ import pytest
 
 from shoal_trainer.contract import StopAfter, WorkerState
 from shoal_trainer.coordinator import report
-from shoal_trainer.coordinator.members import KEPT, Member
+from shoal_trainer.coordinator.members import KEPT, Member, Members
 from shoal_trainer.coordinator.protocol import Failed, Heartbeat, Leave
 from shoal_trainer.errors import Fenced
 from shoal_trainer.wire.messages import Timings
@@ -83,7 +83,8 @@ def test_forgotten_incarnation_still_fences_older_ones():
     bench.join(0, 1)
     bench.coordinator.leave(Leave(slot=0, incarnation=1))
     for slot in range(1, KEPT + 1):
-        bench.coordinator.heartbeat(Heartbeat(slot=slot, incarnation=0))
+        bench.coordinator.leave(Leave(slot=slot, incarnation=0))
+    bench.coordinator.heartbeat(Heartbeat(slot=KEPT + 1, incarnation=0))
     assert (0, 1) not in bench.coordinator.members.known
     with pytest.raises(Fenced):
         bench.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0))
@@ -173,3 +174,29 @@ def test_worker_that_leaves_reports_its_wasted_steps_once():
     for _ in range(2):  # the answer was lost
         bench.coordinator.leave(Leave(slot=0, incarnation=0, wasted_steps=3, wasted_acknowledged=1))
     assert bench.coordinator.record.counters.wasted_steps == 2
+
+
+def test_a_fenced_worker_of_a_large_job_stays_fenced_while_others_join():
+    members = Members()
+    for slot in range(KEPT + 100):
+        members.get((slot, 0)).last_seen = 1.0
+    members.get((KEPT + 100, 0)).state = WorkerState.FENCED
+    members.get((KEPT + 101, 0))
+    assert members.get((KEPT + 100, 0)).state is WorkerState.FENCED
+
+
+def test_a_fenced_worker_that_was_forgotten_stays_fenced():
+    bench = Bench()
+    bench.join(0)
+    for _ in range(70):
+        bench.now += 1.0
+        bench.coordinator.heartbeat(Heartbeat(slot=1, incarnation=0))
+        bench.coordinator.tick()
+    assert bench.coordinator.members.get((0, 0)).state is WorkerState.FENCED
+    for slot in range(2, KEPT + 2):
+        bench.now += 0.001
+        bench.coordinator.leave(Leave(slot=slot, incarnation=0))
+    bench.coordinator.heartbeat(Heartbeat(slot=KEPT + 2, incarnation=0))
+    assert (0, 0) not in bench.coordinator.members.known
+    with pytest.raises(Fenced):
+        bench.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0))

@@ -54,6 +54,12 @@ def test_manifest_of_another_run_is_not_replaced(artefacts, storage):
     assert storage.read(MANIFEST) == before
 
 
+def test_manifest_that_calls_the_run_by_its_earlier_name_ends_the_job(artefacts, storage):
+    outcome = artefacts.publish_model(TOKEN, MESSAGE)
+    storage.write(MANIFEST, [storage.read(MANIFEST).replace(b'"run"', b'"jobUid"')])
+    assert artefacts.published() == outcome
+
+
 def test_failed_create_leaves_no_file(storage, monkeypatch):
     """A full volume without hard links."""
 

@@ -11,9 +11,10 @@ from shoal_trainer.contract import JobIdentity, SnapshotPolicy, StopAfter
 from shoal_trainer.coordinator import report
 from shoal_trainer.coordinator import rollback as rollback_module
 from shoal_trainer.coordinator.coordinator import Coordinator
-from shoal_trainer.coordinator.protocol import DataSpec, Diverged, Join
+from shoal_trainer.coordinator.follower import Follower
+from shoal_trainer.coordinator.protocol import DataSpec, Diverged, Join, RollBackShard
 from shoal_trainer.coordinator.reconciler import Reconciler
-from shoal_trainer.coordinator.rollback import MAX_IN_A_ROW, Rollback
+from shoal_trainer.coordinator.rollback import IN_A_ROW, MAX_IN_A_ROW, Rollback
 from shoal_trainer.coordinator.snapshotter import Snapshotter
 from shoal_trainer.errors import Unreachable, UserError
 from shoal_trainer.ps.aligned import aligned
@@ -25,6 +26,7 @@ from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Progress, Pu
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.work import DataWork
 from tests.unit.trainer.coordinator.bench import next_work
+from tests.unit.trainer.snapshot.saving import latest
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=4, optimizer=OptimizerConfig(name="delta", batch_size=2))
 
@@ -168,10 +170,10 @@ def test_interrupted_rollback_is_completed_by_the_next_report(bench):
     bench.train()
     bench.snapshotter.take()
     bench.train()
-    newest = bench.store.latest()
+    newest = latest(bench.store)
     bench.store.publish(newest.model_copy(update={"number": 2, "generation": 1}))
     bench.diverge()
-    assert (bench.shard.history.generation, bench.store.latest().number) == (1, 2)
+    assert (bench.shard.history.generation, latest(bench.store).number) == (1, 2)
 
 
 def test_job_fails_after_too_many_rollbacks_in_a_row(bench):
@@ -224,7 +226,7 @@ def test_rollback_to_an_older_generation_begins_a_new_one(bench, tmp_path):
     file = tmp_path / "snapshots" / newest.shards[0].file
     file.write_bytes(bytes(newest.shards[0].size))
     bench.diverge()
-    published = bench.store.latest()
+    published = latest(bench.store)
     assert (bench.shard.history.generation, bench.shard.history.version) == (2, 1)
     assert (published.number, published.generation, published.shards[0].version) == (4, 2, 1)
 
@@ -232,7 +234,7 @@ def test_rollback_to_an_older_generation_begins_a_new_one(bench, tmp_path):
 def test_fenced_server_neither_rolls_back_nor_fences_the_worker(bench):
     bench.train()
     bench.snapshotter.take()
-    bench.store.publish(bench.store.latest().model_copy(update={"epoch": 7}))
+    bench.store.publish(latest(bench.store).model_copy(update={"epoch": 7}))
     with pytest.raises(Unreachable):
         bench.diverge()
     assert len(bench.fenced) == 1
@@ -310,7 +312,7 @@ def test_stop_while_the_snapshot_is_read_cancels_the_rollback(bench):
     stop_during(bench, "load_newest")
     bench.diverge(lease)
     assert bench.coordinator.record.stopping
-    assert (bench.shard.history.generation, bench.store.latest().generation) == (0, 0)
+    assert (bench.shard.history.generation, latest(bench.store).generation) == (0, 0)
 
 
 def test_stop_while_the_rollback_is_committed_is_undone(bench):
@@ -333,3 +335,50 @@ def test_stop_while_the_rollback_is_committed_is_undone(bench):
     bench.coordinator.record.ledger.release(lambda _: True)
     bench.coordinator.course.stop("the target is reached again")
     assert next_work(bench.coordinator, 0, 0, 1).kind == "task"
+
+
+def snapshots_of_three(bench):
+    """Snapshots of the versions 1, 2 and 4; the parameters of the last one give no finite loss."""
+    for batches in (1, 1, 2):
+        bench.train(batches)
+        assert bench.snapshotter.take() is not None
+
+
+def test_snapshot_from_which_nothing_can_be_trained_gives_way_to_the_next_older_one(bench):
+    snapshots_of_three(bench)
+    versions = []
+    for _ in range(3):
+        bench.diverge()
+        versions.append(bench.shard.history.version)
+    assert versions == [4, 2, 1]
+    assert [manifest.generation for manifest in bench.store.manifests()] == [3, 2, 1, 0, 0, 0]
+    status = report.status(bench.coordinator)
+    assert (status.rollbacks, status.data.lost, status.data.done) == (3, 6, 8)
+    for _ in range(MAX_IN_A_ROW - 1):  # there is no older one
+        bench.diverge()
+    with pytest.raises(UserError, match="rolled back 3 times"):
+        bench.diverge()
+
+
+def test_job_that_trains_on_after_an_older_snapshot_returns_to_that_one(bench):
+    snapshots_of_three(bench)
+    skipped = [bench.diverge().start, bench.diverge().start]
+    bench.train(1)
+    bench.diverge()
+    assert (bench.shard.history.version, latest(bench.store).generation) == (2, 3)
+    bench.train(1)
+    assert IN_A_ROW not in bench.snapshotter.take().ledger
+    seen = []
+    while (lease := bench.lease()) is not None and lease.epoch == 0:
+        seen.append(lease.start)
+    assert not set(skipped) & set(seen)  # a batch that was left out stays so
+
+
+def test_snapshot_of_another_shard_follows_to_the_older_one(bench, tmp_path):
+    snapshots_of_three(bench)
+    bench.diverge()
+    bench.diverge()
+    follower = Follower(bench.shard, SnapshotStore(LocalStorage(tmp_path)))
+    bench.shard.history.generation = 1
+    follower.handlers()["roll-back"](RollBackShard(generation=2))
+    assert (bench.shard.history.version, bench.shard.history.generation) == (2, 2)

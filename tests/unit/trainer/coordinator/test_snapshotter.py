@@ -9,9 +9,11 @@ import pytest
 
 from shoal_trainer.contract import JobIdentity, SnapshotPolicy
 from shoal_trainer.coordinator import snapshotter as snapshotter_module
-from shoal_trainer.coordinator.snapshotter import Snapshotter
+from shoal_trainer.coordinator.protocol import SnapshotShard
+from shoal_trainer.coordinator.snapshotter import Snapshotter, write_part
 from shoal_trainer.coordinator.task_queue import Tasks
 from shoal_trainer.errors import Fenced, Unreachable
+from shoal_trainer.ps import journal
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.snapshot.claims import Claim
@@ -19,6 +21,7 @@ from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, PushMeta
+from tests.unit.trainer.snapshot.saving import latest
 
 SECONDS = 60
 SIZE = 8192
@@ -37,8 +40,9 @@ class Ledger:
         self.shard, self.tasks = shard, Tasks()
         self.record = self
 
-    def dump(self):
-        return {"version": self.shard.history.version}
+    def frozen(self):
+        version = self.shard.history.version
+        return lambda: {"version": version}
 
 
 class Reconciler:
@@ -137,7 +141,7 @@ def test_snapshot_has_parameters_and_ledger_of_the_same_version(bench):
     assert (manifest.shards[0].version, manifest.wall_time) == (1, 1000.0)
     assert manifest.ledger == {"version": 1, "partial": {"parts": 1}}
     assert bench.snapshotter.last == manifest
-    assert bench.store.latest() == manifest
+    assert latest(bench.store) == manifest
 
 
 def test_snapshot_without_changes_is_skipped(tmp_path):
@@ -158,7 +162,7 @@ def test_full_disk_is_logged_once_and_snapshots_resume(bench, caplog, code):
     bench.snapshotter.start()
     bench.train_until(lambda: bench.disk.refused >= 3)
     assert bench.shard.history.version == bench.seq  # every push was applied
-    assert bench.store.latest() == good
+    assert latest(bench.store) == good
     failures = [
         message for message in warnings(caplog) if "no snapshot could be taken, training goes on" in message
     ]
@@ -170,7 +174,7 @@ def test_full_disk_is_logged_once_and_snapshots_resume(bench, caplog, code):
     bench.disk.error = None
     bench.train_until(lambda: any("snapshots can be taken again" in message for message in warnings(caplog)))
     bench.snapshotter.stop()
-    newest = bench.store.latest()
+    newest = latest(bench.store)
     assert newest is not None
     assert newest.number > good.number
     assert newest.shards[0].version > good.shards[0].version
@@ -192,7 +196,7 @@ def test_write_refused_by_the_kernel_leaves_no_file(bench):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)
-    assert bench.store.latest() is None
+    assert latest(bench.store) is None
     assert not list(bench.disk.root.rglob("*.part"))
     assert bench.push() == 2
     assert bench.snapshotter.take() is not None
@@ -213,7 +217,7 @@ def test_unreachable_shard_does_not_stop_training(tmp_path, caplog):
     bench.snapshotter.start()
     bench.train_until(lambda: bench.others[0].asked >= 3)
     bench.snapshotter.stop()
-    assert bench.store.latest() is None  # an incomplete snapshot is not published
+    assert latest(bench.store) is None  # an incomplete snapshot is not published
     assert sum("shard 1 does not answer" in message for message in warnings(caplog)) == 1
 
 
@@ -235,7 +239,7 @@ def test_snapshot_with_a_part_of_a_replaced_shard_is_not_published(tmp_path):
     bench.begin().push()
     with pytest.raises(Unreachable, match="shard 1 was replaced"):
         bench.snapshotter.take()
-    assert bench.store.latest() is None
+    assert latest(bench.store) is None
 
 
 def test_push_is_applied_while_a_snapshot_is_written(bench):
@@ -260,12 +264,12 @@ def test_push_is_applied_while_a_snapshot_is_written(bench):
 def test_newer_epoch_in_the_storage_fences_the_server(bench):
     bench.push()
     bench.store.publish(
-        Manifest(number=1, epoch=1, job_uid="uid", shards=bench.snapshotter.take().shards, model=MODEL)
+        Manifest(number=1, epoch=1, run="uid", shards=bench.snapshotter.take().shards, model=MODEL)
     )
     bench.snapshotter.start()
     bench.train_until(bench.fenced.done)
     assert isinstance(bench.fenced.result(), Fenced)
-    assert bench.store.latest().epoch == 1
+    assert latest(bench.store).epoch == 1
 
 
 def test_snapshots_beyond_retain_are_removed(bench):
@@ -284,10 +288,10 @@ def test_scheduled_snapshot_is_taken_at_once_and_again_until_it_succeeds(tmp_pat
     bench.snapshotter.schedule()
     bench.disk.wait_refused(2)
     assert not bench.snapshotter.settled(0)
-    assert bench.store.latest() is None
+    assert latest(bench.store) is None
     bench.disk.error = None
     assert bench.snapshotter.settled(20)
-    assert bench.store.latest().shards[0].version == 1
+    assert latest(bench.store).shards[0].version == 1
     bench.snapshotter.stop()
 
 
@@ -320,3 +324,45 @@ def test_snapshot_of_the_end_replaces_one_of_the_same_version(tmp_path):
     bench.snapshotter._coordinator.record.tasks.export(0)
     assert bench.snapshotter.take() is not None
     assert bench.snapshotter.take() is None
+
+
+def test_parameters_that_are_not_finite_are_not_published(bench, caplog):
+    """A job could neither be rolled back to such a snapshot nor continue from it."""
+    bench.push()
+    good = bench.snapshotter.take()
+    bench.push()
+    bench.shard.model.parameters[5] = float("nan")
+    assert not bench.snapshotter._try()
+    assert warnings(caplog) == [
+        "no snapshot could be taken, training goes on: parameters of shard 0 have values that are not finite"
+    ]
+    assert latest(bench.store) == good
+    with pytest.raises(Unreachable, match="not finite"):
+        write_part(bench.shard, bench.store, SnapshotShard(number=2, epoch=0, published=1, generation=0))
+
+
+def test_storage_that_keeps_old_snapshots_gets_new_ones(bench, caplog, monkeypatch):
+    def refuse(name):
+        if (bench.disk.root / name).exists():
+            raise Unreachable("cannot remove it: AccessDenied")
+
+    monkeypatch.setattr(bench.disk, "remove", refuse)
+    for version in (1, 2, 3, 4):
+        bench.push()
+        assert bench.snapshotter._try()
+        assert bench.snapshotter.last.shards[0].version == version
+    assert warnings(caplog) == [
+        "old snapshots cannot be removed, and take up space in the storage: cannot remove it: AccessDenied"
+    ]
+
+
+def test_journal_that_fills_brings_the_next_snapshot_forward(tmp_path, monkeypatch):
+    """Beyond its end, the loss of a server would cost all that was trained since the last snapshot."""
+    monkeypatch.setattr(journal, "NEARLY_FULL", 5)
+    bench = Bench(tmp_path, policy=SnapshotPolicy.model_construct(every_seconds=1e6, retain=2)).begin()
+    bench.snapshotter.start()
+    for _ in range(5):
+        bench.push()
+    assert bench.snapshotter.settled(SECONDS)
+    assert bench.snapshotter.last.shards[0].version == 5
+    bench.snapshotter.stop()

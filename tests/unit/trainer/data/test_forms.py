@@ -248,7 +248,35 @@ def test_only_the_asked_samples_are_in_a_pass_if_they_are_given():
 
 def test_batches_without_samples_are_no_data():
     with pytest.raises(UserError, match="The training data are empty"):
-        Stream(uneven(0, 0))
+        Stream(uneven(0, 0)).describe()
+
+
+@pytest.mark.parametrize("batches", [1, 0])
+def test_pipeline_does_not_run_before_its_samples_are_counted(batches):
+    """Not when the module of the job is imported, and never for validation."""
+    read = []
+
+    def noted(row):
+        read.append(row)
+        return row
+
+    dataset = tf.data.Dataset.range(40).map(
+        lambda row: tf.py_function(noted, [row], tf.int64), num_parallel_calls=1
+    )
+    dataset = dataset.map(lambda row: tf.ensure_shape(row, ()))
+    stream = training((X, Y), validation=dataset.batch(8) if batches else dataset).validation
+    assert sum(batch.samples for batch in stream.whole(8)) == 40
+    assert len(read) == 40
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [tf.ragged.constant([[1], [1, 2]] * 4), tf.sparse.from_dense(np.eye(8))],
+    ids=["ragged", "sparse"],
+)
+def test_data_set_of_batches_that_are_not_dense_is_refused(parts):
+    with pytest.raises(UserError, match=r"Training\(data=…\) yields a \w+Tensor. Yield dense tensors"):
+        training(tf.data.Dataset.from_tensor_slices((parts, np.ones(8))).batch(4))
 
 
 def test_what_is_special_of_a_form_is_said():

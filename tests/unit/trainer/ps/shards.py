@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.ps.streams import Stream
 from shoal_trainer.wire.messages import (
     ModelSpec,
     OptimizerConfig,
@@ -56,3 +59,13 @@ def crashed(pushes: int, snapshot_at: int, clock: Clock) -> tuple[ShardStore, np
     if copy is not None:
         new.restore(copy)
     return old, io, new
+
+
+def held_up(stream: Stream[Any]) -> bool:
+    """Whether the next piece would tear the answer of another walk, which moves on."""
+    return bool(stream._walks.held_up(stream._walk))
+
+
+def blocked(stream: Stream[Any]) -> bool:
+    """Whether `step` would wait: for another thread's work on the piece, or for a snapshot."""
+    return stream._must_wait()

@@ -141,13 +141,13 @@ def test_more_workers_than_memory_all_get_their_turn(served: Served, monkeypatch
     monkeypatch.setattr(shard_client, "ASK_BYTES", 8)
     served.server._pool._limit = served.server._pool._usual = 0  # one message
     served.server._pool._memory = None
-    apply, turn = served.shard.push, threading.Event()
+    apply, turn = served.shard.run, threading.Event()
 
     def slow(*arguments: Any, **options: Any) -> Any:
         turn.wait(0.05)
         return apply(*arguments, **options)
 
-    monkeypatch.setattr(served.shard, "push", slow)
+    monkeypatch.setattr(served.shard, "run", slow)
     clients = [served.client(slot) for slot in range(12)]
     for client in clients:
         client.hello(MODEL)

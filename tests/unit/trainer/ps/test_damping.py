@@ -95,3 +95,22 @@ def test_rate_of_adam_does_not_jump_where_the_pace_swings(pace: float, agreement
     damping = Damping(0.5, 4.0)
     damping.agreement = agreement
     assert damping.rate(pace * 1.001) == pytest.approx(damping.rate(pace), rel=0.005)
+
+
+def test_one_very_stale_gradient_moves_the_pace_by_little() -> None:
+    """A worker that was paused, or that returns to a restarted server, does not slow down the others."""
+    damping = Damping()
+    for _ in range(200):
+        usual = damping.apply(3, 4)
+    damping.apply(3000, 4)
+    assert damping.apply(3, 4).factor > 0.85 * usual.factor
+    fresh = Damping()
+    fresh.apply(5000, 4)
+    assert fresh.apply(3, 4).factor > 0.7 * usual.factor
+
+
+def test_pace_follows_gradients_that_are_all_stale() -> None:
+    damping = Damping()
+    for _ in range(60):
+        damping.apply(200, 4)
+    assert damping.pace(4) > 150

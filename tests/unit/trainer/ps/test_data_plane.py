@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from shoal_trainer.errors import Fenced, Unreachable, UserError
-from shoal_trainer.ps import kernels, shard_client
 from shoal_trainer.ps import pool as pool_module
 from shoal_trainer.ps import server as server_module
+from shoal_trainer.ps import shard_client
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.client import PSClient
+from shoal_trainer.ps.coding import coded, decode, encode
 from shoal_trainer.ps.damping import Damped
 from shoal_trainer.ps.pool import PiecePool
 from shoal_trainer.ps.shard_client import ShardClient
@@ -92,15 +93,15 @@ def test_update_in_pieces_is_that_of_one_array(
     client, found = cluster.client(dtype="bf16" if dtype == np.uint16 else "fp32"), []
     client.hello(MODEL)
     client.initialize(flat(0.0))
-    update = aligned(N, dtype)
-    kernels.encode(np.linspace(-1, 1, N, dtype=np.float32), update)
+    update = coded(N, MODEL.parameters, dtype)
+    encode(np.linspace(-1, 1, N, dtype=np.float32), update, MODEL.parameters)
     for seq, given in enumerate((update, Arriving(update)), start=1):
-        out = aligned(N, dtype)
+        out = coded(N, MODEL.parameters, dtype)
         client.push_pull(given, out, Push(seq, 1, (seq - 1,) * shards))
         found.append(out)
     values = [aligned(N) for _ in found]
     for array, into in zip(found, values, strict=True):
-        kernels.decode(array, into)
+        decode(array, into, MODEL.parameters)
     np.testing.assert_allclose(values[1], 2 * values[0], rtol=2**-7, atol=1e-5)
     assert np.abs(values[0]).max() > 0.9
     cluster.close()
@@ -167,10 +168,10 @@ def test_answer_of_a_large_push_is_read_while_it_is_sent(
         assert read.wait(20)  # the answer to the first piece, with the rest of the push unsent
         send(shard, payload[PIECE:])
 
-    def receives(shard: ShardClient, target: Any, codec: Any) -> None:
-        receive(shard, target[:PIECE], codec)
+    def receives(shard: ShardClient, target: Any) -> None:
+        receive(shard, target.part(0, PIECE))
         read.set()
-        receive(shard, target[PIECE:], codec)
+        receive(shard, target.part(PIECE, target.size))
 
     monkeypatch.setattr(ShardClient, "send_payload", sends)
     monkeypatch.setattr(ShardClient, "receive_payload", receives)
@@ -261,9 +262,10 @@ def test_bf16_buffers_are_exchanged_directly(cluster: Cluster) -> None:
     client = cluster.serve(2).client()
     client.hello(MODEL)
     client.initialize(flat(1.5))
-    out = aligned(N, np.uint16)
+    out = coded(N, MODEL.parameters, np.uint16)
     client.pull(out)
-    assert set(out) == {0x3FC0}
+    assert set(out[: MODEL.parameters]) == {0x3FC0}
+    assert set(out[MODEL.parameters :].view(np.float32)) == {1.5}
     client.push_pull(out.copy(), out, Push(1, 1, (0, 0)))
     np.testing.assert_array_equal(out[: MODEL.parameters], 0)
 
@@ -332,7 +334,7 @@ def test_worker_survives_the_loss_of_all_parameter_servers(cluster: Cluster, tmp
         pulled = client.push_pull(flat(0.125), out, Push(seq, 1, pulled.versions))
         if seq == 4:
             files = [store.write_shard(1, 0, copy) for s in cluster.stores if (copy := s.copy())]
-            store.publish(Manifest(number=1, epoch=0, job_uid="uid", shards=tuple(files), model=MODEL))
+            store.publish(Manifest(number=1, epoch=0, run="uid", shards=tuple(files), model=MODEL))
     ports = cluster.stop()
     with pytest.raises(Unreachable):
         client.push_pull(flat(0.125), aligned(N), Push(11, 1, pulled.versions))
@@ -365,7 +367,7 @@ def test_shard_gets_the_copy_while_another_is_unreachable(
     client.initialize(flat(0.0))
     pulled = client.push_pull(flat(0.125), out, Push(1, 1, client.pull(out).versions))
     files = [store.write_shard(1, 0, copy) for s in cluster.stores if (copy := s.copy())]
-    store.publish(Manifest(number=1, epoch=0, job_uid="uid", shards=tuple(files), model=MODEL))
+    store.publish(Manifest(number=1, epoch=0, run="uid", shards=tuple(files), model=MODEL))
     pulled = client.push_pull(flat(0.125), out, Push(2, 1, pulled.versions))
     cluster.serve(2, epoch=1, ports=cluster.stop())
     for index, shard in enumerate(cluster.stores):

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal_trainer.contract import Role, Shard
+from shoal_trainer.contract import Shard
 from shoal_trainer.errors import Unauthorized, Unreachable
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.server import HANDSHAKE_SECONDS, RefusalLog
@@ -77,7 +77,7 @@ class Attacker:
         with raw(cluster) as sock:  # a valid client on a network that the peer can read
             recorder = Recorder(sock, timeout=30)
             if not cluster.tls:
-                handshake.connect(recorder, cluster.credentials, "uid", handshake.Peer(Role.WORKER, 0, 5, 0))
+                handshake.connect(recorder, cluster.credentials, "uid", handshake.Peer(0, 5, 0))
         self.hello, self.proof = recorder.sent[:-32], recorder.sent[-32:]
 
     def connect(self, *, key_id: str = "", job: str = "uid", tls: bool = False) -> None:
@@ -142,7 +142,7 @@ class Hostile:
 
 ANOTHER_PROTOCOL = "not a Shoal data-plane client"
 HOSTILE = {
-    "wrong key": Hostile(lambda peer: peer.connect(key_id="other"), "not one of this job's"),
+    "wrong key": Hostile(lambda peer: peer.connect(key_id="other"), "another key than this job's"),
     "wrong key with the same id": Hostile(lambda peer: peer.connect(key_id="1"), "sent no proof"),
     "no key": Hostile(lambda peer: peer.send(peer.hello, bytes(32)), "cannot prove"),
     "wrong job": Hostile(lambda peer: peer.connect(job="another"), "another job or shard"),
@@ -263,7 +263,7 @@ def authenticated(cluster: Cluster) -> Iterator[Channel]:
     """A connection after a valid handshake."""
     with raw(cluster) as sock:
         channel = Channel(sock, timeout=30)
-        peer = handshake.Peer(handshake.Role.WORKER, 0, 9, 0)
+        peer = handshake.Peer(0, 9, 0)
         handshake.connect(channel, cluster.credentials, "uid", peer)
         yield channel
         channel.close()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+from shoal_trainer.ps import journal as journal_module
+from shoal_trainer.ps.contents import Contents
 from shoal_trainer.ps.journal import PushJournal
 from shoal_trainer.ps.shard import State
 from shoal_trainer.wire.messages import (
@@ -107,3 +111,35 @@ def test_entries_that_a_worker_knows_are_not_added_again() -> None:
         server.add(version, (0, 0, version), PushMeta(samples=1))
         worker.follow(server.since(-1))
     assert worker.since(-1) == server.since(-1)
+
+
+def test_journal_that_overflows_is_told_once_and_ends_with_the_next_snapshot(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(journal_module, "MAX_JOURNAL", 8)
+    monkeypatch.setattr(journal_module, "NEARLY_FULL", 6)
+    shard, calls = ready(), []
+    shard.history.journal_fills = lambda: calls.append(shard.history.version)
+
+    def accepted() -> bool:
+        """Whether a successor that was restored from the last snapshot would adopt a worker's copy."""
+        restored = PushJournal(shard.history.journal.snapshot)
+        return restored.accepts(shard.history.journal.since(-1), Contents())
+
+    def push(times: int) -> None:
+        for _ in range(times):
+            seq = shard.history.version + 1
+            shard.push(0, 0, seq, seq - 1, PushMeta(1), grad(0.0))
+
+    push(8)
+    assert calls == [6]
+    assert accepted()
+    assert not caplog.records
+    push(3)
+    assert not accepted()
+    assert ["8 ranges" in record.getMessage() for record in caplog.records] == [True]
+    shard.history.journal.published(shard.history.version)
+    push(8)
+    assert accepted()
+    assert calls == [6, 17]
+    assert len(caplog.records) == 1

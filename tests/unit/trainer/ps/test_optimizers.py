@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from shoal_trainer.errors import UserError
-from shoal_trainer.ps import schedules
+from shoal_trainer.ps import kernels, schedules
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.ps.update_rules import Optimizer, Update, adam_momentum, free_pace, momentum_at, stretch
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, PushMeta, Schedule
+from tests.unit.trainer.ps.shards import grad, ready
 
 N, STEPS, BATCH = 1000, 20, 8
 
@@ -231,3 +233,33 @@ def test_without_both_moments_nothing_tells_whether_gradients_agree(name: Any) -
 )
 def test_optimizer_that_looks_ahead_is_free_for_longer(config: OptimizerConfig, free: float) -> None:
     assert free_pace(config) == free
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        OptimizerConfig(name="adam", learning_rate=0.1, batch_size=1),
+        OptimizerConfig(name="nadam", learning_rate=0.1, batch_size=1),
+        OptimizerConfig(name="rmsprop", learning_rate=0.1, batch_size=1),
+        OptimizerConfig(name="rmsprop", learning_rate=0.1, momentum=0.9, batch_size=1),
+        OptimizerConfig(name="adagrad", learning_rate=0.1, batch_size=1),
+    ],
+    ids=lambda config: config.name,
+)
+@pytest.mark.parametrize("bf16", [False, True])
+def test_gradient_without_a_finite_square_counts_as_not_finite(
+    config: OptimizerConfig, bf16: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its second moment would be infinite, and the parameter NaN with the next push."""
+    shard = ready(ModelSpec(fingerprint="f" * 64, parameters=8, optimizer=config))
+    for seq, value in enumerate((2e19, -3e38, 1.0, 1.0), start=1):
+        io: Any = grad(value)
+        if bf16:
+            io = aligned(8, np.uint16)
+            kernels.encode(grad(value), io)
+        shard.push(0, 0, seq, seq - 1, PushMeta(1), io)
+    copy = shard.copy()
+    assert copy is not None
+    assert all(np.isfinite(values).all() for values in copy.arrays.values())
+    assert (copy.arrays["parameters"] < 0).all()
+    assert "pushed non-finite values" in caplog.text

@@ -66,7 +66,7 @@ def test_values_are_views_of_the_pieces() -> None:
     with PiecePool().lend(150) as loan:
         for number, piece in enumerate(loan.take()):
             piece[:] = number
-        payload = loan.payload(Codec.BF16)
+        payload = loan.payload(Codec.BF16, 75)
         assert payload.shape == (75,)
         assert [(part.start, part.stop, set(values)) for part, values in payload.parts(31, 75)] == [
             (31, 32, {0}),
@@ -114,7 +114,7 @@ def test_empty_message_needs_no_memory() -> None:
     pool = PiecePool(limit=0)
     with pool.lend(128), pool.lend(128), pool.lend(0) as empty:
         assert list(empty.take()) == []
-        assert empty.payload(Codec.FP32).size == 0
+        assert empty.payload(Codec.FP32, 0).size == 0
         assert list(empty.return_after_use()) == []
     with pool.lend(128) as loan:
         assert complete(loan)

@@ -72,8 +72,8 @@ def test_recovery_waits_for_a_requested_copy() -> None:
     old, copy, new = crashed(10, 6, clock := Clock())
     new.workers.connect(0, 0)
     new.workers.connect(1, 0)
-    assert new.hello(0, 0, MODEL, copy_version=10).wants_copy
     assert new.hello(1, 0, MODEL, copy_version=9).wants_copy
+    assert new.hello(0, 0, MODEL, copy_version=10).wants_copy
     clock.now += 5.0
     assert new.state is State.RECOVERING
     new.disconnect(1)  # it disconnects during its upload

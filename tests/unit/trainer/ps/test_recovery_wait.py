@@ -70,8 +70,8 @@ def test_worker_disconnected_before_its_copy_arrives_is_not_awaited():
     recovery = Recovery(1.0)
     recovery.restored({0})
     recovery.begin(0.0, has_copy=True)
-    recovery.requested(0)
-    recovery.disconnected(0)
+    assert recovery.request(0, (0, 1))
+    recovery.disconnected(0, 0.0)
     assert recovery.over(0.0)
 
 

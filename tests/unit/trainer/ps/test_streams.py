@@ -16,7 +16,7 @@ from shoal_trainer.ps.shard import Answer, ShardCopy, ShardStore
 from shoal_trainer.ps.streams import Stream
 from shoal_trainer.ps.walks import Begun, Walks
 from shoal_trainer.wire.messages import AnswerMeta, ModelSpec, OptimizerConfig, Progress, PushMeta
-from tests.unit.trainer.ps.shards import Clock, grad
+from tests.unit.trainer.ps.shards import Clock, blocked, grad, held_up
 
 PIECE, PIECES, WORKERS = 64, 4, 3
 SIZE = PIECE * PIECES - 10  # the last piece is shorter
@@ -101,7 +101,7 @@ class Interleaved(RuleBasedStateMachine):
     def step(self, data: st.DataObject, patient: bool) -> None:
         slot = data.draw(st.sampled_from(sorted(self.streams)))
         stream, io, pushes = self.streams[slot]
-        if patient and stream.held_up:
+        if patient and held_up(stream):
             return
         stream.step(io, 0)
         if stream._walk.position < PIECES:
@@ -125,7 +125,7 @@ class Interleaved(RuleBasedStateMachine):
             for slot in sorted(self.streams):
                 if data.draw(st.booleans()):
                     stream, io, _ = self.streams[slot]
-                    if not stream.blocked and stream._walk.position < PIECES - 1:
+                    if not blocked(stream) and stream._walk.position < PIECES - 1:
                         stream.step(io, 0)
 
         self.copy = copy = self.shard.copy(between)
@@ -306,9 +306,9 @@ def test_slow_answer_is_torn_only_by_a_push_that_has_waited() -> None:
     walked(slow, io, 1)
     fast = shard.pushing(0, 0, 1, 0, meta_of(1), delta=True)
     walked(fast, vector(0, 1), 1)
-    assert fast.held_up
+    assert held_up(fast)
     walked(slow, io, 1)
-    assert not fast.held_up
+    assert not held_up(fast)
     walked(fast, vector(0, 1), PIECES - 1)
     walked(slow, io, PIECES - 2)
     assert slow.result.meta.torn
@@ -349,7 +349,7 @@ def test_no_push_overtakes_a_snapshot() -> None:
     def between() -> None:
         if not waiting.is_set():
             stream.step(vector(0, 1), 0)  # the copy has passed this piece
-            assert stream.blocked
+            assert blocked(stream)
             pusher.start()
             waiting.wait(10)
         seen.append(shard.history.version)
@@ -383,3 +383,49 @@ def test_answers_of_streams_follow_the_optimizer_bit_for_bit() -> None:
         answers.append([*(io[: SIZE - 5] for io in ios), *shard.model.arrays().values()])
     for one, other in zip(*answers, strict=True):
         np.testing.assert_array_equal(one[: SIZE - 5], other[: SIZE - 5])
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_interrupted_push_is_weighed_once(overlaps: bool) -> None:
+    """Also if workers have joined in between, and if the server notices the broken connection later."""
+    shard = large()
+    model = MODEL.model_copy(
+        update={"optimizer": OptimizerConfig(name="adam", learning_rate=0.1, batch_size=1)}
+    )
+    shard.hello(0, 0, model)
+    shard.initialize(grad(0.0, SIZE))
+    first, gradient = shard.pushing(0, 0, 1, 0, meta_of(1)), grad(1.0, SIZE)
+    for low, high in list(first.spans())[:2]:
+        first.step(gradient[low:high])
+    if not overlaps:
+        first.close()
+    shard.workers.set_live(8)
+    shard.push(0, 0, 1, 0, meta_of(1), grad(1.0, SIZE))
+    first.close()
+    assert shard.history.version == 1
+    assert shard.model is not None
+    assert shard.model.updates == 1
+    assert len(set(shard.model.parameters.tolist())) == 1
+
+
+def test_snapshot_counts_no_step_of_a_push_that_began_behind_it() -> None:
+    """Nothing of such a gradient is in the copy, so its step of the optimizer is not either."""
+    shard = large()
+    config = OptimizerConfig(name="adam", learning_rate=0.1, batch_size=1)
+    shard.hello(0, 0, MODEL.model_copy(update={"optimizer": config}))
+    shard.initialize(grad(0.0, SIZE))
+    shard.push(0, 0, 1, 0, meta_of(1), grad(1.0, SIZE))
+    before = shard.pushing(0, 0, 2, 1, meta_of(2))
+    before.step(grad(1.0, SIZE), 0)
+    behind = shard.pushing(1, 0, 1, 1, meta_of(1))
+    pieces = iter(range(PIECES))
+
+    def between() -> None:
+        if next(pieces) == 1:
+            behind.step(grad(1.0, SIZE), 0)
+
+    copy = shard.copy(between)
+    assert copy is not None
+    assert [(push.slot, push.pieces) for push in copy.begun] == [(0, 1)]
+    assert shard.model is not None
+    assert (copy.updates, shard.model.updates) == (2, 3)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 
-from shoal_trainer.coordinator.rollback import IN_A_ROW
+from shoal_trainer.coordinator.rollback import IN_A_ROW, MAX_IN_A_ROW
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.shard import State
 from shoal_trainer.snapshot.claims import LOOK_SECONDS
@@ -131,12 +131,15 @@ class Faults:
     def makes_step_diverge(self):
         """Whether a step becomes non-finite; never so often that the limit of consecutive rollbacks is reached."""
         world = self.world
-        if world.server is None or self.random.random() > 0.003 * self.rate or world.interleaving:
+        last = None if world.server is None else world.server.snapshotter.last
+        untrained = last is not None and last.shards[0].version == world.server.shard.history.version
+        often = 0.1 if untrained and IN_A_ROW in last.ledger else 0.003
+        if world.server is None or self.random.random() > often * self.rate or world.interleaving:
             return False
         found = None if world.storage.down else world.server.store.load_newest(0, world.shards)
         if found is None or found[0].number == self.diverged_after:
             return False
-        if not found[0].ledger or found[0].ledger.get(IN_A_ROW):
+        if not found[0].ledger or found[0].ledger.get(IN_A_ROW, 0) + 1 >= MAX_IN_A_ROW:
             return False
         self.diverged_after = found[0].number
         return True

@@ -3,6 +3,8 @@
 The update of a batch is 1 at each of its samples, so the parameters count how often each sample of each epoch was
 applied. Each piece of each shard has these counters, and one per computed step, which shows the steps that only some
 shards or pieces contain, and those that a rollback has undone.
+
+Gradients are -1 there, of SGD at the rate 1: then the counters of a step are not 1 but the weight of its push.
 """
 
 from shoal_trainer.ps.shard_bounds import GRAIN
@@ -17,11 +19,11 @@ PIECES = 4
 PIECE = 2 * GRAIN // PIECES
 
 
-def model(shards):
-    """The model: two grains per shard."""
+def model(shards, *, gradients=False):
+    """The model: two grains per shard. `gradients`: updates are gradients of an optimizer, with its weights."""
     parameters = shards * PIECES * PIECE
     return ModelSpec(
         fingerprint="0" * 64,
         parameters=parameters,
-        optimizer=OptimizerConfig(name="delta", batch_size=BATCH),
+        optimizer=OptimizerConfig(name="sgd" if gradients else "delta", learning_rate=1.0, batch_size=BATCH),
     )

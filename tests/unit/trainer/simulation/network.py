@@ -11,9 +11,13 @@ import threading
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
 
+import numpy as np
+
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.wire.messages import Pulled, PushMeta, Welcome, decode_answer, encode_answer
+from tests.unit.trainer.ps.shards import blocked, held_up
+from tests.unit.trainer.simulation.job import STEPS_AT
 
 
 class Answer:
@@ -220,14 +224,18 @@ class Exchange:
 
     def push_delta(self, delta, out, push, *, scale):
         del scale  # local steps count fully in the simulation
-        return Answer(lambda: self._push(delta, out, push))
+        return Answer(lambda: self._push(delta, out, push, delta=True))
 
-    def _push(self, update, out, push, *, arrives=False):
-        meta = PushMeta(samples=push.samples, steps=push.steps, progress=push.progress)
+    def _push(self, update, out, push, *, delta=False, arrives=False):
+        meta = PushMeta(samples=push.samples, steps=push.steps, progress=push.progress, length=push.length)
+        delta = delta or not self.world.gradients
+        if not delta:
+            for step in np.flatnonzero(update[STEPS_AT : STEPS_AT + self.world.steps]):
+                self.world.pushes[int(step)] = (*self.identity, push.seq)
 
         def apply(server, part):
             base, boot = push.base_versions[server.shard.index], self.boots[server.shard.index]
-            stream = server.shard.pushing(*self.identity, push.seq, base, meta, delta=True, boot=boot)
+            stream = server.shard.pushing(*self.identity, push.seq, base, meta, delta=delta, boot=boot)
             answer = self._walk(server, stream, update[part].copy())
             if arrives:
                 server.shard.workers.arrive(self.worker.slot, 20.0)
@@ -235,7 +243,12 @@ class Exchange:
 
         def late(index, part):
             sent, base, boot = update[part].copy(), push.base_versions[index], self.boots[index]
-            return lambda server: server.shard.delta(*self.identity, push.seq, base, meta, sent, boot=boot)
+            arguments = (*self.identity, push.seq, base, meta)
+
+            def read_late(server):
+                (server.shard.delta if delta else server.shard.push)(*arguments, sent, boot=boot)
+
+            return read_late
 
         return self._pulled(self._on_all(apply, late), out)
 
@@ -252,11 +265,14 @@ class Exchange:
                     self.worker.pause()
                     self._check_link(server, index)
                 for _ in range(world.random.randrange(3)):
-                    if stream.held_up:
+                    if held_up(stream):
                         world.sleep(self.worker, 0.02)
-                while stream.blocked:
+                while blocked(stream):
                     world.sleep(self.worker, 0.02)
                 stream.step(io[low:high])
+                begun = stream._walk.push
+                if begun is not None and begun.weighed is not None:
+                    world.weighed(begun.push, begun.weighed.weight)
         except Unreachable:
             if world.random.random() < 0.5:  # the server notices it later
                 world.later(server, lambda _: stream.close())

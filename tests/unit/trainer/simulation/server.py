@@ -8,10 +8,20 @@ import numpy as np
 
 from shoal_trainer.contract import JobIdentity, SnapshotPolicy, StopAfter
 from shoal_trainer.coordinator.coordinator import Coordinator
-from shoal_trainer.coordinator.protocol import AskPushes, DataSpec, Join, Pushes, SnapshotShard
+from shoal_trainer.coordinator.fencing import Fencing
+from shoal_trainer.coordinator.follower import Follower
+from shoal_trainer.coordinator.protocol import (
+    AskPushes,
+    DataSpec,
+    FenceWorkers,
+    Join,
+    Pushes,
+    RollBackShard,
+    SnapshotShard,
+)
 from shoal_trainer.coordinator.reconciler import Reconciler, pushes_of
 from shoal_trainer.coordinator.rollback import Rollback
-from shoal_trainer.coordinator.snapshotter import Snapshotter, write_part
+from shoal_trainer.coordinator.snapshotter import Snapshotter
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import LARGE_VALUES, ShardStore
@@ -38,7 +48,12 @@ class RemoteShard:
         self.world.interleave()
         server = self._server()
         request = SnapshotShard(number=number, epoch=epoch, published=published, generation=generation)
-        return write_part(server.shard, server.store, request, self.world.interleave)
+        return server.follower.handlers()["snapshot"](request)
+
+    def fence(self, older, left):
+        request = FenceWorkers.model_validate_json(FenceWorkers(older=older, left=left).to_json())
+        server = self._server()
+        server.follower.handlers()["fence"](request)
 
     def _server(self):
         """A connection stays open while its server runs, even after the server was replaced."""
@@ -79,6 +94,7 @@ class Server:
         self.storage_pause = lambda: None
         """Set by the worker whose report causes a rollback."""
         self.store = SnapshotStore(world.storage)
+        self.follower = Follower(self.shard, self.store, world.interleave)
         self.claim = Claim(world.storage, index, epoch)
         self.claim.make()
         found = self.store.load_settled(index, world.shards)
@@ -92,6 +108,7 @@ class Server:
         """Whether the coordinator has reconciled this incarnation."""
         if index == 0:
             self._coordinate(found, begun)
+        self._weigh(self.shard.on_applied)
 
     def _coordinate(self, found, begun):
         world = self.world
@@ -100,6 +117,9 @@ class Server:
             clock=world.clock, wall=world.clock,
         )  # fmt: skip
         others = [RemoteShard(world, other) for other in range(1, world.shards)]
+        self.fencing = Fencing(self.shard.workers, dict(enumerate(others, 1)))
+        self.fencing.schedule()
+        self.coordinator.fenced = self.fencing.schedule
         self.reconciler = Reconciler(self.shard, others, self.coordinator, clock=world.clock)
         self.coordinator.course.compare_soon = self.compare_soon
         self.coordinator.course.snapshot_soon = self.snapshot_soon
@@ -119,6 +139,16 @@ class Server:
             self.coordinator.load(begun[0].ledger, other_run=True)
         if MODEL_FILE in world.storage.files:
             self.coordinator.end(world.final.coordinator.finished)
+
+    def _weigh(self, then):
+        """Record the weight of each push that is applied."""
+
+        def applied(push):
+            self.world.weighed((push.slot, push.incarnation, push.seq), push.weight)
+            if then is not None:
+                then(push)
+
+        self.shard.on_applied = applied
 
     def ready(self, version, applied):
         """Record the steps with which a generation begins; a rollback makes the shard ready again."""
@@ -154,16 +184,14 @@ class Server:
 
     def roll_back(self, generation):
         """Roll back to the snapshot of `generation`, on shards other than 0."""
-        found = self.store.load_newest(self.index, self.shard.shards)
-        if found is None or found[0].generation < generation:
-            raise Unreachable("the storage does not list that snapshot yet")
-        self.shard.roll_back(found[1])
+        self.follower.handlers()["roll-back"](RollBackShard(generation=generation))
 
 
 def another_run(shards):
     """The snapshots of a run that trained nothing, so that a run started from it counts only its own samples."""
     world = SimpleNamespace(
         boots=0, shards=shards, streams=False, steps=0, kept={}, storage=MemoryStorage(), clock=lambda: 0.0,
+        weighed=lambda *_: None,
         begins_with=None, servers=[], cut_off=(), cut_until=[0.0] * shards, interleave=lambda: None,
         stop_after=StopAfter(epochs=EPOCHS),
     )  # fmt: skip

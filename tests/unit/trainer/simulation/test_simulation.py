@@ -27,9 +27,31 @@ def pieces(world, index):
     server = world.servers[index] if index else world.final
     copy = server.shard.copy()
     assert copy is not None
-    values = copy.arrays["parameters"]
+    values = copy.arrays["parameters"].reshape(-1, PIECE)
+    if world.gradients:
+        values = unweighted(world, server.shard.model.updates, values)
     assert np.all(values == np.round(values))
-    return values.astype(int).reshape(-1, PIECE)
+    return values.astype(int)
+
+
+def unweighted(world, updates, values):
+    """The counters of gradients without their weights: each step has one of the weights that its push got, once."""
+    counters, begun = np.zeros_like(values), set()
+    for step in range(world.steps):
+        found = {float(value) for value in values[:, STEPS_AT + step]} - {0.0}
+        # A server that restarts with a part of a push weighs the rest once more.
+        assert len(found) <= 1 or world.faults.ps_losses, f"step {step} has the weights {found} in one shard"
+        push = world.pushes.get(step)  # None: a local step of an outage
+        assert found <= ({1.0} if push is None else world.weights.get(push, set())), f"step {step}: {found}"
+        if push is not None and found:
+            begun.add(push)
+        pieces = values[:, STEPS_AT + step] != 0
+        counters[pieces, STEPS_AT + step] = 1
+        for epoch, at in world.covers[step]:
+            counters[pieces, epoch * SAMPLES + at] += 1
+    if not world.faults.ps_losses:
+        assert updates == len(begun)
+    return counters
 
 
 def counts(world):
@@ -101,6 +123,22 @@ def test_each_sample_is_applied_once_or_counted(chunk):
         )  # fmt: skip
         world.run()
         check(seed, world)
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.timeout(600)
+def test_gradients_are_applied_once_with_one_weight(chunk):
+    """Also of a push that is interrupted between the pieces of a shard and sent again, while others come and go."""
+    for seed in range(chunk, SEEDS // 2, CHUNKS):
+        faults, shards = (0.5, 1.0, 2.0)[seed % 3], (1, 1, 2)[seed % 3]
+        world = World(
+            seed, workers=1 + seed % 5, faults=faults, ps_faults=seed % 4, shards=shards, streams=seed % 2 == 0,
+            gradients=True,
+        )  # fmt: skip
+        world.run()
+        world.end()
+        check(seed, world)
+        check_partial(world, f"seed {seed}: {world.describe()}")
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))

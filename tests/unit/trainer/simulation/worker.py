@@ -44,6 +44,8 @@ class Killed(BaseException):
 class Total:
     """A push of several steps contains the sum of their updates, because the parameters are counters."""
 
+    clips = False
+
     def __init__(self):
         self.clear()
 
@@ -86,7 +88,7 @@ class Worker:
             upload=lambda array: array,
             upload_when=lambda _answer, _array: None,
             mean=Total,
-            inclusion=lambda: HostInclusion(world.model.size, np.float32, lambda array: array),
+            inclusion=lambda: HostInclusion(world.model.size, lambda array: array),
             averages=(),
             initial=lambda: aligned(world.model.size),
             step=self.step,
@@ -244,8 +246,8 @@ class Worker:
             return Step(aligned(world.model.size), math.nan, False)
         update = aligned(world.model.size)
         for low in range(0, update.size, PIECE):
-            update[low + epoch * SAMPLES + batch.x] = 1.0
-            update[low + STEPS_AT + world.steps] = 1.0
+            update[low + epoch * SAMPLES + batch.x] = -1.0 if world.gradients else 1.0
+            update[low + STEPS_AT + world.steps] = -1.0 if world.gradients else 1.0
         world.steps += 1
         world.covers.append([(epoch, int(at)) for at in batch.x])
         world.computed_in.append(self.loop.upstream.generation)

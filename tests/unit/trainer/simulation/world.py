@@ -12,6 +12,8 @@ import sys
 import threading
 import traceback
 
+import numpy as np
+
 from shoal_trainer.contract import StopAfter
 from shoal_trainer.errors import Fenced, TrainerError, Unreachable
 from shoal_trainer.ps.aligned import aligned
@@ -29,7 +31,8 @@ class World:
     """Runs a job to its end, with random faults from `seed`.
 
     `faults`, `ps_faults`, `safe`, `survival`: see `Faults`. `begins_with`: the snapshots of another run. `steps`:
-    training stops after this many. `streams`: whether shards are so large that pushes and pulls are streams.
+    training stops after this many. `gradients`: see `job`. `streams`: whether shards are so large that pushes and pulls
+    are streams.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class World:
         survival=0.0,
         steps=None,
         steps_per_push=1,
+        gradients=False,
         streams=False,
     ):
         self.random, self.beats = random.Random(seed), random.Random(~seed)
@@ -56,7 +60,12 @@ class World:
         self.steps_per_push = steps_per_push
         self.rounds = seed % 4 < 2
         """Whether workers wait for each other after their pushes."""
-        self.shards, self.model, self.streams = shards, model(shards), streams
+        self.shards, self.model, self.streams = shards, model(shards, gradients=gradients), streams
+        self.gradients = gradients
+        self.weights = {}
+        """The weights with which each push was applied: in another shard, or after a loss, it has another one."""
+        self.pushes = {}
+        """The push of each step that was sent as a gradient."""
         self.bounds = bounds(self.model.size, shards)
         self.faults = Faults(self, faults, ps_faults, safe=safe, survival=survival)
         self.yielded = threading.Semaphore(0)
@@ -93,6 +102,10 @@ class World:
     def server(self):
         """Server 0, which runs the coordinator; None while it is lost."""
         return self.servers[0]
+
+    def weighed(self, push, weight):
+        """Record a weight of a push (slot, incarnation, sequence number)."""
+        self.weights.setdefault(push, set()).add(float(np.float32(weight)))
 
     def clock(self):
         return self.now
@@ -210,7 +223,7 @@ class World:
         self.faults.lose_during_call()
 
     def reconcile_shards(self):
-        """Roll back shards that missed a rollback, and reconcile those that restarted."""
+        """Roll back shards that missed a rollback, reconcile those that restarted, and tell all whom to refuse."""
         for server in self.servers[1:]:
             if server is not None and server.shard.history.generation < self.server.shard.history.generation:
                 with contextlib.suppress(Unreachable):
@@ -224,6 +237,9 @@ class World:
                 with contextlib.suppress(Unreachable):
                     self.server.reconciler.compare()
                     server.reported = True
+                    self.server.fencing.schedule()
+        for index in range(1, self.shards):
+            self.server.fencing.tell(index)
 
     def describe(self):
         server = self.server

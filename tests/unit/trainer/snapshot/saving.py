@@ -37,10 +37,18 @@ def shards(count: int, pushes: int = 3) -> list[ShardStore]:
 def save(store: SnapshotStore, stores: list[ShardStore], epoch: int = 0, **fields: Any) -> Manifest:
     number = store.next_number()
     files = [store.write_shard(number, epoch, copy) for shard in stores if (copy := shard.copy())]
+    assert stores[0].model is not None
+    model = stores[0].model.spec
     return store.publish(
-        Manifest(number=number, epoch=epoch, job_uid="uid", shards=tuple(files), model=MODEL, **fields)
+        Manifest(number=number, epoch=epoch, run="uid", shards=tuple(files), model=model, **fields)
     )
 
 
 def whole(copies: list[ShardCopy], name: str) -> np.ndarray:
     return np.concatenate([copy.arrays[name] for copy in copies])
+
+
+def latest(store: SnapshotStore) -> Manifest | None:
+    """The newest intact snapshot."""
+    found = store.load_newest(0, 1)
+    return None if found is None else found[0]

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_trainer.errors import Fenced, TrainerError, Unreachable
+from shoal_trainer.errors import Fenced, TrainerError, Unreachable, UserError
 from shoal_trainer.snapshot import claims
-from shoal_trainer.snapshot.claims import Claim
+from shoal_trainer.snapshot.claims import Claim, check_storage
 from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import LocalStorage, Storage
 from shoal_trainer.snapshot.store import SnapshotStore
-from tests.unit.trainer.snapshot.saving import MODEL, save, shards
+from tests.unit.trainer.snapshot.saving import MODEL, latest, save, shards
 
 
 def test_older_epoch_cannot_publish_over_a_newer_one(storage: Storage) -> None:
@@ -25,9 +25,9 @@ def test_older_epoch_cannot_publish_over_a_newer_one(storage: Storage) -> None:
     save(new, [shard], epoch=2)
     with pytest.raises(Fenced, match="epoch 2, this is 1"):
         save(old, [shard], epoch=1)
-    latest = new.latest()
-    assert latest is not None
-    assert (latest.epoch, latest.number) == (2, 2)
+    newest = latest(new)
+    assert newest is not None
+    assert (newest.epoch, newest.number) == (2, 2)
 
 
 def test_concurrent_publishers_keep_the_newer_epoch(storage: Storage) -> None:
@@ -42,7 +42,7 @@ def test_concurrent_publishers_keep_the_newer_epoch(storage: Storage) -> None:
         store, published = SnapshotStore(storage), 0
         while published < 8 and outcome[epoch] is None:
             try:
-                store.publish(Manifest(number=1, epoch=epoch, job_uid="uid", shards=(part,), model=MODEL))
+                store.publish(Manifest(number=1, epoch=epoch, run="uid", shards=(part,), model=MODEL))
                 published += 1
             except Unreachable:  # the other took every number that this one tried
                 continue
@@ -105,3 +105,28 @@ def test_highest_claim_of_each_shard_is_kept(made: list[tuple[int, int]], others
     kept = set(names) - set(claims.outdated(names))
     assert claims.highest(kept) == newest
     assert kept - set(others) - {"manifest-0000000001.json"} == {f"epoch-{i}-{e}" for i, e in newest.items()}
+
+
+def test_storage_that_creates_once_is_accepted_and_left_clean(storage: Storage) -> None:
+    check_storage(storage)
+    assert not [name for name in storage.names("snapshots") if name.startswith("probe")]
+
+
+def test_storage_that_ignores_conditional_writes_ends_the_job(tmp_path: Path) -> None:
+    """Some S3 endpoints do. A server that was replaced would replace its successor's snapshots."""
+
+    class Ignores(LocalStorage):
+        def create(self, name: str, data: bytes) -> bool:
+            self.write(name, [data])
+            return True
+
+    with pytest.raises(UserError, match=r"ignores conditional writes.*or a volume"):
+        check_storage(Ignores(tmp_path))
+
+
+def test_storage_that_refuses_deletion_is_accepted(tmp_path: Path) -> None:
+    class Keeps(LocalStorage):
+        def remove(self, name: str) -> None:
+            raise Unreachable("AccessDenied")
+
+    check_storage(Keeps(tmp_path))

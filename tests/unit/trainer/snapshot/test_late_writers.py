@@ -80,7 +80,7 @@ def part(store: SnapshotStore, number: int, shard: ShardStore, epoch: int = 0) -
 
 
 def manifest(number: int, *files: ShardFile, epoch: int = 0) -> Manifest:
-    return Manifest(number=number, epoch=epoch, job_uid="uid", shards=files, model=MODEL)
+    return Manifest(number=number, epoch=epoch, run="uid", shards=files, model=MODEL)
 
 
 def versions(store: SnapshotStore, count: int) -> list[tuple[int, int]]:
@@ -143,7 +143,7 @@ def test_prune_removes_no_file_where_a_kept_manifest_is_unreadable(tmp_path: Pat
     store.publish(manifest(2, first))
     storage.write("snapshots/manifest-0000000002.json", [b"{"])
     leftover = part(store, 1, shard)
-    store.prune(3)
+    SnapshotStore(storage).prune(3)
     assert storage.size(f"snapshots/{leftover.file}") == leftover.size
     assert storage.size(f"snapshots/{first.file}") == first.size
 

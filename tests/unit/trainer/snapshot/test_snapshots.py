@@ -23,7 +23,7 @@ from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import LocalStorage, Storage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire.messages import PushMeta
-from tests.unit.trainer.snapshot.saving import MODEL, N, save, shards, whole
+from tests.unit.trainer.snapshot.saving import MODEL, N, latest, save, shards, whole
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (3, 3), (1, 4), (4, 1), (3, 2), (2, 5)])
@@ -61,14 +61,14 @@ def test_restored_shard_continues_bit_for_bit(local: SnapshotStore) -> None:
 
 def test_unpublished_snapshot_is_invisible(storage: Storage) -> None:
     store, (shard,) = SnapshotStore(storage), shards(1)
-    assert store.latest() is None
+    assert latest(store) is None
     assert store.load_newest(0, 1) is None
     copy = shard.copy()
     assert copy is not None
     store.write_shard(store.next_number(), 0, copy)
-    assert store.latest() is None
+    assert latest(store) is None
     saved = save(store, [shard], ledger={"snake_case": [1, 2]}, wall_time=5.0)
-    assert store.latest() == saved
+    assert latest(store) == saved
     assert saved.ledger == {"snake_case": [1, 2]}
     assert saved.applied == {(0, 0): 3}
     found = store.load_newest(0, 1)
@@ -83,8 +83,8 @@ def test_manifest_that_does_not_name_each_shard_once_is_not_published(
     files = {s.index: local.write_shard(1, 0, copy) for s in shards(3) if (copy := s.copy())}
     parts = tuple(files[index] for index in named)
     with pytest.raises(SnapshotError, match="does not name each of its"):
-        local.publish(Manifest(number=1, epoch=0, job_uid="uid", shards=parts, model=MODEL))
-    assert local.latest() is None
+        local.publish(Manifest(number=1, epoch=0, run="uid", shards=parts, model=MODEL))
+    assert latest(local) is None
 
 
 def test_snapshot_published_during_a_load_is_used(
@@ -232,3 +232,26 @@ def fuzzed_file() -> bytes:
     copy = shard.copy()
     assert copy is not None
     return b"".join(bytes(chunk) for chunk in shard_file.chunks(copy))
+
+
+def test_manifest_is_read_once_and_not_by_who_wrote_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 100,000 files its ledger takes a second to read."""
+    storage, (shard,) = LocalStorage(tmp_path), shards(1)
+    other, store = SnapshotStore(storage), SnapshotStore(storage)
+    save(other, [shard])
+    read, names = LocalStorage.read, []
+
+    def counted(self: LocalStorage, name: str) -> bytes:
+        names.append(name)
+        return read(self, name)
+
+    monkeypatch.setattr(LocalStorage, "read", counted)
+    for _ in range(4):
+        save(store, [shard], ledger={"large": 1})
+        store.prune(3)
+    assert names == ["snapshots/manifest-0000000001.json"]
+    found = store.load_newest(0, 1)
+    assert found is not None
+    assert (found[0].number, found[0].ledger) == (5, {"large": 1})

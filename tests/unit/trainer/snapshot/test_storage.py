@@ -13,6 +13,7 @@ import pytest
 from shoal_trainer.errors import Unreachable, UserError
 from shoal_trainer.snapshot.storage import LocalStorage, RemoteStorage, Storage, open_storage
 from shoal_trainer.snapshot.store import SnapshotStore
+from tests.unit.trainer.snapshot.saving import latest
 
 
 def test_write_to_a_full_disk_leaves_no_file(local: SnapshotStore, tmp_path: Path) -> None:
@@ -36,7 +37,7 @@ def test_storage_outage_is_unreachable() -> None:
         config_kwargs={"retries": {"max_attempts": 0}, "connect_timeout": 1},
     )
     with pytest.raises(Unreachable, match="cannot list"):
-        SnapshotStore(unreachable).latest()
+        latest(SnapshotStore(unreachable))
 
 
 def test_write_to_a_missing_bucket_is_unreachable_and_says_so(s3: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_trainer.wire.gate import ADDRESSES, BURST, PER_SECOND, Gate, Visit
+from shoal_trainer.wire.gate import ADDRESSES, BURST, HANDSHAKE_SECONDS, PER_SECOND, Gate, Visit
 
 
 class Port:
@@ -54,6 +54,43 @@ def test_many_addresses_do_not_push_each_other_out_of_their_handshakes() -> None
         assert port.connect(str(number)) is not None
     assert port.connect("one more") is None
     assert port.closed == []
+
+
+def test_idle_connections_of_many_addresses_keep_no_worker_out() -> None:
+    """Each of 64 pods holds one connection until it is closed, and begins another one as often as its credit allows."""
+    port = Port(64)
+    pods = {str(number): port.connect(str(number), 5.0) for number in range(64)}
+    admitted = 0
+    for tick in range(20 * 100):
+        port.now = tick / 20
+        port.gate.expire(port.now)
+        for address, visit in pods.items():
+            if visit is None or visit.evicted:
+                pods[address] = port.connect(address, port.now + 5)
+        if tick % 20 == 19:
+            worker = port.connect("worker", port.now + 5)
+            if worker is not None and not worker.evicted:
+                admitted += 1
+                port.gate.proved(worker)
+    assert admitted == 100
+
+
+def test_a_worker_takes_the_place_of_an_idle_connection_of_its_own_address() -> None:
+    port = Port(4)
+    idle = [port.connect("node") for _ in range(4)]
+    port.now = HANDSHAKE_SECONDS
+    assert port.connect("node") is not None
+    assert port.closed == idle[:1]
+
+
+def test_who_has_the_most_pushes_out_no_other_address() -> None:
+    port = Port(5)
+    port.connect("worker")
+    port.connect("worker")
+    mine = [port.connect("bad") for _ in range(3)]
+    port.now = 1.0
+    assert port.connect("bad") is not None
+    assert port.closed == mine[:1]
 
 
 def test_a_proved_connection_is_closed_no_more() -> None:
@@ -129,7 +166,11 @@ def test_credit_is_kept_of_few_addresses() -> None:
 
 
 EVENTS = st.lists(
-    st.tuples(st.sampled_from(["connect", "connect", "leave"]), st.integers(0, 4), st.integers(0, 99)),
+    st.tuples(
+        st.sampled_from(["connect", "connect", "connect", "leave", "wait"]),
+        st.integers(0, 4),
+        st.integers(0, 99),
+    ),
     max_size=BURST,
 )
 
@@ -139,7 +180,9 @@ def test_the_port_is_bounded_and_the_fair_share_of_an_address_is_safe(events: li
     port = Port(limit)
     for kind, address, pick in events:
         before = Counter(visit.address for visit in port.open)
-        if kind == "leave" and port.open:
+        if kind == "wait":
+            port.now += HANDSHAKE_SECONDS * pick / 50
+        elif kind == "leave" and port.open:
             port.gate.leave(port.open.pop(pick % len(port.open)))
         elif kind == "connect":
             admitted = port.connect(str(address)) is not None

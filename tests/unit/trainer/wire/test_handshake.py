@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from shoal_trainer.contract import Role
 from shoal_trainer.errors import Fenced, TrainerError, Unauthorized, Unreachable, UserError
 from shoal_trainer.security import Credentials, create_secret_dir
 from shoal_trainer.wire import handshake
 from shoal_trainer.wire.channel import Channel
 from shoal_trainer.wire.handshake import Peer, Server, Verdict
 
-WORKER = Peer(Role.WORKER, shard=0, slot=3, incarnation=1)
+WORKER = Peer(shard=0, slot=3, incarnation=1)
 SERVER = Server(epoch=2, boot=99)
 
 
@@ -115,8 +114,8 @@ def test_unknown_key_id_is_refused(
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"job": "another"}, {"peer": Peer(Role.WORKER, 1, 3, 1)}, {"binding": (b"a", b"b")}],
-    ids=["another job", "another shard", "another TLS connection"],
+    [{"job": "another"}, {"peer": Peer(1, 3, 1)}, {"binding": (b"a", b"b")}],
+    ids=["another job", "another shard", "another certificate"],
 )
 def test_handshake_for_another_target_is_refused(
     pair: tuple[Channel, Channel], credentials: Credentials, arguments: dict[str, Any]
@@ -131,21 +130,16 @@ def test_replaced_worker_gets_fenced_verdict(pair: tuple[Channel, Channel], cred
 
 
 def test_older_parameter_server_is_rejected(pair: tuple[Channel, Channel], credentials: Credentials) -> None:
-    client, _ = shake_hands(pair, credentials, credentials, peer=Peer(Role.WORKER, 0, 3, 1, minimum_epoch=3))
+    client, _ = shake_hands(pair, credentials, credentials, peer=Peer(0, 3, 1, minimum_epoch=3))
     assert isinstance(client, Unreachable)
     assert "older parameter server" in str(client)
 
 
-def test_both_keys_are_valid_during_a_rotation(pair: tuple[Channel, Channel], tmp_path: Path) -> None:
-    old = create_secret_dir(tmp_path / "old", key_id="1")
-    create_secret_dir(tmp_path / "new", key_id="2")
-    (tmp_path / "new" / "previous-key").write_bytes(old.key)
-    (tmp_path / "new" / "previous-key-id").write_text("1\n")
-    new = Credentials.load(tmp_path / "new")
-    assert list(new.keys) == ["2", "1"]
-    assert shake_hands(pair, old, new) == (SERVER, WORKER)
-    assert new.token_matches("status", old.token("status"))
-    assert not old.token_matches("status", new.token("status"))
+def test_a_token_is_for_one_purpose_and_one_key(credentials: Credentials, tmp_path: Path) -> None:
+    assert credentials.token_matches("status", credentials.token("status"))
+    assert not credentials.token_matches("status", credentials.token("control"))
+    assert not credentials.token_matches("status", create_secret_dir(tmp_path / "other").token("status"))
+    assert not credentials.token_matches("status", "")
 
 
 def test_echo_server_is_refused(pair: tuple[Channel, Channel], credentials: Credentials) -> None:

@@ -21,7 +21,7 @@ from shoal_trainer.contract import Message, RuntimeConfig, Shard, StatusReport, 
 from shoal_trainer.coordinator.artefacts import ModelManifest
 from shoal_trainer.coordinator.protocol import REQUESTS, Alive, Assignment, Joined, Pushes
 from shoal_trainer.errors import ProtocolError, TrainerError
-from shoal_trainer.ps.shard_client import ShardClient, _Link
+from shoal_trainer.ps.shard_client import ShardClient, Target, _Link
 from shoal_trainer.security import Credentials
 from shoal_trainer.snapshot.manifest import Manifest, ShardFile
 from shoal_trainer.wire import header
@@ -66,7 +66,6 @@ headers = st.builds(
     shard=u16,
     slot=u32,
     incarnation=u32,
-    epoch=u32,
     meta=st.integers(0, header.MAX_META),
     boot=u64,
     seq=u64,
@@ -278,11 +277,11 @@ def test_answer_of_a_hostile_server_is_refused_or_decoded(
     message = header.encode(head._replace(meta=size, length=payload)) + meta + bytes(payload)
     out = np.zeros(64, np.float32)
     with (
-        answering(damaged(message, damage, cut), Credentials(Path(), {})) as client,
+        answering(damaged(message, damage, cut), Credentials(Path(), "1", b"")) as client,
         allocates(header.MAX_META_HELLO + MEMORY),
         suppress(TrainerError),
     ):
-        decode_answer(client.receive(Op.PARAMETERS, out, Codec.BF16)[1])
+        decode_answer(client.receive(Op.PARAMETERS, Target(out, 64, 64, Codec.BF16))[1])
 
 
 def test_oversized_count_is_refused_without_allocation() -> None:

@@ -132,8 +132,8 @@ class Bench:
         self.items, self.loss, self.step_seconds = [], 0.1, 0.0
         model = SimpleNamespace(
             layout=SimpleNamespace(size=SIZE, trainable=SIZE), dtype=np.float32, alias=lambda flat: flat,
-            on_device=lambda tensor: tensor, upload=lambda tensor: tensor, upload_when=lambda *_: None, mean=HostMean,
-            inclusion=lambda: HostInclusion(SIZE, np.float32, lambda flat: flat),
+            on_device=lambda tensor: tensor, upload=lambda tensor: tensor, upload_when=lambda *_: None,
+            mean=lambda: HostMean(SIZE, SIZE), inclusion=lambda: HostInclusion(SIZE, lambda flat: flat),
             step=self.step, reuse=lambda _update: None,
             averages=(), still=lambda _parameters: aligned(SIZE),
         )  # fmt: skip

@@ -20,7 +20,7 @@ tf.config.set_logical_device_configuration(
 
 from shoal_trainer import Indexed  # noqa: E402
 from shoal_trainer.data.source import Part  # noqa: E402
-from shoal_trainer.ps import kernels  # noqa: E402
+from shoal_trainer.ps.coding import decode  # noqa: E402
 from shoal_trainer.worker import flat_model as flat_models  # noqa: E402
 from shoal_trainer.worker.flat_model import FlatModel  # noqa: E402
 from tests.unit.trainer.worker.models import DATA, Plain, X, Y, begin, body, compiled, functional, job  # noqa: E402
@@ -44,7 +44,7 @@ def stepped(build, example, devices, *, wire="fp32", steps=1):
     for _ in range(steps):
         step = flat_model.step(tensors, example)
         update = np.zeros(flat_model.layout.size, np.float32)
-        kernels.decode(np.asarray(step.update), update)
+        decode(np.asarray(step.update), update, flat_model.layout.trainable)
         found.append((update, step))
     return flat_model, found
 
@@ -223,7 +223,7 @@ def whole_worker():
     coordinator = FakeCoordinator(DATA.size, tasks=("evaluate",))
     with tempfile.TemporaryDirectory() as folder:
         servers = Servers(Path(folder) / "secret", coordinator)
-        training = job(lambda: functional("adam", norm=True, options={"steps_per_execution": 2}))
+        training = job(lambda: functional("adam", norm=True), batches_per_push=2)
         running = Running(training, servers, coordinator)
         end = running.start().join()
         servers.close()

@@ -1,5 +1,7 @@
 """`fit` in a script visits the data in the order of the ledger, as a single worker does."""
 
+import uuid
+
 import keras
 import numpy as np
 import pytest
@@ -8,17 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal_trainer import Files, Indexed, Stream, Training
-from shoal_trainer.coordinator.ledger import Ledger
-from shoal_trainer.worker.alone import visits
+from shoal_trainer.contract import JobIdentity, StopAfter
+from shoal_trainer.coordinator.record import Record
+from shoal_trainer.worker.alone import Visits
+from shoal_trainer.worker.coordination import spec_of
 
 
 def seen(batches):
     return [int(row) for batch in batches for row in np.asarray(batch.x)[: batch.samples]]
 
 
-def as_leased(*, size=None, files=0, batch_size, seed):
-    """The first epoch as a ledger leases it."""
-    ledger = Ledger(size=size, files=files, batch_size=batch_size, seed=seed, epochs=1)
+def as_leased(training, batch_size):
+    """The first epoch as the coordinator of a job leases it."""
+    identity = JobIdentity(namespace="n", name="n", uid=str(uuid.uuid4()))
+    ledger = Record(identity, StopAfter(epochs=1), batch_size, 1).blank_ledger(spec_of(training))
     while (lease := ledger.grant((0, 0), 0)) is not None:
         yield lease.segment
 
@@ -27,8 +32,9 @@ def as_leased(*, size=None, files=0, batch_size, seed):
 @settings(max_examples=10, deadline=None)
 def test_ranges_are_visited_in_ledger_order(size, batch_size, seed):
     data = Indexed(size, tf.data.Dataset.range, shuffle=0)
-    visit = visits(Training(model=lambda: None, data=data, seed=seed), batch_size)
-    leased = as_leased(size=size, batch_size=batch_size, seed=str(seed))
+    training = Training(model=lambda: None, data=data, seed=seed)
+    visit = Visits(training, batch_size)
+    leased = as_leased(training, batch_size)
     assert seen(visit(0)) == [row for segment in leased for row in range(segment.start, segment.stop)]
     assert sorted(seen(visit(1))) == list(range(size))
 
@@ -37,9 +43,10 @@ def test_files_are_visited_in_ledger_order_that_differs_by_epoch(tmp_path):
     for number in range(12):
         (tmp_path / f"{number:02}.txt").write_text(f"{number}\n")
     files = Files(f"{tmp_path}/*", lambda path: tf.data.TextLineDataset(path).map(tf.strings.to_number))
-    visit = visits(Training(model=lambda: None, data=files, seed=7), 4)
+    training = Training(model=lambda: None, data=files, seed=7)
+    visit = Visits(training, 4)
     orders = [seen(visit(epoch)) for epoch in range(3)]
-    assert orders[0] == [segment.file for segment in as_leased(files=12, batch_size=4, seed="7")]
+    assert orders[0] == [segment.file for segment in as_leased(training, 4)]
     assert orders[0] != orders[1] != orders[2] != orders[0]
     assert all(sorted(order) == list(range(12)) for order in orders)
     assert seen(visit(0)) == orders[0]
@@ -110,3 +117,22 @@ def test_fit_takes_images_of_several_sizes():
 
     data = Stream(images, samples=27)
     Training(model=pooled, data=data, validation=data).fit(epochs=2, batch_size=8, verbose=0)
+
+
+@pytest.mark.parametrize("form", ["arrays", "stream", "range"])
+def test_fit_makes_a_step_per_batch(form):
+    """Of a data set of unknown length, Keras would count another one per epoch."""
+    rows = np.arange(70, dtype=np.float32)
+    data = {
+        "arrays": (rows[:, None], rows),
+        "stream": Stream(tf.data.Dataset.from_tensor_slices((rows[:, None], rows)).batch(7)),
+        "range": Indexed(70, lambda a, b: tf.data.Dataset.from_tensor_slices((rows[a:b, None], rows[a:b]))),
+    }[form]
+
+    def model():
+        network = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        network.compile(keras.optimizers.SGD(0.0), "mse")
+        return network
+
+    trained = Training(model=model, data=data).fit(epochs=2, batch_size=8, verbose=0)
+    assert int(trained.optimizer.iterations) == 2 * 9

@@ -53,7 +53,7 @@ def overlapping(config, *, anticipates):
     """Step k computes on the answer to push k - 2, while push k - 1 is in flight."""
     shard = server(config)
     anticipation = Anticipation(
-        config, N, HostInclusion(N + STATISTICS, np.float32, lambda array: array, [(N, N + STATISTICS)])
+        config, N, HostInclusion(N + STATISTICS, lambda array: array, [(N, N + STATISTICS)])
     )
     held, known, flight = START.copy(), Pulled((0,), ({},), 0, 1), None
     for step in range(STEPS):
@@ -109,7 +109,7 @@ def test_one_worker_that_overlaps_trains_as_one_that_waits(config, share):
 
 def test_gradient_in_flight_goes_as_far_as_the_servers_say() -> None:
     anticipation = Anticipation(
-        OptimizerConfig(learning_rate=0.5, batch_size=1), N, HostInclusion(N, np.float32, lambda array: array)
+        OptimizerConfig(learning_rate=0.5, batch_size=1), N, HostInclusion(N, lambda array: array)
     )
     send = Send(np.ones(N, np.float32), Push(1, 1, (0,)), overlapped=False)
     for factor in (1.0, 0.25):

@@ -3,6 +3,7 @@
 import threading
 from types import SimpleNamespace
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -13,7 +14,7 @@ from shoal_trainer.worker.compose import Worker, build_flat_model, compose
 from shoal_trainer.worker.watchdog import FIRST_SECONDS, Watchdog
 from shoal_trainer.worker.work import TaskWork
 from tests.unit.trainer.worker.fakes import FakeCoordinator
-from tests.unit.trainer.worker.models import DATA, functional, job
+from tests.unit.trainer.worker.models import DATA, compiled, functional, job
 
 CONFIG = RuntimeConfig(
     job=JobIdentity(namespace="n", name="j", uid="uid"), role=Role.WORKER, index=0, incarnation=0,
@@ -81,7 +82,7 @@ def test_other_errors_are_not_out_of_memory():
             "adamax",
             [
                 "the optimizer runs on the workers: the parameter servers do not implement Adamax. "
-                "Each worker has its own optimizer state."
+                "Each worker has its own optimizer state"
             ],
         ),
     ],
@@ -116,3 +117,14 @@ def test_task_is_watched_but_not_the_wait_for_its_data(start_servers):
         ("the task evaluate of epoch 3", FIRST_SECONDS)
     ] * 2
     assert worker.watchdog._watched is None
+
+
+def test_model_in_the_scope_of_a_strategy_is_refused():
+    def scoped():
+        with tf.distribute.MirroredStrategy(["/CPU:0"]).scope():
+            return compiled(
+                keras.Sequential([keras.Input((6, 6, 1)), keras.layers.Flatten(), keras.layers.Dense(4)])
+            )
+
+    with pytest.raises(UserError, match=r"Take out strategy\.scope\(\)"):
+        build_flat_model(job(scoped), CONFIG)

@@ -159,6 +159,17 @@ def test_a_parameter_that_is_a_string_gets_text_and_others_get_numbers(folder):
         ({"callbacks": []}, "must be a function that returns a list of Keras callbacks"),
         ({"wire": "fp16"}, 'must be "bf16" or "fp32"'),
         ({"on_nan": "ignore"}, 'must be "stop", "skip" or "rollback"'),
+        ({"seed": None}, "Training(seed=…) must be a whole number from 0 to 4294967295, not None"),
+        ({"seed": -1}, "Training(seed=…) must be a whole number from 0 to 4294967295, not -1"),
+        (
+            {"batches_per_push": 0},
+            "Training(batches_per_push=…) must be a whole number from 1 to 4096, not 0",
+        ),
+        ({"class_weight": [1, 2]}, "Training(class_weight=…) must be a map from class numbers to weights"),
+        (
+            {"class_weight": {"cat": 2}},
+            "Training(class_weight=…) must be a map from class numbers to weights",
+        ),
     ],
 )
 def test_invalid_training_says_what_to_change(options, words):

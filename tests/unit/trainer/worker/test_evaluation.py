@@ -1,5 +1,6 @@
 """Evaluations that raise user errors, and metrics with several values."""
 
+import functools
 import itertools
 import math
 import threading
@@ -56,7 +57,7 @@ def test_metric_with_many_values_is_dropped_and_logged(caplog):
 
 def test_batched_validation_data_is_a_user_error():
     batched = tf.data.Dataset.from_tensor_slices((X, np.eye(3)[LABELS])).batch(4)
-    runner, flat = tasks(model(), validation=lambda: batched)
+    runner, flat = tasks(model(), validation=functools.partial(lambda: batched))
     with pytest.raises(UserError, match="Yield single samples: do not batch"):
         runner.evaluate(flat)
     runner.close()

@@ -11,7 +11,7 @@ from shoal_trainer import Indexed, UserError
 from shoal_trainer.contract import ACCELERATORS_ENV, CONFIG_ENV, JobIdentity, Role, RuntimeConfig, Shard
 from shoal_trainer.data.source import Part
 from shoal_trainer.errors import NoAccelerator
-from shoal_trainer.ps import kernels
+from shoal_trainer.ps.coding import decode
 from shoal_trainer.security import create_secret_dir
 from shoal_trainer.worker import main
 from shoal_trainer.worker.flat_model import MAX_SHAPES, FlatModel
@@ -49,7 +49,7 @@ def test_step_equals_that_of_a_cpu(wire):
     steps = [model.step(parameters(model), BATCHES[0]) for model in (on_gpu, on_cpu)]
     found = [np.zeros(on_gpu.layout.size, np.float32) for _ in steps]
     for out, step in zip(found, steps, strict=True):
-        kernels.decode(np.asarray(step.update), out)
+        decode(np.asarray(step.update), out, on_gpu.layout.trainable)
     np.testing.assert_allclose(
         *found, rtol=2e-2 if wire == "bf16" else 1e-4, atol=1e-2 if wire == "bf16" else 1e-6
     )

@@ -157,12 +157,19 @@ def test_hooks_get_the_arguments_of_fit(running):
     ]
 
 
+def test_epoch_begins_when_the_one_before_has_ended(running):
+    """So that a rate that is set there is that of the epoch."""
+    calls = []
+    running(lambda: Calls(calls), epochs=2).run(LOGS[:1])
+    assert [call[0] for call in calls] == ["train begin", "epoch 0 begin", "epoch 0 end", "epoch 1 begin"]
+
+
 def test_each_hook_is_called_for_all_callbacks_in_turn(running):
     calls = []
     hooks = running(lambda: Calls(calls), lambda: Calls(calls))
     hooks.run(LOGS[:1])
     assert [call[0] for call in calls] == [
-        name for name in ("train begin", "epoch 0 begin", "epoch 0 end") for _ in range(2)
+        name for name in ("train begin", "epoch 0 begin", "epoch 0 end", "epoch 1 begin") for _ in range(2)
     ]
 
 
@@ -283,3 +290,43 @@ def test_path_outside_of_the_stored_folder_is_refused():
     training = job(functional, callbacks=lambda: [callbacks.CSVLogger("logs/../../epochs.csv")])
     with pytest.raises(UserError, match=r"CSVLogger.* writes outside of logs/"):
         callbacks_of(training)
+
+
+class Warm(callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        self.model.optimizer.learning_rate = 0.001 * batch
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (Warm, "Warm: on_train_batch_begin is not called"),
+        (
+            lambda: callbacks.LambdaCallback(on_train_batch_end=print),
+            "LambdaCallback: on_train_batch_end is not called",
+        ),
+        (lambda: callbacks.CSVLogger("/nowhere/log.csv"), "lost with its pod"),
+        (callbacks.TerminateOnNaN, None),
+        (lambda: callbacks.ModelCheckpoint("a.keras"), None),
+    ],
+)
+def test_what_a_callback_will_not_do_is_told(make, words, caplog):
+    callbacks_of(job(functional, callbacks=lambda: [make()]))
+    assert words in caplog.text if words else not caplog.text
+
+
+def test_backup_is_left_out_with_a_warning(tmp_path, caplog):
+    backup = callbacks.BackupAndRestore(tmp_path)
+    made = callbacks_of(job(functional, callbacks=lambda: [backup, Warm()]))
+    assert [type(each) for each in made] == [Warm]
+    assert "BackupAndRestore is left out" in caplog.text
+
+
+def test_absolute_path_is_contained_in_a_rehearsal(model, tmp_path):
+    kept = tmp_path / "log.csv"
+    kept.write_text("of an earlier run")
+    hooks = Hooks(lambda: [callbacks.CSVLogger(str(kept))], model, contained=True)
+    hooks.run(LOGS[:1])
+    assert [name for name, _ in hooks.files()] == [str(kept).lstrip("/")]
+    hooks.close()
+    assert kept.read_text() == "of an earlier run"

@@ -29,7 +29,7 @@ class Bench:
         )
         self.shard = self.servers.stores[0]
         self.pulls, self.probes, self.seq, self.ends = [], threading.Semaphore(0), 0, []
-        pull, hello = self.shard.pull, self.shard.hello
+        pull, hello = self.shard.pulling, self.shard.hello
 
         def counted(*arguments, **options):
             self.pulls.append(self.shard.history.version)
@@ -39,7 +39,7 @@ class Bench:
             self.probes.release()
             return hello(*arguments, **options)
 
-        self.shard.pull, self.shard.hello = counted, probed
+        self.shard.pulling, self.shard.hello = counted, probed
         self.thread = threading.Thread(
             target=lambda: self.ends.append(self.worker.run(lambda _hung: None)), daemon=True
         )
@@ -95,13 +95,13 @@ def test_idle_worker_begins_new_work_with_fresh_parameters(bench):
     bench.probe()
     bench.push()
     bench.probe()
-    bases, push = [], bench.shard.push
+    bases, push = [], bench.shard.pushing
 
     def pushed(slot, incarnation, seq, base, *arguments, **options):
         bases.append(base)
         return push(slot, incarnation, seq, base, *arguments, **options)
 
-    bench.shard.push = pushed
+    bench.shard.pushing = pushed
     with bench.coordinator.lock:
         bench.coordinator.free.append((1, 0, 16))
     bench.finish()

@@ -12,7 +12,7 @@ from shoal_trainer.worker.compose import steps_per_push
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.layout import flatten
 from shoal_trainer.worker.optimizers import why_worker
-from tests.unit.trainer.worker.models import OwnStep, Plain, X, Y, functional, subclassed
+from tests.unit.trainer.worker.models import OwnStep, Plain, X, Y, functional, job, subclassed
 from tests.unit.trainer.worker.trained import ADAM, BATCHES, SGD, Server, pushed, schedules
 
 
@@ -217,15 +217,19 @@ def test_custom_train_step_gets_the_data_unpadded(kind, given, plain, engine):
         assert np.abs(buffer - flatten(model, flat_model.layout)).max() < (1e-6 if engine == "host" else 1e-5)
 
 
+@pytest.mark.parametrize("on_host", [True, False])
+@pytest.mark.parametrize("clip", [{}, {"clipnorm": 0.02}, {"global_clipnorm": 0.05}, {"clipvalue": 0.005}])
 @pytest.mark.parametrize("optimizer", [SGD, ADAM])
-def test_accumulated_gradients_are_one_push(optimizer):
+def test_accumulated_gradients_are_one_push(optimizer, clip, on_host):
+    """Of which the mean is clipped."""
+
     def make():
         rate = schedules.ExponentialDecay(0.1, 5, 0.5)  # counted in batches
-        return functional(optimizer(rate, gradient_accumulation_steps=5))
+        return functional(optimizer(rate, gradient_accumulation_steps=5, **clip))
 
-    server, plain = Server(make()), make()
+    server, plain = Server(make(), on_host=on_host), make()
     assert server.placement.on_server
-    assert steps_per_push(server.flat_model.model) == 5
+    assert steps_per_push(job(make), server.flat_model.model) == 5
     for begin in (0, 5):
         pushed(server, BATCHES[begin : begin + 5])
     for batch in BATCHES:

@@ -38,6 +38,13 @@ class Halves(callbacks.Callback):
             self.model.optimizer.learning_rate = 0.5 * float(self.model.optimizer.learning_rate)
 
 
+class PerEpoch(callbacks.Callback):
+    """The first epoch has the rate of `compile()`, which is the same here."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.optimizer.learning_rate = 0.01 / 2**epoch
+
+
 @pytest.fixture
 def worker():
     """Makes the tasks of a new worker."""
@@ -68,7 +75,7 @@ def in_keras(make):
 
 
 @pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("make", [plateau, falling, Halves])
+@pytest.mark.parametrize("make", [plateau, falling, Halves, PerEpoch])
 def test_rates_are_those_of_fit_whichever_worker_runs_the_callbacks(worker, make, every):
     expected, rate, seen = in_keras(make), None, []
     for epoch in range(len(HISTORY)):

@@ -131,19 +131,21 @@ def test_worker_with_another_model_is_refused(start_servers):
 
 
 @pytest.mark.parametrize(
-    "model",
+    ("training", "batches"),
     [
-        lambda: functional(options={"steps_per_execution": 4}),
-        lambda: functional(keras.optimizers.SGD(0.01, gradient_accumulation_steps=4)),
+        (lambda: job(functional, batches_per_push=4), 4),
+        (lambda: job(lambda: functional(keras.optimizers.SGD(0.01, gradient_accumulation_steps=4))), 4),
+        (lambda: job(lambda: functional(options={"steps_per_execution": 4})), 1),
     ],
-    ids=["steps_per_execution", "gradient_accumulation_steps"],
+    ids=["batches_per_push", "gradient_accumulation_steps", "steps_per_execution"],
 )
-def test_push_of_several_batches_counts_each_step(start_servers, model):
+def test_push_of_several_batches_counts_each_step(start_servers, training, batches):
+    """`steps_per_execution` saves time in Python, in Keras: it makes as many updates."""
     coordinator = FakeCoordinator(DATA.size, tasks=())
     servers = start_servers(coordinator)
-    running = Running(job(model), servers, coordinator)
+    running = Running(training(), servers, coordinator)
     assert running.start().join() is End.FINISHED
-    assert coordinator.steps == [4] * (DATA.size // 16 // 4)
+    assert coordinator.steps == [batches] * (DATA.size // 16 // batches)
     assert coordinator.samples == DATA.size
 
 
@@ -153,7 +155,7 @@ def test_push_is_sent_when_its_marks_are_full(start_servers, cut_off):
     coordinator = FakeCoordinator(DATA.size, size=1, tasks=())
     coordinator.free.reverse()  # no two leases are adjacent
     servers = start_servers(coordinator)
-    training = job(lambda: functional(options={"steps_per_execution": 300}))
+    training = job(functional, batches_per_push=300)
     running = Running(training, servers, coordinator)
     exchange = running.worker.loop.upstream._exchange
     push_pull = exchange.push_pull
@@ -181,7 +183,7 @@ class Hasty(FakeCoordinator):
 
 def test_pending_batches_are_dropped_when_the_job_has_ended(start_servers):
     coordinator = Hasty(7 * 16, size=7 * 16, tasks=())
-    training = job(lambda: functional(options={"steps_per_execution": 4}))
+    training = job(functional, batches_per_push=4)
     running = Running(training, start_servers(coordinator), coordinator)
     get = running.worker.loop._feed.get
     running.worker.loop._feed.get = lambda timeout: get(

@@ -73,8 +73,8 @@ class FileCoordinator(FakeCoordinator):
             self.lengths[self.leased[token].file] = length
 
 
-@pytest.mark.parametrize(("steps_per_execution", "store"), [(1, False), (4, False), (1, True)])
-def test_files_of_unknown_length_are_trained_completely(start_servers, tmp_path, steps_per_execution, store):
+@pytest.mark.parametrize(("batches_per_push", "store"), [(1, False), (4, False), (1, True)])
+def test_files_of_unknown_length_are_trained_completely(start_servers, tmp_path, batches_per_push, store):
     import tensorflow as tf
 
     sizes = [40, 0, 17, 64, 80]
@@ -91,8 +91,7 @@ def test_files_of_unknown_length_are_trained_completely(start_servers, tmp_path,
     files = Files.tfrecord(f"{'memory://unknown-length' if store else tmp_path}/*.tfrecord", parse)
     coordinator = FileCoordinator(files.list())
     servers = start_servers(coordinator)
-    options = {"steps_per_execution": steps_per_execution}
-    training = Training(model=lambda: functional(options=options), data=files)
+    training = Training(model=functional, data=files, batches_per_push=batches_per_push)
     assert Running(training, servers, coordinator).start().join() is End.FINISHED
     assert [coordinator.lengths[name] for name in files.list()] == sizes
     assert servers.stores[0].history.samples == sum(sizes)

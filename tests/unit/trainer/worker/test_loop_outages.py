@@ -50,7 +50,7 @@ def lose_with_pushes_in_flight(servers, coordinator):
     push of each worker waits for those of the others, so that a late one still finds work.
     """
     shard, saved, arrived = servers.stores[0], [], threading.Semaphore(0)
-    push, first = shard.push, threading.Barrier(WORKERS, timeout=SECONDS)
+    push, first = shard.pushing, threading.Barrier(WORKERS, timeout=SECONDS)
 
     def arriving(*arguments, **options):
         if not shard.history.applied:
@@ -69,7 +69,7 @@ def lose_with_pushes_in_flight(servers, coordinator):
                 assert arrived.acquire(timeout=SECONDS)
             servers.stop(0)
 
-    shard.push, shard.on_applied = arriving, applied
+    shard.pushing, shard.on_applied = arriving, applied
     return saved
 
 

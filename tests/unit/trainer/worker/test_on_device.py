@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from shoal_trainer.ps import kernels
+from shoal_trainer.ps.coding import coded, decode, encode
 from shoal_trainer.worker import on_device
 from shoal_trainer.worker.feed import Ready
 from shoal_trainer.worker.loop import End
@@ -19,7 +19,7 @@ from tests.unit.trainer.worker.models import DATA, functional, job
 from tests.unit.trainer.worker.running import Running
 from tests.unit.trainer.worker.trained import BATCHES, SGD, Server, pushed
 
-TRAINABLE, SIZE = 100, 112
+TRAINABLE, SIZE = 101, 113
 RNG = np.random.default_rng(0)
 both_wires = pytest.mark.parametrize("dtype", [np.float32, np.uint16], ids=["fp32", "bf16"])
 
@@ -36,32 +36,32 @@ def small_pieces(monkeypatch):
 
 
 def wire(values, dtype):
-    out = np.empty(values.size, dtype)
-    kernels.encode(values.astype(np.float32), out)
+    out = coded(SIZE, TRAINABLE, dtype)
+    encode(values.astype(np.float32), out, TRAINABLE)
     return out
 
 
 def plain(update):
     out = np.empty(SIZE, np.float32)
-    kernels.decode(np.asarray(update), out)
+    decode(np.asarray(update), out, TRAINABLE)
     return out
 
 
 def on(values, reader):
-    """An array in the wire's format on a device."""
-    pieces = [tf.constant(piece) for piece in np.split(values, np.cumsum(cut(SIZE, TRAINABLE))[:-1])]
+    """A coded array on a device."""
+    pieces = [tf.constant(piece) for piece in np.split(values, np.cumsum(cut(values.size, TRAINABLE))[:-1])]
     return OnDevice(pieces, length(values, TRAINABLE), reader)
 
 
 def test_pieces_cover_the_gradients_and_then_the_statistics():
-    assert cut(SIZE, TRAINABLE) == [30, 30, 30, 10, 12]
+    assert cut(SIZE, TRAINABLE) == [30, 30, 30, 11, 12]
     assert cut(90, 90) == [30, 30, 30]
     assert cut(20, 10) == [10, 10]
 
 
 @both_wires
 def test_mean_is_that_of_the_host(reader, dtype):
-    here, there = HostMean(), DeviceMean(None, 4, reader)
+    here, there = HostMean(SIZE, TRAINABLE), DeviceMean(None, TRAINABLE, reader)
     for _ in range(2):  # nothing is left of the push before, nor of steps that were dropped
         here.add(wire(RNG.normal(size=SIZE), dtype), 3)
         there.add(on(wire(RNG.normal(size=SIZE), dtype), reader), 3)
@@ -85,22 +85,22 @@ def test_mean_is_that_of_the_host(reader, dtype):
 def test_parameters_with_an_update_are_those_of_the_host(reader, dtype, kind, rest, xla):
     lead = Lead(kind, TRAINABLE, tuple(map(np.float32, (-0.1, 0.5, *rest))))
     differences = [(TRAINABLE, TRAINABLE + 3), (TRAINABLE + 7, SIZE - 1)]
-    here = HostInclusion(SIZE, dtype, lambda array: array, differences)
+    here = HostInclusion(SIZE, lambda array: array, differences)
     there = DeviceInclusion(None, differences, xla=xla)
     for _ in range(3):  # second moments follow from all updates
         current, update = (wire(RNG.normal(size=SIZE), dtype) for _ in range(2))
-        expected = here(current, update, lead)
+        expected = here(plain(current), update, lead)
         found = there(tf.constant(current), on(update, reader), lead)
         assert found.numpy().dtype == dtype
         rtol, atol = (1e-2, 1e-2) if dtype == np.uint16 else (1e-4, 1e-5)
-        np.testing.assert_allclose(plain(found), plain(expected), rtol=rtol, atol=atol)
+        np.testing.assert_allclose(plain(found), expected, rtol=rtol, atol=atol)
 
 
 def test_a_piece_is_sent_while_the_next_is_read(reader, monkeypatch):
     values, read, go = np.arange(SIZE, dtype=np.float32), on_device._read, threading.Semaphore(0)
     monkeypatch.setattr(on_device, "_read", lambda tensor: (go.acquire(), read(tensor))[1])
     parts = on(values, reader).parts(10, SIZE)
-    for start, stop in [(10, 30), (30, 60), (60, 90), (90, 100), (100, 112)]:
+    for start, stop in [(10, 30), (30, 60), (60, 90), (90, 101), (101, 113)]:
         go.release()
         where, found = next(parts)  # although those after it cannot be read yet
         assert where == slice(start, stop)
@@ -119,8 +119,8 @@ def read_back(monkeypatch):
 @pytest.mark.parametrize("steps", [1, 4])
 def test_parameters_and_update_cross_the_bus_once_for_a_push(start_servers, monkeypatch, steps):
     coordinator = FakeCoordinator(DATA.size, tasks=())
-    model = lambda: functional("adam", norm=True, options={"steps_per_execution": steps})  # noqa: E731
-    running = Running(job(model), start_servers(coordinator), coordinator)
+    model = lambda: functional("adam", norm=True)  # noqa: E731
+    running = Running(job(model, batches_per_push=steps), start_servers(coordinator), coordinator)
     into, buffers, upload = [], running.worker.loop.upstream._buffers, running.flat_model.upload
     host = [id(tensor) for tensor in buffers._tensors]
 
@@ -134,7 +134,7 @@ def test_parameters_and_update_cross_the_bus_once_for_a_push(start_servers, monk
     assert coordinator.samples == DATA.size
     pushes, layout = DATA.size // 16 // steps, running.flat_model.layout
     assert coordinator.steps == [steps] * pushes
-    assert back == cut(layout.size, layout.trainable) * pushes
+    assert back == cut(running.flat_model.wire_bytes // 2, layout.trainable) * pushes
     assert into.count(True) == pushes + 1  # each answer, and the first pull
 
 
@@ -155,11 +155,12 @@ def test_push_of_several_batches_is_that_of_the_host_and_the_mean_of_single_ones
     pile = Pile(server.flat_model.mean())
     for batch in BATCHES[:4]:
         pile.add(server.flat_model.step(server.tensor, batch), Ready(None, batch))
-    singles = [np.empty(len(each), np.float32) for each in steps]
+    layout = server.flat_model.layout
+    singles = [np.empty(layout.size, np.float32) for each in steps]
     for each, single in zip(steps, singles, strict=True):
-        kernels.decode(each, single)
+        decode(each, single, layout.trainable)
     found = np.empty_like(singles[0])
-    kernels.decode(np.asarray(pile.update()), found)
+    decode(np.asarray(pile.update()), found, layout.trainable)
     np.testing.assert_allclose(
         found, np.mean(singles, axis=0), rtol=1e-2 if rough else 1e-5, atol=1e-3 if rough else 1e-6
     )

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from shoal_trainer.ps.aligned import aligned
+from shoal_trainer.ps.coding import coded, encode
 from shoal_trainer.wire.messages import Average, OptimizerConfig, Progress, Push
 from shoal_trainer.worker.outage import Outage
 from shoal_trainer.worker.send import Send
@@ -17,7 +18,7 @@ class Clock:
 
 
 def begin(name="sgd", dtype=np.float32, clock=None, averages=(), **options):
-    current = aligned(6, dtype)
+    current = coded(6, 4, dtype)
     return Outage(
         current,
         OptimizerConfig(name=name, learning_rate=0.5, batch_size=16, **options),
@@ -75,8 +76,8 @@ def test_local_training_stops_after_max_steps_or_seconds():
 @pytest.mark.parametrize("parameters", [np.float32, np.uint16])
 def test_every_optimizer_steps_locally_without_changing_the_update(name, options, dtype, parameters):
     outage = begin(name, parameters, **options)
-    update = aligned(6, dtype)
-    update[:] = 16256 if dtype is np.uint16 else 1.0  # 1.0 in bf16
+    update = coded(6, 4, dtype)
+    encode(np.ones(6, np.float32), update, 4)
     before = update.copy()
     update.setflags(write=False)
     outage.step(update, 1, [Progress(0, -1, 0, 1)])

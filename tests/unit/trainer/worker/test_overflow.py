@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 
 from shoal_trainer import Indexed
+from shoal_trainer.errors import UserError
+from shoal_trainer.worker import loop
 from shoal_trainer.worker.compose import build_flat_model
 from shoal_trainer.worker.flat_model import MAX_OVERFLOWS, FlatModel
 from shoal_trainer.worker.loop import End
@@ -65,11 +67,12 @@ def keras_model():
     return model
 
 
-def test_skipped_batches_do_not_step_the_optimizer(start_servers):
+def test_skipped_batches_do_not_step_the_optimizer(start_servers, monkeypatch):
     """Keras does not step for an overflow; with momentum, a zero gradient would still move the parameters."""
     coordinator = FakeCoordinator(DATA.size, tasks=())
     servers = start_servers(coordinator)
     non_finite = Indexed.from_arrays(np.full_like(X, np.nan), Y)
+    monkeypatch.setattr(loop, "MAX_LEFT_OUT", DATA.size)
     training = job(lambda: functional("adam"), wire="fp32", on_nan="skip")
     running = Running(
         type(training)(model=training.model, data=non_finite, wire="fp32", on_nan="skip"),
@@ -84,3 +87,15 @@ def test_skipped_batches_do_not_step_the_optimizer(start_servers):
     flat = np.zeros(running.flat_model.layout.size, np.float32)
     store.pull(0, flat)
     assert np.array_equal(flat, first)
+
+
+def test_job_of_which_every_batch_is_skipped_fails(start_servers):
+    """Otherwise it would succeed with parameters that nothing has trained, or that are not finite."""
+    coordinator = FakeCoordinator(DATA.size, tasks=())
+    non_finite = Indexed.from_arrays(np.full_like(X, np.nan), Y)
+    training = job(lambda: functional("adam"), wire="fp32", on_nan="skip")
+    training = type(training)(model=training.model, data=non_finite, wire="fp32", on_nan="skip")
+    running = Running(training, start_servers(coordinator), coordinator)
+    end = running.start().join()
+    assert isinstance(end, UserError)
+    assert "as in the 20 batches before. Lower the learning rate" in str(end)

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.worker.flat_model import FlatModel
@@ -55,3 +56,19 @@ def test_global_generator_draws_differ_by_step_and_worker(options):
         plain.reset_metrics()
         expected = plain.train_on_batch(BATCHES[0].x, BATCHES[0].y, return_dict=True)["loss"]
         assert loss == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_draws_of_tensorflow_differ_between_workers():
+    class Noisy(keras.layers.Layer):
+        def call(self, x):
+            return x + tf.random.normal((4,))
+
+    def loss(worker):
+        keras.utils.set_random_seed(1)
+        keras.backend.clear_session(free_memory=False)
+        parts = [keras.Input((6, 6, 1)), keras.layers.Flatten(), keras.layers.Dense(4), Noisy()]
+        flat_model = FlatModel(compiled(keras.Sequential(parts), SGD(0.1)), BATCHES[0], "fp32", worker)
+        return flat_model.step(flat_model.alias(flat_model.coded(np.float32)), BATCHES[0]).loss
+
+    assert loss((0, 0)) == loss((0, 0))
+    assert len({loss(worker) for worker in [(0, 0), (1, 0), (1, 1)]}) == 3

@@ -12,16 +12,12 @@ from tests.unit.trainer.worker.models import X, Y, compiled, functional
 from tests.unit.trainer.worker.trained import BATCHES, SGD
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        lambda: SGD(0.1, gradient_accumulation_steps=2, clipnorm=1.0),
-        lambda: keras.optimizers.Adamax(0.1, gradient_accumulation_steps=2),
-    ],
-)
-def test_worker_side_gradient_accumulation_is_refused(optimizer):
-    flat_model = FlatModel(functional(optimizer()), BATCHES[0], "fp32")
-    with pytest.raises(UserError, match="gradient_accumulation_steps=2 is not supported"):
+def test_worker_side_gradient_accumulation_is_refused():
+    optimizer = keras.optimizers.Adamax(0.1, gradient_accumulation_steps=2)
+    flat_model = FlatModel(functional(optimizer), BATCHES[0], "fp32")
+    with pytest.raises(
+        UserError, match=r"gradient_accumulation_steps=2 is not supported: .*Adamax\. A worker"
+    ):
         place(flat_model.model, flat_model.layout, 16)
 
 

@@ -16,7 +16,7 @@ BATCH = SimpleNamespace(batch=SimpleNamespace(samples=4))
 
 
 def pile_of(update):
-    pile = Pile(HostMean())
+    pile = Pile(HostMean(len(update), len(update)))
     pile.add(Step(update, 0.5, True), BATCH)
     return pile
 
@@ -31,7 +31,7 @@ def test_single_step_is_sent_as_it_is(dtype):
 
 @pytest.mark.parametrize("skipped", [(), (0,), (1,), (0, 2)])
 def test_mean_of_the_steps_counts_the_samples_of_skipped_ones(skipped):
-    pile = Pile(HostMean())
+    pile = Pile(HostMean(2, 2))
     updates = [np.zeros(2, np.float32) if n in skipped else np.full(2, n + 1, np.float32) for n in range(3)]
     samples = [1, 2, 5]
     expected = np.average(updates, axis=0, weights=samples)
@@ -53,14 +53,14 @@ def test_statistics_of_a_step_without_a_gradient_count():
 
 def test_step_that_was_left_out_has_no_part_in_loss_and_metrics():
     """`on_nan="skip"`, of which the last step of a push may be the only one that was finite."""
-    pile = Pile(HostMean())
+    pile = Pile(HostMean(2, 2))
     for loss, left_out in ((1.0, False), (math.nan, True), (2.0, False)):
         metrics = (MetricSum("accuracy", 0.0 if left_out else 4.0, 4.0),)
         step = Step(np.zeros(2, np.float32), loss, True, left_out, metrics, left_out)
         pile.add(step, BATCH)
     assert (pile.loss, pile.metrics) == (1.5, (MetricSum("accuracy", 8.0, 8.0),))
     assert (pile.samples, pile.left_out) == (12, 4)
-    alone = Pile(HostMean())
+    alone = Pile(HostMean(2, 2))
     alone.add(replace(step, left_out=True), BATCH)
     assert math.isnan(alone.loss)
     assert alone.metrics == ()

@@ -29,12 +29,13 @@ def computed(*names):
 @pytest.fixture(scope="module")
 def one_process():
     """The cases of `make test`: a process takes seconds to import TensorFlow."""
-    return computed("copies", "weights of a part")
+    return computed("copies", "weights of a part", "sum")
 
 
 @pytest.mark.timeout(300)
 def test_devices_that_share_a_short_batch_compute_what_one_does(one_process):
     assert max(one_process["weights of a part"]) < 1e-5
+    assert max(one_process["sum"]) < 1e-5
 
 
 @pytest.mark.timeout(300)
@@ -76,13 +77,14 @@ def test_shares_are_the_batch(samples, size, devices):
     batch = next(iter(DATA.read(Part(0, samples), size)))
     found = list(shares(batch, devices))
     np.testing.assert_array_equal(np.concatenate([x for x, *_ in found]), batch.x)
-    assert sum(int(n) for *_, n, _ in found) == samples
+    assert sum(int(n) for *_, n, _, _ in found) == samples
     sizes = [len(x) for x, *_ in found]
     assert max(sizes) - min(sizes) <= 1
-    for _, _, weights, n, whole in found:  # as `Batch` scales them: by the rows over the real ones
+    for _, _, weights, n, whole, real in found:  # as `Batch` scales them: by the rows over the real ones
         np.testing.assert_allclose(weights[:n], len(weights) / n if n else 0)
         assert not weights[n:].any()
         assert whole == pytest.approx(size / len(weights))
+        assert real == pytest.approx(samples / size)
 
 
 def test_planner_telemetry_and_trainer_mean_the_same_by_a_number_of_devices():

@@ -220,7 +220,8 @@ def test_class_weight_is_that_of_fit(one_hot):
     weights = {0: 0.2, 2: 5.0}
     plain = model()
     plain.fit(x, y, class_weight=weights, epochs=1, batch_size=32, verbose=0)
-    job = Training(model=model, data=(x, y), class_weight=weights)
+    of_json = {str(number): weight for number, weight in weights.items()}
+    job = Training(model=model, data=(x, y), class_weight=of_json)
     ours = FlatModel(model(), job.data.example(32), "fp32")
     buffer = aligned(ours.layout.size)
     buffer[:] = ours.initial()

@@ -4,8 +4,8 @@ import keras
 import numpy as np
 
 from shoal_trainer.data.source import Part
-from shoal_trainer.ps import kernels
 from shoal_trainer.ps.aligned import aligned
+from shoal_trainer.ps.coding import coded, decode, values
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
 from shoal_trainer.worker.feed import Ready
@@ -21,9 +21,7 @@ schedules = keras.optimizers.schedules
 
 def parameters(flat_model):
     """The first parameters of a model, where its step takes them."""
-    buffer = aligned(flat_model.layout.size, flat_model.dtype)
-    kernels.encode(flat_model.initial(), buffer)
-    return flat_model.on_device(flat_model.alias(buffer))
+    return flat_model.on_device(flat_model.alias(flat_model.coded(flat_model.dtype)))
 
 
 class Server:
@@ -41,24 +39,25 @@ class Server:
             statistics=layout.size - layout.trainable, averages=averages, optimizer=self.placement.config,
         ))  # fmt: skip
         self.store.initialize(self.flat_model.initial())
-        self.io = aligned(layout.size, np.uint16 if wire == "bf16" else np.float32)
-        self.buffer = aligned(layout.size, self.flat_model.dtype)
+        self.coded = coded(layout.size, layout.trainable, np.uint16 if wire == "bf16" else np.float32)
+        self.io = values(self.coded, layout.trainable)
+        self.buffer = self.flat_model.coded(self.flat_model.dtype)
         self.tensor = self.flat_model.alias(self.buffer)
         self.version = self.store.pull(0, self.io).version
         self.seq = self.samples = 0
 
     def take(self):
         """Copy the last answer into the worker's parameters."""
-        if self.buffer.dtype == self.io.dtype:
-            self.buffer[:] = self.io
+        if self.buffer.dtype == self.coded.dtype:
+            self.buffer[:] = self.coded
         else:
-            kernels.decode(self.io, self.buffer)
+            decode(self.coded, self.buffer, self.flat_model.layout.trainable)
 
     def step(self, batch):
         self.take()
         result = self.flat_model.step(self.tensor, batch, self.samples // 16)
         self.seq += 1
-        self.io[:] = result.update
+        self.coded[:] = result.update
         rate = float("nan") if self.placement.rate is None else self.placement.rate(self.samples)
         meta = PushMeta(batch.samples, learning_rate=rate)
         self.version = self.store.push(0, 0, self.seq, self.version, meta, self.io).version
@@ -81,7 +80,7 @@ def pushed(server, batches):
 
 
 def push(server, pile):
-    server.io[:] = pile.update()
+    server.coded[:] = pile.update()
     server.seq += 1
     server.samples += pile.samples
     meta = PushMeta(pile.samples, len(pile), skipped=pile.skipped)

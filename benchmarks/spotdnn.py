@@ -1,4 +1,6 @@
-"""spotDNN's formulas as in its authors' code, to compare with the paper and to check our search.
+"""spotDNN's formulas as in its authors' code, on its own workload: what it chose, and what our search finds.
+
+`python -m benchmarks.spotdnn` prints a table of the cases of tests/data/spotdnn.
 
 Shang et al., "spotDNN: Provisioning Spot Instances for Predictable Distributed DNN Training in the Cloud", IWQoS
 2023, in the form of the published code, with two exceptions: nothing is rounded, and the PCIe time of equation 7 is
@@ -10,17 +12,21 @@ its GPUs.
 
 from __future__ import annotations
 
-import math
+import csv
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 
-from shoal.errors import UsageError
 from shoal.sizing.plan.evaluation import Evaluated, Evaluator
 from shoal.sizing.plan.problem import Floats, LossWork, Objective, Pool
+from shoal.sizing.plan.search import search
 
-__all__ = ["Network", "SpotDnn"]
+DATA = Path(__file__).parents[1] / "tests" / "data" / "spotdnn"
 
 
 @dataclass(frozen=True)
@@ -36,14 +42,6 @@ class Network:
     pcie: float
     a: float
     b: float
-
-    def __post_init__(self) -> None:
-        for name in ("model_mb", "requested", "server", "pcie"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise UsageError(f"{name} of the workload must be a positive number, not {value}")
-        if not (math.isfinite(self.a) and math.isfinite(self.b)):
-            raise UsageError("P.alpha1 and P.minus_beta1 of the workload must be numbers")
 
     def of_worker(self, workers: Floats) -> Floats:
         """Bandwidth of each of N workers (m,): a mixture of fair share and full speed by P(N)."""
@@ -95,3 +93,51 @@ class SpotDnn:
         seconds[nothing] = np.inf
         cost[nothing] = np.inf
         return Evaluated(seconds, seconds, cost, iterations)
+
+
+def published(quotas: Sequence[int], prices: Sequence[float], loss: float, deadline: float) -> SpotDnn:
+    """The workload of the authors' repository, ResNet-110 on CIFAR-100, with these quotas and prices per hour."""
+    workload = json.loads((DATA / "workload.json").read_text())
+    share, curve = workload["P"], workload["loss"]
+    network = Network(
+        workload["S_param_MB"],
+        workload["B_req_MBps"],
+        workload["B_ps_MBps"],
+        workload["B_pcie_MBps"],
+        share["alpha1"],
+        share["minus_beta1"],
+    )
+    with (DATA / "instances.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    pools = [
+        Pool(
+            row["type_in_repo"],
+            quota,
+            price,
+            float(row["batch_instance"]) / float(row["img_per_s(instance)"]),
+            int(row["batch_instance"]),
+        )
+        for row, quota, price in zip(rows, quotas, prices, strict=True)
+    ]
+    work = LossWork(loss, curve["r1"], curve["r2"], curve["r3"], curve["r4"])
+    return SpotDnn(pools, network, work, Objective(deadline=deadline))
+
+
+def main() -> None:
+    """Print the table."""
+    table = Table(
+        "loss", "deadline", "spotDNN's windows", "our search", "cheaper by", title=__doc__.splitlines()[0]
+    )
+    for row in json.loads((DATA / "plans.json").read_text())["rows"]:
+        found, _ = search(published(row["quota"], row["price"], row["objloss"], row["objtime"]))
+        theirs, best = row["window_heuristic"], found.best
+        cells = [f"{row['objloss']}", f"{row['objtime']} s"]
+        cells.append(f"{theirs['counts']} ${theirs['cost']:.3f}" if theirs else "none")
+        cells.append(f"{list(best.counts)} ${best.cost:.3f}" if best else "none")
+        cells.append(f"{max(0.0, 1 - best.cost / theirs['cost']):.1%}" if best and theirs else "")
+        table.add_row(*cells)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -6,7 +6,6 @@ import csv
 import itertools
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,25 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.spotdnn import DATA, Network, SpotDnn, main
+from benchmarks.spotdnn import published as model
 from shoal.errors import UsageError
 from shoal.sizing.plan import LossWork, Objective, Pool, plan_with
 from shoal.sizing.plan.explain import explain
 from shoal.sizing.plan.local import local_search
 from shoal.sizing.plan.search import exact_search, search
-from shoal.sizing.plan.spotdnn import Network, SpotDnn
-from shoal.sizing.plan.spotdnn_files import read_pools, read_workload
 
-DATA = Path(__file__).parents[3] / "data" / "spotdnn"
 ROWS = json.loads((DATA / "plans.json").read_text())["rows"]
 TABLE_I_PRICES = [0.918, 0.3612, 0.684, 1.37, 2.16]
 NETWORK = Network(11.5, 142, 1200, 10_000, 0.8, 1.92)
-
-
-def model(quota: list[int], price: list[float], loss: float, deadline: float) -> SpotDnn:
-    workload = read_workload(DATA / "workload.json")
-    return workload.spotdnn(
-        read_pools(DATA / "instances.csv", quota, price), loss, Objective(deadline=deadline)
-    )
 
 
 def plainly(
@@ -189,11 +180,6 @@ def test_plan_stays_in_fitted_batch_range() -> None:
     assert np.isfinite(iterations).tolist() == [False, True, False]
 
 
-@pytest.mark.parametrize(
-    ("column", "batch"), [("batch", 1024), ("batch_instance", 1024), ("batch_per_gpu", 8192)]
-)
-def test_only_the_batch_of_a_gpu_is_multiplied(tmp_path: Path, column: str, batch: int) -> None:
-    path = tmp_path / "P.csv"
-    path.write_text(f"type_in_repo,gpus,quota,spot_price_usd_h,img_per_s,{column}\np3,8,2,1.0,2048,1024\n")
-    [pool] = read_pools(path)
-    assert (pool.batch, pool.step_seconds) == (batch, batch / 2048)
+def test_the_table_has_every_case(capsys: pytest.CaptureFixture[str]) -> None:
+    main()
+    assert capsys.readouterr().out.count("$") >= len([row for row in ROWS if row["optimum"]])

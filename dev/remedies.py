@@ -1,0 +1,36 @@
+"""What `shoal explain` advises: the words after *Do:* on docs/troubleshooting.md, by the reason of the entry."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from dev.paths import ROOT
+
+PAGE = ROOT / "docs" / "troubleshooting.md"
+FILE = ROOT / "operator" / "shoal" / "client" / "remedies.json"
+
+
+def remedies(page: str) -> str:
+    """The page as JSON: reason -> what to do. Of several entries about a reason the first, which is the usual one."""
+    found: dict[str, str] = {}
+    for entry in re.findall(r"^- (.*(?:\n  .*)*)", page, flags=re.MULTILINE):
+        text = " ".join(entry.split())
+        subject, _, do = text.partition(" *Do:* ")
+        for reason in re.findall(r"\b[A-Z][A-Za-z]+\b", _named(subject)):
+            found.setdefault(reason, _plain(do))
+    return json.dumps(found, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _named(subject: str) -> str:
+    """The reasons at the beginning of an entry, as in "`Degraded: PoolNotFound` or `NoPoolInZone`: …"."""
+    begin = re.match(r"`[^`]+`(?:(?:,| or) `[^`]+`)*", subject)
+    return re.sub(r"[A-Z][A-Za-z]+(=False)?: ", "", begin[0]) if begin else ""
+
+
+def _plain(text: str) -> str:
+    """Without Markdown: `[how](guarantees.md#x)` becomes "how (docs/guarantees.md)"."""
+    text = re.sub(r"\[([^]]*\.md)\]\([^)]*\)", r"docs/\1", text)
+    text = re.sub(r"\(\[([^]]*)\]\(([^)#]*)[^)]*\)\)", r"(docs/\2)", text)
+    text = re.sub(r"\[([^]]*)\]\(([^)#]*)[^)]*\)", r"\1 (docs/\2)", text)
+    return text.replace("`", "").replace("*", "").rstrip(".")

@@ -1,0 +1,109 @@
+"""Which nodes and which jobs each pool has, kept as they change: a look at a pool costs what the pool has, and no more.
+
+Pools are looked at every 15 s, whatever happens, and there may be thousands of nodes and jobs of others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Set
+
+from shoal.api.capacity_pool import CapacityPool
+from shoal.api.kube import Node
+from shoal.api.training_job import TrainingJob
+from shoal.controllers.trainingjob.claims import holdings
+
+
+class Members:
+    """Told each change, with the old and the new object, one of which may be None."""
+
+    def __init__(self) -> None:
+        self._selectors: dict[str, Mapping[str, str]] = {}
+        self._labels: dict[str, Mapping[str, str]] = {}
+        self._nodes: defaultdict[str, set[str]] = defaultdict(set)
+        self._pools: defaultdict[str, set[str]] = defaultdict(set)
+        """Those of a node: one, as a rule."""
+        self._shared: Counter[tuple[str, str]] = Counter()
+        """How many nodes two pools have both."""
+        self._jobs: defaultdict[str, dict[str, tuple[TrainingJob, int]]] = defaultdict(dict)
+        """By pool and uid, with how many nodes of the pool the job has or is to have."""
+        self._known_of: dict[str, Collection[str]] = {}
+        """The pools of a job."""
+
+    def nodes(self, pool: str) -> Set[str]:
+        """The names of its nodes."""
+        return self._nodes.get(pool, frozenset())
+
+    def sharing(self, pool: str) -> set[str]:
+        """Other pools that have one of them, too."""
+        return {other for other in self._selectors if self._shared[pool, other]}
+
+    def jobs(self, pool: str) -> list[TrainingJob]:
+        """The jobs that have used it, or are to."""
+        return [job for job, _ in self._jobs.get(pool, {}).values()]
+
+    def held(self, pool: str) -> dict[str, int]:
+        """The nodes that jobs have of it or, by a plan that is carried out, are to have, by namespace/name."""
+        found = self._jobs.get(pool, {}).values()
+        return {f"{job.metadata.namespace}/{job.metadata.name}": count for job, count in found if count > 0}
+
+    def see_pool(self, old: CapacityPool | None, new: CapacityPool | None) -> None:
+        """Take a change of a pool."""
+        if old is not None and new is not None and old.spec.node_selector == new.spec.node_selector:
+            return
+        if old is not None:
+            for node in list(self._nodes[old.metadata.name]):
+                self._leave(node, old.metadata.name)
+            del self._selectors[old.metadata.name], self._nodes[old.metadata.name]
+        if new is not None:
+            self._selectors[new.metadata.name] = new.spec.node_selector
+            for node, labels in self._labels.items():
+                if selects(new.spec.node_selector, labels):
+                    self._join(node, new.metadata.name)
+
+    def see_node(self, old: Node | None, new: Node | None) -> None:
+        """Take a change of a node."""
+        if old is not None and new is not None and old.metadata.labels == new.metadata.labels:
+            return
+        if old is not None:
+            name = old.metadata.name
+            for pool in list(self._pools[name]):
+                self._leave(name, pool)
+            del self._labels[name], self._pools[name]
+        if new is not None:
+            name, labels = new.metadata.name, new.metadata.labels
+            self._labels[name] = labels
+            for pool, selector in self._selectors.items():
+                if selects(selector, labels):
+                    self._join(name, pool)
+
+    def see_job(self, old: TrainingJob | None, new: TrainingJob | None) -> None:
+        """Take a change of a job."""
+        if old is not None:
+            for pool in self._known_of.pop(old.metadata.uid, ()):
+                del self._jobs[pool][old.metadata.uid]
+        if new is not None:
+            held = holdings(new)
+            if pools := held.keys() | new.status.pool_usage.keys():
+                self._known_of[new.metadata.uid] = pools
+            for pool in pools:
+                self._jobs[pool][new.metadata.uid] = new, held[pool]
+
+    def _join(self, node: str, pool: str) -> None:
+        for other in self._pools[node]:
+            self._shared[pool, other] += 1
+            self._shared[other, pool] += 1
+        self._pools[node].add(pool)
+        self._nodes[pool].add(node)
+
+    def _leave(self, node: str, pool: str) -> None:
+        self._nodes[pool].remove(node)
+        self._pools[node].remove(pool)
+        for other in self._pools[node]:
+            self._shared[pool, other] -= 1
+            self._shared[other, pool] -= 1
+
+
+def selects(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
+    """Whether a node with these labels is one of a pool: it has all of the selector. Without one there is none."""
+    return bool(selector) and selector.items() <= labels.items()

@@ -1,0 +1,101 @@
+"""What is kept of pools as nodes, jobs and pools change is what a look at all of them finds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from shoal.api.capacity_pool import CapacityPool
+from shoal.api.kube import Node
+from shoal.api.training_job import TrainingJob
+from shoal.controllers.capacitypool.measure import matches
+from shoal.controllers.capacitypool.members import Members
+from shoal.controllers.state import ClusterState, Wakes
+from shoal.controllers.trainingjob.claims import holdings
+from tests.unit.policy import build
+
+NAMES = st.sampled_from(["a", "b", "c"])
+LABELS = st.dictionaries(st.sampled_from(["pool", "zone"]), st.sampled_from(["x", "y"]))
+COUNTS = st.dictionaries(NAMES, st.integers(0, 3))
+
+
+class Changes(RuleBasedStateMachine):
+    """Nodes, pools and jobs come, change, go, and come again under the same name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.members = Members()
+        self.state = ClusterState(Wakes())
+        self.state.on_node.append(self.members.see_node)
+        self.state.on_pool.append(self.members.see_pool)
+        self.state.on_job.append(self.members.see_job)
+        self.version = 0
+
+    def metadata(self, name: str, again: bool) -> dict[str, Any]:
+        self.version += 1
+        return {
+            "name": name,
+            "uid": f"{name}-{self.version if again else 0}",
+            "resourceVersion": str(self.version),
+        }
+
+    @rule(name=NAMES, labels=LABELS, again=st.booleans())
+    def node(self, name: str, labels: dict[str, str], again: bool) -> None:
+        self.state.nodes.put(
+            Node.model_validate({"metadata": {**self.metadata(name, again), "labels": labels}})
+        )
+
+    @rule(name=NAMES, selector=LABELS, again=st.booleans())
+    def pool(self, name: str, selector: dict[str, str], again: bool) -> None:
+        spec = {"nodeSelector": selector, "limits": {"nodes": 3}}
+        found = CapacityPool.model_validate({"metadata": self.metadata(name, again), "spec": spec})
+        self.state.pools.put(found)
+
+    @rule(name=NAMES, used=COUNTS, planned=COUNTS, slots=st.lists(NAMES, max_size=3), again=st.booleans())
+    def job(
+        self, name: str, used: dict[str, int], planned: dict[str, int], slots: list[str], again: bool
+    ) -> None:
+        manifest = build.job_manifest(elasticity={"mode": "Auto"})
+        manifest["metadata"] |= self.metadata(name, again)
+        status = {
+            "poolUsage": {pool: {"starts": count} for pool, count in used.items()},
+            "plan": {"pools": planned},
+            "slots": [{"index": index, "pool": pool} for index, pool in enumerate(slots)],
+        }
+        self.state.jobs.put(TrainingJob.model_validate({**manifest, "status": status}))
+
+    @rule(kind=st.sampled_from(["nodes", "pools", "jobs"]), name=NAMES)
+    def go(self, kind: str, name: str) -> None:
+        cache = getattr(self.state, kind)
+        found = cache.get(name, "team" if kind == "jobs" else "")
+        if found is not None:
+            cache.drop(found.metadata.uid)
+
+    @invariant()
+    def nodes_are_those_that_match(self) -> None:
+        pools = list(self.state.pools.all())
+        of = {
+            pool.metadata.name: {n.metadata.name for n in self.state.nodes.all() if matches(pool, n)}
+            for pool in pools
+        }
+        for name, nodes in of.items():
+            others = {other for other, theirs in of.items() if other != name and theirs & nodes}
+            assert self.members.nodes(name) == nodes
+            assert self.members.sharing(name) == others
+        assert not any(self.members.nodes(name) for name in "abc" if name not in of)
+
+    @invariant()
+    def jobs_are_those_that_use_it(self) -> None:
+        jobs = list(self.state.jobs.all())
+        for name in "abc":
+            held = {f"team/{job.metadata.name}": count for job in jobs if (count := holdings(job)[name])}
+            assert self.members.held(name) == held
+            using = {job.metadata.uid for job in jobs if name in job.status.pool_usage}
+            found = {job.metadata.uid: job for job in self.members.jobs(name)}
+            assert using <= found.keys()
+            assert all(self.state.jobs.by_uid(uid) is job for uid, job in found.items())
+
+
+TestChanges = Changes.TestCase

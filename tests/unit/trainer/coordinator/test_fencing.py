@@ -1,0 +1,163 @@
+"""A worker that shard 0 refuses is refused by every shard, and no fence waits for one that is dead."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shoal_trainer.contract import JobIdentity, Shard, StopAfter
+from shoal_trainer.coordinator.control_client import ShardControl
+from shoal_trainer.coordinator.coordinator import Coordinator
+from shoal_trainer.coordinator.fencing import Fencing
+from shoal_trainer.coordinator.follower import Follower
+from shoal_trainer.coordinator.http import ControlServer
+from shoal_trainer.coordinator.protocol import DataSpec, FenceWorkers, Heartbeat, Join, Leave
+from shoal_trainer.errors import Fenced, Unreachable
+from shoal_trainer.ps.aligned import aligned
+from shoal_trainer.ps.contents import Worker
+from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.security import create_secret_dir
+from shoal_trainer.snapshot.storage import LocalStorage
+from shoal_trainer.snapshot.store import SnapshotStore
+from shoal_trainer.wire.messages import ModelSpec, PushMeta
+
+MODEL = ModelSpec(fingerprint="0" * 64, parameters=40_000)
+DATA = DataSpec(size=64)
+
+
+class Other:
+    """Shard 1 in this process; `down`: it does not answer."""
+
+    def __init__(self, shard: ShardStore, folder: Path) -> None:
+        self.handlers = Follower(shard, SnapshotStore(LocalStorage(folder))).handlers()
+        self.down = False
+
+    def fence(self, older: Sequence[Worker], left: Sequence[Worker]) -> None:
+        if self.down:
+            raise Unreachable("the shard is down")
+        self.handlers["fence"](FenceWorkers(older=tuple(older), left=tuple(left)))
+
+
+class Job:
+    """Two shards and two workers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now = 0.0
+        self.shards = [ShardStore(index, 2, 0, clock=lambda: self.now) for index in range(2)]
+        job = JobIdentity(namespace="n", name="j", uid="u")
+        self.coordinator = Coordinator(job, StopAfter(epochs=1), 1, self.shards[0], clock=lambda: self.now)
+        self.other = Other(self.shards[1], folder)
+        self.fencing = Fencing(self.shards[0].workers, {1: self.other})
+        self.coordinator.fenced = self.fencing.schedule
+        for shard in self.shards:
+            for slot in (0, 1):
+                shard.workers.connect(slot, 0)
+                shard.hello(slot, 0, MODEL)
+            shard.initialize(aligned(shard.size))
+        for slot in (0, 1):
+            self.join(slot)
+        self.numbers = itertools.count(1)
+        assert self.fencing.tell(1)
+
+    def join(self, slot: int, incarnation: int = 0) -> None:
+        self.coordinator.join(Join(slot=slot, incarnation=incarnation, data=DATA, batch_size=1))
+
+    def silence(self) -> None:
+        """Worker 0 is paused until it counts as lost."""
+        for _ in range(70):
+            self.now += 1.0
+            self.coordinator.heartbeat(Heartbeat(slot=1, incarnation=0))
+            self.coordinator.tick()
+
+    def refused_by(self) -> list[int]:
+        """The shards that refuse a push of 0-0."""
+        refused = []
+        for index, shard in enumerate(self.shards):
+            try:
+                shard.push(
+                    0,
+                    0,
+                    next(self.numbers),
+                    shard.history.version,
+                    PushMeta(1),
+                    np.ones(shard.size, np.float32),
+                )
+            except Fenced:
+                refused.append(index)
+        return refused
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+def test_a_silent_worker_is_refused_by_every_shard(job: Job) -> None:
+    job.silence()
+    assert job.fencing.tell(1)
+    assert job.refused_by() == [0, 1]
+
+
+def test_a_replaced_worker_is_refused_before_its_successor_has_connected(job: Job) -> None:
+    job.join(0, incarnation=1)
+    assert job.fencing.tell(1)
+    assert job.refused_by() == [0, 1]
+
+
+def test_a_worker_that_has_left_is_refused_until_it_connects_again(job: Job) -> None:
+    job.coordinator.leave(Leave(slot=0, incarnation=0))
+    assert job.fencing.tell(1)
+    assert job.refused_by() == [0, 1]
+    for shard in job.shards:
+        shard.workers.connect(0, 0)
+    assert job.refused_by() == []
+
+
+def test_a_fence_waits_for_no_dead_shard_which_is_told_when_it_is_back(job: Job) -> None:
+    job.other.down = True
+    job.silence()
+    assert not job.fencing.tell(1)
+    assert job.refused_by() == [0]  # what the other takes counts as partial
+    job.other.down = False
+    assert job.fencing.tell(1)
+    assert job.refused_by() == [0, 1]
+
+
+def test_what_was_told_is_told_again_to_a_shard_that_restarted(job: Job, tmp_path: Path) -> None:
+    job.silence()
+    assert job.fencing.tell(1)
+    restarted = ShardStore(1, 2, 1, follows=False)
+    job.other.handlers = Other(restarted, tmp_path).handlers
+    job.fencing.schedule()
+    assert job.fencing.tell(1)
+    with pytest.raises(Fenced):
+        restarted.workers.check(0, 0)
+
+
+def test_over_the_control_port_in_a_thread(job: Job, tmp_path: Path) -> None:
+    credentials = create_secret_dir(tmp_path / "secret")
+    told = threading.Event()
+
+    def fence(request: FenceWorkers) -> None:
+        job.other.handlers["fence"](request)
+        told.set()
+
+    server = ControlServer(credentials, {"fence": fence}, host="127.0.0.1")
+    server.start()
+    control = ShardControl(Shard(host="127.0.0.1", control_port=server.port), credentials)
+    try:
+        fencing = Fencing(job.shards[0].workers, {1: control})
+        job.silence()
+        fencing.schedule()
+        fencing.start()
+        assert told.wait(30)
+        fencing.stop()
+    finally:
+        control.close()
+        server.close()
+    assert job.refused_by() == [0, 1]

@@ -1,0 +1,111 @@
+"""A velocity goes as far as it should, whatever the number of workers before and after a snapshot of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shoal_trainer.ps.shard import ShardCopy, ShardStore
+from shoal_trainer.ps.update_rules import momentum_at
+from shoal_trainer.snapshot.storage import LocalStorage
+from shoal_trainer.snapshot.store import SnapshotStore
+from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, PushMeta
+from tests.unit.trainer.ps.shards import Clock, grad
+from tests.unit.trainer.snapshot.saving import save
+
+N = 8
+CONFIG = OptimizerConfig(name="sgd", momentum=0.9, learning_rate=0.01, batch_size=1)
+MODEL = ModelSpec(fingerprint="f" * 64, parameters=N, optimizer=CONFIG)
+
+
+class Job:
+    """A shard to which `workers` push the same gradient in turn."""
+
+    def __init__(self, workers: int) -> None:
+        self.seq = 0
+        self.workers = workers
+        self.shard = ShardStore(0, 1, 0, boot=1)
+        self.shard.hello(0, 0, MODEL)
+        self.shard.initialize(grad(0.0))
+
+    def push(self, gradient: float, times: int) -> np.ndarray:
+        """`times` updates; the last answer."""
+        self.shard.workers.set_live(self.workers)
+        for _ in range(times):
+            self.seq += 1
+            base = max(0, self.shard.history.version - (self.workers - 1))
+            io = grad(gradient)
+            self.shard.push(self.seq % 64, 0, self.seq, base, PushMeta(1), io)
+        return io
+
+    def still_goes(self) -> float:
+        """How far the velocity moves the parameters, without further gradients."""
+        before = float(self.shard.model.parameters[0])
+        self.push(0.0, 3000)
+        return float(self.shard.model.parameters[0]) - before
+
+    def snapshot(self) -> tuple[ShardCopy, float]:
+        """Of the shard, and how far its velocity should go."""
+        copy = self.shard.copy()
+        assert copy is not None
+        assert copy.pace is not None
+        mu = momentum_at(CONFIG, copy.pace)
+        return copy, float(copy.arrays["momentum"][0]) * mu / (1 - mu)
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 4), (8, 8), (16, 16), (1, 16), (16, 2)])
+def test_velocity_goes_as_far_after_a_restart(before: int, after: int, tmp_path: Path) -> None:
+    job = Job(before)
+    job.push(1.0, 200)
+    _, expected = job.snapshot()
+    store = SnapshotStore(LocalStorage(tmp_path))
+    save(store, [job.shard])
+    found = store.load_newest(0, 1)
+    assert found is not None
+    again = Job(after)
+    again.seq = job.seq
+    clock = Clock()
+    again.shard = ShardStore(0, 1, 1, boot=2, clock=clock)
+    again.shard.restore(found[1])
+    again.shard.hello(0, 0, MODEL)
+    clock.now += 100
+    assert again.still_goes() == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 16), (1, 32), (16, 4)])
+def test_velocity_goes_as_far_after_a_rollback(before: int, after: int) -> None:
+    job = Job(before)
+    job.push(1.0, 200)
+    copy, expected = job.snapshot()
+    job.workers = after
+    job.push(1.0, 200)
+    job.shard.roll_back(replace(copy, generation=1))
+    assert job.still_goes() == pytest.approx(expected, rel=0.02)
+
+
+def test_answer_looks_ahead_at_the_pace_of_the_snapshot() -> None:
+    """The answer to a pull after a rollback is where one update without a gradient leads."""
+    job = Job(1)
+    job.push(1.0, 50)
+    copy, _ = job.snapshot()
+    job.workers = 16
+    job.push(1.0, 100)
+    job.shard.roll_back(replace(copy, generation=1))
+    ahead = grad(0.0)
+    job.shard.pull(0, ahead, ahead=1.0)
+    # The zero gradient's own staleness moves the pace a little.
+    np.testing.assert_allclose(ahead, job.push(0.0, 1), rtol=0.02)
+
+
+def test_file_without_a_pace_rescales_nothing_at_the_first_update() -> None:
+    job = Job(16)
+    job.push(1.0, 200)
+    copy, _ = job.snapshot()
+    job.shard.roll_back(replace(copy, generation=1, pace=None))
+    job.push(0.0, 1)
+    velocity = float(job.shard.model.optimizer.state["momentum"][0])
+    mu = momentum_at(CONFIG, job.shard.model.pace)
+    assert velocity == pytest.approx(mu * float(copy.arrays["momentum"][0]), rel=1e-5)

@@ -1,0 +1,43 @@
+"""Bounds of what is read of a report: an image is its user's own, and a reader computes with what it reports."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+LARGEST = 2**53
+"""Counts beyond it are none, and JSON's readers do not agree about them."""
+CENTURY = 4102444800
+"""2100-01-01 in Unix seconds; a time in milliseconds is beyond it."""
+MOST_LOG = 7 * math.log(10)
+"""Of the seconds of a step: 10^7 are a third of a year, and 10^-7 are none by any clock."""
+MOST_FLOPS = 1e20
+
+
+def _finite(value: float) -> bool:
+    return abs(value) <= 1e18  # also false for NaN
+
+
+def _figures(values: Any) -> Any:
+    if not isinstance(values, dict):
+        return values
+    return {
+        name: value
+        for name, value in values.items()
+        if value is not None and (not isinstance(value, float) or _finite(value))
+    }
+
+
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
+Difference = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
+Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0, le=LARGEST)]
+UnixTime = Annotated[float | None, Field(ge=0, lt=CENTURY)]
+Figure = Annotated[
+    float | None, AfterValidator(lambda value: value if value is not None and _finite(value) else None)
+]
+"""A measurement that may be missing: None if it is not finite."""
+Metrics = Annotated[dict[str, float], BeforeValidator(_figures)]
+"""Values by name, without those that are not finite."""

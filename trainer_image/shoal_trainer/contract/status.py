@@ -1,0 +1,186 @@
+"""What comes out while a job runs: the coordinator's status report."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from shoal_trainer.contract.figures import MOST_FLOPS, Amount, Count, Figure, Metrics, Number, UnixTime
+from shoal_trainer.contract.message import VERSION, Message
+from shoal_trainer.contract.sums import BesideSums, PassedSums, SpeedSums
+
+
+class WorkerState(StrEnum):
+    """The state of a worker as seen by the coordinator."""
+
+    ACTIVE = "Active"
+    SILENT = "Silent"
+    DRAINED = "Drained"
+    LEFT = "Left"
+    FENCED = "Fenced"
+
+
+class WorkerReport(Message):
+    """One (slot, incarnation). The list of reports is bounded, newest incarnation of each slot first."""
+
+    slot: Count
+    incarnation: Count
+    state: WorkerState
+    steps: Count = 0
+    samples: Count = 0
+    last_seen_seconds: Number = 0.0
+    """Seconds since its last request, on the coordinator's monotonic clock."""
+    first_push_at: UnixTime = None
+    """Unix seconds of its first accepted push."""
+    step_seconds: Figure = None
+    compute_seconds: Figure = None
+    pull_seconds: Figure = None
+    push_seconds: Figure = None
+    input_seconds: Figure = None
+    staleness: Figure = None
+    batch_size: Count = 0
+    device: str = ""
+    """Its accelerator by the name of the operator's catalogue ("T4"), "CPU" without one, "" before it has said so."""
+    device_name: str = ""
+    """The same as TensorFlow names it ("Tesla T4")."""
+    devices: Count = 1
+    """Accelerators; 1 for "CPU"."""
+    cores: Number = 0.0
+    """CPU cores that it may use, 0.5 for half of one; 0: unknown."""
+    node: str = ""
+    beside_seconds: Number = 0.0
+    """In tasks, and without work: of its time, what `step_seconds` leave out. Cumulative."""
+    message: str = ""
+
+
+class ShardReport(Message):
+    """One shard: its epoch, the number of updates applied, and its last snapshot (Unix seconds).
+
+    `busy_seconds`, `updates`, `bytes_received` and `busy_answers` are cumulative over the life of the shard's process
+    (`boot`): a reader takes differences as long as `boot` stays the same. `busy_seconds` / `updates` is the time that
+    one update costs the shard, from which its capacity follows at any number of workers.
+    """
+
+    index: Count
+    epoch: Count
+    boot: int = 0
+    """Identifies the process, other than the epoch, which a restarted container keeps."""
+    version: Count = 0
+    ready: bool = True
+    last_snapshot_at: UnixTime = None
+    busy_seconds: Amount = 0.0
+    """Time in which the shard worked on pushes: the optimizer's update and the conversion of the answer.
+
+    A moment counts once, however many threads work in it.
+    """
+    updates: Count = 0
+    """Pushes applied by this process."""
+    bytes_received: Count = 0
+    """Of gradients and differences, without headers."""
+    busy_answers: Count = 0
+    """How often a request was told to wait for memory: the workers send more than the shard takes."""
+
+
+class DataReport(Message):
+    """Samples of the current epoch by state, and three counters of samples over the whole run.
+
+    `repeated`: applied more than once. `partial`: applied on some shards only. `lost`: left out by `on_nan`.
+    """
+
+    done: Count = 0
+    leased: Count = 0
+    total: Count | None = None
+    samples_per_epoch: Count | None = None
+    """Samples of one pass over all data; None until it is known (files are counted in the first epoch)."""
+    repeated: Count = 0
+    partial: Count = 0
+    lost: Count = 0
+
+
+class ModelReport(Message):
+    """What is exchanged of the job's model, and what one sample of it costs."""
+
+    fingerprint: str = Field(max_length=128)
+    """The SHA-256 (hex) of the layout: path, shape and dtype of every exchanged tensor. The only one in the project:
+    workers, shards, snapshots and SpeedProfiles use it."""
+    parameters: int = Field(ge=0, le=10**15)
+    """Trainable values."""
+    tensors: int = Field(ge=0, le=10**9)
+    """Trainable variables; 0: unknown."""
+    flops_per_sample: float | None = Field(None, ge=0, le=MOST_FLOPS)
+    """Floating point operations of one sample's forward pass (a multiply-add is two); None until a worker has counted
+    them, or where they cannot be counted."""
+
+
+class Phase(StrEnum):
+    """The phase of the trainer."""
+
+    STARTING = "Starting"
+    TRAINING = "Training"
+    FINISHING = "Finishing"  # evaluation, callbacks, export
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class EpochReport(Message):
+    """A finished epoch, from 0. `complete`: its evaluation and callbacks are done, or another epoch's replace them."""
+
+    epoch: Count
+    metrics: Metrics = Field(default_factory=dict)
+    """The loss and metrics of training and of the evaluation, as in the logs of Keras."""
+    complete: bool = False
+
+
+class StatusReport(Message):
+    """The coordinator's report. After a rollback, or a restart of PS 0 from a snapshot, counters may fall."""
+
+    version: Count = VERSION
+    job_uid: str
+    phase: Phase
+    epoch: Count = 0
+    """The current epoch of training, from 0. (The epoch of a shard is in `shards`.)"""
+    epochs_total: Count | None = None
+    step: Count = 0
+    samples: Count = 0
+    loss: Figure = None
+    metrics: Metrics = Field(default_factory=dict)
+    """Those of training in the newest epoch, also if it is not over, and those of the newest evaluation (`val_…`)."""
+    epochs: tuple[EpochReport, ...] = ()
+    """The newest finished epochs, in order."""
+    samples_per_second: Figure = None
+    progress_percent: Figure = None
+    remaining_seconds: Figure = None
+    samples_left: Figure = None
+    """Samples still to be trained until `stopAfter`; None if it is a metric, or the data's size is unknown."""
+    wasted_steps: Count = 0
+    rollbacks: Count = 0
+    """How often the job returned to its newest snapshot because of a non-finite loss."""
+    restarted_from_nothing: Count = 0
+    """How often all data were trained again from the beginning, because parameter server 0 was lost, and with it every
+    snapshot (`storage: ephemeral`). Samples that a worker's copy of the parameters saved are in `data.repeated`."""
+    goodput: Figure = None
+    """Share of the computed steps that count, 0 to 1."""
+    input_wait: Figure = None
+    """Share of the active workers' time spent waiting for the next batch, 0 to 1."""
+    data: DataReport = DataReport()
+    workers: tuple[WorkerReport, ...] = ()
+    shards: tuple[ShardReport, ...] = ()
+    model: ModelReport | None = None
+    """None until a worker has connected."""
+    speed: tuple[SpeedSums, ...] = ()
+    """The measured steps by configuration, cumulative over the life of the coordinator's process (`speed_epoch`): a
+    reader takes differences, so that a missed report loses nothing. At most `MAX_SPEEDS`."""
+    speed_epoch: str = ""
+    """Identifies the process whose sums `speed` and `beside` are: with another one they begin at 0."""
+    beside: PassedSums = BesideSums()
+    """What passed beside training steps, cumulative like `speed`."""
+    message: str = ""
+
+    @property
+    def messages(self) -> tuple[str, ...]:
+        """The message of the job, and those of its workers, which say what they wait for."""
+        at_work = {WorkerState.ACTIVE, WorkerState.SILENT}
+        waiting = (w for w in self.workers if w.message and w.state in at_work)
+        said = (f"worker {w.slot}-{w.incarnation}: {w.message}" for w in waiting)
+        return tuple(filter(None, (self.message, *said)))
