@@ -2,7 +2,7 @@
 
 `python -m dev.mutants` runs, for each mutant, the tests of the room it is in, and then, for the trainer, the simulation
 with many seeds, until one fails. A mutant that survives is a missing invariant, or code that nobody needs.
-`python -m dev.mutants fast` leaves the simulation out; further arguments select mutants by a part of their name.
+`python -m dev.mutants fast` leaves the simulation out; further arguments select mutants by a part of their file or name.
 
 A mutant (in mutants.toml) names a line by its text, which must be there exactly once: a change of the code that makes
 one stale fails a test.
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the mutants, print what killed each, and return 1 if one survives."""
     fast = "fast" in arguments
     parts = [argument for argument in arguments if argument != "fast"]
-    chosen = [m for m in load() if not parts or any(part in m.name for part in parts)]
+    chosen = [m for m in load() if not parts or any(part in f"{m.file} {m.name}" for part in parts)]
     survivors = 0
     for mutant in chosen:
         test = killed_by(mutant, fast=fast)
