@@ -2,7 +2,7 @@
 
 `python -m dev.mutants` runs, for each mutant, the tests of the room it is in, and then, for the trainer, the simulation
 with many seeds, until one fails. A mutant that survives is a missing invariant, or code that nobody needs.
-`python -m dev.mutants fast` leaves the simulation out; further arguments select mutants by a part of their file or name.
+`python -m dev.mutants fast` leaves the simulation out; further arguments select mutants by their file or name.
 
 A mutant (in mutants.toml) names a line by its text, which must be there exactly once: a change of the code that makes
 one stale fails a test.
