@@ -1,8 +1,8 @@
-"""Mutants of the trainer's exactly-once core: one line of it is wrong, and some test must fail.
+"""Mutants of the trainer's exactly-once core and of the operator: one line is wrong, and some test must fail.
 
-`python -m dev.mutants` runs, for each mutant, the tests of the room it is in, and then the simulation with many seeds,
-until one fails. A mutant that survives is a missing invariant, or code that nobody needs. `python -m dev.mutants fast`
-leaves the simulation out; further arguments select mutants by a part of their name.
+`python -m dev.mutants` runs, for each mutant, the tests of the room it is in, and then, for the trainer, the simulation
+with many seeds, until one fails. A mutant that survives is a missing invariant, or code that nobody needs.
+`python -m dev.mutants fast` leaves the simulation out; further arguments select mutants by their file or name.
 
 A mutant (in mutants.toml) names a line by its text, which must be there exactly once: a change of the code that makes
 one stale fails a test.
@@ -21,22 +21,31 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "trainer_image" / "shoal_trainer"
+PACKAGES = {"shoal_trainer": ROOT / "trainer_image", "shoal": ROOT / "operator"}
+"""Where each package lies."""
 TABLE = Path(__file__).with_suffix(".toml")
-TESTS = "tests/unit/trainer/"
+TESTS = "tests/unit/"
 SEEDS = os.environ.get("SHOAL_SEEDS", "2000")
 SECONDS = 1800
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One line that is wrong: in `file`, `old` becomes `new`. `tests`: the folders or files that are run first."""
+    """One line that is wrong: in `file`, which begins with its package, `old` becomes `new`.
+
+    `tests`: the folders or files that are run first.
+    """
 
     name: str
     file: str
     old: str
     new: str
     tests: tuple[str, ...]
+
+    @property
+    def package(self) -> str:
+        """The package of the file."""
+        return self.file.partition("/")[0]
 
 
 def load(path: Path = TABLE) -> tuple[Mutant, ...]:
@@ -46,9 +55,13 @@ def load(path: Path = TABLE) -> tuple[Mutant, ...]:
     return tuple(Mutant(**each, tests=tests[each["file"]]) for each in table["mutant"])
 
 
-def mutate(mutant: Mutant, package: Path) -> None:
-    """Write the mutant into a copy of the package. Raises SystemExit if its line is not there exactly once."""
-    path = package / mutant.file
+def mutate(mutant: Mutant, folder: Path) -> None:
+    """Write the mutant into a folder with a copy of its package.
+
+    Raises:
+        SystemExit: its line is not there exactly once.
+    """
+    path = folder / mutant.file
     text = path.read_text()
     if text.count(mutant.old) != 1:
         raise SystemExit(
@@ -59,14 +72,16 @@ def mutate(mutant: Mutant, package: Path) -> None:
 
 def stages(mutant: Mutant, *, fast: bool) -> list[list[str]]:
     """The tests to run, one after the other until one fails."""
-    return [list(mutant.tests), *([] if fast else [[TESTS + "simulation"]])]
+    simulated = mutant.package == "shoal_trainer" and not fast
+    return [list(mutant.tests), *([[TESTS + "trainer/simulation"]] if simulated else [])]
 
 
 def killed_by(mutant: Mutant, *, fast: bool) -> str | None:
     """The first test that fails with this mutant; None if it survives all."""
     with tempfile.TemporaryDirectory(prefix="shoal-mutant-") as folder:
-        shutil.copytree(PACKAGE, Path(folder) / "shoal_trainer", ignore=shutil.ignore_patterns("__pycache__"))
-        mutate(mutant, Path(folder) / "shoal_trainer")
+        source, copy = PACKAGES[mutant.package] / mutant.package, Path(folder) / mutant.package
+        shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        mutate(mutant, Path(folder))
         environment = os.environ | {
             "PYTHONPATH": folder,
             "SHOAL_SEEDS": SEEDS,
@@ -100,12 +115,12 @@ def main(arguments: Sequence[str]) -> int:
     """Run the mutants, print what killed each, and return 1 if one survives."""
     fast = "fast" in arguments
     parts = [argument for argument in arguments if argument != "fast"]
-    chosen = [m for m in load() if not parts or any(part in m.name for part in parts)]
+    chosen = [m for m in load() if not parts or any(part in f"{m.file} {m.name}" for part in parts)]
     survivors = 0
     for mutant in chosen:
         test = killed_by(mutant, fast=fast)
         survivors += test is None
-        print(f"{mutant.file:28} {mutant.name:55} {test or 'SURVIVES'}", flush=True)
+        print(f"{mutant.file:44} {mutant.name:55} {test or 'SURVIVES'}", flush=True)
     print(f"{len(chosen)} mutants, {survivors} survive")
     return survivors > 0
 

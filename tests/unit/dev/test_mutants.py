@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dev.mutants import PACKAGE, Mutant, load, mutate
+from dev.mutants import PACKAGES, ROOT, Mutant, load, mutate
 
 MUTANTS = load()
 
@@ -21,8 +21,8 @@ def test_there_are_enough_of_them_with_names_of_their_own() -> None:
 def test_mutant_changes_one_line_of_the_code(mutant: Mutant, tmp_path: Path) -> None:
     target = tmp_path / mutant.file
     target.parent.mkdir(parents=True)
-    before = (PACKAGE / mutant.file).read_text()
+    before = (PACKAGES[mutant.package] / mutant.file).read_text()
     target.write_text(before)
     mutate(mutant, tmp_path)
     assert ast.dump(ast.parse(target.read_text())) != ast.dump(ast.parse(before))
-    assert all((PACKAGE.parents[1] / test).exists() for test in mutant.tests)
+    assert all((ROOT / test).exists() for test in mutant.tests)

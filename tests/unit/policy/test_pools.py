@@ -128,8 +128,8 @@ def test_workers_stay_until_others_have_left_the_nodes_that_they_move_to() -> No
     assert world.by_pool() == {"a": 2, "b": 1}
 
 
-@pytest.mark.parametrize("least", [1, 2])
-def test_two_jobs_swap_all_their_workers_between_full_pools(least: int) -> None:
+@pytest.mark.parametrize(("least", "number"), [(1, 3), (2, 3), (1, 1), (2, 2)])
+def test_two_jobs_swap_all_their_workers_between_full_pools(least: int, number: int) -> None:
     """Each waits for nodes of the other: both give up what they can spare, and never more."""
     jobs = [
         Pools(pool("a", limit=3), pool("b", limit=3), nodes={"a": 3, "b": 3}, replicas=3, minReplicas=least,
@@ -142,7 +142,7 @@ def test_two_jobs_swap_all_their_workers_between_full_pools(least: int) -> None:
         job.settle()
         assert job.by_pool() == {home: 3}
     for job, home in zip(jobs, reversed(homes), strict=True):
-        job.propose({home: 3}, traded=frozenset(homes))
+        job.propose({home: number}, traded=frozenset(homes))
     for _ in range(8):
         for job, other in zip(jobs, reversed(jobs), strict=True):
             job.elsewhere = dict(holdings(other.observation().job))
@@ -151,7 +151,7 @@ def test_two_jobs_swap_all_their_workers_between_full_pools(least: int) -> None:
             assert sum(job.by_pool().values()) >= least
             together = Counter(job.by_pool()) + Counter(other.by_pool())
             assert max(together.values()) <= 3
-    assert [job.by_pool() for job in jobs] == [{"b": 3}, {"a": 3}]
+    assert [job.by_pool() for job in jobs] == [{"b": number}, {"a": number}]
 
 
 def test_unknown_pool_is_told_and_workers_run_in_the_others() -> None:

