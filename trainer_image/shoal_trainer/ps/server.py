@@ -423,9 +423,6 @@ class DataServer:
             self._send(channel, Op.GO, seq=piece)
 
     def _check_needed(self, request: Header) -> None:
-        """Of what is large. Little is sent and ignored: the worker need not come again."""
-        if not request.flags & ASK:
-            return
         if request.op is Op.INITIALIZE:
             self._shard.check_needed(request.slot, None)
         elif request.op is Op.OFFER:
