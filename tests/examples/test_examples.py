@@ -81,7 +81,7 @@ def test_the_readme_job_runs_as_processes(tmp_path: Path) -> None:
     words = ["run", "quickstart.py", "--workers", "2", "--epochs", "1", "--storage", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, "-m", "shoal_trainer.cli", *words],
-        cwd=EXAMPLES.parent, capture_output=True, text=True, timeout=200, check=False,
+        cwd=EXAMPLES / "quickstart", capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "data: every sample was trained exactly once" in done.stdout
