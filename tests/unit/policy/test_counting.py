@@ -128,18 +128,24 @@ def test_frozen_virtual_machine_is_left_alone(reason: str, meaning: Meaning) -> 
     assert signal.meaning is meaning
 
 
+def seconds_until(world: World, name: str) -> float:
+    """How long it takes until there is a pod of this name, which then runs."""
+    began = world.now
+    world.reconcile()
+    while name not in world.pods:
+        world.now += timedelta(seconds=1)
+        world.reconcile()
+    waited = (world.now - began).total_seconds()
+    world.settle()
+    return waited
+
+
 def test_worker_that_fails_again_and_again_waits_at_most_a_minute() -> None:
     world = running_world()
     waits = []
     for incarnation in range(9):
         world.kill_pod(f"digits-worker-0-{incarnation}", 1)
-        began = world.now
-        world.reconcile()
-        while f"digits-worker-0-{incarnation + 1}" not in world.pods:
-            world.now += timedelta(seconds=1)
-            world.reconcile()
-        waits.append((world.now - began).total_seconds())
-        world.settle()
+        waits.append(seconds_until(world, f"digits-worker-0-{incarnation + 1}"))
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 
@@ -157,12 +163,6 @@ def test_worker_that_is_preempted_again_and_again_waits_longer() -> None:
         world.pods[name]["status"]["conditions"].append(
             {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
         )
-        began = world.now
-        world.reconcile()
-        while f"digits-worker-0-{incarnation + 1}" not in world.pods:
-            world.now += timedelta(seconds=1)
-            world.reconcile()
-        waits.append((world.now - began).total_seconds())
-        world.settle()
+        waits.append(seconds_until(world, f"digits-worker-0-{incarnation + 1}"))
     assert waits == [5, 10, 20, 20]  # seconds; the room may come back at any time
     assert world.status["restarts"]["failures"] == 0
