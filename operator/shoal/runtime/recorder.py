@@ -67,9 +67,8 @@ class Recorder:
 
     def record(self, about: Resource, events: Iterable[Event]) -> None:
         """Queue events about an object. Never waits, never fails."""
-        which = Resource(
-            kind=about.kind, metadata=about.metadata
-        )  # thousands may wait, and not with its status
+        # Thousands may wait: each with what the object is called, and not with its status.
+        which = Resource(kind=about.kind, metadata=about.metadata)
         for event in dict.fromkeys(events):
             self._add(which, event)
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from benchmarks.spotdnn import DATA, Network, SpotDnn, main
 from benchmarks.spotdnn import published as model
 from shoal.errors import UsageError
-from shoal.sizing.plan import LossWork, Objective, Pool, plan_with
+from shoal.sizing.plan import LossWork, Objective, Pool, Problem, plan
 from shoal.sizing.plan.explain import explain
 from shoal.sizing.plan.local import local_search
 from shoal.sizing.plan.search import exact_search, search
@@ -137,8 +137,9 @@ def test_threads_and_blocks_give_same_result() -> None:
 
 def test_search_beyond_limit_is_reported_as_inexact() -> None:
     pools = [Pool(f"p{i}", 40, 0.3 + 0.2 * i, 0.5 + 0.1 * i, 512) for i in range(6)]
-    huge = SpotDnn(pools, NETWORK, LossWork(0.8, 876.5, -0.2, 2507.6, 0.5), Objective(deadline=1700))
-    answer = plan_with(huge, huge.work)
+    answer = plan(
+        Problem(tuple(pools), LossWork(0.8, 876.5, -0.2, 2507.6, 0.5), objective=Objective(deadline=1700))
+    )
     assert not answer.exact
     assert "slightly better plan may exist" in explain(answer)
     assert answer.feasible
@@ -153,17 +154,17 @@ def test_pareto_front_holds_all_undominated_plans() -> None:
     out = small(counts)
     points = [(s, c) for s, c in zip(out.seconds, out.cost, strict=True) if np.isfinite(s)]
     kept = sorted({p for p in points if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points)})
-    answer = plan_with(small, small.work)
-    assert np.array([(p.seconds, p.cost) for p in answer.pareto]) == pytest.approx(np.array(kept))
+    front = search(small)[0].front
+    assert np.array([*zip(front.seconds, front.cost, strict=True)]) == pytest.approx(np.array(kept))
 
 
 def test_infeasible_problem_gives_fastest_plan_and_constraint() -> None:
-    late = model([2, 5, 5, 8, 5], TABLE_I_PRICES, 0.8, 1800)
-    answer = plan_with(late, late.work)
+    late = model([2, 5, 5, 8, 5], TABLE_I_PRICES, 0.8, 600)
+    answer = plan(Problem(tuple(late.pools), late.work, objective=late.objective))
     assert not answer.feasible
     assert answer.binding == "deadline"
     assert answer.seconds == min(p.seconds for p in answer.pareto)
-    assert "No plan ends within 30 min" in explain(answer)
+    assert "No plan ends within 10 min" in explain(answer)
 
 
 def test_unreachable_loss_raises_error() -> None:
@@ -171,7 +172,7 @@ def test_unreachable_loss_raises_error() -> None:
         model([1, 1, 1, 1, 1], TABLE_I_PRICES, 0.5, 1800)
     easy = model([1, 1, 1, 1, 1], TABLE_I_PRICES, 1000.0, 1800)
     with pytest.raises(UsageError, match="ask for a lower loss"):
-        plan_with(easy, easy.work)
+        plan(Problem(tuple(easy.pools), easy.work, objective=easy.objective))
 
 
 def test_plan_stays_in_fitted_batch_range() -> None:

@@ -74,13 +74,10 @@ class Stream(Source):
     @property
     def remark(self) -> str:  # type: ignore[override]
         """See `Source`."""
-        size, rounded = (
-            self._counted.size,
-            ", its batches times the rows of the first two" * self._counted.rounded,
-        )
+        rounded = ", its batches times the rows of the first two" if self._counted.rounded else ""
         return (
             f"{_name(self.data)} cannot be read from any position, so each worker reads it from a place of its own: an "
-            f"epoch is {size:,} samples{rounded}, {UNPLACED}"
+            f"epoch is {self._counted.size:,} samples{rounded}, {UNPLACED}"
         )
 
     def describe(self) -> Extent:

@@ -122,7 +122,7 @@ class Recovery:
         self._answered.add(slot)
         if (
             requested is not None and self._put_off
-        ):  # newer than what was adopted: time to ask for one of these
+        ):  # these are newer than what was adopted: time to ask for one
             self._deadline = max(self._deadline, now + self._seconds)
 
     def disconnected(self, slot: int, now: float) -> None:

@@ -174,9 +174,8 @@ class Copying(_OnShard, Request[ShardCopy]):
         """See `Request`."""
         self._also()
         shard, model, history = self.shard, self.model, self.shard.history
-        behind = [
-            push.weighed for push, first in self.walk.missing.items() if not first
-        ]  # nothing of it was copied
+        # Of a push that began behind the copy nothing was copied, and its optimizer step is not in it either.
+        behind = (push.weighed for push, first in self.walk.missing.items() if not first)
         steps = sum(weighed is not None and weighed.update is not None for weighed in behind)
         return ShardCopy(
             index=shard.index,

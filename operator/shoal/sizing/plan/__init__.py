@@ -4,7 +4,7 @@
 """
 
 from shoal.sizing.plan.explain import explain
-from shoal.sizing.plan.planner import Plan, Point, plan, plan_with
+from shoal.sizing.plan.planner import Plan, Point, plan
 from shoal.sizing.plan.problem import LossWork, Objective, Pool, Problem, Servers, StepWork
 
 __all__ = [
@@ -18,5 +18,4 @@ __all__ = [
     "StepWork",
     "explain",
     "plan",
-    "plan_with",
 ]

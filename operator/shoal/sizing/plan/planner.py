@@ -18,7 +18,7 @@ from shoal.sizing.plan.problem import SCALING_SIGMA, LossWork, Objective, Pool, 
 from shoal.sizing.plan.risk import Checked, Walk, is_risky
 from shoal.sizing.plan.search import EXACT_LIMIT, search
 
-__all__ = ["Plan", "Point", "finite", "plan", "plan_with"]
+__all__ = ["Plan", "Point", "finite", "plan"]
 
 PASSES = 8
 """Times that the search is continued where the shortlist ends without a plan that is sure enough."""
@@ -242,14 +242,6 @@ def _extrapolated(servers: Servers, number: int) -> tuple[str, ...]:
         f"{number} are taken to do {times:.2g} times as much as one, give or take "
         f"{np.expm1(SCALING_SIGMA * np.log(number / servers.measured)):.0%}; measure with {number} to be surer.",
     )
-
-
-def plan_with(model: Model, work: Work, *, exact_limit: int = EXACT_LIMIT, notes: Sequence[str] = ()) -> Plan:
-    """Plan with any model of time and cost, such as spotDNN's, without simulation."""
-    found, exact = search(model, exact_limit=exact_limit)
-    if found.fastest is None or found.cheapest is None:
-        raise UsageError(_no_plan_at_all(work))
-    return _answer(model, found, found.best, exact, work, _Facts(), tuple(notes), exact)
 
 
 def _answer(

@@ -61,10 +61,8 @@ Z90 = 1.6449  # standard deviations to either side of the median that hold 90 %
 LEAST_SIGMA = 0.02  # of a measured step time
 HALF_LIFE = 30 * 86400.0  # seconds after which a measurement weighs half ...
 DRIFT = 0.1  # ... and what a step time drifts in that time: drivers, images, hosts
-MOST_ROWS, MOST_PLANNED_ROWS = (
-    600,
-    1200,
-)  # configurations that are fitted, in all and of planned models: 2 and 6 s
+MOST_ROWS = 600  # configurations that are fitted, where not more are of planned models: 2 s
+MOST_PLANNED_ROWS = 1200  # of planned models: 6 s
 
 # A snapshot: 2 s to begin, 60 MB/s (CM-DARE: 57 MB/s), 1 ms a tensor.
 SNAPSHOT_MEDIAN = (2.0, 1 / 60, 1e-3)
