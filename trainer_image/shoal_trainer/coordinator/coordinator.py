@@ -17,6 +17,7 @@ from typing import Any
 from shoal_trainer.contract import JobIdentity, StopAfter, TerminationMessage, WorkerState
 from shoal_trainer.coordinator.assigning import ASKS_PER_SECOND, IDLE_SECONDS, Assigning
 from shoal_trainer.coordinator.course import Course
+from shoal_trainer.coordinator.file_list import FileList
 from shoal_trainer.coordinator.gathering import reclaimed
 from shoal_trainer.coordinator.last_pushes import RESEND_SECONDS
 from shoal_trainer.coordinator.lease_index import Segment
@@ -42,9 +43,6 @@ from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.contents import Contents, Worker
 from shoal_trainer.ps.shard import AppliedPush, ShardStore
 from shoal_trainer.wire.messages import Applied
-
-LIST_SECONDS = 10.0
-"""How long a worker that was asked for the list of files has to send it, until another one is asked."""
 
 
 class Coordinator:
@@ -72,8 +70,7 @@ class Coordinator:
         """First part of this process' tokens. Not the epoch, which a restarted container keeps."""
         self.course = Course(self.record, self.members, shard, self._term, clock)
         self._assigning = Assigning(self.record, self.course, self._term, clock)
-        self._asked: tuple[Worker, float] | None = None
-        """The worker that was asked for the list of files, and when."""
+        self._file_list = FileList(clock)
         self.fenced: Callable[[], None] = lambda: None
         """Called when shard 0 refuses another worker: the other shards are to be told."""
         self._ready = False
@@ -103,9 +100,8 @@ class Coordinator:
             if 0 < request.number <= member.join_number:
                 raise Unreachable("this worker has sent another request to join")
             if self.record.wants_files(request.data):
-                return self._ask_for_files(request.worker)
-            if self._asked is not None and self._asked[0] == request.worker:
-                self._asked = None
+                return self._file_list.ask(request.worker)
+            self._file_list.joins(request.worker)
             member.joins(request)
             self.facts.tensors = max(self.facts.tensors, request.tensors)
             for older in self.members.older(request.worker):
@@ -360,14 +356,6 @@ class Coordinator:
         self.members.contact(member, self.clock())
         self.course.gathering.heard_of(slot)
         return member
-
-    def _ask_for_files(self, worker: Worker) -> Joined:
-        """Ask one worker at a time: a list takes megabytes of memory, and the others' is the same."""
-        now = self.clock()
-        if self._asked is not None and self._asked[0] != worker and now < self._asked[1] + LIST_SECONDS:
-            raise Unreachable("another worker is sending the list of files")
-        self._asked = worker, now
-        return Joined(wants_files=True)
 
     def _replay(self) -> None:
         """Apply the journal to the ledger once parameters and ledger exist."""

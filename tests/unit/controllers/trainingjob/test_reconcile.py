@@ -9,8 +9,6 @@ from typing import Any, Never
 
 import pytest
 
-from shoal.api.kube import Pod
-from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import Answer
 from shoal.controllers.trainingjob import reconcile
 from shoal.errors import Unavailable
@@ -19,7 +17,7 @@ from shoal.policy.facts.sightings import Memory
 from shoal.policy.model import Observation, Plan
 from shoal.policy.plan import plan
 from shoal.runtime.work_queue import Priority
-from tests.unit.controllers.clusters import EVERYTHING, JOB_PATH, KEY, NOW, Rig
+from tests.unit.controllers.clusters import EVERYTHING, JOB_PATH, KEY, Rig
 
 pytestmark = pytest.mark.looptime
 
@@ -340,64 +338,6 @@ async def test_name_conflict_is_retried_soon() -> None:
     assert rig.pods() == EVERYTHING
 
 
-async def test_pod_of_an_earlier_run_of_the_same_name_is_not_taken_for_its_own() -> None:
-    """It has the labels of the job, which was deleted and applied again; only the uid of its owner differs."""
-    rig = await running()
-    path = "/api/v1/namespaces/ns/pods/digits-worker-0-0"
-    before = rig.cluster.objects[path]
-    rig.cluster.objects.clear()
-    rig.cluster.add(path, before)
-    rig.apply()
-    rig.state.pods.drop(before["metadata"]["uid"], 0)  # the watch is late
-    assert rig.job.metadata.uid != before["metadata"]["ownerReferences"][0]["uid"]
-    await rig.reconcile(KEY)
-    assert rig.state.pods.get("digits-worker-0-0", "ns") is None
-    rig.cluster.objects.pop(path)
-    rig.pass_time(60)
-    await settled(rig)
-    assert rig.pod("digits-worker-0-0")["metadata"]["ownerReferences"][0]["uid"] == rig.job.metadata.uid
-
-
-@pytest.mark.parametrize("successor", [False, True], ids=["being deleted", "another run of the name"])
-async def test_nothing_more_is_made_for_a_run_that_goes(successor: bool) -> None:
-    """The cache has the same name, of a job that is being deleted or that was applied after it."""
-    rig = Rig()
-    rig.apply()
-
-    def goes(method: str, path: str) -> None:
-        if method == "POST" and path.endswith("/services"):
-            meta = dict(rig.cluster.objects[JOB_PATH]["metadata"])
-            if successor:
-                del meta["uid"]
-            else:
-                meta["deletionTimestamp"] = "2026-01-01T12:00:00Z"
-            rig.state.jobs.put(TrainingJob.model_validate(rig.cluster.change(JOB_PATH, metadata=meta)))
-
-    rig.cluster.fault = goes
-    await rig.once(KEY)
-    await rig.tasks.idle()
-    assert rig.cluster.requests[-1] == ("POST", "/api/v1/namespaces/ns/services")
-
-
-async def test_what_a_finished_job_had_goes_with_it() -> None:
-    rig = Rig()
-    rig.apply(runPolicy={"ttlSecondsAfterFinished": 60})
-    await settled(rig)
-    ended = {"type": "Complete", "status": "True", "reason": "Done", "lastTransitionTime": NOW.isoformat()}
-    done = {
-        **rig.cluster.objects[JOB_PATH]["status"],
-        "completionTime": NOW.isoformat(),
-        "conditions": [ended],
-    }
-    rig.cluster.change(JOB_PATH, status=done)
-    await settled(rig)
-    assert rig.job.status.finished
-    assert any("/secrets/" in path for path in rig.cluster.objects)
-    rig.pass_time(61)
-    await rig.reconcile(KEY)
-    assert {path for path in rig.cluster.objects if "/events/" not in path} == set()
-
-
 def _fails(*_: object) -> Never:
     raise ValueError("a mistake of ours")
 
@@ -442,33 +382,6 @@ async def test_internal_error_that_cannot_be_reported_is_raised_and_reported_lat
         await rig.reconcile(KEY)
     await rig.tasks.idle()
     assert rig.job.status.reason == "InternalError"
-
-
-async def test_job_deleted_during_a_reconcile_gets_no_pods() -> None:
-    rig = Rig()
-    rig.apply()
-    uid = rig.job.metadata.uid
-
-    def gone(method: str, path: str) -> None:
-        if method == "POST" and path.endswith("/services"):
-            rig.cluster.objects.pop(JOB_PATH, None)
-            rig.state.jobs.drop(uid)
-
-    rig.cluster.fault = gone
-    assert await rig.reconcile(KEY) is None
-    assert not rig.pods()
-
-
-async def test_answers_about_a_deleted_run_are_dropped() -> None:
-    rig = Rig()
-    rig.apply()
-    await settled(rig)
-    uid = rig.job.metadata.uid
-    assert rig.answers.get(uid).existing
-    rig.cluster.objects.clear()
-    rig.see()
-    assert await rig.reconcile(KEY) is None
-    assert not rig.answers.get(uid).existing
 
 
 async def test_process_that_ends_while_a_status_is_written_tells_what_it_says() -> None:
@@ -532,20 +445,6 @@ async def test_conflict_at_a_service_does_not_keep_its_server_from_being_replace
     assert next(conflicts, None) is None, "it was met"
     selector = rig.cluster.objects["/api/v1/namespaces/ns/services/digits-ps-0"]["spec"]["selector"]
     assert selector["shoal.dev/incarnation"] == "1"
-
-
-async def test_service_of_somebody_else_with_a_servers_name_is_not_changed() -> None:
-    rig = await running()
-    path = "/api/v1/namespaces/ns/services/digits-ps-0"
-    selector = {"app": "somebody's"}
-    rig.cluster.add(
-        path, {"metadata": {"name": "digits-ps-0", "namespace": "ns"}, "spec": {"selector": selector}}
-    )
-    failed = rig.cluster.change("/api/v1/namespaces/ns/pods/digits-ps-0-0", status={"phase": "Failed"})
-    rig.state.pods.put(Pod.model_validate(failed))  # of the Service nothing is heard yet
-    await rig.reconcile(KEY)
-    assert ("PATCH", path) in rig.cluster.requests
-    assert rig.cluster.objects[path]["spec"]["selector"] == selector
 
 
 async def calls_for_one_change(workers: int, *, remembers: bool = True) -> int:

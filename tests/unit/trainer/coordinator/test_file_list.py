@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal_trainer.coordinator.coordinator import LIST_SECONDS
+from shoal_trainer.coordinator.file_list import LIST_SECONDS
 from shoal_trainer.coordinator.protocol import SHORT_LIST, DataSpec
 from shoal_trainer.errors import Unreachable, UserError
 from tests.unit.trainer.coordinator.bench import Bench
