@@ -248,9 +248,8 @@ class ApiServer:
 
     def _list(self, plural: str, ns: str, query: Query, past: int | None) -> Answer:
         token = query.get("continue", "")
-        newest = (
-            0 if query.get("resourceVersion") == "0" else self.version
-        )  # any version: what a cache may have
+        # Content with any version, one is shown the oldest that a cache may have.
+        newest = 0 if query.get("resourceVersion") == "0" else self.version
         at, begin = map(int, token.split("-")) if token else (newest if past is None else past, 0)
         objects = self.objects if at == self.version else self.as_of(at)
         label = query.get("labelSelector", "")

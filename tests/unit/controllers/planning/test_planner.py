@@ -243,7 +243,25 @@ async def test_what_was_last_heard_minutes_ago_says_nothing_of_the_speed_of_now(
     assert found is not None
     assert (found.relative_error is None) == silent
     assert ("was not heard for minutes" in found.reason) == silent
-    assert world.planner.oldest_seconds() == pytest.approx(0.0, abs=5.0)
+
+
+async def test_the_age_of_the_oldest_proposal_is_that_of_the_job_that_was_planned_longest_ago(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    jobs = [TrainingJob.model_validate(job_manifest(name)) for name in ("one", "two")]
+    world.add(*jobs, pool("spot", 0.3, True))
+    for job in jobs:
+        world.hear(job, report(7e6))
+    assert world.planner.oldest_seconds() == 0.0
+    monkeypatch.setattr(Planner, "_now", staticmethod(lambda: 100.0))
+    await world.planner.plan_once()
+    second = world.planner.proposal(jobs[1].metadata.uid)
+    monkeypatch.setattr(Planner, "_now", staticmethod(lambda: 160.0))
+    monkeypatch.setattr(Planner, "_proposals", lambda _self, _scene: ([(jobs[1], second)], {}))
+    await world.planner.plan_once()  # the first job is left out
+    monkeypatch.setattr(Planner, "_now", staticmethod(lambda: 170.0))
+    assert world.planner.oldest_seconds() == 70.0
 
 
 async def test_two_jobs_never_plan_more_than_the_limit() -> None:
