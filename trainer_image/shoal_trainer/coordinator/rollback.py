@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from shoal_trainer.background import Background
 from shoal_trainer.coordinator.control_client import ShardControl
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.counters import Counters, wasted_after_rollback
@@ -64,19 +64,16 @@ class Rollback:
         self._fenced, self._wall = fenced, wall
         self._generations: dict[int, int] = {}
         """The generation that each other shard has confirmed."""
-        self._wake = threading.Event()
-        self._stop = False
-        self._thread = threading.Thread(target=self._run, name="roll-back", daemon=True)
+        self._background = Background("roll-back", self._ask_others, pause=0.0)
+        self._logged = ""
 
     def start(self) -> None:
         """Start the thread that asks the other shards."""
-        self._wake.set()
-        self._thread.start()
+        self._background.start()
 
     def stop(self) -> None:
         """Stop the thread."""
-        self._stop = True
-        self._wake.set()
+        self._background.stop()
 
     def diverged(self, report: Diverged) -> None:
         """Roll back, unless another worker's report has already rolled this generation back.
@@ -107,12 +104,12 @@ class Rollback:
             "%s Rolled back to snapshot %d: version %d, step %d; %d updates are undone, the batch is skipped",
             _place(report), manifest.number, copy.version, self._coordinator.record.counters.steps, undone,
         )  # fmt: skip
-        self._wake.set()
+        self._background.wake()
 
     def shard_restarted(self, index: int) -> None:
         """Another shard has restarted, perhaps from an older snapshot: ask it again."""
         self._generations.pop(index, None)
-        self._wake.set()
+        self._background.wake()
 
     @contextlib.contextmanager
     def _taking(self) -> Iterator[None]:
@@ -179,22 +176,19 @@ class Rollback:
             if self._generations.get(index, 0) < self._shard.history.generation
         ]
 
-    def _run(self) -> None:
-        logged = ""
-        while not self._stop:
-            self._wake.wait(RETRY_SECONDS if self._behind() else None)
-            self._wake.clear()
-            generation = self._shard.history.generation
-            for index in self._behind():
-                try:
-                    self._others[index].roll_back(generation)
-                except Exception as error:
-                    if str(error) != logged:
-                        unexpected = not isinstance(error, TrainerError)
-                        log.warning("shard %d has not rolled back yet: %s", index, error, exc_info=unexpected)
-                    logged = str(error)
-                else:
-                    self._generations[index] = generation
+    def _ask_others(self) -> float | None:
+        generation = self._shard.history.generation
+        for index in self._behind():
+            try:
+                self._others[index].roll_back(generation)
+            except Exception as error:
+                if str(error) != self._logged:
+                    unexpected = not isinstance(error, TrainerError)
+                    log.warning("shard %d has not rolled back yet: %s", index, error, exc_info=unexpected)
+                self._logged = str(error)
+            else:
+                self._generations[index] = generation
+        return RETRY_SECONDS if self._behind() else None
 
 
 def amended(

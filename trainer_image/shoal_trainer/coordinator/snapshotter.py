@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
+from shoal_trainer.background import Background, Wish
 from shoal_trainer.contract import SnapshotPolicy
 from shoal_trainer.coordinator.control_client import ShardControl
 from shoal_trainer.coordinator.coordinator import Coordinator
@@ -85,8 +86,7 @@ class Snapshotter:
         self._reconciler = reconciler
         self._fenced, self._wall, self._executor = fenced, wall, executor
         self._between = between
-        self._stop, self._wake, self._settled = threading.Event(), threading.Event(), threading.Event()
-        self._settled.set()
+        self._wish, self._retry = Wish(), RETRY_SECONDS
         self.taking = threading.Lock()
         """Held while a manifest is written."""
         self._state = (-1, False)
@@ -96,25 +96,24 @@ class Snapshotter:
         """Why there was no snapshot, and why old ones are still there, as logged."""
         self.last: Manifest | None = None
         shard.history.journal_fills = self.schedule
-        self._thread = threading.Thread(target=self._run, name="snapshots", daemon=True)
+        self._background = Background("snapshots", self._take_again, pause=float(policy.every_seconds))
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        self._background.start()
 
     def stop(self) -> None:
         """Stop the thread; `take` still works."""
-        self._stop.set()
-        self._wake.set()
+        self._background.stop()
 
     def schedule(self) -> None:
         """Take a snapshot soon, ahead of the next interval, and try again until it succeeds."""
-        self._settled.clear()
-        self._wake.set()
+        self._wish.make()
+        self._background.wake()
 
     def settled(self, timeout: float) -> bool:
         """Wait until scheduled snapshots are published; False if they are not after `timeout` seconds."""
-        return self._settled.wait(timeout)
+        return self._wish.wait(timeout)
 
     def take(self) -> Manifest | None:
         """Take a snapshot; None if nothing has changed since the last one, or there are no parameters yet."""
@@ -185,22 +184,15 @@ class Snapshotter:
                 log.warning("old snapshots cannot be removed, and take up space in the storage: %s", error)
             self._not_removed = str(error)
 
-    def _run(self) -> None:
-        every = pause = float(self._policy.every_seconds)
-        retry = RETRY_SECONDS
-        while not self._stop.is_set():
-            self._wake.wait(pause)
-            self._wake.clear()
-            if self._stop.is_set():
-                return
-            urgent = not self._settled.is_set()
-            pause = every
-            if self._try():
-                retry = RETRY_SECONDS
-                if urgent:
-                    self._settled.set()
-            elif urgent:
-                pause, retry = min(every, retry), 2 * retry
+    def _take_again(self) -> float:
+        every, wish = float(self._policy.every_seconds), self._wish.number
+        if self._try():
+            self._retry = RETRY_SECONDS
+            self._wish.fulfil(wish)
+        elif self._wish.open:
+            pause, self._retry = min(every, self._retry), 2 * self._retry
+            return pause
+        return every
 
     def _try(self) -> bool:
         """Take a snapshot; returns whether the newest one is up to date. Stops the thread if another server follows."""
@@ -208,7 +200,7 @@ class Snapshotter:
             self.take()
         except Fenced as error:
             self._fenced(error)
-            self._stop.set()
+            self.stop()
             return False
         except (TrainerError, OSError) as error:
             if str(error) != self._logged:
