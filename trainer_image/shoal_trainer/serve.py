@@ -226,7 +226,11 @@ class ParameterServer:
         if self.service is None:
             self._await_final_snapshot()
             return self._follower.saved >= self._stopped_at
-        snapshotter, backoff, never = self.service.snapshotter, Backoff(longest=RETRY_SECONDS), threading.Event()
+        snapshotter, backoff, never = (
+            self.service.snapshotter,
+            Backoff(longest=RETRY_SECONDS),
+            threading.Event(),
+        )
         snapshotter.stop()
         while True:
             try:

@@ -18,7 +18,7 @@ SECONDS = 30
 class Calls:
     """Makes the listed results, one in each call, then stops the thread."""
 
-    def __init__(self, *results: float | None | Exception, pause: float | None = None) -> None:
+    def __init__(self, *results: float | Exception | None, pause: float | None = None) -> None:
         self.results = list(results)
         self.during: Callable[[], None] = lambda: None
         self.ended = threading.Event()

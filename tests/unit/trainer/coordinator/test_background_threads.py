@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from shoal_trainer.contract import JobIdentity, SnapshotPolicy
 from shoal_trainer import background
+from shoal_trainer.contract import JobIdentity, SnapshotPolicy
 from shoal_trainer.coordinator import rollback
 from shoal_trainer.coordinator.fencing import Fencing
 from shoal_trainer.coordinator.http import ControlServer

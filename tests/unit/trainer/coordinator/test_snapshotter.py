@@ -320,7 +320,9 @@ def test_a_snapshot_asked_for_while_another_is_written_is_not_forgotten(bench):
     assert not bench.snapshotter.settled(0)
     bench.push()
     bench.disk.error = OSError(errno.EIO, "the disk cannot")
-    assert bench.snapshotter._take_again() == min(bench.snapshotter._policy.every_seconds, snapshotter_module.RETRY_SECONDS)
+    assert bench.snapshotter._take_again() == min(
+        bench.snapshotter._policy.every_seconds, snapshotter_module.RETRY_SECONDS
+    )
     assert not bench.snapshotter.settled(0)
     bench.disk.error = None
     bench.snapshotter._take_again()
