@@ -255,7 +255,7 @@ async def test_no_redirect_is_followed_and_nothing_that_was_read_is_told(
     async with serving(tmp_path, "u2", web.Response(text="the secret of another service")) as elsewhere:
         to = {"Location": f"https://{elsewhere}:{CONTROL_PORT}{STATUS_PATH}"}
         async with serving(tmp_path, "u1", web.Response(status=307, headers=to)) as address:
-            with pytest.raises(Unavailable, match="HTTP 307$"):
+            with pytest.raises(Unavailable, match=r"HTTP 307$"):
                 await coordinator.read(endpoint("u1", address))
         with pytest.raises(Unavailable) as refused:
             await coordinator.read(endpoint("u2", elsewhere))
