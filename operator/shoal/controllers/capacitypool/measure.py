@@ -36,7 +36,7 @@ NAMED_JOBS = 3
 RENEWED = timedelta(minutes=30)
 """Interval at which an operator repeats what it said."""
 STALE = timedelta(hours=1)
-"""What another operator said so long ago counts no more: it may be uninstalled. But jobs train on without an operator."""
+"""What another operator said so long ago counts no more, as it may be uninstalled, but the nodes that its jobs use."""
 
 
 def measure(seen: Seen) -> CapacityPoolStatus:
