@@ -160,8 +160,13 @@ class CoordinatorService:
         last = self.snapshotter.last
         at = {"last_snapshot_at": last.wall_time if last else None}
         shards = [self._shard.report(), *self._reports.newest()]
+        seconds, because = self.snapshotter.trouble()
         return report.status(self.coordinator).model_copy(
-            update={"shards": tuple(shard.model_copy(update=at) for shard in shards)}
+            update={
+                "shards": tuple(shard.model_copy(update=at) for shard in shards),
+                "snapshots_fail_seconds": seconds,
+                "snapshots_fail_because": because,
+            }
         )
 
     # ---

@@ -78,13 +78,14 @@ class Snapshotter:
         *,
         fenced: Callable[[Fenced], None],
         wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
         executor: Callable[[int], Executor] = ThreadPoolExecutor,
         between: Callable[[], None] = lambda: None,
     ) -> None:
         self._shard, self._others = shard, others
         self._coordinator, self._store, self._policy = coordinator, store, policy
         self._reconciler = reconciler
-        self._fenced, self._wall, self._executor = fenced, wall, executor
+        self._fenced, self._wall, self._clock, self._executor = fenced, wall, clock, executor
         self._between = between
         self._wish, self._retry = Wish(), RETRY_SECONDS
         self.taking = threading.Lock()
@@ -92,6 +93,7 @@ class Snapshotter:
         self._state = (-1, False)
         """The version of the last snapshot, and whether training had ended."""
         self._published = 0
+        self._tries_since: float | None = None
         self._logged = self._not_removed = ""
         """Why there was no snapshot, and why old ones are still there, as logged."""
         self.last: Manifest | None = None
@@ -114,6 +116,11 @@ class Snapshotter:
     def settled(self, timeout: float) -> bool:
         """Wait until scheduled snapshots are published; False if they are not after `timeout` seconds."""
         return self._wish.wait(timeout)
+
+    def trouble(self) -> tuple[float, str]:
+        """For how many seconds no attempt has succeeded, and why the last one failed; (0, "") if it has succeeded."""
+        since = self._tries_since
+        return (0.0, "") if since is None else (self._clock() - since, self._logged)
 
     def take(self) -> Manifest | None:
         """Take a snapshot; None if nothing has changed since the last one, or there are no parameters yet."""
@@ -196,6 +203,7 @@ class Snapshotter:
 
     def _try(self) -> bool:
         """Take a snapshot; returns whether the newest one is up to date. Stops the thread if another server follows."""
+        self._tries_since = self._clock() if self._tries_since is None else self._tries_since
         try:
             self.take()
         except Fenced as error:
@@ -207,10 +215,11 @@ class Snapshotter:
                 log.warning("no snapshot could be taken, training goes on: %s", error)
             self._logged = str(error)
             return False
-        except Exception:
+        except Exception as error:
             log.exception("no snapshot could be taken, training goes on")
+            self._logged = repr(error)
             return False
         if self._logged:
             log.warning("snapshots can be taken again")
-        self._logged = ""
+        self._logged, self._tries_since = "", None
         return True

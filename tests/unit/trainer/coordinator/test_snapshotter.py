@@ -329,6 +329,24 @@ def test_a_snapshot_asked_for_while_another_is_written_is_not_forgotten(bench):
     assert bench.snapshotter.settled(0)
 
 
+def test_how_long_snapshots_fail_and_why_is_told(bench):
+    now = [0.0]
+    bench.snapshotter._clock = lambda: now[0]
+    bench.push()
+    assert bench.snapshotter.trouble() == (0.0, "")
+    bench.disk.error = OSError(errno.ENOSPC, "No space left on device")
+    bench.snapshotter._try()
+    now[0] = 500.0
+    seconds, because = bench.snapshotter.trouble()
+    assert seconds == 500.0
+    assert "No space left on device" in because
+    bench.disk.error, seen = None, []
+    bench.disk.writing = lambda: seen.append(bench.snapshotter.trouble()[0])  # it might hang
+    bench.snapshotter._try()
+    assert seen == [500.0]
+    assert bench.snapshotter.trouble() == (0.0, "")
+
+
 def test_snapshot_of_the_end_replaces_one_of_the_same_version(tmp_path):
     """The earlier one has leases, but neither the reason to stop nor the final tasks."""
     bench = Bench(tmp_path / "run").begin()
