@@ -125,7 +125,9 @@ def test_missing_progress_degrades_the_job() -> None:
 
 def test_snapshots_that_fail_for_minutes_degrade_the_job() -> None:
     world = running_world()
-    world.report = build.report(snapshots_fail_seconds=299.0, snapshots_fail_because="no space left on device")
+    world.report = build.report(
+        snapshots_fail_seconds=299.0, snapshots_fail_because="no space left on device"
+    )
     world.reconcile()
     assert world.condition("Degraded").get("reason") != "SnapshotsFail"
     for seconds in (301.0, 7200.0):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -317,6 +318,14 @@ class Coordinator:
         """Whether every worker has left."""
         with self.lock:
             return not self.members.present()
+
+    def steps_by_slot(self) -> dict[int, int]:
+        """The pushed steps of each slot's workers that this process has seen."""
+        with self.lock:
+            steps: Counter[int] = Counter()
+            for member in self.members.known.values():
+                steps[member.slot] += member.steps
+            return dict(steps)
 
     def disturbed(self) -> None:
         """A server was lost or rolled back: the speeds before and after it are not to be mixed."""

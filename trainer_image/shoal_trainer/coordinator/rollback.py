@@ -9,6 +9,9 @@ answered. Workers see the new generation and drop their copies and leases; pushe
 The limit counts rollbacks without a newer snapshot between them: a long job may skip a few bad batches, but one that
 never gets past its snapshot fails. A snapshot from which not one push was applied may itself be the reason: then the
 job returns to the next older one, and to the batches that it left out before.
+
+A worker whose accelerator is faulty would have the job roll back until that limit. If one slot alone has sent the last
+reports, and other workers have pushed since, it is the worker and not the job: it ends, and its batch is another's.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,7 +32,7 @@ from shoal_trainer.coordinator.lease_index import Segment
 from shoal_trainer.coordinator.ledger import Ledger
 from shoal_trainer.coordinator.protocol import DataSpec, Diverged, Heartbeat
 from shoal_trainer.coordinator.snapshotter import Snapshotter
-from shoal_trainer.errors import Fenced, TrainerError, Unreachable, UserError
+from shoal_trainer.errors import FaultyDevice, Fenced, TrainerError, Unreachable, UserError
 from shoal_trainer.ps.shard import ShardCopy, ShardStore
 from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.store import SnapshotStore
@@ -38,6 +42,8 @@ log = logging.getLogger(__name__)
 MAX_IN_A_ROW = 3
 TAKING_SECONDS = 3.0
 """How long a report waits for a snapshot in progress: less than the timeout of the worker, which sends it again."""
+SUSPECT_REPORTS = 3
+"""From one slot in a row: with sound accelerators it is chance that the same worker meets all bad batches."""
 RETRY_SECONDS = 0.5
 IN_A_ROW = "rollbacksInARow"
 """Key of a manifest's ledger: how many rollbacks led to it. Absent from a snapshot of new parameters."""
@@ -64,6 +70,10 @@ class Rollback:
         self._fenced, self._wall = fenced, wall
         self._generations: dict[int, int] = {}
         """The generation that each other shard has confirmed."""
+        self._reporters: deque[int] = deque(maxlen=SUSPECT_REPORTS - 1)
+        """The slots whose reports led to the last rollbacks."""
+        self._steps: dict[int, int] = {}
+        """Of each slot, as of the last rollback."""
         self._background = Background("roll-back", self._ask_others, pause=0.0)
         self._logged = ""
 
@@ -78,12 +88,18 @@ class Rollback:
     def diverged(self, report: Diverged) -> None:
         """Roll back, unless another worker's report has already rolled this generation back.
 
-        `UserError` if there is no snapshot, or the limit is reached; `Unreachable` if the storage is, or is in use.
+        `UserError` if there is no snapshot, or the limit is reached; `FaultyDevice` if only this worker's gradients are
+        not finite; `Unreachable` if the storage is, or is in use.
         """
         self._coordinator.heartbeat(Heartbeat(slot=report.slot, incarnation=report.incarnation))
         with self._taking():
             if self._void(report):
                 return
+            if self._suspects(report):
+                raise FaultyDevice(
+                    f"{_place(report)} The last {SUSPECT_REPORTS} of them were all of worker {report.slot}, and the "
+                    "gradients of the others are finite: its accelerator may be faulty."
+                )
             found = self._store.load_newest(0, self._shard.shards)
             if found is None or not found[0].ledger:
                 raise UserError(f"{_place(report)} There is no snapshot yet to roll back to. {ADVICE}")
@@ -100,6 +116,8 @@ class Rollback:
                 self._shard.roll_back(replace(copy, generation=manifest.generation))
                 self._coordinator.rewind(manifest.ledger)
             self._snapshotter.set_latest(manifest, copy.version)
+            self._reporters.append(report.slot)
+            self._steps = self._coordinator.steps_by_slot()
         log.warning(
             "%s Rolled back to snapshot %d: version %d, step %d; %d updates are undone, the batch is skipped",
             _place(report), manifest.number, copy.version, self._coordinator.record.counters.steps, undone,
@@ -126,6 +144,15 @@ class Rollback:
         with self._shard.lock:
             over = self._coordinator.record.stopping or self._coordinator.finished is not None
             return bool(over) or report.generation != self._shard.history.generation
+
+    def _suspects(self, report: Diverged) -> bool:
+        """Whether the last rollbacks were this worker's as well, and others have pushed since the last one."""
+        alone = len(self._reporters) == SUSPECT_REPORTS - 1 and set(self._reporters) == {report.slot}
+        return alone and any(
+            steps > self._steps.get(slot, 0)
+            for slot, steps in self._coordinator.steps_by_slot().items()
+            if slot != report.slot
+        )
 
     def _untrained(self, newest: Manifest) -> bool:
         """Whether the job was rolled back to this snapshot, and no push was applied since."""

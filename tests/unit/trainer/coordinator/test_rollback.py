@@ -16,7 +16,7 @@ from shoal_trainer.coordinator.protocol import DataSpec, Diverged, Join, RollBac
 from shoal_trainer.coordinator.reconciler import Reconciler
 from shoal_trainer.coordinator.rollback import IN_A_ROW, MAX_IN_A_ROW, Rollback
 from shoal_trainer.coordinator.snapshotter import Snapshotter
-from shoal_trainer.errors import Unreachable, UserError
+from shoal_trainer.errors import FaultyDevice, Unreachable, UserError
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore, State
 from shoal_trainer.snapshot.manifest import Manifest
@@ -62,23 +62,23 @@ class Bench:
         self.coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=16), batch_size=2))
         return self
 
-    def train(self, batches=1):
+    def train(self, batches=1, slot=0):
         for _ in range(batches):
-            lease = next_work(self.coordinator, 0, 0, self.shard.history.generation).lease
+            lease = self.lease(slot)
             self.seq += 1
             values = aligned(4)
             values[:] = 1
             meta = PushMeta(samples=2, progress=(Progress(lease.epoch, -1, lease.start, lease.stop),))
-            self.shard.delta(0, 0, self.seq, self.shard.history.version, meta, values)
+            self.shard.delta(slot, 0, self.seq, self.shard.history.version, meta, values)
 
-    def lease(self):
-        return next_work(self.coordinator, 0, 0, self.shard.history.generation).lease
+    def lease(self, slot=0):
+        return next_work(self.coordinator, slot, 0, self.shard.history.generation).lease
 
-    def diverge(self, lease=None):
-        lease = lease or self.lease()
+    def diverge(self, lease=None, slot=0):
+        lease = lease or self.lease(slot)
         self.rollback.diverged(
             Diverged(
-                slot=0, incarnation=0, generation=self.shard.history.generation, epoch=lease.epoch,
+                slot=slot, incarnation=0, generation=self.shard.history.generation, epoch=lease.epoch,
                 start=lease.start, stop=lease.stop, reason="loss nan",
             )
         )  # fmt: skip
@@ -185,6 +185,43 @@ def test_job_fails_after_too_many_rollbacks_in_a_row(bench):
         UserError, match=r"epoch 1, positions .* rolled back 3 times .*Lower the learning rate"
     ):
         bench.diverge()
+
+
+@pytest.fixture
+def pair(bench):
+    """A job with a second worker, and a snapshot."""
+    bench.shard.workers.connect(1, 0)
+    bench.coordinator.join(Join(slot=1, incarnation=0, data=DataSpec(size=16), batch_size=2))
+    bench.train()
+    bench.snapshotter.take()
+    return bench
+
+
+def test_worker_whose_gradients_alone_are_not_finite_ends_and_not_the_job(pair):
+    for generation in (1, 2):
+        pair.diverge()
+        assert pair.shard.history.generation == generation
+        pair.train(slot=1)
+    for _ in range(2):  # its successor in the slot, on the same node
+        with pytest.raises(FaultyDevice, match="of worker 0, and the gradients of the others are finite"):
+            pair.diverge(pair.lease())
+    assert (pair.shard.history.generation, pair.coordinator.record.counters.lost) == (2, 4)
+    pair.diverge(slot=1)  # another worker says the same of a batch: it is the batch
+    assert pair.shard.history.generation == 3
+
+
+def test_reports_of_one_worker_roll_back_while_no_other_pushes(pair):
+    for _ in range(MAX_IN_A_ROW):
+        pair.diverge()
+    with pytest.raises(UserError, match="rolled back 3 times"):
+        pair.diverge()
+
+
+def test_reports_of_several_workers_roll_back(pair):
+    for slot in (0, 1, 0):
+        pair.train(slot=1 - slot)
+        pair.diverge(slot=slot)
+    assert pair.shard.history.generation == 3
 
 
 def test_newer_snapshot_resets_the_rollback_limit(bench):

@@ -15,7 +15,7 @@ import traceback
 import numpy as np
 
 from shoal_trainer.contract import StopAfter
-from shoal_trainer.errors import Fenced, TrainerError, Unreachable
+from shoal_trainer.errors import FaultyDevice, Fenced, TrainerError, Unreachable
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import State
 from shoal_trainer.ps.shard_bounds import bounds
@@ -172,7 +172,9 @@ class World:
                 server.coordinator.tick()
         for slot, worker in list(self.slots.items()):
             if worker.end is not None and worker.end is not End.FINISHED:
-                if worker.end not in {Killed, Fenced, End.DRAINED}:
+                if worker.end not in {Killed, Fenced, End.DRAINED} and not isinstance(
+                    worker.end, FaultyDevice
+                ):
                     raise AssertionError(f"worker {slot} ended with {worker.end!r}") from worker.end
                 self.start(slot, worker.incarnation + 1)
         self.heartbeats()

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from shoal_trainer import UserError
+from shoal_trainer.errors import DiskFull
 from shoal_trainer.worker import best_weights
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.tasks import Tasks
@@ -154,13 +154,13 @@ def test_worker_that_has_not_made_the_callbacks_exports_what_others_kept(start):
     assert not outcome.message
 
 
-def test_full_disk_is_a_user_error(start, monkeypatch):
+def test_full_disk_ends_the_worker_and_not_the_job(start, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
     worker = start()
     monkeypatch.setattr(np, "savez", full)
-    with pytest.raises(UserError, match=r"best epoch cannot be saved: .*No space left"):
+    with pytest.raises(DiskFull, match=r"best epoch cannot be saved: .*No space left"):
         worker.run_callbacks(flat_of(worker), HISTORY[:1])
 
 
