@@ -53,6 +53,7 @@ from shoal_trainer.retry import Backoff, until_reachable
 from shoal_trainer.security import Credentials
 from shoal_trainer.snapshot.claims import Claim, Watch, check_storage
 from shoal_trainer.snapshot.initial import load_initial
+from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import open_storage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.termination.exits import exit_code, log_to_stderr
@@ -281,7 +282,7 @@ class ParameterServer:
             service.coordinator.end(message)
             return
         index, shards = self.config.index, len(self.config.parameter_servers)
-        found = self._when_reachable(lambda: self._store.load_settled(index, shards))
+        found = self._when_reachable(lambda: self._store.load_settled(index, shards, self._has_ledger))
         if found is not None:
             manifest, copy = found
             if manifest.epoch > self.config.incarnation and index == 0:
@@ -308,6 +309,17 @@ class ParameterServer:
         if service is not None and not initial.weights_only:
             service.coordinator.load(manifest.ledger, other_run=True)
         log.info("starting from snapshot %d of %s", manifest.number, uri)
+
+    def _has_ledger(self, manifest: Manifest) -> bool:
+        """Whether shard 0 can go on with this snapshot's ledger: else the next older one is better than no start."""
+        if self.service is None or not manifest.ledger:
+            return True
+        try:
+            self.service.coordinator.blank().load(manifest.ledger)
+        except (ValueError, KeyError, TypeError, AttributeError, UserError) as error:
+            log.error("snapshot %d: its ledger cannot be read: %r: skipped", manifest.number, error)
+            return False
+        return True
 
     def _when_reachable(self, call: Callable[[], T], target: str = "the storage") -> T:
         """The result of `call`; retried until `target` is reachable."""

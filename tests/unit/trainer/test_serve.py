@@ -458,3 +458,19 @@ def test_job_with_another_run_begins_anew(tmp_path):
     server._restore()
     assert not server._restored
     assert (tmp_path / "storage" / "n" / "j" / "v") == tmp_path / "storage" / server.config.job.prefix
+
+
+def test_snapshot_whose_ledger_cannot_be_read_gives_way_to_the_next_older_one(server, tmp_path, caplog):
+    """Else parameter server 0 would end and restart for ever."""
+    assert server.service.snapshotter.take().number == 1
+    server.service.coordinator.record.tasks.export(0)
+    assert server.service.snapshotter.take().number == 2
+    file = tmp_path / "storage" / "n" / "j" / "u" / "snapshots" / "manifest-0000000002.json"
+    manifest = json.loads(file.read_text())
+    manifest["ledger"]["means"] = {"0": {"accuracy": [None, 1.0]}}
+    file.write_text(json.dumps(manifest))
+    successor = ParameterServer(config(tmp_path, incarnation=1))
+    successor._restore()
+    assert successor.shard.history.version == 1
+    assert successor.service.coordinator.record.ledger.completed == 1
+    assert "snapshot 2: its ledger cannot be read" in caplog.text

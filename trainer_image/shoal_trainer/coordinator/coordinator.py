@@ -13,6 +13,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from shoal_trainer.contract import JobIdentity, StopAfter, TerminationMessage, WorkerState
@@ -40,7 +41,7 @@ from shoal_trainer.coordinator.record import Record
 from shoal_trainer.coordinator.speeds import Speeds
 from shoal_trainer.coordinator.stop_target import target_reached
 from shoal_trainer.coordinator.task_queue import Task
-from shoal_trainer.errors import Fenced, Unreachable
+from shoal_trainer.errors import Fenced, Unreachable, UserError
 from shoal_trainer.ps.contents import Contents, Worker
 from shoal_trainer.ps.shard import AppliedPush, ShardStore
 from shoal_trainer.wire.messages import Applied
@@ -59,7 +60,9 @@ class Coordinator:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self.record = Record(job, stop_after, batch_size, shard.shards)
+        self.blank = partial(Record, job, stop_after, batch_size, shard.shards)
+        """Makes the record of this job before training."""
+        self.record = self.blank()
         self.shard = shard
         self.members = Members()
         self.facts = ModelFacts()
@@ -158,11 +161,13 @@ class Coordinator:
             return Alive(finished=self.finished is not None, learning_rate=rate, count_flops=count)
 
     def file_ended(self, request: FileEnded) -> None:
-        """Record the length of a leased file."""
+        """Record the length of a leased file; `UserError` once all are empty."""
         with self.lock:
             self._contact(request.worker)
             if self.record.ledger is not None:
                 self.record.ledger.file_ended(request.token, request.length)
+                if self.record.ledger.total() == 0:
+                    raise UserError("Every file of the training data is empty.")
                 self._advance()
 
     def task_done(self, request: TaskDone) -> Task | None:
@@ -226,8 +231,9 @@ class Coordinator:
         if member.device:  # it has joined this coordinator
             self.speeds.pushed(now, member.worker, lambda: member.configuration, meta.timings)
         self.record.pace.pushed(now, meta.samples, meta.loss)
-        self.record.means.pushed(meta)
         if self._ready and self.record.ledger is not None:
+            if meta.progress and meta.progress[0].epoch < self.record.ledger.opened:
+                self.record.means.pushed(meta)
             self.record.counters.steps += meta.steps
             self.record.counters.lost += min(meta.left_out, meta.samples)
             for mark in meta.progress:

@@ -140,8 +140,17 @@ class Rollback:
             taking.release()
 
     def _void(self, report: Diverged) -> bool:
-        """Whether the report needs no rollback: there was one, or training has ended and the batch is not pushed."""
+        """Whether the report needs no rollback: there was one, or training has ended and the batch is not pushed.
+
+        Nor does one of positions that are not this worker's.
+        """
+        batch = Segment(report.epoch, report.file, report.start, report.stop)
         with self._shard.lock:
+            ledger = self._coordinator.record.ledger
+            if ledger is not None and all(
+                lease.worker != report.worker for lease in ledger.leases.overlapping(batch)
+            ):
+                return True
             over = self._coordinator.record.stopping or self._coordinator.finished is not None
             return bool(over) or report.generation != self._shard.history.generation
 

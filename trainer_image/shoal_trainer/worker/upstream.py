@@ -195,7 +195,7 @@ class Upstream:
             except (Unreachable, FutureTimeout) as error:
                 log.warning("the last push was not answered: %s", error)
         self._exchange.close()  # before the leases are released: a push must not arrive after that
-        self.wasted += len(self.pending) + (0 if self.outage is None else self.outage.steps)
+        self._discard_unsent()
         try:
             self._coordinator.leave(Wasted(self.wasted, self._acknowledged))
         except Unreachable as error:

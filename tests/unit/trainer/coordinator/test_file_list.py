@@ -3,7 +3,7 @@
 import pytest
 
 from shoal_trainer.coordinator.file_list import LIST_SECONDS
-from shoal_trainer.coordinator.protocol import SHORT_LIST, DataSpec
+from shoal_trainer.coordinator.protocol import SHORT_LIST, DataSpec, FileEnded
 from shoal_trainer.errors import Unreachable, UserError
 from tests.unit.trainer.coordinator.bench import Bench
 
@@ -156,3 +156,12 @@ def test_a_snapshot_of_an_earlier_version_takes_the_order_of_the_first_worker():
     bench.join(1, data=ORDER)
     with pytest.raises(UserError, match="another order"):
         bench.join(2, data=ORDER.model_copy(update={"order": "Arrays() with the seed 1"}))
+
+
+def test_files_without_a_sample_are_a_user_error():
+    bench = Bench()
+    bench.join(0, data=DataSpec(files=("a", "b")))
+    tokens = [bench.ask(0).lease.token for _ in range(2)]
+    bench.coordinator.file_ended(FileEnded(slot=0, incarnation=0, token=tokens[0], length=0))
+    with pytest.raises(UserError, match="Every file of the training data is empty"):
+        bench.coordinator.file_ended(FileEnded(slot=0, incarnation=0, token=tokens[1], length=0))

@@ -217,6 +217,14 @@ def test_reports_of_one_worker_roll_back_while_no_other_pushes(pair):
         pair.diverge()
 
 
+def test_report_of_positions_that_a_worker_does_not_hold_rolls_nothing_back(pair):
+    """They would be left out for ever, and count as lost."""
+    held = pair.lease()
+    for batch in (held.model_copy(update={"epoch": 1}), held):
+        pair.diverge(batch, slot=1)
+    assert (pair.shard.history.generation, pair.coordinator.record.counters.lost) == (0, 0)
+
+
 def test_reports_of_several_workers_roll_back(pair):
     for slot in (0, 1, 0):
         pair.train(slot=1 - slot)
