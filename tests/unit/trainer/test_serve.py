@@ -27,6 +27,7 @@ from shoal_trainer.contract import (
 from shoal_trainer.coordinator import report
 from shoal_trainer.coordinator.protocol import DataSpec, Join, Leave, Pushes, TaskDone
 from shoal_trainer.coordinator.reconciler import pushes_of
+from shoal_trainer.coordinator.task_queue import Task
 from shoal_trainer.errors import Fenced, Overtaken, ProtocolError, Unreachable
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import State
@@ -380,6 +381,16 @@ def test_server_replaced_during_an_upload_overwrites_nothing(server, tmp_path):
     with pytest.raises(Unreachable, match="incarnation 1"):
         server.service.upload(0, 0, token, "model.keras", slow())
     assert LocalStorage(tmp_path / "storage" / "n" / "j" / "u").read("model/model.keras") == b"a model"
+
+
+def test_server_that_was_replaced_stores_no_file_of_callbacks(server, tmp_path, monkeypatch):
+    task = Task("callbacks", 0, (0, 0), (7, 1))
+    monkeypatch.setattr(server.service.coordinator, "held_task", lambda *_: task)
+    server.service.upload(0, 0, task.token, "logs/best.npz", iter([b"mine"]))
+    successor_of(tmp_path)
+    with pytest.raises(Unreachable, match="incarnation 1"):
+        server.service.upload(0, 0, task.token, "logs/best.npz", iter([b"another"]))
+    assert LocalStorage(tmp_path / "storage" / "n" / "j" / "u").read("logs/best.npz") == b"mine"
 
 
 def test_server_replaced_while_an_upload_is_synced_overwrites_nothing(server, tmp_path, monkeypatch):

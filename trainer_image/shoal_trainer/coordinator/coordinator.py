@@ -77,6 +77,8 @@ class Coordinator:
         self._file_list = FileList(clock)
         self.fenced: Callable[[], None] = lambda: None
         """Called when shard 0 refuses another worker: the other shards are to be told."""
+        self._complete: tuple[int, list[dict[str, float]]] | None = None
+        """The complete epochs at a revision of the tasks."""
         self._ready = False
         self._resumed = False
         """Whether it began with a snapshot of this run."""
@@ -316,9 +318,12 @@ class Coordinator:
             self._measure()
 
     def complete_epochs(self) -> list[dict[str, float]]:
-        """The metrics of the epochs that are complete, also their tasks."""
+        """The metrics of the epochs that are complete, also their tasks. The same list until they change."""
         with self.lock:
-            return self.record.tasks.complete()
+            tasks = self.record.tasks
+            if self._complete is None or self._complete[0] != tasks.revision:
+                self._complete = tasks.revision, tasks.complete()
+            return self._complete[1]
 
     def deserted(self) -> bool:
         """Whether every worker has left."""

@@ -74,6 +74,9 @@ class Rollback:
         """The slots whose reports led to the last rollbacks."""
         self._steps: dict[int, int] = {}
         """Of each slot, as of the last rollback."""
+        self._unanswered = False
+        """Whether a manifest was sent to the storage and its answer was lost: the rollback may be committed."""
+        snapshotter.settle = self._settle
         self._background = Background("roll-back", self._ask_others, pause=0.0)
         self._logged = ""
 
@@ -111,11 +114,7 @@ class Rollback:
                 if self._void(report):  # training stopped while the snapshot was read
                     return
                 manifest = self._publish(manifest, before, report)
-            with self._shard.lock:
-                undone = self._shard.history.version - copy.version
-                self._shard.roll_back(replace(copy, generation=manifest.generation))
-                self._coordinator.rewind(manifest.ledger)
-            self._snapshotter.set_latest(manifest, copy.version)
+            undone = self._apply(manifest, copy)
             self._reporters.append(report.slot)
             self._steps = self._coordinator.steps_by_slot()
         log.warning(
@@ -128,6 +127,32 @@ class Rollback:
         """Another shard has restarted, perhaps from an older snapshot: ask it again."""
         self._generations.pop(index, None)
         self._background.wake()
+
+    def _apply(self, manifest: Manifest, copy: ShardCopy) -> int:
+        """Return shard 0 to a committed rollback; returns how many updates that undoes. Under `taking`."""
+        with self._shard.lock:
+            undone = self._shard.history.version - copy.version
+            self._shard.roll_back(replace(copy, generation=manifest.generation))
+            self._coordinator.rewind(manifest.ledger)
+        self._snapshotter.set_latest(manifest, copy.version)
+        self._unanswered = False
+        return undone
+
+    def _settle(self) -> None:
+        """Before the next snapshot: finish a rollback that is committed, although its answer was lost. Under `taking`.
+
+        Else a snapshot of what it undoes would follow it. The worker that reported may be gone.
+        """
+        if not self._unanswered:
+            return
+        found = self._store.load_newest(0, self._shard.shards)
+        if found is not None and found[0].generation > self._shard.history.generation:
+            undone = self._apply(*found)
+            log.warning(
+                "finished the rollback to snapshot %d: %d updates are undone", found[0].number, undone
+            )
+            self._background.wake()
+        self._unanswered = False
 
     @contextlib.contextmanager
     def _taking(self) -> Iterator[None]:
@@ -204,6 +229,10 @@ class Rollback:
         except Fenced as error:  # this server is fenced, not the worker that reports
             self._fenced(error)
             raise Unreachable(str(error)) from None
+        except Unreachable:
+            self._unanswered = True
+            self._snapshotter.schedule()
+            raise
 
     def _behind(self) -> list[int]:
         return [

@@ -138,8 +138,7 @@ class CoordinatorService:
         def check() -> Task:
             if (task := self.coordinator.held_task((slot, incarnation), token)) is None:
                 raise Overtaken("this worker does not hold this task")
-            if task.kind == "export":
-                self._check_not_exported()
+            self._check_not_replaced(exports=task.kind == "export")
             return task
 
         self.artefacts.receive(token, check().kind, name, chunks, check)
@@ -180,11 +179,11 @@ class CoordinatorService:
             self._fenced(error)
             raise Unreachable(str(error)) from None
 
-    def _check_not_exported(self) -> None:
-        """`Overtaken` if the model is published, `Unreachable` if a successor exists: never overwrite a model."""
+    def _check_not_replaced(self, *, exports: bool) -> None:
+        """`Unreachable` if a successor exists: never overwrite its files. `Overtaken` if the model is published."""
         with self._as_server_error():
             self._claim.check()
-            message = self.artefacts.published()
+            message = self.artefacts.published() if exports else None
         if message is not None:
             self.coordinator.end(message)
             raise Overtaken("the model is published already")

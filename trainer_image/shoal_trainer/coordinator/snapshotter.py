@@ -98,6 +98,8 @@ class Snapshotter:
         """Why there was no snapshot, and why old ones are still there, as logged."""
         self.last: Manifest | None = None
         shard.history.journal_fills = self.schedule
+        self.settle: Callable[[], None] = lambda: None
+        """Called before a snapshot: finishes a rollback."""
         self._background = Background("snapshots", self._take_again, pause=float(policy.every_seconds))
 
     def start(self) -> None:
@@ -125,6 +127,7 @@ class Snapshotter:
     def take(self) -> Manifest | None:
         """Take a snapshot; None if nothing has changed since the last one, or there are no parameters yet."""
         with self.taking:
+            self.settle()
             with self._shard.lock:
                 unchanged = (
                     self._shard.history.version,

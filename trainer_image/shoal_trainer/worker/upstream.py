@@ -194,6 +194,7 @@ class Upstream:
                 self.in_flight[0].result(timeout=LEAVE_SECONDS)
             except (Unreachable, FutureTimeout) as error:
                 log.warning("the last push was not answered: %s", error)
+                self.wasted += self.in_flight[1].push.steps
         self._exchange.close()  # before the leases are released: a push must not arrive after that
         self._discard_unsent()
         try:

@@ -176,6 +176,45 @@ def test_interrupted_rollback_is_completed_by_the_next_report(bench):
     assert (bench.shard.history.generation, latest(bench.store).number) == (1, 2)
 
 
+def test_rollback_whose_answer_was_lost_is_finished_before_the_next_snapshot(bench, monkeypatch):
+    """Else a snapshot of what it undoes would follow it, if the worker that reported is gone."""
+    bench.train()
+    bench.snapshotter.take()
+    bench.train(2)
+    create = LocalStorage.create
+
+    def lost(storage, name, data):
+        create(storage, name, data)
+        raise Unreachable("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalStorage, "create", lost)
+        with pytest.raises(Unreachable):
+            bench.diverge()
+    assert not bench.snapshotter.settled(0)
+    bench.train()
+    assert bench.snapshotter.take() is None  # nothing was trained since
+    assert (bench.shard.history.generation, bench.shard.history.version) == (1, 1)
+    assert latest(bench.store).generation == 1
+    assert bench.coordinator.record.counters.lost == 2
+
+
+def test_rollback_that_was_not_committed_is_not_made_up_for(bench, monkeypatch):
+    bench.train()
+    bench.snapshotter.take()
+    bench.train(2)
+
+    def away(*_):
+        raise Unreachable("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalStorage, "create", away)
+        with pytest.raises(Unreachable):
+            bench.diverge()
+    assert bench.snapshotter.take().generation == 0
+    assert bench.shard.history.version == 3
+
+
 def test_job_fails_after_too_many_rollbacks_in_a_row(bench):
     bench.train()
     bench.snapshotter.take()
