@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -87,13 +88,14 @@ def complete_job(ctx: click.Context, _parameter: click.Parameter, incomplete: st
     """The names of jobs, for completion by the shell; none if the cluster does not answer."""
     from shoal.client import Client
 
+    logging.getLogger("shoal").setLevel(logging.ERROR)  # a line that is being typed is no place for warnings
     try:
         client = Client(
             ctx.params.get("namespace"),
             kubeconfig=ctx.params.get("kubeconfig"),
             context=ctx.params.get("context"),
         )
-        return [job.name for job in client.list() if job.name.startswith(incomplete)]
+        return [job.name for job in client.list(cached=True) if job.name.startswith(incomplete)]
     except ShoalError:
         return []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 from collections.abc import Sequence
 from functools import cached_property
@@ -19,6 +20,8 @@ from shoal.client.api import Api, Json, read_as
 from shoal.client.job import Job
 from shoal.client.manifest import Manifests, Submission, manifests
 from shoal.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable, UsageError
+
+log = logging.getLogger(__name__)
 
 JOBS = f"/apis/{API_VERSION}/namespaces/{{namespace}}/trainingjobs"
 POOLS = f"/apis/{API_VERSION}/capacitypools"
@@ -39,6 +42,7 @@ class Client:
         self, namespace: str | None = None, *, kubeconfig: str | None = None, context: str | None = None
     ) -> None:
         self._where = kubeconfig, context, namespace
+        self._unread: set[str] = set()
 
     @cached_property
     def api(self) -> Api:
@@ -201,16 +205,34 @@ class Client:
             raise NotFound(f"no job {name!r}: {hint}") from error
         return job
 
-    def list(self, *, all_namespaces: bool = False) -> list[Job]:
-        """The jobs, by namespace and name. Raises NotFound if there is no such namespace."""
+    def list(self, *, all_namespaces: bool = False, cached: bool = False) -> list[Job]:
+        """The jobs, by namespace and name. One that this version cannot read is left out, which is logged once.
+
+        Args:
+            all_namespaces: Of all of them.
+            cached: As the API server remembers them, which costs it little: for what asks again and again.
+
+        Raises:
+            NotFound: there is no such namespace.
+        """
         path = (
             f"/apis/{API_VERSION}/trainingjobs" if all_namespaces else JOBS.format(namespace=self.namespace)
         )
-        found = [Job.of(self.api, each) for each in self.api.list(path)]
-        if not found and not all_namespaces:
+        manifests = self.api.list(path, **({"resourceVersion": "0"} if cached else {}))
+        found = [job for each in manifests if (job := self._read(each)) is not None]
+        if not manifests and not all_namespaces:
             with contextlib.suppress(Forbidden):  # a list of a namespace that does not exist is empty
                 self.api.get(f"/api/v1/namespaces/{self.namespace}")
         return sorted(found, key=lambda job: (job.namespace, job.name))
+
+    def _read(self, manifest: Json) -> Job | None:
+        try:
+            return Job.of(self.api, manifest)
+        except UsageError as error:
+            if (words := str(error)) not in self._unread:
+                self._unread.add(words)
+                log.warning("%s. It is left out.", words)
+            return None
 
     def pools(self) -> Sequence[CapacityPool]:
         """The CapacityPools of the cluster."""
