@@ -163,13 +163,12 @@ class Client:
         name = (made.job["spec"]["storage"].get("volumeClaim") or {}).get("name")
         if name is None:
             return
-        claims = f"/api/v1/namespaces/{self.namespace}/persistentvolumeclaims"
         try:
-            known = [each["metadata"]["name"] for each in self.api.list(claims)]
+            known = self.claims()
         except (NotFound, Refused):
             return
         if name not in known:
-            there_are = f"it has {', '.join(sorted(known)[:20])}" if known else "it has none"
+            there_are = f"it has {', '.join(known[:20])}" if known else "it has none"
             raise UsageError(
                 f"the namespace {self.namespace} has no PersistentVolumeClaim {name!r}: {there_are}. Create it "
                 "(examples/digits.yaml has one), or choose another --storage"
@@ -195,7 +194,7 @@ class Client:
         try:
             job.refresh()
         except NotFound as error:
-            known = sorted(each.name for each in self.list())
+            known = self.names()
             where = f"the namespace {self.namespace}"
             hint = (
                 f"{where} has {', '.join(known[:20])}"
@@ -233,6 +232,16 @@ class Client:
                 self._unread.add(words)
                 log.warning("%s. It is left out.", words)
             return None
+
+    def names(self) -> Sequence[str]:
+        """The names of the jobs, as the API server remembers them; also of those that cannot be read."""
+        found = self.api.list(JOBS.format(namespace=self.namespace), resourceVersion="0")
+        return sorted(each["metadata"]["name"] for each in found)
+
+    def claims(self) -> Sequence[str]:
+        """The names of the PersistentVolumeClaims of the namespace."""
+        path = f"/api/v1/namespaces/{self.namespace}/persistentvolumeclaims"
+        return sorted(each["metadata"]["name"] for each in self.api.list(path))
 
     def pools(self) -> Sequence[CapacityPool]:
         """The CapacityPools of the cluster."""

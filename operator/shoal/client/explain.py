@@ -179,7 +179,7 @@ def _pending_help(words: str) -> str:
         "nsufficient": "the nodes are full: add nodes, lower the requests in the template, or lower workers.replicas",
         "unbound immediate": "the claim has no volume: kubectl describe pvc says why; where no StorageClass is the "
         "default, it has to name one",
-        "volume node affinity": "its volume is in another zone than the nodes that are free: add a node there, or take a "
+        "volume node affinity": "its volume is in another zone than the free nodes: add a node there, or take a "
         "StorageClass with volumeBindingMode WaitForFirstConsumer, or a bucket",
         "affinity": "no node has the labels: workers.capacity and workers.pools say which are wanted (Any: "
         "every node)",

@@ -164,7 +164,9 @@ def test_a_healthy_job_needs_no_explanation() -> None:
     assert explain(Seen(job(status), [pod_manifest()], NOW)) == []
 
 
-@pytest.mark.parametrize(("phase", "told"), [("", True), ("Pending", True), ("Starting", True), ("Running", False)])
+@pytest.mark.parametrize(
+    ("phase", "told"), [("", True), ("Pending", True), ("Starting", True), ("Running", False)]
+)
 def test_pods_that_may_not_be_read_are_said_to_be_unknown(phase: str, told: bool) -> None:
     """Not: "nothing needs an explanation", of a job that waits."""
     training = {"phase": "Training", "step": 9}

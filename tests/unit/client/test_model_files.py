@@ -30,7 +30,11 @@ def test_the_files_of_a_model_arrive(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
-        (PermissionError("AccessDenied"), Unavailable, "cannot read s3://b/model: PermissionError: AccessDenied"),
+        (
+            PermissionError("AccessDenied"),
+            Unavailable,
+            "cannot read s3://b/model: PermissionError: AccessDenied",
+        ),
         (ImportError("Install s3fs"), UsageError, r"Install s3fs.*pip install '.\[s3\]' in a checkout"),
     ],
 )
