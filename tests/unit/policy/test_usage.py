@@ -175,7 +175,9 @@ steps = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(["worker", "ps"]), steps)
-def test_usage_only_grows_and_is_counted_once_across_crashes(role: str, faults: list[tuple[str, int]]) -> None:
+def test_usage_only_grows_and_is_counted_once_across_crashes(
+    role: str, faults: list[tuple[str, int]]
+) -> None:
     """Crashes before each status write: node time is never more than there was, and nothing is counted twice."""
     of, other = ("a", "s") if role == "worker" else ("s", "a")
     world = Pools(
@@ -260,7 +262,9 @@ def test_a_server_without_pools_costs_nothing() -> None:
 
 def test_servers_alone_have_a_bill() -> None:
     """Workers may live where the spec says, without pools."""
-    world = Pools(pool("od", "OnDemand", price=36), nodes={"od": 1}, replicas=1, pools=[], servers={"pools": ["od"]})
+    world = Pools(
+        pool("od", "OnDemand", price=36), nodes={"od": 1}, replicas=1, pools=[], servers={"pools": ["od"]}
+    )
     world.nodes["spot-0"] = build.node_manifest("spot-0")
     world.settle()
     assert world.status["cost"]["perHour"] == "36"

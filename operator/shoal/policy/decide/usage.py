@@ -261,9 +261,7 @@ def _patience(facts: Facts) -> timedelta:
 def _nodes(slots: Iterable[Slot]) -> frozenset[Node]:
     """The pools and nodes that have a pod; a node with several counts once."""
     return frozenset(
-        (slot.pool, slot.node)
-        for slot in slots
-        if slot.pool and slot.node and slot.state != "Ended"
+        (slot.pool, slot.node) for slot in slots if slot.pool and slot.node and slot.state != "Ended"
     )
 
 

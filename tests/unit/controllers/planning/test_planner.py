@@ -328,7 +328,7 @@ async def test_fault_of_the_planner_keeps_the_last_proposals_and_is_counted() ->
 
 
 async def test_a_budget_is_that_of_the_whole_job_where_the_servers_have_a_price() -> None:
-    """What was spent is the bill, as it was counted; what is to come has the price of the pool where the servers are."""
+    """What was spent is the bill as it was counted; what is to come has the price of the pool where servers are."""
     found = []
     for named, at in (([], ""), (["safe", "dear"], "safe"), (["safe", "dear"], "dear")):
         world = World()
