@@ -26,7 +26,7 @@ from functools import cached_property
 import numpy as np
 
 from shoal.sizing.plan.cost import money_per_step
-from shoal.sizing.plan.evaluation import Evaluated, Evaluator
+from shoal.sizing.plan.evaluation import Evaluated
 from shoal.sizing.plan.problem import Floats, Objective, Pool, Problem
 from shoal.sizing.speed.servers import busy, soft_min
 
@@ -84,7 +84,7 @@ class ElasticModel:
         column = np.array([counts], dtype=np.float64).T
         return min(own, key=lambda each: float(each(column).cost[0])).zone if own else ""
 
-    def evaluators(self) -> Sequence[Evaluator]:
+    def evaluators(self) -> Sequence[_Evaluator]:
         """One for each number and zone of the parameter servers."""
         servers = self.problem.servers
         if servers.zone is not None:
