@@ -398,15 +398,20 @@ def test_work_left_before_a_new_operator_hears_of_the_job_follows_from_its_statu
 
 
 @pytest.mark.looptime
-@pytest.mark.parametrize("share", [1.0, 0.8])
-async def test_operator_that_starts_anew_plans_like_the_one_before_it(share: float) -> None:
-    """How fast the workers are now, and how long they were watched, it reads from the job's status."""
+@pytest.mark.parametrize(("share", "keeps"), [(1.0, False), (0.8, False), (1.0, True), (0.8, True)])
+async def test_operator_that_starts_anew_plans_like_the_one_before_it(*, share: float, keeps: bool) -> None:
+    """How fast the workers are now, and how long they were watched, it reads from the job's status.
+
+    `keeps`: the one before keeps its choice, and tells a little less exactly how long it may take.
+    """
     slots = [{"index": i, "pool": "spot", "state": "Running", "node": f"n{i}"} for i in range(5)]
     job = TrainingJob.model_validate({**job_manifest(), "status": {"slots": slots}})
 
     def operator(job: TrainingJob) -> World:
         world = World()
         world.add(job, pool("spot", 0.3, True), pool("on-demand", 1.0, False))
+        if not keeps:
+            world.planner._plan = plan_fleet
         return world
 
     def heard(seconds: int) -> StatusReport:
@@ -439,7 +444,7 @@ async def test_operator_that_starts_anew_plans_like_the_one_before_it(share: flo
     after = await planned(again, 120)
     assert (after.pools, after.confidence) == (before.pools, before.confidence)
     assert after.samples_per_second == pytest.approx(before.samples_per_second, rel=1e-4)
-    assert after.remaining_range == pytest.approx(before.remaining_range, rel=1e-4)
+    assert after.remaining_range == pytest.approx(before.remaining_range, rel=0.01 if keeps else 1e-4)
 
 
 def test_status_that_someone_edited_is_left_out_and_not_an_error() -> None:
