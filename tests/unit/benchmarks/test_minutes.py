@@ -1,4 +1,4 @@
-"""Planning all jobs, minute after minute: the jobs of the benchmark train, and what is kept is told from what is not."""
+"""Planning all jobs, minute after minute: the jobs of the benchmark train, and most choices are kept."""
 
 from __future__ import annotations
 
