@@ -55,7 +55,8 @@ class World:
         self.pools = [
             FleetPool(
                 f"{kind}-{name}".lower(), name, spot=kind == "spot", limit=limit, price_per_hour=price,
-                interruptions_per_hour=0.1 if kind == "spot" else 0.0, node_hours=1000.0, interruptions_seen=80,
+                interruptions_per_hour=0.1 if kind == "spot" else 0.0, node_hours=1e5, interruptions_seen=8000,
+                lost_in_shocks=2000, there_in_shocks=6000, watched_seconds=1e6,
             )
             for name, (_, *prices) in ACCELERATORS.items()
             for kind, price in zip(("spot", "on-demand"), prices, strict=True)
