@@ -146,21 +146,19 @@ def test_the_end_is_foreseen_anew_after_an_epoch_of_a_job_of_the_model_and_not_b
     progress, jobs = Progress(), [job(), job()]
     jobs[1] = jobs[1].model_copy(update={"metadata": jobs[1].metadata.model_copy(update={"uid": "v"})})
 
-    def hear(*epochs: int) -> list[FleetJob]:
-        for each, epoch in zip(jobs, epochs, strict=True):
-            for past in range(epoch + 1):
-                progress.observe(each, report(past, 2 if past < 6 else 4), None)
+    def hear(*epochs: range) -> list[FleetJob]:
+        for each, new in zip(jobs, epochs, strict=True):
+            for epoch in new:
+                progress.observe(each, report(epoch, 4 if epoch < 50 else 12), PER_EPOCH)
         return [progress.estimated(each, PLANNED) for each in jobs]
 
-    first = hear(29, 33)
-    assert hear(29, 33) == first
-    assert asked == [30, 34]
-    assert hear(29, 34)[0].samples_left is not None
-    assert asked == [30, 34, 30, 35]
-    assert efficiency._lesson.cache_info().misses - lessons <= 3
-    alone = Progress()
-    for past in range(30):
-        alone.observe(jobs[0], report(past, 2 if past < 6 else 4), None)
-    assert alone.estimated(jobs[0], PLANNED).samples_left != first[0].samples_left
+    first = hear(range(100), range(110))
+    assert first[0].samples_left is not None
+    assert hear(range(99, 100), range(109, 110)) == first
+    assert asked == [100, 110]
+    again = hear(range(0), range(110, 111))
+    assert again != first
+    assert asked == [100, 110, 100, 111]
+    assert efficiency._lesson.cache_info().misses - lessons == 3
     progress.forget({"v"})
     assert progress._estimates.keys() == {"v"}
