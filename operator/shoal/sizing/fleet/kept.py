@@ -74,7 +74,7 @@ def choice_of(kept: Kept, job: str, asked: Asked, choose: Callable[[Asked], Choi
             return replace(choice, found=_up_to_date(choice.found, asked.problem, left))
     choice = choose(asked)
     if choice.found.feasible:  # what is late, or too dear, is looked at every time
-        kept[job] = asked, choice
+        kept[job] = asked, replace(choice, found=replace(choice.found, pareto=()))  # most of its memory
     return choice
 
 
