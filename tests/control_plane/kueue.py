@@ -60,7 +60,10 @@ def running(plane: ControlPlane, namespaces: list[str]) -> Iterator[None]:
     plane.kubectl("apply", "--server-side", "-f", "-", stdin=kinds)
     plane.kubectl("wait", "--for=condition=Established", "-f", "-", stdin=kinds)
     hooks = yaml.safe_load_all((source / "config/components/webhook/manifests.yaml").read_text())
-    around = [*_surroundings(plane.network, webhook), *(_reachable(each, webhook, namespaces) for each in hooks if each)]
+    around = [
+        *_surroundings(plane.network, webhook),
+        *(_reachable(each, webhook, namespaces) for each in hooks if each),
+    ]
     plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(around))
     words = [str(program), f"--config={config}", f"--kubeconfig={plane.kubeconfig}",
              "--feature-gates=VisibilityOnDemand=false"]  # fmt: skip

@@ -41,7 +41,9 @@ async def _many_lives() -> None:
         await asyncio.sleep(PATIENCE_SECONDS)
         assert replica.starts == 1, "what is looked at has seen all of them"
         assert replica.operator is not None
-        kept = {path for path, found in _everything(replica.operator) if isinstance(found, str) and found in uids}
+        kept = {
+            path for path, found in _everything(replica.operator) if isinstance(found, str) and found in uids
+        }
         assert not kept, sorted(kept)
         grown = {path: (before[path], size) for path, size in _sizes(replica.operator).items()
                  if size >= before[path] + JOBS}  # fmt: skip
@@ -54,8 +56,13 @@ async def _live(world: World, name: str) -> str:
     workers: dict[str, Any] = {"replicas": 2, "maxReplicas": 3, "maxSurge": 1}
     if life == "is planned":
         workers |= {"pools": ["good"], "minReplicas": 1}
-    spec = {"elasticity": {"mode": "Auto", "objective": {"deadlineSeconds": 3600}}} if "pools" in workers else {}
-    made = world.apply(name, suspend=life == "never begins", runPolicy={"backoffLimit": 0}, workers=workers, **spec)
+    made = world.apply(
+        name,
+        suspend=life == "never begins",
+        runPolicy={"backoffLimit": 0},
+        workers=workers,
+        elasticity={"mode": "Auto" if "pools" in workers else "Manual"},
+    )
     uid = str(made["metadata"]["uid"])
 
     def status() -> Any:
@@ -101,7 +108,9 @@ def _everything(operator: Operator | None) -> Iterator[tuple[str, Any]]:
         seen.add(id(found))
         yield path, found
         if isinstance(found, CONTAINERS):
-            waiting.extend((path, each) for each in [*found, *(found.values() if isinstance(found, Mapping) else ())])
+            waiting.extend(
+                (path, each) for each in [*found, *(found.values() if isinstance(found, Mapping) else ())]
+            )
         elif type(found).__module__.startswith("shoal."):
             waiting.extend((f"{path}.{name}", value) for name, value in _attributes(found))
 

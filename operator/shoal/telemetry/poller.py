@@ -63,6 +63,10 @@ class _Followed:
     awaited: bool
     task: asyncio.Task[None]
 
+    def serves(self, endpoint: Endpoint, *, awaited: bool) -> bool:
+        """Whether it is what `follow` asks for."""
+        return self.endpoint == endpoint and (self.awaited or not awaited)
+
 
 class Poller:
     """Polls coordinators.
@@ -97,9 +101,8 @@ class Poller:
         """
         uid = endpoint.job_uid
         known = self._followed.get(uid)
-        if known is not None and known.endpoint == endpoint and not known.task.done():
-            if known.awaited or not awaited:
-                return
+        if known is not None and not known.task.done() and known.serves(endpoint, awaited=awaited):
+            return
         self.pause(uid)
         task = asyncio.create_task(self._poll(endpoint, wake, awaited), name=f"telemetry of {uid}")
         self._followed[uid] = _Followed(endpoint, awaited, task)

@@ -81,7 +81,6 @@ class PoolReconciler:
             operator=self._operator,
         )
 
-
     def _waiting(self, pods: Iterable[Pod], now: datetime) -> list[datetime]:
         """Since when these pods have waited for a node."""
         released: dict[str, Mapping[Place, datetime]] = {}

@@ -111,7 +111,9 @@ class _Counter:
         slot, usage = each.slot, self._usage(each.slot.pool)
         pushed = self._facts.coordinator.pushed.get(each.place)
         if pushed is not None and not slot.trained and each.pod is not None:
-            if not self._facts.job.spec.run_policy.scheduling_policy.queue:  # what a queue took is no start-up
+            if (
+                not self._facts.job.spec.run_policy.scheduling_policy.queue
+            ):  # what a queue took is no start-up
                 created = parse_time(each.pod.metadata.creation_timestamp)
                 seconds = seconds_between(created, datetime.fromtimestamp(pushed, UTC)) if created else 0
                 usage["starts"] += 1

@@ -44,7 +44,9 @@ async def test_pod_waits_for_a_node_once_its_queue_has_let_it_go(
     )
     spec = {"nodeSelector": {"pool": "spot"}, "limits": {"nodes": 4}, "price": {"perHour": 1}}
     body = {"metadata": {"name": "spot", "uid": "spot", "resourceVersion": "1"}, "spec": spec}
-    state.pools.put(CapacityPool.model_validate(cluster.add(f"{collection_path(CapacityPool, '')}/spot", body)))
+    state.pools.put(
+        CapacityPool.model_validate(cluster.add(f"{collection_path(CapacityPool, '')}/spot", body))
+    )
     slot: dict[str, Any] = {"role": "worker", "index": 0, "state": "Starting", "queued": reason == GATED}
     slot["createdAt"] = build.stamp(build.NOW - (released or hour))
     state.jobs.put(build.job({"slots": [slot]}, runPolicy=policy))
