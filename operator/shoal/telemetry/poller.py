@@ -63,7 +63,7 @@ class _Followed:
     awaited: bool
     task: asyncio.Task[None]
 
-    def serves(self, endpoint: Endpoint, *, awaited: bool) -> bool:
+    def suits(self, endpoint: Endpoint, *, awaited: bool) -> bool:
         """Whether it is what `follow` asks for."""
         return self.endpoint == endpoint and (self.awaited or not awaited)
 
@@ -101,7 +101,7 @@ class Poller:
         """
         uid = endpoint.job_uid
         known = self._followed.get(uid)
-        if known is not None and not known.task.done() and known.serves(endpoint, awaited=awaited):
+        if known is not None and not known.task.done() and known.suits(endpoint, awaited=awaited):
             return
         self.pause(uid)
         task = asyncio.create_task(self._poll(endpoint, wake, awaited), name=f"telemetry of {uid}")
