@@ -106,7 +106,7 @@ def published_values(text: str, registry: str) -> str:
         (
             rf"  # Labels of the nodes .*\n  # images. builds .*\n  nodeSelector: {selector}",
             "  # Labels of the nodes of jobs' pods, where neither CapacityPool nor template has the key. Shoal's\n"
-            "  # images run on amd64 and arm64: where yours are of one of them, name it, as {kubernetes.io/arch: amd64}.\n"
+            "  # images run on amd64 and arm64; where yours run on one only: {kubernetes.io/arch: amd64}.\n"
             "  nodeSelector: {}",
         ),
         (rf"\nnodeSelector: {selector} .*", "\nnodeSelector: {}         # of the operator's pods"),
