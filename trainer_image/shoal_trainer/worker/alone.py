@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -13,11 +13,11 @@ import numpy as np
 import tensorflow as tf
 
 from shoal_trainer.coordinator.ledger import Ledger
-from shoal_trainer.data.batch import Batch, batches, leaves, map_leaves
-from shoal_trainer.data.indexed import connected, reached, require_dataset, require_end
+from shoal_trainer.data.batch import Batch, leaves, map_leaves
 from shoal_trainer.data.source import Part, Source
 from shoal_trainer.errors import UserError
 from shoal_trainer.training import Training
+from shoal_trainer.worker.keras_internals import any_shapes
 from shoal_trainer.worker.weighing import weigh_samples
 
 
@@ -36,10 +36,9 @@ def fit(job: Training, *, epochs: int, batch_size: int, verbose: int | str) -> k
         training = training.apply(tf.data.experimental.assert_cardinality(visit.batches))
     validation = None
     if job.validation is not None:
-        judged = next(validation_batches(job.validation, batch_size))
-        validation = validation_dataset(job.validation, batch_size, model, judged, ended)
+        validation = validation_dataset(job.validation, batch_size, model, ended)
     callbacks = list(job.callbacks()) if job.callbacks else []
-    with quiet_end(), as_raised(ended):
+    with quiet_end(), as_raised(ended), any_shapes(model):
         model.fit(
             training,
             epochs=epochs,
@@ -98,17 +97,9 @@ class Visits:
             yield from self._data.read(Part(segment.start, segment.stop, epoch, file), self._batch_size)
 
 
-def validation_batches(source: Any, batch_size: int) -> Iterator[Batch]:
-    """The batches of `Training.validation` in any of its forms. Raises `UserError` if it is empty."""
-    if isinstance(source, Source):
-        remaining = source.whole(batch_size)
-    else:
-        name = "Training(validation=…)"
-        dataset = connected(source, name)
-        require_dataset(dataset, name)
-        require_end(dataset, name)
-        rows = reached(dataset.batch(batch_size).prefetch(2), name)
-        remaining = batches(rows, batch_size, 0, None, name)
+def validation_batches(source: Source, batch_size: int) -> Iterator[Batch]:
+    """The batches of `Training.validation`. Raises `UserError` if it is empty."""
+    remaining = source.whole(batch_size)
     first = next(remaining, None)
     if first is None:
         raise UserError("Training(validation=…) has no samples. Add some, or leave validation out.")
@@ -117,20 +108,32 @@ def validation_batches(source: Any, batch_size: int) -> Iterator[Batch]:
 
 
 def validation_dataset(
-    source: Any,
+    source: Source,
     batch_size: int,
     model: keras.Model,
-    example: Batch,
     ended: list[BaseException],
-    watched: Callable[[Iterator[Batch]], Iterator[Batch]] = iter,
+    through: Callable[[Iterator[Batch]], Iterator[Batch]] = iter,
 ) -> tf.data.Dataset:
-    """`Training.validation` as the data set of `fit` and `evaluate`. `example`, `ended`: as in `dataset_of`.
+    """`Training.validation` as the data set of `fit` and `evaluate`. `ended`: as in `dataset_of`.
 
-    `watched`: what its batches pass through.
+    `through`: what its batches pass through. The first one is read here, and not again in the first iteration.
     """
-    lengths = source.lengths if isinstance(source, Source) else ()
-    axes = varying(model, lengths, example)
-    return dataset_of(lambda: watched(validation_batches(source, batch_size)), example, ended, axes)
+
+    def batches() -> Iterator[Batch]:
+        return through(validation_batches(source, batch_size))
+
+    first = batches()
+    example = next(first)
+    begun = [itertools.chain([example], first)]
+    # An evaluation of the model's own sees as much of the shapes as there is to know.
+    axes = varying(model, source.lengths, example) if evaluates_itself(model) else itertools.repeat(range(9))
+    return dataset_of(lambda: begun.pop() if begun else batches(), example, ended, axes)
+
+
+def evaluates_itself(model: keras.Model) -> bool:
+    """Whether the model has an `evaluate` of its own, other than KerasHub's, which only preprocesses."""
+    owner = next(kind for kind in type(model).__mro__ if "evaluate" in vars(kind))
+    return vars(owner)["evaluate"] is not keras.Model.evaluate and "preprocess_samples" not in vars(owner)
 
 
 def varying(model: keras.Model, lengths: Sequence[int], example: Batch) -> Iterator[tuple[int, ...]]:
@@ -162,7 +165,7 @@ def dataset_of(
     iterate: Callable[[], Iterator[Batch]],
     example: Batch,
     ended: list[BaseException],
-    axes: Iterator[tuple[int, ...]],
+    axes: Iterator[Iterable[int]],
 ) -> tf.data.Dataset:
     """The data set for `fit`: each iteration calls `iterate` once. `example` is one of its batches.
 
