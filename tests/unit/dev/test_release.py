@@ -186,10 +186,11 @@ def test_the_plugin_runs_from_its_archive(tmp_path: Path) -> None:
     python = tmp_path / "venv" / "bin" / "python"
     uv = [sys.executable, "-m", "uv"]
     subprocess.run([*uv, "venv", "--quiet", str(python.parents[1])], check=True)
-    [install] = [words for words in commands() if words[:4] == ["python", "-m", "pip", "install"]]
-    subprocess.run(
-        [*uv, "pip", "install", "--quiet", "--python", str(python), *install[4:]], cwd=ROOT, check=True
-    )
+    installs = [words[4:] for words in commands() if words[:4] == ["python", "-m", "pip", "install"]]
+    for install in installs:
+        subprocess.run(
+            [*uv, "pip", "install", "--quiet", "--python", str(python), *install], cwd=ROOT, check=True
+        )
     machine = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
     words = ["-m", "dev", "release", "plugin", str(tmp_path), "--os=linux", f"--arch={machine}"]
     subprocess.run([str(python), *words], cwd=ROOT, check=True)
