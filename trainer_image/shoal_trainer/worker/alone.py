@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -17,7 +17,6 @@ from shoal_trainer.data.batch import Batch, leaves, map_leaves
 from shoal_trainer.data.source import Part, Source
 from shoal_trainer.errors import UserError
 from shoal_trainer.training import Training
-from shoal_trainer.worker.keras_internals import any_shapes
 from shoal_trainer.worker.weighing import weigh_samples
 
 
@@ -36,9 +35,10 @@ def fit(job: Training, *, epochs: int, batch_size: int, verbose: int | str) -> k
         training = training.apply(tf.data.experimental.assert_cardinality(visit.batches))
     validation = None
     if job.validation is not None:
-        validation = validation_dataset(job.validation, batch_size, model, ended)
+        judged = next(validation_batches(job.validation, batch_size))
+        validation = validation_dataset(job.validation, batch_size, model, judged, ended)
     callbacks = list(job.callbacks()) if job.callbacks else []
-    with quiet_end(), as_raised(ended), any_shapes(model):
+    with quiet_end(), as_raised(ended):
         model.fit(
             training,
             epochs=epochs,
@@ -111,29 +111,16 @@ def validation_dataset(
     source: Source,
     batch_size: int,
     model: keras.Model,
+    example: Batch,
     ended: list[BaseException],
-    through: Callable[[Iterator[Batch]], Iterator[Batch]] = iter,
+    watched: Callable[[Iterator[Batch]], Iterator[Batch]] = iter,
 ) -> tf.data.Dataset:
-    """`Training.validation` as the data set of `fit` and `evaluate`. `ended`: as in `dataset_of`.
+    """`Training.validation` as the data set of `fit` and `evaluate`. `example`, `ended`: as in `dataset_of`.
 
-    `through`: what its batches pass through. The first one is read here, and not again in the first iteration.
+    `watched`: what its batches pass through.
     """
-
-    def batches() -> Iterator[Batch]:
-        return through(validation_batches(source, batch_size))
-
-    first = batches()
-    example = next(first)
-    begun = [itertools.chain([example], first)]
-    # An evaluation of the model's own sees as much of the shapes as there is to know.
-    axes = varying(model, source.lengths, example) if evaluates_itself(model) else itertools.repeat(range(9))
-    return dataset_of(lambda: begun.pop() if begun else batches(), example, ended, axes)
-
-
-def evaluates_itself(model: keras.Model) -> bool:
-    """Whether the model has an `evaluate` of its own, other than KerasHub's, which only preprocesses."""
-    owner = next(kind for kind in type(model).__mro__ if "evaluate" in vars(kind))
-    return vars(owner)["evaluate"] is not keras.Model.evaluate and "preprocess_samples" not in vars(owner)
+    axes = varying(model, source.lengths, example)
+    return dataset_of(lambda: watched(validation_batches(source, batch_size)), example, ended, axes)
 
 
 def varying(model: keras.Model, lengths: Sequence[int], example: Batch) -> Iterator[tuple[int, ...]]:
@@ -165,7 +152,7 @@ def dataset_of(
     iterate: Callable[[], Iterator[Batch]],
     example: Batch,
     ended: list[BaseException],
-    axes: Iterator[Iterable[int]],
+    axes: Iterator[tuple[int, ...]],
 ) -> tf.data.Dataset:
     """The data set for `fit`: each iteration calls `iterate` once. `example` is one of its batches.
 

@@ -6,9 +6,7 @@ A new release may change any of it, so it is in one place, the dependencies have
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from keras.src import backend
@@ -27,7 +25,6 @@ __all__ = [
     "Functional",
     "MeanMetricWrapper",
     "Trainer",
-    "any_shapes",
     "assigned_handles",
     "build_symbolically",
     "call_traced",
@@ -36,6 +33,7 @@ __all__ = [
     "compiled_metrics",
     "compute_loss",
     "decays",
+    "evaluate",
     "flat_losses",
     "global_seed_generator",
     "input_name",
@@ -105,19 +103,14 @@ def loss_tracker(model: Any) -> Any:
     return model._loss_tracker
 
 
-@contextlib.contextmanager
-def any_shapes(model: Any) -> Iterator[None]:
-    """Let `model.evaluate` know the shape of each batch, of a data set whose batches differ in shape.
-
-    Keras takes a batch within its traced function, where it has the shape that all batches have in common.
-    """
+def evaluate(model: Any, elements: Iterable[Any]) -> dict[str, Any]:
+    """What `model.evaluate` gives for these batches, which may differ in shape, as those of a data set may not."""
     model.make_test_function()
-    function = model.test_function
-    model.test_function = lambda batches: function(itertools.chain([next(batches)], batches))
-    try:
-        yield
-    finally:
-        model.test_function = function
+    model.reset_metrics()
+    logs: dict[str, Any] = {}
+    for element in elements:
+        logs = model.test_function(iter((element,)))
+    return dict(model._get_metrics_result_or_logs(logs))
 
 
 # --- compile()

@@ -8,13 +8,13 @@ permissions there.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import math
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,24 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from shoal_trainer.data.batch import Batch, leaves, split
+from shoal_trainer.data.batch import Batch, leaves, map_leaves
 from shoal_trainer.data.preprocessed import preprocessed
 from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import Interrupted, TrainerError, UserError
 from shoal_trainer.training import Training
 from shoal_trainer.worker import best_weights, saving
-from shoal_trainer.worker.alone import as_raised, evaluates_itself, quiet_end, validation_dataset
+from shoal_trainer.worker.alone import (
+    as_keras,
+    as_raised,
+    quiet_end,
+    validation_batches,
+    validation_dataset,
+)
 from shoal_trainer.worker.best_weights import Best
 from shoal_trainer.worker.callbacks import callbacks_of, rate_of
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.hooks import Hooks
-from shoal_trainer.worker.keras_internals import any_shapes
+from shoal_trainer.worker.keras_internals import evaluate
 from shoal_trainer.worker.optimizers import has_call, take_average, unwrap
 from shoal_trainer.worker.work import TaskWork
 
@@ -130,30 +136,46 @@ class Tasks:
         if self._job.validation is None:
             return Outcome()
         self._flat_model.load(flat)
-        model, ended = self._flat_model.model, list[BaseException]()
-        own = evaluates_itself(model)
+        model = self._flat_model.model
+        own = _evaluates_itself(model)
+        source = self._job.validation if own else preprocessed(self._job.validation, model)
+        rows = self._until_drain(validation_batches(source, self._batch_size))
         try:
-            source = self._job.validation if own else preprocessed(self._job.validation, model)
-            rows = validation_dataset(source, self._batch_size, model, ended, self._until_drain)
-            self._check_alike(rows)
-            # KerasHub's evaluate would preprocess them again.
-            evaluate = model.evaluate if own else partial(keras.Model.evaluate, model)
-            with _without_xla(model), any_shapes(model), quiet_end(), as_raised(ended):
-                results = evaluate(x=rows, verbose=0, return_dict=True)
-            if not isinstance(results, Mapping):
-                kind = type(results).__name__
-                raise UserError(
-                    f"The model's evaluate(return_dict=True) returned a {kind}, not a dict of metrics."
-                )
+            first = next(rows)
+            self._check_alike(first)
+            with _without_xla(model):
+                if own:
+                    results = self._own_evaluate(first)
+                else:
+                    elements = map(as_keras, itertools.chain([first], rows))
+                    results = evaluate(model, (map_leaves(tf.convert_to_tensor, each) for each in elements))
         except (TrainerError, tf.errors.ResourceExhaustedError):
             raise
         except (Exception, SystemExit) as error:
-            raise UserError(f"The evaluation on Training(validation=…) failed: {where(error)}") from error
+            hint = " Yield single samples: do not batch." if "Cannot batch tensors" in str(error) else ""
+            raise UserError(
+                f"The evaluation on Training(validation=…) failed: {where(error)}{hint}"
+            ) from error
         model.reset_metrics()
         metrics = dict(_numbers(results))
         if self._job.callbacks is not None:
             self._evaluated = metrics, flat
         return Outcome(metrics)
+
+    def _own_evaluate(self, first: Batch) -> Mapping[str, Any]:
+        """What the model's own `evaluate` gives for the data set that `fit` would give it."""
+        model, ended = self._flat_model.model, list[BaseException]()
+        rows = validation_dataset(
+            self._job.validation, self._batch_size, model, first, ended, self._until_drain
+        )
+        with quiet_end(), as_raised(ended):
+            results = model.evaluate(x=rows, verbose=0, return_dict=True)
+        if not isinstance(results, Mapping):
+            kind = type(results).__name__
+            raise UserError(
+                f"The model's evaluate(return_dict=True) returned a {kind}, not a dict of metrics."
+            )
+        return results
 
     def _until_drain(self, rows: Iterator[Batch]) -> Iterator[Batch]:
         for batch in rows:
@@ -162,10 +184,9 @@ class Tasks:
             self._moved()
             yield batch
 
-    def _check_alike(self, rows: tf.data.Dataset) -> None:
+    def _check_alike(self, first: Batch) -> None:
         """Raise `UserError` if the validation data are batched: they have one axis more than the training data."""
-        both = split(rows.element_spec)[0], self._flat_model.example.x
-        ranks = [[len(leaf.shape) for leaf in leaves(x)] for x in both]
+        ranks = [[np.ndim(leaf) for leaf in leaves(batch.x)] for batch in (first, self._flat_model.example)]
         if all(len(rank) == 1 for rank in ranks) and ranks[0][0] == ranks[1][0] + 1:
             raise UserError(
                 f"Training(validation=…) yields samples with {ranks[0][0] - 1} axes, the training data with "
@@ -262,7 +283,13 @@ def evaluated(job: Training, model: keras.Model) -> Sequence[str] | None:
 
 
 def _tests_itself(model: keras.Model) -> bool:
-    return type(model).test_step is not keras.Model.test_step or evaluates_itself(model)
+    return type(model).test_step is not keras.Model.test_step or _evaluates_itself(model)
+
+
+def _evaluates_itself(model: keras.Model) -> bool:
+    """Whether the model has an `evaluate` of its own, other than KerasHub's, which only preprocesses."""
+    owner = next(kind for kind in type(model).__mro__ if "evaluate" in vars(kind))
+    return vars(owner)["evaluate"] is not keras.Model.evaluate and "preprocess_samples" not in vars(owner)
 
 
 def _numbers(results: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -54,10 +54,17 @@ def test_metric_with_many_values_is_dropped_and_logged(caplog):
     runner.close()
 
 
-def test_batched_validation_data_is_a_user_error(tmp_path):
+@pytest.mark.parametrize(
+    ("size", "source"),
+    [
+        (4, lambda batched, folder: Files(f"{folder}/*", lambda _path: batched, shuffle=0)),
+        (5, lambda batched, _: Indexed(8, lambda _low, _high: batched, shuffle=0)),  # the last one is short
+    ],
+)
+def test_batched_validation_data_is_a_user_error(tmp_path, size, source):
     (tmp_path / "all").touch()
-    batched = tf.data.Dataset.from_tensor_slices((X, np.eye(3)[LABELS])).batch(4)
-    runner, flat = tasks(model(), validation=Files(f"{tmp_path}/*", lambda _path: batched, shuffle=0))
+    batched = tf.data.Dataset.from_tensor_slices((X, np.eye(3)[LABELS])).batch(size)
+    runner, flat = tasks(model(), validation=source(batched, tmp_path))
     with pytest.raises(UserError, match="Yield single samples: do not batch"):
         runner.evaluate(flat)
     runner.close()

@@ -16,6 +16,7 @@ from shoal_trainer.security import create_secret_dir
 from shoal_trainer.worker import main
 from shoal_trainer.worker.flat_model import MAX_SHAPES, FlatModel
 from shoal_trainer.worker.hardware import require_accelerators
+from shoal_trainer.worker.keras_internals import evaluate
 from shoal_trainer.worker.label_check import LabelCheck
 from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.tasks import Tasks
@@ -110,11 +111,10 @@ def test_short_batches_of_a_custom_step_are_not_compiled():
 def test_evaluation_is_not_compiled_and_training_stays_so(monkeypatch):
     flat_model = FlatModel(functional(), BATCHES[0], "fp32")
     tasks = Tasks(job(), flat_model, 16)
-    seen, evaluate = [], keras.Model.evaluate
+    seen = []
     monkeypatch.setattr(
-        keras.Model,
-        "evaluate",
-        lambda model, **given: (seen.append(model.jit_compile), evaluate(model, **given))[1],
+        "shoal_trainer.worker.tasks.evaluate",
+        lambda model, batches: (seen.append(model.jit_compile), evaluate(model, batches))[1],
     )
     assert "val_loss" in tasks.evaluate(flat_model.initial()).metrics
     tasks.close()
