@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic_core import to_json
 
 from shoal_trainer.contract import Message
 from shoal_trainer.errors import SnapshotError
 from shoal_trainer.ps.shard import ShardCopy, ShardStore
-from shoal_trainer.snapshot import manifest as manifests
 from shoal_trainer.snapshot import shard_file
 from shoal_trainer.snapshot.manifest import PIECE, Manifest
 from shoal_trainer.snapshot.storage import LocalStorage, Storage
@@ -60,7 +60,7 @@ def test_restored_shard_continues_bit_for_bit(local: SnapshotStore) -> None:
         exchanged = np.sin(np.arange(N, dtype=np.float32))
         one.push(0, 0, 4, 3, PushMeta(samples=1), exchanged)
         results.append(exchanged)
-    np.testing.assert_array_equal(*results)
+    np.testing.assert_array_equal(results[0], results[1])
 
 
 def test_unpublished_snapshot_is_invisible(storage: Storage) -> None:
@@ -270,12 +270,12 @@ def test_a_long_ledger_is_made_json_in_pieces(monkeypatch: pytest.MonkeyPatch) -
         "none": [],
     }
     made = Manifest(number=1, epoch=0, run="uid", shards=(), model=MODEL, ledger=ledger)
-    longest, to_json = [0], manifests.to_json
+    longest = [0]
 
     def measured(value: Any, **options: Any) -> bytes:
         longest[0] = max(longest[0], len(value) if isinstance(value, list | tuple) else 1)
         return to_json(value, **options)
 
-    monkeypatch.setattr(manifests, "to_json", measured)
+    monkeypatch.setattr("shoal_trainer.snapshot.manifest.to_json", measured)
     assert json.loads(made.to_json()) == json.loads(Message.to_json(made))
     assert longest[0] == PIECE
