@@ -11,7 +11,14 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FILES = {"dev": "dev", "ps": "ps", "worker": "trainer", "worker-gpu": "trainer-gpu", "operator": "pools"}
+FILES = {
+    "dev": "dev",
+    "ps": "ps",
+    "worker": "trainer",
+    "worker-gpu": "trainer-gpu",
+    "operator": "pools",
+    "plugin": "plugin",
+}
 
 
 def compile_lock(name: str, extra: str) -> None:

@@ -26,7 +26,6 @@ from shoal.policy.model import (
     ConfirmAbsent,
     CreatePod,
     CreateSecret,
-    CreateService,
     DeleteDisruptionBudget,
     DeleteJob,
     DeletePod,
@@ -49,8 +48,10 @@ ORDINARY_IN_FLIGHT = 8
 LONGEST_PAUSE = 10.0
 """Between tries of a kind of requests that fail."""
 
-FOUNDATIONS = (CreateSecret, CreateService, ApplyPodGroup)
-"""Pods need them, and are asked for again when these are answered, or have failed."""
+FOUNDATIONS = (CreateSecret, ApplyPodGroup)
+"""Pods need them, and are asked for again when these are answered, or have failed. Not a Service, whose name workers
+look up until there is one: an API server makes one at a time (`apply.SERVICES_IN_FLIGHT`), and the pods of hundreds of
+jobs would wait for that."""
 REMOVALS = (DeletePod, DeleteService, DeleteDisruptionBudget, DeleteJob, DeleteWorkload, RequeueWorkload)
 
 

@@ -459,6 +459,23 @@ def test_an_operator_that_says_nothing_more_is_forgotten_and_one_that_lives_is_n
     assert (of.status.recommended.nodes, of.status.interruptions.seen) == (3, 1)
 
 
+def test_nodes_in_use_by_jobs_of_an_operator_that_is_down_stay_recommended() -> None:
+    """The jobs of another team train on without their operator: after an hour their nodes were taken from them."""
+    one, two = job("a", plan(1)), job("b", plan(6))
+    nodes = [node() for _ in range(4)]
+    of = share(pool(limits={"nodes": 9}), two, operator="team-b/shoal", used=4, nodes=nodes)
+    for minute in (10, 59, 61, 600, 6000):
+        now = NOW + timedelta(minutes=minute)
+        of = share(of, one, operator="team-a/shoal", now=now, nodes=nodes)
+        recommended = of.status.recommended
+        assert (recommended.nodes, of.status.used) == (7 if minute < 60 else 5, 4)
+        assert ("has said nothing for an hour" in recommended.reason) == (minute > 60)
+    again = share(of, one, operator="team-a/shoal", now=NOW + timedelta(minutes=6001), nodes=nodes)
+    assert again.status == of.status
+    of = share(of, two, operator="team-b/shoal", now=NOW + timedelta(minutes=6002), used=3, nodes=nodes)
+    assert (of.status.recommended.nodes, of.status.used) == (7, 3)
+
+
 def test_an_operator_that_is_installed_anew_takes_over_what_was_said_of_its_jobs() -> None:
     """Under another name, that is: each of its jobs was counted twice for ever, and wanted twice for an hour."""
     one = job("a", {**usage(nodeSeconds=3600, interruptions=1), **plan(1)})
