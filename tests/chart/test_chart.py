@@ -76,6 +76,22 @@ def test_documented_install_renders(tools: Path, words: list[str]) -> None:
     assert image in {IMAGES["operator"].reference, "registry.example.com/team/shoal-operator:1"}
 
 
+@pytest.mark.parametrize(("machine", "architecture"), [("x86_64", "amd64"), ("aarch64", "arm64")])
+def test_images_that_a_machine_built_run_on_nodes_of_its_architecture(
+    tools: Path, machine: str, architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    words = shlex.split(install_command("r.io/t", "1").replace("\\\n", ""))
+    done = subprocess.run(
+        [str(tools / "helm"), "template", *words[2:]], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    [deployment] = of_kind([d for d in yaml.safe_load_all(done.stdout) if d], "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    environment = {each["name"]: each.get("value", "") for each in pod["containers"][0]["env"]}
+    assert pod["nodeSelector"] == {"kubernetes.io/arch": architecture}
+    assert labels_of(environment, "SHOAL_NODE_SELECTOR") == {"kubernetes.io/arch": architecture}
+
+
 def test_crds_are_part_of_the_release_and_kept_on_uninstall(tools: Path) -> None:
     crds = of_kind(render(tools), "CustomResourceDefinition")
     assert [c["metadata"]["name"] for c in crds] == [
