@@ -15,6 +15,7 @@ from typing import Protocol
 
 import aiohttp
 from pydantic import ValidationError
+from yarl import URL
 
 from shoal.errors import Unavailable
 from shoal_trainer.contract import CONTROL_PORT, STATUS_PATH, StatusReport
@@ -23,7 +24,13 @@ TIMEOUT_SECONDS = 3.0
 KEEP_ALIVE_SECONDS = 28.0
 """More than the longest interval of polls, and less than the server's own limit: a handshake takes ten times as long as
 a poll on an open connection."""
-MAX_REPORT_BYTES = 4 << 20
+MAX_REPORT_BYTES = 2 << 20
+"""A report of 1,000 workers, each with a text of the longest, is not longer."""
+MAX_VALUES = 1 << 17
+"""Of JSON, by its commas: one takes up to 250 times its bytes until it is known whether it is of use. The report of
+1,000 workers has 30,000."""
+MAX_WORDS = 300
+"""Characters of what is said of an answer that could not be used: its sender chose it."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,17 @@ class Endpoint:
         It is compared before anything is sent. That the server has the key is proven in the handshake.
         """
         return aiohttp.Fingerprint(sha256(ssl.PEM_cert_to_DER_cert(self.certificate)).digest())
+
+    @cached_property
+    def url(self) -> URL:
+        """Of its reports."""
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return URL(f"https://{host}:{CONTROL_PORT}{STATUS_PATH}")
+
+    @cached_property
+    def headers(self) -> dict[str, str]:
+        """Of a request for one."""
+        return {"Authorization": f"Bearer {self.token}"}
 
     def __repr__(self) -> str:
         return f"Endpoint({self.job_uid}, {self.address})"
@@ -77,6 +95,8 @@ class HttpsCoordinator:
         self._session: aiohttp.ClientSession | None = None
         self._earlier: set[str] = set()
         """Jobs whose coordinator has the credentials of before the rotation."""
+        self._last: dict[str, tuple[int, StatusReport]] = {}
+        """The hash of each job's last answer, and what it said: the same answer is not read again."""
 
     async def close(self) -> None:
         """Close all connections."""
@@ -86,6 +106,7 @@ class HttpsCoordinator:
     def forget(self, job_uid: str) -> None:
         """See `Coordinator`."""
         self._earlier.discard(job_uid)
+        self._last.pop(job_uid, None)
 
     async def read(self, endpoint: Endpoint) -> StatusReport:
         """See `Coordinator`."""
@@ -112,18 +133,25 @@ class HttpsCoordinator:
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS),
             )
-        host = f"[{endpoint.address}]" if ":" in endpoint.address else endpoint.address
-        url = f"https://{host}:{CONTROL_PORT}{STATUS_PATH}"
-        headers = {"Authorization": f"Bearer {endpoint.token}"}
+        url = endpoint.url
         try:
-            async with self._session.get(url, headers=headers, ssl=endpoint.pin) as answer:
-                body = await answer.content.read(MAX_REPORT_BYTES)
-                while not answer.content.at_eof() and len(body) < MAX_REPORT_BYTES:
-                    body += await answer.content.read(MAX_REPORT_BYTES - len(body))
+            # The pod is the user's own: it must not send the operator to where only the operator may go.
+            get = self._session.get(url, headers=endpoint.headers, ssl=endpoint.pin, allow_redirects=False)
+            async with get as answer:
                 if answer.status == 401:
                     raise _OtherKey(f"{url}: HTTP 401")
                 if answer.status != 200:
                     raise Unavailable(f"{url}: HTTP {answer.status}")
+                body = b""
+                while piece := await answer.content.read(MAX_REPORT_BYTES + 1 - len(body)):
+                    body += piece
+            if len(body) > MAX_REPORT_BYTES:
+                raise Unavailable(f"{url}: a report of more than {MAX_REPORT_BYTES} bytes")
+            if body.count(b",") > MAX_VALUES:
+                raise Unavailable(f"{url}: a report of more than {MAX_VALUES} values")
+            last = self._last.get(endpoint.job_uid)
+            if last is not None and last[0] == hash(body):
+                return last[1]
             report = StatusReport.model_validate_json(body)
         except aiohttp.ServerFingerprintMismatch as error:
             _release(error)
@@ -133,13 +161,18 @@ class HttpsCoordinator:
             raise Unavailable(f"{url}: {_words(error)}") from error
         if report.job_uid != endpoint.job_uid:
             raise Unavailable(f"{url} reported on another job, {report.job_uid}")
+        self._last[endpoint.job_uid] = hash(body), report
         return report
 
 
 def _words(error: Exception) -> str:
-    """What went wrong: the whole error of aiohttp names objects of Python."""
+    """What went wrong: the whole error of aiohttp names objects of Python, that of pydantic what was read."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        return f"no report: {place + ': ' if place else ''}{first['msg']}"[:MAX_WORDS]
     cause = getattr(error, "os_error", error)
-    return str(cause) or type(cause).__name__
+    return (str(cause) or type(cause).__name__)[:MAX_WORDS]
 
 
 def _release(error: BaseException) -> None:

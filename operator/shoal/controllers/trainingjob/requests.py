@@ -26,7 +26,6 @@ from shoal.policy.model import (
     ConfirmAbsent,
     CreatePod,
     CreateSecret,
-    CreateService,
     DeleteDisruptionBudget,
     DeleteJob,
     DeletePod,
@@ -49,8 +48,10 @@ ORDINARY_IN_FLIGHT = 8
 LONGEST_PAUSE = 10.0
 """Between tries of a kind of requests that fail."""
 
-FOUNDATIONS = (CreateSecret, CreateService, ApplyPodGroup)
-"""Pods need them, and are asked for again when these are answered, or have failed."""
+FOUNDATIONS = (CreateSecret, ApplyPodGroup)
+"""Pods need them, and are asked for again when these are answered, or have failed. Not a Service, whose name workers
+look up until there is one: an API server makes one at a time (`apply.SERVICES_IN_FLIGHT`), and the pods of hundreds of
+jobs would wait for that."""
 REMOVALS = (DeletePod, DeleteService, DeleteDisruptionBudget, DeleteJob, DeleteWorkload, RequeueWorkload)
 
 
@@ -171,9 +172,11 @@ class Requests:
         return frozenset(each.place for each in sent if isinstance(each, CreatePod))
 
     def forget(self, uid: str) -> None:
-        """Drop a run that is gone."""
+        """Drop a run that is gone, and what was to be sent."""
         self._tasks.forget(uid)
-        self._runs.pop(uid, None)
+        if (run := self._runs.pop(uid, None)) is not None:  # it may be one of its own answers that says so
+            for queue in (run.urgent, run.ordinary, run.removals):
+                queue.clear()
 
     def _run(self, job: TrainingJob) -> _Run:
         return self._runs.setdefault(job.metadata.uid, _Run(job))
