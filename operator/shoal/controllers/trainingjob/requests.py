@@ -172,9 +172,11 @@ class Requests:
         return frozenset(each.place for each in sent if isinstance(each, CreatePod))
 
     def forget(self, uid: str) -> None:
-        """Drop a run that is gone."""
+        """Drop a run that is gone, and what was to be sent."""
         self._tasks.forget(uid)
-        self._runs.pop(uid, None)
+        if (run := self._runs.pop(uid, None)) is not None:  # it may be one of its own answers that says so
+            for queue in (run.urgent, run.ordinary, run.removals):
+                queue.clear()
 
     def _run(self, job: TrainingJob) -> _Run:
         return self._runs.setdefault(job.metadata.uid, _Run(job))
