@@ -155,6 +155,8 @@ class Observation:
     """For how long parameter server 0, whose pod runs, could not be reached; 0: it can."""
     unreachable_because: str = ""
     """The last error."""
+    failing: str = ""
+    """What requests about the job have failed with for long, in the API server's words; empty: they do not."""
     refusals: tuple[Refusal, ...] = ()
     confirmed_absent: Mapping[str, str] = field(default_factory=dict)
     """Names of pods that do not exist: they were seen to be deleted, or the API server was asked (`ConfirmAbsent`).

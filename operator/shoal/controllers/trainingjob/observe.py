@@ -51,10 +51,12 @@ class Observer:
         self._proposal = proposal
         self._wall = wall
 
-    def observe(self, key: Key, in_flight: frozenset[Place] = frozenset()) -> Observation | None:
+    def observe(
+        self, key: Key, in_flight: frozenset[Place] = frozenset(), failing: str = ""
+    ) -> Observation | None:
         """The observation; None if the job does not exist, is being deleted, or has another controller.
 
-        `in_flight`: places whose pods are being created.
+        `in_flight`: places whose pods are being created. `failing`: see `Observation`.
         """
         namespace, name = key
         job = self._state.jobs.get(name, namespace)
@@ -77,7 +79,7 @@ class Observer:
         if answers.made_before is None:
             answers.made_before = bool(services)
         report, age = self._poller.latest(uid)
-        failing, because = self._poller.unreachable(uid)
+        unreachable, because = self._poller.unreachable(uid)
         signals = self._node_signals()
         return Observation(
             job=job,
@@ -100,8 +102,9 @@ class Observer:
             node_signals=signals,
             report=report,
             report_age=age,
-            unreachable_seconds=failing,
+            unreachable_seconds=unreachable,
             unreachable_because=because,
+            failing=failing,
             refusals=answers.refusals(now, job.metadata.generation),
             confirmed_absent=ChainMap(answers.gone_pods, self._state.deleted_pods(uid)),
             in_flight=in_flight,

@@ -99,7 +99,8 @@ class Reconciler:
         if self._complaints.about(key):
             self._tasks.start(key, self._complaints.complain(key))
         run = self._run(key)
-        if (seen := self._observer.observe(key, self._requests.pods_in_flight(run.uid))) is None:
+        in_flight, failing = self._requests.pods_in_flight(run.uid), self._requests.failing(run.uid)
+        if (seen := self._observer.observe(key, in_flight, failing)) is None:
             self._requests.forget(run.uid)
             return None
         decided = self._plan(seen, run.memory)
