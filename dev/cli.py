@@ -20,7 +20,6 @@ from dev.cluster.local import DEFAULT_NODES, NUMBERS, LocalCluster
 from dev.cluster.node import GRACE_SECONDS
 from dev.commands import exports, side_by_side
 from dev.console import console, say
-from dev.demo.kind import Kind
 from dev.errors import DevError
 from dev.paths import ROOT, clusters
 from shoal import __version__
@@ -67,12 +66,12 @@ def tools(purpose: str) -> None:
 @main.command()
 def setup() -> None:
     """Build the Go tools and, as root on Linux, the images; install what the tests need."""
-    try:
-        host.prepare(tests=True)
-    except DevError:
+    if not host.is_root():
         go_tools.ensure()
         say("the images need root on Linux; the tests of the nodes tier are skipped")
         return
+    host.prepare()
+    host.prepare_browser()
     pause = go_tools.ensure(("pause",))
     side_by_side(lambda: image_builder.build(image_builder.DEMO, pause), go_tools.ensure)
     ensure_template([image_builder.IMAGES[name].reference for name in image_builder.DEMO])
@@ -120,9 +119,6 @@ def down(cluster: str) -> None:
     if (clusters() / cluster).exists():
         LocalCluster(cluster).down()
         say(f"the cluster {cluster} is down")
-    if (kind := Kind()).kubeconfig.exists():
-        kind.down()
-        say("the cluster of kind is down")
 
 
 @main.command()
@@ -244,9 +240,10 @@ def release_notes() -> None:
 
 @release_group.command("chart")
 @click.argument("folder", type=click.Path(path_type=Path))
-def release_chart(folder: Path) -> None:
-    """Package the chart; print the archive."""
-    click.echo(release.package_chart(folder))
+@click.option("--registry", required=True, help="Where its images are.")
+def release_chart(folder: Path, registry: str) -> None:
+    """Package the chart with its images as defaults; print the archive."""
+    click.echo(release.package_chart(folder, registry))
 
 
 @release_group.command("wheel")
@@ -276,7 +273,7 @@ def release_krew(folder: Path, base: str, homepage: str) -> None:
 
 @main.command()
 def demo() -> None:
-    """Run a job while its nodes are reclaimed. CLUSTER=kind|local chooses the cluster, KEEP=1 keeps it.
+    """Run a job while its nodes are reclaimed. KEEP=1 keeps the cluster.
 
     STORY=pools: the job is planned on pools of nodes that a played cloud makes and takes.
     """

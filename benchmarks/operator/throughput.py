@@ -44,7 +44,8 @@ async def started(world: World, quick: bool) -> AsyncIterator[Measurement]:
         await asyncio.gather(*(apply(number) for number in range(jobs)))
 
         async def all_made() -> bool:
-            return await world.pods("many") >= PS_AND_WORKERS * jobs
+            pods, services = await world.count("many"), await world.count("many", "services")
+            return pods >= PS_AND_WORKERS * jobs and services >= jobs
 
         await until(all_made, every=0.2)
         spent = _since(cpu, _cpu(world, operator))
@@ -129,13 +130,13 @@ async def _take(world: World, space: str, names: list[str]) -> tuple[list[Write]
 
     Who deletes a pod first is answered that it did; the kubelet may be answered so, too.
     """
-    since, before = len(world.log.read()), await world.pods(space)
+    since, before = len(world.log.read()), await world.count(space)
     await asyncio.gather(
         *(world.kube.delete(f"/api/v1/namespaces/{space}/pods/{name}", grace_seconds=0) for name in names)
     )
 
     async def replaced() -> bool:
-        return await world.pods(space) >= before
+        return await world.count(space) >= before
 
     await until(replaced, every=0.2)
     taken = {each.name: each for each in reversed(world.writes(space, since=since)) if is_loss(each)}

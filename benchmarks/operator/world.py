@@ -66,9 +66,9 @@ class World:
             if is_create(each) and each.resource == "pods"
         ]
 
-    async def pods(self, namespace: str) -> int:
-        """How many pods there are: a create that the API server gave up (504) may have been carried out."""
-        listed = await self.kube.get(f"/api/v1/namespaces/{namespace}/pods", limit="1")
+    async def count(self, namespace: str, kind: str = "pods") -> int:
+        """How many there are: a create that the API server gave up (504) may have been carried out."""
+        listed = await self.kube.get(f"/api/v1/namespaces/{namespace}/{kind}", limit="1")
         return len(listed["items"]) + int(listed["metadata"].get("remainingItemCount") or 0)
 
     async def namespace(self, name: str) -> None:

@@ -14,6 +14,7 @@ import yaml
 from dev.images import IMAGES
 from dev.paths import ROOT
 from dev.publish import install_command
+from shoal.process.pools import PoolSettings
 from shoal.process.settings import labels_of
 from tests.unit.docs.pages import read, section
 
@@ -73,6 +74,22 @@ def test_documented_install_renders(tools: Path, words: list[str]) -> None:
     [deployment] = of_kind([d for d in yaml.safe_load_all(done.stdout) if d], "Deployment")
     image = deployment["spec"]["template"]["spec"]["containers"][0]["image"]
     assert image in {IMAGES["operator"].reference, "registry.example.com/team/shoal-operator:1"}
+
+
+@pytest.mark.parametrize(("machine", "architecture"), [("x86_64", "amd64"), ("aarch64", "arm64")])
+def test_images_that_a_machine_built_run_on_nodes_of_its_architecture(
+    tools: Path, machine: str, architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    words = shlex.split(install_command("r.io/t", "1").replace("\\\n", ""))
+    done = subprocess.run(
+        [str(tools / "helm"), "template", *words[2:]], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    [deployment] = of_kind([d for d in yaml.safe_load_all(done.stdout) if d], "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    environment = {each["name"]: each.get("value", "") for each in pod["containers"][0]["env"]}
+    assert pod["nodeSelector"] == {"kubernetes.io/arch": architecture}
+    assert labels_of(environment, "SHOAL_NODE_SELECTOR") == {"kubernetes.io/arch": architecture}
 
 
 def test_crds_are_part_of_the_release_and_kept_on_uninstall(tools: Path) -> None:
@@ -580,13 +597,27 @@ def test_service_account_of_the_pools_has_the_clouds_annotations(tools: Path) ->
     assert account["metadata"]["annotations"] == {"eks.amazonaws.com/role-arn": role}
 
 
-def test_pools_of_releases_in_two_namespaces_share_no_object(tools: Path) -> None:
+def test_pools_of_releases_in_two_namespaces_share_the_lease_and_no_object(tools: Path) -> None:
+    """Two that led, each in its namespace, wrote every pool in turns."""
     settings = ["crds.install=false", "pools.enabled=true", "pools.bufferNamespaces={shared}"]
     one, two = (
-        names_of(render(tools, *settings, f"scope.namespace=team-{team}", namespace=f"shoal-{team}"))
-        for team in "ab"
+        render(tools, *settings, f"scope.namespace=team-{team}", namespace=f"shoal-{team}") for team in "ab"
     )
-    assert not one & two
+    assert not names_of(one) & names_of(two)
+    for documents in (one, two):
+        [deployment] = [d for d in of_kind(documents, "Deployment") if d["metadata"]["name"] == "shoal-pools"]
+        [container] = deployment["spec"]["template"]["spec"]["containers"]
+        named = {each["name"]: each.get("value", "") for each in container["env"]}
+        settings_of = PoolSettings.from_environment({**named, "POD_NAMESPACE": "shoal-a"})
+        [rights] = [
+            rule
+            for role in of_kind(documents, "Role")
+            if role["metadata"]["namespace"] == settings_of.lease_namespace
+            for rule in role["rules"]
+            if "update" in rule["verbs"]
+        ]
+        assert rights["resourceNames"] == [settings_of.lease_name]
+        assert (settings_of.lease_namespace, settings_of.lease_name) == ("default", "shoal-pools")
 
 
 def test_the_full_name_is_that_of_all_objects(tools: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from dev.cluster import ControlPlane
 from dev.kube import ApiError, Json, Kube
+from shoal.pools.metrics import LEADING
 from shoal.pools.scaler import FINALIZER
 from shoal.process.pools import NodePools, PoolSettings
 from tests.control_plane.operators import eventually, running_operator, transport
@@ -186,9 +187,11 @@ async def during(task: asyncio.Task[Any]) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def running_pools(plane: ControlPlane, world: World) -> AsyncIterator[NodePools]:
+async def running_pools(
+    plane: ControlPlane, world: World, identity: str = "shoal-pools"
+) -> AsyncIterator[NodePools]:
     http = await transport(plane.kubeconfig)
-    settings = PoolSettings(lease_namespace=world.namespace)
+    settings = PoolSettings(identity, world.namespace, operator_namespace=world.namespace)
     pools = NodePools(http, settings, wall=lambda: world.now, pulse_seconds=0.2)
     try:
         async with during(asyncio.create_task(pools.run())):
@@ -243,6 +246,29 @@ async def test_target_follows_the_recommendation_and_gets_its_size_back(
         await world.kube.delete(world.path)
         await world.is_gone()
     assert await world.replicas() == 2
+
+
+@pytest.mark.usefixtures("operator")
+async def test_of_two_releases_one_sizes_and_the_other_takes_over(
+    control_plane: ControlPlane, world: World
+) -> None:
+    """Each led in its own namespace, and they wrote the pool in turns."""
+    await world.create_fleet(2)
+    await world.create_pool()
+    async with contextlib.AsyncExitStack() as first, running_pools(control_plane, world, "b") as second:
+        one = await first.enter_async_context(running_pools(control_plane, world, "a"))
+
+        def leading() -> list[float | None]:
+            return [each.metrics.registry.get_sample_value(LEADING) for each in (one, second)]
+
+        await world.recommend(5)
+        await world.has_replicas(5)
+        assert sorted(leading(), key=str) == [0, 1]
+        await first.aclose()
+        world.passes(120)
+        await world.recommend(6)
+        await world.has_replicas(6)
+        assert leading()[1] == 1
 
 
 @pytest.mark.usefixtures("operator")

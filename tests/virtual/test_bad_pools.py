@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.virtual.cluster import Machine
 from tests.virtual.loop import play
-from tests.virtual.server import Json
+from tests.virtual.server import Faults, Json
 from tests.virtual.trainer import Truth
 from tests.virtual.world import GROUP, World
 
@@ -31,8 +31,8 @@ WRONG: dict[str, tuple[Json, str, str]] = {
 }
 
 
-def pool_world() -> World:
-    world = World(lambda _uid: Truth(samples=400_000), plan_seconds=10.0)
+def pool_world(faults: Faults | None = None) -> World:
+    world = World(lambda _uid: Truth(samples=400_000), faults=faults, plan_seconds=10.0)
     world.nodes(0, 1)
     for name in ("good", "other"):
         for number in range(4):

@@ -325,7 +325,8 @@ class OperatorShare(Status):
     reason: str = ""
     """Why, for people."""
     at: datetime
-    """When it last said so: what is an hour old counts no more."""
+    """When it last said so. An hour later only `used` counts: jobs train on without their operator. Remove the share of
+    one that is gone for good."""
 
 
 class ScalingStatus(Status):

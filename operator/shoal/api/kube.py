@@ -225,6 +225,12 @@ class Pod(Cached):
         """Whether its containers run."""
         return self.status.phase == "Running"
 
+    @cached_property
+    def queued(self) -> bool:
+        """Whether a queue, such as Kueue, holds it back: it waits for no node yet."""
+        scheduled = self.condition("PodScheduled")
+        return scheduled is not None and scheduled.reason == "SchedulingGated"
+
     @property
     def ended(self) -> bool:
         """Whether all its containers ended for good."""

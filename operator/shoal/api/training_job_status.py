@@ -60,8 +60,10 @@ class Slot(Status):
     """Container restarts in place that have been counted (parameter servers)."""
     attempts: int = 0
     """How many incarnations in a row ended abnormally shortly after they started."""
+    queued: bool = False
+    """A queue, such as Kueue, holds its pod back."""
     created_at: datetime | None = None
-    """When the pod was created or, of a planned one, recorded; until it runs."""
+    """When the pod was created, let go by a queue or, of a planned one, recorded; until it runs."""
     ended_at: datetime | None = None
     """When it was first seen to have ended or to be draining."""
 

@@ -95,7 +95,7 @@ def run_of(pod: Pod) -> tuple[Key, str] | None:
 
 def _awaited_pool(pod: Pod) -> str | None:
     """The pool of which a pod waits for a node."""
-    return None if pod.spec.node_name or pod.ended else pod.metadata.labels.get(POOL)
+    return None if pod.spec.node_name or pod.ended or pod.queued else pod.metadata.labels.get(POOL)
 
 
 def _described(profile: SpeedProfile) -> Hashable | None:
@@ -132,6 +132,8 @@ class ClusterState:
         self.profiles: Cache[SpeedProfile] = Cache(self._profile_changed, {"described": _described})
         self.on_job: list[Callable[[TrainingJob | None, TrainingJob | None], None]] = []
         """Told every change of a job, before it is woken; so are these of nodes and pools."""
+        self.on_gone: list[Callable[[str], None]] = []
+        """Told the uid of a job that is gone. Whoever keeps something of jobs is told here, and drops it."""
         self.on_node: list[Callable[[Node | None, Node | None], None]] = []
         self.on_pool: list[Callable[[CapacityPool | None, CapacityPool | None], None]] = []
         self._deleted_pods: dict[str, dict[str, str]] = {}
@@ -177,6 +179,8 @@ class ClusterState:
             self._wakes.jobs(key_of(seen), Priority.NORMAL)
         if new is None:
             self._deleted_pods.pop(seen.metadata.uid, None)
+            for forget in self.on_gone:
+                forget(seen.metadata.uid)
         if seen.spec.workers.pools and _wants(old) != _wants(new):
             self._wakes.plans()
 

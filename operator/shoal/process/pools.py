@@ -1,7 +1,8 @@
 """The process `shoal-pools`: makes CapacityPools with scaling mode Buffer, Scale or Cloud the recommended size.
 
-It is not the operator, and has another service account: rights to a cloud and to create pods do not meet. Exit codes as
-`shoal-operator`.
+It is not the operator, and has another service account: rights to a cloud and to create pods do not meet. Pools are of
+the cluster, so one process in the cluster sizes them, however many releases enable it: all want the same Lease. Exit
+codes as `shoal-operator`.
 """
 
 from __future__ import annotations
@@ -54,9 +55,11 @@ class PoolSettings:
     identity: str = "shoal-pools"
     """The holder identity in the Lease."""
     lease_namespace: str = "default"
+    """With `lease_name` the same in every installation: two that lead would write each pool in turns."""
     lease_name: str = "shoal-pools"
+    operator_namespace: str = "default"
     operator_lease: str = "shoal"
-    """The Lease of the operator whose recommendations are followed, in the same namespace."""
+    """The Lease of the operator whose recommendations are followed."""
     metrics_port: int = 8080
     """0: no metrics endpoint."""
     health_port: int = 8081
@@ -74,8 +77,7 @@ class PoolSettings:
         get = environment.get
         return cls(
             identity=identity_of(environment),
-            lease_namespace=get("POD_NAMESPACE") or "default",
-            lease_name=get("SHOAL_LEASE_NAME") or "shoal-pools",
+            operator_namespace=get("POD_NAMESPACE") or "default",
             operator_lease=get("SHOAL_OPERATOR_LEASE_NAME") or "shoal",
             metrics_port=number_of(environment, "SHOAL_METRICS_PORT", 8080),
             health_port=number_of(environment, "SHOAL_HEALTH_PORT", 8081),
@@ -107,7 +109,7 @@ class NodePools:
         self.cache: Cache[CapacityPool] = Cache(self._changed)
         self.pulse = Pulse(
             transport,
-            settings.lease_namespace,
+            settings.operator_namespace,
             settings.operator_lease,
             pulse_seconds,
             on_return=self._wake_all,

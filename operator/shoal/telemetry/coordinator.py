@@ -23,7 +23,13 @@ TIMEOUT_SECONDS = 3.0
 KEEP_ALIVE_SECONDS = 28.0
 """More than the longest interval of polls, and less than the server's own limit: a handshake takes ten times as long as
 a poll on an open connection."""
-MAX_REPORT_BYTES = 4 << 20
+MAX_REPORT_BYTES = 2 << 20
+"""A report of 1,000 workers, each with a text of the longest, is not longer."""
+MAX_VALUES = 1 << 17
+"""Of JSON, by its commas: one takes up to 250 times its bytes until it is known whether it is of use. The report of
+1,000 workers has 30,000."""
+MAX_WORDS = 300
+"""Characters of what is said of an answer that could not be used: its sender chose it."""
 
 
 @dataclass(frozen=True)
@@ -116,14 +122,20 @@ class HttpsCoordinator:
         url = f"https://{host}:{CONTROL_PORT}{STATUS_PATH}"
         headers = {"Authorization": f"Bearer {endpoint.token}"}
         try:
-            async with self._session.get(url, headers=headers, ssl=endpoint.pin) as answer:
-                body = await answer.content.read(MAX_REPORT_BYTES)
-                while not answer.content.at_eof() and len(body) < MAX_REPORT_BYTES:
-                    body += await answer.content.read(MAX_REPORT_BYTES - len(body))
+            # The pod is the user's own: it must not send the operator to where only the operator may go.
+            get = self._session.get(url, headers=headers, ssl=endpoint.pin, allow_redirects=False)
+            async with get as answer:
                 if answer.status == 401:
                     raise _OtherKey(f"{url}: HTTP 401")
                 if answer.status != 200:
                     raise Unavailable(f"{url}: HTTP {answer.status}")
+                body = b""
+                while piece := await answer.content.read(MAX_REPORT_BYTES + 1 - len(body)):
+                    body += piece
+            if len(body) > MAX_REPORT_BYTES:
+                raise Unavailable(f"{url}: a report of more than {MAX_REPORT_BYTES} bytes")
+            if body.count(b",") > MAX_VALUES:
+                raise Unavailable(f"{url}: a report of more than {MAX_VALUES} values")
             report = StatusReport.model_validate_json(body)
         except aiohttp.ServerFingerprintMismatch as error:
             _release(error)
@@ -137,9 +149,13 @@ class HttpsCoordinator:
 
 
 def _words(error: Exception) -> str:
-    """What went wrong: the whole error of aiohttp names objects of Python."""
+    """What went wrong: the whole error of aiohttp names objects of Python, that of pydantic what was read."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        return f"no report: {place + ': ' if place else ''}{first['msg']}"[:MAX_WORDS]
     cause = getattr(error, "os_error", error)
-    return str(cause) or type(cause).__name__
+    return (str(cause) or type(cause).__name__)[:MAX_WORDS]
 
 
 def _release(error: BaseException) -> None:

@@ -14,11 +14,25 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
+from pydantic import ValidationError
 
 from shoal.controllers.trainingjob.credentials import InstallKey, JobCredentials, job_credentials
 from shoal.errors import Unavailable
-from shoal.telemetry.coordinator import Endpoint, HttpsCoordinator
-from shoal_trainer.contract import CONTROL_PORT, STATUS_PATH, Phase, StatusReport
+from shoal.telemetry.coordinator import MAX_REPORT_BYTES, Endpoint, HttpsCoordinator
+from shoal_trainer.contract import (
+    CONTROL_PORT,
+    MAX_EPOCHS,
+    MAX_WORKERS,
+    MOST_METRICS,
+    MOST_TEXT,
+    STATUS_PATH,
+    EpochReport,
+    Phase,
+    ShardReport,
+    StatusReport,
+    WorkerReport,
+    WorkerState,
+)
 from shoal_trainer.security import Credentials
 
 KEY = InstallKey(b"k" * 32)
@@ -161,6 +175,91 @@ async def test_invalid_report_is_unavailable(
     async with serving(tmp_path, "u1", web.Response(text=body)) as address:
         with pytest.raises(Unavailable):
             await coordinator.read(endpoint("u1", address))
+
+
+HOSTILE = {
+    "workers": ",".join(["{}"] * 130_000),
+    "shards": ",".join(["1"] * 130_000),
+    "speed": ",".join(['{"device":1}'] * 100_000),
+    "epochs": ",".join(['{"epoch":-1,"metrics":{"a":"b"}}'] * 30_000),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_a_hostile_report_is_given_up_at_its_first_errors(
+    name: str, tmp_path: Path, coordinator: HttpsCoordinator
+) -> None:
+    """A text with an entry for each error took 2 GiB for 3.6 MB, on the event loop of all jobs."""
+    body = f'{{"{name}":[{HOSTILE[name]}]}}'
+    assert len(body) <= MAX_REPORT_BYTES
+    async with serving(tmp_path, "u1", web.Response(text=body)) as address:
+        with pytest.raises(Unavailable, match="no report") as refused:
+            await coordinator.read(endpoint("u1", address))
+    assert len(str(refused.value)) < 400
+    cause = refused.value.__cause__
+    assert isinstance(cause, ValidationError)
+    assert cause.error_count() < 10
+
+
+@pytest.mark.parametrize(
+    ("body", "refused"), [(" " * (2 << 20) + " ", "bytes$"), ("[" + "{}," * 200_000 + "{}]", "values$")]
+)
+async def test_a_report_that_would_take_much_memory_is_not_parsed(
+    body: str, refused: str, tmp_path: Path, coordinator: HttpsCoordinator
+) -> None:
+    """2 MiB of `{},` take 176 MiB."""
+    async with serving(tmp_path, "u1", web.Response(text=body)) as address:
+        with pytest.raises(Unavailable, match=f"a report of more than [0-9]+ {refused}"):
+            await coordinator.read(endpoint("u1", address))
+
+
+async def test_a_report_of_the_largest_job_is_read(tmp_path: Path, coordinator: HttpsCoordinator) -> None:
+    """With the longest texts, and with more metrics and epochs than are told."""
+    largest = StatusReport(
+        job_uid="u1",
+        phase=Phase.TRAINING,
+        workers=tuple(
+            WorkerReport(
+                slot=slot,
+                incarnation=2**40,
+                state=WorkerState.ACTIVE,
+                last_seen_seconds=1 / 3,
+                step_seconds=1 / 3,
+                compute_seconds=1 / 3,
+                pull_seconds=1 / 3,
+                push_seconds=1 / 3,
+                input_seconds=1 / 3,
+                device_name="d" * 63,
+                node="n" * 253,
+                message="m" * 5000,
+            )
+            for slot in range(MAX_WORKERS)
+        ),
+        shards=tuple(ShardReport(index=index, epoch=1) for index in range(16)),
+        epochs=tuple(
+            EpochReport(epoch=n, metrics={f"metric {k}": 1 / 3 for k in range(300)})
+            for n in range(MAX_EPOCHS)
+        ),
+    )
+    assert len(largest.to_json()) < MAX_REPORT_BYTES
+    async with serving(tmp_path, "u1", web.Response(text=largest.to_json())) as address:
+        assert await coordinator.read(endpoint("u1", address)) == largest
+    assert len(largest.epochs[0].metrics) == MOST_METRICS
+    assert len(largest.workers[0].message) == MOST_TEXT
+
+
+async def test_no_redirect_is_followed_and_nothing_that_was_read_is_told(
+    tmp_path: Path, coordinator: HttpsCoordinator
+) -> None:
+    """Conditions are for users to read: what the operator can reach, and they cannot, must not be told there."""
+    async with serving(tmp_path, "u2", web.Response(text="the secret of another service")) as elsewhere:
+        to = {"Location": f"https://{elsewhere}:{CONTROL_PORT}{STATUS_PATH}"}
+        async with serving(tmp_path, "u1", web.Response(status=307, headers=to)) as address:
+            with pytest.raises(Unavailable, match=r"HTTP 307$"):
+                await coordinator.read(endpoint("u1", address))
+        with pytest.raises(Unavailable) as refused:
+            await coordinator.read(endpoint("u2", elsewhere))
+    assert "secret" not in str(refused.value)
 
 
 async def test_unreachable_coordinator_is_unavailable(coordinator: HttpsCoordinator) -> None:

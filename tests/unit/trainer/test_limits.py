@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from shoal_trainer.coordinator import http, report
+from shoal_trainer.contract import MAX_SHARDS, MAX_WORKERS
+from shoal_trainer.coordinator import http
 from shoal_trainer.ps import server
 from shoal_trainer.serve import OPEN_FILES, allow_open_files
 from shoal_trainer.wire.messages import MAX_APPLIED
@@ -41,7 +42,8 @@ def test_connection_limits_fit_the_largest_job(workers):
 
 
 def test_report_limits_fit_the_largest_job(spec, workers):
-    assert spec["workers"]["properties"]["replicas"]["maximum"] <= report.MAX_WORKERS
+    assert spec["workers"]["properties"]["replicas"]["maximum"] <= MAX_WORKERS
+    assert spec["parameterServers"]["properties"]["replicas"]["maximum"] <= MAX_SHARDS
     assert workers <= MAX_APPLIED
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -14,6 +15,10 @@ CENTURY = 4102444800
 MOST_LOG = 7 * math.log(10)
 """Of the seconds of a step: 10^7 are a third of a year, and 10^-7 are none by any clock."""
 MOST_FLOPS = 1e20
+MOST_METRICS = 256
+"""Of an epoch. More are not told: each is a series of Prometheus."""
+MOST_TEXT = 1024
+"""Characters of a text. What is longer is cut."""
 
 
 def _finite(value: float) -> bool:
@@ -25,7 +30,7 @@ def _figures(values: Any) -> Any:
         return values
     return {
         name: value
-        for name, value in values.items()
+        for name, value in islice(values.items(), MOST_METRICS)
         if value is not None and (not isinstance(value, float) or _finite(value))
     }
 
@@ -41,3 +46,4 @@ Figure = Annotated[
 """A measurement that may be missing: None if it is not finite."""
 Metrics = Annotated[dict[str, float], BeforeValidator(_figures)]
 """Values by name, without those that are not finite."""
+Text = Annotated[str, AfterValidator(lambda text: text[:MOST_TEXT])]

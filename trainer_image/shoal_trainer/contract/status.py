@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import FailFast, Field
 
-from shoal_trainer.contract.figures import MOST_FLOPS, Amount, Count, Figure, Metrics, Number, UnixTime
+from shoal_trainer.contract.figures import (
+    MOST_FLOPS,
+    Amount,
+    Count,
+    Figure,
+    Metrics,
+    Number,
+    Text,
+    UnixTime,
+)
 from shoal_trainer.contract.message import VERSION, Message
-from shoal_trainer.contract.sums import BesideSums, PassedSums, SpeedSums
+from shoal_trainer.contract.sums import MAX_SPEEDS, BesideSums, PassedSums, SpeedSums
+
+MAX_WORKERS = 1024
+"""In a report; at least the largest number of slots of a job."""
+MAX_SHARDS = 64
+MAX_EPOCHS = 16
+"""The newest ones."""
 
 
 class WorkerState(StrEnum):
@@ -40,18 +56,18 @@ class WorkerReport(Message):
     input_seconds: Figure = None
     staleness: Figure = None
     batch_size: Count = 0
-    device: str = ""
+    device: Text = ""
     """Its accelerator by the name of the operator's catalogue ("T4"), "CPU" without one, "" before it has said so."""
-    device_name: str = ""
+    device_name: Text = ""
     """The same as TensorFlow names it ("Tesla T4")."""
     devices: Count = 1
     """Accelerators; 1 for "CPU"."""
     cores: Number = 0.0
     """CPU cores that it may use, 0.5 for half of one; 0: unknown."""
-    node: str = ""
+    node: Text = ""
     beside_seconds: Number = 0.0
     """In tasks, and without work: of its time, what `step_seconds` leave out. Cumulative."""
-    message: str = ""
+    message: Text = ""
 
 
 class ShardReport(Message):
@@ -133,10 +149,14 @@ class EpochReport(Message):
 
 
 class StatusReport(Message):
-    """The coordinator's report. After a rollback, or a restart of PS 0 from a snapshot, counters may fall."""
+    """The coordinator's report. After a rollback, or a restart of PS 0 from a snapshot, counters may fall.
+
+    Every list is bounded and is given up at its first error: the operator keeps one report of each job, and an image is
+    its user's own.
+    """
 
     version: Count = VERSION
-    job_uid: str
+    job_uid: Text
     phase: Phase
     epoch: Count = 0
     """The current epoch of training, from 0. (The epoch of a shard is in `shards`.)"""
@@ -146,7 +166,7 @@ class StatusReport(Message):
     loss: Figure = None
     metrics: Metrics = Field(default_factory=dict)
     """Those of training in the newest epoch, also if it is not over, and those of the newest evaluation (`val_…`)."""
-    epochs: tuple[EpochReport, ...] = ()
+    epochs: Annotated[tuple[EpochReport, ...], FailFast(), Field(max_length=MAX_EPOCHS)] = ()
     """The newest finished epochs, in order."""
     samples_per_second: Figure = None
     progress_percent: Figure = None
@@ -164,18 +184,18 @@ class StatusReport(Message):
     input_wait: Figure = None
     """Share of the active workers' time spent waiting for the next batch, 0 to 1."""
     data: DataReport = DataReport()
-    workers: tuple[WorkerReport, ...] = ()
-    shards: tuple[ShardReport, ...] = ()
+    workers: Annotated[tuple[WorkerReport, ...], FailFast(), Field(max_length=MAX_WORKERS)] = ()
+    shards: Annotated[tuple[ShardReport, ...], FailFast(), Field(max_length=MAX_SHARDS)] = ()
     model: ModelReport | None = None
     """None until a worker has connected."""
-    speed: tuple[SpeedSums, ...] = ()
+    speed: Annotated[tuple[SpeedSums, ...], FailFast(), Field(max_length=MAX_SPEEDS)] = ()
     """The measured steps by configuration, cumulative over the life of the coordinator's process (`speed_epoch`): a
-    reader takes differences, so that a missed report loses nothing. At most `MAX_SPEEDS`."""
-    speed_epoch: str = ""
+    reader takes differences, so that a missed report loses nothing."""
+    speed_epoch: Text = ""
     """Identifies the process whose sums `speed` and `beside` are: with another one they begin at 0."""
     beside: PassedSums = BesideSums()
     """What passed beside training steps, cumulative like `speed`."""
-    message: str = ""
+    message: Text = ""
 
     @property
     def messages(self) -> tuple[str, ...]:

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from shoal_trainer.contract import (
+    MAX_EPOCHS,
+    MAX_WORKERS,
     DataReport,
     EpochReport,
     Outcome,
@@ -18,10 +20,6 @@ from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.members import Member
 from shoal_trainer.coordinator.record import Record
 from shoal_trainer.coordinator.task_queue import Tasks
-
-MAX_WORKERS = 1024
-"""At least the largest number of slots of a job."""
-RECENT_EPOCHS = 16
 
 
 def status(coordinator: Coordinator) -> StatusReport:
@@ -48,7 +46,7 @@ def _status(coordinator: Coordinator, now: float) -> StatusReport:
         samples=samples,
         loss=record.pace.loss,
         metrics=metrics(record),
-        epochs=epochs(record.tasks, len(record.tasks.history) - RECENT_EPOCHS),
+        epochs=epochs(record.tasks, len(record.tasks.history) - MAX_EPOCHS),
         samples_per_second=rate,
         samples_left=samples_left(coordinator),
         progress_percent=None if share is None else round(100 * share, 2),

@@ -36,7 +36,7 @@ NAMED_JOBS = 3
 RENEWED = timedelta(minutes=30)
 """Interval at which an operator repeats what it said."""
 STALE = timedelta(hours=1)
-"""What another operator said so long ago counts no more: it may be uninstalled."""
+"""What another operator said so long ago counts no more, as it may be uninstalled, but the nodes that its jobs use."""
 
 
 def measure(seen: Seen) -> CapacityPoolStatus:
@@ -82,10 +82,11 @@ def _shares(seen: Seen, counted: Counted) -> tuple[OperatorShare, ...]:
     nodes, reason = _planned(seen.held)
     if seen.used > nodes:
         nodes, reason = seen.used, ", ".join(filter(None, (reason, f"{seen.used} in use")))
+    said = [share for share in before.values() if share.operator not in {seen.operator, *counted.moved}]
     others = [
-        share
-        for share in before.values()
-        if share.operator not in {seen.operator, *counted.moved} and seen.now - share.at < STALE
+        share if seen.now - share.at < STALE else _left(share)
+        for share in said
+        if seen.now - share.at < STALE or share.used
     ]
     fresh = OperatorShare(
         operator=seen.operator,
@@ -96,10 +97,18 @@ def _shares(seen: Seen, counted: Counted) -> tuple[OperatorShare, ...]:
         reason=reason,
         at=seen.now.replace(microsecond=0),
     )
-    said = before.get(seen.operator)
-    if said is not None and said == fresh.model_copy(update={"at": said.at}):
-        fresh = fresh if seen.now - said.at >= RENEWED else said
+    last = before.get(seen.operator)
+    if last is not None and last == fresh.model_copy(update={"at": last.at}):
+        fresh = fresh if seen.now - last.at >= RENEWED else last
     return tuple(sorted([*others, fresh], key=lambda share: share.operator))
+
+
+def _left(share: OperatorShare) -> OperatorShare:
+    """What an old share still says: its jobs had these nodes, and nobody else sees whether they do."""
+    reason = f"{share.used} in use by jobs of {share.operator}, which has said nothing for an hour"
+    return OperatorShare(
+        operator=share.operator, used=share.used, nodes=share.used, reason=reason, at=share.at
+    )
 
 
 def _startup(total: Usage) -> MeasuredStartup:

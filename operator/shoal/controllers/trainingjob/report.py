@@ -29,6 +29,9 @@ CONFLICT_SECONDS = 1.0
 """Fallback: normally the watch delivers the newer object and wakes the job."""
 SETTLE_SECONDS = 1.0
 """Minimum interval of writes that record neither a loss nor an end."""
+FIRST_SECONDS = 3.0
+"""How long a job's first status waits for its pods to be made, so that it tells of all of them: of two statuses written
+while hundreds of jobs begin, one is a fifth of what the API server has to do for a job of five pods."""
 WAVE_SECONDS = 0.2
 """Minimum interval of writes that record the losses of workers and nothing else that is urgent."""
 
@@ -89,6 +92,7 @@ class Reporter:
     def forget(self, uid: str) -> None:
         """Drop the state of a deleted job."""
         self._told.pop(uid, None)
+        self._writer.forget(uid)
         self._metrics.forget(uid)
 
     def report(
@@ -176,7 +180,9 @@ def _gathering_seconds(old: TrainingJobStatus, new: TrainingJobStatus) -> float:
     """How long a write waits for the answers about pods that are being created, to tell of them, too."""
     if new.finished or _records_servers(old, new):
         return 0.0
-    return WAVE_SECONDS if _counts_losses(old, new) else SETTLE_SECONDS
+    if _counts_losses(old, new):
+        return WAVE_SECONDS
+    return SETTLE_SECONDS if old.observed_generation else FIRST_SECONDS
 
 
 def _is_awaited(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:

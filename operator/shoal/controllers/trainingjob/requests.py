@@ -27,7 +27,6 @@ from shoal.policy.model import (
     ConfirmAbsent,
     CreatePod,
     CreateSecret,
-    CreateService,
     DeleteDisruptionBudget,
     DeleteJob,
     DeletePod,
@@ -54,8 +53,10 @@ TELL_AFTER = 30.0
 AGAIN_SECONDS = 2 * LONGEST_PAUSE
 """What is asked for so soon after it was done was done in vain."""
 
-FOUNDATIONS = (CreateSecret, CreateService, ApplyPodGroup)
-"""Pods need them, and are asked for again when these are answered, or have failed."""
+FOUNDATIONS = (CreateSecret, ApplyPodGroup)
+"""Pods need them, and are asked for again when these are answered, or have failed. Not a Service, whose name workers
+look up until there is one: an API server makes one at a time (`apply.SERVICES_IN_FLIGHT`), and the pods of hundreds of
+jobs would wait for that."""
 REMOVALS = (DeletePod, DeleteService, DeleteDisruptionBudget, DeleteJob, DeleteWorkload, RequeueWorkload)
 
 
@@ -204,9 +205,11 @@ class Requests:
         return next((each.words for each in run.failures.values() if each.words), "") if run else ""
 
     def forget(self, uid: str) -> None:
-        """Drop a run that is gone."""
+        """Drop a run that is gone, and what was to be sent."""
         self._tasks.forget(uid)
-        self._runs.pop(uid, None)
+        if (run := self._runs.pop(uid, None)) is not None:  # it may be one of its own answers that says so
+            for queue in (run.urgent, run.ordinary, run.removals):
+                queue.clear()
 
     def _run(self, job: TrainingJob) -> _Run:
         return self._runs.setdefault(job.metadata.uid, _Run(job))

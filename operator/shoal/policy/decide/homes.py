@@ -93,10 +93,7 @@ class Homes:
 
 def waits_for_node(each: Sighting) -> bool:
     """Whether its pod waits for a node. One that a queue holds back does not."""
-    if each.pod is None or each.pod.spec.node_name or each.slot.cause:
-        return False
-    scheduled = each.pod.condition("PodScheduled")
-    return scheduled is None or scheduled.reason != "SchedulingGated"
+    return not (each.pod is None or each.pod.spec.node_name or each.slot.cause or each.pod.queued)
 
 
 def homes_of(facts: Facts) -> Homes:

@@ -78,6 +78,7 @@ def due(facts: Facts) -> set[int]:
         if each.place in pushed
         or (
             not each.slot.node
+            and not each.slot.queued
             and not each.slot.unfulfilled
             and each.slot.created_at is not None
             and not facts.timers.pending(each.slot.created_at + patience)
@@ -110,11 +111,14 @@ class _Counter:
         slot, usage = each.slot, self._usage(each.slot.pool)
         pushed = self._facts.coordinator.pushed.get(each.place)
         if pushed is not None and not slot.trained and each.pod is not None:
-            created = parse_time(each.pod.metadata.creation_timestamp)
-            seconds = seconds_between(created, datetime.fromtimestamp(pushed, UTC)) if created else 0
-            usage["starts"] += 1
-            usage["start_seconds"] += seconds
-            usage["start_seconds_squared"] += seconds**2
+            if (
+                not self._facts.job.spec.run_policy.scheduling_policy.queue
+            ):  # what a queue took is no start-up
+                created = parse_time(each.pod.metadata.creation_timestamp)
+                seconds = seconds_between(created, datetime.fromtimestamp(pushed, UTC)) if created else 0
+                usage["starts"] += 1
+                usage["start_seconds"] += seconds
+                usage["start_seconds_squared"] += seconds**2
             each.slot = slot = slot.model_copy(update={"trained": True})
         if not slot.unfulfilled and self._waited(each):
             usage["unfulfilled"] += 1
@@ -127,7 +131,7 @@ class _Counter:
     def _waited(self, each: Member) -> bool:
         """Whether its pod waits for a node for too long."""
         created, bound = each.slot.created_at, each.pod is None or bool(each.pod.spec.node_name)
-        if bound or created is None or (each.slot.cause and not self._is_new(each)):
+        if bound or created is None or each.slot.queued or (each.slot.cause and not self._is_new(each)):
             return False
         return not self._facts.timers.pending(created + self._patience)
 

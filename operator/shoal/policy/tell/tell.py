@@ -17,6 +17,7 @@ from shoal.policy.decide import records, suspension
 from shoal.policy.decide.admission import missing_disruption_budget, missing_pod_group, missing_workload
 from shoal.policy.decide.decide import Decisions
 from shoal.policy.decide.members import MOVED, Member, every, follows_a_loss
+from shoal.policy.facts.coordinator import unasked
 from shoal.policy.facts.read import Facts
 from shoal.policy.model import CreatePod, Observation, Plan, Reason
 from shoal.policy.tell import pod_problems, progress
@@ -199,9 +200,10 @@ class _Teller:
             conditions.set("QuotaReserved", quota.lacks is None, *(quota.lacks or ADMITTED))
 
     def _counts(self, training: TrainingProgress) -> PodCounts:
-        spec, suspended = self._seen.job.spec, self._facts.suspended
-        workers, at_rest = self._active_workers, self._facts.at_rest
-        known = self._seen.report is not None or bool(training.phase)
+        spec, facts, suspended = self._seen.job.spec, self._facts, self._facts.suspended
+        workers, at_rest = self._active_workers, facts.at_rest
+        before = self._seen.job.status.training
+        known = self._seen.report is not None or bool(training.phase) or unasked(self._seen)
         return PodCounts(
             servers_wanted=0 if suspended else spec.parameter_servers.replicas,
             servers_ready=sum(
@@ -212,6 +214,7 @@ class _Teller:
             workers_pending=len(at_rest.starting) + sum(each.slot.state == "Starting" for each in workers),
             min_workers=spec.workers.min_replicas,
             trains=training.step > 0 or not known,
+            from_nothing=training.restarts_from_nothing > before.restarts_from_nothing,
         )
 
     def _workers_status(self, counts: PodCounts) -> WorkersStatus:

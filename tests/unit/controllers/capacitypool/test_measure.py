@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from shoal.api.capacity_pool import CapacityPool, CapacityPoolStatus
-from shoal.api.kube import Node, Pod
+from shoal.api.kube import Node
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.capacitypool.measure import matches, measure
 from shoal.controllers.capacitypool.overlaps import older_overlap
@@ -210,9 +210,8 @@ def test_recommended_size_is_the_sum_of_plans_within_the_limit() -> None:
     assert measure(seen(pool())).recommended.reason == "no job plans to use it"
 
 
-def waiting(seconds: float) -> Pod:
-    created = (NOW - timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return Pod.model_validate({"metadata": {"name": "p", "uid": "u", "creationTimestamp": created}})
+def waiting(seconds: float) -> datetime:
+    return NOW - timedelta(seconds=seconds)
 
 
 def condition(status: CapacityPoolStatus, kind: str) -> tuple[str, str]:
@@ -350,9 +349,8 @@ def test_pool_that_stays_out_of_nodes_is_tried_less_and_less_often() -> None:
             tries.append(second)
         elif condition(status, "Exhausted")[0] == "True":
             waits = None
-        created = (NOW + timedelta(seconds=waits or 0)).strftime("%Y-%m-%dT%H:%M:%SZ")
-        pod = Pod.model_validate({"metadata": {"name": "p", "uid": "u", "creationTimestamp": created}})
-        status = measure(seen(pool(status), now=now, waiting=() if waits is None else (pod,)))
+        since = () if waits is None else (waiting(-waits),)
+        status = measure(seen(pool(status), now=now, waiting=since))
     assert status.out_since is not None
     gaps = [later - earlier for earlier, later in itertools.pairwise(tries)]
     assert gaps == sorted(gaps)
@@ -461,6 +459,23 @@ def test_an_operator_that_says_nothing_more_is_forgotten_and_one_that_lives_is_n
     assert (of.status.recommended.nodes, of.status.interruptions.seen) == (3, 1)
 
 
+def test_nodes_in_use_by_jobs_of_an_operator_that_is_down_stay_recommended() -> None:
+    """The jobs of another team train on without their operator: after an hour their nodes were taken from them."""
+    one, two = job("a", plan(1)), job("b", plan(6))
+    nodes = [node() for _ in range(4)]
+    of = share(pool(limits={"nodes": 9}), two, operator="team-b/shoal", used=4, nodes=nodes)
+    for minute in (10, 59, 61, 600, 6000):
+        now = NOW + timedelta(minutes=minute)
+        of = share(of, one, operator="team-a/shoal", now=now, nodes=nodes)
+        recommended = of.status.recommended
+        assert (recommended.nodes, of.status.used) == (7 if minute < 60 else 5, 4)
+        assert ("has said nothing for an hour" in recommended.reason) == (minute > 60)
+    again = share(of, one, operator="team-a/shoal", now=NOW + timedelta(minutes=6001), nodes=nodes)
+    assert again.status == of.status
+    of = share(of, two, operator="team-b/shoal", now=NOW + timedelta(minutes=6002), used=3, nodes=nodes)
+    assert (of.status.recommended.nodes, of.status.used) == (7, 3)
+
+
 def test_an_operator_that_is_installed_anew_takes_over_what_was_said_of_its_jobs() -> None:
     """Under another name, that is: each of its jobs was counted twice for ever, and wanted twice for an hour."""
     one = job("a", {**usage(nodeSeconds=3600, interruptions=1), **plan(1)})
@@ -503,10 +518,7 @@ def test_operators_of_a_shared_pool_repeat_themselves_rarely() -> None:
 
 
 def test_pods_of_any_operator_that_wait_in_vain_show_that_the_pool_is_exhausted() -> None:
-    late = Pod.model_validate(
-        {**build.pod_manifest(node=None, phase="Pending", created=NOW - timedelta(hours=1))}
-    )
-    of = share(pool(), operator="a/shoal", waiting=(late,))
+    of = share(pool(), operator="a/shoal", waiting=(waiting(3600),))
     of = share(of, operator="b/shoal")
     assert (of.status.waiting, of.status.unfulfilled.pending) == (1, 1)
     assert next(c.status for c in of.status.conditions if c.type == "Exhausted") == "True"

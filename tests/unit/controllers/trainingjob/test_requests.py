@@ -12,7 +12,7 @@ import pytest
 
 from shoal.cluster.transport import Answer
 from shoal.controllers.trainingjob.apply import SERVICES_IN_FLIGHT
-from shoal.controllers.trainingjob.report import SETTLE_SECONDS, WAVE_SECONDS
+from shoal.controllers.trainingjob.report import FIRST_SECONDS, SETTLE_SECONDS, WAVE_SECONDS
 from shoal.controllers.trainingjob.requests import LONGEST_PAUSE, MAX_IN_FLIGHT, ORDINARY_IN_FLIGHT
 from shoal.errors import Unavailable
 from shoal.policy.model import CreateService
@@ -327,3 +327,34 @@ async def test_services_of_many_jobs_are_made_a_few_at_a_time() -> None:
     assert all(await asyncio.gather(*(rig.applier.carry_out(rig.job, each) for each in services)))
     assert most == SERVICES_IN_FLIGHT
     assert now() - began == pytest.approx(0.1 * 40 / SERVICES_IN_FLIGHT)
+
+
+async def test_pods_wait_for_their_secret_and_not_for_their_service() -> None:
+    """An API server takes the addresses of Services one at a time: of hundreds of jobs, that takes long."""
+    slow = Slow(4, post=1.0)
+    answer = slow.rig.cluster.request
+
+    async def addresses_take_long(method: str, path: str, **options: Any) -> Answer:
+        if method == "POST" and path.endswith("/services"):
+            await asyncio.sleep(60)
+        return await answer(method, path, **options)
+
+    slow.rig.cluster.request = addresses_take_long  # type: ignore[method-assign]
+    began = now()
+    async with slow.working():
+        await asyncio.sleep(4)
+        assert len(slow.rig.pods()) == 5
+        [secret] = (when for when, verb, name in slow.sent if verb == "POST" and "-shoal-" in name)
+        assert min(slow.at(name) for name in slow.rig.pods()) == pytest.approx(secret + 1.0)
+    assert secret == began
+
+
+@pytest.mark.parametrize(("post", "at"), [(0.5, 1.0), (30.0, FIRST_SECONDS)])
+async def test_first_status_tells_of_all_pods_unless_they_take_long(post: float, at: float) -> None:
+    slow = Slow(6, post=post)
+    began = now()
+    async with slow.working():
+        await asyncio.sleep(20)
+    written = [when - began for when, verb, _ in slow.sent if verb == "PUT"]
+    assert written[0] == pytest.approx(at, abs=0.1)
+    assert len(written) == 1
