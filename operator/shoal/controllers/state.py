@@ -94,8 +94,8 @@ def run_of(pod: Pod) -> tuple[Key, str] | None:
 
 
 def _awaited_pool(pod: Pod) -> str | None:
-    """The pool of which a pod waits for a node."""
-    return None if pod.spec.node_name or pod.ended or pod.queued else pod.metadata.labels.get(POOL)
+    """The pool of which a pod waits for a node, if that has none."""
+    return pod.metadata.labels.get(POOL) if pod.waits_for_node(there_are=False) else None
 
 
 def _described(profile: SpeedProfile) -> Hashable | None:
