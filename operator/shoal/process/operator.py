@@ -105,7 +105,9 @@ class Operator:
             Fenced(Watched(transport, self._outage), self.lease.seconds_left),
             on_answer=lambda verb, code, seconds: metrics.requests.labels(verb, code).observe(seconds),
         )
-        self._complaints = Complaints(self._fenced, wake=self._wake_job, wall=wall)
+        self._complaints = Complaints(
+            self._fenced, wake=self._wake_job, wall=wall, unread=self.state.jobs.is_unread
+        )
         self._reflectors = self._make_reflectors(self._fenced)
         self.recorder = Recorder(
             self._fenced,
@@ -303,7 +305,7 @@ class Operator:
         return Controller(
             "trainingjob",
             reconcile,
-            keys=lambda: [key_of(job) for job in state.jobs.all()],
+            keys=lambda: {*map(key_of, state.jobs.all()), *self._complaints.keys()},
             metrics=self.metrics,
         )
 
