@@ -147,6 +147,8 @@ class Observation:
     """Since when nodes are Unknown, the earliest first."""
     node_signals: bool = True
     """Whether nodes can be read at all."""
+    old_pods: bool = False
+    """Pods cannot be read, and `pods` are those of before."""
     report: StatusReport | None = None
     """The last report of parameter server 0."""
     report_age: float = 0.0

@@ -277,6 +277,7 @@ class Operator:
                 claims,
                 images=settings.images,
                 node_signals=self._nodes_readable,
+                old_pods=lambda: self._reflectors["pods"].denied,
                 no_workloads=self._no_workloads,
                 api_returned_at=lambda: self._outage.returned_at,
                 proposal=self.planner.proposal,

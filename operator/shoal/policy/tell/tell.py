@@ -27,6 +27,10 @@ from shoal.policy.tell.telemetry import OUTSTANDING
 from shoal.policy.tell.the_end import tell_end
 
 ADMITTED = Reason("Admitted", "Kueue has admitted all parameter servers and workers.minReplicas")
+_OLD_PODS = Reason(
+    "PodsUnreadable",
+    "the operator may not list pods any more, and knows them as they were: give it the right",
+)
 _NO_NODES = "nodes cannot be read: replacements start from pod signals, which arrive later"
 
 
@@ -140,8 +144,9 @@ class _Teller:
         conditions.set_exceptional("Disrupted", self._outstanding_replacements(), "Recovered")
         problem = self._decided.wanted.problem
         degraded = (
+            (_OLD_PODS if seen.old_pods else None)
             # What the manifest names wrongly explains what its pods suffer; full pools explain nothing.
-            (problem if problem is not None and problem.reason != "PoolsFull" else None)
+            or (problem if problem is not None and problem.reason != "PoolsFull" else None)
             or _api_server_refuses(seen)
             or pod_problems.find(facts)
             or pod_problems.no_progress(facts, training)
