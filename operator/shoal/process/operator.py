@@ -56,6 +56,10 @@ SEEN_WITHIN_SECONDS = 5.0
 """A change that kopf has seen and the cache has not, after this time, is one that the reflector misses."""
 
 
+POOLS_AT_ONCE, PROFILES_AT_ONCE = 4, 2
+"""An API server that is slow with one does not hold up the others. Profiles are merged in threads, by this processor."""
+
+
 def _now() -> datetime:
     return datetime.now(UTC)
 
@@ -249,6 +253,7 @@ class Operator:
             reconcile,
             keys=lambda: [key_of(pool) for pool in state.pools.all()],
             metrics=self.metrics,
+            workers=POOLS_AT_ONCE,
         )
 
     def _make_profiles(self) -> tuple[Learner, Controller]:
@@ -260,7 +265,10 @@ class Operator:
             wall=self._wall,
             on_fault=lambda: self._plan_metrics.faults.labels("report").inc(),
         )
-        return learner, Controller("speedprofile", learner, keys=lambda: learner.keys, metrics=self.metrics)
+        controller = Controller(
+            "speedprofile", learner, keys=lambda: learner.keys, metrics=self.metrics, workers=PROFILES_AT_ONCE
+        )
+        return learner, controller
 
     def _make_jobs(self) -> Controller:
         state, settings, fenced, wall = self.state, self._settings, self._fenced, self._wall
