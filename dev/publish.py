@@ -8,11 +8,11 @@ from __future__ import annotations
 import platform
 import shlex
 import shutil
-import subprocess
 from collections.abc import Iterator
 
 from dev.commands import command
 from dev.console import step
+from dev.demo.backend import docker_answers
 from dev.errors import DevError
 from dev.images import IMAGES, Image
 from dev.paths import ROOT
@@ -81,15 +81,3 @@ def publish(registry: str, tag: str = __version__) -> str:
         with step(shlex.join(words[:2] + words[-1:]), every=30):
             command(*words, cwd=ROOT)
     return install_command(registry, tag)
-
-
-def docker_answers() -> bool:
-    """Whether this user can use a Docker engine."""
-    if shutil.which("docker") is None:
-        return False
-    try:
-        return (
-            subprocess.run(["docker", "info"], capture_output=True, timeout=20, check=False).returncode == 0
-        )
-    except subprocess.TimeoutExpired:
-        return False

@@ -57,7 +57,7 @@ SEEN_WITHIN_SECONDS = 5.0
 
 
 POOLS_AT_ONCE, PROFILES_AT_ONCE = 4, 2
-"""An API server that is slow with one does not hold up the others. Profiles are merged in threads, by this processor."""
+"""An API server that is slow with one does not hold up the others. Profiles are merged by this processor."""
 
 
 def _now() -> datetime:

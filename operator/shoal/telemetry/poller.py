@@ -162,13 +162,11 @@ class Poller:
         self._on_result("read")
         self._failing.pop(uid, None)
         old = self._seen.get(uid)
-        if old is not None and old.report == report:
-            report = old.report  # as while nothing goes on
-        else:
-            shown = replace(shown, news=True)
-        self._seen[uid] = Seen(report, self._now())
+        same = old is not None and (old.report is report or old.report == report)  # as while nothing goes on
+        shown = replace(shown, news=shown.news or not same)
+        self._seen[uid] = Seen(old.report if old is not None and same else report, self._now())
         self._on_report(uid, report)
-        urgent = old is None or _policy_relevant(old.report) != _policy_relevant(report)
+        urgent = old is None or not (same or _policy_relevant(old.report) == _policy_relevant(report))
         if urgent or (shown.news and self._now() - shown.at >= self._show_every):
             shown = _Shown(self._now(), news=False)
             wake(urgent)
