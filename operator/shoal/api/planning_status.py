@@ -69,10 +69,11 @@ class PredictionStatus(Status):
 
 
 class CostStatus(Status):
-    """What the nodes of the workers cost, in the currency of the CapacityPools' prices. Amounts are decimals.
+    """What the nodes of the job cost, in the currency of the CapacityPools' prices. Amounts are decimals.
 
-    A node counts while it has a worker: not while it boots or stands idle. Parameter servers and transfers are not
-    in it.
+    They are those of workers.pools and parameterServers.pools: pods without a pool are not in it, nor are transfers. A
+    node counts, once, while it has pods of the job: not while it boots or stands idle. One that other jobs' servers
+    share counts for each of them.
     """
 
     per_hour: str = "0"
@@ -88,7 +89,7 @@ class PoolUsage(Usage):
     """What the job used and met in one pool. All counts only grow, and include each thing once."""
 
     last_interruption: datetime | None = None
-    """When the platform last took one of its workers."""
+    """When the platform last took one of its nodes."""
     in_last_shock: int = 0
     """How many it took within a minute of each other the last time."""
     at_last_shock: int = 0

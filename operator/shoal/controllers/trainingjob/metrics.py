@@ -86,7 +86,7 @@ class JobMetrics:
             registry=registry,
         )
         self.cost = Counter(
-            "shoal_cost_total", "Cost of the workers' nodes, in the currency of the pools.", registry=registry
+            "shoal_cost_total", "Cost of the jobs' nodes, in the currency of the pools.", registry=registry
         )
         self.saved = Counter(
             "shoal_cost_saved_total",

@@ -188,7 +188,7 @@ class _Reader:
                 state="Starting",
                 attempts=before.attempts if before else 0,
                 replaces=record is not None and record.replaces,
-                pool=pod.metadata.labels.get(POOL, "") if place.role == "worker" else "",
+                pool=pod.metadata.labels.get(POOL, ""),
                 on_demand=ON_DEMAND in pod.metadata.labels,
                 queued=pod.queued,
                 created_at=parse_time(pod.metadata.creation_timestamp),

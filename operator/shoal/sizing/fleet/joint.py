@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from shoal.errors import UsageError
-from shoal.sizing.fleet.alone import Given, Solved, exactly, fits, problem_of, under_way
+from shoal.sizing.fleet.alone import Given, Solved, exactly, fits, under_way
 from shoal.sizing.fleet.answers import answer_of
 from shoal.sizing.fleet.problems import JobProblem
 from shoal.sizing.fleet.values import FleetJob, FleetPool, JobPlan
@@ -44,7 +44,7 @@ def better_together(order: Sequence[Solved], given: Given) -> dict[str, Solved]:
         traders = _traders(able, given.pools)
         traded = {each.job.name: each for each in _traded(traders, able, limits, given)}
         best = [traded.get(each.job.name, each) for each in able]
-        problems = [problem_of(each.job, limits, given) for each in able]
+        problems = [given.problem(each.job, limits) for each in able]
         best = _kept(best, problems, limits) or best
     except UsageError:
         return {}
@@ -81,7 +81,7 @@ def _traded(
         return ()
     others = _used(able) - _used(traders)
     left = {name: max(limit - others[name], 0) for name, limit in limits.items()}
-    problems = [problem_of(each.job, left, given) for each in traders]
+    problems = [given.problem(each.job, left) for each in traders]
     found = plan_together(
         [Request(one.problem, each.job.priority) for each, one in zip(traders, problems, strict=True)]
     )
