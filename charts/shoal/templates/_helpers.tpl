@@ -1,7 +1,7 @@
-{{- /* A Service's name begins with a letter; a release's may not. */}}
+{{- /* A Service's name begins with a letter and has no dot; a release's may not, and may. */}}
 {{- define "shoal.name" -}}
 {{- $own := regexMatch "^[a-z]" .Release.Name | ternary .Release.Name (printf "shoal-%s" .Release.Name) }}
-{{- .Values.fullnameOverride | default .Values.nameOverride | default $own | trunc 50 | trimSuffix "-" }}
+{{- .Values.fullnameOverride | default .Values.nameOverride | default $own | replace "." "-" | trunc 50 | trimSuffix "-" }}
 {{- end }}
 {{- define "shoal.serviceAccount" -}}{{ .Values.serviceAccount.name | default (include "shoal.name" .) }}{{- end }}
 {{- define "shoal.pools.name" -}}{{ printf "%s-pools" (include "shoal.name" .) }}{{- end }}
@@ -62,5 +62,31 @@ metricRelabelings: {{- toYaml . | nindent 2 }}
     {{- end }}
   {{- with .from }}
   from: {{- toYaml . | nindent 4 }}
+    - {podSelector: {matchLabels: {{ $.check | fromYaml | toJson }}}}
   {{- end }}
+{{- end }}
+{{- define "shoal.check.selector" -}}
+app.kubernetes.io/name: shoal-check
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- end }}
+{{- /* Replicas (of a selector) prefer different nodes, and none that the cloud may take: what replaces lost pods must not go with them. */}}
+{{- define "shoal.affinity" -}}
+podAntiAffinity:
+  preferredDuringSchedulingIgnoredDuringExecution:
+    - weight: 100
+      podAffinityTerm:
+        topologyKey: kubernetes.io/hostname
+        labelSelector:
+          matchLabels: {{- . | nindent 12 }}
+nodeAffinity:
+  preferredDuringSchedulingIgnoredDuringExecution:
+    - weight: 100
+      preference:
+        matchExpressions:
+          - {key: cloud.google.com/gke-spot, operator: NotIn, values: ["true"]}
+          - {key: cloud.google.com/gke-preemptible, operator: NotIn, values: ["true"]}
+          - {key: cloud.google.com/gke-provisioning, operator: NotIn, values: [spot, preemptible]}
+          - {key: eks.amazonaws.com/capacityType, operator: NotIn, values: [SPOT]}
+          - {key: karpenter.sh/capacity-type, operator: NotIn, values: [spot]}
+          - {key: kubernetes.azure.com/scalesetpriority, operator: NotIn, values: [spot]}
 {{- end }}

@@ -23,6 +23,7 @@ from shoal_trainer.contract import ACCELERATORS_ENV, CODE_DIR, CONFIG_ENV, DATA_
 USER = 65532
 GRACE_SECONDS = {"worker": 20, "ps": 60}
 """A worker finishes its step and pushes within the notice of a spot node. A server takes a final snapshot."""
+KUBERNETES_GRACE_SECONDS = 30
 RESTARTS = {"worker": "Never", "ps": "OnFailure"}
 QUEUE = "kueue.x-k8s.io/queue-name"
 POD_GROUP = "scheduling.x-k8s.io/pod-group"
@@ -116,6 +117,9 @@ class PodFactory:
             template = _template(self._job, place.role)
             defaults = _defaults(self._job, place, self._images, where, self._platform)
             merged = merge(defaults, {k: v for k, v in template.items() if v is not None})
+            # A null removes what Shoal sets: these two are then as Kubernetes has them, or as they were.
+            merged["spec"].setdefault("terminationGracePeriodSeconds", KUBERNETES_GRACE_SECONDS)
+            merged["spec"].setdefault("containers", defaults["spec"]["containers"])
             given = merged["spec"].get("nodeSelector") or {}
             selector = {**self._images.node_selector, **node_selector(where), **given}
             if selector:

@@ -456,5 +456,5 @@ def test_without_files_and_cluster_the_error_says_what_to_do(monkeypatch: pytest
 
     monkeypatch.setattr("shoal.client.api.Api.connect", nowhere)
     result = shoal("plan", "-f", str(EXAMPLES / "job.yaml"))
-    assert result.exit_code == 3
+    assert result.exit_code == 4
     assert "KUBECONFIG; or give files with --pools and --profiles" in " ".join(result.output.split())
