@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Annotated
 
 from pydantic import Field
 
 from shoal.api.base import Status
 from shoal.api.capacity_pool import Usage
+
+Decimals = Annotated[str, Field(json_schema_extra={"pattern": "^-?[0-9]{1,20}([.][0-9]{1,20})?$"})]
+"""A decimal, as the API server lets nobody store it otherwise; what is stored already is read whatever it is."""
 
 
 class PlanStatus(Status):
@@ -76,11 +80,11 @@ class CostStatus(Status):
     share counts for each of them.
     """
 
-    per_hour: str = "0"
+    per_hour: Decimals = "0"
     """Of the nodes in use now."""
-    accumulated: str = "0"
+    accumulated: Decimals = "0"
     """Up to status.countedUntil. Only grows."""
-    saved_versus_on_demand: str = "0"
+    saved_versus_on_demand: Decimals = "0"
     """What the same node hours would have cost more at on-demand prices of the same accelerator, or as many cores
     without one, where a pool has them."""
 

@@ -14,6 +14,18 @@ from tests.unit.policy import build
 from tests.unit.policy.pools import Pools, pool
 
 
+def test_start_up_ends_now_at_the_latest_whatever_the_coordinator_says() -> None:
+    """It is a number of the tenant's, and the mean over all jobs is that of the pool."""
+    world = Pools(pool("a"), nodes={"a": 1}, replicas=1)
+    world.settle()
+    century = {"slot": 0, "incarnation": 0, "state": "Active", "first_push_at": 4102444799.0}
+    world.report = build.report(workers=[century])
+    world.reconcile()
+    usage = world.status["poolUsage"]["a"]
+    assert usage["starts"] == 1
+    assert 0 < usage["startSeconds"] <= (world.now - build.NOW).total_seconds()
+
+
 def test_usage_and_cost_are_counted() -> None:
     world = Pools(pool("a", price=0.36), pool("od", "OnDemand", price=3.6), nodes={"a": 5}, replicas=2)
     world.settle()

@@ -75,7 +75,10 @@ class PoolReconciler:
             used=len(nodes & pods.keys("host")),
             jobs=members.jobs(name),
             held=members.held(name),
-            waiting=self._waiting(pods.indexed("waiting", name), now),
+            waiting=self._waiting(
+                (pod for pod in pods.indexed("waiting", name) if pod.waits_for_node(there_are=bool(nodes))),
+                now,
+            ),
             problem=_problem(pool),
             overlaps=older_overlap(pool, self._state.pools.all(), members.sharing(name), nodes),
             operator=self._operator,

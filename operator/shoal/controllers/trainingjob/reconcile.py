@@ -98,7 +98,8 @@ class Reconciler:
         if (job := self._state.jobs.get(name, namespace)) is None:
             return None
         uid = job.metadata.uid
-        if (seen := self._observer.observe(key, self._requests.pods_in_flight(uid))) is None:
+        in_flight, failing = self._requests.pods_in_flight(uid), self._requests.failing(uid)
+        if (seen := self._observer.observe(key, in_flight, failing)) is None:
             self._requests.forget(uid)
             return None
         decided = self._plan(seen, self._memories[uid])

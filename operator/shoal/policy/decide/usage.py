@@ -123,7 +123,11 @@ class _Counter:
                 not self._facts.job.spec.run_policy.scheduling_policy.queue
             ):  # what a queue took is no start-up
                 created = parse_time(each.pod.metadata.creation_timestamp)
-                seconds = seconds_between(created, datetime.fromtimestamp(pushed, UTC)) if created else 0
+                seconds = (
+                    seconds_between(created, min(datetime.fromtimestamp(pushed, UTC), self._facts.now))
+                    if created
+                    else 0
+                )
                 usage["starts"] += 1
                 usage["start_seconds"] += seconds
                 usage["start_seconds_squared"] += seconds**2
@@ -138,8 +142,11 @@ class _Counter:
 
     def _waited(self, each: Member) -> bool:
         """Whether its pod waits for a node for too long."""
-        created, bound = each.slot.created_at, each.pod is None or bool(each.pod.spec.node_name)
-        if bound or created is None or each.slot.queued or (each.slot.cause and not self._is_new(each)):
+        created, pool = each.slot.created_at, self._facts.seen.pools.get(each.slot.pool)
+        there_are = pool is not None and pool.status.nodes > 0
+        if each.pod is None or created is None or not each.pod.waits_for_node(there_are=there_are):
+            return False
+        if each.slot.cause and not self._is_new(each):
             return False
         return not self._facts.timers.pending(created + self._patience)
 

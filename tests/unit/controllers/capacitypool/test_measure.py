@@ -64,6 +64,13 @@ def seen(of: CapacityPool, *jobs: TrainingJob, **more: Any) -> Seen:
     return Seen(**{**basis, **more})
 
 
+def test_sums_are_numbers_that_the_api_server_stores() -> None:
+    most = 2**63 - 1
+    used = {"poolUsage": {"spot": {"starts": 1, "startSeconds": 2**32, "startSecondsSquared": most - 1}}}
+    before = measure(seen(pool(), job("one", used), job("two", used)))
+    assert measure(seen(pool(before))).retired.start_seconds_squared == most
+
+
 def test_rates_are_sums_over_jobs() -> None:
     one = job(
         "a", usage(nodeSeconds=7200, starts=2, startSeconds=100, startSecondsSquared=5200, interruptions=1)
