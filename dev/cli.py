@@ -67,12 +67,12 @@ def tools(purpose: str) -> None:
 @main.command()
 def setup() -> None:
     """Build the Go tools and, as root on Linux, the images; install what the tests need."""
-    try:
-        host.prepare(tests=True)
-    except DevError:
+    if not host.is_root():
         go_tools.ensure()
         say("the images need root on Linux; the tests of the nodes tier are skipped")
         return
+    host.prepare()
+    host.prepare_browser()
     pause = go_tools.ensure(("pause",))
     side_by_side(lambda: image_builder.build(image_builder.DEMO, pause), go_tools.ensure)
     ensure_template([image_builder.IMAGES[name].reference for name in image_builder.DEMO])
@@ -244,9 +244,10 @@ def release_notes() -> None:
 
 @release_group.command("chart")
 @click.argument("folder", type=click.Path(path_type=Path))
-def release_chart(folder: Path) -> None:
-    """Package the chart; print the archive."""
-    click.echo(release.package_chart(folder))
+@click.option("--registry", required=True, help="Where its images are.")
+def release_chart(folder: Path, registry: str) -> None:
+    """Package the chart with its images as defaults; print the archive."""
+    click.echo(release.package_chart(folder, registry))
 
 
 @release_group.command("wheel")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 
@@ -20,6 +22,18 @@ _one_live = threading.Lock()
 def say(text: str) -> None:
     """Print one line of progress."""
     console.print(f"[bold]==>[/bold] {text}")
+
+
+@contextmanager
+def alone(lock: Path, doing: str) -> Iterator[None]:
+    """Wait, and say so, while another command holds the lock file."""
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"another command is {doing}; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 class Step:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dev.commands import command
-from dev.console import say, step
+from dev.console import alone, say, step
 from dev.errors import DevError
 from dev.paths import ROOT, cache
 from dev.tools import Tools
@@ -104,7 +103,7 @@ def build(names: Sequence[str], tools: Tools) -> dict[str, str]:
         DevError: a build failed; the message holds the end of what it printed.
     """
     folder().mkdir(parents=True, exist_ok=True)
-    with _lock():
+    with alone(folder() / ".lock", "building images"):
         if PAUSE not in built():
             _build_pause(tools)
         for name in names:
@@ -282,14 +281,3 @@ def _pip_configuration() -> Iterator[list[str]]:
             file.flush()
             volumes.append(f"--volume={file.name}:/etc/pip.conf:ro")
         yield volumes
-
-
-@contextlib.contextmanager
-def _lock() -> Iterator[None]:
-    with (folder() / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("another command is building images; waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield

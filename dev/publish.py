@@ -5,6 +5,7 @@ With Docker where an engine answers, else with buildah. Prints the `helm install
 
 from __future__ import annotations
 
+import platform
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ from dev.errors import DevError
 from dev.images import IMAGES, Image
 from dev.paths import ROOT
 from shoal import __version__
+
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+"""As nodes name what Python calls so."""
 
 
 def reference(image: Image, registry: str, tag: str) -> str:
@@ -37,7 +41,7 @@ def commands(tool: str, registry: str, tag: str) -> Iterator[list[str]]:
 
 
 def values(registry: str, tag: str) -> dict[str, str]:
-    """The chart's values for these images."""
+    """The chart's values for these images, wherever they are pulled."""
     return {
         "image.repository": reference(IMAGES["operator"], registry, tag).rpartition(":")[0],
         "image.tag": tag,
@@ -46,9 +50,17 @@ def values(registry: str, tag: str) -> dict[str, str]:
     }
 
 
+def built_here() -> str:
+    """The chart's values for images that this machine built: their nodes are of its architecture."""
+    architecture = ARCHITECTURES.get(platform.machine(), platform.machine())
+    label = r"kubernetes\.io/arch"  # in a path of values a dot separates
+    return f"nodeSelector.{label}={architecture},trainer.nodeSelector.{label}={architecture}"
+
+
 def install_command(registry: str, tag: str) -> str:
     """The `helm install` that uses them, to copy."""
-    sets = [f"--set-string {name}={shlex.quote(value)}" for name, value in values(registry, tag).items()]
+    words = [f"{name}={value}" for name, value in values(registry, tag).items()]
+    sets = [f"--set-string {shlex.quote(each)}" for each in (*words, built_here())]
     first = "helm install shoal charts/shoal --namespace shoal-system --create-namespace"
     return " \\\n    ".join([first, *sets])
 

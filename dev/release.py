@@ -21,6 +21,7 @@ from dev.commands import command
 from dev.errors import DevError
 from dev.images import IMAGES, Image
 from dev.paths import ROOT
+from dev.publish import values
 from dev.tools import ensure
 from shoal import __version__
 
@@ -76,12 +77,44 @@ def matrix() -> str:
     )
 
 
-def package_chart(folder: Path) -> Path:
-    """The chart as an archive."""
+def package_chart(folder: Path, registry: str = "") -> Path:
+    """The chart as an archive, with the images of this version in `registry` as its defaults."""
     helm = ensure(("helm",))["helm"]
     folder.mkdir(parents=True, exist_ok=True)
-    command(helm, "package", str(CHART), "--destination", str(folder))
+    with tempfile.TemporaryDirectory() as work:
+        chart = Path(shutil.copytree(CHART, Path(work) / "shoal"))
+        if registry:
+            text = (chart / "values.yaml").read_text(encoding="utf-8")
+            (chart / "values.yaml").write_text(published_values(text, registry), encoding="utf-8")
+        command(helm, "package", str(chart), "--destination", str(folder))
     return folder / f"shoal-{__version__}.tgz"
+
+
+def published_values(text: str, registry: str) -> str:
+    """values.yaml with the published images, which are of all architectures; else as it is, with its comments.
+
+    Raises:
+        DevError: values.yaml no longer has a line that is to be replaced.
+    """
+    images = values(registry, __version__)
+    selector = r"{kubernetes\.io/arch: amd64}"
+    for line, by in (
+        (r"# No image is published yet: .*\n", ""),
+        (r'repository: "" *# required', f"repository: {images['image.repository']}"),
+        (r'psImage: "" *# required', f"psImage: {images['trainer.psImage']}"),
+        (r'workerImage: "" *# required', f"workerImage: {images['trainer.workerImage']}"),
+        (
+            rf"  # Labels of the nodes .*\n  # images. builds .*\n  nodeSelector: {selector}",
+            "  # Labels of the nodes of jobs' pods, where neither CapacityPool nor template has the key. Shoal's\n"
+            "  # images run on amd64 and arm64; where yours run on one only: {kubernetes.io/arch: amd64}.\n"
+            "  nodeSelector: {}",
+        ),
+        (rf"\nnodeSelector: {selector} .*", "\nnodeSelector: {}         # of the operator's pods"),
+    ):
+        text, found = re.subn(line, by, text)
+        if found != 1:
+            raise DevError(f"values.yaml has {found} times what a release replaces: {line}")
+    return text
 
 
 def build_wheel(folder: Path) -> Path:

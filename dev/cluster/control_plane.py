@@ -117,9 +117,7 @@ class ControlPlane:
         cls,
         folder: Path | None = None,
         *,
-        apiserver_args: Sequence[str] = (),
         controller_manager_args: Sequence[str] = (),
-        scheduler_args: Sequence[str] = (),
     ) -> Iterator[ControlPlane]:
         """A control plane on loopback for the duration of a block; its folder is removed afterwards.
 
@@ -129,17 +127,12 @@ class ControlPlane:
         folder = folder or clusters() / f"control-plane-{os.getpid()}-{time.monotonic_ns():x}"
         plane = cls(folder, tools)
         try:
-            plane.launch(apiserver_args, controller_manager_args, scheduler_args)
+            plane.launch(controller_manager_args)
             yield plane
         finally:
             plane.stop()
 
-    def launch(
-        self,
-        apiserver_args: Sequence[str] = (),
-        controller_manager_args: Sequence[str] = (),
-        scheduler_args: Sequence[str] = (),
-    ) -> None:
+    def launch(self, controller_manager_args: Sequence[str] = ()) -> None:
         """Start everything and wait until it serves.
 
         Raises:
@@ -148,13 +141,13 @@ class ControlPlane:
         for attempt in (1, 2, 3):
             self.network = self.network.with_ports()
             try:
-                self._launch_apiserver(apiserver_args)
+                self._launch_apiserver()
                 break
             except _PortTaken:
                 if attempt == 3 or self.network.netns is not None:
                     raise
                 self.network = Network(self.network.address)  # another process took a port: choose others
-        self._launch_controllers(controller_manager_args, scheduler_args)
+        self._launch_controllers(controller_manager_args)
 
     def stop(self) -> None:
         """End the processes and remove the folder with everything in it."""
@@ -188,7 +181,7 @@ class ControlPlane:
         with urllib.request.urlopen(self.server + path, context=context, timeout=5) as answer:
             return bytes(answer.read())
 
-    def _launch_apiserver(self, args: Sequence[str]) -> None:
+    def _launch_apiserver(self) -> None:
         network, pki = self.network, self.pki
         for old in ("etcd", "pki"):
             shutil.rmtree(self.folder / old, ignore_errors=True)
@@ -205,19 +198,21 @@ class ControlPlane:
         )
         self.processes.start(
             "kube-apiserver",
-            [self.tools["kube-apiserver"], *self._apiserver_args(), *args],
+            [self.tools["kube-apiserver"], *self._apiserver_args()],
             netns=network.netns,
         )
         self._wait("kube-apiserver", lambda: self.get("/readyz") == b"ok", 120)
 
-    def _launch_controllers(
-        self, controller_manager_args: Sequence[str], scheduler_args: Sequence[str]
-    ) -> None:
+    def _launch_controllers(self, controller_manager_args: Sequence[str]) -> None:
         netns = self.network.netns
         manager = [self.tools["kube-controller-manager"], *self._controller_manager_args()]
         self.processes.start("kube-controller-manager", [*manager, *controller_manager_args], netns=netns)
-        scheduler = [self.tools["kube-scheduler"], *self._scheduler_args()]
-        self.processes.start("kube-scheduler", [*scheduler, *scheduler_args], netns=netns)
+        scheduler = [
+            self.tools["kube-scheduler"],
+            *_kubeconfigs(self.pki.path("scheduler.kubeconfig")),
+            f"--secure-port={self.network.scheduler_port}",
+        ]
+        self.processes.start("kube-scheduler", scheduler, netns=netns)
         # Pods need the default service account last; the scheduler has its own readiness endpoint.
         self._wait(
             "kube-controller-manager",
@@ -293,12 +288,6 @@ class ControlPlane:
             f"--requestheader-client-ca-file={path('front-ca.crt')}",
             f"--client-ca-file={path('ca.crt')}",
             "--allocate-node-cidrs=false",  # each node's range is in its configuration
-        ]
-
-    def _scheduler_args(self) -> list[str]:
-        return [
-            *_kubeconfigs(self.pki.path("scheduler.kubeconfig")),
-            f"--secure-port={self.network.scheduler_port}",
         ]
 
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from dev.console import step
+from dev.console import say, step
 from dev.errors import DevError
 from dev.paths import clusters
 
@@ -23,8 +23,8 @@ COMMANDS = {
     "ip": "iproute2",
     "nsenter": "util-linux",
 }
-TEST_COMMANDS = {"chromium": "chromium", "npm": "npm"}
-"""What tests need beside the cluster: a browser for the operator's page, and what fetches axe-core for it."""
+BROWSER_COMMANDS = {"chromium": "chromium", "npm": "npm"}
+"""A browser for the tests of the operator's page, and what fetches axe-core for it."""
 IMAGE_COMMANDS = {"buildah": "buildah", "mmdebstrap": "mmdebstrap"}
 CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
 CNI_PACKAGE = "containernetworking-plugins"
@@ -69,16 +69,36 @@ def missing(commands: dict[str, str]) -> list[str]:
 _PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 
 
-def prepare(*, images: bool = True, tests: bool = False) -> None:
+def is_root() -> bool:
+    """Whether this is Linux, and root."""
+    return sys.platform.startswith("linux") and os.geteuid() == 0
+
+
+def prepare() -> None:
     """Check for root on Linux, and install missing packages.
 
     Raises:
         DevError: not Linux, not root, or a package that cannot be installed here.
     """
-    if not sys.platform.startswith("linux") or os.geteuid() != 0:
+    if not is_root():
         raise DevError(NOT_ROOT)
-    packages = missing(COMMANDS) + (missing(IMAGE_COMMANDS) if images else [])
-    packages += missing(TEST_COMMANDS) if tests else []
+    install(missing(COMMANDS) + missing(IMAGE_COMMANDS))
+
+
+def prepare_browser() -> None:
+    """Install what the tests of the page need. Not every distribution has it: they are skipped without."""
+    try:
+        install(missing(BROWSER_COMMANDS))
+    except DevError as error:
+        say(f"the tests of the operator's page are skipped: {error}")
+
+
+def install(packages: Sequence[str]) -> None:
+    """Install Debian packages.
+
+    Raises:
+        DevError: they cannot be installed here.
+    """
     if not packages:
         return
     if shutil.which("apt-get") is None:

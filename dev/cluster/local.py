@@ -19,7 +19,7 @@ from pathlib import Path
 
 from dev.cluster import addons, cgroups, host, network
 from dev.cluster.containerd import ensure_template, load
-from dev.cluster.control_plane import PROCESSES, ControlPlane, Network
+from dev.cluster.control_plane import ControlPlane, Network
 from dev.cluster.network import Addresses
 from dev.cluster.node import GRACE_SECONDS, Node, NodeSpec, read_spec
 from dev.console import say, step
@@ -86,7 +86,7 @@ class LocalCluster:
         # A node without a spec file can still have recorded processes.
         for folder in self._node_folders():
             self._stray(folder)
-        self.plane.processes.stop(*PROCESSES, "coredns", number=signal.SIGKILL)
+        self.plane.processes.stop(*self.plane.processes.names(), number=signal.SIGKILL)
         # Names and addresses are per machine, records per cache folder.
         if others := network.processes(self.addresses):
             raise DevError(

@@ -6,19 +6,17 @@ concurrent commands share one build.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from dev.commands import command
-from dev.console import say, step
+from dev.console import alone, say, step
 from dev.errors import DevError
 from dev.paths import cache
 
@@ -111,7 +109,7 @@ def ensure(names: tuple[str, ...] = NODES) -> Tools:
         raise DevError(NO_GO)
     folder = cache() / "tools" / f"{pinned()}-{version}"
     folder.mkdir(parents=True, exist_ok=True)
-    with _lock(folder / ".lock"):
+    with alone(folder / ".lock", "building the tools"):
         missing = [name for name in PACKAGES if name in names and not (folder / name).exists()]
         if missing:
             first = "kube-apiserver" in missing
@@ -146,7 +144,7 @@ def ensure_apart(name: str, package: str = ".") -> Path:
     folder = MODULE / name
     built = cache() / "tools" / f"{name}-{_digest(folder, folder.glob('*.go'))}"
     built.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(built.with_suffix(".lock")):
+    with alone(built.with_suffix(".lock"), "building the tools"):
         if not built.exists():
             unfinished = built.with_suffix(".new")
             with step(f"building {name}", every=20):
@@ -167,14 +165,3 @@ def _build(name: str, folder: Path) -> None:
     flags = ["-trimpath", "-ldflags", LDFLAGS, "-o", str(unfinished)]
     command("go", "build", *flags, PACKAGES[name], cwd=MODULE, env=go_environment())
     unfinished.rename(folder / name)
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("another command is building the tools; waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield

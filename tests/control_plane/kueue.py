@@ -1,8 +1,9 @@
-"""Kueue's real manager beside a control plane on loopback, with its integration for plain pods; for tests.
+"""Kueue's real manager beside a control plane, with its integration for plain pods; for tests.
 
 It is built from the Go module in `dev/tools/kueue` when it is first needed (4 minutes of CPU), since its dependencies
-are older than those of Kubernetes. Its webhooks are reached through a Service of type ExternalName, and the Secret with
-their certificate, which a kubelet would mount, is copied to a folder.
+are older than those of Kubernetes. It runs in the network of the control plane: on loopback its webhooks are reached
+through a Service of type ExternalName, and with real nodes through a Service and its endpoint. The Secret with their
+certificate, which a kubelet would mount, is copied to a folder.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 import yaml
 
 from dev.cluster import ControlPlane
-from dev.cluster.control_plane import free_ports
+from dev.cluster.control_plane import Network, free_ports
 from dev.errors import DevError
 from dev.tools.build import ensure_apart, source_of
 
@@ -50,18 +51,24 @@ def running(plane: ControlPlane, namespaces: list[str]) -> Iterator[None]:
     program, source = ensure_apart("kueue", f"{PACKAGE}/cmd/kueue"), source_of("kueue", PACKAGE)
     webhook, health, metrics = free_ports(3)
     config, certificates = plane.folder / "kueue.yaml", plane.folder / "kueue-certificates"
-    config.write_text(yaml.safe_dump(_configuration(webhook, health, metrics, namespaces, certificates)))
+    address = plane.network.address
+    config.write_text(
+        yaml.safe_dump(_configuration(address, webhook, health, metrics, namespaces, certificates))
+    )
     bases = sorted((source / "config/components/crd/bases").glob("*.yaml"))
     kinds = yaml.safe_dump_all([_convertible(yaml.safe_load(base.read_text()), webhook) for base in bases])
     plane.kubectl("apply", "--server-side", "-f", "-", stdin=kinds)
     plane.kubectl("wait", "--for=condition=Established", "-f", "-", stdin=kinds)
     hooks = yaml.safe_load_all((source / "config/components/webhook/manifests.yaml").read_text())
-    around = [*_surroundings(), *(_reachable(each, webhook, namespaces) for each in hooks if each)]
+    around = [
+        *_surroundings(plane.network, webhook),
+        *(_reachable(each, webhook, namespaces) for each in hooks if each),
+    ]
     plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(around))
     words = [str(program), f"--config={config}", f"--kubeconfig={plane.kubeconfig}",
              "--feature-gates=VisibilityOnDemand=false"]  # fmt: skip
     shutil.rmtree(certificates, ignore_errors=True)  # of an earlier one
-    plane.processes.start("kueue", words)
+    plane.processes.start("kueue", words, netns=plane.network.netns)
     try:
         _await_ready(plane, namespaces[0], certificates)
         _await_collected(plane, namespaces[0])
@@ -71,14 +78,14 @@ def running(plane: ControlPlane, namespaces: list[str]) -> Iterator[None]:
 
 
 def _configuration(
-    webhook: int, health: int, metrics: int, namespaces: list[str], certificates: Path
+    address: str, webhook: int, health: int, metrics: int, namespaces: list[str], certificates: Path
 ) -> Json:
     return {
         "apiVersion": "config.kueue.x-k8s.io/v1beta2",
         "kind": "Configuration",
         "namespace": NAMESPACE,
         "leaderElection": {"leaderElect": False},
-        "webhook": {"host": "127.0.0.1", "port": webhook, "certDir": str(certificates)},
+        "webhook": {"host": address, "port": webhook, "certDir": str(certificates)},
         "health": {"healthProbeBindAddress": f"127.0.0.1:{health}"},
         "metrics": {"bindAddress": f"127.0.0.1:{metrics}"},
         "internalCertManagement": {
@@ -103,13 +110,24 @@ def _selector(namespaces: list[str]) -> Json:
     return {"matchExpressions": [{"key": key, "operator": "In", "values": namespaces}]}
 
 
-def _surroundings() -> list[Json]:
-    service = {"type": "ExternalName", "externalName": "localhost"}
+def _surroundings(network: Network, port: int) -> list[Json]:
+    service: Json = {"type": "ExternalName", "externalName": "localhost"}
+    around = []
+    if network.netns is not None:
+        ports = [{"name": "https", "port": port, "protocol": "TCP"}]
+        service = {"ports": ports}
+        labels = {"kubernetes.io/service-name": SERVICE}
+        around = [
+            {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4", "ports": ports,
+             "metadata": {"name": SERVICE, "namespace": NAMESPACE, "labels": labels},
+             "endpoints": [{"addresses": [network.address], "conditions": {"ready": True}}]},
+        ]  # fmt: skip
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
         {"apiVersion": "v1", "kind": "Service", "metadata": {"name": SERVICE, "namespace": NAMESPACE},
          "spec": service},
         {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET, "namespace": NAMESPACE}},
+        *around,
     ]  # fmt: skip
 
 

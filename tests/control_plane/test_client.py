@@ -209,9 +209,9 @@ async def test_doctor_finds_that_no_operator_is_installed(shoal: Shoal) -> None:
     assert checks["operator"]["state"] == "broken"
 
 
-async def test_without_a_cluster_the_exit_code_is_3(tmp_path: Path) -> None:
+async def test_without_a_cluster_the_exit_code_is_4(tmp_path: Path) -> None:
     result = await asyncio.to_thread(
         CliRunner().invoke, main, ["list", "--kubeconfig", str(tmp_path / "none")]
     )
-    assert result.exit_code == 3
+    assert result.exit_code == 4
     assert "Make `kubectl get nodes` work" in result.output

@@ -225,7 +225,7 @@ async def queued_life(world: World) -> None:
 
 
 def watch_slots(world: World) -> None:
-    """No pod of a slot and incarnation twice, except the first of a server; counters only grow.
+    """No pod of a slot and incarnation twice, except the first of a server; counters only grow; who trained trains.
 
     What is broken is told when the world ends: an error would be raised in the operator, which goes on.
     """
@@ -255,5 +255,8 @@ def watch_slots(world: World) -> None:
             if any(a < b for a, b in zip(fresh, before, strict=True)):
                 broken(f"a counter goes from {before} to {fresh}")
             counters[found["metadata"]["uid"]] = fresh
+            was, phase = ((each or {}).get("status", {}).get("phase", "") for each in (old, found))
+            if was == "Running" and phase in {"Pending", "Starting"}:
+                broken(f"the phase goes from {was} to {phase} at {now()}")
 
     world.server.on_change.append(told)

@@ -45,8 +45,8 @@ class Training:
         data: The training data: arrays `(x, y)` or `(x, y, sample_weight)`, `Indexed`, `Files`, a `tf.data.Dataset` of
             batches, a `keras.utils.PyDataset`, a data set with `len(…)` and `[index]` (Hugging Face, Grain, PyTorch),
             or `Stream(function, samples=N)`. A `tf.data.Dataset` is a `Stream`.
-        validation: The validation data, in one of the same forms or as a function without arguments that returns a
-            `tf.data.Dataset` of single samples. It is evaluated after each epoch and at the end. Default: none.
+        validation: The validation data, in one of the same forms. They are evaluated after each epoch and at the end.
+            Default: none.
         class_weight: The weights of classes, by their number, in the loss of training; of the others 1. For one output,
             as in Keras' `fit`. Default: all 1.
         callbacks: A function without arguments that returns a list of `keras.callbacks.Callback`. They run once per
@@ -97,12 +97,12 @@ class Training:
         _check_number("batches_per_push", self.batches_per_push, 1, MAX_BATCHES)
 
     def _convert(self) -> None:
-        """Make sources of the data. `callable`: a function that returns a `tf.data.Dataset` stays one."""
+        """Make sources of the data."""
         data = as_source(self.data, "Training(data=…)")
         if self.class_weight is not None and not isinstance(data, Mapped):
             data = Mapped(data, ClassWeights.of(self.class_weight))
         object.__setattr__(self, "data", data)
-        if self.validation is not None and not callable(self.validation):
+        if self.validation is not None:
             object.__setattr__(self, "validation", as_source(self.validation, "Training(validation=…)"))
 
     def fit(

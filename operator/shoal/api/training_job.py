@@ -148,8 +148,9 @@ class SchedulingPolicy(Strict):
     """What waits in the queue. Pods: each pod by itself (Kueue's integration for plain pods), so training begins with
     those that are admitted. Workload: all parameter servers and workers.minReplicas together, as one Workload that
     Shoal makes; until it is admitted the job has no pods, and where it is preempted the job is suspended. Workers above
-    minReplicas wait as Pods. It needs the chart's value kueue.enabled, and Kueue chooses the nodes, so that
-    pools, onDemandBase and fallback are not available. Can change only while the job is suspended."""
+    minReplicas wait as Pods. It needs the chart's value kueue.enabled, and Kueue chooses the nodes, so that pools,
+    onDemandBase, fallback and elasticity.mode Advise and Auto are not available. Can change only while the job is
+    suspended."""
 
 
 class RunPolicy(Strict):
@@ -391,12 +392,14 @@ class TrainingJobSpec(Strict):
                 "self.runPolicy.schedulingPolicy.queueAs != 'Workload'"
                 " || (!(has(self.workers.pools) && size(self.workers.pools) > 0)"
                 " && !(has(self.parameterServers.pools) && size(self.parameterServers.pools) > 0)"
-                " && self.workers.onDemandBase == 0 && !has(self.workers.fallback))",
-                "with runPolicy.schedulingPolicy.queueAs Workload Kueue chooses the nodes: remove pools,"
-                " onDemandBase and fallback",
+                " && self.workers.onDemandBase == 0 && !has(self.workers.fallback)"
+                " && !(self.elasticity.mode in ['Advise', 'Auto']))",
+                "with runPolicy.schedulingPolicy.queueAs Workload Kueue chooses the nodes, and admits minReplicas:"
+                " remove pools, onDemandBase, fallback and elasticity.mode Advise or Auto, or set queueAs to Pods",
             ),
             (
                 "!(self.elasticity.mode in ['Advise', 'Auto'])"
+                " || self.runPolicy.schedulingPolicy.queueAs == 'Workload'"
                 " || (has(self.workers.pools) && size(self.workers.pools) > 0)",
                 "elasticity.mode Advise and Auto need workers.pools: name the CapacityPools to choose from",
             ),
@@ -489,9 +492,7 @@ class TrainingJob(Resource):
             wide=True,
             description="How long ago a step was last known: it grows while training stands, or no operator runs",
         ),
-        Column(
-            "Cost", ".status.cost.accumulated", wide=True, description="Cost of the workers' nodes so far"
-        ),
+        Column("Cost", ".status.cost.accumulated", wide=True, description="Cost of the nodes so far"),
         Column("Plan", ".status.plan.summary", wide=True, description="Workers wanted by pool"),
         Column(
             "Failures",

@@ -45,7 +45,7 @@ class Slot(Status):
     machine: str = ""
     """Digest of that node's uid and boot ID: a node recreated under the same name is another machine."""
     pool: str = ""
-    """The CapacityPool that it was created for; empty without pools."""
+    """The CapacityPool that it was created for; empty without pools. Its node time is counted and paid there."""
     on_demand: bool = False
     """Its pod is for an on-demand node because of onDemandBase or fallback, in a job without pools."""
     ran: bool = False
@@ -60,8 +60,10 @@ class Slot(Status):
     """Container restarts in place that have been counted (parameter servers)."""
     attempts: int = 0
     """How many incarnations in a row ended abnormally shortly after they started."""
+    queued: bool = False
+    """A queue, such as Kueue, holds its pod back."""
     created_at: datetime | None = None
-    """When the pod was created or, of a planned one, recorded; until it runs."""
+    """When the pod was created, let go by a queue or, of a planned one, recorded; until it runs."""
     ended_at: datetime | None = None
     """When it was first seen to have ended or to be draining."""
 
@@ -314,7 +316,7 @@ class TrainingJobStatus(Status):
     prediction: PredictionStatus | None = None
     """How fast the job is expected to be; of a job with pools."""
     cost: CostStatus | None = None
-    """What the nodes of the workers cost; of a job with pools that have prices."""
+    """What the nodes of the job cost; of a job with pools that have prices."""
     pool_usage: dict[str, PoolUsage] = Field(default_factory=dict, max_length=64)
     """What the job used and met in each pool. Only grows."""
     counted_until: datetime | None = None

@@ -58,8 +58,10 @@ def status(client: Client, *, name: str, output: Format) -> None:
     now = datetime.now(UTC)
     _print(follow_view(job.seen, now=now))
     events, pods = [], []
-    with contextlib.suppress(ClusterError):  # a user may read jobs without these
-        events, pods = job.events(), job.pods()
+    with contextlib.suppress(ClusterError):  # a user may read jobs without these, or without one of them
+        events = job.events()
+    with contextlib.suppress(ClusterError):
+        pods = job.pods()
     styles = {"warning": "yellow", "good": "green", "normal": ""}
     for moment in moments(job.seen, events, pods):
         text = Text.assemble((f"{age(moment.at, now):>9} ago  ", "dim"), (moment.what, styles[moment.kind]))

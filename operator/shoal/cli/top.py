@@ -29,7 +29,9 @@ def top(client: Client, *, all_namespaces: bool, every: float, once: bool, outpu
     from shoal.client.view import job_table
 
     def read() -> list[TrainingJob]:
-        return sorted((job.seen for job in client.list(all_namespaces=all_namespaces)), key=_order)
+        return sorted(
+            (job.seen for job in client.list(all_namespaces=all_namespaces, cached=True)), key=_order
+        )
 
     if output != "table":
         emit([job.model_dump(mode="json", by_alias=True, exclude_none=True) for job in read()], output)

@@ -59,6 +59,10 @@ class StatusWriter(Generic[R]):
         """Whether the object is known as it is: no write follows what cannot be parsed."""
         return not self._cache.is_unread(about.metadata.uid)
 
+    def forget(self, uid: str) -> None:
+        """Drop what is known of an object that is gone."""
+        self._conflicting.pop(uid, None)
+
     async def write(self, about: R, status: BaseModel, *, urgent: bool = False) -> R | None:
         """Write the status; the object as stored, or None if it changed meanwhile, cannot be parsed, or is gone.
 

@@ -60,7 +60,12 @@ class _Shown:
 @dataclass
 class _Followed:
     endpoint: Endpoint
+    awaited: bool
     task: asyncio.Task[None]
+
+    def suits(self, endpoint: Endpoint, *, awaited: bool) -> bool:
+        """Whether it is what `follow` asks for."""
+        return self.endpoint == endpoint and (self.awaited or not awaited)
 
 
 class Poller:
@@ -88,15 +93,19 @@ class Poller:
         self._seen: dict[str, Seen] = {}
         self._failing: dict[str, Failing] = {}
 
-    def follow(self, endpoint: Endpoint, wake: Callable[[bool], None]) -> None:
-        """Poll this endpoint until `pause` or `forget`. `wake(urgent)` is called about its reports."""
+    def follow(self, endpoint: Endpoint, wake: Callable[[bool], None], *, awaited: bool = False) -> None:
+        """Poll this endpoint until `pause` or `forget`. `wake(urgent)` is called about its reports.
+
+        `awaited`: it serves by now, and its job has no report yet. It is polled at once, and if that fails the job is
+        woken, too.
+        """
         uid = endpoint.job_uid
         known = self._followed.get(uid)
-        if known is not None and known.endpoint == endpoint and not known.task.done():
+        if known is not None and not known.task.done() and known.suits(endpoint, awaited=awaited):
             return
         self.pause(uid)
-        task = asyncio.create_task(self._poll(endpoint, wake), name=f"telemetry of {uid}")
-        self._followed[uid] = _Followed(endpoint, task)
+        task = asyncio.create_task(self._poll(endpoint, wake, awaited), name=f"telemetry of {uid}")
+        self._followed[uid] = _Followed(endpoint, awaited, task)
 
     def pause(self, uid: str) -> None:
         """Stop polling, but keep the last report."""
@@ -127,11 +136,10 @@ class Poller:
             self.forget(uid)
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _poll(self, endpoint: Endpoint, wake: Callable[[bool], None]) -> None:
+    async def _poll(self, endpoint: Endpoint, wake: Callable[[bool], None], awaited: bool) -> None:
         shown = _Shown()
-        if (
-            self._share > self._poll_seconds
-        ):  # a new leader follows all jobs at once, and first reads are handshakes
+        # A new leader follows all jobs at once, and first reads are handshakes.
+        if self._share > self._poll_seconds and not awaited:
             await asyncio.sleep(random.uniform(0.0, self._share))
         while True:
             began = self._now()
@@ -140,10 +148,13 @@ class Poller:
             except Unavailable as error:
                 logger.debug("%s: %s", endpoint.job_uid, error)
                 self._on_result("unreachable")
-                self._fail(endpoint.job_uid, began, str(error), wake)
+                self._fail(endpoint.job_uid, began, str(error) or repr(error), wake)
+                if awaited:
+                    wake(False)
             else:
                 shown = self._heard(endpoint.job_uid, report, shown, wake)
                 del report  # only the newest one is kept
+            awaited = False
             await asyncio.sleep(max(0.0, began + self._interval(endpoint.job_uid) - self._now()))
 
     def _heard(self, uid: str, report: StatusReport, shown: _Shown, wake: Callable[[bool], None]) -> _Shown:
@@ -151,13 +162,11 @@ class Poller:
         self._on_result("read")
         self._failing.pop(uid, None)
         old = self._seen.get(uid)
-        if old is not None and old.report == report:
-            report = old.report  # as while nothing goes on
-        else:
-            shown = replace(shown, news=True)
-        self._seen[uid] = Seen(report, self._now())
+        same = old is not None and (old.report is report or old.report == report)  # as while nothing goes on
+        shown = replace(shown, news=shown.news or not same)
+        self._seen[uid] = Seen(old.report if old is not None and same else report, self._now())
         self._on_report(uid, report)
-        urgent = old is None or _policy_relevant(old.report) != _policy_relevant(report)
+        urgent = old is None or not (same or _policy_relevant(old.report) == _policy_relevant(report))
         if urgent or (shown.news and self._now() - shown.at >= self._show_every):
             shown = _Shown(self._now(), news=False)
             wake(urgent)

@@ -26,7 +26,6 @@ from shoal.controllers.trainingjob.reconcile import Reconciler
 from shoal.controllers.trainingjob.report import Reporter
 from shoal.controllers.trainingjob.unreadable import Complaints
 from shoal.errors import Unavailable
-from shoal.policy.facts.sightings import Memory
 from shoal.policy.model import Images, Service
 from shoal.runtime.metrics import Metrics
 from shoal.runtime.recorder import Recorder
@@ -257,8 +256,7 @@ class Rig:
 
     def forget(self) -> None:
         """Forget earlier plans, as a new process does."""
-        for run in self._reconciler._runs.values():
-            run.memory = Memory()
+        self._reconciler._memories.clear()
 
     async def once(self, key: Key = KEY) -> float | None:
         """Reconcile once; what it sends is not answered yet."""

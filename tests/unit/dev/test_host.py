@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from dev.cli import main as dev
 from dev.cluster import cgroups, host
 from dev.errors import DevError
 
@@ -35,6 +38,42 @@ def test_prepare_without_root_raises_error_with_advice(monkeypatch: pytest.Monke
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(DevError, match=r"sudo make demo.*kind"):
         host.prepare()
+
+
+def ask(monkeypatch: pytest.MonkeyPatch, *, root: bool, refused: str = "") -> tuple[str, list[str]]:
+    """What `dev setup` says, and which packages it installs, where apt-get has no package of a name."""
+    installed: list[str] = []
+
+    def apt(words: Sequence[str], _: object) -> None:
+        if refused in words:
+            raise DevError(f"E: Unable to locate package {refused}")
+        installed.extend(words[5:])
+
+    monkeypatch.setattr(host, "is_root", lambda: root)
+    monkeypatch.setattr(host, "missing", lambda commands: list(commands.values()))
+    monkeypatch.setattr(host, "_apt", apt)
+    monkeypatch.setattr("shutil.which", lambda *_, **__: "apt-get")
+    monkeypatch.setattr("dev.tools.ensure", lambda *_: None)
+    monkeypatch.setattr("dev.images.build", lambda *_: {})
+    monkeypatch.setattr("dev.cli.ensure_template", lambda _: None)
+    done = CliRunner().invoke(dev, ["setup"])
+    return done.output + ("" if done.exit_code == 0 else f" exit {done.exit_code}"), installed
+
+
+def test_only_who_is_not_root_has_no_tests_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any error of the preparation was told as that."""
+    said, _ = ask(monkeypatch, root=False)
+    assert "the tests of the nodes tier are skipped" in said
+    said, installed = ask(monkeypatch, root=True, refused="containerd")
+    assert "Unable to locate package containerd" in said
+    assert said.endswith("exit 2")
+    assert installed == []
+
+
+def test_a_distribution_without_a_browser_has_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    said, installed = ask(monkeypatch, root=True, refused="chromium")
+    assert {"containerd", "buildah"} <= set(installed)
+    assert "exit" not in said
 
 
 def test_cgroups_are_created_in_every_hierarchy_and_removed_by_name(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +33,7 @@ JOBS: dict[str, dict[str, Any]] = WORKFLOW["jobs"]
 
 
 def steps(name: str) -> list[dict[str, Any]]:
-    return list(JOBS[name]["steps"])
+    return list(JOBS[name].get("steps", ()))
 
 
 def commands() -> Iterator[list[str]]:
@@ -78,10 +79,10 @@ def test_jobs_wait_for_what_they_use_and_have_no_more_rights_than_they_need() ->
         for used in re.findall(r"needs\.(\w+)\.outputs\.(\w+)", json.dumps(job)):
             assert used[0] == needed, name
             assert used[1] in JOBS[used[0]]["outputs"]
-        signs = any("cosign sign" in step.get("run", "") for step in job["steps"])
-        assert signs == any("cosign-installer" in step.get("uses", "") for step in job["steps"]), name
+        signs = any("cosign sign" in step.get("run", "") for step in steps(name))
+        assert signs == any("cosign-installer" in step.get("uses", "") for step in steps(name)), name
         for used in re.findall(r"steps\.(\w+)\.", json.dumps(job)):
-            assert used in {step.get("id") for step in job["steps"]}
+            assert used in {step.get("id") for step in steps(name)}
         for used in set(re.findall(r"matrix\.image\.(\w+)", json.dumps(job))):
             assert all(used in image for image in json.loads(release.matrix()))
 
@@ -105,9 +106,43 @@ def test_images_are_those_of_the_dockerfiles_and_have_the_names_of_the_chart() -
     assert tag == reference(IMAGES["operator"], "r.io/team", __version__)
 
 
+def before(name: str) -> set[str]:
+    """The jobs that a job waits for, and those that these wait for."""
+    needed = JOBS[name].get("needs", [])
+    direct = {needed} if isinstance(needed, str) else set(needed)
+    return direct.union(*map(before, direct))
+
+
+def test_nothing_is_published_before_all_tests_have_passed() -> None:
+    assert JOBS["test"]["uses"] == "./.github/workflows/test.yaml"
+    tests = yaml.safe_load((ROOT / ".github/workflows/test.yaml").read_text(encoding="utf-8"))
+    assert "workflow_call" in tests[True]
+    assert all("test" in before(name) for name in JOBS.keys() - {"test"})
+
+
+def test_what_is_cached_is_below_a_folder_that_the_action_takes() -> None:
+    """It refuses `..`, and the job's own `env` knows no runner."""
+    tests = yaml.safe_load((ROOT / ".github/workflows/test.yaml").read_text(encoding="utf-8"))
+    job = tests["jobs"]["all"]
+    [cached] = [step["with"]["path"] for step in job["steps"] if "actions/cache" in step.get("uses", "")]
+    assert cached == "${{ env.XDG_CACHE_HOME }}/shoal"
+    assert "env" not in job
+    assert job["steps"][0] == {"run": 'echo "XDG_CACHE_HOME=$RUNNER_TEMP/cache" >>"$GITHUB_ENV"'}
+
+
 def test_the_plugin_is_built_for_every_platform() -> None:
     built = {(each["os"], each["arch"]) for each in JOBS["plugin"]["strategy"]["matrix"]["include"]}
     assert built == release.PLATFORMS
+
+
+def test_the_plugin_is_built_of_what_is_locked() -> None:
+    """pip would fetch the newest hatchling into a place of its own."""
+    locked, own = [words[4:] for words in commands() if words[:4] == ["python", "-m", "pip", "install"]]
+    assert locked == ["--require-hashes", "-r", "lock/plugin.txt"]
+    assert {"--no-deps", "--no-build-isolation"} <= set(own)
+    names = re.findall(r"^([a-z0-9-]+)==", (ROOT / "lock/plugin.txt").read_text(), re.MULTILINE)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert {each.partition(">")[0] for each in project["build-system"]["requires"]} <= set(names)
 
 
 def in_checks(*words: str) -> subprocess.CompletedProcess[str]:
@@ -151,16 +186,37 @@ def test_the_wheel_has_the_page_the_commands_and_the_trainer(tmp_path: Path) -> 
 
 @pytest.mark.timeout(300)
 def test_the_packaged_chart_renders(tmp_path: Path) -> None:
-    package = release.package_chart(tmp_path)
-    values = [f"--set={each}=x" for each in ("image.repository", "trainer.psImage", "trainer.workerImage")]
+    """As it is installed: without values."""
+    package = release.package_chart(tmp_path, "r.io/team")
     helm = ensure(("helm",))["helm"]
     done = subprocess.run(
-        [helm, "template", "shoal", str(package), *values], capture_output=True, text=True, check=False
+        [helm, "template", "shoal", str(package)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "kind: CustomResourceDefinition" in done.stdout
+    [pod] = [
+        document["spec"]["template"]["spec"]
+        for document in yaml.safe_load_all(done.stdout)
+        if document and document["kind"] == "Deployment"
+    ]
+    [container] = pod["containers"]
+    environment = {each["name"]: each.get("value") for each in container["env"]}
+    published = {image["name"]: image["platforms"] for image in json.loads(release.matrix())}
+    used = {
+        "operator": container["image"],
+        "ps": environment["SHOAL_IMAGE_PS"],
+        "worker": environment["SHOAL_IMAGE_WORKER"],
+    }
+    assert used == {name: reference(IMAGES[name], "r.io/team", __version__) for name in used}
+    assert {published[name] for name in used} == {"linux/amd64,linux/arm64"}, "so no selector names one"
+    assert (pod.get("nodeSelector"), environment["SHOAL_NODE_SELECTOR"]) == (None, "")
     with tarfile.open(package) as archive:
         assert "shoal/README.md" in archive.getnames(), "`helm show readme`"
+
+
+def test_a_release_replaces_each_line_of_the_values_once() -> None:
+    with pytest.raises(DevError, match="has 0 times"):
+        release.published_values("image: {}", "r.io/team")
 
 
 @pytest.mark.timeout(300)  # the first run compiles krew's own check

@@ -128,7 +128,7 @@ def verified(reference: str, env: Mapping[str, str], key: Path) -> bool:
 def test_the_chart_is_pushed_signed_and_pulled(tmp_path: Path, env: dict[str, str]) -> None:
     push = step("chart", "helm push")
     assert run(push, tmp_path, env).returncode != 0, "there is no chart to push: the step fails"
-    release.package_chart(tmp_path / "dist")
+    release.package_chart(tmp_path / "dist", env["REGISTRY"])
     done = run(push, tmp_path, env)
     assert done.returncode == 0, done.stderr
     reference = f"{env['REGISTRY']}/charts/shoal:{__version__}"
@@ -140,7 +140,7 @@ def test_the_chart_is_pushed_signed_and_pulled(tmp_path: Path, env: dict[str, st
 
 
 def test_the_step_fails_with_a_wrong_password(tmp_path: Path, env: dict[str, str]) -> None:
-    release.package_chart(tmp_path / "dist")
+    release.package_chart(tmp_path / "dist", env["REGISTRY"])
     assert run(step("chart", "helm push"), tmp_path, {**env, "REGISTRY_PASSWORD": "x"}).returncode != 0
 
 

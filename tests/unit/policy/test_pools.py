@@ -65,14 +65,37 @@ def test_worker_that_waits_for_an_exhausted_pool_goes_to_the_next() -> None:
 
 
 def test_worker_that_a_queue_holds_back_does_not_fall_back() -> None:
+    """What a queue holds back waits for no node of its pool, and begins to when the queue lets it go."""
     world = Pools(pool("a"), pool("od", "OnDemand"), nodes={"od": 5}, replicas=1, fallback=FALLBACK)
+    world.manifest["spec"]["runPolicy"]["schedulingPolicy"] = {"queue": "team"}
     world.reconcile()
-    gate = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
-    world.pods["digits-worker-0-0"]["status"]["conditions"] = [gate]
-    world.now += timedelta(seconds=900)
-    for _ in range(3):
-        world.reconcile()
-    assert [n for n in world.pods if "-worker-" in n] == ["digits-worker-0-0"]
+    waits = {"type": "PodScheduled", "status": "False"}
+    status = world.pods["digits-worker-0-0"]["status"]
+    status["conditions"] = [{**waits, "reason": "SchedulingGated"}]
+
+    def later(seconds: float) -> tuple[list[str], int]:
+        world.now += timedelta(seconds=seconds)
+        for _ in range(3):
+            world.reconcile()
+        workers = [name for name in world.pods if "-worker-" in name]
+        return workers, world.status["poolUsage"].get("a", {}).get("unfulfilled", 0)
+
+    assert later(900) == (["digits-worker-0-0"], 0)
+    status["conditions"] = [{**waits, "reason": "Unschedulable"}]
+    assert later(0) == (["digits-worker-0-0"], 0)
+    assert later(299) == (["digits-worker-0-0"], 0)
+    assert later(2) == (["digits-worker-0-1"], 1)
+
+
+def test_time_in_a_queue_is_no_start_up_of_the_pool() -> None:
+    for queue, starts in (("", 1), ("team", 0)):
+        world = Pools(pool("a"), nodes={"a": 1}, replicas=1)
+        world.manifest["spec"]["runPolicy"]["schedulingPolicy"] = {"queue": queue}
+        world.settle()
+        pushed = {"slot": 0, "incarnation": 0, "state": "Active", "first_push_at": world.now.timestamp()}
+        world.report = build.report(workers=(pushed,))
+        world.settle()
+        assert world.status["poolUsage"]["a"]["starts"] == starts
 
 
 def test_pod_waits_for_the_node_of_a_worker_of_the_same_job_that_has_not_left_yet() -> None:
@@ -152,6 +175,20 @@ def test_two_jobs_swap_all_their_workers_between_full_pools(least: int, number: 
             together = Counter(job.by_pool()) + Counter(other.by_pool())
             assert max(together.values()) <= 3
     assert [job.by_pool() for job in jobs] == [{"b": number}, {"a": number}]
+
+
+def test_plan_keeps_to_max_replicas_before_anything_is_proposed() -> None:
+    world = Pools(
+        pool("a"), pool("b"), nodes={"a": 4, "b": 4}, replicas=2, maxReplicas=8, elasticity={"mode": "Auto"}
+    )
+    world.propose({"a": 3, "b": 2})
+    world.settle()
+    assert world.by_pool() == {"a": 3, "b": 2}
+    world.manifest["spec"]["workers"]["maxReplicas"] = 4
+    world.proposal = None
+    world.settle()
+    assert world.by_pool() == {"a": 3, "b": 1}
+    assert world.status["plan"]["reason"] == "workers.maxReplicas is 4 now"
 
 
 def test_unknown_pool_is_told_and_workers_run_in_the_others() -> None:

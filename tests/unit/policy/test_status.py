@@ -110,6 +110,41 @@ def test_a_long_message_is_cut_between_words() -> None:
     assert "cannot be pulled: …pulling pulling" in degraded.message
 
 
+def test_phase_goes_back_only_when_what_was_trained_is_lost() -> None:
+    """A start told Running before its first report was read, Starting with it, and Running again with a step."""
+    pods = [each.model_copy(update={"status": replace(each.status, pod_ip="10.0.0.1")}) for each in
+            (build.pod("ps", node="safe-0"), *(build.pod("worker", index) for index in range(3)))]  # fmt: skip
+    status, told = TrainingJobStatus(), []
+    for more in (
+        {},  # not asked yet
+        {"report": build.report(step=0)},
+        {"report": build.report(step=1)},
+        {"report": build.report(step=0, restarted_from_nothing=1)},
+        {"report": build.report(step=0, restarted_from_nothing=1)},
+        {"report": build.report(step=1, restarted_from_nothing=1)},
+    ):
+        status = plan(
+            build.observe(build.job(status.model_dump(mode="json", by_alias=True)), *pods, **more)
+        ).status
+        running = status.condition("Running")
+        assert running is not None
+        assert (status.phase == "Running") == (running.status == "True")
+        told.append(status.phase)
+    assert told == ["Starting", "Starting", "Running", "Starting", "Starting", "Running"]
+
+
+def test_job_whose_coordinator_cannot_be_read_is_taken_to_train_and_stays_running() -> None:
+    pods = [build.pod("ps", node="safe-0"), *(build.pod("worker", index) for index in range(3))]
+    deaf = build.observe(build.job(), *pods, unreachable_seconds=1.0, unreachable_because="timed out")
+    status = plan(deaf).status
+    assert status.phase == "Running"
+    job = build.job(status.model_dump(mode="json", by_alias=True))
+    heard = plan(build.observe(job, *pods, report=build.report(step=0))).status
+    running = heard.condition("Running")
+    assert running is not None
+    assert (heard.phase, running.status) == ("Running", "False")
+
+
 def test_missing_progress_degrades_the_job() -> None:
     world = running_world(spec={"runPolicy": {"progressDeadlineSeconds": 60}})
     world.now += timedelta(seconds=61)

@@ -104,6 +104,40 @@ async def test_state_change_wakes_at_once_and_progress_rarely() -> None:
     await poller.close()
 
 
+async def test_coordinator_that_serves_by_now_is_asked_at_once_and_its_silence_told() -> None:
+    """Until then nobody knows whether the job trains."""
+    coordinator = Coordinator()
+    poller = Poller(coordinator, poll_seconds=2)
+    wakes: list[bool] = []
+    poller.follow(endpoint(), wakes.append)  # it runs, and does not serve yet
+    await asyncio.sleep(0.5)
+    assert (len(coordinator.requests), wakes) == (1, [])
+    poller.follow(endpoint(), wakes.append, awaited=True)
+    assert poller.unreachable("u") == (0.0, ""), "it could not answer before"
+    await asyncio.sleep(0.01)
+    poller.follow(endpoint(), wakes.append, awaited=True)
+    poller.follow(endpoint(), wakes.append)
+    await asyncio.sleep(0.01)
+    assert (len(coordinator.requests), wakes) == (2, [False])
+    assert poller.unreachable("u")[1] == "unreachable"
+    await asyncio.sleep(20)
+    assert wakes == [False]
+    await poller.close()
+
+
+async def test_first_report_is_not_delayed_however_many_jobs_there_are() -> None:
+    coordinator = Coordinator()
+    coordinator.report = report(1)
+    poller = Poller(coordinator)
+    for number in range(1000):
+        poller.follow(Endpoint(str(number), "10.0.0.1", "token", "certificate"), lambda _urgent: None)
+    coordinator.requests.clear()
+    poller.follow(Endpoint("new", "10.0.0.9", "token", "certificate"), lambda _urgent: None, awaited=True)
+    await asyncio.sleep(0.01)
+    assert "10.0.0.9" in coordinator.requests
+    await poller.close()
+
+
 async def test_report_ages_while_the_coordinator_is_unreachable() -> None:
     coordinator = Coordinator()
     coordinator.report = report(7)

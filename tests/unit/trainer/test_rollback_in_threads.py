@@ -1,32 +1,17 @@
 """A whole job in this process that returns to a snapshot: after a NaN loss, or with more or fewer servers."""
 
 import dataclasses
-import socket
 import threading
-import time
 
 import numpy as np
 import pytest
 
 from shoal_trainer import Training, UserError
-from shoal_trainer.contract import (
-    JobIdentity,
-    Role,
-    RuntimeConfig,
-    Shard,
-    SnapshotPolicy,
-    Staleness,
-    StopAfter,
-)
 from shoal_trainer.coordinator import report
 from shoal_trainer.data.arrays import Arrays
-from shoal_trainer.errors import Fenced
 from shoal_trainer.run.watch import describe_data
-from shoal_trainer.security import create_secret_dir
-from shoal_trainer.serve import ParameterServer
 from shoal_trainer.termination.message import TERMINATION_LOG_ENV
-from shoal_trainer.worker.compose import build_flat_model, compose
-from shoal_trainer.worker.coordination import ControlPlane
+from tests.unit.trainer.threads import Job
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 EPOCHS, BATCH, SIZE = 8, 16, 1024
@@ -48,43 +33,26 @@ class Poisoned(Arrays):
             yield dataclasses.replace(batch, x=batch.x * np.nan) if self.bad(part.epoch, batch.end) else batch
 
 
-class Job:
-    """One run: parameter servers, and workers by slot, each in a thread. `bad_batches`: how many batches to poison."""
+class RollsBack(Job):
+    """A job of workers whose losses may be NaN. `bad_batches`: how many batches to poison."""
 
     def __init__(self, folder, shards=1, workers=2, steps_per_push=1, optimizer="adam", on_nan="rollback"):
-        self.folder, self.bad_batches, self.errors = folder, 0, {}
-        self.poisoned = set()
-        self.credentials = create_secret_dir(folder / "secret")
-        self.lock = threading.Lock()
-
+        self.bad_batches, self.poisoned, self.lock = 0, set(), threading.Lock()
         data = Poisoned(X, Y, None, 0)
         self.may_end = threading.Event()
         self.may_end.set()
         object.__setattr__(data, "bad", self.bad)
         object.__setattr__(data, "may_end", self.may_end)
-        self.training = Training(
+        training = Training(
             model=lambda: model(optimizer),
             data=data,
             on_nan=on_nan,
             wire="fp32",
             batches_per_push=steps_per_push,
         )
-        self.servers, self.serving, self.workers = {}, {}, {}
-        self.choose_ports(shards)
-        for index in range(shards):
-            self.start_server(index, 0)
+        super().__init__(folder, training, shards=shards, epochs=EPOCHS, batch_size=BATCH)
         for slot in range(workers):
             self.start_worker(slot)
-
-    def choose_ports(self, shards):
-        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2 * shards)]
-        ports = [listener.getsockname()[1] for listener in sockets]
-        for listener in sockets:
-            listener.close()
-        self.shards = tuple(
-            Shard(host="127.0.0.1", data_port=ports[2 * n], control_port=ports[2 * n + 1])
-            for n in range(shards)
-        )
 
     def bad(self, epoch, end):
         """Whether the batch is poisoned. It stays so, as it may be read again under another lease."""
@@ -94,73 +62,10 @@ class Job:
                 self.poisoned.add((epoch, end))
             return (epoch, end) in self.poisoned
 
-    def config(self, role, index, incarnation):
-        return RuntimeConfig(
-            job=JobIdentity(namespace="test", name="nan", uid=self.folder.name),
-            role=role,
-            index=index,
-            incarnation=incarnation,
-            parameter_servers=self.shards,
-            entrypoint="test:job",
-            batch_size=BATCH,
-            staleness=Staleness(),
-            stop_after=StopAfter(epochs=EPOCHS),
-            snapshot=SnapshotPolicy(every_seconds=3600),
-            storage_uri=(self.folder / "storage").as_uri(),
-            secret_dir=str(self.folder / "secret"),
-            bind_host="127.0.0.1",
-        )
-
-    def start_server(self, index, epoch):
-        self.servers[index] = server = ParameterServer(self.config(Role.PS, index, epoch))
-        self.serving[index] = threading.Thread(target=server.run, daemon=True)
-        self.serving[index].start()
-
-    def kill_server(self, index, meanwhile=lambda: None):
-        """Stop it at once, call `meanwhile`, and start its successor."""
-        server = self.servers[index]
-        server._on_fenced(Fenced("killed by the test"))
-        self.serving[index].join(30)
-        meanwhile()
-        self.start_server(index, server.config.incarnation + 1)
-
-    def start_worker(self, slot, incarnation=0):
-        config = self.config(Role.WORKER, slot, incarnation)
-        flat_model = build_flat_model(self.training, config)
-        plane = ControlPlane(config, self.credentials, self.training)
-        plane.start()
-        worker = compose(self.training, config, flat_model, plane, self.credentials, threading.Event())
-        thread = threading.Thread(target=self.run_worker, args=(slot, worker, plane), daemon=True)
-        self.workers[slot] = (worker, thread)
-        thread.start()
-
-    def run_worker(self, slot, worker, plane):
-        try:
-            worker.loop.run()
-        except Exception as error:
-            self.errors[slot] = error
-        finally:
-            worker.close()
-            plane.close()
-
-    def wait(self, condition, seconds=50):
-        deadline, turn = time.monotonic() + seconds, threading.Event()
-        while not condition():
-            assert time.monotonic() < deadline, (
-                report.status(self.servers[0].service.coordinator),
-                self.errors,
-            )
-            turn.wait(0.01)
-
     def finish(self):
-        self.wait(lambda: self.servers[0].service.coordinator.finished is not None)
-        self.serving[0].join(30)
+        message = super().finish()
         assert not self.errors
-        return self.servers[0].service.coordinator.finished
-
-    @property
-    def samples(self):
-        return self.servers[0].shard.history.samples
+        return message
 
     def snapshot(self):
         """Train for half an epoch, take a snapshot, and train for half an epoch."""
@@ -174,10 +79,10 @@ class Job:
 
     def suspend(self):
         """Drain the workers, then stop the servers, the first one first: it takes the last snapshot."""
-        for worker, _ in self.workers.values():
-            worker.loop._drain.set()
-        for _, thread in self.workers.values():
-            thread.join(30)
+        for each in self.workers.values():
+            each.drain.set()
+        for each in self.workers.values():
+            each.thread.join(30)
         for index, server in self.servers.items():
             server.stop()
             self.serving[index].join(30)
@@ -185,20 +90,13 @@ class Job:
 
     def resume_servers(self, shards, epoch):
         """Start this many servers, and wait until they have restored the snapshot."""
-        self.servers, self.serving = {}, {}
-        self.choose_ports(shards)
-        for index in range(shards):
-            self.start_server(index, epoch)
+        self.start_servers(shards, epoch)
         self.wait(lambda: all(server._restored for server in self.servers.values()))
 
     def arrays(self):
         """The parameters and optimizer states of all shards."""
         parts = [server.shard.model.arrays() for server in self.servers.values()]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-    def stop(self):
-        for server in self.servers.values():
-            server.stop()
 
 
 def model(optimizer):
@@ -220,7 +118,7 @@ def start(tmp_path, monkeypatch):
     jobs = []
 
     def make(**options):
-        jobs.append(Job(tmp_path, **options))
+        jobs.append(RollsBack(tmp_path, **options))
         return jobs[-1]
 
     yield make
@@ -244,10 +142,10 @@ def test_one_bad_batch_rolls_back_all_workers_once(start, shards, steps_per_push
     job.snapshot()
     job.bad_batches = 1
     message = job.finish()
-    status = report.status(job.servers[0].service.coordinator)
+    status = report.status(job.coordinator)
     assert (status.rollbacks, message.data.lost, message.data.repeated) == (1, BATCH, 0)
     assert [server.shard.history.generation for server in job.servers.values()] == [1] * shards
-    assert all(worker.loop.upstream.generation == 1 for worker, _ in job.workers.values())
+    assert all(each.worker.loop.upstream.generation == 1 for each in job.workers.values())
     assert status.wasted_steps >= SIZE // 2 // BATCH // steps_per_push
     exact(job, message)
 
@@ -269,7 +167,7 @@ def test_repeated_divergence_fails_the_job(start):
     assert isinstance(job.errors[0], UserError)
     assert "rolled back 3 times" in str(job.errors[0])
     assert "learning rate" in str(job.errors[0])
-    assert report.status(job.servers[0].service.coordinator).rollbacks == 3
+    assert report.status(job.coordinator).rollbacks == 3
 
 
 def test_divergence_before_the_first_snapshot_fails_the_job(start):
@@ -287,7 +185,7 @@ def test_divergence_during_a_server_outage_rolls_back(start):
     job.kill_server(0, lambda: setattr(job, "bad_batches", 1))
     job.may_end.set()
     message = job.finish()
-    assert report.status(job.servers[0].service.coordinator).rollbacks == 1
+    assert report.status(job.coordinator).rollbacks == 1
     assert message.data.lost == BATCH
     exact(job, message)
 
@@ -299,12 +197,12 @@ def test_server_lost_after_a_rollback_restarts_in_its_generation(start, index):
     job.snapshot()
     job.bad_batches = 1
     job.wait(lambda: [server.shard.history.generation for server in job.servers.values()] == [1, 1])
-    job.wait(lambda: all(worker.loop.upstream.generation == 1 for worker, _ in job.workers.values()))
+    job.wait(lambda: all(each.worker.loop.upstream.generation == 1 for each in job.workers.values()))
     job.kill_server(index)
     job.wait(lambda: job.servers[index].shard.history.generation == 1)
     job.may_end.set()
     message = job.finish()
-    assert report.status(job.servers[0].service.coordinator).rollbacks == 1
+    assert report.status(job.coordinator).rollbacks == 1
     assert message.data.lost == BATCH
     exact(job, message)
 

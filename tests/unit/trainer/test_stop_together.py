@@ -1,111 +1,65 @@
 """Two parameter servers on loopback that are stopped: the final snapshot contains both shards."""
 
 import logging
-import socket
 import threading
 import time
 
 import pytest
 
 from shoal_trainer import serve
-from shoal_trainer.contract import (
-    EXIT_DRAINED,
-    JobIdentity,
-    Role,
-    RuntimeConfig,
-    Shard,
-    SnapshotPolicy,
-    StopAfter,
-)
+from shoal_trainer.contract import EXIT_DRAINED, Role
 from shoal_trainer.coordinator.protocol import DataSpec, Join
 from shoal_trainer.errors import Fenced
 from shoal_trainer.ps.aligned import aligned
-from shoal_trainer.security import create_secret_dir
-from shoal_trainer.serve import ParameterServer
 from shoal_trainer.snapshot.storage import open_storage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Progress, PushMeta
 from tests.unit.trainer.coordinator.bench import next_work
 from tests.unit.trainer.snapshot.saving import latest
+from tests.unit.trainer.threads import Job
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=64, optimizer=OptimizerConfig(name="delta", batch_size=2))
 
 
-class Job:
-    """Two parameter servers, each in a thread; a test pushes to their shards directly."""
+class Stopped(Job):
+    """Two parameter servers; a test pushes to their shards directly."""
 
     def __init__(self, folder):
-        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(4)]
-        ports = [listener.getsockname()[1] for listener in sockets]
-        for listener in sockets:
-            listener.close()
-        self.shards = tuple(
-            Shard(host="127.0.0.1", data_port=ports[n], control_port=ports[n + 1]) for n in (0, 2)
-        )
-        self.folder, self.codes = folder, {}
-        create_secret_dir(folder / "secret")
-        self.servers = [ParameterServer(self.config(index)) for index in (0, 1)]
-        self.threads = [threading.Thread(target=self.serve, args=(index,), daemon=True) for index in (0, 1)]
-        for thread in self.threads:
-            thread.start()
-        self.wait(
-            lambda: all(server._watch._thread.is_alive() for server in self.servers)
-        )  # all ports are open
-
-    def config(self, index):
-        return RuntimeConfig(
-            job=JobIdentity(namespace="n", name="j", uid="u"),
-            role=Role.PS,
-            index=index,
-            incarnation=0,
-            parameter_servers=self.shards,
-            entrypoint="a:b",
-            batch_size=2,
-            stop_after=StopAfter(epochs=100),
-            snapshot=SnapshotPolicy(every_seconds=3600),
-            storage_uri=(self.folder / "storage").as_uri(),
-            secret_dir=str(self.folder / "secret"),
-            bind_host="127.0.0.1",
-        )
-
-    def serve(self, index):
-        self.codes[index] = self.servers[index].run()
+        super().__init__(folder, shards=2, epochs=100, batch_size=2)
+        # All ports are open.
+        self.wait(lambda: all(server._watch._thread.is_alive() for server in self.servers.values()))
 
     def train(self, pushes):
         """Initialize the parameters of both shards, and push to both."""
-        for server in self.servers:
+        for server in self.servers.values():
             server.shard.workers.connect(0, 0)
             server.shard.hello(0, 0, MODEL)
             server.shard.initialize(aligned(server.shard.size))
         join = Join(slot=0, incarnation=0, data=DataSpec(size=1000), batch_size=2)
-        self.servers[0].service.coordinator.join(join)
-        next_work(self.servers[0].service.coordinator, 0, 0)
+        self.coordinator.join(join)
+        next_work(self.coordinator, 0, 0)
         for seq in range(1, pushes + 1):
             self.push(seq)
 
     def push(self, seq):
         meta = PushMeta(samples=2, progress=(Progress(0, -1, 2 * seq - 2, 2 * seq),))
-        for server in self.servers:
+        for server in self.servers.values():
             server.shard.delta(0, 0, seq, seq - 1, meta, aligned(server.shard.size))
 
-    def wait(self, condition, seconds=30):
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
     def exit_code(self, index):
-        self.threads[index].join(30)
+        self.serving[index].join(30)
         return self.codes[index]
 
     def manifest(self):
-        store = SnapshotStore(open_storage((self.folder / "storage").as_uri(), self.config(0).job.prefix))
+        store = SnapshotStore(
+            open_storage((self.folder / "storage").as_uri(), self.config(Role.PS, 0).job.prefix)
+        )
         return latest(store)
 
     def close(self):
-        for server in self.servers:
+        for server in self.servers.values():
             server._on_fenced(Fenced("the test has ended"))
-        for thread in self.threads:
+        for thread in self.serving.values():
             thread.join(30)
 
 
@@ -113,7 +67,7 @@ class Job:
 def job(tmp_path, monkeypatch):
     monkeypatch.setattr(serve, "serve_metrics", lambda *_: None)
     monkeypatch.setattr(serve, "TICK_SECONDS", 0.02)
-    job = Job(tmp_path)
+    job = Stopped(tmp_path)
     yield job
     job.close()
 
@@ -124,7 +78,7 @@ def test_servers_stopped_together_save_the_newest_version(job, order, caplog):
     assert job.servers[0].service.snapshotter.take().shards[1].version == 3
     job.push(4)
     job.servers[order[0]].stop()
-    job.threads[order[0]].join(0.2)  # shard 1 still serves then, if it is the first
+    job.serving[order[0]].join(0.2)  # shard 1 still serves then, if it is the first
     job.servers[order[1]].stop()
     assert [job.exit_code(index) for index in (0, 1)] == [EXIT_DRAINED] * 2
     manifest = job.manifest()
@@ -136,7 +90,7 @@ def test_shard_stopped_alone_serves_until_its_part_of_a_snapshot(job):
     job.train(1)
     job.servers[0].service.snapshotter.take()
     job.servers[1].stop()
-    job.threads[1].join(0.2)
+    job.serving[1].join(0.2)
     job.push(2)
     assert job.servers[0].service.snapshotter.take().shards[1].version == 2
     assert job.exit_code(1) == EXIT_DRAINED
@@ -150,7 +104,7 @@ def test_shard_stopped_alone_exits_after_the_limit(job, monkeypatch):
     job.servers[1].stop()
     assert job.exit_code(1) == EXIT_DRAINED
     assert time.monotonic() - begin >= 0.3
-    assert job.threads[0].is_alive()
+    assert job.serving[0].is_alive()
 
 
 def test_shard_that_writes_its_part_at_the_limit_goes_on(job, monkeypatch):
@@ -169,8 +123,8 @@ def test_shard_that_writes_its_part_at_the_limit_goes_on(job, monkeypatch):
     job.servers[0].stop()
     assert begun.wait(30)
     job.servers[1].stop()
-    job.threads[1].join(0.3)
-    assert job.threads[1].is_alive()
+    job.serving[1].join(0.3)
+    assert job.serving[1].is_alive()
     goes_on.set()
     assert [job.exit_code(index) for index in (0, 1)] == [EXIT_DRAINED] * 2
     assert [part.version for part in job.manifest().shards] == [1, 1]

@@ -7,9 +7,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.util.tensor_util import make_ndarray
 
-from shoal_trainer.contract import Outcome, StopAfter
+from shoal_trainer.contract import Outcome
 from shoal_trainer.termination.message import TERMINATION_LOG_ENV
-from tests.unit.trainer.test_job_in_threads import Job
+from tests.unit.trainer.test_job_in_threads import digits
 from tests.unit.trainer.worker.test_tasks import prepared
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -21,25 +21,19 @@ def scalars(folder, tag):
     return {event.step: float(make_ndarray(event.tensor_proto)) for event in events.Tensors(tag)}
 
 
-class OneEpoch(Job):
-    def config(self, role, index, incarnation):
-        config = super().config(role, index, incarnation)
-        return config.model_copy(update={"stop_after": StopAfter(epochs=1)})
-
-
 @pytest.fixture
 def job(tmp_path, monkeypatch):
     monkeypatch.setenv(TERMINATION_LOG_ENV, str(tmp_path / "termination"))
-    job = OneEpoch(tmp_path, seed=0)
+    job = digits(tmp_path, 0, epochs=1)
     yield job
-    job.server.stop()
+    job.stop()
 
 
 def test_event_files_of_a_job_are_stored_in_its_logs(job):
     job.training = replace(job.training, callbacks=lambda: [keras.callbacks.TensorBoard("tb")])
     job.start_worker(0)
     assert job.finish().outcome is Outcome.SUCCEEDED
-    (epoch,) = job.server.service.coordinator.record.tasks.history
+    (epoch,) = job.coordinator.record.tasks.history
     (folder,) = (job.folder / "storage").glob("**/logs/tb")
     assert scalars(folder / "train", "epoch_loss") == pytest.approx({0: epoch["loss"]})
     assert scalars(folder / "validation", "epoch_loss") == pytest.approx({0: epoch["val_loss"]})

@@ -9,7 +9,8 @@ from shoal_trainer.contract import Outcome
 from shoal_trainer.coordinator import report
 from shoal_trainer.errors import HungStep, OutOfMemory
 from shoal_trainer.worker import watchdog
-from tests.unit.trainer.test_job_in_threads import Job
+from tests.unit.trainer.test_job_in_threads import digits
+from tests.unit.trainer.threads import Job
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
@@ -32,8 +33,8 @@ def test_the_others_take_over_the_leases(tmp_path, monkeypatch):
         raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
 
     class Troubled(Job):
-        def run_worker(self, worker, plane):
-            step = {0: is_full, 1: hangs}.get(plane._config.index)
+        def run_worker(self, slot, worker, plane):
+            step = {0: is_full, 1: hangs}.get(slot)
             if step is not None:
                 worker.flat_model.step = step
 
@@ -51,19 +52,19 @@ def test_the_others_take_over_the_leases(tmp_path, monkeypatch):
                 worker.close()
                 plane.close()
 
-    job = Troubled(tmp_path, seed=0)
+    job = digits(tmp_path, 0, kind=Troubled)
     for slot in (0, 1):
         job.start_worker(slot)
     assert hanging.wait(120)
     job.wait(lambda: len(errors) == 2)
     monkeypatch.setattr(watchdog, "FIRST_SECONDS", 600.0)
-    coordinator = job.server.service.coordinator
+    coordinator = job.coordinator
     job.wait(lambda: report.status(coordinator).data.leased == 0)
     job.start_worker(2)
     job.finish()
     ended.set()
-    for *_, thread, _ in job.workers.values():
-        thread.join(60)
+    for each in job.workers.values():
+        each.thread.join(60)
     assert coordinator.finished.outcome is Outcome.SUCCEEDED
     assert {type(error) for error in errors} == {OutOfMemory, HungStep}
     status = report.status(coordinator)

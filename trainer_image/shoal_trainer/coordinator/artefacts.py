@@ -79,7 +79,7 @@ class Artefacts:
             target = name
         else:
             raise ProtocolError(f"the file {name!r} of this task is not below logs/")
-        digest = Digest(_views(chunks))
+        digest = Digest(chunks)
         self._storage.write(target, digest, confirm)
         with self._lock:
             if token > self._token:
@@ -153,7 +153,3 @@ class Artefacts:
     def _files_of(self, token: tuple[int, int]) -> list[ModelFile]:
         with self._lock:
             return list(self._files.values()) if token == self._token else []
-
-
-def _views(chunks: Iterator[bytes]) -> Iterator[bytes | memoryview]:
-    yield from chunks

@@ -51,6 +51,11 @@ def as_source(data: Any, argument: str) -> Source:
             f"{argument} is a {kind.__name__}, whose samples Shoal cannot count or find by number. Pass "
             "Stream(data, samples=N) with batches, as Keras' fit takes them; for a generator, its function."
         )
+    if callable(data):
+        raise UserError(
+            f"{argument} is a function. Pass the data that it returns, or Stream(function, samples=N) if it returns "
+            "batches as Keras' fit takes them."
+        )
     raise UserError(f"{argument} cannot be of the type {kind.__name__}. {FORMS}.")
 
 

@@ -71,7 +71,7 @@ class Arrays(Ranges):
         for begin in range(start, stop, batch_size):
             end = min(begin + batch_size, stop)
             rows = order[begin:end]
-            element = map_leaves(lambda leaf: _as_floatx(leaf[rows]), (self.x, self.y, self.sample_weight))  # noqa: B023
+            element = map_leaves(lambda leaf: as_floatx(leaf[rows]), (self.x, self.y, self.sample_weight))  # noqa: B023
             yield _packed(*element)
 
 
@@ -117,7 +117,7 @@ def _table(frame: Any) -> npt.NDArray[Any]:
     return values
 
 
-def _as_floatx(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def as_floatx(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Cast floats to `keras.config.floatx()`, as Keras' `fit` does."""
     if rows.dtype.kind != "f":
         return rows

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal_trainer.data.arrays import permutation
+from shoal_trainer.data.arrays import as_floatx, permutation
 from shoal_trainer.data.batch import leaves, map_leaves
 from shoal_trainer.data.indexed import MAX_BLOCK, MAX_BLOCK_BYTES, Ranges, connected
 from shoal_trainer.data.lengths import Lengths, checked, varying_in
@@ -176,20 +176,11 @@ def _as_arrays(structure: Any) -> Any:
         return type(structure)(*map(_as_arrays, structure))
     if isinstance(structure, tuple):
         return tuple(map(_as_arrays, structure))
-    return None if structure is None else _as_floatx(np.asarray(structure))
+    return None if structure is None else as_floatx(np.asarray(structure))
 
 
 def _as_batch(structure: Any) -> Any:
-    return map_leaves(lambda leaf: _as_floatx(np.asarray(leaf)), structure)
-
-
-def _as_floatx(array: Any) -> Any:
-    """Python floats and float64 as `keras.config.floatx()`, as Keras' `fit` does with arrays."""
-    if array.dtype.kind != "f":
-        return array
-    import keras
-
-    return array.astype(keras.config.floatx(), copy=False)
+    return map_leaves(lambda leaf: as_floatx(np.asarray(leaf)), structure)
 
 
 def _stacked(samples: Sequence[Any]) -> Any:

@@ -39,6 +39,10 @@ class Mapped(Source):
         """As the data themselves, through the function."""
         return map(self.function, self.source.read(part, batch_size, download))
 
+    def whole(self, batch_size: int) -> Iterator[Batch]:
+        """As the data themselves, through the function."""
+        return map(self.function, self.source.whole(batch_size))
+
     def example(self, batch_size: int) -> Batch:
         """As the data themselves, through the function."""
         return self.function(self.source.example(batch_size))

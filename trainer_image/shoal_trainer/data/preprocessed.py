@@ -6,7 +6,7 @@ another step computes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,16 +17,8 @@ from shoal_trainer.data.source import Source
 
 def preprocessed(data: Source, model: Any) -> Source:
     """The data as the model's step needs them; the same data for a model without a preprocessor."""
-    return Mapped(data, partial(_applied, model.preprocess_samples)) if _preprocesses(model) else data
-
-
-def prepared(batches: Iterator[Batch], model: Any) -> Iterator[Batch]:
-    """Batches of such data as the model's step needs them."""
-    return (_applied(model.preprocess_samples, each) for each in batches) if _preprocesses(model) else batches
-
-
-def _preprocesses(model: Any) -> bool:
-    return getattr(model, "preprocessor", None) is not None and hasattr(model, "preprocess_samples")
+    preprocesses = getattr(model, "preprocessor", None) is not None and hasattr(model, "preprocess_samples")
+    return Mapped(data, partial(_applied, model.preprocess_samples)) if preprocesses else data
 
 
 def _applied(function: Callable[[Any, Any, Any], Any], batch: Batch) -> Batch:

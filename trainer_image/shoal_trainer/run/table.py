@@ -12,17 +12,13 @@ from shoal_trainer.contract import StatusReport, WorkerState
 STYLES = {
     WorkerState.ACTIVE: "green",
     WorkerState.SILENT: "yellow",
-    WorkerState.DRAINED: "blue",
-    WorkerState.LEFT: "dim",
-    WorkerState.FENCED: "red",
 }
+"""Of the workers that the table shows."""
 STARVING = 0.05
 """The table shows the share of time that workers wait for input if it is above this."""
 
 
-def render(
-    status: StatusReport | None, *, title: str, note: str = "", all_workers: bool = False
-) -> RenderableType:
+def render(status: StatusReport | None, *, title: str, note: str = "") -> RenderableType:
     """Render the job in about 12 lines; `note` becomes the last line."""
     if status is None:
         return Group(
@@ -51,7 +47,7 @@ def render(
     for column in ("worker", "state", "node", "steps", "samples", "ms/step", "compute", "input", "staleness"):
         workers.add_column(column, justify="left" if column in {"worker", "state", "node"} else "right")
     for worker in status.workers:
-        if not all_workers and worker.state not in {WorkerState.ACTIVE, WorkerState.SILENT}:
+        if worker.state not in STYLES:
             continue
         workers.add_row(
             f"{worker.slot}-{worker.incarnation}", f"[{STYLES[worker.state]}]{worker.state.value}[/]", worker.node,

@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from pydantic import AliasChoices, Field
+from pydantic_core import to_json
 
 from shoal_trainer.contract import Message
 from shoal_trainer.wire.messages import Applied, BegunPush, ModelSpec, applied_from_list
+
+PIECE = 1000
+"""How many elements of a list are made JSON at once: a millisecond or two, in which no other thread runs."""
 
 
 class ShardFile(Message):
@@ -61,9 +65,30 @@ class Manifest(Head):
     ledger: dict[str, Any] = Field(default_factory=dict)
     wall_time: float = 0.0
 
+    def to_json(self) -> str:
+        """See `Message`; in pieces, between which other threads run: a ledger of 100,000 files takes 0.1 s."""
+        rest = self.model_dump_json(by_alias=True, exclude_none=True, exclude={"ledger"})
+        return f'{rest[:-1]},"ledger":{_in_pieces(self.ledger)}}}'
+
     @property
     def applied(self) -> Applied:
         """The last push of each worker that all shards contain."""
         vectors = [shard.vector for shard in self.shards]
         keys = {key for vector in vectors for key in vector}
         return {key: min(vector.get(key, 0) for vector in vectors) for key in sorted(keys)}
+
+
+def _in_pieces(value: Any) -> str:
+    """A value as JSON, made of long lists piece by piece."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{_json(key)}:{_in_pieces(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        if len(value) <= PIECE:
+            return "[" + ",".join(map(_in_pieces, value)) + "]"
+        parts = (value[low : low + PIECE] for low in range(0, len(value), PIECE))
+        return "[" + ",".join(_json(part)[1:-1] for part in parts) + "]"
+    return _json(value)
+
+
+def _json(value: Any) -> str:
+    return to_json(value, inf_nan_mode="null").decode()

@@ -13,8 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from shoal_trainer.coordinator.ledger import Ledger
-from shoal_trainer.data.batch import Batch, batches, leaves, map_leaves
-from shoal_trainer.data.indexed import connected, reached, require_dataset, require_end
+from shoal_trainer.data.batch import Batch, leaves, map_leaves
 from shoal_trainer.data.source import Part, Source
 from shoal_trainer.errors import UserError
 from shoal_trainer.training import Training
@@ -98,17 +97,9 @@ class Visits:
             yield from self._data.read(Part(segment.start, segment.stop, epoch, file), self._batch_size)
 
 
-def validation_batches(source: Any, batch_size: int) -> Iterator[Batch]:
-    """The batches of `Training.validation` in any of its forms. Raises `UserError` if it is empty."""
-    if isinstance(source, Source):
-        remaining = source.whole(batch_size)
-    else:
-        name = "Training(validation=…)"
-        dataset = connected(source, name)
-        require_dataset(dataset, name)
-        require_end(dataset, name)
-        rows = reached(dataset.batch(batch_size).prefetch(2), name)
-        remaining = batches(rows, batch_size, 0, None, name)
+def validation_batches(source: Source, batch_size: int) -> Iterator[Batch]:
+    """The batches of `Training.validation`. Raises `UserError` if it is empty."""
+    remaining = source.whole(batch_size)
     first = next(remaining, None)
     if first is None:
         raise UserError("Training(validation=…) has no samples. Add some, or leave validation out.")
@@ -117,7 +108,7 @@ def validation_batches(source: Any, batch_size: int) -> Iterator[Batch]:
 
 
 def validation_dataset(
-    source: Any,
+    source: Source,
     batch_size: int,
     model: keras.Model,
     example: Batch,
@@ -128,8 +119,7 @@ def validation_dataset(
 
     `watched`: what its batches pass through.
     """
-    lengths = source.lengths if isinstance(source, Source) else ()
-    axes = varying(model, lengths, example)
+    axes = varying(model, source.lengths, example)
     return dataset_of(lambda: watched(validation_batches(source, batch_size)), example, ended, axes)
 
 

@@ -244,8 +244,8 @@ def _known(name: str, trained: Sequence[str]) -> bool:
 def _logs(trained: Sequence[str]) -> str:
     return (
         f"The logs contain {', '.join(trained)} and, with Training(validation=…), val_loss and val_… for each metric. "
-        "Metrics that are no means over samples (AUC, precision), losses of single outputs and what compute_metrics "
-        "adds are computed in the evaluation only."
+        "Metrics that are no means over samples (AUC, precision) and what compute_metrics adds are computed in "
+        "the evaluation only."
     )
 
 

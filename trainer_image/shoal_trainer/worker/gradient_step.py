@@ -74,7 +74,8 @@ class GradientStep:
         gradients = tape.gradient(scaled, trained)
         found.without_gradient = _missing(self._trainable, gradients)
         if takes_rows_apart(model):
-            found.rows = [v for v, g in zip(self._trainable, gradients, strict=True) if _is_rows(g)]
+            pairs = zip(self._trainable, gradients, strict=True)
+            found.rows = [v for v, gradient in pairs if isinstance(gradient, tf.IndexedSlices)]
         gradients = [
             tf.zeros_like(value) if g is None else tf.convert_to_tensor(g) / tf.cast(scale, g.dtype)
             for g, value in zip(gradients, trained, strict=True)
@@ -172,7 +173,3 @@ def _missing(variables: list[Any], gradients: list[Any]) -> tuple[int, ...]:
             "a @tf.function inside the model."
         )
     return missing
-
-
-def _is_rows(gradient: Any) -> bool:
-    return isinstance(gradient, tf.IndexedSlices)

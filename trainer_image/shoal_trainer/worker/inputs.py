@@ -64,18 +64,15 @@ class Inputs:
 
 def unlike(batch: Batch, example: Batch) -> str:
     """How a batch differs from the first one, in words; empty if it does not."""
-    found, first = _described(batch), _described(example)
+    found, first = described(batch), described(example)
     return "" if found == first else f" The batch has {found}; the first one has {first}."
 
 
-def _described(batch: Batch) -> str:
+def described(batch: Batch) -> str:
     """The dtypes and shapes of the arrays and tensors of a batch: `float32(32, 10), int64(32,)`."""
     # Without a conversion to tensors, which may be what failed.
-    return ", ".join(f"{_dtype_name(leaf)}{tuple(leaf.shape)}" for leaf in leaves((batch.x, batch.y)))
-
-
-def _dtype_name(leaf: Any) -> str:
-    return str(getattr(leaf.dtype, "name", leaf.dtype))
+    arrays = leaves((batch.x, batch.y))
+    return ", ".join(f"{getattr(leaf.dtype, 'name', leaf.dtype)}{tuple(leaf.shape)}" for leaf in arrays)
 
 
 def _tensor(leaf: Any, spec: tf.TensorSpec) -> Any:

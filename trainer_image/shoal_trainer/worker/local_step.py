@@ -19,7 +19,7 @@ from shoal_trainer.worker.keras_internals import assigned_handles, loss_tracker
 from shoal_trainer.worker.layout import outside_layout, variables_of
 from shoal_trainer.worker.optimizers import has_own_step
 from shoal_trainer.worker.training_metrics import Sums, TrainingMetrics, sums_of_logs
-from shoal_trainer.worker.weighing import filled
+from shoal_trainer.worker.weighing import filled, overstated
 
 
 def local_step(
@@ -80,7 +80,8 @@ def _step(
 
     model.compute_metrics = compute_metrics
     try:
-        return _loss_of(model.train_step((x, y, filled(weights, samples)))), sums
+        loss = _loss_of(model.train_step((x, y, filled(weights, samples))))
+        return loss - tf.cast(overstated(model), loss.dtype), sums
     finally:
         del model.compute_metrics
 

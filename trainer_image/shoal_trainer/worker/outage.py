@@ -45,7 +45,6 @@ class Outage:
         *,
         averages: Sequence[Average] = (),
         max_steps: int = MAX_STEPS,
-        max_seconds: float = MAX_SECONDS,
     ) -> None:
         self.steps = 0
         self.samples = 0
@@ -64,12 +63,12 @@ class Outage:
         self._scratch = aligned(0)
         self._clock = clock
         self._started = clock()
-        self._max_steps, self._max_seconds = max_steps, max_seconds
+        self._max_steps = max_steps
 
     @property
     def exhausted(self) -> bool:
         """Whether local training has reached its limit; then the worker waits."""
-        return self.steps >= self._max_steps or self._clock() - self._started >= self._max_seconds
+        return self.steps >= self._max_steps or self._clock() - self._started >= MAX_SECONDS
 
     def absorb(self, send: Send) -> None:
         """Apply a push that is sent separately: it is not part of the difference."""

@@ -34,6 +34,7 @@ from shoal_trainer.worker.alone import validation_batches
 from shoal_trainer.worker.compose import build_flat_model, warn_of_data, warn_of_placement
 from shoal_trainer.worker.entrypoint import load
 from shoal_trainer.worker.flat_model import FlatModel, Step
+from shoal_trainer.worker.inputs import described
 from shoal_trainer.worker.keras_internals import model_supports_jit
 from shoal_trainer.worker.optimizers import place
 from shoal_trainer.worker.packages import beside_the_image
@@ -164,8 +165,7 @@ class Rehearsal:
     def _build(self, job: Training, say: Callable[[str], None]) -> FlatModel:
         model = build_flat_model(job, self._config)
         say(f"{model.layout.size:,} parameters, {_bytes(model.wire_bytes)} in each push and pull")
-        arrays = leaves((model.example.x, model.example.y))
-        say(f"a batch is {', '.join(f'{_name(leaf)}{tuple(leaf.shape)}' for leaf in arrays)}")
+        say(f"a batch is {described(model.example)}")
         return model
 
     def _step(self, model: FlatModel, say: Callable[[str], None]) -> Step:
@@ -329,10 +329,6 @@ def _warnings() -> Iterator[list[str]]:
     finally:
         logger.propagate = propagate
         logger.removeHandler(handler)
-
-
-def _name(leaf: Any) -> str:
-    return str(getattr(leaf.dtype, "name", leaf.dtype))
 
 
 def _count(number: int, thing: str) -> str:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from shoal_trainer.data.batch import Batch, leaves, map_leaves
-from shoal_trainer.data.preprocessed import prepared
+from shoal_trainer.data.preprocessed import preprocessed
 from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import Interrupted, TrainerError, UserError
 from shoal_trainer.training import Training
@@ -137,15 +137,17 @@ class Tasks:
             return Outcome()
         self._flat_model.load(flat)
         model = self._flat_model.model
-        rows = self._until_drain(validation_batches(self._job.validation, self._batch_size))
+        own = _evaluates_itself(model)
+        source = self._job.validation if own else preprocessed(self._job.validation, model)
+        rows = self._until_drain(validation_batches(source, self._batch_size))
         try:
             first = next(rows)
             self._check_alike(first)
             with _without_xla(model):
-                if _evaluates_itself(model):
+                if own:
                     results = self._own_evaluate(first)
                 else:
-                    elements = map(as_keras, prepared(itertools.chain([first], rows), model))
+                    elements = map(as_keras, itertools.chain([first], rows))
                     results = evaluate(model, (map_leaves(tf.convert_to_tensor, each) for each in elements))
         except (TrainerError, tf.errors.ResourceExhaustedError):
             raise
@@ -285,7 +287,7 @@ def _tests_itself(model: keras.Model) -> bool:
 
 
 def _evaluates_itself(model: keras.Model) -> bool:
-    """Whether the model has an `evaluate` of its own, other than KerasHub's, which only preprocesses (`prepared`)."""
+    """Whether the model has an `evaluate` of its own, other than KerasHub's, which only preprocesses."""
     owner = next(kind for kind in type(model).__mro__ if "evaluate" in vars(kind))
     return vars(owner)["evaluate"] is not keras.Model.evaluate and "preprocess_samples" not in vars(owner)
 

@@ -1,4 +1,6 @@
-"""The metrics of `compile()` in training: the sums of one step. The coordinator adds them up to the means of an epoch.
+"""The metrics of `compile()`, and the losses of several outputs, in training: the sums of one step.
+
+The coordinator adds them up to the means of an epoch.
 
 Only means over samples are sums that can be added: accuracies and errors, but not AUC, precision or a root mean square.
 Those have values in the evaluation only.
@@ -21,7 +23,7 @@ from shoal_trainer.worker.keras_internals import (
     mean_of_function,
     output_shape,
 )
-from shoal_trainer.worker.weighing import with_rank
+from shoal_trainer.worker.weighing import losses_of_outputs, with_rank
 
 Sums = Mapping[str, tuple[Any, Any]]
 """By name of the metric: the weighted sum of its values, and the sum of the weights; scalar tensors."""
@@ -31,6 +33,7 @@ class TrainingMetrics:
     """Those metrics of a built model that are means. `weighted`: the data contain sample weights."""
 
     def __init__(self, model: Any, *, weighted: bool) -> None:
+        self._model = model
         self._compiled = compiled_metrics(model)
         found = []
         groups: tuple[tuple[bool, Any], ...] = ()
@@ -40,10 +43,20 @@ class TrainingMetrics:
             for output, metrics in enumerate(outputs):
                 found += [(output, weighs, metric) for metric in (metrics.metrics if metrics else ())]
         named = zip(_names(self._compiled), found, strict=False)
-        self._parts = [(name, *part) for name, part in named if _is_mean_of_function(part[-1])][:MAX_METRICS]
+        self._parts = [(name, *part) for name, part in named if _is_mean_of_function(part[-1])]
 
     def sums(self, y: Any, predicted: Any, weights: Any, samples: Any) -> Sums:
-        """The sums over one batch, of whose rows the first `samples` are real. `weights`: see `Batch`."""
+        """The sums over the batch that was traced last, whose first `samples` rows are real. `weights`: see `Batch`."""
+        count = tf.cast(samples, tf.float32)
+        losses = {
+            name: (tf.cast(mean, tf.float32) * count, count)
+            for name, mean in losses_of_outputs(self._model).items()
+        }
+        return dict(
+            [*losses.items(), *self._of_compile(y, predicted, weights, samples).items()][:MAX_METRICS]
+        )
+
+    def _of_compile(self, y: Any, predicted: Any, weights: Any, samples: Any) -> Sums:
         if not self._parts:
             return {}
         targets, outputs = self._compiled._flatten_y(y), self._compiled._flatten_y(predicted)

@@ -83,6 +83,18 @@ def counted_whole(model: Any, whole: Any, real: Any) -> Iterator[None]:
             loss.whole = loss.real = None
 
 
+def losses_of_outputs(model: Any) -> dict[str, Any]:
+    """The mean loss of each of several outputs in the batch that was traced last, by its name in Keras' logs."""
+    compiled = compiled_loss(model)
+    if compiled is None or not compiled.built:
+        return {}
+    pairs = zip(compiled.metrics, flat_losses(compiled), strict=False)  # no metrics with one output
+    found = {metric.name: each.loss.mean for metric, each in pairs}
+    for each in flat_losses(compiled):
+        each.loss.mean = None  # a tensor of the function that is being traced
+    return {name: mean for name, mean in found.items() if mean is not None}
+
+
 def overstated(model: Any) -> Any:
     """By how much the losses of the batch that was traced last are those of a full one: sums, whose rows weigh more."""
     compiled = compiled_loss(model)
@@ -108,15 +120,20 @@ class WeighedLoss:
         """See `counted_whole`."""
         self.excess: Any = 0.0
         """See `overstated`."""
+        self.mean: Any = None
+        """See `losses_of_outputs`."""
 
     def __call__(self, y_true: Any, y_pred: Any, weights: Any = None) -> Any:
         """Compute the loss as Keras does; `weights` has the shape (batch, …), of a rank up to the loss's."""
         found, reduction = self._computed(y_true, y_pred, weights), getattr(self._loss, "reduction", "mean")
+        mean = tf.reduce_mean(found)
         if self.whole is not None and reduction not in MEANS:
             found *= tf.cast(self.whole, found.dtype)
-        if reduction == "sum" and (true := keras_mask(weights)) is not None:
-            real = tf.reduce_mean(tf.cast(true, found.dtype)) if self.real is None else self.real
-            self.excess = found * (1 - tf.cast(real, found.dtype))
+        if (true := keras_mask(weights)) is not None:  # in a step of training
+            if reduction == "sum":
+                real = tf.reduce_mean(tf.cast(true, found.dtype)) if self.real is None else self.real
+                self.excess = found * (1 - tf.cast(real, found.dtype))
+            self.mean = mean if found.shape.rank else found - self.excess
         return found
 
     def _computed(self, y_true: Any, y_pred: Any, weights: Any) -> Any:

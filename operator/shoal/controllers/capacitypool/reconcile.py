@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 
 from shoal.api.capacity_pool import CapacityPool, CapacityPoolStatus
 from shoal.api.events import Event
+from shoal.api.kube import Pod
+from shoal.api.labels import Place
+from shoal.api.training_job import TrainingJob
 from shoal.controllers.capacitypool.measure import measure
 from shoal.controllers.capacitypool.members import Members
 from shoal.controllers.capacitypool.overlaps import older_overlap
@@ -64,19 +67,41 @@ class PoolReconciler:
 
     def _observe(self, pool: CapacityPool) -> Seen:
         name, members, pods = pool.metadata.name, self._members, self._state.pods
-        nodes = members.nodes(name)
+        nodes, now = members.nodes(name), self._wall()
         return Seen(
             pool=pool,
-            now=self._wall(),
+            now=now,
             nodes=nodes,
             used=len(nodes & pods.keys("host")),
             jobs=members.jobs(name),
             held=members.held(name),
-            waiting=pods.indexed("waiting", name),
+            waiting=self._waiting(
+                (pod for pod in pods.indexed("waiting", name) if pod.waits_for_node(there_are=bool(nodes))),
+                now,
+            ),
             problem=_problem(pool),
             overlaps=older_overlap(pool, self._state.pools.all(), members.sharing(name), nodes),
             operator=self._operator,
         )
+
+    def _waiting(self, pods: Iterable[Pod], now: datetime) -> list[datetime]:
+        """Since when these pods have waited for a node."""
+        released: dict[str, Mapping[Place, datetime]] = {}
+        found = []
+        for pod in pods:
+            uid = pod.metadata.controller_uid or ""
+            if uid not in released:
+                released[uid] = _released(self._state.jobs.by_uid(uid))
+            since = pod.created or now
+            found.append(max(since, released[uid].get(pod.place, since)) if pod.place else since)
+        return found
+
+
+def _released(job: TrainingJob | None) -> dict[Place, datetime]:
+    """When a job's queue let its pods go, or they were created; empty without a queue."""
+    if job is None or not job.spec.run_policy.scheduling_policy.queue:
+        return {}
+    return {slot.place: slot.created_at for slot in job.status.slots if slot.created_at is not None}
 
 
 def _problem(pool: CapacityPool) -> tuple[str, str] | None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from shoal.api.capacity_pool import CapacityPool
-from shoal.api.kube import Pod
 from shoal.api.training_job import TrainingJob
 
 
@@ -22,8 +21,8 @@ class Seen:
     """Nodes with a pod of a job."""
     jobs: Sequence[TrainingJob]
     """The jobs that have used it."""
-    waiting: Sequence[Pod]
-    """Pods of this pool that have no node."""
+    waiting: Sequence[datetime]
+    """Since when pods of this pool have waited for a node: they were created, or let go by a queue."""
     held: Mapping[str, int] = field(default_factory=dict)
     """The nodes that jobs have or, by a plan that is carried out, are to have, by namespace/name."""
     problem: tuple[str, str] | None = None

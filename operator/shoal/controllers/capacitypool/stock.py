@@ -11,7 +11,6 @@ from typing import Literal
 
 from shoal.api.base import Condition
 from shoal.api.capacity_pool import CapacityPoolStatus, MeasuredStock, Usage
-from shoal.api.kube import Pod
 from shoal.controllers.capacitypool.seen import Seen
 from shoal.sizing.fleet.resources import decimal
 from shoal.sizing.speed import priors
@@ -29,10 +28,10 @@ COUNTED, UNWATCHED = timedelta(minutes=5), timedelta(minutes=10)
 """The stock is counted this often, and with whatever else changes; after a longer time nobody was there to see it."""
 
 
-def waiting_too_long(seen: Seen, total: Usage) -> list[Pod]:
-    """Pods that wait for a node in vain. `total`: the use of all jobs."""
+def waiting_too_long(seen: Seen, total: Usage) -> list[timedelta]:
+    """For how long pods have waited for a node that do so in vain. `total`: the use of all jobs."""
     patience = _patience(seen, total)
-    return [pod for pod in seen.waiting if seen.now - _created(pod, seen.now) > patience]
+    return [waited for since in seen.waiting if (waited := seen.now - since) > patience]
 
 
 def _patience(seen: Seen, total: Usage) -> timedelta:
@@ -72,11 +71,6 @@ def _exhausted(seen: Seen) -> Condition | None:
     return next((c for c in seen.pool.status.conditions if c.type == "Exhausted"), None)
 
 
-def _created(pod: Pod, now: datetime) -> datetime:
-    stamp = pod.metadata.creation_timestamp
-    return datetime.fromisoformat(stamp.replace("Z", "+00:00")) if stamp else now
-
-
 def is_due(seen: Seen) -> bool:
     """Whether it is time to count again, though nothing changed."""
     until = seen.pool.status.stock.counted_until
@@ -94,7 +88,7 @@ def count(seen: Seen, total: Usage, after: CapacityPoolStatus) -> MeasuredStock:
     watched = passed if was else timedelta()
     ran_out = before.out_since is None and after.out_since is not None
     if ran_out:  # that it was out is known only now, after a wait
-        waited = max((now - _created(pod, now) for pod in waiting_too_long(seen, total)), default=timedelta())
+        waited = max(waiting_too_long(seen, total), default=timedelta())
         out, watched = out + waited, watched + waited
     kept = 0.5 ** (passed.total_seconds() / priors.HALF_LIFE)
 

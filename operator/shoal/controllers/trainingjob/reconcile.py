@@ -8,8 +8,9 @@ the pod nor the reason would be known.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.state import ClusterState, Key, Wake
@@ -40,14 +41,6 @@ a wave of losses (`work_queue.URGENT_SHARE`)."""
 REST_SHARE = 9.0
 """The same where much has changed, or the machine is busy: the rest is so many times as long as the reconcile."""
 FEWEST_PODS_THAT_REST = 64
-
-
-@dataclass
-class _Run:
-    """One run of a job, of which the key is that of all its runs."""
-
-    uid: str
-    memory: Memory = field(default_factory=Memory)
 
 
 class Reconciler:
@@ -90,7 +83,10 @@ class Reconciler:
         self._rest = rest
         self._tasks = tasks
         self._requests = Requests(self._carry_out, tasks, wake)
-        self._runs: dict[Key, _Run] = {}
+        self._memories: defaultdict[str, Memory] = defaultdict(Memory)
+        """Of each run of a job, by uid."""
+        parts = (answers, poller, reporter, self._requests, reactions)
+        state.on_gone += [self._forget, *(each.forget for each in parts)]
 
     async def __call__(self, key: Key) -> float | None:
         """Reconcile one job."""
@@ -98,11 +94,15 @@ class Reconciler:
         woken = began - self._waited(key)
         if self._complaints.about(key):
             self._tasks.start(key, self._complaints.complain(key))
-        run = self._run(key)
-        if (seen := self._observer.observe(key, self._requests.pods_in_flight(run.uid))) is None:
-            self._requests.forget(run.uid)
+        namespace, name = key
+        if (job := self._state.jobs.get(name, namespace)) is None:
             return None
-        decided = self._plan(seen, run.memory)
+        uid = job.metadata.uid
+        in_flight, failing = self._requests.pods_in_flight(uid), self._requests.failing(uid)
+        if (seen := self._observer.observe(key, in_flight, failing)) is None:
+            self._requests.forget(uid)
+            return None
+        decided = self._plan(seen, self._memories[uid])
         self._reactions.lost(seen, decided.status, woken)
         self._reactions.replaced(seen, self._now())
         self._listen(key, seen)
@@ -110,7 +110,7 @@ class Reconciler:
         reported = self._report(seen.job, decided)
         # What is due once the status is stored is planned when it is.
         due = decided.wake_after if decided.wake_after or reported.recorded else None
-        answers = self._answers.get(seen.job.metadata.uid)
+        answers = self._answers.get(uid)
         delays = [pause, reported.wait, due]
         if answers.conflicting:
             delays.append(NAME_CONFLICT_SECONDS)
@@ -159,25 +159,8 @@ class Reconciler:
             self._recorded(job, decided)
         return stored
 
-    def _run(self, key: Key) -> _Run:
-        """The run of a job; the state of an earlier one, which was deleted or applied again, is dropped."""
-        namespace, name = key
-        job = self._state.jobs.get(name, namespace)
-        uid = job.metadata.uid if job is not None else ""
-        known = self._runs.get(key)
-        if known is not None and known.uid == uid:
-            return known
-        if known is not None:
-            del self._runs[key]
-            self._answers.forget(known.uid)
-            self._poller.forget(known.uid)
-            self._reporter.forget(known.uid)
-            self._requests.forget(known.uid)
-            self._reactions.forget(known.uid)
-        run = _Run(uid)
-        if job is not None:
-            self._runs[key] = run
-        return run
+    def _forget(self, uid: str) -> None:
+        self._memories.pop(uid, None)
 
     def _listen(self, key: Key, seen: Observation) -> None:
         """Poll the coordinator while its pod runs."""
@@ -186,18 +169,19 @@ class Reconciler:
             self._poller.forget(uid)
             return
         running = [
-            (pod.place.incarnation, pod.status.pod_ip)
+            (pod.place.incarnation, pod.status.pod_ip, pod.ready)
             for pod in seen.pods
             if pod.place is not None and pod.place.is_coordinator and pod.running and pod.status.pod_ip
         ]
         if not running:
             self._poller.pause(uid)
             return
-        address = max(running)[1]
+        _, address, serves = max(running)
         assert address is not None
         self._poller.follow(
             _endpoint(uid, address, self._credentials(uid)),
             lambda urgent: self._wake(key, Priority.URGENT if urgent else Priority.ROUTINE),
+            awaited=serves and seen.report is None and not seen.job.status.training.phase,
         )
 
     @staticmethod

@@ -92,6 +92,7 @@ class Reporter:
     def forget(self, uid: str) -> None:
         """Drop the state of a deleted job."""
         self._told.pop(uid, None)
+        self._writer.forget(uid)
         self._metrics.forget(uid)
 
     def report(

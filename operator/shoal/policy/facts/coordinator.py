@@ -56,3 +56,11 @@ def coordinator_view(seen: Observation) -> CoordinatorView:
         },
         pushed=pushed,
     )
+
+
+def unasked(seen: Observation) -> bool:
+    """Whether the coordinator runs and has neither been heard nor failed to answer yet."""
+    if seen.report is not None or seen.unreachable_because:
+        return False
+    running = (each for each in seen.pods if each.running and each.status.pod_ip)
+    return any(each.place is not None and each.place.is_coordinator for each in running)

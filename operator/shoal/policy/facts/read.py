@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 
 from shoal.api.kube import Node, Pod
-from shoal.api.labels import ON_DEMAND, POOL, TEMPLATE, Place, RoleName
+from shoal.api.labels import ON_DEMAND, POOL, SHARDS, TEMPLATE, Place, RoleName
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Slot
 from shoal.manifests.names import first_incarnation, pod_name
@@ -22,7 +22,7 @@ from shoal.manifests.platforms import is_spot
 from shoal.policy.common.timers import Timers
 from shoal.policy.common.times import parse_time, whole
 from shoal.policy.facts.blip import suspicion
-from shoal.policy.facts.coordinator import CoordinatorView, coordinator_view
+from shoal.policy.facts.coordinator import CoordinatorView, coordinator_view, unasked
 from shoal.policy.facts.quota import Quota, quota
 from shoal.policy.facts.sightings import AtRest, Memory, Sighting
 from shoal.policy.facts.signals import Meaning, Signal, node_signal
@@ -63,8 +63,17 @@ class Facts:
 
     @property
     def suspended(self) -> bool:
-        """Whether the job is to have no pods: its user or its queue says so."""
-        return self.job.spec.suspend or self.quota.held
+        """Whether the job is to have no pods: its user or its queue says so, or it was resumed with other shards."""
+        return self.job.spec.suspend or self.quota.held or self.resharded
+
+    @cached_property
+    def resharded(self) -> bool:
+        """Whether there are servers of another number of shards, which could not work with new ones."""
+        number = str(self.job.spec.parameter_servers.replicas)
+        servers = (each.pod for each in self.sightings["ps"])
+        return any(
+            pod.metadata.labels.get(SHARDS, number) != number for pod in servers if pod and not pod.ended
+        )
 
     @property
     def job(self) -> TrainingJob:
@@ -188,11 +197,15 @@ class _Reader:
                 state="Starting",
                 attempts=before.attempts if before else 0,
                 replaces=record is not None and record.replaces,
-                pool=pod.metadata.labels.get(POOL, "") if place.role == "worker" else "",
+                pool=pod.metadata.labels.get(POOL, ""),
                 on_demand=ON_DEMAND in pod.metadata.labels,
+                queued=pod.queued,
                 created_at=parse_time(pod.metadata.creation_timestamp),
             )
         )
+        if slot.queued != pod.queued:
+            since = slot.created_at if pod.queued else whole(seen.now)
+            slot = slot.model_copy(update={"queued": pod.queued, "created_at": since})
         node_name = pod.spec.node_name
         node = seen.nodes.get(node_name) if node_name else None
         if node_name and not (slot.node and slot.machine):
@@ -231,15 +244,6 @@ class _Reader:
         why = self.seen.confirmed_absent.get(pod_name(self.seen.job.metadata.name, record.place))
         return Verdict(PodOutcome.MISSING) if why is None else Verdict(PodOutcome.DISRUPTED, why or "Gone")
 
-    @property
-    def _unasked(self) -> bool:
-        """Whether the coordinator runs and has neither been heard nor failed to answer yet."""
-        seen = self.seen
-        if seen.report is not None or seen.unreachable_because:
-            return False
-        running = (each for each in seen.pods if each.running and each.status.pod_ip)
-        return any(each.place is not None and each.place.is_coordinator for each in running)
-
     def _believed(self, signal: Signal, slot: Slot, pod: Pod, view: CoordinatorView) -> Signal | None:
         """The signal, unless there is better evidence: its process is heard, or too many nodes say the same."""
         if signal.meaning is Meaning.LOST:
@@ -248,7 +252,7 @@ class _Reader:
             return UNCONFIRMED if missing else signal
         if view.hears(slot.place):
             return None
-        if self._unasked:  # as by a new leader
+        if unasked(self.seen):  # as by a new leader
             self.timers.after(ASK_SECONDS)
             return None
         since, bound = signal.since, _bound_at(pod)

@@ -62,8 +62,10 @@ class Conditions:
             self.set(kind, False, otherwise)
 
     def in_order(self) -> tuple[JobCondition, ...]:
-        """All conditions, in a stable order."""
-        return tuple(self._by_type[kind] for kind in (*ALWAYS, *EXCEPTIONAL) if kind in self._by_type)
+        """All conditions, in a stable order; those that others set come last."""
+        ours = (*ALWAYS, *EXCEPTIONAL)
+        others = sorted(self._by_type.keys() - set(ours))
+        return tuple(self._by_type[kind] for kind in (*ours, *others) if kind in self._by_type)
 
     def reason(self) -> str:
         """The reason of the most important condition; empty if the job is simply running."""
@@ -86,7 +88,9 @@ class PodCounts:
     workers_pending: int
     min_workers: int
     trains: bool
-    """A step was completed, as far as is known."""
+    """A step was completed, as far as can be known."""
+    from_nothing: bool = False
+    """Training begins again from nothing: all that was trained is lost."""
 
     @property
     def all_servers_ready(self) -> bool:
@@ -136,10 +140,10 @@ def set_pod_conditions(conditions: Conditions, counts: PodCounts) -> None:
 
 
 def phase(before: str, counts: PodCounts) -> Phase:
-    """Pending, Starting or Running. A job that trained stays Running until it finishes, whatever pods it lost."""
+    """Pending, Starting or Running. A job that is Running stays so until it finishes, whatever pods it lost."""
     if not counts.workers_wanted:
         return "Pending"
-    if (before == "Running" and counts.trains) or counts.runs:
+    if (before == "Running" and not counts.from_nothing) or counts.runs:
         return "Running"
     if counts.servers_ready or counts.workers_ready:
         return "Starting"

@@ -91,7 +91,7 @@ def _scheduling_problem(pod: Pod, facts: Facts) -> Reason | None:
     created = pod.created
     if scheduled is None or scheduled.status != "False" or created is None:
         return None
-    if scheduled.reason == "SchedulingGated":  # a queue, such as Kueue, has not admitted it
+    if pod.queued:
         return Reason("Queued", "pods wait for the queue to admit them")
     where = f"pod {pod.metadata.name}: {short(scheduled.message, 300)}"
     if "persistentvolumeclaim" in scheduled.message and "not found" in scheduled.message:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from shoal.api.capacity_pool import CapacityPool, CapacityPoolStatus
-from shoal.api.kube import Node, Pod
+from shoal.api.kube import Node
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.capacitypool.measure import matches, measure
 from shoal.controllers.capacitypool.overlaps import older_overlap
@@ -62,6 +62,13 @@ def seen(of: CapacityPool, *jobs: TrainingJob, **more: Any) -> Seen:
     held = {f"team/{each.metadata.name}": n for each in jobs if (n := holdings(each)[of.metadata.name])}
     basis = {"pool": of, "now": NOW, "nodes": (), "used": 0, "jobs": jobs, "held": held, "waiting": ()}
     return Seen(**{**basis, **more})
+
+
+def test_sums_are_numbers_that_the_api_server_stores() -> None:
+    most = 2**63 - 1
+    used = {"poolUsage": {"spot": {"starts": 1, "startSeconds": 2**32, "startSecondsSquared": most - 1}}}
+    before = measure(seen(pool(), job("one", used), job("two", used)))
+    assert measure(seen(pool(before))).retired.start_seconds_squared == most
 
 
 def test_rates_are_sums_over_jobs() -> None:
@@ -210,9 +217,8 @@ def test_recommended_size_is_the_sum_of_plans_within_the_limit() -> None:
     assert measure(seen(pool())).recommended.reason == "no job plans to use it"
 
 
-def waiting(seconds: float) -> Pod:
-    created = (NOW - timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return Pod.model_validate({"metadata": {"name": "p", "uid": "u", "creationTimestamp": created}})
+def waiting(seconds: float) -> datetime:
+    return NOW - timedelta(seconds=seconds)
 
 
 def condition(status: CapacityPoolStatus, kind: str) -> tuple[str, str]:
@@ -350,9 +356,8 @@ def test_pool_that_stays_out_of_nodes_is_tried_less_and_less_often() -> None:
             tries.append(second)
         elif condition(status, "Exhausted")[0] == "True":
             waits = None
-        created = (NOW + timedelta(seconds=waits or 0)).strftime("%Y-%m-%dT%H:%M:%SZ")
-        pod = Pod.model_validate({"metadata": {"name": "p", "uid": "u", "creationTimestamp": created}})
-        status = measure(seen(pool(status), now=now, waiting=() if waits is None else (pod,)))
+        since = () if waits is None else (waiting(-waits),)
+        status = measure(seen(pool(status), now=now, waiting=since))
     assert status.out_since is not None
     gaps = [later - earlier for earlier, later in itertools.pairwise(tries)]
     assert gaps == sorted(gaps)
@@ -520,10 +525,7 @@ def test_operators_of_a_shared_pool_repeat_themselves_rarely() -> None:
 
 
 def test_pods_of_any_operator_that_wait_in_vain_show_that_the_pool_is_exhausted() -> None:
-    late = Pod.model_validate(
-        {**build.pod_manifest(node=None, phase="Pending", created=NOW - timedelta(hours=1))}
-    )
-    of = share(pool(), operator="a/shoal", waiting=(late,))
+    of = share(pool(), operator="a/shoal", waiting=(waiting(3600),))
     of = share(of, operator="b/shoal")
     assert (of.status.waiting, of.status.unfulfilled.pending) == (1, 1)
     assert next(c.status for c in of.status.conditions if c.type == "Exhausted") == "True"

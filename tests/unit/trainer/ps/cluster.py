@@ -42,7 +42,7 @@ class Cluster:
         self, shards: int = 1, *, epoch: int = 0, ports: list[int] | None = None, **arguments: Any
     ) -> Cluster:
         self.stop()
-        pieces = {"large": 0, "piece": PIECE} if self.streams else {}
+        pieces: dict[str, Any] = {"large": 0, "piece": PIECE} if self.streams else {}
         self.stores = [
             ShardStore(i, shards, epoch, recovery_seconds=RECOVERY, **pieces) for i in range(shards)
         ]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.ps.shard import ShardCopy, ShardStore
 from shoal_trainer.ps.streams import Stream
 from shoal_trainer.wire.messages import (
     ModelSpec,
@@ -27,11 +27,17 @@ class Clock:
         return self.now
 
 
+def copy_of(shard: ShardStore) -> ShardCopy:
+    copy = shard.copy()
+    assert copy is not None
+    return copy
+
+
 def grad(value: float = 1.0, n: int = N) -> np.ndarray:
     return np.full(n, value, np.float32)
 
 
-def ready(model: ModelSpec = MODEL, **arguments) -> ShardStore:
+def ready(model: ModelSpec = MODEL, **arguments: Any) -> ShardStore:
     shard = ShardStore(0, 1, 0, boot=1, **arguments)
     shard.hello(0, 0, model)
     shard.initialize(grad(0.0, model.size))

@@ -64,7 +64,8 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 def test_acceptor_survives_a_refused_thread(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pod's PID limit counts threads."""
-    start, refused = threading.Thread.start, []
+    start = threading.Thread.start
+    refused: list[object] = []
 
     def limited(self: threading.Thread) -> None:
         if self.name.startswith("data-127") and len(refused) < 2:

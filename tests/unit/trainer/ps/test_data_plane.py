@@ -95,7 +95,8 @@ def test_update_in_pieces_is_that_of_one_array(
     client.initialize(flat(0.0))
     update = coded(N, MODEL.parameters, dtype)
     encode(np.linspace(-1, 1, N, dtype=np.float32), update, MODEL.parameters)
-    for seq, given in enumerate((update, Arriving(update)), start=1):
+    both: tuple[Any, ...] = update, Arriving(update)
+    for seq, given in enumerate(both, start=1):
         out = coded(N, MODEL.parameters, dtype)
         client.push_pull(given, out, Push(seq, 1, (seq - 1,) * shards))
         found.append(out)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
 from hypothesis import given
@@ -23,7 +24,7 @@ from shoal_trainer.ps.kernel_loader import ENCODINGS, KERNELS
 F = np.float32
 
 
-def bits_of(value: NDArray[np.float32]) -> NDArray[np.uint16]:
+def bits_of(value: NDArray[Any]) -> NDArray[np.uint16]:
     """bf16 by the definition: round the upper 16 bits to nearest, ties to even."""
     word = value.view(np.uint32).astype(np.uint64)
     return ((word + 0x7FFF + ((word >> 16) & 1)) >> 16).astype(np.uint16)
@@ -65,12 +66,12 @@ def test_bf16_keeps_non_finite_values() -> None:
     assert np.isnan(back[2:]).all()
 
 
-def momentum(w, m, g, lr, decay, mu):
+def momentum(w: Any, m: Any, g: Any, lr: F, decay: F, mu: F) -> tuple[Any, Any]:
     m = mu * m - lr * g
     return (w - w * decay) + m, m
 
 
-def nesterov(w, m, g, lr, decay, mu):
+def nesterov(w: Any, m: Any, g: Any, lr: F, decay: F, mu: F) -> tuple[Any, Any]:
     m = mu * m - lr * g
     return (w - w * decay) + (mu * m - lr * g), m
 
@@ -86,7 +87,7 @@ def test_update_kernels_match_their_formulas(n: int, bf16: bool) -> None:  # noq
     def decoded_gradient() -> NDArray[np.float32]:
         return wide(bits_of(g)) if bf16 else g
 
-    def check(io, new, reference) -> None:
+    def check(io: Any, new: Any, reference: Any) -> None:
         np.testing.assert_array_equal(new, reference)
         np.testing.assert_array_equal(io, bits_of(reference) if bf16 else reference)
 
@@ -330,7 +331,7 @@ def test_compiled_code_equals_its_python_source(name: str, encoding: str) -> Non
             elif parameter.is_array:
                 arguments.append(any_values(rng, n, parameter.dtype(encoding)))
             else:
-                arguments.append(F(rng.choice([rng.uniform(-2, 2), rng.integers(-2, 3)])))
+                arguments.append(F(rng.choice(np.array([rng.uniform(-2, 2), rng.integers(-2, 3)]))))
         compiled, plain = ([a.copy() for a in arguments] for _ in range(2))
         result = kernel(*compiled)
         with np.errstate(all="ignore"):
@@ -347,7 +348,8 @@ def test_kernels_refuse_arrays_that_compiled_code_cannot_use() -> None:
     w, read_only = np.zeros(8, np.float32), np.zeros(8, np.float32)
     read_only.flags.writeable = False
     unaligned = np.zeros(33, np.uint8)[1:].view(np.float32)
-    for bad in (np.zeros(7, np.float32), np.zeros(8), np.zeros(16, np.float32)[::2], read_only, unaligned):
+    wrong: list[Any] = [np.zeros(7, np.float32), np.zeros(8), np.zeros(16, np.float32)[::2]]
+    for bad in (*wrong, read_only, unaligned):
         with pytest.raises(
             TypeError, match=r"w: .* of float32 are needed, contiguous, aligned and writeable"
         ):
@@ -419,7 +421,7 @@ def test_an_images_kernels_are_for_any_node_of_its_architecture(
     assert kernel_loader.target() == ("znver4", "")
     monkeypatch.delenv(kernel_loader.FOLDER_ENV)
     monkeypatch.delenv("NUMBA_CPU_NAME")
-    assert kernel_loader.target()[0] == kernel_loader.llvm.get_host_cpu_name()
+    assert kernel_loader.target()[0] == llvm.get_host_cpu_name()
 
 
 @pytest.mark.nightly

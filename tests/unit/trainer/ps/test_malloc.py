@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from shoal_trainer import serve
-from shoal_trainer.contract import CONFIG_ENV
+from shoal_trainer.contract import CONFIG_ENV, RuntimeConfig
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
 
@@ -43,23 +43,23 @@ print(psutil.Process().memory_full_info().uss - before)
 """
 
 
-def growth(how):
+def growth(how: str) -> int:
     command = [sys.executable, "-c", PROGRAM, how]
     return int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout)
 
 
-def test_server_sets_it_before_its_first_thread(monkeypatch):
-    calls = []
+def test_server_sets_it_before_its_first_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
 
     class Server:
-        def __init__(self, _config):
+        def __init__(self, _config: object) -> None:
             calls.append("server")
 
-        def run(self):
+        def run(self) -> int:
             return 0
 
     monkeypatch.setenv(CONFIG_ENV, "{}")
-    monkeypatch.setattr(serve.RuntimeConfig, "model_validate_json", lambda _text: None)
+    monkeypatch.setattr(RuntimeConfig, "model_validate_json", lambda _text: None)
     monkeypatch.setattr(serve, "allow_open_files", lambda: None)
     monkeypatch.setattr(serve, "stop_on_sigterm", lambda _server: None)
     monkeypatch.setattr(serve, "return_freed_memory", lambda: calls.append("memory"))
@@ -68,6 +68,6 @@ def test_server_sets_it_before_its_first_thread(monkeypatch):
     assert calls == ["memory", "server"]
 
 
-def test_freed_buffers_return_to_the_system():
+def test_freed_buffers_return_to_the_system() -> None:
     assert growth("kept") > 8e6
     assert growth("returned") < 4e6

@@ -72,7 +72,7 @@ def test_optimizer_matches_keras(
     """Bit for bit unless TensorFlow and NumPy round a scalar of the formula differently."""
     start, gradients = numbers
     theirs = run_keras(getattr(keras.optimizers, name)(**arguments), start, gradients)
-    config = OptimizerConfig(name=name.lower(), batch_size=BATCH, **arguments)  # type: ignore[arg-type]
+    config = OptimizerConfig(name=name.lower(), batch_size=BATCH, **arguments)
     mine = run_shard(config, start, gradients)
     if exact:
         np.testing.assert_array_equal(mine, theirs)

@@ -50,7 +50,7 @@ def trained(config: OptimizerConfig, dtype: type, shape: Callable[[np.ndarray], 
         else:
             shard.delta(*arguments)
         answers.append(io)
-    pulled = np.zeros(SIZE, dtype)
+    pulled: np.ndarray = np.zeros(SIZE, dtype)
     shard.pull(0, shape(pulled))
     assert shard.model is not None
     return [*answers, pulled, *shard.model.arrays().values()]

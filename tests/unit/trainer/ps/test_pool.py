@@ -3,6 +3,7 @@
 import threading
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ def test_answer_hands_its_pieces_to_the_oldest_request() -> None:
     with ExitStack() as stack:
         first, second, third = (stack.enter_context(pool.lend(170)) for _ in range(3))
         assert complete(first)
-        sent = []
+        sent: list[int] = []
         for piece in first.return_after_use():
             assert len(second.pieces) == len(sent)
             sent.append(piece.nbytes)
@@ -77,8 +78,14 @@ def test_values_are_views_of_the_pieces() -> None:
 
 
 def test_messages_of_one_size_reuse_their_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool, made, allocate = PiecePool(limit=330), [], pool_module._allocate
-    monkeypatch.setattr(pool_module, "_allocate", lambda size: made.append(size) or allocate(size))
+    pool, allocate = PiecePool(limit=330), pool_module._allocate
+    made: list[int] = []
+
+    def counted(size: int) -> Any:
+        made.append(size)
+        return allocate(size)
+
+    monkeypatch.setattr(pool_module, "_allocate", counted)
     for _ in range(10):
         with pool.lend(150) as first, pool.lend(150) as second, pool.lend(150) as third:
             for loan in (first, second, third):
@@ -205,7 +212,8 @@ def test_memory_is_bounded_and_nobody_waits_for_ever(
         pool_module, "PIECE_BYTES", 256
     )  # above the alignment, so that sizes of pieces differ
     now, largest = 0.0, 0
-    pool, loans = PiecePool(limit=limit, clock=lambda: now), []
+    pool = PiecePool(limit=limit, clock=lambda: now)
+    loans: list[Any] = []
 
     def close(index: int) -> None:
         loans.pop(index)[0].close()

@@ -74,7 +74,7 @@ def test_workers_get_each_others_pushes(
                 assert (early.result().made, late.made) == (2 * seq - 1, 2 * seq)
                 assert early.result().staleness(versions[0]) == 0
                 assert late.staleness(versions[0]) == 1
-                assert np.array_equal(*out)
+                assert np.array_equal(out[0], out[1])
                 assert out[0][0] == -0.5 * seq
                 in_step(cluster, 2)
         assert late.applied == ({(0, 0): 2, (1, 0): 2},) * shards

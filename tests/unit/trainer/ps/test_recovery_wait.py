@@ -7,18 +7,19 @@ from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.recovery import FIRST_COPY_SECONDS, JITTER, LONGEST_PAUSE, Recovery, longest_pause
 from shoal_trainer.ps.shard import ShardStore, State
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, PushMeta
+from tests.unit.trainer.ps.shards import copy_of
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=8)
 
 
-def test_connection_without_hello_leaves_the_worker_expected():
+def test_connection_without_hello_leaves_the_worker_expected() -> None:
     old = ShardStore(0, 1, 0)
     old.workers.connect(0, 0)
     old.hello(0, 0, MODEL)
     old.initialize(aligned(8))
     old.delta(0, 0, 1, 0, PushMeta(samples=1), aligned(8))
     new = ShardStore(0, 1, 1)
-    new.restore(old.copy())
+    new.restore(copy_of(old))
     new.workers.connect(0, 0)
     new.disconnect(0)
     new.workers.connect(1, 0)
@@ -28,12 +29,12 @@ def test_connection_without_hello_leaves_the_worker_expected():
     assert new.state is State.RECOVERING
 
 
-def test_snapshot_from_before_the_first_push_yields_to_a_workers_copy():
+def test_snapshot_from_before_the_first_push_yields_to_a_workers_copy() -> None:
     old = ShardStore(0, 1, 0)
     old.hello(0, 0, MODEL)
     old.initialize(aligned(8))
     new = ShardStore(0, 1, 1)
-    new.restore(old.copy())
+    new.restore(copy_of(old))
     io = aligned(8)
     old.delta(0, 0, 1, 0, PushMeta(samples=1), io)
     answer = old.pull(0, io)
@@ -43,14 +44,14 @@ def test_snapshot_from_before_the_first_push_yields_to_a_workers_copy():
     assert new.history.version == 1
 
 
-def test_worker_that_joined_after_the_snapshot_is_awaited():
+def test_worker_that_joined_after_the_snapshot_is_awaited() -> None:
     """Worker 0's copy contains its push, so it may have pushed again after that copy was made."""
     old = ShardStore(0, 1, 0)
     old.hello(0, 0, MODEL)
     old.initialize(aligned(8))
     io, later = aligned(8), aligned(8)
     old.delta(0, 0, 1, 0, PushMeta(samples=1), io)
-    snapshot = old.copy()
+    snapshot = copy_of(old)
     old.hello(1, 0, MODEL)
     old.delta(1, 0, 1, 1, PushMeta(samples=1), io)
     first = old.delta(0, 0, 2, 2, PushMeta(samples=1), io)
@@ -66,7 +67,7 @@ def test_worker_that_joined_after_the_snapshot_is_awaited():
     assert (new.state, new.history.version) == (State.READY, second.version)
 
 
-def test_worker_disconnected_before_its_copy_arrives_is_not_awaited():
+def test_worker_disconnected_before_its_copy_arrives_is_not_awaited() -> None:
     recovery = Recovery(1.0)
     recovery.restored({0})
     recovery.begin(0.0, has_copy=True)
@@ -76,7 +77,7 @@ def test_worker_disconnected_before_its_copy_arrives_is_not_awaited():
 
 
 @pytest.mark.parametrize("workers", [1, 10, 200, 5000])
-def test_shard_waits_longer_than_workers_pause(workers):
+def test_shard_waits_longer_than_workers_pause(workers: int) -> None:
     recovery = Recovery(0.75)
     recovery.restored(range(workers))
     recovery.begin(0.0, has_copy=True)
@@ -85,13 +86,13 @@ def test_shard_waits_longer_than_workers_pause(workers):
     assert recovery.over(0.75 if workers < 50 else 5.0)
 
 
-def test_worker_without_a_copy_leaves_time_for_those_with_one():
+def test_worker_without_a_copy_leaves_time_for_those_with_one() -> None:
     old = ShardStore(0, 1, 0)
     old.hello(0, 0, MODEL)
     old.initialize(aligned(8))
     io, now = aligned(8), [0.0]
     old.delta(0, 0, 1, 0, PushMeta(samples=1), io)
-    snapshot = old.copy()
+    snapshot = copy_of(old)
     answer = old.delta(0, 0, 2, 1, PushMeta(samples=1), io)
     new = ShardStore(0, 1, 1, clock=lambda: now[0])
     new.restore(snapshot)
@@ -104,7 +105,7 @@ def test_worker_without_a_copy_leaves_time_for_those_with_one():
 
 
 @pytest.mark.parametrize(("slots", "seconds"), [({0, 1}, FIRST_COPY_SECONDS), (None, 0.75)])
-def test_wait_without_any_copy_is_bounded(slots, seconds):
+def test_wait_without_any_copy_is_bounded(slots: set[int] | None, seconds: float) -> None:
     """A snapshot of another run awaits no copy."""
     recovery = Recovery(0.75)
     recovery.restored(slots)
@@ -114,12 +115,12 @@ def test_wait_without_any_copy_is_bounded(slots, seconds):
     assert recovery.over(seconds)
 
 
-def test_only_the_first_worker_after_another_run_may_change_the_optimizer():
+def test_only_the_first_worker_after_another_run_may_change_the_optimizer() -> None:
     old = ShardStore(0, 1, 0)
     old.hello(0, 0, MODEL)
     old.initialize(aligned(8))
     new = ShardStore(0, 1, 0)
-    new.restore(old.copy(), other_run=True)
+    new.restore(copy_of(old), other_run=True)
     new.hello(0, 0, MODEL)
     with pytest.raises(UserError, match="optimizer"):
         new.hello(1, 0, MODEL.model_copy(update={"optimizer": OptimizerConfig(learning_rate=1.0)}))

@@ -6,6 +6,8 @@ import heapq
 import itertools
 import random
 from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,16 +22,16 @@ SECONDS = st.floats(0.01, 10.0)
 class Team:
     """Workers whose steps take the `times` that are given, each an endless iterator; an infinite one never ends."""
 
-    def __init__(self, times) -> None:
+    def __init__(self, times: Mapping[int, Iterator[float]]) -> None:
         self.times = times
         self.rounds, self.now = Rounds(), 0.0
-        self.events = []
-        self.pushed = {slot: [] for slot in times}
+        self.events: list[tuple[float, int]] = []
+        self.pushed: dict[int, list[list[Any]]] = {slot: [] for slot in times}
         """When each worker's pushes were applied, and when it went on."""
         for slot in times:
             self.begin(slot)
 
-    def begin(self, slot) -> None:
+    def begin(self, slot: int) -> None:
         heapq.heappush(self.events, (self.now + next(self.times[slot]), slot))
 
     def turn(self) -> None:
@@ -44,19 +46,19 @@ class Team:
             self.pushed[slot][-1][1] = self.now
             self.begin(slot)
 
-    def run(self, turns):
+    def run(self, turns: int) -> Team:
         for _ in range(turns):
             self.turn()
         return self
 
 
-def steady(seconds, jitter=0.0, seed=0):
+def steady(seconds: float, jitter: float = 0.0, seed: int = 0) -> Iterator[float]:
     draw = random.Random(seed)
     return (seconds * draw.uniform(1 - jitter, 1 + jitter) for _ in itertools.count())
 
 
 @given(st.lists(SECONDS, min_size=1, max_size=50))
-def test_one_worker_never_waits(steps) -> None:
+def test_one_worker_never_waits(steps: list[float]) -> None:
     rounds, now = Rounds(), 0.0
     for seconds in steps:
         now += seconds
@@ -66,7 +68,7 @@ def test_one_worker_never_waits(steps) -> None:
 
 
 @given(st.integers(2, 12), st.integers(0, 1000))
-def test_of_equal_workers_a_round_holds_each_exactly_once(workers, seed) -> None:
+def test_of_equal_workers_a_round_holds_each_exactly_once(workers: int, seed: int) -> None:
     team = Team({slot: steady(1.0, 0.1, seed + slot) for slot in range(workers)}).run(40 * workers)
     in_step = max(pushes[9][1] for pushes in team.pushed.values())
     ends = Counter(end for pushes in team.pushed.values() for _, end in pushes if end and end > in_step)
@@ -75,7 +77,7 @@ def test_of_equal_workers_a_round_holds_each_exactly_once(workers, seed) -> None
 
 
 @given(st.lists(st.lists(SECONDS, min_size=1, max_size=20), min_size=2, max_size=8))
-def test_nobody_waits_for_longer_than_a_share_of_the_usual_step(workers) -> None:
+def test_nobody_waits_for_longer_than_a_share_of_the_usual_step(workers: list[list[float]]) -> None:
     """Whatever the others do: a wait ends when the step took 1 + PATIENCE times the usual one, which is in between."""
     times = {slot: itertools.cycle(steps) for slot, steps in enumerate(workers)}
     team = Team(times).run(150)
@@ -84,7 +86,7 @@ def test_nobody_waits_for_longer_than_a_share_of_the_usual_step(workers) -> None
         assert all((end or team.now) - at <= longest + 1e-6 for at, end in pushes)
 
 
-def speed(pushes, after=5):
+def speed(pushes: list[list[Any]], after: int = 5) -> float:
     """Pushes a second, without the first ones."""
     return (len(pushes) - 1 - after) / (pushes[-1][0] - pushes[after][0])
 
@@ -113,7 +115,7 @@ def test_lost_worker_is_not_waited_for() -> None:
     assert rounds.release(2.0) == [2]
 
 
-def in_step(slots, until=2.0):
+def in_step(slots: int, until: float = 2.0) -> Rounds:
     """Workers whose steps take a second; all go on at `until`."""
     rounds, now = Rounds(), 0.0
     while now <= until:
@@ -161,7 +163,7 @@ def test_step_that_hung_does_not_make_waits_long() -> None:
 
 
 @pytest.mark.parametrize("slower", [1.3, 2.0, 3.0, 4.5])
-def test_straggler_is_waited_for_by_nobody_that_it_would_delay_by_more(slower) -> None:
+def test_straggler_is_waited_for_by_nobody_that_it_would_delay_by_more(slower: float) -> None:
     team = Team({0: steady(slower), **{slot: steady(1.0) for slot in range(1, 8)}}).run(600)
     assert speed(team.pushed[1]) == pytest.approx(1.0, rel=0.01)
     assert speed(team.pushed[0]) >= 1 / (slower + 1)

@@ -91,7 +91,7 @@ def test_different_model_is_a_user_error(other: ModelSpec, message: str) -> None
 @pytest.mark.parametrize("policy", ["Constant", "InverseSquareRoot", "Inverse"])
 def test_gradient_that_is_staler_than_normal_is_weighted_down(policy: str) -> None:
     applied: list[AppliedPush] = []
-    shard = ready(staleness=Staleness(policy=policy), on_applied=applied.append)  # type: ignore[arg-type]
+    shard = ready(staleness=Staleness(policy=policy), on_applied=applied.append)
     for seq in range(1, 5):
         shard.push(1, 0, seq, seq - 1, ONE, grad(0.0))
     io = grad()
@@ -107,7 +107,7 @@ def test_gradient_that_is_staler_than_normal_is_weighted_down(policy: str) -> No
 def test_normal_staleness_is_weighted_by_policy(policy: str, weight: float) -> None:
     """Five workers that take turns: each gradient is 4 updates old."""
     applied: list[AppliedPush] = []
-    shard = ready(staleness=Staleness(policy=policy), on_applied=applied.append)  # type: ignore[arg-type]
+    shard = ready(staleness=Staleness(policy=policy), on_applied=applied.append)
     shard.workers.set_live(5)
     for turn in range(100):
         seq, slot = divmod(turn, 5)

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from shoal_trainer.contract import Staleness
 from shoal_trainer.errors import Fenced
-from shoal_trainer.ps.shard import AppliedPush, ShardStore, State
+from shoal_trainer.ps.shard import AppliedPush, ShardCopy, ShardStore, State
 from tests.unit.trainer.ps.shards import MODEL, ONE, Clock, grad, read
 
 
@@ -23,7 +23,7 @@ class ShardMachine(RuleBasedStateMachine):
         self.log: list[tuple[int, int, int]] = []
         self.newest = dict.fromkeys(range(3), 0)
         self.seqs: dict[tuple[int, int], int] = {}
-        self.snapshot = None
+        self.snapshot: tuple[ShardCopy, list[tuple[int, int, int]]] | None = None
         self.shard = self.start(0)
 
     def start(self, epoch: int) -> ShardStore:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from shoal_trainer.contract import Staleness
 from shoal_trainer.errors import Fenced
+from shoal_trainer.ps.shard import ShardStore
 from tests.unit.trainer.ps.shards import MODEL, ONE, grad, ready
 
 
@@ -101,7 +103,9 @@ def test_idle_worker_blocks_no_push() -> None:
     ],
     ids=["hello", "idle pull", "disconnect", "fence", "leave", "rollback"],
 )
-def test_waiting_push_continues_when_the_other_worker_computes_no_gradient(stop_expecting) -> None:
+def test_waiting_push_continues_when_the_other_worker_computes_no_gradient(
+    stop_expecting: Callable[[ShardStore], object],
+) -> None:
     """Shards other than 0 have no timer that would wake the waiting push."""
     shard = ready(staleness=Staleness(max=0))
     for slot in (0, 1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,7 +90,9 @@ VALUES = st.floats(-1e3, 1e3, width=32)
 @given(
     st.lists(st.tuples(VALUES, st.integers(1, 300)), min_size=1, max_size=60), st.floats(0, 0.9999), VALUES
 )
-def test_average_stays_between_what_was_seen(pushes, momentum, start) -> None:
+def test_average_stays_between_what_was_seen(
+    pushes: list[tuple[float, int]], momentum: float, start: float
+) -> None:
     """So it cannot diverge, and a variance cannot become negative."""
     statistics, w, seen = Statistics((Average(0, 1, momentum),), 0, 1), np.array([start], np.float32), [start]
     for value, steps in pushes:
@@ -117,7 +120,7 @@ def test_each_value_follows_its_own_rule_in_shards_and_in_pieces() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("kind", [(), (Average(0, 4, 0.5),)], ids=["difference", "average"])
-def test_what_is_not_finite_moves_nothing(dtype, kind) -> None:
+def test_what_is_not_finite_moves_nothing(dtype: Any, kind: tuple[Average, ...]) -> None:
     w, io = np.ones(4, np.float32), np.empty(4, dtype)
     kernels.encode(np.array([np.nan, np.inf, -np.inf, 3], np.float32), io)
     assert Statistics(kind, 0, 4).apply(w, io, 1, 1.0)

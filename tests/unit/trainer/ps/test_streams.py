@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,7 +73,7 @@ class Interleaved(RuleBasedStateMachine):
         super().__init__()
         self.clock = Clock()
         self.shard = started(self.clock)
-        self.streams: dict[int, tuple[object, np.ndarray, bool]] = {}
+        self.streams: dict[int, tuple[Stream[Any], np.ndarray, bool]] = {}
         self.seqs = dict.fromkeys(range(WORKERS), 0)
         self.unanswered: set[int] = set()
         self.copy: ShardCopy | None = None
@@ -143,6 +144,7 @@ class Interleaved(RuleBasedStateMachine):
             stream.close()
         self.streams.clear()
         self.shard = large(self.shard.epoch + 1, self.clock)
+        assert self.copy is not None
         self.shard.restore(self.copy)
         self.shard.hello(0, 0, MODEL)
         self.clock.now += 100
@@ -162,7 +164,7 @@ TestInterleaved = Interleaved.TestCase
 TestInterleaved.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def walked(stream, io: np.ndarray, pieces: int) -> None:
+def walked(stream: Stream[Any], io: np.ndarray, pieces: int) -> None:
     for _ in range(pieces):
         stream.step(io, 0)
 

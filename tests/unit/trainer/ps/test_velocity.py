@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shoal_trainer.ps.model_state import ModelState
 from shoal_trainer.ps.shard import ShardCopy, ShardStore
 from shoal_trainer.ps.update_rules import momentum_at
 from shoal_trainer.snapshot.storage import LocalStorage
@@ -41,11 +42,16 @@ class Job:
             self.shard.push(self.seq % 64, 0, self.seq, base, PushMeta(1), io)
         return io
 
+    @property
+    def model(self) -> ModelState:
+        assert self.shard.model is not None
+        return self.shard.model
+
     def still_goes(self) -> float:
         """How far the velocity moves the parameters, without further gradients."""
-        before = float(self.shard.model.parameters[0])
+        before = float(self.model.parameters[0])
         self.push(0.0, 3000)
-        return float(self.shard.model.parameters[0]) - before
+        return float(self.model.parameters[0]) - before
 
     def snapshot(self) -> tuple[ShardCopy, float]:
         """Of the shard, and how far its velocity should go."""
@@ -106,6 +112,7 @@ def test_file_without_a_pace_rescales_nothing_at_the_first_update() -> None:
     copy, _ = job.snapshot()
     job.shard.roll_back(replace(copy, generation=1, pace=None))
     job.push(0.0, 1)
-    velocity = float(job.shard.model.optimizer.state["momentum"][0])
-    mu = momentum_at(CONFIG, job.shard.model.pace)
+    velocity = float(job.model.optimizer.state["momentum"][0])
+    assert job.model.pace is not None
+    mu = momentum_at(CONFIG, job.model.pace)
     assert velocity == pytest.approx(mu * float(copy.arrays["momentum"][0]), rel=1e-5)

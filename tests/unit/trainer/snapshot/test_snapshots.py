@@ -6,20 +6,24 @@ import atexit
 import functools
 import hashlib
 import io
+import json
 import logging
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic_core import to_json
 
+from shoal_trainer.contract import Message
 from shoal_trainer.errors import SnapshotError
 from shoal_trainer.ps.shard import ShardCopy, ShardStore
 from shoal_trainer.snapshot import shard_file
-from shoal_trainer.snapshot.manifest import Manifest
+from shoal_trainer.snapshot.manifest import PIECE, Manifest
 from shoal_trainer.snapshot.storage import LocalStorage, Storage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire.messages import PushMeta
@@ -56,7 +60,7 @@ def test_restored_shard_continues_bit_for_bit(local: SnapshotStore) -> None:
         exchanged = np.sin(np.arange(N, dtype=np.float32))
         one.push(0, 0, 4, 3, PushMeta(samples=1), exchanged)
         results.append(exchanged)
-    np.testing.assert_array_equal(*results)
+    np.testing.assert_array_equal(results[0], results[1])
 
 
 def test_unpublished_snapshot_is_invisible(storage: Storage) -> None:
@@ -255,3 +259,23 @@ def test_manifest_is_read_once_and_not_by_who_wrote_it(
     found = store.load_newest(0, 1)
     assert found is not None
     assert (found[0].number, found[0].ledger) == (5, {"large": 1})
+
+
+def test_a_long_ledger_is_made_json_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranges = [[file, [(0, file)]] for file in range(3 * PIECE + 1)]
+    ledger = {
+        "passes": [[0, ranges, None]],
+        "data": {"files": [f"part-{i}" for i in range(PIECE + 1)]},
+        "loss": float("nan"),
+        "none": [],
+    }
+    made = Manifest(number=1, epoch=0, run="uid", shards=(), model=MODEL, ledger=ledger)
+    longest = [0]
+
+    def measured(value: Any, **options: Any) -> bytes:
+        longest[0] = max(longest[0], len(value) if isinstance(value, list | tuple) else 1)
+        return to_json(value, **options)
+
+    monkeypatch.setattr("shoal_trainer.snapshot.manifest.to_json", measured)
+    assert json.loads(made.to_json()) == json.loads(Message.to_json(made))
+    assert longest[0] == PIECE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,7 +14,7 @@ OTHER, HOSTILE = "127.0.0.1", "127.0.0.2"
 
 
 @pytest.fixture
-def listener():
+def listener() -> Iterator[socket.socket]:
     with socket.create_server((OTHER, 0)) as server:
         yield server
 

@@ -1,5 +1,7 @@
 """Connections that end while a thread waits: a machine that disappears, in a network namespace, and `close`."""
 
+from __future__ import annotations
+
 import os
 import shutil
 import socket
@@ -7,8 +9,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,9 +27,11 @@ SERVER = (
     "a, _ = s.accept(); sys.stdin.read()"
 )
 
+Gone = tuple[tuple[str, int], Callable[[], None]]
+
 
 @pytest.fixture
-def peer():
+def peer() -> Iterator[Gone]:
     """The address of a server in another namespace, and a function that cuts its link."""
     if os.geteuid() != 0 or not shutil.which("ip"):
         pytest.skip("makes a network namespace: needs root and ip")
@@ -32,7 +39,7 @@ def peer():
     near, far = f"shg{os.getpid() % 10**8}a", f"shg{os.getpid() % 10**8}b"
     inside = ["ip", "netns", "exec", name]
 
-    def ip(*words):
+    def ip(*words: str) -> None:
         subprocess.run(["ip", *words], check=True, capture_output=True)
 
     with ExitStack() as stack:
@@ -50,12 +57,14 @@ def peer():
             stdout=subprocess.PIPE,
         )
         stack.enter_context(server)
+        assert server.stdout is not None
+        assert server.stdin is not None
         server.stdout.readline()
         yield ("10.213.9.2", 7000), lambda: ip("-n", name, "link", "set", far, "down")
         server.stdin.close()
 
 
-def test_dead_machine_is_detected_before_the_timeout(peer, monkeypatch):
+def test_dead_machine_is_detected_before_the_timeout(peer: Gone, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "DEAD_SECONDS", 1.0)
     address, cut_link = peer
     client = Channel(socket.create_connection(address, timeout=5), timeout=30)
@@ -68,7 +77,7 @@ def test_dead_machine_is_detected_before_the_timeout(peer, monkeypatch):
     client.close()
 
 
-def test_slow_peer_is_waited_for_until_the_timeout(peer, monkeypatch):
+def test_slow_peer_is_waited_for_until_the_timeout(peer: Gone, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "DEAD_SECONDS", 1.0)
     client = Channel(socket.create_connection(peer[0], timeout=5), timeout=4)
     client.send(b"a question")
@@ -77,7 +86,7 @@ def test_slow_peer_is_waited_for_until_the_timeout(peer, monkeypatch):
     client.close()
 
 
-def connected(folder, *, tls):
+def connected(folder: Path, *, tls: bool) -> tuple[Channel, Channel]:
     """A client's and a server's channel, connected to each other."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         near, far = socket.create_connection(listener.getsockname()), listener.accept()[0]
@@ -92,12 +101,12 @@ def connected(folder, *, tls):
 
 @pytest.mark.parametrize("waits", ["receive", "receive_first"])
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
-def test_close_wakes_the_thread_that_receives(tmp_path, tls, waits):
+def test_close_wakes_the_thread_that_receives(tmp_path: Path, tls: bool, waits: str) -> None:
     client, server = connected(tmp_path, tls=tls)
     server.send(b"some")
     received, begun = bytearray(8), threading.Event()
 
-    def receive():
+    def receive() -> Any:
         if waits == "receive_first":
             client.receive_first(4)
             begun.set()
@@ -119,7 +128,9 @@ def test_close_wakes_the_thread_that_receives(tmp_path, tls, waits):
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
-def test_a_peer_that_reads_a_trickle_misses_the_deadline(tmp_path, monkeypatch, tls):
+def test_a_peer_that_reads_a_trickle_misses_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: bool
+) -> None:
     """Each call makes some progress, so the kernel's own timeout never ends it."""
     monkeypatch.setattr(channel, "MIN_RATE", 1 << 30)
     monkeypatch.setattr(channel, "TLS_CHUNK", 1 << 16)
@@ -130,7 +141,7 @@ def test_a_peer_that_reads_a_trickle_misses_the_deadline(tmp_path, monkeypatch, 
         end._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
     ended = threading.Event()
 
-    def trickle():
+    def trickle() -> None:
         while not ended.wait(0.005):
             try:
                 server.receive_bytes(1 << 12, limit=1 << 12)
@@ -151,10 +162,10 @@ def test_a_peer_that_reads_a_trickle_misses_the_deadline(tmp_path, monkeypatch, 
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
-def test_parts_arrive_in_order_whatever_the_kernel_takes_at_a_time(tmp_path, tls):
+def test_parts_arrive_in_order_whatever_the_kernel_takes_at_a_time(tmp_path: Path, tls: bool) -> None:
     client, server = connected(tmp_path, tls=tls)
     client._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
-    parts = [b"a" * 70_001, b"", memoryview(bytearray(b"b" * 3_000_017)), b"c"]
+    parts: list[bytes | memoryview] = [b"a" * 70_001, b"", memoryview(bytearray(b"b" * 3_000_017)), b"c"]
     expected = b"".join(bytes(part) for part in parts)
     with ThreadPoolExecutor() as pool:
         received = pool.submit(server.receive_bytes, len(expected), limit=len(expected))

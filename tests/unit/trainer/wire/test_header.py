@@ -169,7 +169,7 @@ def of_json(kind: type[Message]) -> Callable[[bytes], Message]:
     return lambda data: decode_json(kind, data)
 
 
-MESSAGES = (
+MESSAGES: tuple[type[Message], ...] = (
     Hello,
     ShardWelcome,
     *REQUESTS.values(),

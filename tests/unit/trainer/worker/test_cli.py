@@ -71,7 +71,6 @@ def test_table_shows_the_status():
         assert words in text
     assert "Fenced" not in text
     assert "was replaced" not in text
-    assert "Fenced" in shown(STATUS, all_workers=True)
     assert "waiting for the coordinator" in shown(None)
 
 

@@ -7,7 +7,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from shoal_trainer import Indexed, Training
+from shoal_trainer import Indexed, Stream, Training
 from shoal_trainer.contract import JobIdentity, Role, RuntimeConfig, Shard
 from shoal_trainer.errors import OutOfMemory, Unreachable, UserError
 from shoal_trainer.worker.compose import Worker, build_flat_model, compose
@@ -107,7 +107,8 @@ def test_task_is_watched_but_not_the_wait_for_its_data(start_servers):
         return tf.data.Dataset.from_tensor_slices((DATA.x[:4], DATA.y[:4]))
 
     servers = start_servers(coordinator)
-    training, config = Training(model=functional, data=DATA, validation=validation), servers.config()
+    judged = Stream(validation, samples=4)
+    training, config = Training(model=functional, data=DATA, validation=judged), servers.config()
     flat_model = build_flat_model(training, config)
     flat_model.trace()
     worker = compose(training, config, flat_model, coordinator, servers.credentials, threading.Event())

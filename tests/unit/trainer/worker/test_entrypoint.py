@@ -156,6 +156,10 @@ def test_a_parameter_that_is_a_string_gets_text_and_others_get_numbers(folder):
             "Training(data=…) cannot be of the type list. Use arrays (x, y), Indexed, Files",
         ),
         ({"validation": 7}, "Training(validation=…) cannot be of the type int. Use arrays"),
+        (
+            {"validation": print},
+            "Training(validation=…) is a function. Pass the data that it returns, or Stream(",
+        ),
         ({"callbacks": []}, "must be a function that returns a list of Keras callbacks"),
         ({"wire": "fp16"}, 'must be "bf16" or "fp32"'),
         ({"on_nan": "ignore"}, 'must be "stop", "skip" or "rollback"'),

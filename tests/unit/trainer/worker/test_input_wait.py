@@ -18,18 +18,12 @@ from shoal_trainer.wire.messages import Timings
 from shoal_trainer.worker.feed import DEPTH, Feed, Ready
 from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.work import DataWork, Finished
+from tests.unit.trainer.ps.shards import Clock
 from tests.unit.trainer.worker.fakes import FakeCoordinator, Servers
 from tests.unit.trainer.worker.models import DATA, job
 from tests.unit.trainer.worker.running import SECONDS, Running
 
 STEP = 0.1
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 class Timed:

@@ -8,13 +8,7 @@ from shoal_trainer.ps.coding import coded, encode
 from shoal_trainer.wire.messages import Average, OptimizerConfig, Progress, Push
 from shoal_trainer.worker.outage import Outage
 from shoal_trainer.worker.send import Send
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
+from tests.unit.trainer.ps.shards import Clock
 
 
 def begin(name="sgd", dtype=np.float32, clock=None, averages=(), **options):

@@ -6,9 +6,8 @@ from dataclasses import replace
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
-from shoal_trainer import Files, Indexed, UserError
+from shoal_trainer import Files, Indexed, Stream, UserError
 from shoal_trainer.data.source import Part
 from shoal_trainer.errors import DiskFull, Unreachable
 from shoal_trainer.worker.flat_model import FlatModel
@@ -312,10 +311,7 @@ def test_validation_data_may_differ_in_form_from_training_data(weights):
 
 
 def test_empty_validation_data_is_a_user_error():
-    def nothing():
-        return tf.data.Dataset.from_tensor_slices((DATA.x, DATA.y)).take(0)
-
-    training = replace(job(), validation=nothing)
+    training = replace(job(), validation=Stream(lambda: iter(()), samples=8))
     tasks = Tasks(training, FlatModel(functional(), DATA.example(16), "fp32"), 16)
     with pytest.raises(UserError, match="has no sample"):
         tasks.evaluate(tasks._flat_model.initial())
@@ -370,7 +366,7 @@ def test_network_error_in_a_validation_function_is_unreachable():
     def away():
         raise ConnectionResetError(104, "reset")
 
-    tasks, flat = prepared(validation=away)
+    tasks, flat = prepared(validation=Stream(away, samples=8))
     with pytest.raises(Unreachable, match="reset"):
         tasks.evaluate(flat)
     tasks.close()

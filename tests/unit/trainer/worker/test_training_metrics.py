@@ -9,6 +9,7 @@ from shoal_trainer.data.batch import fill
 from shoal_trainer.worker.feed import Ready
 from shoal_trainer.worker.send import Pile
 from shoal_trainer.worker.training_metrics import TrainingMetrics
+from shoal_trainer.worker.weighing import weigh_samples
 from tests.unit.trainer.worker.trained import Server
 
 ROWS, SIZE = 22, 8
@@ -87,24 +88,52 @@ def test_metrics_that_are_no_means_are_left_to_the_evaluation():
     assert list(trained(model, X, (LABELS[:, None] > 0).astype(np.float32))) == ["mae"]
 
 
-def two_outputs():
+def two_outputs(optimizer="SGD", reduction="sum_over_batch_size"):
     keras.utils.set_random_seed(4)
     x = keras.Input((5,))
     outputs = {"kind": keras.layers.Dense(3, "softmax")(x), "size": keras.layers.Dense(1)(x)}
     model = keras.Model(x, outputs)
     model.compile(
-        keras.optimizers.SGD(0.0),
-        {"kind": "sparse_categorical_crossentropy", "size": "mse"},
+        getattr(keras.optimizers, optimizer)(0.0),
+        {
+            "kind": "sparse_categorical_crossentropy",
+            "size": keras.losses.MeanSquaredError(reduction=reduction),
+        },
+        loss_weights={"kind": 1.0, "size": 0.5},
         metrics={"kind": ["accuracy"], "size": ["mae", "mse"]},
     )
     return model
 
 
-def test_metrics_of_several_outputs():
+@pytest.mark.parametrize("optimizer", ["SGD", "Adamax"])  # on the servers; on the worker
+@pytest.mark.parametrize("weights", [None, WEIGHTS])
+def test_losses_and_metrics_of_several_outputs(optimizer, weights):
     y = {"kind": LABELS, "size": X[:, :1] * 2}
-    expected, found = fitted(two_outputs(), X, y), trained(two_outputs(), X, y)
-    assert list(found) == ["kind_accuracy", "size_mae", "size_mse"]
+    given = None if weights is None else {"kind": weights, "size": weights[::-1].copy()}
+    plain = two_outputs(optimizer)
+    weigh_samples(plain)  # Keras itself would count the losses of a short batch like those of a full one
+    expected, found = fitted(plain, X, y, given), trained(two_outputs(optimizer), X, y, given)
+    assert list(found) == ["kind_loss", "size_loss", "kind_accuracy", "size_mae", "size_mse"]
     assert found == pytest.approx({name: expected[name] for name in found}, rel=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adamax"])
+@pytest.mark.parametrize("reduction", ["sum", None])
+def test_losses_of_outputs_make_up_the_loss_whatever_their_reduction(reduction, optimizer):
+    y = {"kind": LABELS, "size": X[:, :1] * 2}
+    server = Server(model := two_outputs(optimizer, reduction), example=next(batches(X, y)))
+    server.take()
+    for batch in batches(X, y):
+        step = server.flat_model.step(server.tensor, batch)
+        found = {each.name: each.total / each.weight for each in step.metrics}
+        x, y_true = batch.as_given()
+        predicted = model(x)
+        kind = keras.losses.sparse_categorical_crossentropy(y_true["kind"], predicted["kind"])
+        size = keras.losses.mean_squared_error(y_true["size"], predicted["size"])
+        assert found["kind_loss"] == pytest.approx(float(np.mean(kind)), rel=1e-5)
+        reduced = np.sum(size) if reduction == "sum" else np.mean(size)
+        assert found["size_loss"] == pytest.approx(float(reduced), rel=1e-5)
+        assert step.loss == pytest.approx(found["kind_loss"] + 0.5 * found["size_loss"], rel=1e-5)
 
 
 def tagger():
@@ -197,7 +226,7 @@ class CountingMean(keras.metrics.Mean):
 def test_model_without_metrics_sends_none():
     server = Server(classifier(), example=next(batches(X, LABELS)))
     assert server.flat_model.found.metrics == ()
-    assert TrainingMetrics(keras.Sequential(), weighted=False).sums(None, None, None, None) == {}
+    assert TrainingMetrics(keras.Sequential(), weighted=False).sums(None, None, None, 1) == {}
 
 
 def test_non_finite_metric_is_left_out():

@@ -3,13 +3,7 @@
 import pytest
 
 from shoal_trainer.worker.watchdog import FACTOR, FIRST_SECONDS, LEAST_SECONDS, Watchdog
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
+from tests.unit.trainer.ps.shards import Clock
 
 
 @pytest.mark.parametrize(

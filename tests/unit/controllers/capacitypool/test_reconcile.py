@@ -1,0 +1,91 @@
+"""What a pool's controller sees of pods that wait."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from shoal.api.capacity_pool import CapacityPool
+from shoal.api.kube import Pod
+from shoal.controllers.capacitypool.reconcile import PoolReconciler
+from shoal.controllers.state import ClusterState, Wakes
+from shoal.runtime.recorder import Recorder
+from shoal.runtime.status_writer import StatusWriter, collection_path
+from tests.unit.controllers.clusters import Cluster
+from tests.unit.policy import build
+
+GATED, LET_GO = "SchedulingGated", "Unschedulable"
+QUEUED = {"schedulingPolicy": {"queue": "team"}}
+
+
+@pytest.mark.parametrize(
+    ("message", "nodes", "exhausted"),
+    [
+        ("0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 node(s) didn't match node selector.", 1, "True"),
+        ("0/3 nodes are available: 1 node(s) had untolerated taint {shoal: going}, 2 didn't match.", 1, "True"),
+        ("0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.", 0, "True"),
+        ("0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector.", 1, "False"),
+        ("0/3 nodes are available: 3 node(s) had volume node affinity conflict.", 1, "False"),
+        ('0/3 nodes are available: persistentvolumeclaim "data" not found.', 0, "False"),
+        ("0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims.", 0, "False"),
+    ],
+)  # fmt: skip
+async def test_pod_that_can_never_run_does_not_switch_its_pool_off_for_everybody(
+    message: str, nodes: int, exhausted: str
+) -> None:
+    scheduled = {"type": "PodScheduled", "status": "False", "reason": LET_GO, "message": message}
+    seen = await _look({}, scheduled, {}, nodes)
+    assert seen == (int(exhausted == "True"), exhausted)
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason", "released", "waiting", "exhausted"),
+    [
+        ({}, LET_GO, None, 1, "True"),
+        (QUEUED, GATED, None, 0, "False"),
+        (QUEUED, LET_GO, timedelta(seconds=20), 1, "False"),
+        (QUEUED, LET_GO, timedelta(minutes=20), 1, "True"),
+    ],
+    ids=["no queue", "held back", "just let go", "let go long ago"],
+)
+async def test_pod_waits_for_a_node_once_its_queue_has_let_it_go(
+    policy: Any, reason: str, released: timedelta | None, waiting: int, exhausted: str
+) -> None:
+    """A job without quota made its pool Exhausted, for all jobs of all queues."""
+    slot: dict[str, Any] = {"role": "worker", "index": 0, "state": "Starting", "queued": reason == GATED}
+    slot["createdAt"] = build.stamp(build.NOW - (released or timedelta(hours=1)))
+    scheduled = {"type": "PodScheduled", "status": "False", "reason": reason}
+    assert await _look(policy, scheduled, {"slots": [slot]}) == (waiting, exhausted)
+
+
+async def _look(policy: Any, scheduled: Any, status: Any, nodes: int = 0) -> tuple[int, str]:
+    """Of a pool with a pod that is an hour old: how many wait, and whether it is Exhausted."""
+    state, cluster, hour = ClusterState(Wakes()), Cluster(), timedelta(hours=1)
+    look = PoolReconciler(
+        state,
+        StatusWriter(cluster, state.pools, CapacityPool),
+        Recorder(cluster, reporter="test", wall=lambda: build.NOW),
+        wall=lambda: build.NOW,
+    )
+    spec = {
+        "nodeSelector": {"cloud.google.com/gke-nodepool": "spot-pool"},
+        "limits": {"nodes": 4},
+        "price": {"perHour": 1},
+    }
+    body = {"metadata": {"name": "spot", "uid": "spot", "resourceVersion": "1"}, "spec": spec}
+    state.pools.put(
+        CapacityPool.model_validate(cluster.add(f"{collection_path(CapacityPool, '')}/spot", body))
+    )
+    for number in range(nodes):
+        state.nodes.put(build.node(f"spot-{number}"))
+    state.jobs.put(build.job(status, runPolicy=policy))
+    pod = build.pod_manifest(node=None, phase="Pending", created=build.NOW - hour, conditions=[scheduled])
+    pod["metadata"]["labels"]["shoal.dev/pool"] = "spot"
+    state.pods.put(Pod.model_validate(pod))
+    await look(("", "spot"))
+    seen = state.pools.get("spot")
+    assert seen is not None
+    told = next(each.status for each in seen.status.conditions if each.type == "Exhausted")
+    return seen.status.waiting, told
