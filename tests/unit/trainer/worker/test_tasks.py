@@ -6,6 +6,7 @@ from dataclasses import replace
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from shoal_trainer import Files, Indexed, Stream, UserError
 from shoal_trainer.data.source import Part
