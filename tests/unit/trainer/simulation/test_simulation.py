@@ -202,6 +202,23 @@ def test_replaced_server_that_keeps_running_corrupts_no_data(chunk):
             check_partial(world, f"seed {seed}: {world.describe()}")
 
 
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.timeout(600)
+def test_storage_that_loses_answers_and_a_server_that_dies_while_it_writes(chunk):
+    """What was written may be there, or not; the outage may outlast the server; several are lost in one."""
+    for seed in range(chunk, SEEDS, CHUNKS):
+        faults, shards = (0.5, 1.0, 2.0)[seed % 3], (1, 2, 1, 3)[seed % 4]
+        world = World(
+            seed, workers=1 + seed % 4, faults=faults, ps_faults=1 + seed % 4, shards=shards, mean=True,
+            steps_per_push=steps_per_push(seed), streams=seed % 5 == 0, survival=(0.0, 0.0, 0.7)[seed % 3],
+        )  # fmt: skip
+        world.run()
+        world.end()
+        check(seed, world)
+        if shards > 1:
+            check_partial(world, f"seed {seed}: {world.describe()}")
+
+
 def test_same_seed_gives_the_same_run():
     def outcome(seed):
         world = World(seed, ps_faults=2)
