@@ -1,7 +1,8 @@
 """The process `shoal-operator`: starts the operator, its endpoints and kopf's watch, and stops them at a signal.
 
-Exit codes: 0 after a signal, 1 after the Lease was lost or an unexpected error (a restart recovers from the cluster's
-state), 2 if the environment is invalid. kopf's trouble never ends the process.
+Exit codes: 0 after a signal; 1 after the Lease was lost, an unexpected error, or where the API server does not answer
+(a restart recovers from the cluster's state); 2 if the environment or the install key is invalid. kopf's trouble never
+ends the process.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def main() -> None:
         end_with(run(settings))
     except (UsageError, Unavailable, NoKey) as error:
         print(f"shoal-operator: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(1 if isinstance(error, Unavailable) else 2)
 
 
 async def _install_key(words: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from shoal.sizing.plan.planner import Plan, Point
 from shoal.sizing.plan.problem import Pool, Problem, StepWork, Work
 from shoal.sizing.plan.trial import Trial
 
-__all__ = ["Asked", "Choice", "Kept", "choice_of", "left_of"]
+__all__ = ["Asked", "Choice", "Kept", "choice_of"]
 
 LEAST_LEFT = 0.95
 """A choice is made anew when so much of the work is left."""
@@ -29,6 +29,8 @@ APART = 0.02
 """Or when some pools have become faster than others by more than this part."""
 COUNTED = 0.1
 """Or when what was counted has moved an estimate by more than this part."""
+SPARE = 2
+"""Or when a pool has not so many times the nodes that are used any more."""
 ESTIMATES = frozenset(
     {
         "interruptions_per_hour", "losses_per_hour", "losses_seen", "looks", "out_seconds", "out_share", "penalty",
@@ -69,7 +71,7 @@ def choice_of(kept: Kept, job: str, asked: Asked, choose: Callable[[Asked], Choi
     """The choice that is kept, or else a new one."""
     if job in kept:
         before, choice = kept.pop(job)
-        if (left := _holds(before, choice.found, asked)) is not None:
+        if _same(before, asked, {"problem"}) and (left := _left(before.problem, choice, asked.problem)):
             kept[job] = before, choice
             return replace(choice, found=_up_to_date(choice.found, asked.problem, left))
     choice = choose(asked)
@@ -78,11 +80,7 @@ def choice_of(kept: Kept, job: str, asked: Asked, choose: Callable[[Asked], Choi
     return choice
 
 
-def _holds(before: Asked, found: Plan, now: Asked) -> float | None:
-    return left_of(before.problem, found, now.problem) if _same(before, now, {"problem"}) else None
-
-
-def left_of(before: Problem, found: Plan, now: Problem) -> float | None:
+def _left(before: Problem, choice: Choice, now: Problem) -> float | None:
     """The part of a plan's time that is left, where no more than that has changed; None: something else has."""
     left = _work_left(before.work, now.work)
     if left is None or len(before.pools) != len(now.pools) or not LEAST_LEFT <= left <= 1 + BEHIND:
@@ -92,16 +90,19 @@ def left_of(before: Problem, found: Plan, now: Problem) -> float | None:
     if update := before.servers.model.update_seconds:
         paces.append(now.servers.model.update_seconds / update)
     least, most = left * min(paces), left * max(paces)
+    workers = choice.found.counts if choice.trial is None else choice.trial.counts
     same = (
         most <= (1 + APART) * least
         and all(_same(old, new, {"step_seconds", "limit"}) for old, new in pairs)
-        and all(_as_much_room(old, new, now) for old, new in pairs)
+        and all(_has_room(*pair, now.max_workers, n) for pair, n in zip(pairs, workers, strict=True))
         and _same(before.servers, now.servers, {"model"})
         and _same(before.servers.model, now.servers.model, {"update_seconds"})
         and _same(before.objective, now.objective, {"deadline", "budget", "spent"})
         and _same(before, now, {"pools", "work", "servers", "objective"})
         and _in_step(before.objective.budget, now.objective.budget, least, most)
-        and _in_step(before.objective.deadline, now.objective.deadline, least, most, found.sure_seconds)
+        and _in_step(
+            before.objective.deadline, now.objective.deadline, least, most, choice.found.sure_seconds
+        )
     )
     return (least + most) / 2 if same else None
 
@@ -116,12 +117,15 @@ def _work_left(before: Work, now: Work) -> float | None:
     return max(parts) if max(parts) <= (1 + APART) * min(parts) else None
 
 
-def _as_much_room(old: Pool, new: Pool, now: Problem) -> bool:
-    """Whether a pool has as many nodes, or so many more than the job may have that it hardly matters."""
-    if old.limit == new.limit:
-        return True
-    less, more = sorted((old.limit, new.limit))
-    return now.max_workers is not None and less >= 2 * now.max_workers and more - less <= COUNTED * more
+def _has_room(old: Pool, new: Pool, most: int | None, workers: int) -> bool:
+    """Whether a pool has room for its workers as before: to have less bars only others, and more than all is no gain.
+
+    Some nodes to spare are a reserve for lost ones.
+    """
+    less = new.limit <= old.limit
+    return new.limit == old.limit or (
+        new.limit >= SPARE * workers if less else most is not None and old.limit >= most
+    )
 
 
 def _in_step(

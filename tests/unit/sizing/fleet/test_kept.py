@@ -145,7 +145,7 @@ CHANGES: dict[str, Callable[[FleetJob], tuple[list[FleetPool], FleetJob]]] = {
     "a price": lambda one: ([replace(SPOT, price_per_hour=0.51), STEADY, FAST], one),
     "a pool that is out of stock": lambda one: ([replace(SPOT, exhausted=True), STEADY, FAST], one),
     "many interruptions": lambda one: ([replace(SPOT, interruptions_seen=80), STEADY, FAST], one),
-    "less than may be used": lambda one: ([replace(SPOT, limit=20), STEADY, FAST], one),
+    "hardly more than is used": lambda one: ([replace(SPOT, limit=9), STEADY, FAST], one),
     "a worker that went": lambda one: (POOLS, replace(one, running={"spot": 5})),
     "a plan that is carried out": lambda one: (POOLS, replace(one, planned={"spot": 7})),
     "an earlier deadline": lambda one: (POOLS, replace(one, deadline_seconds=5400.0)),
@@ -172,6 +172,39 @@ def test_a_choice_is_made_anew_where_something_changed(what: str, counted: list[
     found = plan_fleet(pools, PROFILES, [changed], kept=kept)
     assert len(counted) == 2
     assert found == plan_fleet(pools, PROFILES, [changed])
+
+
+@pytest.mark.parametrize(
+    "pools",
+    [
+        [replace(SPOT, limit=80), STEADY],
+        [replace(SPOT, limit=30), STEADY],
+        [SPOT, replace(STEADY, limit=20)],
+        [replace(SPOT, node_hours=520.0, interruptions_seen=52, watched_seconds=9.1e5), STEADY],
+    ],
+    ids=["more than it may have", "enough", "less of what it does not use", "a little longer watched"],
+)
+def test_a_choice_is_kept_where_a_change_does_not_concern_it(
+    pools: list[FleetPool], counted: list[str]
+) -> None:
+    now, kept = Watched({"spot": [SPEED] * 6}, 80.0), Kept()
+    one = running(samples_left=4e7, deadline_seconds=7200.0, now=now)
+    before = plan_fleet(POOLS, PROFILES, [one], kept=kept).jobs["a"]
+    found = plan_fleet(pools, PROFILES, [one], kept=kept).jobs["a"]
+    assert len(counted) == 1
+    anew = plan_fleet(pools, PROFILES, [one]).jobs["a"]
+    assert before.counts == found.counts == anew.counts
+
+
+def test_a_pool_in_which_there_is_room_again_is_looked_at(counted: list[str]) -> None:
+    now, kept = Watched({"steady": [SPEED] * 6}, 80.0), Kept()
+    one = running(
+        samples_left=4e7, deadline_seconds=7200.0, running={"steady": 6}, planned={"steady": 6}, now=now
+    )
+    dear = plan_fleet([replace(SPOT, limit=1), STEADY], PROFILES, [one], kept=kept).jobs["a"]
+    cheap = plan_fleet([replace(SPOT, limit=8), STEADY], PROFILES, [one], kept=kept).jobs["a"]
+    assert len(counted) == 2
+    assert cheap.counts["spot"] > dear.counts["spot"]
 
 
 def test_what_cannot_be_in_time_is_looked_at_every_time(counted: list[str]) -> None:
