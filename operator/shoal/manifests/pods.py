@@ -15,7 +15,15 @@ from shoal.api.training_job import TrainingJob
 from shoal.manifests import names
 from shoal.manifests.merge import merge
 from shoal.manifests.objects import PORTS, Manifest, owner
-from shoal.manifests.placement import Assigned, Where, affinity, default_where, node_selector, tolerations
+from shoal.manifests.placement import (
+    Assigned,
+    Where,
+    affinity,
+    default_where,
+    keys_of_nodes,
+    node_selector,
+    tolerations,
+)
 from shoal.manifests.platforms import GENERIC, Platform
 from shoal.manifests.runtime_config import NODE_NAME_ENV, POD_IP_ENV, ConfigTemplate
 from shoal_trainer.contract import ACCELERATORS_ENV, CODE_DIR, CONFIG_ENV, DATA_PORT, SECRET_DIR, STORAGE_DIR
@@ -121,7 +129,9 @@ class PodFactory:
             merged["spec"].setdefault("terminationGracePeriodSeconds", KUBERNETES_GRACE_SECONDS)
             merged["spec"].setdefault("containers", defaults["spec"]["containers"])
             given = merged["spec"].get("nodeSelector") or {}
-            selector = {**self._images.node_selector, **node_selector(where), **given}
+            said = keys_of_nodes(merged["spec"].get("affinity"))
+            ours = {key: value for key, value in self._images.node_selector.items() if key not in said}
+            selector = {**ours, **node_selector(where), **given}
             if selector:
                 merged["spec"]["nodeSelector"] = selector
             self._merged[key] = merged
