@@ -135,6 +135,13 @@ class Faults:
                 cut[link] = until
         return bool(workers)
 
+    def cut_off_data(self):
+        """Cut the link between a worker and shard 0, and not that to the coordinator."""
+        if workers := self.faulty_workers():
+            until = self.world.now + self.random.expovariate(1 / 4)
+            self.random.choice(workers).exchange.cut_until[0] = until
+        return bool(workers)
+
     def cut_off_shard(self):
         """Cut the link between server 0 and another shard."""
         if (shards := self.world.shards) > 1:
