@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -77,7 +78,7 @@ def test_rollback_survives_an_unexpected_error(monkeypatch, caplog, error):
     class Other:
         roll_back = Calls(error)
 
-    instance = Rollback(shard, {1: Other()}, Coordinator(), None, None, fenced=lambda _: None)
+    instance = Rollback(shard, {1: Other()}, Coordinator(), None, SimpleNamespace(), fenced=lambda _: None)
     instance.start()
     assert Other.roll_back.enough.wait(SECONDS)
     assert str(error) in caplog.text
