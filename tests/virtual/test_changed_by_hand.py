@@ -147,3 +147,33 @@ def test_service_of_which_a_webhook_changes_the_selector_is_asked_for_now_and_th
             assert condition.reason == "FieldConflict"
 
     play(story)
+
+
+def test_webhook_that_takes_labels_from_new_pods_is_told_and_not_fought() -> None:
+    counted = Counted()
+
+    async def story() -> None:
+        world = World(lambda _uid: Truth(samples=1e9), faults=counted)
+        world.nodes(6, 3)
+        write = world.server._write
+
+        def mutated(verb: str, key: Key, sub: str, body: Any) -> Answer:
+            if key[0] == "pods" and verb == "POST":
+                body["metadata"]["labels"]["shoal.dev/job"] = "other"
+            return write(verb, key, sub, body)
+
+        world.server._write = mutated  # type: ignore[method-assign]
+        async with world.living():
+            world.replica("a")
+            world.apply()
+            await asyncio.sleep(30.0)
+            counted.sent.clear()
+            await asyncio.sleep(60.0)
+            assert counted.sent.total() < MOST_REQUESTS, counted.sent.most_common(3)
+            status = world.job().status
+            assert (status.reason, status.restarts.disruptions) == ("Forbidden", 0)
+            assert "mutating admission webhook" in status.words
+            world.server._write = write  # type: ignore[method-assign]
+            await world.until(lambda: world.job().status.workers.ready == 3, 60.0, "it trains")
+
+    play(story)

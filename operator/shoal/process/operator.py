@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ from shoal.api.capacity_pool import CapacityPool
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
+from shoal.cluster.clock import utc_now
 from shoal.cluster.lease import Lease, LeaseTimes
 from shoal.cluster.own_thread import Runs, here
 from shoal.cluster.reflector import Reflector
@@ -60,10 +61,6 @@ POOLS_AT_ONCE, PROFILES_AT_ONCE = 4, 2
 """An API server that is slow with one does not hold up the others. Profiles are merged by this processor."""
 
 
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
 def _nothing(_found: Mapping[str, Any], _why: str) -> None:
     """An object of the operator's own, or of Kubernetes: the log is enough."""
 
@@ -82,7 +79,7 @@ class Operator:
         *,
         lease_transport: Transport | None = None,
         lease_runs: Runs = here,
-        wall: Callable[[], datetime] = _now,
+        wall: Callable[[], datetime] = utc_now,
         monotonic: Callable[[], float] = time.monotonic,
         lease_times: LeaseTimes = LEASE_TIMES,
     ) -> None:

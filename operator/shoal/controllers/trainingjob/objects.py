@@ -91,13 +91,24 @@ class Objects:
             answers.refused.pop(name, None)
             answers.made_before = answers.made_before or exists
             if answer.ok and kind.model:
-                self.saw(kind, answer)
-            elif kind.unique:  # nothing else remembers that it exists
+                return await self._made(job, kind, name, answer)
+            if kind.unique:  # nothing else remembers that it exists
                 answers.existing[name] = self._wall()
             return True
         if answer.status not in REFUSED:
             raise Unavailable(f"cannot create {name}: {answer.status} {answer.message}")
         self.refused(job, name, _why(answer), answer.message)
+        return False
+
+    async def _made(self, job: TrainingJob, kind: Kind, name: str, answer: Answer) -> bool:
+        """Take what was created; False if somebody changed it on its way, so that it would be made again and again."""
+        found = kind.model.model_validate_json(answer.body)
+        if _is_known(job, kind, found):
+            self._caches[kind.plural].put(found, ours=True)
+            return True
+        await self.delete(job, kind, name, found.metadata.uid)
+        words = "it was made with other labels or another owner than asked for, perhaps by a mutating admission webhook"
+        self.refused(job, name, RefusalKind.FORBIDDEN, words)
         return False
 
     async def delete(self, job: TrainingJob, kind: Kind, name: str, uid: str, **options: Any) -> Answer:
@@ -177,7 +188,8 @@ def _is_known(job: TrainingJob, kind: Kind, found: Pod) -> bool:
     """Whether the caches show an object as one of the job that owns it."""
     if kind is PODS:
         return run_of(found) == (key_of(job), job.metadata.uid)
-    return found.metadata.labels.get(labels.JOB) == job.metadata.name
+    meta = found.metadata
+    return (meta.controller_uid, meta.labels.get(labels.JOB)) == (job.metadata.uid, job.metadata.name)
 
 
 def path(job: TrainingJob, kind: Kind, name: str = "") -> str:

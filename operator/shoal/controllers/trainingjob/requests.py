@@ -11,7 +11,6 @@ that was done and is asked for again pauses, too: somebody undoes it, or plans d
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -19,6 +18,7 @@ from dataclasses import dataclass, field
 
 from shoal.api.labels import Place
 from shoal.api.training_job import TrainingJob
+from shoal.cluster.clock import loop_time
 from shoal.controllers.state import Wake, key_of
 from shoal.errors import ShoalError
 from shoal.policy.model import (
@@ -232,7 +232,7 @@ class Requests:
         if failures is None and done is None:
             return 0.0
         until = max(failures.until if failures else 0.0, done.until if done else 0.0)
-        left = until - _now()
+        left = until - loop_time()
         return left if left > DUE_SECONDS else 0.0
 
     def _may_try(self, run: _Run, what: What) -> bool:
@@ -270,13 +270,13 @@ class Requests:
         self._send(run)
 
     def _failed(self, run: _Run, request: Request, error: Exception) -> None:
-        failures = run.failures.setdefault(type(request), _Failures(_now()))
-        if failures.until - _now() <= DUE_SECONDS:  # those that were sent with it count as one
+        failures = run.failures.setdefault(type(request), _Failures(loop_time()))
+        if failures.until - loop_time() <= DUE_SECONDS:  # those that were sent with it count as one
             failures.count += 1
-            failures.until = _now() + pause(failures.count, error, LONGEST_PAUSE)
+            failures.until = loop_time() + pause(failures.count, error, LONGEST_PAUSE)
         if (
             not failures.words
-            and _now() - failures.since >= TELL_AFTER
+            and loop_time() - failures.since >= TELL_AFTER
             and not isinstance(request, WriteStatus)
         ):
             failures.words = f"{type(request).__name__} {request.name}: {error or repr(error)}"
@@ -286,20 +286,20 @@ class Requests:
             type(request).__name__,
             request.name,
             error or repr(error),
-            failures.until - _now(),
+            failures.until - loop_time(),
             exc_info=None if isinstance(error, ShoalError) else error,
         )
 
 
 def _note(done: dict[What, _Done], what: What) -> None:
     """Note that it was answered. The second time in a row, and each time after that, it is to wait for longer."""
-    before, at = done.pop(what, None), _now()
+    before, at = done.pop(what, None), loop_time()
     times = before.times + 1 if before is not None and at - before.at < AGAIN_SECONDS else 0
     done[what] = _Done(at, times, at + pause(times, None, LONGEST_PAUSE) if times else 0.0)
 
 
 def _forget_old(done: dict[What, _Done]) -> None:
-    while done and _now() - (first := next(iter(done.items())))[1].at >= AGAIN_SECONDS:
+    while done and loop_time() - (first := next(iter(done.items())))[1].at >= AGAIN_SECONDS:
         del done[first[0]]
 
 
@@ -315,7 +315,3 @@ def _is_awaited(request: Request) -> bool:
 
 def _ordinary(run: _Run) -> int:
     return sum(_grows(each) or isinstance(each, REMOVALS) for each in run.in_flight.values())
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -64,6 +64,18 @@ def seen(of: CapacityPool, *jobs: TrainingJob, **more: Any) -> Seen:
     return Seen(**{**basis, **more})
 
 
+def test_pod_that_waits_for_ever_exhausts_its_pool_for_a_while_and_not_for_ever() -> None:
+    """Its requests may fit no node at all. Another that waits begins a while of its own."""
+    pods = (waiting(3600.0),)
+    assert condition(measure(seen(pool(), waiting=pods)), "Exhausted") == ("False", "NodesAvailable")
+    first = measure(seen(pool(), waiting=(waiting(1000.0),)))
+    assert condition(first, "Exhausted") == ("True", "NoNodes")
+    later = seen(pool(first), waiting=(waiting(3600.0),), now=NOW + timedelta(seconds=2600))
+    assert condition(measure(later), "Exhausted") == ("False", "NodesAvailable")
+    again = measure(seen(pool(), waiting=(*pods, waiting(1000.0))))
+    assert (condition(again, "Exhausted"), again.waiting) == (("True", "NoNodes"), 2)
+
+
 def test_sums_are_numbers_that_the_api_server_stores() -> None:
     most = 2**63 - 1
     used = {"poolUsage": {"spot": {"starts": 1, "startSeconds": 2**32, "startSecondsSquared": most - 1}}}
@@ -371,7 +383,7 @@ def test_pool_that_stays_out_of_nodes_is_tried_less_and_less_often() -> None:
 
 def test_transition_time_is_kept_while_a_condition_holds() -> None:
     first = measure(seen(pool(), waiting=(waiting(500),)))
-    again = measure(seen(pool(first), waiting=(waiting(500),), now=NOW + timedelta(hours=1)))
+    again = measure(seen(pool(first), waiting=(waiting(500),), now=NOW + timedelta(minutes=20)))
     assert again.conditions == first.conditions
 
 
@@ -525,7 +537,7 @@ def test_operators_of_a_shared_pool_repeat_themselves_rarely() -> None:
 
 
 def test_pods_of_any_operator_that_wait_in_vain_show_that_the_pool_is_exhausted() -> None:
-    of = share(pool(), operator="a/shoal", waiting=(waiting(3600),))
+    of = share(pool(), operator="a/shoal", waiting=(waiting(1000),))
     of = share(of, operator="b/shoal")
     assert (of.status.waiting, of.status.unfulfilled.pending) == (1, 1)
     assert next(c.status for c in of.status.conditions if c.type == "Exhausted") == "True"

@@ -55,14 +55,14 @@ async def test_pod_waits_for_a_node_once_its_queue_has_let_it_go(
 ) -> None:
     """A job without quota made its pool Exhausted, for all jobs of all queues."""
     slot: dict[str, Any] = {"role": "worker", "index": 0, "state": "Starting", "queued": reason == GATED}
-    slot["createdAt"] = build.stamp(build.NOW - (released or timedelta(hours=1)))
+    slot["createdAt"] = build.stamp(build.NOW - (released or timedelta(minutes=20)))
     scheduled = {"type": "PodScheduled", "status": "False", "reason": reason}
     assert await _look(policy, scheduled, {"slots": [slot]}) == (waiting, exhausted)
 
 
 async def _look(policy: Any, scheduled: Any, status: Any, nodes: int = 0) -> tuple[int, str]:
-    """Of a pool with a pod that is an hour old: how many wait, and whether it is Exhausted."""
-    state, cluster, hour = ClusterState(Wakes()), Cluster(), timedelta(hours=1)
+    """Of a pool with a pod that is twenty minutes old: how many wait, and whether it is Exhausted."""
+    state, cluster, long = ClusterState(Wakes()), Cluster(), timedelta(minutes=20)
     look = PoolReconciler(
         state,
         StatusWriter(cluster, state.pools, CapacityPool),
@@ -81,7 +81,7 @@ async def _look(policy: Any, scheduled: Any, status: Any, nodes: int = 0) -> tup
     for number in range(nodes):
         state.nodes.put(build.node(f"spot-{number}"))
     state.jobs.put(build.job(status, runPolicy=policy))
-    pod = build.pod_manifest(node=None, phase="Pending", created=build.NOW - hour, conditions=[scheduled])
+    pod = build.pod_manifest(node=None, phase="Pending", created=build.NOW - long, conditions=[scheduled])
     pod["metadata"]["labels"]["shoal.dev/pool"] = "spot"
     state.pods.put(Pod.model_validate(pod))
     await look(("", "spot"))
