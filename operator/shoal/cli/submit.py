@@ -26,7 +26,7 @@ MODES = {"min": "Min", "max": "Max"}
 
 _OPTIONS = (
     click.option(
-        "--image", metavar="IMAGE", help="Of the workers. Default: the operator's, Keras for CPUs without your packages."
+        "--image", metavar="IMAGE", help="Of the workers. Default: the operator's, Keras for CPUs, nothing of yours."
     ),
     click.option(
         "--template", metavar="FILE",

@@ -285,6 +285,6 @@ def _must_have_image(made: Manifests, pools: Sequence[str]) -> None:
     """Raise UsageError if the workers of these pools, which have accelerators, would run the operator's image."""
     if image_in(made.job["spec"]["workers"].get("template") or {}) is None:
         raise UsageError(
-            f"the nodes of {', '.join(pools)} have an accelerator, and without an image of your own workers run one for "
-            "CPUs: name an image with CUDA (image=…, --image), such as shoal-worker-gpu (docs/install.md#gpu-nodes)"
+            f"the nodes of {', '.join(pools)} have an accelerator, and without an image of your own workers run one "
+            "for CPUs: name an image with CUDA (image=…, --image), such as shoal-worker-gpu (docs/install.md#gpu-nodes)"
         )

@@ -31,22 +31,28 @@ def read(given: Mapping[str, Any] | str | Path | None) -> Json:
     if not isinstance(template, Mapping):
         raise UsageError("a pod template is a map of metadata and spec, as in any Deployment")
     if other := sorted(template.keys() - {"metadata", "spec"}):
-        raise UsageError(f"the template has {', '.join(other)}, which a pod template has not: put it under spec")
+        raise UsageError(
+            f"the template has {', '.join(other)}, which a pod template has not: put it under spec"
+        )
     found = dict(template)
     spec = found.get("spec") or {}
     containers = spec.get("containers", []) if isinstance(spec, Mapping) else None
-    if not isinstance(containers, list) or not all(isinstance(e, Mapping) and e.get("name") for e in containers):
+    if not isinstance(containers, list) or not all(
+        isinstance(e, Mapping) and e.get("name") for e in containers
+    ):
         raise UsageError("spec.containers of the template must be a list of containers with a name")
     return found
 
 
 def of_role(template: Json, role: str, image: str | None = None) -> Json:
-    """The part for one role: containers `ps` and `worker` are of one each, all others of both. `image` replaces its own.
+    """The part for one role: containers `ps` and `worker` are of one each, all others of both.
 
-    Empty where nothing is left.
+    `image` replaces the role's own. Empty where nothing is left.
     """
     spec = dict(template.get("spec") or {})
-    containers = [each for each in spec.pop("containers", []) if each["name"] == role or each["name"] not in ROLES]
+    containers = [
+        each for each in spec.pop("containers", []) if each["name"] == role or each["name"] not in ROLES
+    ]
     if (containers or image) and not any(each["name"] == role for each in containers):
         containers.insert(0, {"name": role})
     if image is not None:

@@ -138,7 +138,7 @@ def test_a_gpu_needs_an_image_that_can_use_it(
         client.submit("digits.py:job", storage="ephemeral", name="digits", **how, **image)
         assert "TrainingJob/digits" in api.names()
         return
-    with pytest.raises(UsageError, match=r"have an accelerator .*name an image with CUDA.*docs/install.md"):
+    with pytest.raises(UsageError, match=r"have an accelerator, .*name an image with CUDA.*docs/install.md"):
         client.submit("digits.py:job", storage="ephemeral", **how)
     assert api.names() == ["CapacityPool/l4"]
 

@@ -197,8 +197,15 @@ def test_a_template_is_of_the_pods_of_both_roles(tmp_path: Path, as_file: bool, 
     for each in (servers, workers):
         assert each["metadata"] == {"labels": {"team": "vision"}}
         assert each["spec"]["serviceAccountName"] == "trainer"
-    assert servers["spec"]["containers"] == [{"name": "ps", "envFrom": [{"secretRef": {"name": "s3"}}]}, SIDECAR]
-    own = {"name": "worker", "resources": {"limits": {"nvidia.com/gpu": 1}}, "env": [{"name": "A", "value": "1"}]}
+    assert servers["spec"]["containers"] == [
+        {"name": "ps", "envFrom": [{"secretRef": {"name": "s3"}}]},
+        SIDECAR,
+    ]
+    own = {
+        "name": "worker",
+        "resources": {"limits": {"nvidia.com/gpu": 1}},
+        "env": [{"name": "A", "value": "1"}],
+    }
     assert workers["spec"]["containers"] == [own | ({"image": image} if image else {}), SIDECAR]
 
 
@@ -232,7 +239,9 @@ def test_the_image_of_a_template_has_the_module(tmp_path: Path) -> None:
 )
 def test_a_template_that_is_none_is_refused(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "pods.yaml").write_text(text)
-    wanted = Submission(entrypoint="digits:job", storage="s3://b/runs", image="r.io/w:1", template=tmp_path / "pods.yaml")
+    wanted = Submission(
+        entrypoint="digits:job", storage="s3://b/runs", image="r.io/w:1", template=tmp_path / "pods.yaml"
+    )
     with pytest.raises(UsageError, match=words):
         manifests(wanted)
     with pytest.raises(UsageError, match="cannot read the template"):
