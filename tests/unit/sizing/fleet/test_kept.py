@@ -156,6 +156,12 @@ CHANGES: dict[str, Callable[[FleetJob], tuple[list[FleetPool], FleetJob]]] = {
     "another batch": lambda one: (POOLS, replace(one, batch_size=64)),
     "work that is to be done again": lambda one: (POOLS, replace(one, samples_left=4.2e7)),
     "a pool more": lambda one: (POOLS, replace(one, pools=("spot", "steady", "fast"))),
+    "a node that it waits for": lambda one: (POOLS, replace(one, asked=("steady",))),
+    "another server": lambda one: (POOLS, replace(one, parameter_servers=2)),
+    "a dearer server": lambda one: (POOLS, replace(one, server_price=0.3)),
+    "servers elsewhere": lambda one: (POOLS, replace(one, servers_zone="b")),
+    "another model": lambda one: (POOLS, replace(one, model=NEW)),
+    "a reserve of on-demand nodes that went": lambda one: ([SPOT, replace(STEADY, limit=1), FAST], one),
     "slower workers": lambda one: (POOLS, replace(one, now=Watched({"spot": [0.8 * SPEED] * 6}, 80.0))),
 }
 
@@ -221,3 +227,16 @@ def test_jobs_that_are_gone_are_forgotten() -> None:
     assert kept.keys() == {"a", "b"}
     plan_fleet(POOLS, PROFILES, [running("b")], kept=kept)
     assert kept.keys() == {"b"}
+
+
+def test_a_pool_that_became_faster_than_others_is_looked_at(counted: list[str]) -> None:
+    def profiles(seconds: float) -> list[Profile]:
+        row = Row("V100", batch_size=128, workers=4, compute=LogMean.of(seconds, 0.002, 500))
+        return [replace(PROFILES[0], rows=(*PROFILES[0].rows, row))]
+
+    kept, one = Kept(), running(samples_left=4e7, deadline_seconds=7200.0, pools=("spot", "fast"))
+    plan_fleet(POOLS, profiles(0.05), [one], kept=kept)
+    plan_fleet(POOLS, profiles(0.0497), [one], kept=kept)
+    assert len(counted) == 1
+    plan_fleet(POOLS, profiles(0.047), [one], kept=kept)
+    assert len(counted) == 2
