@@ -113,7 +113,11 @@ def test_service_that_is_not_the_jobs_any_more_is_made_again() -> None:
     play(story)
 
 
-def test_service_of_which_a_webhook_changes_the_selector_is_asked_for_now_and_then() -> None:
+@pytest.mark.parametrize(("workers", "reason"), [(3, "FieldConflict"), (8, "Unschedulable")])
+def test_service_of_which_a_webhook_changes_the_selector_is_asked_for_now_and_then(
+    workers: int, reason: str
+) -> None:
+    """Also where the job has something more important to tell."""
     counted = Counted()
 
     async def story() -> None:
@@ -128,6 +132,19 @@ def test_service_of_which_a_webhook_changes_the_selector_is_asked_for_now_and_th
         world.server._write = mutated  # type: ignore[method-assign]
         async with world.living():
             await _training(world)
+            world.edit(workers={"replicas": workers, "maxReplicas": 8})
+            await asyncio.sleep(20.0)
+            full = {
+                "type": "PodScheduled",
+                "status": "False",
+                "reason": "Unschedulable",
+                "message": "0/9 nodes",
+            }
+            for pod in world.server.all("pods"):
+                if not pod["spec"].get("nodeName"):
+                    key = ("pods", "team", pod["metadata"]["name"])
+                    world.server.change(key, status={**pod["status"], "conditions": [full]})
+            await asyncio.sleep(300.0)
             counted.sent.clear()
             _edit(
                 world,
@@ -144,7 +161,7 @@ def test_service_of_which_a_webhook_changes_the_selector_is_asked_for_now_and_th
             assert counted.sent.total() < MOST_REQUESTS, counted.sent.most_common(3)
             condition = world.job().status.condition("Degraded")
             assert condition is not None
-            assert condition.reason == "FieldConflict"
+            assert condition.reason == reason
 
     play(story)
 
