@@ -100,10 +100,11 @@ async def measure(world: World, quick: bool) -> AsyncIterator[Measurement]:
     yield summary(f"{name}: median", [each.ms for each in own], "ms", "")
     for row in _largest(name, own, moments, 100.0):
         yield row
-    held = [each.seconds * 1000 for each in moments if each.what == traced.HELD]
-    yield summary(
-        "event loop held by one callback, all this time: longest", [max(held, default=0.0)], "ms", ""
-    )
+    held = [each for each in moments if each.what == traced.HELD]
+    name = "event loop held by one callback, all this time: longest"
+    yield summary(name, [max((each.seconds * 1000 for each in held), default=0.0)], "ms", "")
+    most = max(held, key=lambda each: each.cpu, default=traced.Moment(0.0, traced.HELD, "nothing"))
+    yield summary(f"{name} by its processor time, {most.name}", [most.cpu * 1000], "ms", "")
     yield summary("announced wave: notice to each CREATE", wave, "ms", "")
     yield summary("announced wave: notice to last CREATE", [max(wave)], "ms", "", 30.0, at_most=True)
     yield summary("announced wave: last CREATE, ratio", [max(wave) / max(bare_wave)], "x", "a bare client")
