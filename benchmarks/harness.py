@@ -73,6 +73,12 @@ def seconds(function: Callable[[], object], *, repeats: int = 7) -> float:
     return best
 
 
+def anonymous_bytes(pid: int) -> int:
+    """The anonymous memory of a process."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return next(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Anonymous"))
+
+
 def show(title: str, measurements: Iterable[Measurement], console: Console) -> None:
     """Print one benchmark's table."""
     table = Table(title=title, title_justify="left")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.harness import Measurement, summary
+from benchmarks.harness import Measurement, anonymous_bytes, summary
 from benchmarks.wire_peers import Peer
 
 SIZE = 25_600_000
@@ -62,9 +62,4 @@ def pushes(links: Sequence[float], seconds: float) -> tuple[float, float]:
         for worker in workers:
             worker.send(seconds=seconds)
         reports = [worker.receive() for worker in workers]
-        return sum(one["count"] / one["seconds"] for one in reports), _anonymous(server.process.pid)
-
-
-def _anonymous(pid: int) -> float:
-    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    return next(int(line.split()[1]) * 1024.0 for line in text.splitlines() if line.startswith("Anonymous"))
+        return sum(one["count"] / one["seconds"] for one in reports), anonymous_bytes(server.process.pid)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.harness import Measurement, summary
+from benchmarks.harness import Measurement, anonymous_bytes, summary
 from benchmarks.wire_peers import hot_rate
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.client import PSClient
@@ -139,8 +139,7 @@ class _Server:
         self._stack.close()
 
     def anonymous_bytes(self) -> int:
-        text = Path(f"/proc/{self._run.processes[0].popen.pid}/smaps_rollup").read_text()
-        return next(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Anonymous"))
+        return anonymous_bytes(self._run.processes[0].popen.pid)
 
     def most_bytes(self, size: int, optimizer: str) -> int:
         """The most that was seen while two clients pushed, and until a snapshot was written."""

@@ -31,7 +31,7 @@ DATA = Path(__file__).parents[1] / "tests" / "data" / "spotdnn"
 
 @dataclass(frozen=True)
 class Network:
-    """Bandwidths in MB/s (demand of a worker, parameter server, PCIe) and the model's size in MB.
+    """Bandwidths in MB/s (demand of a worker, parameter server) and the model's size in MB.
 
     `a` and `b` give the share of workers that contend: P(N) = min(a sqrt(N) - b, 1).
     """
@@ -39,7 +39,6 @@ class Network:
     model_mb: float
     requested: float
     server: float
-    pcie: float
     a: float
     b: float
 
@@ -103,7 +102,6 @@ def published(quotas: Sequence[int], prices: Sequence[float], loss: float, deadl
         workload["S_param_MB"],
         workload["B_req_MBps"],
         workload["B_ps_MBps"],
-        workload["B_pcie_MBps"],
         share["alpha1"],
         share["minus_beta1"],
     )

@@ -38,8 +38,10 @@ JOB = "benchmark"
 class Peer:
     """A process with one role of this module; `ready` is the line of JSON that it prints when it is ready."""
 
+    MODULE = "benchmarks.wire_peers"
+
     def __init__(self, role: str, *, prefix: Sequence[str] = (), **options: Any) -> None:
-        command = [*prefix, sys.executable, "-m", "benchmarks.wire_peers", role, json.dumps(options)]
+        command = [*prefix, sys.executable, "-m", self.MODULE, role, json.dumps(options)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.ready: dict[str, Any] = self.receive()
 

@@ -20,6 +20,7 @@ from dev.cluster.local import DEFAULT_NODES, NUMBERS, LocalCluster
 from dev.cluster.node import GRACE_SECONDS
 from dev.commands import exports, side_by_side
 from dev.console import console, say
+from dev.demo.kind import Kind
 from dev.errors import DevError
 from dev.paths import ROOT, clusters
 from shoal import __version__
@@ -119,6 +120,9 @@ def down(cluster: str) -> None:
     if (clusters() / cluster).exists():
         LocalCluster(cluster).down()
         say(f"the cluster {cluster} is down")
+    if (kind := Kind()).kubeconfig.exists():
+        kind.down()
+        say("the cluster of kind is down")
 
 
 @main.command()
@@ -206,8 +210,8 @@ def images_load(names: tuple[str, ...], cluster: str) -> None:
 
 @images.command("push")
 @click.argument("registry")
-@click.option("--tag", default=__version__)
-def images_push(registry: str, tag: str) -> None:
+@click.option("--tag", help="Default: the version and the commit.")
+def images_push(registry: str, tag: str | None) -> None:
     """Build all images for REGISTRY with Docker or buildah, push them, print the `helm install` that uses them."""
     from dev.publish import publish
 
@@ -273,7 +277,7 @@ def release_krew(folder: Path, base: str, homepage: str) -> None:
 
 @main.command()
 def demo() -> None:
-    """Run a job while its nodes are reclaimed. KEEP=1 keeps the cluster.
+    """Run a job while its nodes are reclaimed. CLUSTER=kind|local chooses the cluster, KEEP=1 keeps it.
 
     STORY=pools: the job is planned on pools of nodes that a played cloud makes and takes.
     """

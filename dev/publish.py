@@ -8,11 +8,12 @@ from __future__ import annotations
 import platform
 import shlex
 import shutil
-import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 from dev.commands import command
 from dev.console import step
+from dev.demo.backend import docker_answers
 from dev.errors import DevError
 from dev.images import IMAGES, Image
 from dev.paths import ROOT
@@ -65,7 +66,17 @@ def install_command(registry: str, tag: str) -> str:
     return " \\\n    ".join([first, *sets])
 
 
-def publish(registry: str, tag: str = __version__) -> str:
+def tag_of(clone: Path) -> str:
+    """VERSION-COMMIT, and `-dirty` with what is in no commit: a node keeps the image of a tag that it has."""
+    try:
+        commit = command("git", "rev-parse", "--short", "HEAD", cwd=clone).strip()
+        changed = command("git", "status", "--porcelain", cwd=clone).strip()
+    except (DevError, OSError):  # no git, or an archive without its history
+        return __version__
+    return f"{__version__}-{commit}" + ("-dirty" if changed else "")
+
+
+def publish(registry: str, tag: str | None = None) -> str:
     """Build and push; returns the `helm install` to run next.
 
     Raises:
@@ -77,19 +88,8 @@ def publish(registry: str, tag: str = __version__) -> str:
         tool = "buildah"
     else:
         raise DevError("Building images needs a Docker engine that answers, or buildah: install one of them.")
+    tag = tag or tag_of(ROOT)
     for words in commands(tool, registry, tag):
         with step(shlex.join(words[:2] + words[-1:]), every=30):
             command(*words, cwd=ROOT)
     return install_command(registry, tag)
-
-
-def docker_answers() -> bool:
-    """Whether this user can use a Docker engine."""
-    if shutil.which("docker") is None:
-        return False
-    try:
-        return (
-            subprocess.run(["docker", "info"], capture_output=True, timeout=20, check=False).returncode == 0
-        )
-    except subprocess.TimeoutExpired:
-        return False

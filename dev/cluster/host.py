@@ -33,7 +33,7 @@ CNI_PACKAGE = "containernetworking-plugins"
 SYSCTLS = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops")
 NOT_ROOT = (
     "Real nodes need root on Linux: they are made of namespaces and containers. "
-    "Use `sudo make demo`, or a Docker engine with kind (docs/kind.md). "
+    "Use `sudo make demo`, or a Docker engine with kind (CLUSTER=kind). "
     "`python -m dev up --control-plane` needs neither."
 )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from dev.cluster.node import GRACE_SECONDS
-from dev.demo.local import Local
+from dev.demo.backend import Backend
 from dev.demo.watch import Picture, Watcher
 from shoal_trainer.contract import Phase
 
@@ -30,7 +30,7 @@ class Fault:
 class Faults:
     """Looks at each picture and triggers the faults that are due. `report` takes a line of output."""
 
-    backend: Local
+    backend: Backend
     watcher: Watcher
     report: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic

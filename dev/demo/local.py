@@ -18,7 +18,9 @@ from shoal_trainer.contract import CONTROL_PORT, STATUS_PATH
 
 
 class Local:
-    """A local cluster of one on-demand and three spot nodes, as root on Linux."""
+    """A local cluster, as root on Linux."""
+
+    name = "local"
 
     def __init__(self, cluster: str = "local") -> None:
         self.cluster = LocalCluster(cluster)
@@ -67,6 +69,10 @@ class Local:
         request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
         with urllib.request.urlopen(request, timeout=2, context=context) as answer:
             return bytes(answer.read())
+
+    def folder_of_volume(self, path: str) -> Path | None:
+        """All nodes share this machine's file system."""
+        return Path(path)
 
     def down(self) -> None:
         """Remove the cluster."""

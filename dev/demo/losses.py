@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 from datetime import UTC, datetime
-from pathlib import Path
 
 from dev.audit import writes
+from dev.demo.backend import Backend
 from dev.demo.chart import Moment, draw, moment
 from dev.demo.faults import Faults
 from dev.demo.figures import figures
@@ -45,7 +45,7 @@ def losses(stage: Stage) -> Told:
             f"The job ended after {len(script.faults)} of 3 faults: it is too short for this machine. "
             "Raise training.stopAfter.epochs in examples/digits.yaml."
         )
-    log, model = list(writes(stage.backend.audit_log)), _model(watcher, picture)
+    log, model = list(writes(stage.backend.audit_log)), _model(stage.backend, watcher, picture)
     return Told(
         figures(picture, script.faults, log, watcher.first_pushes, model),
         lambda path: draw(path, moments, script.faults),
@@ -59,7 +59,7 @@ def _phase(picture: Picture) -> str:
     return {"Training": "training", "Starting": "starting"}.get(picture.report.phase, "finishing")
 
 
-def _model(watcher: Watcher, picture: Picture) -> str:
+def _model(backend: Backend, watcher: Watcher, picture: Picture) -> str:
     """The path of the exported model, copied out of the cluster's volume if that can be read."""
     output = picture.job.status.output
     uri = output.uri if output else ""
@@ -68,9 +68,10 @@ def _model(watcher: Watcher, picture: Picture) -> str:
         return uri
     volume = watcher.kubectl("get", "pvc", claim.name, "-o", "jsonpath={.spec.volumeName}")
     path = watcher.kubectl("get", "pv", volume, "-o", "jsonpath={.spec.hostPath.path}")
+    root = backend.folder_of_volume(path) if path else None
     relative = uri.removeprefix("file://").removeprefix("/var/run/shoal/storage").lstrip("/")
-    source = Path(path) / relative  # all nodes share this machine's file system
-    if not path or not source.is_dir():
+    source = root / relative if root else None
+    if source is None or not source.is_dir():
         return uri
     shutil.rmtree(MODEL, ignore_errors=True)
     shutil.copytree(source, MODEL)

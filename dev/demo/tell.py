@@ -20,7 +20,7 @@ from rich.live import Live
 
 from dev.commands import command, exports
 from dev.console import console, say, step
-from dev.demo.local import Local
+from dev.demo.backend import Backend, choose
 from dev.demo.table import render
 from dev.demo.watch import Picture, Watcher
 from dev.errors import DevError
@@ -45,7 +45,7 @@ VALUES = {
 class Stage:
     """Where a story is played. `seconds`: how long each of its parts took; `report` takes a line of output."""
 
-    backend: Local
+    backend: Backend
     begin: float = field(default_factory=time.monotonic)
     seconds: dict[str, float] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
@@ -117,7 +117,7 @@ class Told:
 
 def tell(name: str, play: Callable[[Stage], Told]) -> int:
     """Play a story; write build/NAME.json and build/NAME.png. Returns the exit code: 130 after Ctrl-C."""
-    stage = Stage(Local())
+    stage = Stage(choose())
     stage.backend.check()
     try:
         with _ended(stage.backend, keep=os.environ.get("KEEP") == "1"), _interruptible():
@@ -139,7 +139,7 @@ def tell(name: str, play: Callable[[Stage], Told]) -> int:
     return 0 if told.well else 1
 
 
-def install(backend: Local, chosen: Mapping[str, str] = VALUES) -> None:
+def install(backend: Backend, chosen: Mapping[str, str] = VALUES) -> None:
     """Install the chart with the images of this checkout, and wait for it."""
     values = [
         word
@@ -162,7 +162,7 @@ def _state(watcher: Watcher) -> str:
 
 
 @contextmanager
-def _ended(backend: Local, *, keep: bool) -> Iterator[None]:
+def _ended(backend: Backend, *, keep: bool) -> Iterator[None]:
     """Remove the cluster at the end, also after an error."""
     try:
         yield

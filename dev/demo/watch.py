@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dev.commands import command
-from dev.demo.local import Local
+from dev.demo.backend import Backend
 from dev.errors import DevError
 from shoal.api.training_job import TrainingJob
 from shoal_trainer.contract import StatusReport, TerminationMessage, WorkerReport, status_token
@@ -67,7 +67,7 @@ class Picture:
 class Watcher:
     """Observes one job. `first_pushes`: Unix seconds by (slot, incarnation), as reported by the coordinator."""
 
-    backend: Local
+    backend: Backend
     namespace: str
     name: str
     first_pushes: dict[tuple[int, int], float] = field(default_factory=dict)

@@ -69,6 +69,86 @@ async def test_it_is_live(tab: Tab, address: str, scene: Scene) -> None:
     assert await tab.evaluate("document.getElementById('live').textContent") == "live"
 
 
+async def test_what_is_focused_and_opened_stays_so_while_the_page_is_live(
+    tab: Tab, address: str, scene: Scene
+) -> None:
+    """The same elements, too: a screen reader says a new one again, every two seconds."""
+    await tab.open(f"{address}/#/vision/resnet50-imagenet")
+    await tab.until("document.querySelectorAll('#job details').length === 2")
+    plans, pods = (f"document.querySelectorAll('#job details')[{index}]" for index in (0, 1))
+    for opened, closed in ((pods, plans), (plans, pods)):
+        await tab.evaluate(f"{closed}.open = false, {opened}.open = true")
+        await tab.evaluate(f"window.before = {opened}.querySelector('summary'), before.focus()")
+        steps = await tab.evaluate("document.querySelector('#job .cards').textContent")
+        scene.play(1)
+        await tab.until(f"document.querySelector('#job .cards').textContent !== {steps!r}")
+        assert await tab.evaluate(f"[{opened}.open, {closed}.open]") == [True, False]
+        assert await tab.evaluate("document.activeElement === before && before.isConnected")
+        assert "vision/resnet50-imagenet" in await tab.evaluate(
+            "document.activeElement.closest('#job').innerText"
+        )
+
+
+async def test_a_link_in_the_list_stays_focused_when_rows_come_and_go(
+    tab: Tab, address: str, scene: Scene
+) -> None:
+    await tab.open(address)
+    rows = "document.querySelectorAll('#job-table tbody tr').length"
+    await tab.until(f"{rows} === 5")
+    await tab.evaluate("document.querySelector('#job-table a[href*=resnet]').focus()")
+    for others in (9, 2):
+        scene._others = others
+        scene.play(1)
+        await tab.until(f"{rows} === {others + 1}")
+        assert await tab.evaluate("document.activeElement.textContent") == "vision/resnet50-imagenet"
+        order = "[...document.querySelectorAll('#job-table tbody a')].map((each) => each.textContent)"
+        shown = [f"{each['namespace']}/{each['name']}" for each in scene.page.overview()["jobs"]]
+        assert await tab.evaluate(order) == shown
+
+
+async def test_a_page_that_is_turned_away_comes_back(
+    tab: Tab, address: str, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EventSource gives up for good where the answer is no stream."""
+    monkeypatch.setattr("shoal.page.server.STREAMS", 0)
+    await tab.open(address)
+    await tab.until("document.getElementById('live').textContent.includes('Trying again')")
+    monkeypatch.setattr("shoal.page.server.STREAMS", 100)
+    await tab.until("document.querySelectorAll('#job-table tbody tr').length === 5")
+    assert await tab.evaluate("document.getElementById('live').textContent") == "live"
+
+
+async def test_silence_is_told(tab: Tab, address: str) -> None:
+    """A stream that stands open says nothing where the operator's page has ended, or a proxy holds it."""
+    await tab.open(address)
+    await tab.until("document.getElementById('live').textContent === 'live'")
+    await tab.evaluate("""{ window.said = []; const live = document.getElementById('live'), real = Date.now;
+      new MutationObserver(() => said.push(live.textContent)).observe(live, {childList: true});
+      Date.now = () => real() + 90000; }""")
+    assert "nothing heard for 1 min" in await tab.until("window.said[0]")
+    await tab.until("window.said[1] === 'live'")  # by another stream
+
+
+async def test_a_bookmark_of_a_job(tab: Tab, address: str) -> None:
+    """Its title is the job's, and no job is said to be missing before anybody has answered."""
+    watch = """new MutationObserver(() => { window.said = (window.said ?? '') +
+      document.getElementById('job')?.innerText; })
+      .observe(document, {childList: true, subtree: true, characterData: true});"""
+    await tab.call("Page.addScriptToEvaluateOnNewDocument", source=watch)
+    await tab.open(f"{address}/#/vision/resnet50-imagenet")
+    await tab.until("document.querySelectorAll('#job svg').length > 3")
+    assert await tab.evaluate("document.title") == "vision/resnet50-imagenet – Shoal"
+    assert "There is no such job" not in await tab.evaluate("window.said")
+    await tab.evaluate("location.hash = '#/team/nowhere'")
+    await tab.until("document.getElementById('job').innerText.includes('There is no such job')")
+
+
+async def test_an_address_that_is_none_shows_the_list(tab: Tab, address: str) -> None:
+    await tab.open(f"{address}/#/%/x")
+    await tab.until("document.querySelectorAll('#job-table tbody tr').length === 5")
+    assert tab.problems == []
+
+
 async def test_keyboard_and_screen_reader(tab: Tab, address: str) -> None:
     await tab.open(address)
     await tab.until("document.querySelectorAll('#job-table tbody tr').length")

@@ -14,6 +14,8 @@ import yaml
 from dev.images import IMAGES
 from dev.paths import ROOT
 from dev.publish import install_command
+from shoal.api.labels import SPOT_LABELS
+from shoal.cluster.lease import LeaseTimes
 from shoal.process.pools import PoolSettings
 from shoal.process.settings import labels_of
 from tests.unit.docs.pages import read, section
@@ -193,6 +195,50 @@ def test_network_policy_admits_every_port_of_the_operator(tools: Path) -> None:
         each["name"] for each in deployment["spec"]["template"]["spec"]["containers"][0]["ports"]
     }
     assert policy["spec"]["podSelector"] == {"matchLabels": deployment["spec"]["selector"]["matchLabels"]}
+
+
+@pytest.mark.parametrize("sets", [(), ("networkPolicy.from[0].podSelector.matchLabels.app=prometheus",)])
+def test_network_policy_admits_the_pod_of_helm_test(tools: Path, sets: tuple[str, ...]) -> None:
+    """Who may read metrics is named, and `helm test` reads them, too."""
+    documents = render(tools, "networkPolicy.enabled=true", *sets)
+    [policy], [check] = of_kind(documents, "NetworkPolicy"), of_kind(documents, "Pod")
+    [rule] = [each for each in policy["spec"]["ingress"] if each["ports"] == [{"port": "metrics"}]]
+    admitted = [
+        each["podSelector"]["matchLabels"]
+        for each in rule.get("from", [{"podSelector": {"matchLabels": {}}}])
+    ]
+    assert any(labels.items() <= check["metadata"]["labels"].items() for labels in admitted)
+    operator = of_kind(documents, "Deployment")[0]["spec"]["template"]["metadata"]["labels"]
+    assert bool(sets) != any(labels.items() <= operator.items() for labels in admitted)
+
+
+def test_replicas_keep_apart_and_off_spot_nodes(tools: Path) -> None:
+    documents = render(tools, "pools.enabled=true", "pools.replicas=2")
+    for deployment in of_kind(documents, "Deployment"):
+        affinity = deployment["spec"]["template"]["spec"]["affinity"]
+        [apart] = affinity["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+        selected = apart["podAffinityTerm"]["labelSelector"]["matchLabels"]
+        assert selected == deployment["spec"]["selector"]["matchLabels"]
+        [safe] = affinity["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+        named = {each["key"]: tuple(each["values"]) for each in safe["preference"]["matchExpressions"]}
+        assert named == SPOT_LABELS
+        assert {each["operator"] for each in safe["preference"]["matchExpressions"]} == {"NotIn"}
+    own = "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].x=y"
+    [deployment] = of_kind(render(tools, own), "Deployment")
+    assert list(deployment["spec"]["template"]["spec"]["affinity"]) == ["nodeAffinity"]
+
+
+def test_a_process_that_stands_still_is_ended_when_it_has_left_the_lease(tools: Path) -> None:
+    """And not before: two rules of what is too long would be one too many."""
+    for deployment in of_kind(render(tools, "pools.enabled=true"), "Deployment"):
+        [container] = deployment["spec"]["template"]["spec"]["containers"]
+        probe = container["livenessProbe"]
+        assert probe["periodSeconds"] * probe["failureThreshold"] == LeaseTimes().stalled
+
+
+def test_a_replica_that_is_not_ready_keeps_no_node_from_being_drained(tools: Path) -> None:
+    [budget] = of_kind(render(tools), "PodDisruptionBudget")
+    assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
 def test_pods_run_where_the_images_do(tools: Path) -> None:
@@ -494,7 +540,7 @@ def test_releases_in_two_namespaces_share_no_object(tools: Path) -> None:
     assert {kind for kind, namespace, _ in one if not namespace} == {"ClusterRole", "ClusterRoleBinding"}
 
 
-@pytest.mark.parametrize("release", ["123", "true", "1e3", "7-a"])
+@pytest.mark.parametrize("release", ["123", "true", "1e3", "7-a", "shoal.v2"])
 @pytest.mark.parametrize("scope", ["", "77"])
 def test_names_that_look_like_other_yaml_types_stay_strings(tools: Path, release: str, scope: str) -> None:
     def strings(part: Any) -> Iterator[Any]:
@@ -514,7 +560,7 @@ def test_names_that_look_like_other_yaml_types_stay_strings(tools: Path, release
     assert done.returncode == 0, done.stderr
     documents = [d for d in yaml.safe_load_all(done.stdout) if d]
     assert [each for each in strings(documents) if not isinstance(each, str | dict)] == []
-    assert all(re.match("[a-z]", d["metadata"]["name"]) for d in of_kind(documents, "Service"))
+    assert all(re.fullmatch("[a-z][-a-z0-9]*", d["metadata"]["name"]) for d in of_kind(documents, "Service"))
 
 
 def pools_only(tools: Path, *sets: str) -> list[dict[str, Any]]:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from dev.demo.kind import CONFIG, audited
 from dev.paths import ROOT
 from dev.tools.build import go_environment
 from shoal.api.labels import SPOT_LABELS
-
-CONFIG = ROOT / "kind-config.yaml"
 
 
 def as_kind_reads(config: Path) -> list[dict[str, Any]]:
@@ -39,6 +39,16 @@ def test_one_on_demand_and_three_spot_nodes() -> None:
     assert [node["role"] for node in nodes] == ["control-plane", "worker", "worker", "worker", "worker"]
     assert [is_spot(node["labels"]) for node in nodes] == [False, False, True, True, True]
     assert all(node["mounts"] == 0 for node in nodes), "the file must be usable alone"
+
+
+@pytest.mark.timeout(300)
+def test_the_demo_adds_only_an_audit_log(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(audited(yaml.safe_load(CONFIG.read_text()), tmp_path)))
+    with_log, plain = as_kind_reads(config), as_kind_reads(CONFIG)
+    assert with_log[0].pop("mounts") == 2
+    assert plain[0].pop("mounts") == 0
+    assert with_log == plain
 
 
 @pytest.mark.timeout(300)

@@ -14,6 +14,19 @@ import yaml
 
 from dev.paths import ROOT
 from dev.tools.prometheus import prometheus_command
+from shoal_trainer.contract import (
+    MAX_SPEEDS,
+    MAX_WORKERS,
+    MOST_METRICS,
+    LogSums,
+    Phase,
+    ShardReport,
+    SpeedSums,
+    StatusReport,
+    WorkerReport,
+    WorkerState,
+)
+from shoal_trainer.coordinator.metrics import StatusCollector
 from tests.chart.test_chart import of_kind, render
 from tests.unit.docs.pages import code, read, rows, section
 
@@ -138,6 +151,46 @@ def test_the_chart_ships_them_as_they_are(tools: Path) -> None:
     [dashboard] = [d for d in of_kind(documents, "ConfigMap") if "shoal.json" in d["data"]]
     assert json.loads(dashboard["data"]["shoal.json"]) == DASHBOARD
     assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+
+def test_who_has_no_pools_of_its_own_is_not_told_that_they_are_down(tools: Path) -> None:
+    """Where each namespace has an operator, one shoal-pools sizes the pools of all."""
+    for sets, told in (
+        ((), True),
+        (("scope.namespace=team-a",), False),
+        (("scope.namespace=team-a", "pools.enabled=true"), True),
+    ):
+        [rule] = of_kind(render(tools, "metrics.rules.enabled=true", *sets), "PrometheusRule")
+        alerts = [each["alert"] for group in rule["spec"]["groups"] for each in group["rules"]]
+        assert ("ShoalPoolsDown" in alerts) == told
+        assert len(alerts) == len(RULES) - (not told)
+
+
+def test_the_largest_job_is_scraped_and_a_hostile_one_is_not(tools: Path) -> None:
+    [monitor] = of_kind(render(tools, "metrics.podMonitor.enabled=true"), "PodMonitor")
+    worker = WorkerReport(
+        slot=0, incarnation=0, state=WorkerState.ACTIVE,
+        **dict.fromkeys([f"{part}_seconds" for part in ("step", "compute", "pull", "push", "input")], 0.1),
+    )  # fmt: skip
+    measured = LogSums(count=1, seconds=1.0)
+    configuration = SpeedSums(
+        device="T4", devices=1, cores=1, batch_size=1, workers=1, servers=1,
+        compute=measured, pull=measured, push=measured,
+    )  # fmt: skip
+    report = StatusReport(
+        job_uid="u",
+        phase=Phase.TRAINING,
+        metrics={f"metric {number}": 1.0 for number in range(2 * MOST_METRICS)},
+        workers=tuple(worker.model_copy(update={"slot": slot}) for slot in range(MAX_WORKERS)),
+        shards=tuple(ShardReport(index=index, epoch=0) for index in range(16)),
+        speed=(configuration,) * MAX_SPEEDS,
+    )
+    samples = [sample for family in StatusCollector(lambda: report).collect() for sample in family.samples]
+    assert sum(sample.name == "shoal_metric" for sample in samples) == MOST_METRICS
+    assert 5 * MAX_WORKERS < len(samples) < monitor["spec"]["sampleLimit"] <= 2 * len(samples)
+    longest = max(len(sample.labels) for sample in samples) + len(SCRAPED) + len(("container", "endpoint"))
+    assert longest < monitor["spec"]["labelLimit"]
+    assert monitor["spec"]["labelValueLengthLimit"] > 128
 
 
 def test_without_an_address_no_alert_has_a_link(tools: Path) -> None:

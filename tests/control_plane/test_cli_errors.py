@@ -75,20 +75,20 @@ def test_a_kubeconfig_that_is_none(content: str | None, tmp_path: Path) -> None:
     if content is not None:
         path.write_text(content)
     code, said = invoke(["list", "--kubeconfig", str(path)])
-    assert code == 3
+    assert code == 4
     assert said.startswith("Error: no cluster to talk to (")
     assert said.endswith("Make `kubectl get nodes` work, or set KUBECONFIG.\n")
     assert len(said.splitlines()) == 1
 
 
 def test_a_context_that_is_not_there(fails: Fails) -> None:
-    said = fails(3, "list", "--context", "nowhere")
+    said = fails(4, "list", "--context", "nowhere")
     assert re.fullmatch(r"Error: the kubeconfig has no context 'nowhere': it has [-\w]+", said), said
 
 
 @pytest.mark.parametrize("url", ["https://127.0.0.1:1", "https://nowhere.invalid:6443"])
 def test_nobody_answers(fails: Fails, url: str) -> None:
-    said = fails(3, "list", change=server(url))
+    said = fails(4, "list", change=server(url))
     assert said.startswith("Error: the API server does not answer: ")
     assert "Does `kubectl get nodes` work?" in said
 
@@ -104,7 +104,7 @@ def test_a_login_that_has_expired(fails: Fails) -> None:
 
 @pytest.mark.parametrize("command", [("no-such-plugin",), ("sh", "-c", "echo please log in >&2; exit 1")])
 def test_a_login_program_that_is_missing_or_fails(fails: Fails, command: tuple[str, ...]) -> None:
-    said = fails(3, "list", change=plugin(*command))
+    said = fails(4, "list", change=plugin(*command))
     assert said.startswith("Error: the kubeconfig's credentials cannot be had: ")
     assert command[0] in said or "please log in" in said
     assert "Log in" in said

@@ -194,7 +194,9 @@ async def test_accelerator_is_looked_up_in_the_capacity_pools(
     }
     await kube.create("/apis/shoal.dev/v1alpha1/capacitypools", pool)
     try:
-        made = await asyncio.to_thread(client.prepare, script, storage="ephemeral", accelerator="l4")
+        made = await asyncio.to_thread(
+            client.prepare, script, storage="ephemeral", accelerator="l4", image="r.io/worker-gpu:1"
+        )
         workers = made.job["spec"]["workers"]
         assert workers["pools"] == ["client-l4"]
     finally:
@@ -209,9 +211,9 @@ async def test_doctor_finds_that_no_operator_is_installed(shoal: Shoal) -> None:
     assert checks["operator"]["state"] == "broken"
 
 
-async def test_without_a_cluster_the_exit_code_is_3(tmp_path: Path) -> None:
+async def test_without_a_cluster_the_exit_code_is_4(tmp_path: Path) -> None:
     result = await asyncio.to_thread(
         CliRunner().invoke, main, ["list", "--kubeconfig", str(tmp_path / "none")]
     )
-    assert result.exit_code == 3
+    assert result.exit_code == 4
     assert "Make `kubectl get nodes` work" in result.output

@@ -155,6 +155,8 @@ async def test_policies_admit_whom_they_should_and_nobody_else(
     assert admits(policies, stranger, worker) == set(EVERY_PORT)  # a worker listens on none
     assert worker.ports == {}
     assert set(server.ports.values()) <= of_a_server
+    [check] = [Peer(HOME, each["metadata"]["labels"], {}) for each in objects if each["kind"] == "Pod"]
+    assert admits(policies, check, operator) == {operator.ports["metrics"], operator.ports["health"]}
     for ours in (operator, pools):
         assert admits(policies, stranger, ours) == {ours.ports["health"]}
         prometheus = Peer("monitoring", {"app": "prometheus"}, {})

@@ -176,6 +176,8 @@ class ApiServer:
         for watch in self.watches:
             if watch.sees(change.key, change.object):
                 watch.send(change.kind, change.object, now() + self.lag(watch, change))
+            elif old is not None and watch.sees(change.key, old):  # it has lost the label
+                watch.send("DELETED", change.object, now() + self.lag(watch, change))
         for told in self.on_change:
             told(change, old)
 

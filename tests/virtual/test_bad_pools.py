@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.virtual.cluster import Machine
 from tests.virtual.loop import play
-from tests.virtual.server import Faults, Json
+from tests.virtual.server import Client, Faults, Json
 from tests.virtual.trainer import Truth
 from tests.virtual.world import GROUP, World
 
@@ -118,5 +118,30 @@ def test_running_job_goes_on_after_its_deadline_and_its_budget() -> None:
 
                 await world.until(ended, 2000, f"{name} ends")
                 assert world.job(name).status.phase == "Succeeded"
+
+    play(story)
+
+
+def test_pool_whose_status_takes_long_to_write_holds_up_no_other() -> None:
+    class SlowWithOne(Faults):
+        async def before(self, client: Client, verb: str, key: str) -> None:
+            if verb != "GET" and "/capacitypools/free" in key:
+                await asyncio.sleep(25.0)
+
+    async def story() -> None:
+        world = pool_world(SlowWithOne())
+        body = {"apiVersion": GROUP, "kind": "CapacityPool", "metadata": {"name": "free"}, "spec": GOOD}
+        world.server.store(("capacitypools", "", "free"), body)
+        async with world.living():
+            world.replica("a")
+
+            def told() -> set[str]:
+                return {
+                    each["metadata"]["name"] for each in world.server.all("capacitypools") if "status" in each
+                }
+
+            others = {each["metadata"]["name"] for each in world.server.all("capacitypools")} - {"free"}
+            await world.until(lambda: told() >= others, 15.0, "the others have a status")
+            assert "free" not in told()
 
     play(story)

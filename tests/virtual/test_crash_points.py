@@ -26,7 +26,7 @@ class Script(NamedTuple):
         return tell_script(Trouble(**trouble), self.life)  # type: ignore[arg-type]
 
 
-EVENTFUL, QUEUED = Script(eventful_life, 60, 109), Script(queued_life, 104, 184)
+EVENTFUL, QUEUED = Script(eventful_life, 60, 109), Script(queued_life, 104, 188)
 SCRIPTS = {"eventful": EVENTFUL, "queued": QUEUED}
 SLICE = 1 if os.environ.get("SHOAL_NIGHTLY") else 15
 PASTS = (1, 4, 10, 30, 100)

@@ -1,38 +1,31 @@
-{{- /* A Service's name begins with a letter; a release's may not. */}}
+{{- /* A Service's name begins with a letter and has no dot; a release's may not, and may. */}}
 {{- define "shoal.name" -}}
 {{- $own := regexMatch "^[a-z]" .Release.Name | ternary .Release.Name (printf "shoal-%s" .Release.Name) }}
-{{- .Values.fullnameOverride | default .Values.nameOverride | default $own | trunc 50 | trimSuffix "-" }}
+{{- .Values.fullnameOverride | default .Values.nameOverride | default $own | replace "." "-" | trunc 50 | trimSuffix "-" }}
 {{- end }}
 {{- define "shoal.serviceAccount" -}}{{ .Values.serviceAccount.name | default (include "shoal.name" .) }}{{- end }}
 {{- define "shoal.pools.name" -}}{{ printf "%s-pools" (include "shoal.name" .) }}{{- end }}
 {{- define "shoal.pools.serviceAccount" -}}{{ .Values.pools.serviceAccount.name | default (include "shoal.pools.name" .) }}{{- end }}
-{{- define "shoal.pools.selector" -}}
-app.kubernetes.io/name: shoal-pools
-app.kubernetes.io/instance: {{ .Release.Name | quote }}
-{{- end }}
-{{- define "shoal.pools.labels" -}}
-{{ include "shoal.pools.selector" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
-{{- with .Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
-{{- end }}
 {{- define "shoal.installKey" -}}{{ .Values.installKey.existingSecret | default (printf "%s-install-key" (include "shoal.name" .)) }}{{- end }}
-{{- define "shoal.selector" -}}
-app.kubernetes.io/name: shoal
-app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- /* What selects the pods of a process, and the labels of its objects. `app`: its name; `chart`: the scope of all templates. */}}
+{{- define "shoal.selector.of" -}}
+app.kubernetes.io/name: {{ .app }}
+app.kubernetes.io/instance: {{ .chart.Release.Name | quote }}
 {{- end }}
-{{- define "shoal.labels" -}}
-{{ include "shoal.selector" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
-{{- with .Values.commonLabels }}
+{{- define "shoal.labels.of" -}}
+{{ include "shoal.selector.of" . }}
+app.kubernetes.io/version: {{ .chart.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .chart.Release.Service }}
+helm.sh/chart: {{ .chart.Chart.Name }}-{{ .chart.Chart.Version }}
+{{- with .chart.Values.commonLabels }}
 {{ toYaml . }}
 {{- end }}
 {{- end }}
+{{- define "shoal.selector" -}}{{ include "shoal.selector.of" (dict "app" "shoal" "chart" .) }}{{- end }}
+{{- define "shoal.labels" -}}{{ include "shoal.labels.of" (dict "app" "shoal" "chart" .) }}{{- end }}
+{{- define "shoal.pools.selector" -}}{{ include "shoal.selector.of" (dict "app" "shoal-pools" "chart" .) }}{{- end }}
+{{- define "shoal.pools.labels" -}}{{ include "shoal.labels.of" (dict "app" "shoal-pools" "chart" .) }}{{- end }}
+{{- define "shoal.check.selector" -}}{{ include "shoal.selector.of" (dict "app" "shoal-check" "chart" .) }}{{- end }}
 {{- define "shoal.image" -}}
 {{- $repository := required "image.repository is not set: no image is published yet. `make images REGISTRY=registry.example.com/team` builds them and prints the values" .Values.image.repository }}
 {{- if .Values.image.digest }}{{ printf "%s@%s" $repository .Values.image.digest }}{{ else }}{{ printf "%s:%s" $repository (.Values.image.tag | default .Chart.AppVersion) }}{{ end }}
@@ -62,5 +55,27 @@ metricRelabelings: {{- toYaml . | nindent 2 }}
     {{- end }}
   {{- with .from }}
   from: {{- toYaml . | nindent 4 }}
+    - {podSelector: {matchLabels: {{ $.check | fromYaml | toJson }}}}
   {{- end }}
+{{- end }}
+{{- /* Replicas (of a selector) prefer different nodes, and none that the cloud may take: what replaces lost pods must not go with them. */}}
+{{- define "shoal.affinity" -}}
+podAntiAffinity:
+  preferredDuringSchedulingIgnoredDuringExecution:
+    - weight: 100
+      podAffinityTerm:
+        topologyKey: kubernetes.io/hostname
+        labelSelector:
+          matchLabels: {{- . | nindent 12 }}
+nodeAffinity:
+  preferredDuringSchedulingIgnoredDuringExecution:
+    - weight: 100
+      preference:
+        matchExpressions:
+          - {key: cloud.google.com/gke-spot, operator: NotIn, values: ["true"]}
+          - {key: cloud.google.com/gke-preemptible, operator: NotIn, values: ["true"]}
+          - {key: cloud.google.com/gke-provisioning, operator: NotIn, values: [spot, preemptible]}
+          - {key: eks.amazonaws.com/capacityType, operator: NotIn, values: [SPOT]}
+          - {key: karpenter.sh/capacity-type, operator: NotIn, values: [spot]}
+          - {key: kubernetes.azure.com/scalesetpriority, operator: NotIn, values: [spot]}
 {{- end }}

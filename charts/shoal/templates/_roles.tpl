@@ -73,3 +73,56 @@ roles:
       - {apiGroups: [""], resources: [secrets], resourceNames: [{{ include "shoal.installKey" . | quote }}], verbs: [get]}
   {{- end }}
 {{- end }}
+
+{{- /*
+What `shoal-pools` may do, in the same form. Names of objects outside the release's namespace include it.
+*/}}
+{{- define "shoal.pools.roles" -}}
+{{- $name := include "shoal.pools.name" . }}
+{{- $home := .Release.Namespace }}
+{{- $elsewhere := printf "%s-%s" $home $name }}
+roles:
+  # Pools: its finalizer, and its part of the status; and what is sized of the whole cluster.
+  - name: {{ printf "%s:%s" $home $name | quote }}
+    namespace: ""
+    rules:
+      - {apiGroups: [shoal.dev], resources: [capacitypools], verbs: [list, watch, patch]}
+      - {apiGroups: [shoal.dev], resources: [capacitypools/status], verbs: [patch]}
+      {{- range .Values.pools.targets }}
+      {{- if not .namespace }}
+      {{- include "shoal.pools.target" . | nindent 6 }}
+      {{- end }}
+      {{- end }}
+  {{- range $index, $target := .Values.pools.targets }}
+  {{- if $target.namespace }}
+  - name: {{ printf "%s-target-%d" $elsewhere $index | quote }}
+    namespace: {{ $target.namespace | quote }}
+    rules:
+      {{- include "shoal.pools.target" $target | nindent 6 }}
+  {{- end }}
+  {{- end }}
+  {{- range .Values.pools.bufferNamespaces }}
+  - name: {{ printf "%s-buffer" $elsewhere | quote }}
+    namespace: {{ . | quote }}
+    rules:
+      # `apply` is a patch that may create.
+      - {apiGroups: [autoscaling.x-k8s.io], resources: [capacitybuffers], verbs: [get, create, patch, delete]}
+      - {apiGroups: [""], resources: [podtemplates], verbs: [create, patch, delete]}
+  {{- end }}
+  # The operator's Lease: recommendations are followed only while it runs.
+  - name: {{ printf "%s-lease" $name | quote }}
+    namespace: {{ $home | quote }}
+    rules:
+      - {apiGroups: [coordination.k8s.io], resources: [leases], resourceNames: [{{ include "shoal.name" . | quote }}], verbs: [get]}
+  # What is once in a cluster is in the namespace default: the Lease, which every release wants, and events about pools.
+  - name: {{ printf "%s-cluster" $elsewhere | quote }}
+    namespace: default
+    rules:
+      - {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [create]}
+      - {apiGroups: [coordination.k8s.io], resources: [leases], resourceNames: [shoal-pools], verbs: [get, update, patch]}
+      - {apiGroups: [""], resources: [events], verbs: [create, patch]}
+{{- end }}
+{{- define "shoal.pools.target" -}}
+- {apiGroups: [{{ .apiGroup | quote }}], resources: [{{ .resource | quote }}], resourceNames: {{ .names | toJson }}, verbs: [get]}
+- {apiGroups: [{{ .apiGroup | quote }}], resources: [{{ printf "%s/scale" .resource | quote }}], resourceNames: {{ .names | toJson }}, verbs: [get, patch]}
+{{- end }}

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from dev.commands import side_by_side
+from dev.demo.local import Local
 from dev.demo.pools.chart import draw
 from dev.demo.pools.cloud import LABEL, Cloud, Offer
 from dev.demo.pools.figures import figures, missed, throughput
@@ -122,6 +123,8 @@ class Script:
 def pools(stage: Stage) -> Told:
     """Play the cloud to a job with a deadline, in mode Auto, then to a second one."""
     backend = stage.backend
+    if not isinstance(backend, Local):
+        raise DevError("STORY=pools needs the local cluster: unset CLUSTER, and run it as root on Linux.")
     manifests = documents()
     offered = offers(manifests)
     here: list[tuple[float, int]] = []

@@ -220,7 +220,7 @@ class Usage(Status):
     """What jobs used of the pool: cumulative sums."""
 
     node_seconds: int = 0
-    """Seconds that worker pods held nodes."""
+    """Seconds that pods of jobs held nodes."""
     starts: int = 0
     """Worker pods that reached their first push."""
     start_seconds: int = 0
@@ -230,13 +230,13 @@ class Usage(Status):
     unfulfilled: int = 0
     """Requests for a node that were not fulfilled in time."""
     interruptions: int = 0
-    """Workers that the platform took."""
+    """Nodes that the platform took."""
     shocks: int = 0
-    """Times when several workers were taken together."""
+    """Times when several were taken together."""
     in_shocks: int = 0
-    """Workers that were taken in these."""
+    """Nodes that were taken in these."""
     at_shocks: int = 0
-    """Workers that there were when these began."""
+    """Nodes that there were when these began."""
 
 
 class CountedUsage(Usage):

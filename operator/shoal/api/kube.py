@@ -176,6 +176,12 @@ class PodStatus:
     container_statuses: tuple[ContainerStatus, ...] = ()
 
 
+_NO_ROOM = (
+    "Insufficient", "Too many pods", "free ports", "anti-affinity", "topology spread", "taint", "unschedulable",
+)  # fmt: skip
+"""In the scheduler's words, why a node of the right kind does not take a pod: it is full, or new, or about to go."""
+
+
 class Pod(Cached):
     """A pod of a job."""
 
@@ -230,6 +236,20 @@ class Pod(Cached):
         """Whether a queue, such as Kueue, holds it back: it waits for no node yet."""
         scheduled = self.condition("PodScheduled")
         return scheduled is not None and scheduled.reason == "SchedulingGated"
+
+    def waits_for_node(self, *, there_are: bool) -> bool:
+        """Whether it waits for a node of the kind that its pool has, and would run if there was one more.
+
+        Not what a queue holds back, nor what misses a volume. And `there_are` nodes of its kind, none of which lacks
+        room: its template asks for something else that they do not have, and one more would not have it either.
+        """
+        if self.spec.node_name or self.ended or self.queued:
+            return False
+        scheduled = self.condition("PodScheduled")
+        words = scheduled.message if scheduled is not None and scheduled.status == "False" else ""
+        if "persistentvolumeclaim" in words.lower():
+            return False
+        return not words or not there_are or any(each in words for each in _NO_ROOM)
 
     @property
     def ended(self) -> bool:

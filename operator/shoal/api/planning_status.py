@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Annotated
 
 from pydantic import Field
 
 from shoal.api.base import Status
 from shoal.api.capacity_pool import Usage
+
+Decimals = Annotated[str, Field(json_schema_extra={"pattern": "^-?[0-9]{1,20}([.][0-9]{1,20})?$"})]
+"""A decimal, as the API server lets nobody store it otherwise; what is stored already is read whatever it is."""
 
 
 class PlanStatus(Status):
@@ -69,17 +73,18 @@ class PredictionStatus(Status):
 
 
 class CostStatus(Status):
-    """What the nodes of the workers cost, in the currency of the CapacityPools' prices. Amounts are decimals.
+    """What the nodes of the job cost, in the currency of the CapacityPools' prices. Amounts are decimals.
 
-    A node counts while it has a worker: not while it boots or stands idle. Parameter servers and transfers are not
-    in it.
+    They are those of workers.pools and parameterServers.pools: pods without a pool are not in it, nor are transfers. A
+    node counts, once, while it has pods of the job: not while it boots or stands idle. One that other jobs' servers
+    share counts for each of them.
     """
 
-    per_hour: str = "0"
+    per_hour: Decimals = "0"
     """Of the nodes in use now."""
-    accumulated: str = "0"
+    accumulated: Decimals = "0"
     """Up to status.countedUntil. Only grows."""
-    saved_versus_on_demand: str = "0"
+    saved_versus_on_demand: Decimals = "0"
     """What the same node hours would have cost more at on-demand prices of the same accelerator, or as many cores
     without one, where a pool has them."""
 
@@ -88,7 +93,7 @@ class PoolUsage(Usage):
     """What the job used and met in one pool. All counts only grow, and include each thing once."""
 
     last_interruption: datetime | None = None
-    """When the platform last took one of its workers."""
+    """When the platform last took one of its nodes."""
     in_last_shock: int = 0
     """How many it took within a minute of each other the last time."""
     at_last_shock: int = 0

@@ -492,9 +492,7 @@ class TrainingJob(Resource):
             wide=True,
             description="How long ago a step was last known: it grows while training stands, or no operator runs",
         ),
-        Column(
-            "Cost", ".status.cost.accumulated", wide=True, description="Cost of the workers' nodes so far"
-        ),
+        Column("Cost", ".status.cost.accumulated", wide=True, description="Cost of the nodes so far"),
         Column("Plan", ".status.plan.summary", wide=True, description="Workers wanted by pool"),
         Column(
             "Failures",

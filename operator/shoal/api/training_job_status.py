@@ -45,7 +45,7 @@ class Slot(Status):
     machine: str = ""
     """Digest of that node's uid and boot ID: a node recreated under the same name is another machine."""
     pool: str = ""
-    """The CapacityPool that it was created for; empty without pools."""
+    """The CapacityPool that it was created for; empty without pools. Its node time is counted and paid there."""
     on_demand: bool = False
     """Its pod is for an on-demand node because of onDemandBase or fallback, in a job without pools."""
     ran: bool = False
@@ -316,7 +316,7 @@ class TrainingJobStatus(Status):
     prediction: PredictionStatus | None = None
     """How fast the job is expected to be; of a job with pools."""
     cost: CostStatus | None = None
-    """What the nodes of the workers cost; of a job with pools that have prices."""
+    """What the nodes of the job cost; of a job with pools that have prices."""
     pool_usage: dict[str, PoolUsage] = Field(default_factory=dict, max_length=64)
     """What the job used and met in each pool. Only grows."""
     counted_until: datetime | None = None

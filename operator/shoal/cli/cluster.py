@@ -20,7 +20,8 @@ EXIT_CODES = {
     0: "done; of `wait` and `follow`: the job has succeeded",
     1: "the answer is no: the job failed, `doctor` found something broken",
     2: "the command line or the manifest is wrong, also where the API server refuses it; there is no such object",
-    3: "no answer: the API server, or the storage, is not reachable; of `plan`: no plan keeps the limits",
+    3: "of `plan`: no plan keeps the limits",
+    4: "no answer: the API server, or the storage, is not reachable",
     130: "interrupted by Ctrl-C",
 }
 """What the exit codes of `shoal` mean. docs/cli.md has the same table."""
@@ -46,7 +47,7 @@ def cluster_command(function: Command) -> Command:
         except (NotFound, Refused) as error:
             raise Exit(str(error), 2) from error
         except ClusterError as error:
-            raise Exit(str(error), 3) from error
+            raise Exit(str(error), 4) from error
         except TimeoutError as error:
             raise Exit(str(error), 1) from error
         except ShoalError as error:
@@ -93,7 +94,7 @@ def complete_job(ctx: click.Context, _parameter: click.Parameter, incomplete: st
             kubeconfig=ctx.params.get("kubeconfig"),
             context=ctx.params.get("context"),
         )
-        return [job.name for job in client.list() if job.name.startswith(incomplete)]
+        return [name for name in client.names() if name.startswith(incomplete)]
     except ShoalError:
         return []
 

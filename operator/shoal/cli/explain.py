@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from typing import TYPE_CHECKING
 
@@ -27,9 +26,12 @@ def explain(client: Client, *, name: str, output: Format) -> None:
 
     job = client.job(name)
     pods: list[Json] = []
-    with contextlib.suppress(ClusterError):
+    unread = ""
+    try:
         pods = job.pods()
-    findings = found_in(Seen(job.seen, pods))
+    except ClusterError as error:
+        unread = str(error)
+    findings = found_in(Seen(job.seen, pods, unread=unread))
     if output != "table":
         emit([dataclasses.asdict(each) for each in findings], output)
         return

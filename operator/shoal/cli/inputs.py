@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from shoal.api.speed_profile import SpeedProfile
     from shoal.cli.options import Files, Limits
     from shoal.client import Client
+    from shoal.sizing.fleet.problems import JobProblem
+    from shoal.sizing.fleet.values import FleetJob
     from shoal.sizing.plan.problem import Problem
     from shoal.sizing.simulate.traces import Trace
 
-__all__ = ["read_problem", "read_traces", "with_traces"]
+__all__ = ["read_offers", "read_planned", "read_problem", "read_traces", "with_traces"]
 
 T = TypeVar("T")
 
@@ -38,15 +40,29 @@ def read_problem(
 
     `job_deadline`: whether the deadline of the job counts.
     """
-    from shoal.sizing.plan.assemble import problem_of
-    from shoal.sizing.plan.manifests import profile_for, read_job, read_pools, read_profiles
+    _, one = read_planned(client, job, files, limits, job_deadline=job_deadline, max_servers=max_servers)
+    return one.problem
+
+
+def read_planned(
+    client: Client,
+    job: Path,
+    files: Files,
+    limits: Limits,
+    *,
+    job_deadline: bool = True,
+    max_servers: int | None = None,
+) -> tuple[FleetJob, JobProblem]:
+    """The same, and the job as the operator plans it."""
+    from shoal.sizing.plan.assemble import assembled
+    from shoal.sizing.plan.manifests import profile_for, read_job, read_profiles
 
     read = read_job(job)
     namespace = read.metadata.namespace or None
     profiles = read_profiles(files.profiles) if files.profiles else cluster_profiles(client, namespace)
     profile = profile_for(read, profiles, str(files.profiles or "the cluster"))
-    pools = read_pools(files.pools) if files.pools else cluster_pools(client)
-    problem = problem_of(
+    pools = read_offers(client, files)
+    planned, one = assembled(
         read,
         pools,
         profile,
@@ -59,7 +75,15 @@ def read_problem(
     )
     wishes: dict[str, Any] = {"prefer": limits.prefer, "confidence": limits.confidence}
     said = {name: value for name, value in wishes.items() if value is not None}
-    return dataclasses.replace(problem, objective=dataclasses.replace(problem.objective, **said))
+    objective = dataclasses.replace(one.problem.objective, **said)
+    return planned, dataclasses.replace(one, problem=dataclasses.replace(one.problem, objective=objective))
+
+
+def read_offers(client: Client, files: Files) -> Sequence[CapacityPool]:
+    """The CapacityPools of the files, or else of the cluster."""
+    from shoal.sizing.plan.manifests import read_pools
+
+    return read_pools(files.pools) if files.pools else cluster_pools(client)
 
 
 def cluster_pools(client: Client) -> Sequence[CapacityPool]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
 from shoal.cli.cluster import cluster_command, emit
-from shoal.cli.inputs import read_problem, with_traces
+from shoal.cli.inputs import read_offers, read_planned, with_traces
 from shoal.cli.options import (
     Files,
     Limits,
@@ -23,8 +24,9 @@ from shoal.errors import UsageError
 
 if TYPE_CHECKING:
     from shoal.client import Client
+    from shoal.sizing.fleet.problems import JobProblem
+    from shoal.sizing.fleet.values import FleetJob
     from shoal.sizing.plan.planner import Plan
-    from shoal.sizing.plan.problem import Problem
 
 __all__ = ["NO_PLAN", "plan", "show"]
 
@@ -59,28 +61,27 @@ def plan(
     """
     from shoal.sizing.plan import planner
 
-    problems = [
-        with_traces(read_problem(client, job, files, limits, max_servers=max_servers), traces)
-        for job in files.jobs
-    ]
-    if len(problems) > 1:
-        _show_together(files, problems, output)
+    read = [read_planned(client, job, files, limits, max_servers=max_servers) for job in files.jobs]
+    jobs = [(job, replace(one, problem=with_traces(one.problem, traces))) for job, one in read]
+    if len(jobs) > 1:
+        _show_together(client, files, jobs, output)
         return
-    show(planner.plan(problems[0]), output)
+    show(planner.plan(jobs[0][1].problem), output)
 
 
-def _show_together(files: Files, problems: Sequence[Problem], output: Output) -> None:
-    """Plan jobs that share the pools, those with the least slack first, and print all plans."""
+def _show_together(
+    client: Client, files: Files, asked: Sequence[tuple[FleetJob, JobProblem]], output: Output
+) -> None:
+    """Plan jobs that share the pools as the operator does, and print all plans."""
+    from shoal.sizing.fleet.planner import plan_problems
+    from shoal.sizing.fleet.resources import fleet_pool
     from shoal.sizing.plan.explain import explain, money
     from shoal.sizing.plan.manifests import read_job
-    from shoal.sizing.plan.together import Request, plan_together, slack_of
 
     if output.plot is not None:
         raise UsageError("--plot is for one job: give -f once, or leave --plot out")
     names = [read_job(path).metadata.name for path in files.jobs]
-    order = sorted(range(len(problems)), key=lambda i: slack_of(problems[i]))
-    planned = dict(zip(order, plan_together([Request(problems[i]) for i in order]), strict=True))
-    plans = [planned[i] for i in range(len(problems))]
+    plans = plan_problems([fleet_pool(pool) for pool in read_offers(client, files)], asked)
     cost = sum(plan.cost for plan in plans if any(plan.counts))
     reasons = [
         explain(plan, output.currency) if any(plan.counts) else "The other jobs leave no node for it."

@@ -40,11 +40,6 @@ MOST_SECONDS = 100 * 86400
 )
 @click.option("--workers", type=Count(1, 10_000), help="Workers at a time. Replaces the job's maxReplicas.")
 @click.option(
-    "--confidence",
-    type=float,
-    help="With which the policy shoal is to keep the deadline.  [default: whatever spot nodes do]",
-)
-@click.option(
     "--seed", type=int, default=0, show_default=True, help="Seed of the random offsets into the traces."
 )
 @output_options("Write workers over time, finish times and costs to this PNG file.")
@@ -58,7 +53,6 @@ def simulate(
     slack: float | None,
     deadline: int | None,
     workers: int | None,
-    confidence: float | None,
     seed: int,
     output: Output,
 ) -> None:
@@ -68,8 +62,6 @@ def simulate(
 
     if slack is not None and deadline is not None:
         raise UsageError("give --slack or --deadline, not both")
-    if confidence is not None and not 0.5 <= confidence < 1:
-        raise UsageError(f"--confidence must be at least 0.5 and below 1, not {confidence:g}")
     if len(files.jobs) > 1:
         raise UsageError("the simulation is of one job: give -f once")
     limits = Limits(deadline, None, None, None)
@@ -81,7 +73,7 @@ def simulate(
             "--slack or elasticity.objective.deadlineSeconds"
         )
     sources = read_traces([*traces, *more_traces])
-    _show(summary.run(scenario, sources, runs=runs, seed=seed, confidence=confidence), output)
+    _show(summary.run(scenario, sources, runs=runs, seed=seed), output)
 
 
 def _show(result: Result, output: Output) -> None:

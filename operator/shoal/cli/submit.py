@@ -5,6 +5,7 @@ The manifest is made by `shoal.client`; whether it is right says the API server,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import click
 from shoal.cli.cluster import cluster_command
 from shoal.cli.options import Command
 from shoal.cli.values import COUNT, SECONDS, Count
-from shoal.errors import Forbidden, NotFound, Unavailable, UsageError
+from shoal.errors import ClusterError, Forbidden, NotFound, Unavailable, UsageError
 from shoal_trainer.script import BATCH_SIZE, argument, target
 
 if TYPE_CHECKING:
@@ -25,7 +26,11 @@ MODES = {"min": "Min", "max": "Max"}
 
 _OPTIONS = (
     click.option(
-        "--image", metavar="IMAGE", help="Of the workers. Default: the operator's, Keras without your packages."
+        "--image", metavar="IMAGE", help="Of the workers. Default: the operator's, Keras for CPUs, nothing of yours."
+    ),
+    click.option(
+        "--template", metavar="FILE",
+        help="A pod template (YAML) with what has no option: service account, env, resources. Of both roles.",
     ),
     click.option("--max-workers", type=Count(1, 1000), metavar="N", help="Upper limit of workers."),
     click.option("--accelerator", metavar="NAME", help='Run on the CapacityPools with it, such as "L4".'),
@@ -130,14 +135,15 @@ def submit(client: Client, *, dry_run: bool, follow: bool, **given: Any) -> None
 @click.option("--name", metavar="NAME", help="Of the job. Default: the file's.")
 @cluster_command
 def init(client: Client, *, file: str, name: str | None, storage: str, **given: Any) -> None:
-    """Print a first manifest for a Keras script: the job, its code, and a volume claim if it needs one.
+    """Print a first manifest for a Keras script: the job, its code, and its volume claim where that is missing.
 
     It is `shoal submit --dry-run` with other defaults.
     """
     name = name or Path(file.partition(":")[0]).stem.replace("_", "-").lower()
     made = client.prepare(file, **arguments(given | {"name": name, "storage": storage}))
     volume = None
-    if claim := (made.job["spec"]["storage"].get("volumeClaim") or {}).get("name"):
+    claim = (made.job["spec"]["storage"].get("volumeClaim") or {}).get("name")
+    if claim and claim not in _claims(client):
         spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "5Gi"}}}
         volume = {
             "apiVersion": "v1",
@@ -146,6 +152,14 @@ def init(client: Client, *, file: str, name: str | None, storage: str, **given: 
             "spec": spec,
         }
     _print(client, made, volume)
+
+
+def _claims(client: Client) -> Sequence[str]:
+    """The volume claims of the namespace; none where they cannot be read."""
+    try:
+        return client.claims()
+    except ClusterError:
+        return ()
 
 
 def _print(client: Client, made: Manifests, volume: Json | None = None) -> None:

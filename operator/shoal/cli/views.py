@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from shoal.cli import plots
+from shoal.cli.cluster import console as wide_console
 from shoal.sizing.plan.explain import duration, fleet, money
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ MOST_ROWS = 12
 
 def show_plan(plan: Plan, reason: str, currency: str) -> None:
     """Print the reason, the pools, the Pareto front as a table and as a plot."""
-    console = Console()
+    console = wide_console()
     for sentence in reason.split(". "):
         console.print(sentence.rstrip(".") + ".", highlight=False, markup=False, soft_wrap=True)
     table = Table(title="Workers per pool", title_justify="left")
@@ -63,7 +63,7 @@ def show_plan(plan: Plan, reason: str, currency: str) -> None:
 
 def show_simulation(result: Result, reason: str, currency: str) -> None:
     """Print the reason, the policies in a table, and the workers over time."""
-    console = Console()
+    console = wide_console()
     console.print(reason, highlight=False, markup=False, soft_wrap=True)
     table = Table(
         title=f"{result.runs:,} runs, deadline {duration(result.scenario.deadline)}",

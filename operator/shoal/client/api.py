@@ -5,9 +5,7 @@ The official client is imported when it is first used: what needs no cluster nei
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +14,7 @@ from pydantic import ValidationError
 from shoal import __version__
 from shoal.api.base import API_VERSION, Resource
 from shoal.api.mistakes import mistakes
+from shoal.client.connect import configuration, short
 from shoal.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable, UsageError
 
 if TYPE_CHECKING:
@@ -46,51 +45,27 @@ class Api:
             Unavailable: neither is there, the context does not exist, or the login fails.
             UsageError: the packages for it are not installed.
         """
-        try:
-            import yaml
-            from kubernetes import client, config
-        except ImportError as error:
-            raise UsageError(
-                f"a cluster needs more packages ({error}): pip install '.[client]' in a checkout of Shoal"
-            ) from error
-        configuration = client.Configuration()
-        try:
-            with _logged() as words:
-                config.load_config(
-                    config_file=kubeconfig, context=context, client_configuration=configuration
-                )
-        except (config.ConfigException, OSError, TypeError, yaml.YAMLError) as error:
-            known = [each["name"] for each in _contexts(kubeconfig)[0]]
-            if context and known and context not in known:
-                raise Unavailable(
-                    f"the kubeconfig has no context {context!r}: it has {', '.join(known)}"
-                ) from error
-            raise Unavailable(
-                f"no cluster to talk to ({_short(error).rstrip('.')}). Make `kubectl get nodes` work, or set "
-                "KUBECONFIG."
-            ) from error
-        if words and not (configuration.api_key or configuration.cert_file or configuration.username):
-            raise Unavailable(
-                f"the kubeconfig's credentials cannot be had: {words[0]}. Log in, so that `kubectl get nodes` works."
-            )
-        configuration.retries = False
-        found = namespace or _namespace(kubeconfig, context) or "default"
-        return cls(client.ApiClient(configuration), found)
+        found, of_it = configuration(kubeconfig, context)
+        from kubernetes import client
+
+        found.retries = False
+        return cls(client.ApiClient(found), namespace or of_it or "default")
 
     def get(self, path: str, **query: str) -> Json:
         """GET one object or a list. Raises NotFound."""
         return self._json("GET", path, query=query)
 
     def list(self, path: str, **query: str) -> list[Json]:
-        """The items of a list, asked in pages."""
+        """The items of a list, asked in pages. `resourceVersion="0"`: from the API server's memory, which is cheap."""
         found: list[Json] = []
-        more = {"limit": str(PAGE)}
-        while more:
-            page = self.get(path, **query, **more)
+        page = self.get(path, **query, limit=str(PAGE))
+        query.pop("resourceVersion", None)  # that of the pages that follow is in `continue`
+        while True:
             found += page.get("items") or []
             go_on = (page.get("metadata") or {}).get("continue")
-            more = {"limit": str(PAGE), "continue": go_on} if go_on else {}
-        return found
+            if not go_on:
+                return found
+            page = self.get(path, **query, limit=str(PAGE), **{"continue": go_on})
 
     def create(self, path: str, body: Json, *, dry_run: bool = False) -> Json:
         """POST an object; unknown fields are refused. Raises Refused with the server's words."""
@@ -166,7 +141,7 @@ class Api:
             answer = self._api.call_api(*serialized, _request_timeout=timeout)
         except (urllib3.exceptions.HTTPError, OSError, ApiException) as error:
             raise Unavailable(
-                f"the API server does not answer: {_short(error)}. Does `kubectl get nodes` work? --context and "
+                f"the API server does not answer: {short(error)}. Does `kubectl get nodes` work? --context and "
                 "KUBECONFIG choose another cluster."
             ) from error
         if answer.status >= 300:
@@ -184,7 +159,8 @@ def read_as(kind: type[Kind], manifest: Json) -> Kind:
         return kind.model_validate(manifest, extra="ignore")
     except ValidationError as error:
         found = "; ".join(mistakes(error, kind))
-        name = manifest.get("metadata", {}).get("name", "")
+        metadata = manifest.get("metadata", {})
+        name = "/".join(metadata[part] for part in ("namespace", "name") if metadata.get(part))
         raise UsageError(
             f"shoal {__version__} cannot read {kind.PLURAL} {name}: {found}. Is the cluster's Shoal newer? "
             "Upgrade this one"
@@ -221,41 +197,3 @@ def refusal(status: int, body: bytes, path: str) -> ClusterError:
             f"{words}. A namespace's role edit includes its jobs; `kubectl auth whoami` shows who you are"
         )
     return Unavailable(f"the API server answered {status}: {words}")
-
-
-@contextlib.contextmanager
-def _logged() -> Iterator[list[str]]:
-    """What the official client logs, in one line each. A credential plugin that fails is logged, not raised."""
-    words: list[str] = []
-    handler = logging.Handler(logging.ERROR)
-    handler.emit = lambda record: words.append(" ".join(record.getMessage().split())[:300])  # type: ignore[method-assign]
-    logger = logging.getLogger()
-    logger.addHandler(handler)
-    try:
-        yield words
-    finally:
-        logger.removeHandler(handler)
-
-
-def _namespace(kubeconfig: str | None, context: str | None) -> str | None:
-    """The namespace of the kubeconfig's context."""
-    contexts, active = _contexts(kubeconfig)
-    chosen = next((each for each in contexts if each["name"] == context), None) if context else active
-    return ((chosen or {}).get("context") or {}).get("namespace")
-
-
-def _contexts(kubeconfig: str | None) -> tuple[list[Json], Json | None]:
-    """The contexts of the kubeconfig, and the current one; none where it cannot be read."""
-    import yaml
-    from kubernetes import config
-
-    try:
-        contexts, active = config.list_kube_config_contexts(config_file=kubeconfig)
-    except (config.ConfigException, OSError, TypeError, yaml.YAMLError):
-        return [], None
-    return contexts, active
-
-
-def _short(error: BaseException) -> str:
-    reason = getattr(error, "reason", None)
-    return " ".join(str(reason or error).split())[:300]

@@ -63,7 +63,7 @@ class Cluster:
     """The Leases that were seen to be renewed. How old a renewal is, says the holder's clock only."""
     nodes: Sequence[Json] | None = None
     pools: Sequence[Json] | None = None
-    jobs: Sequence[Json] = ()
+    jobs: Sequence[Json] | None = ()
     classes: Sequence[Json] | None = None
 
 
@@ -110,8 +110,7 @@ def read(api: Api, *, pause: Callable[[float], None] = time.sleep) -> Cluster:
         renewed=renewed,
         nodes=allowed(lambda: api.list("/api/v1/nodes")),
         pools=allowed(lambda: api.list(f"/apis/{GROUP}/{VERSION}/capacitypools")),
-        jobs=allowed(lambda: api.list(f"/apis/{GROUP}/{VERSION}/namespaces/{api.namespace}/trainingjobs"))
-        or [],
+        jobs=allowed(lambda: api.list(f"/apis/{GROUP}/{VERSION}/namespaces/{api.namespace}/trainingjobs")),
         classes=allowed(lambda: api.list("/apis/storage.k8s.io/v1/storageclasses")),
     )
 
@@ -186,6 +185,8 @@ def _scope(deployment: Json) -> str:
 
 def _lease(cluster: Cluster, deployment: Json) -> Iterator[Check]:
     name, where = _name({"metadata": deployment}), f"kubectl -n {deployment['namespace']}"
+    if cluster.leases is None:
+        yield Check("leader", "unknown", "you may not read Leases of all namespaces")
     for each in cluster.leases or ():
         if _name(each) != name:
             continue
@@ -292,7 +293,10 @@ def _sizers(cluster: Cluster) -> Iterator[Check]:
         if (pool["spec"].get("scaling") or {}).get("mode") in SIZED
     ]
     ready = any(each.get("status", {}).get("readyReplicas") for each in cluster.sizers or ())
-    if left and cluster.sizers is not None and not ready:
+    if left and cluster.sizers is None:
+        yield Check("pools", "unknown", f"who sizes {', '.join(left[:5])}: you may not read Deployments of all "
+                                        "namespaces")  # fmt: skip
+    elif left and not ready:
         yield Check("pools", "warning", f"nobody sizes {', '.join(left[:5])}: no shoal-pools is ready",
                     "helm upgrade … --set pools.enabled=true, or set scaling.mode to Pods "
                     "(docs/pools.md)")  # fmt: skip
@@ -300,6 +304,7 @@ def _sizers(cluster: Cluster) -> Iterator[Check]:
 
 def _storage(cluster: Cluster) -> Iterator[Check]:
     if cluster.classes is None:
+        yield Check("storage", "unknown", "you may not read StorageClasses")
         return
     default = [
         each["metadata"]["name"]
@@ -315,7 +320,9 @@ def _storage(cluster: Cluster) -> Iterator[Check]:
 
 
 def _coordinators(cluster: Cluster) -> Iterator[Check]:
-    for job in cluster.jobs:
+    if cluster.jobs is None:
+        yield Check("coordinators", "unknown", f"you may not read TrainingJobs in {cluster.namespace}")
+    for job in cluster.jobs or ():
         status = job.get("status") or {}
         if status.get("phase") != "Running" or not (status.get("workers") or {}).get("ready"):
             continue

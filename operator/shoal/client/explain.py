@@ -6,6 +6,7 @@ Each rule is a function of what was read that yields findings; the list of rules
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -40,6 +41,8 @@ class Seen:
     job: TrainingJob
     pods: Sequence[Mapping[str, Any]] = ()
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
+    unread: str = ""
+    """Why the pods could not be read, if so."""
 
 
 def explain(seen: Seen) -> list[Finding]:
@@ -81,6 +84,8 @@ def _conditions(seen: Seen) -> Iterator[Finding]:
             continue  # a failed job is stalled for the same reason
         stopped = kind in {"Failed", "Stalled"}
         help_ = remedies().get(condition.reason, f"docs/reasons.md has the reason {condition.reason}")
+        if kind == "Failed" and status.last_failure:
+            help_ = help_.replace("--slot N", _slot(status.last_failure.pod))
         if kind == "Degraded" and condition.reason in PASSES:
             help_ += "; or wait: it may pass by itself"
         if "persistentvolumeclaim" in condition.message.lower():  # the message says what to do
@@ -88,6 +93,14 @@ def _conditions(seen: Seen) -> Iterator[Finding]:
         yield Finding(
             "stopped" if stopped else "waiting", f"{kind}, {condition.reason}: {condition.message}", help_
         )
+
+
+def _slot(pod: str) -> str:
+    """The options of `shoal logs` for a pod. Of a job that has failed, it is the newest of its slot."""
+    found = re.search(r"-(worker|ps)-(\d+)-\d+$", pod)
+    if found is None:
+        return "--slot N"
+    return f"--slot {found[2]}" + (" --ps" if found[1] == "ps" else "")
 
 
 def _queued(seen: Seen) -> Iterator[Finding]:
@@ -128,6 +141,8 @@ def remedies() -> dict[str, str]:
 
 def _pending(seen: Seen) -> Iterator[Finding]:
     waiting: dict[str, list[str]] = {}
+    if seen.unread and seen.job.status.phase in {"", "Pending", "Starting"}:
+        yield Finding("waiting", f"its pods cannot be read, which would say why it waits: {seen.unread}")
     for pod in seen.pods:
         if pod.get("status", {}).get("phase") != "Pending":
             continue
@@ -153,14 +168,22 @@ def _why_pending(pod: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _pending_help(words: str) -> str:
+    if keys := set(re.findall(r"untolerated taint \{([^:= }]+)", words)):
+        if not (own := sorted(each for each in keys if not each.startswith("node.kubernetes.io/"))):
+            return "the nodes are away, full, or cordoned: kubectl describe node says why"
+        tainted = f"the free nodes are tainted: add tolerations to the template: {', '.join(own)}"
+    else:
+        tainted = "the free nodes are tainted: add tolerations to the template"
     hints = {
         "nsufficient nvidia.com/gpu": "all GPUs are taken, or no node has any: add nodes, or lower workers.replicas",
         "nsufficient": "the nodes are full: add nodes, lower the requests in the template, or lower workers.replicas",
         "unbound immediate": "the claim has no volume: kubectl describe pvc says why; where no StorageClass is the "
         "default, it has to name one",
+        "volume node affinity": "its volume is in another zone than the free nodes: add a node there, or take a "
+        "StorageClass with volumeBindingMode WaitForFirstConsumer, or a bucket",
         "affinity": "no node has the labels: workers.capacity and workers.pools say which are wanted (Any: "
         "every node)",
-        "taint": "the free nodes are tainted: add tolerations to the template",
+        "taint": tainted,
         "PodScheduling": "a scheduling gate holds the pod, such as a queue's: it is released when the queue admits it",
         "mage": "correct the image in the template, or name imagePullSecrets there",
     }

@@ -80,11 +80,14 @@ class Job:
         )
 
     def events(self) -> list[Json]:
-        """The events about it and its pods that Kubernetes still has (an hour by default), oldest first."""
+        """The events about it, and what went wrong with its pods, as far as Kubernetes still has them; oldest first.
+
+        That is an hour by default. What goes well with pods is not asked for: a namespace has thousands of these.
+        """
         path = f"/api/v1/namespaces/{self.namespace}/events"
         about_it = f"involvedObject.kind=TrainingJob,involvedObject.name={self.name}"
         mine = self._api.list(path, fieldSelector=about_it)
-        pods = self._api.list(path, fieldSelector="involvedObject.kind=Pod")
+        pods = self._api.list(path, fieldSelector="involvedObject.kind=Pod,type!=Normal")
         mine += [each for each in pods if _is_pod_of(each["involvedObject"]["name"], self.name)]
         return sorted(mine, key=lambda each: each.get("lastTimestamp") or each.get("eventTime") or "")
 
@@ -154,7 +157,10 @@ class Job:
         raise TimeoutError(f"{self.name} is {now} after {timeout:g} s; shoal explain {self.name} says why")
 
     def follow(self) -> TrainingJobStatus:
-        """Show a live table until the job is finished; Ctrl-C stops the table, not the job."""
+        """Show a live table until the job is finished; Ctrl-C stops the table, not the job.
+
+        In a notebook the cell then ends as usual; elsewhere KeyboardInterrupt is raised.
+        """
         from rich.live import Live
 
         from shoal.client.view import follow_view, one_line, plain_console
@@ -172,7 +178,8 @@ class Job:
                 for job in self.watch():
                     live.update(follow_view(job))
             except KeyboardInterrupt:
-                pass
+                if not console.is_jupyter:
+                    raise
         return self.seen.status
 
     def logs(

@@ -26,9 +26,11 @@ def download(uri: str, target: Path, job: Job) -> Path:
 
     if urlsplit(uri).scheme in {"", "file"} and not Path(urlsplit(uri).path).is_dir():
         raise UsageError(in_volume(uri, job))
-    target.mkdir(parents=True, exist_ok=True)
     with reached(uri, "read"):
         filesystem, path = fsspec.core.url_to_fs(uri)
+        if not filesystem.find(path):
+            raise FileNotFoundError("there is no file")
+        target.mkdir(parents=True, exist_ok=True)
         filesystem.get(path.rstrip("/") + "/", str(target) + "/", recursive=True)
     return target
 
@@ -72,6 +74,7 @@ def in_volume(uri: str, job: Job) -> str:
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }
     spec = {
+        **_pull_secrets(job),
         "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": claim}}],
         "securityContext": {
             "runAsNonRoot": True,
@@ -89,8 +92,17 @@ def in_volume(uri: str, job: Job) -> str:
     )
 
 
+def _template(job: Job) -> dict[str, Any]:
+    return (job.seen.spec.workers.template or {}).get("spec") or {}
+
+
+def _pull_secrets(job: Job) -> dict[str, Any]:
+    """Those of the job's workers, whose image it is."""
+    return {key: value for key, value in _template(job).items() if key == "imagePullSecrets"}
+
+
 def _image(job: Job) -> str:
     """That of the job's workers: it is on the nodes."""
-    containers = ((job.seen.spec.workers.template or {}).get("spec") or {}).get("containers") or ()
+    containers = _template(job).get("containers") or ()
     named = next((each.get("image") for each in containers if each["name"] == "worker"), None)
     return named or (job.seen.status.images.worker if job.seen.status.images else "busybox")

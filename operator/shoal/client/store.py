@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from shoal.errors import Unavailable, UsageError
 from shoal_trainer.contract import code_name
 
+EXTRAS = ("s3", "gs")
+"""The schemes for which there is an extra of this name."""
+
 
 @contextlib.contextmanager
 def reached(uri: str, doing: str) -> Iterator[None]:
@@ -16,7 +19,12 @@ def reached(uri: str, doing: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise UsageError(f"the storage {uri} needs another package: {error}") from error
+        extra = (
+            f": pip install '.[{scheme}]' in a checkout"
+            if (scheme := uri.partition("://")[0]) in EXTRAS
+            else ""
+        )
+        raise UsageError(f"the storage {uri} needs another package ({error}){extra}") from error
     except Exception as error:  # each store raises its own classes
         raise Unavailable(f"cannot {doing} {uri}: {type(error).__name__}: {error}") from error
 

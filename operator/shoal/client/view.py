@@ -37,8 +37,8 @@ def job_table(jobs: Iterable[TrainingJob], *, namespaces: bool = False, now: dat
     now = now or datetime.now(UTC)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     heads = [*(["NAMESPACE"] if namespaces else []), "NAME", "PHASE", "WORKERS", "SAMPLES/S", "LOSS", "DONE", "LEFT",
-             "LOST", "COST", "AGE", "REASON"]  # fmt: skip
-    numbers = {"SAMPLES/S", "LOSS", "DONE", "LEFT", "LOST", "COST"}
+             "DISRUPTIONS", "COST", "AGE", "REASON"]  # fmt: skip
+    numbers = {"SAMPLES/S", "LOSS", "DONE", "LEFT", "DISRUPTIONS", "COST"}
     for head in heads:
         table.add_column(head, justify="right" if head in numbers else "left", no_wrap=head != "REASON")
     for job in jobs:
@@ -53,7 +53,7 @@ def job_table(jobs: Iterable[TrainingJob], *, namespaces: bool = False, now: dat
             decimal(status.training.loss, 4),
             percent(status.training.progress_percent),
             "-" if over else duration(status.training.remaining_seconds),
-            str(status.restarts.disruptions + status.parameter_servers.restarts),
+            str(status.restarts.disruptions),
             decimal(status.cost.accumulated, 2) if status.cost else "-",
             age(job.metadata.creation_timestamp, now),
             why(status, now, short=True),

@@ -141,8 +141,10 @@ class Cache(Generic[T]):
         return uid in self._unread
 
     def has_seen(self, uid: str, at: int) -> bool:
-        """Whether the object is known as it was at this resource version, or later, or as deleted."""
+        """Whether the object is known as it was at this resource version, or later, or as deleted or unreadable."""
         known = self._by_uid.get(uid)
+        if self._unread.get(uid, -1) >= at:
+            return True
         return version(known) >= at if known is not None else self._deleted.get(uid, -1) >= at
 
     def drop(self, uid: str, at: float = math.inf) -> None:

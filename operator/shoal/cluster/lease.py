@@ -20,9 +20,10 @@ import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
+from shoal.cluster.clock import loop_time, utc_now
 from shoal.cluster.own_thread import Runs, here
 from shoal.cluster.transport import JSON, JSON_PATCH, Answer, Transport
 from shoal.errors import LeaseLost, Unavailable
@@ -63,7 +64,7 @@ class Lease:
         name: str,
         identity: str,
         times: LeaseTimes = LeaseTimes(),
-        wall: Callable[[], datetime] = lambda: datetime.now(UTC),
+        wall: Callable[[], datetime] = utc_now,
         runs: Runs = here,
         on_renewed: Callable[[float], None] = lambda _seconds: None,
     ) -> None:
@@ -88,7 +89,7 @@ class Lease:
     @property
     def held(self) -> bool:
         """Whether writes may be sent now."""
-        return self._renewed_at is not None and self._now() < self._renewed_at + self._times.renew_deadline
+        return self._renewed_at is not None and loop_time() < self._renewed_at + self._times.renew_deadline
 
     def seconds_left(self) -> float:
         """How long writes may still be sent.
@@ -97,7 +98,7 @@ class Lease:
             LeaseLost: they may not be sent any more.
         """
         left = (
-            0.0 if self._renewed_at is None else self._renewed_at + self._times.renew_deadline - self._now()
+            0.0 if self._renewed_at is None else self._renewed_at + self._times.renew_deadline - loop_time()
         )
         if left <= 0:
             raise LeaseLost(f"{self.identity} does not hold Lease {self._name}: the request is not sent")
@@ -105,7 +106,7 @@ class Lease:
 
     def beat(self) -> None:
         """Show that the process is alive. Once it has, it must again and again while it keeps the Lease."""
-        self._beat_at = self._now()
+        self._beat_at = loop_time()
 
     async def acquire(self) -> None:
         """Wait until the Lease is held."""
@@ -149,7 +150,7 @@ class Lease:
 
     async def _renew(self) -> None:
         self._unanswered += 1
-        began = self._now()
+        began = loop_time()
         try:
             answer = await self._send("PATCH", self._path, self._renewal(), JSON_PATCH)
             if answer.status not in _NOT_OURS:
@@ -157,14 +158,14 @@ class Lease:
             elif not await self._try():
                 self._renewed_at = None
                 raise LeaseLost(f"another process holds Lease {self._name}")
-            self._on_renewed(self._now() - began)
+            self._on_renewed(loop_time() - began)
         except (Unavailable, TimeoutError) as error:
             logger.warning("%s", error)
         finally:
             self._unanswered -= 1
 
     def _check_beat(self) -> None:
-        if self._beat_at is not None and (still := self._now() - self._beat_at) > self._times.stalled:
+        if self._beat_at is not None and (still := loop_time() - self._beat_at) > self._times.stalled:
             self._renewed_at = None
             words = f"{self.identity} stands still since {still:.0f} s: Lease {self._name} is left to another"
             raise LeaseLost(words)
@@ -173,7 +174,7 @@ class Lease:
         # A leader that stops releases the Lease: nobody leads for less than this, and the lists of the next one. To
         # look costs a GET, and twice as often as a leader renews leaves the lists a second on a machine that is busy.
         pause = self._times.retry_period * random.uniform(0.4, 0.6)
-        left = self._free_at - self._now()
+        left = self._free_at - loop_time()
         return min(pause, left + RANDOM_START * random.random()) if left > 0 else pause
 
     async def _release(self) -> None:
@@ -190,7 +191,7 @@ class Lease:
 
     async def _try(self) -> bool:
         """Try once to take or renew the Lease; whether it is held."""
-        began = self._now()
+        began = loop_time()
         lease = await self._read()
         if lease is None:
             body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self._name}}
@@ -211,8 +212,8 @@ class Lease:
             return True
         if version != self._seen:  # not renewTime, which depends on the holder's clock
             duration = float(spec.get("leaseDurationSeconds") or self._times.duration)
-            self._seen, self._free_at = version, self._now() + duration
-        return self._now() >= self._free_at
+            self._seen, self._free_at = version, loop_time() + duration
+        return loop_time() >= self._free_at
 
     def _since_renewal(self, spec: dict[str, Any]) -> float:
         """Only a hint, since it compares the clocks of two machines."""
@@ -268,7 +269,3 @@ class Lease:
     def _timeout(self) -> float:
         """Of a renewal: as long as its answer is of use, since others are sent beside it."""
         return self._times.renew_deadline / (1 if self.held else 2)
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()

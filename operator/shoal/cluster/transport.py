@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict, Unpack
 
-from shoal.errors import Unavailable
+from shoal.errors import LeaseLost, Unavailable
 
 JSON = "application/json"
 JSON_PATCH = "application/json-patch+json"
@@ -109,8 +110,8 @@ class Wrapper:
 class Fenced(Wrapper):
     """A transport whose writes end before the Lease does, so that none reaches the server after it.
 
-    `seconds_left` raises `LeaseLost` once writes may not be sent; a write that waits for a connection, or for its
-    answer, is given up when the seconds are over.
+    `seconds_left` raises `LeaseLost` once writes may not be sent. A write that waits for a connection, or for its
+    answer, is given up when the seconds are over and the Lease was not renewed meanwhile.
     """
 
     def __init__(self, inner: Transport, seconds_left: Callable[[], float]) -> None:
@@ -119,6 +120,23 @@ class Fenced(Wrapper):
 
     async def request(self, method: str, path: str, **options: Unpack[Options]) -> Answer:
         """See `Transport`. For a write, raises what `seconds_left` raises."""
-        if method != "GET":
-            options["timeout"] = min(options.get("timeout", TIMEOUT_SECONDS), self._seconds_left())
-        return await super().request(method, path, **options)
+        if method == "GET":
+            return await super().request(method, path, **options)
+        left, loop = self._seconds_left(), asyncio.get_running_loop()
+        watch: asyncio.TimerHandle
+
+        def look() -> None:
+            nonlocal watch
+            try:
+                watch = loop.call_later(self._seconds_left(), look)
+            except LeaseLost:
+                limit.reschedule(loop.time())
+
+        watch = loop.call_later(left, look)
+        try:
+            async with asyncio.timeout(None) as limit:
+                return await super().request(method, path, **options)
+        except TimeoutError:
+            raise Unavailable(f"{method} {path}: the Lease was lost meanwhile") from None
+        finally:
+            watch.cancel()

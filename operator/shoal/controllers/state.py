@@ -23,6 +23,7 @@ from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
 from shoal.cluster.reflector import Source
+from shoal.manifests.names import pod_name
 from shoal.manifests.platforms import Platform, detect
 from shoal.policy.facts.blip import silent_since
 from shoal.policy.facts.signals import pod_disruption
@@ -79,9 +80,27 @@ def _job_of(owned: Owned) -> Key | None:
     return (owned.metadata.namespace, name) if name else None
 
 
+def _jobs_of(old: Owned | None, new: Owned | None) -> set[Key]:
+    """The job of an object, and the one that it was of."""
+    return {key for each in (old, new) if each is not None and (key := _job_of(each)) is not None}
+
+
+def run_of(pod: Pod) -> tuple[Key, str] | None:
+    """The job that a pod is of, and the uid of its run: its labels, its owner and its name agree."""
+    key, uid, place = _job_of(pod), pod.metadata.controller_uid, pod.place
+    if key is None or not uid or place is None or pod.metadata.name != pod_name(key[1], place):
+        return None
+    return key, uid
+
+
+def is_worker(pod: Pod) -> bool:
+    """Whether a pod is a worker's."""
+    return pod.place is not None and pod.place.role == "worker"
+
+
 def _awaited_pool(pod: Pod) -> str | None:
-    """The pool of which a pod waits for a node."""
-    return None if pod.spec.node_name or pod.ended or pod.queued else pod.metadata.labels.get(POOL)
+    """The pool of which a pod waits for a node, if that has none."""
+    return pod.metadata.labels.get(POOL) if pod.waits_for_node(there_are=False) else None
 
 
 def _described(profile: SpeedProfile) -> Hashable | None:
@@ -103,9 +122,10 @@ class ClusterState:
             self._pod_changed,
             {
                 "job": _job_of,
-                "run": lambda pod: (_job_of(pod), pod.metadata.controller_uid),
+                "run": run_of,
                 "node": lambda pod: pod.spec.node_name,
                 "host": lambda pod: None if pod.ended else pod.spec.node_name,
+                "worker's host": lambda pod: None if pod.ended or not is_worker(pod) else pod.spec.node_name,
                 "waiting": _awaited_pool,
             },
         )
@@ -184,18 +204,18 @@ class ClusterState:
         return name in self._deleted_nodes
 
     def _pod_changed(self, old: Pod | None, new: Pod | None, ours: bool) -> None:
-        seen = new or old
         owner = old.metadata.controller_uid if old is not None and new is None else None
         # One that announced nothing may have lost its label, and run on: the API server is asked.
         if old is not None and owner and _is_leaving(old) and self.jobs.by_uid(owner) is not None:
             gone = self._deleted_pods.setdefault(owner, {})
             _remember(gone, old.metadata.name, pod_disruption(old) or "")
-        if seen is not None and not ours and (key := _job_of(seen)) is not None:
-            self._wakes.jobs(key, Priority.URGENT if new is None or _is_leaving(new) else Priority.NORMAL)
+        if not ours:
+            priority = Priority.URGENT if new is None or _is_leaving(new) else Priority.NORMAL
+            for key in _jobs_of(old, new):
+                self._wakes.jobs(key, priority)
 
     def _owned_changed(self, old: Owned | None, new: Owned | None, ours: bool) -> None:
-        seen = new or old
-        if seen is not None and not ours and (key := _job_of(seen)) is not None:
+        for key in () if ours else _jobs_of(old, new):
             self._wakes.jobs(key, Priority.NORMAL)
 
     def _flavor_changed(self, old: ResourceFlavor | None, new: ResourceFlavor | None, _ours: bool) -> None:

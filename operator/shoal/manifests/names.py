@@ -7,7 +7,7 @@ import json
 import re
 from datetime import datetime
 
-from shoal.api.labels import INCARNATION, INDEX, JOB, JOB_UID, POOL, ROLE, TEMPLATE, Place
+from shoal.api.labels import INCARNATION, INDEX, JOB, JOB_UID, POOL, ROLE, SHARDS, TEMPLATE, Place
 from shoal.api.roles import ParameterServers, Workers
 from shoal.api.training_job import TrainingJob
 
@@ -134,6 +134,7 @@ def place_labels(job: TrainingJob, place: Place, pool: str = "") -> dict[str, st
         INDEX: str(place.index),
         INCARNATION: str(place.incarnation),
         TEMPLATE: role.template_digest,
+        **({SHARDS: str(job.spec.parameter_servers.replicas)} if place.role == "ps" else {}),
         **({POOL: pool} if pool else {}),
     }
 

@@ -115,6 +115,13 @@ def node_selector(where: Where) -> dict[str, str]:
     return dict(where.pool.spec.node_selector) if where.pool else {}
 
 
+def keys_of_nodes(affinity: Mapping[str, Any] | None) -> set[str]:
+    """The labels that an affinity requires something of."""
+    required = ((affinity or {}).get("nodeAffinity") or {}).get(_HARD) or {}
+    terms = required.get("nodeSelectorTerms") or ()
+    return {each["key"] for term in terms for each in term.get("matchExpressions") or ()}
+
+
 def tolerations(where: Where, platform: Platform, *, gpu: bool) -> list[dict[str, Any]]:
     """The tolerations of a pod. `gpu`: whether it requests one."""
     tolerated: list[dict[str, Any]] = [

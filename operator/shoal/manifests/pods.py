@@ -15,7 +15,15 @@ from shoal.api.training_job import TrainingJob
 from shoal.manifests import names
 from shoal.manifests.merge import merge
 from shoal.manifests.objects import PORTS, Manifest, owner
-from shoal.manifests.placement import Assigned, Where, affinity, default_where, node_selector, tolerations
+from shoal.manifests.placement import (
+    Assigned,
+    Where,
+    affinity,
+    default_where,
+    keys_of_nodes,
+    node_selector,
+    tolerations,
+)
 from shoal.manifests.platforms import GENERIC, Platform
 from shoal.manifests.runtime_config import NODE_NAME_ENV, POD_IP_ENV, ConfigTemplate
 from shoal_trainer.contract import ACCELERATORS_ENV, CODE_DIR, CONFIG_ENV, DATA_PORT, SECRET_DIR, STORAGE_DIR
@@ -23,6 +31,7 @@ from shoal_trainer.contract import ACCELERATORS_ENV, CODE_DIR, CONFIG_ENV, DATA_
 USER = 65532
 GRACE_SECONDS = {"worker": 20, "ps": 60}
 """A worker finishes its step and pushes within the notice of a spot node. A server takes a final snapshot."""
+KUBERNETES_GRACE_SECONDS = 30
 RESTARTS = {"worker": "Never", "ps": "OnFailure"}
 QUEUE = "kueue.x-k8s.io/queue-name"
 POD_GROUP = "scheduling.x-k8s.io/pod-group"
@@ -116,8 +125,13 @@ class PodFactory:
             template = _template(self._job, place.role)
             defaults = _defaults(self._job, place, self._images, where, self._platform)
             merged = merge(defaults, {k: v for k, v in template.items() if v is not None})
+            # A null removes what Shoal sets: these two are then as Kubernetes has them, or as they were.
+            merged["spec"].setdefault("terminationGracePeriodSeconds", KUBERNETES_GRACE_SECONDS)
+            merged["spec"].setdefault("containers", defaults["spec"]["containers"])
             given = merged["spec"].get("nodeSelector") or {}
-            selector = {**self._images.node_selector, **node_selector(where), **given}
+            said = keys_of_nodes(merged["spec"].get("affinity"))
+            ours = {key: value for key, value in self._images.node_selector.items() if key not in said}
+            selector = {**ours, **node_selector(where), **given}
             if selector:
                 merged["spec"]["nodeSelector"] = selector
             self._merged[key] = merged

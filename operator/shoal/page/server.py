@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from shoal.api.training_job import TrainingJob
 from shoal.page.memory import Memory
 from shoal.page.view import Json, detail, overview
 
+log = logging.getLogger(__name__)
+
 STATIC = Path(__file__).with_name("static")
 FILES = {"/": ("index.html", "text/html"), "/app.js": ("app.js", "text/javascript"),
          "/draw.js": ("draw.js", "text/javascript"), "/style.css": ("style.css", "text/css")}  # fmt: skip
@@ -34,10 +37,12 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 LOOK_SECONDS = 2.0
+LONGEST_PAUSE = 30.0
+"""Seconds between two looks, however much one costs: the page says that it hears nothing after twice as many."""
 SHARE = 0.1
 """Of the event loop's time, for looking and for making what is sent."""
 QUIET_SECONDS = 15.0
-"""A stream without changes says so this often, so that proxies keep it open."""
+"""A stream without changes says so this often, which keeps proxies open and tells the page that it is up to date."""
 STREAMS = 100
 CLOCK = frozenset({"now", "finish"})
 """What changes with the time alone."""
@@ -90,7 +95,8 @@ class Page:
 
     def look(self) -> None:
         """Remember what there is now, and wake the streams. `pause`: seconds until this should be done again."""
-        self.pause, self._spent = max(self._look_seconds, self._spent / SHARE), 0.0
+        self.pause = min(max(self._look_seconds, self._spent / SHARE), LONGEST_PAUSE)
+        self._spent = 0.0
         began = self._clock()
         self._memory.see(self._jobs(), self._wall())
         self._told = {topic: told for topic, told in self._told.items() if topic in self._fresh}
@@ -100,9 +106,12 @@ class Page:
         self._spent += self._clock() - began
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Look again and again, until cancelled. A look that fails is logged, and tried again."""
         while True:
-            self.look()
+            try:
+                self.look()
+            except Exception:  # whatever it is: the page would stand still, and nobody know why
+                log.exception("the page could not be brought up to date; it is tried again")
             await asyncio.sleep(self.pause)
 
     def overview(self) -> Json:
@@ -162,7 +171,7 @@ class Page:
                         await response.write(b"event: %s\ndata: %s\n\n" % (kind.encode(), body))
                 if quiet >= QUIET_SECONDS:
                     quiet = 0.0
-                    await response.write(b": still here\n\n")
+                    await response.write(b"event: alive\ndata: null\n\n")
                 await looked.wait()
                 quiet += self.pause
         except (ConnectionResetError, asyncio.CancelledError):

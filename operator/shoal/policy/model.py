@@ -147,6 +147,8 @@ class Observation:
     """Since when nodes are Unknown, the earliest first."""
     node_signals: bool = True
     """Whether nodes can be read at all."""
+    old_pods: bool = False
+    """Pods cannot be read, and `pods` are those of before."""
     report: StatusReport | None = None
     """The last report of parameter server 0."""
     report_age: float = 0.0
@@ -155,6 +157,8 @@ class Observation:
     """For how long parameter server 0, whose pod runs, could not be reached; 0: it can."""
     unreachable_because: str = ""
     """The last error."""
+    failing: str = ""
+    """What requests about the job have failed with for long, in the API server's words; empty: they do not."""
     refusals: tuple[Refusal, ...] = ()
     confirmed_absent: Mapping[str, str] = field(default_factory=dict)
     """Names of pods that do not exist: they were seen to be deleted, or the API server was asked (`ConfirmAbsent`).

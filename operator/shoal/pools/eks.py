@@ -1,7 +1,8 @@
 """Mode Cloud, EKS: the desired size of a managed node group.
 
 boto3 is not asynchronous: each call is in a thread, with time-outs. Only `desiredSize` is sent; the group's own
-minimum and maximum are kept to.
+minimum and maximum are kept to. Whether the cluster's autoscaler sizes it, too, cannot be read: it finds groups by tags
+of the Auto Scaling group, which EKS sets on every one.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ from typing import Any
 
 from shoal.api.capacity_pool import EksNodegroup
 from shoal.errors import Busy, ScalingError, Unavailable
-from shoal.pools.rules import Finding, Pace, Target
+from shoal.pools.rules import Pace, Target
 
-AUTOSCALER_TAG = "k8s.io/cluster-autoscaler/enabled"
 TIMEOUTS = {"connect_timeout": 5, "read_timeout": 20, "retries": {"max_attempts": 2, "mode": "standard"}}
 STEADY = {"ACTIVE", "DEGRADED"}
 LATER = {"ThrottlingException", "ServerException", "ServiceUnavailableException", "TooManyRequestsException"}
@@ -69,7 +69,6 @@ class EksDriver:
             minimum=int(sizes.get("minSize", 0)),
             maximum=int(sizes["maxSize"]),
             busy="" if status in STEADY else f"{self._what} is {status}",
-            sized_by=self._autoscaler(found.get("tags") or {}),
         )
 
     async def resize(self, nodes: int, _seen: Target, /) -> None:
@@ -78,12 +77,6 @@ class EksDriver:
 
     async def let_go(self) -> None:
         """See `Driver`; the group stays."""
-
-    def _autoscaler(self, tags: dict[str, str]) -> Finding | None:
-        if tags.get(AUTOSCALER_TAG, "false").lower() == "false":
-            return None
-        words = f"the cluster's autoscaler sizes it: set spec.scaling.mode to Pods, or remove the tag {AUTOSCALER_TAG}"
-        return Finding("AutoscalerActive", words)
 
     async def _call(self, method: str, **parameters: Any) -> Any:
         client = await asyncio.to_thread(self._client, self._group.region)

@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import Callable
 
+from shoal.cluster.clock import loop_time
 from shoal.cluster.transport import Transport
 from shoal.errors import ClusterError
 
@@ -38,7 +39,7 @@ class Pulse:
 
     def alive(self) -> bool:
         """Whether the Lease was renewed lately, as far as it was watched."""
-        return self._renewed_at is not None and self._now() - self._renewed_at < SILENT_SECONDS
+        return self._renewed_at is not None and loop_time() - self._renewed_at < SILENT_SECONDS
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -57,11 +58,7 @@ class Pulse:
             self._renewed_at = None
         elif self._version and version != self._version:
             returned = not self.alive()
-            self._renewed_at = self._now()
+            self._renewed_at = loop_time()
             if returned:
                 self._on_return()
         self._version = version
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import asyncio.sslproto
+import contextlib
 import ctypes
 import gc
 import logging
+import os
 import signal
+import sys
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, NoReturn
 
 from shoal.errors import ShoalError
 
@@ -29,13 +32,33 @@ def signalled() -> asyncio.Event:
     return stop
 
 
+def end_with(work: Coroutine[Any, Any, int]) -> NoReturn:
+    """Run it, and end the process with the exit code that it returns, at once.
+
+    Neither `asyncio.run` nor the interpreter ends before the threads do, and a plan may take longer than the kubelet
+    waits. Nothing waits for that plan any more.
+    """
+    with asyncio.Runner() as runner:
+        code = runner.run(work)
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+
+
 async def until(
     stop: asyncio.Event, what: str, main: Coroutine[Any, Any, None], *beside: Coroutine[Any, Any, None]
 ) -> int:
-    """Run until `stop` or the end of `main`; returns the exit code: 1 if `main` ended with an error."""
+    """Run until `stop` or the end of `main`; returns the exit code: 1 if `main` ended with an error.
+
+    What fails beside it is logged, and ends nothing.
+    """
     running = asyncio.create_task(main, name=what)
     stopped = asyncio.create_task(stop.wait())
     others = [asyncio.create_task(each) for each in beside]
+    for other in others:
+        other.add_done_callback(_log_failure)
     await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
     for task in (running, stopped, *others):
         task.cancel()
@@ -47,6 +70,12 @@ async def until(
         logger.error("the %s stopped: %s", what, cause, exc_info=None if expected else error)
         return 1
     return 0
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        name = getattr(task.get_coro(), "__qualname__", "a task")
+        logger.error("%s ended: %s", name, innermost(error), exc_info=error)
 
 
 def innermost(error: BaseException) -> BaseException:

@@ -7,6 +7,8 @@ import logging
 import sys
 from datetime import UTC, datetime
 
+from shoal.runtime.about import fields
+
 NOISY = ("kopf", "aiohttp.access")
 
 
@@ -15,15 +17,16 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
-        fields = {
+        line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "severity": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
+            **fields(),
         }
         if record.exc_info:
-            fields["exception"] = self.formatException(record.exc_info)
-        return json.dumps(fields, ensure_ascii=False)
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
 
 
 def start_log(level: str, style: str = "text") -> None:

@@ -1,7 +1,8 @@
 """The process `shoal-operator`: starts the operator, its endpoints and kopf's watch, and stops them at a signal.
 
-Exit codes: 0 after a signal, 1 after the Lease was lost or an unexpected error (a restart recovers from the cluster's
-state), 2 if the environment is invalid. kopf's trouble never ends the process.
+Exit codes: 0 after a signal; 1 after the Lease was lost, an unexpected error, or where the API server does not answer
+(a restart recovers from the cluster's state); 2 if the environment or the install key is invalid. kopf's trouble never
+ends the process.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from shoal.page import Page
 from shoal.process.check import check
 from shoal.process.endpoints import exposition, healthy, ready, serve
 from shoal.process.install_key import NoKey, write
-from shoal.process.life import exempt_what_is_loaded, keep_tls_small, signalled, until
+from shoal.process.life import end_with, exempt_what_is_loaded, keep_tls_small, signalled, until
 from shoal.process.log import start_log
 from shoal.process.operator import SEEN_WITHIN_SECONDS, Operator
 from shoal.process.settings import Settings
@@ -44,11 +45,10 @@ def main() -> None:
         if sys.argv[1:2] == ["check"]:
             sys.exit(asyncio.run(check(sys.argv[2:])))
         settings = Settings.from_environment()
-        code = asyncio.run(run(settings))
+        end_with(run(settings))
     except (UsageError, Unavailable, NoKey) as error:
         print(f"shoal-operator: {error}", file=sys.stderr)
-        code = 2
-    sys.exit(code)
+        sys.exit(1 if isinstance(error, Unavailable) else 2)
 
 
 async def _install_key(words: Sequence[str]) -> None:

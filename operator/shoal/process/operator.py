@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ from shoal.api.capacity_pool import CapacityPool
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
+from shoal.cluster.clock import utc_now
 from shoal.cluster.lease import Lease, LeaseTimes
 from shoal.cluster.own_thread import Runs, here
 from shoal.cluster.reflector import Reflector
@@ -56,8 +57,8 @@ SEEN_WITHIN_SECONDS = 5.0
 """A change that kopf has seen and the cache has not, after this time, is one that the reflector misses."""
 
 
-def _now() -> datetime:
-    return datetime.now(UTC)
+POOLS_AT_ONCE, PROFILES_AT_ONCE = 4, 2
+"""An API server that is slow with one does not hold up the others. Profiles are merged by this processor."""
 
 
 def _nothing(_found: Mapping[str, Any], _why: str) -> None:
@@ -78,7 +79,7 @@ class Operator:
         *,
         lease_transport: Transport | None = None,
         lease_runs: Runs = here,
-        wall: Callable[[], datetime] = _now,
+        wall: Callable[[], datetime] = utc_now,
         monotonic: Callable[[], float] = time.monotonic,
         lease_times: LeaseTimes = LEASE_TIMES,
     ) -> None:
@@ -105,7 +106,9 @@ class Operator:
             Fenced(Watched(transport, self._outage), self.lease.seconds_left),
             on_answer=lambda verb, code, seconds: metrics.requests.labels(verb, code).observe(seconds),
         )
-        self._complaints = Complaints(self._fenced, wake=self._wake_job, wall=wall)
+        self._complaints = Complaints(
+            self._fenced, wake=self._wake_job, wall=wall, unread=self.state.jobs.is_unread
+        )
         self._reflectors = self._make_reflectors(self._fenced)
         self.recorder = Recorder(
             self._fenced,
@@ -247,6 +250,7 @@ class Operator:
             reconcile,
             keys=lambda: [key_of(pool) for pool in state.pools.all()],
             metrics=self.metrics,
+            workers=POOLS_AT_ONCE,
         )
 
     def _make_profiles(self) -> tuple[Learner, Controller]:
@@ -258,7 +262,10 @@ class Operator:
             wall=self._wall,
             on_fault=lambda: self._plan_metrics.faults.labels("report").inc(),
         )
-        return learner, Controller("speedprofile", learner, keys=lambda: learner.keys, metrics=self.metrics)
+        controller = Controller(
+            "speedprofile", learner, keys=lambda: learner.keys, metrics=self.metrics, workers=PROFILES_AT_ONCE
+        )
+        return learner, controller
 
     def _make_jobs(self) -> Controller:
         state, settings, fenced, wall = self.state, self._settings, self._fenced, self._wall
@@ -275,6 +282,7 @@ class Operator:
                 claims,
                 images=settings.images,
                 node_signals=self._nodes_readable,
+                old_pods=lambda: self._reflectors["pods"].denied,
                 no_workloads=self._no_workloads,
                 api_returned_at=lambda: self._outage.returned_at,
                 proposal=self.planner.proposal,
@@ -303,7 +311,7 @@ class Operator:
         return Controller(
             "trainingjob",
             reconcile,
-            keys=lambda: [key_of(job) for job in state.jobs.all()],
+            keys=lambda: {*map(key_of, state.jobs.all()), *self._complaints.keys()},
             metrics=self.metrics,
         )
 

@@ -13,11 +13,12 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 from shoal.api.base import API_VERSION
 from shoal.api.capacity_pool import CapacityPool
 from shoal.cluster.cache import Cache
+from shoal.cluster.clock import utc_now
 from shoal.cluster.http import connect
 from shoal.cluster.lease import MOST_UNANSWERED, Lease, LeaseTimes
 from shoal.cluster.own_thread import OwnThread, Runs, here
@@ -86,10 +87,6 @@ class PoolSettings:
         )
 
 
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
 class NodePools:
     """One replica. `lease_transport`, `lease_runs`: see `shoal.process.operator.Operator`."""
 
@@ -100,7 +97,7 @@ class NodePools:
         *,
         lease_transport: Transport | None = None,
         lease_runs: Runs = here,
-        wall: Callable[[], datetime] = _now,
+        wall: Callable[[], datetime] = utc_now,
         lease_times: LeaseTimes = LEASE_TIMES,
         make_drivers: Callable[[Transport], Drivers] = drivers,
         pulse_seconds: float = PULSE_SECONDS,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
+from shoal.runtime.about import about
 from shoal.runtime.metrics import Metrics
 from shoal.runtime.work_queue import Priority, WorkQueue
 
@@ -68,7 +69,8 @@ class Controller:
         loop = asyncio.get_running_loop()
         began, result = loop.time(), "error"
         try:
-            delay = await self._reconcile(key)
+            with about(self.name, *key):
+                delay = await self._reconcile(key)
             result = "done"
             return delay
         finally:

@@ -15,6 +15,7 @@ import random
 from collections.abc import Callable
 from typing import Unpack
 
+from shoal.cluster.clock import loop_time
 from shoal.cluster.transport import Answer, Options, Transport, Wrapper
 from shoal.errors import Unavailable
 
@@ -54,24 +55,20 @@ class Limited(Wrapper):
     async def _request(self, method: str, path: str, urgent: bool, options: Options) -> Answer:
         async with self._places:
             await self._open(urgent)
-            began, code = self._now(), 0
+            began, code = loop_time(), 0
             try:
                 answer = await super().request(method, path, **options)
                 code = answer.status
                 return answer
             except Unavailable as error:
                 if error.retry_after is not None:
-                    until = self._now() + error.retry_after
+                    until = loop_time() + error.retry_after
                     for kind in {urgent, False}:
                         self._closed_until[kind] = max(self._closed_until[kind], until)
                 raise
             finally:
-                self._on_answer(method, code, self._now() - began)
+                self._on_answer(method, code, loop_time() - began)
 
     async def _open(self, urgent: bool) -> None:
-        while (wait := self._closed_until[urgent] - self._now()) > 0:  # noqa: ASYNC110  # a time, not an event
+        while (wait := self._closed_until[urgent] - loop_time()) > 0:  # noqa: ASYNC110  # a time, not an event
             await asyncio.sleep(wait * random.uniform(1.0, 1.1))  # so that not all come back at once
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()

@@ -5,13 +5,16 @@ No label contains the name of a job, so their number stays small; that of a pool
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from shoal import __version__
+
+logger = logging.getLogger(__name__)
 
 FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -88,22 +91,29 @@ class Metrics:
 
     def live(self, name: str, text: str, label: str, values: Callable[[], Mapping[str, float]]) -> None:
         """Export a gauge that is computed at each scrape; `values`: value by label."""
-        self.registry.register(_Live(name, text, label, values))
+        self.registry.register(_Live(name, text, [label], values))
 
     def live_value(self, name: str, text: str, value: Callable[[], float]) -> None:
         """Export a gauge without labels that is computed at each scrape."""
-        Gauge(name, text, registry=self.registry).set_function(value)
+        self.registry.register(_Live(name, text, [], lambda: {"": value()}))
 
 
 class _Live(Collector):
-    def __init__(self, name: str, text: str, label: str, values: Callable[[], Mapping[str, float]]) -> None:
-        self._name, self._text, self._label, self._values = name, text, label, values
+    """One that fails is left out of this scrape: the others, and what is alerted by them, are not lost with it."""
+
+    def __init__(
+        self, name: str, text: str, labels: Sequence[str], values: Callable[[], Mapping[str, float]]
+    ) -> None:
+        self._name, self._text, self._labels, self._values = name, text, labels, values
 
     def describe(self) -> list[GaugeMetricFamily]:
         return []
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        family = GaugeMetricFamily(self._name, self._text, labels=[self._label])
-        for label, value in sorted(self._values().items()):
-            family.add_metric([label], value)
+        family = GaugeMetricFamily(self._name, self._text, labels=self._labels)
+        try:
+            for label, value in sorted(self._values().items()):
+                family.add_metric([label] if self._labels else [], value)
+        except Exception:  # broad: as the class says
+            logger.exception("%s cannot be told", self._name)
         yield family

@@ -18,6 +18,7 @@ from datetime import datetime
 
 from shoal.api.base import API_VERSION, Resource
 from shoal.api.events import Event
+from shoal.cluster.clock import loop_time
 from shoal.cluster.transport import MERGE_PATCH, Transport
 from shoal.errors import ClusterError
 
@@ -122,7 +123,7 @@ class Recorder:
 
     def _in_window(self, uid: str, reason: str) -> int:
         """How many events of this object and reason there were in the current window, this one included."""
-        now = asyncio.get_running_loop().time()
+        now = loop_time()
         began, count = self._windows.pop((uid, reason), (now, 0))
         if now - began > WINDOW_SECONDS:
             began, count = now, 0

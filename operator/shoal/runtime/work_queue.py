@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from enum import IntEnum
 from typing import Generic, TypeVar
 
+from shoal.cluster.clock import loop_time
 from shoal.errors import ShoalError
 from shoal.runtime.backoff import pause
 
@@ -96,7 +97,7 @@ class WorkQueue(Generic[K]):
         if key in known and known[key] <= priority:
             return
         known[key] = priority
-        self._since.setdefault(key, asyncio.get_running_loop().time())
+        self._since.setdefault(key, loop_time())
         if known is self._waiting:
             self._push(key, priority)
 
@@ -155,7 +156,7 @@ class WorkQueue(Generic[K]):
                 if self._waiting.get(key) == priority:  # else it was taken with a higher priority
                     del self._waiting[key]
                     self._busy.add(key)
-                    self._waited[key] = asyncio.get_running_loop().time() - self._since.pop(key)
+                    self._waited[key] = loop_time() - self._since.pop(key)
                     self._on_taken(self._waited[key])
                     return key
             self._filled.clear()

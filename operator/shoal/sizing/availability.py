@@ -115,7 +115,8 @@ class Markov:
         shock_share: part of the interruptions that come as shocks, in which a part `shock_size` of the nodes is lost.
         shock_size: also the part of the nodes that is lost when the pool runs out of stock.
         stock: how often and for how long it is.
-        out_now: whether the pool is out of stock at the beginning; None: as likely as `stock` says.
+        out_now: whether the pool is out of stock at the beginning: then its nodes are those that have survived that.
+            None: as likely as `stock` says.
 
     """
 
@@ -166,17 +167,14 @@ class Markov:
         there = np.ones((runs, steps))
         if out.any():
             # Out of stock, what is lost is not replaced: only what survived is there.
-            left = np.where(
-                self._starts_out(out), rng.binomial(limit, 1 - self.shock_size, runs) / max(limit, 1), 1.0
-            )
+            left = np.ones(runs)
+            if self.out_now is None:
+                survived = rng.binomial(limit, 1 - self.shock_size, runs) / max(limit, 1)
+                left = np.where(out[:, 0], survived, 1.0)
             for i in range(steps):
                 left = np.where(out[:, i], left * np.maximum(1 - lost[:, i], 0.0), 1.0)
                 there[:, i] = left
         return Supply(there, lost)
-
-    @staticmethod
-    def _starts_out(out: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        return np.asarray(out[:, 0])
 
     def _out(
         self, rng: np.random.Generator, runs: int, steps: int, step: float

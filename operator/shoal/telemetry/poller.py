@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from shoal.cluster.clock import loop_time
 from shoal.errors import Unavailable
 from shoal.telemetry.coordinator import Coordinator, Endpoint
 from shoal_trainer.contract import StatusReport, WorkerState
@@ -122,12 +123,12 @@ class Poller:
     def latest(self, uid: str) -> tuple[StatusReport | None, float]:
         """The newest report and its age in seconds."""
         seen = self._seen.get(uid)
-        return (None, 0.0) if seen is None else (seen.report, self._now() - seen.at)
+        return (None, 0.0) if seen is None else (seen.report, loop_time() - seen.at)
 
     def unreachable(self, uid: str) -> tuple[float, str]:
         """For how many seconds the coordinator of a running server could not be reached, and why; 0 if it can."""
         failing = self._failing.get(uid)
-        return (0.0, "") if failing is None else (self._now() - failing.since, failing.why)
+        return (0.0, "") if failing is None else (loop_time() - failing.since, failing.why)
 
     async def close(self) -> None:
         """Stop all polling."""
@@ -142,7 +143,7 @@ class Poller:
         if self._share > self._poll_seconds and not awaited:
             await asyncio.sleep(random.uniform(0.0, self._share))
         while True:
-            began = self._now()
+            began = loop_time()
             try:
                 report = await self._coordinator.read(endpoint)
             except Unavailable as error:
@@ -155,22 +156,20 @@ class Poller:
                 shown = self._heard(endpoint.job_uid, report, shown, wake)
                 del report  # only the newest one is kept
             awaited = False
-            await asyncio.sleep(max(0.0, began + self._interval(endpoint.job_uid) - self._now()))
+            await asyncio.sleep(max(0.0, began + self._interval(endpoint.job_uid) - loop_time()))
 
     def _heard(self, uid: str, report: StatusReport, shown: _Shown, wake: Callable[[bool], None]) -> _Shown:
         """Take a report. `shown`: what the job was woken for; returns the same."""
         self._on_result("read")
         self._failing.pop(uid, None)
         old = self._seen.get(uid)
-        if old is not None and old.report == report:
-            report = old.report  # as while nothing goes on
-        else:
-            shown = replace(shown, news=True)
-        self._seen[uid] = Seen(report, self._now())
+        same = old is not None and (old.report is report or old.report == report)  # as while nothing goes on
+        shown = replace(shown, news=shown.news or not same)
+        self._seen[uid] = Seen(old.report if old is not None and same else report, loop_time())
         self._on_report(uid, report)
-        urgent = old is None or _policy_relevant(old.report) != _policy_relevant(report)
-        if urgent or (shown.news and self._now() - shown.at >= self._show_every):
-            shown = _Shown(self._now(), news=False)
+        urgent = old is None or not (same or _policy_relevant(old.report) == _policy_relevant(report))
+        if urgent or (shown.news and loop_time() - shown.at >= self._show_every):
+            shown = _Shown(loop_time(), news=False)
             wake(urgent)
         return shown
 
@@ -196,14 +195,10 @@ class Poller:
             self._failing[uid] = Failing(began, why)
             return
         # Once when the last report becomes old, since nothing else may happen to the job.
-        old = self._now() - known.since >= STALE_SECONDS
+        old = loop_time() - known.since >= STALE_SECONDS
         self._failing[uid] = Failing(known.since, why, known.times + 1, told=known.told or old)
         if old and not known.told:
             wake(False)
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()
 
 
 def _suspicious(report: StatusReport) -> bool:

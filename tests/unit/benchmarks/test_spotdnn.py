@@ -23,7 +23,7 @@ from shoal.sizing.plan.search import exact_search, search
 
 ROWS = json.loads((DATA / "plans.json").read_text())["rows"]
 TABLE_I_PRICES = [0.918, 0.3612, 0.684, 1.37, 2.16]
-NETWORK = Network(11.5, 142, 1200, 10_000, 0.8, 1.92)
+NETWORK = Network(11.5, 142, 1200, 0.8, 1.92)
 
 
 def plainly(

@@ -123,9 +123,28 @@ def test_what_is_missing_is_named_with_a_way_out(
     assert words in check.help
 
 
-@pytest.mark.parametrize("sizers", [None, [{"status": {"readyReplicas": 1}}]])
-def test_pools_that_are_sized_or_may_not_be_read_about_are_fine(sizers: Any) -> None:
+def test_pools_that_are_sized_are_fine() -> None:
+    sizers = [{"status": {"readyReplicas": 1}}]
     assert {each.state for each in diagnose(replace(GOOD, pools=[SCALED], sizers=sizers))} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "words"),
+    [
+        ({"leases": None}, "leader", "you may not read Leases"),
+        ({"nodes": None}, "nodes", "you may not read nodes"),
+        ({"pools": None}, "pools", "you may not read CapacityPools"),
+        ({"pools": [SCALED], "sizers": None}, "pools", "who sizes l4: you may not read Deployments"),
+        ({"classes": None}, "storage", "you may not read StorageClasses"),
+        ({"jobs": None}, "coordinators", "you may not read TrainingJobs"),
+    ],
+)
+def test_what_may_not_be_read_is_unknown_and_not_left_out(
+    changes: dict[str, Any], name: str, words: str
+) -> None:
+    [check] = [each for each in diagnose(replace(GOOD, **changes)) if each.state != "ok"]
+    assert (check.name, check.state) == (name, "unknown")
+    assert words in check.message
 
 
 def tainted(name: str, *taints: dict[str, str], **labels: str) -> dict[str, Any]:

@@ -113,7 +113,34 @@ RUNNING = {"observedGeneration": 1, "phase": "Running", "workers": {"ready": 3}}
         ),
         (
             {"observedGeneration": 1, "conditions": [condition("Failed", "BackoffLimitExceeded", "7 failures")]},
-            [], "7 failures", "shoal logs digits --slot N --previous",
+            [], "7 failures", "shoal logs digits --slot N",
+        ),
+        *(
+            (
+                {"observedGeneration": 1, "conditions": [condition("Failed", reason, "7 failures")],
+                 "lastFailure": {"pod": f"digits-{pod}", "reason": "Error", "time": stamp(NOW)}},
+                [], "7 failures", f"shoal logs digits {options}",
+            )
+            for reason, pod, options in [
+                ("BackoffLimitExceeded", "worker-12-3", "--slot 12 shows"), ("Error", "ps-0-1", "--slot 0 --ps has"),
+                ("FailJob", "worker-1-0", "--slot 1 has"),
+            ]
+        ),
+        (
+            {"observedGeneration": 1, "phase": "Starting"},
+            [pending("0/3 nodes are available: 3 node(s) had volume node affinity conflict.")],
+            "volume node affinity conflict", "its volume is in another zone",
+        ),
+        (
+            {"observedGeneration": 1, "phase": "Starting"},
+            [pending("0/3 nodes are available: 3 node(s) had untolerated taint {node.kubernetes.io/not-ready: }.")],
+            "untolerated taint", "kubectl describe node says why",
+        ),
+        (
+            {"observedGeneration": 1, "phase": "Starting"},
+            [pending("0/3 nodes are available: 1 node(s) had untolerated taint {node.kubernetes.io/not-ready: }, "
+                     "2 node(s) had untolerated taint {team: vision}.")],
+            "untolerated taint", "add tolerations to the template: team",
         ),
     ],
 )  # fmt: skip
@@ -135,6 +162,21 @@ def test_a_healthy_job_needs_no_explanation() -> None:
         "training": {"phase": "Training", "step": 9, "samplesPerSecond": "100", "goodput": "1"}
     }
     assert explain(Seen(job(status), [pod_manifest()], NOW)) == []
+
+
+@pytest.mark.parametrize(
+    ("phase", "told"), [("", True), ("Pending", True), ("Starting", True), ("Running", False)]
+)
+def test_pods_that_may_not_be_read_are_said_to_be_unknown(phase: str, told: bool) -> None:
+    """Not: "nothing needs an explanation", of a job that waits."""
+    training = {"phase": "Training", "step": 9}
+    of = job({"observedGeneration": 1, "phase": phase, "workers": {"ready": 3}, "training": training})
+    findings = explain(Seen(of, (), NOW, unread='pods is forbidden: User "a" cannot list'))
+    assert [each.why for each in findings] == (
+        ['its pods cannot be read, which would say why it waits: pods is forbidden: User "a" cannot list']
+        if told
+        else []
+    )
 
 
 STOOD = RUNNING | {"training": {"phase": "Training", "step": 9, "lastProgressTime": stamp(NOW)}}

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
+from shoal.api.training_job import TrainingJob
 from shoal.client.job import Job, JobFailed
 from shoal.errors import Unavailable, UsageError
 from shoal_trainer.contract import EPOCH_LINE, EpochReport
@@ -91,9 +95,22 @@ def test_jobs_of_a_newer_version_are_read(api: FakeApi) -> None:
     newer["spec"]["workers"] = {"replicas": 3, "newField": 1}
     api.objects[PATH] = newer | {"newField": 1}
     assert [each.seen.spec.workers.replicas for each in client_of(api).list()] == [3]
+
+
+def test_a_job_that_cannot_be_read_takes_the_list_from_nobody(
+    api: FakeApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    newer = manifest("Running", "1")
+    newer["metadata"] = {**newer["metadata"], "name": "other"}
     newer["spec"]["workers"] = {"replicas": 3, "capacity": "Reserved"}
-    with pytest.raises(UsageError, match=r"trainingjobs digits: spec.workers.capacity.*Upgrade"):
-        client_of(api).list()
+    api.objects[f"{PATH.rpartition('/')[0]}/other"] = newer
+    client = client_of(api)
+    assert [[each.name for each in client.list()] for _ in range(3)] == [["digits"]] * 3
+    [said] = [record.getMessage() for record in caplog.records]
+    assert "cannot read trainingjobs team/other: spec.workers.capacity" in said
+    assert "Upgrade" in said
+    with pytest.raises(UsageError, match=r"trainingjobs team/other: spec.workers.capacity.*Upgrade"):
+        client.job("other")
 
 
 @given(
@@ -135,7 +152,8 @@ def _selecting(api: FakeApi) -> Any:
     everything = api.get
 
     def get(path: str, **query: str) -> dict[str, Any]:
-        wanted = dict(part.split("=") for part in query["fieldSelector"].split(","))
+        selector = query["fieldSelector"].removesuffix(",type!=Normal")
+        wanted = dict(part.split("=") for part in selector.split(","))
         items = everything(path)["items"]
         return {
             "items": [
@@ -145,6 +163,59 @@ def _selecting(api: FakeApi) -> Any:
         }  # fmt: skip
 
     return get
+
+
+def test_of_the_pods_of_a_namespace_only_what_went_wrong_is_asked_for(api: FakeApi) -> None:
+    """A thousand pods of others have thousands of events that say how well they go."""
+    Job(api, "digits").events()
+    assert [query["fieldSelector"] for query in api.queries] == [
+        "involvedObject.kind=TrainingJob,involvedObject.name=digits",
+        "involvedObject.kind=Pod,type!=Normal",
+    ]
+
+
+@pytest.mark.parametrize(("jupyter", "raises"), [(False, True), (True, False)])
+def test_ctrl_c_ends_the_table_and_in_a_notebook_nothing_else(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch, jupyter: bool, raises: bool
+) -> None:
+    """In a terminal the command is interrupted, with the exit code of docs/cli.md; a cell only stops to show."""
+    screen = Console(file=io.StringIO(), force_terminal=True)
+    screen.is_jupyter = jupyter
+    monkeypatch.setattr("shoal.client.view.plain_console", lambda: screen)
+    monkeypatch.setattr("rich.live.Live.refresh", lambda _: None)
+    job = Job(api, "digits")
+
+    def interrupted() -> Iterator[TrainingJob]:
+        yield job.seen
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(job, "watch", interrupted)
+    with pytest.raises(KeyboardInterrupt) if raises else contextlib.nullcontext():
+        assert job.follow().phase == "Running"
+
+
+def test_what_is_asked_for_again_and_again_comes_from_memory(api: FakeApi) -> None:
+    client_of(api).list(cached=True)
+    assert [query.get("resourceVersion") for query in api.queries] == ["0"]
+    client_of(api).list()
+    assert api.queries[-1].get("resourceVersion") is None
+
+
+def test_only_the_first_page_may_name_a_version(api: FakeApi) -> None:
+    """The API server refuses it beside `continue`."""
+    asked: list[dict[str, str]] = []
+
+    def get(path: str, **query: str) -> dict[str, Any]:
+        del path
+        asked.append(query)
+        return {"items": [], "metadata": {"continue": "" if "continue" in query else "more"}}
+
+    api.get = get  # type: ignore[method-assign]
+    api.list("/api/v1/pods", resourceVersion="0", labelSelector="a")
+    assert asked == [
+        {"resourceVersion": "0", "labelSelector": "a", "limit": "500"},
+        {"labelSelector": "a", "limit": "500", "continue": "more"},
+    ]
 
 
 def test_lists_are_asked_in_pages(api: FakeApi) -> None:

@@ -33,6 +33,17 @@ def test_before_the_first_step_there_are_no_numbers() -> None:
     assert one_line(of) == "digits Starting, workers 0/3"
 
 
+def test_disruptions_are_those_that_kubectl_shows() -> None:
+    """Beside samples that are lost, a loss of pods would be the same word for something else."""
+    of = job(status={"phase": "Running", "restarts": {"disruptions": 3}, "parameterServers": {"restarts": 9}})
+    console = Console(file=io.StringIO(), width=200)
+    console.print(job_table([of], now=NOW))
+    assert isinstance(console.file, io.StringIO)
+    head, row = console.file.getvalue().splitlines()
+    assert dict(zip(head.split(), row.split(), strict=False))["DISRUPTIONS"] == "3"
+    assert "LOST" not in head
+
+
 @pytest.mark.parametrize(("minutes", "told"), [(1, False), (9, True)])
 def test_a_status_that_stands_is_said_to_be_old(minutes: int, told: bool) -> None:
     """After `helm uninstall` it says Running, so many samples/s, for pods that may be gone."""

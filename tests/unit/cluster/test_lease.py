@@ -136,6 +136,18 @@ async def test_write_that_waits_is_given_up_before_the_lease_ends() -> None:
     assert ("POST", "/x", None) not in server.writes
 
 
+async def test_write_may_take_longer_than_a_renewal_is_good_for_while_the_lease_is_renewed() -> None:
+    """As with a webhook that takes 11 s for each pod: none would ever be made."""
+    lease, slow = candidate(LeaseServer(), "one"), LeaseServer()
+    await lease.acquire()
+    await candidate(slow, "another server").acquire()
+    slow.delay = TIMES.renew_deadline + 1
+    keeping = asyncio.create_task(lease.keep())
+    await Fenced(slow, lease.seconds_left).request("POST", "/x")
+    keeping.cancel()
+    assert slow.writes[-1][:2] == ("POST", "/x")
+
+
 async def test_failed_renewal_loses_the_lease() -> None:
     server = LeaseServer()
     lease = candidate(server, "one")

@@ -34,6 +34,7 @@ from dev.demo.pools.story import Script, documents, first_job, offers, second_jo
 from dev.demo.pools.work import FEWEST_EPOCHS, epochs, measured
 from dev.demo.tell import Stage
 from dev.demo.watch import Picture
+from dev.errors import DevError
 from shoal.api.training_job import TrainingJob
 
 OFFERS = {"fast": Offer(0.3, True, 6, 2), "slow": Offer(0.15, True, 6, 1)}
@@ -287,6 +288,11 @@ def test_both_jobs_are_played_and_told(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert any("finishError" in words for words in told.words)
     told.draw(tmp_path / "pools.png")
     assert (tmp_path / "pools.png").exists()
+
+
+def test_the_pools_are_played_on_the_local_cluster_only() -> None:
+    with pytest.raises(DevError, match="STORY=pools needs the local cluster"):
+        story.pools(Stage(SimpleNamespace()))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("unified", [True, False])

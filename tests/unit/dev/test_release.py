@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,6 +133,16 @@ def test_what_is_cached_is_below_a_folder_that_the_action_takes() -> None:
 def test_the_plugin_is_built_for_every_platform() -> None:
     built = {(each["os"], each["arch"]) for each in JOBS["plugin"]["strategy"]["matrix"]["include"]}
     assert built == release.PLATFORMS
+
+
+def test_the_plugin_is_built_of_what_is_locked() -> None:
+    """pip would fetch the newest hatchling into a place of its own."""
+    locked, own = [words[4:] for words in commands() if words[:4] == ["python", "-m", "pip", "install"]]
+    assert locked == ["--require-hashes", "-r", "lock/plugin.txt"]
+    assert {"--no-deps", "--no-build-isolation"} <= set(own)
+    names = re.findall(r"^([a-z0-9-]+)==", (ROOT / "lock/plugin.txt").read_text(), re.MULTILINE)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert {each.partition(">")[0] for each in project["build-system"]["requires"]} <= set(names)
 
 
 def in_checks(*words: str) -> subprocess.CompletedProcess[str]:

@@ -21,8 +21,9 @@ ENDED = {"Succeeded": "Complete", "Failed": "Failed"}
 class Cluster:
     """A backend that notes what is done to it."""
 
+    name, env = "fake", {"KUBECONFIG": "/k", "PATH": "/bin"}
+
     def __init__(self) -> None:
-        self.env = {"KUBECONFIG": "/k", "PATH": "/bin"}
         self.done: list[str] = []
 
     def check(self) -> None:
@@ -64,7 +65,7 @@ class Scripted:
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cluster:
     made = Cluster()
-    monkeypatch.setattr(telling, "Local", lambda: made)
+    monkeypatch.setattr(telling, "choose", lambda: made)
     monkeypatch.setattr(telling, "ROOT", tmp_path)
     monkeypatch.setattr(telling, "LOOK_SECONDS", 0.0)
     monkeypatch.delenv("KEEP", raising=False)

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
+from dev.demo.kind import CONFIG
 from dev.images import DEMO, IMAGES
 from dev.paths import ROOT
 from dev.publish import commands, install_command, reference, values
-from shoal import __version__
 from shoal.api.training_job import TrainingJob
 from shoal.cli import main as shoal
 from tests.unit.docs.pages import read
@@ -55,7 +55,7 @@ def test_example_image_is_the_one_that_is_replaced() -> None:
     [words] = [words for words in lines("README.md") if words[0] == "sed"]
     _, old, new, _ = words[2].split("#")
     assert old in read("examples/digits.yaml")
-    assert new == reference(IMAGES["digits"], "registry.example.com/team", __version__)
+    assert new == reference(IMAGES["digits"], "registry.example.com/team", "TAG")
 
 
 def test_kind_builds_and_loads_every_image_of_the_job() -> None:
@@ -69,7 +69,7 @@ def test_kind_builds_and_loads_every_image_of_the_job() -> None:
         assert ("--target" in line) == bool(image.target)
     [load] = [each for each in words if each[:2] == ["kind", "load"]]
     assert set(load[5:]) == {IMAGES[name].reference for name in DEMO}
-    name = yaml.safe_load((ROOT / "kind-config.yaml").read_text())["name"]
+    name = yaml.safe_load(CONFIG.read_text())["name"]
     assert load[load.index("--name") + 1] == name
     [stop] = [each for each in words if each[:2] == ["docker", "stop"]]
     assert stop[2] == f"{name}-worker3"  # kind names them worker, worker2, …: the first is on-demand

@@ -183,6 +183,51 @@ async def test_so_many_open_pages_and_no_more(
     second.close()
 
 
+async def test_a_stream_without_changes_says_that_it_is_alive(
+    session: aiohttp.ClientSession, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.page.server.QUIET_SECONDS", 0.01)
+    page.look()
+    async with session.get("/api/stream") as answer:
+        await answer.content.readuntil(b"\n\n")
+        page.look()
+        assert await answer.content.readuntil(b"\n\n") == b"event: alive\ndata: null\n\n"
+
+
+async def test_a_look_that_fails_is_told_and_not_the_last(
+    page: Page, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The page is beside the operator: it neither ends with it nor takes it along."""
+    looks, thrice = [], asyncio.Event()
+
+    def look() -> None:
+        looks.append(1)
+        if len(looks) == 3:
+            thrice.set()
+        raise ValueError("a status that nobody thought of")
+
+    monkeypatch.setattr(page, "look", look)
+    page.pause = 0.0
+    looking = asyncio.create_task(page.run())
+    await thrice.wait()
+    looking.cancel()
+    assert "a status that nobody thought of" in caplog.text
+
+
+def test_however_much_a_look_costs_the_next_one_comes() -> None:
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 60.0
+        return now
+
+    page = Page(list, lambda: (), wall=lambda: NOW, clock=clock)
+    page.look()
+    page.look()
+    assert page.pause == 30.0
+
+
 async def test_it_looks_again_and_again(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     looks, thrice = [], asyncio.Event()
 

@@ -52,10 +52,11 @@ class Pools(World):
         self.pools = {each.metadata.name: each for each in pools}
         self.proposal: Proposal | None = None
         self.elsewhere: dict[str, int] = {}
-        elasticity = workers.pop("elasticity", {})
+        elasticity, servers = workers.pop("elasticity", {}), workers.pop("servers", {})
         super().__init__(
             spot_nodes=0,
             spec={
+                "parameterServers": {"replicas": 1, **servers},
                 "workers": {
                     "maxReplicas": 20,
                     "minReplicas": 0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from shoal.api.labels import Place
 from shoal.manifests import names
 from shoal.manifests.merge import merge
 from shoal.manifests.placement import Where
+from shoal.manifests.pods import GRACE_SECONDS
 from shoal_trainer.contract import (
     ACCELERATORS_ENV,
     CODE_DIR,
@@ -206,6 +208,20 @@ def test_template_is_merged_over_the_defaults() -> None:
     assert pod["spec"]["terminationGracePeriodSeconds"] == 25
     assert "affinity" not in pod["spec"]
     assert {t["key"] for t in pod["spec"]["tolerations"]} >= {"mine", "nvidia.com/gpu"}
+
+
+@pytest.mark.parametrize("make", [worker, server])
+@pytest.mark.parametrize(
+    "field", ["terminationGracePeriodSeconds", "containers", "volumes", "securityContext"]
+)
+def test_a_null_in_a_template_makes_a_pod_all_the_same(make: Callable[..., Any], field: str) -> None:
+    """Of `terminationGracePeriodSeconds: null` the job was an internal error for ever."""
+    role = "worker" if make is worker else "ps"
+    part = "workers" if make is worker else "parameterServers"
+    pod = make(**{part: {"replicas": 1, "template": {"spec": {field: None}}}})
+    assert container(pod, role)["command"][0] == "shoal-trainer"
+    expected = 30 if field == "terminationGracePeriodSeconds" else GRACE_SECONDS[role]
+    assert pod["spec"]["terminationGracePeriodSeconds"] == expected
 
 
 def test_preferred_affinity_of_the_template_is_added_to_ours() -> None:

@@ -98,6 +98,10 @@ def test_a_pod_goes_where_its_image_runs_unless_its_pool_or_template_says_otherw
     assert selected(nodeSelector={"team": "ml"}) == {arch: "amd64", "team": "ml"}
     assert selected(nodeSelector={arch: "arm64"}) == {arch: "arm64"}
     assert selected(Where("Any", pool=arm)) == {"pool": "arm", arch: "arm64"}
+    either = {"matchExpressions": [{"key": arch, "operator": "In", "values": ["arm64", "amd64"]}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [either]}}
+    assert selected(affinity={"nodeAffinity": required}) == {}  # with both, a pod of arm64 fits nowhere
+    assert selected(affinity={"nodeAffinity": None}) == {arch: "amd64"}
 
 
 def test_a_silent_node_keeps_a_pod_for_no_more_than_15_s() -> None:

@@ -177,6 +177,20 @@ def test_two_jobs_swap_all_their_workers_between_full_pools(least: int, number: 
     assert [job.by_pool() for job in jobs] == [{"b": number}, {"a": number}]
 
 
+def test_plan_keeps_to_max_replicas_before_anything_is_proposed() -> None:
+    world = Pools(
+        pool("a"), pool("b"), nodes={"a": 4, "b": 4}, replicas=2, maxReplicas=8, elasticity={"mode": "Auto"}
+    )
+    world.propose({"a": 3, "b": 2})
+    world.settle()
+    assert world.by_pool() == {"a": 3, "b": 2}
+    world.manifest["spec"]["workers"]["maxReplicas"] = 4
+    world.proposal = None
+    world.settle()
+    assert world.by_pool() == {"a": 3, "b": 1}
+    assert world.status["plan"]["reason"] == "workers.maxReplicas is 4 now"
+
+
 def test_unknown_pool_is_told_and_workers_run_in_the_others() -> None:
     world = Pools(pool("a"), nodes={"a": 3}, replicas=2)
     world.manifest["spec"]["workers"]["pools"] = ["gone", "a"]

@@ -14,6 +14,18 @@ from tests.unit.policy import build
 from tests.unit.policy.pools import Pools, pool
 
 
+def test_start_up_ends_now_at_the_latest_whatever_the_coordinator_says() -> None:
+    """It is a number of the tenant's, and the mean over all jobs is that of the pool."""
+    world = Pools(pool("a"), nodes={"a": 1}, replicas=1)
+    world.settle()
+    century = {"slot": 0, "incarnation": 0, "state": "Active", "first_push_at": 4102444799.0}
+    world.report = build.report(workers=[century])
+    world.reconcile()
+    usage = world.status["poolUsage"]["a"]
+    assert usage["starts"] == 1
+    assert 0 < usage["startSeconds"] <= (world.now - build.NOW).total_seconds()
+
+
 def test_usage_and_cost_are_counted() -> None:
     world = Pools(pool("a", price=0.36), pool("od", "OnDemand", price=3.6), nodes={"a": 5}, replicas=2)
     world.settle()
@@ -174,17 +186,23 @@ steps = st.lists(
 
 
 @settings(max_examples=60, deadline=None)
-@given(steps)
-def test_usage_only_grows_and_is_counted_once_across_crashes(faults: list[tuple[str, int]]) -> None:
+@given(st.sampled_from(["worker", "ps"]), steps)
+def test_usage_only_grows_and_is_counted_once_across_crashes(
+    role: str, faults: list[tuple[str, int]]
+) -> None:
     """Crashes before each status write: node time is never more than there was, and nothing is counted twice."""
-    world = Pools(pool("a", price=1), nodes={"a": 12}, replicas=2)
+    of, other = ("a", "s") if role == "worker" else ("s", "a")
+    world = Pools(
+        pool("a", price=1), pool("s", price=2), nodes={"a": 12, "s": 12},
+        replicas=2, pools=["a"], servers={"replicas": 2, "pools": ["s"]},
+    )  # fmt: skip
     world.settle()
-    most, taken, last = 0.0, 0, dict(world.status["poolUsage"].get("a", {}))
+    most, taken, last = 0.0, 0, dict(world.status["poolUsage"].get(of, {}))
     for fault, number in faults:
-        names = [n for n in sorted(world.pods) if "-worker-" in n]
+        names = [n for n in sorted(world.pods) if f"-{role}-" in n]
         name = names[number % len(names)] if names else None
         began = world.now
-        nodes = {p["spec"].get("nodeName") for n, p in world.pods.items() if "-worker-" in n}
+        nodes = {p["spec"].get("nodeName") for n, p in world.pods.items() if f"-{role}-" in n}
         match fault:
             case "notice" if name and (node := world.pods[name]["spec"].get("nodeName")):
                 taken += sum(p["spec"].get("nodeName") == node for p in world.pods.values())
@@ -205,20 +223,78 @@ def test_usage_only_grows_and_is_counted_once_across_crashes(faults: list[tuple[
         else:
             world.reconcile()
         most += (world.now - began).total_seconds() * max(len(nodes), len(world.nodes) and 8)
-        usage = world.status["poolUsage"].get("a", {})
+        usage = world.status["poolUsage"].get(of, {})
         for key, value in last.items():
             if isinstance(value, int) and key != "inLastShock":
                 assert usage[key] >= value, key
         last = dict(usage)
     assert last.get("interruptions", 0) <= taken
     assert last.get("nodeSeconds", 0) <= most + 600
+    hours = {name: used["nodeSeconds"] / 3600 for name, used in world.status["poolUsage"].items()}
     spent = float(world.status.get("cost", {}).get("accumulated", 0))
-    assert spent == pytest.approx(last.get("nodeSeconds", 0) / 3600, abs=1e-4)
+    assert spent == pytest.approx(hours["a"] + 2 * hours["s"], abs=1e-4)
+    assert world.status["poolUsage"][other]["interruptions"] == 0
 
 
-def test_nodes_are_paid_while_their_pool_is_replaced() -> None:
+def test_a_server_is_paid_as_a_worker_is() -> None:
+    """Its slot had no pool, so the bill of a job with two dear servers was that of its workers alone."""
+    world = Pools(
+        pool("a", price=3.6), pool("od", "OnDemand", price=36), nodes={"a": 5, "od": 3}, replicas=2,
+        pools=["a"], servers={"replicas": 2, "pools": ["od"]},
+    )  # fmt: skip
+    world.settle()
+    assert world.status["cost"]["perHour"] == "79.2"
+    assert {slot["pool"] for slot in world.slots if slot["role"] == "ps"} == {"od"}
+    before, spent = world.status["poolUsage"]["od"]["nodeSeconds"], float(world.status["cost"]["accumulated"])
+    world.now = datetime.fromisoformat(world.status["countedUntil"]) + timedelta(seconds=1000)
+    world.reconcile()
+    assert world.status["poolUsage"]["od"]["nodeSeconds"] == before + 2000
+    assert float(world.status["cost"]["accumulated"]) == pytest.approx(spent + 22)
+    world.notice(world.pods["digits-ps-1-0"]["spec"]["nodeName"])
+    world.settle()
+    assert world.slots[1]["pool"] == "od"
+    assert world.slots[1]["incarnation"] == 1
+    usage = world.status["poolUsage"]
+    assert (usage["od"]["interruptions"], usage["a"]["interruptions"]) == (1, 0)
+    world.manifest["spec"]["suspend"] = True
+    world.settle()
+    told = world.status["cost"]
+    assert told["perHour"] == "0"
+    world.now += timedelta(hours=1)
+    world.settle()
+    assert world.status["cost"] == told
+
+
+def test_a_server_without_pools_costs_nothing() -> None:
+    world = Pools(pool("a", price=3.6), nodes={"a": 5}, replicas=2)
+    world.settle()
+    assert world.status["cost"]["perHour"] == "7.2"
+    assert world.status["poolUsage"].keys() == {"a"}
+
+
+def test_servers_alone_have_a_bill() -> None:
+    """Workers may live where the spec says, without pools."""
+    world = Pools(
+        pool("od", "OnDemand", price=36), nodes={"od": 1}, replicas=1, pools=[], servers={"pools": ["od"]}
+    )
+    world.nodes["spot-0"] = build.node_manifest("spot-0")
+    world.settle()
+    assert world.status["cost"]["perHour"] == "36"
+    assert world.status["poolUsage"].keys() == {"od"}
+
+
+def test_a_server_and_a_worker_on_one_node_pay_it_once() -> None:
+    world = Shared(pool("a", price=3.6), nodes={"a": 1}, replicas=1, servers={"pools": ["a"]})
+    world.settle()
+    assert {p["spec"]["nodeName"] for p in world.pods.values()} == {"a-0"}
+    assert world.status["cost"]["perHour"] == "3.6"
+
+
+@pytest.mark.parametrize("role", ["worker", "ps"])
+def test_nodes_are_paid_while_their_pool_is_replaced(role: str) -> None:
     """GitOps deletes it and makes it anew, or a new leader has not read it yet: the nodes cost what they cost."""
-    world = Pools(pool("a", price=3.6), nodes={"a": 2}, replicas=2)
+    of_servers = {"servers": {"pools": ["a"]}, "replicas": 1} if role == "ps" else {"replicas": 2}
+    world = Pools(pool("a", price=3.6), nodes={"a": 2}, **of_servers)
     world.settle()
     there, before = world.pools, float(world.status["cost"]["accumulated"])
     seconds = world.status["poolUsage"]["a"]["nodeSeconds"]

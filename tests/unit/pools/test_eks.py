@@ -15,7 +15,7 @@ from moto.server import ThreadedMotoServer
 from shoal.api.capacity_pool import CapacityPool, EksNodegroup
 from shoal.cluster.transport import Wrapper
 from shoal.errors import ScalingError
-from shoal.pools.eks import AUTOSCALER_TAG, EksDriver, eks_client
+from shoal.pools.eks import EksDriver, eks_client
 from shoal.pools.rules import Pace, Target
 from shoal.pools.subject import drivers, subject_of
 
@@ -51,7 +51,7 @@ def eks(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     return client
 
 
-def create(client: Any, tags: dict[str, str] | None = None) -> None:
+def create(client: Any) -> None:
     client.create_nodegroup(
         clusterName="training",
         nodegroupName="spot-l4",
@@ -59,7 +59,6 @@ def create(client: Any, tags: dict[str, str] | None = None) -> None:
         subnets=["subnet-1"],
         nodeRole="arn:aws:iam::123456789012:role/node",
         capacityType="SPOT",
-        tags=tags or {},
     )
 
 
@@ -121,15 +120,6 @@ async def test_only_the_desired_size_is_set(eks: Any, driver: EksDriver) -> None
     await driver.resize(5, await driver.read())
     group = eks.describe_nodegroup(clusterName="training", nodegroupName="spot-l4")["nodegroup"]
     assert group["scalingConfig"] == {"minSize": 1, "maxSize": 9, "desiredSize": 5}
-
-
-@pytest.mark.parametrize(("value", "reason"), [("true", "AutoscalerActive"), ("false", None)])
-async def test_the_autoscalers_tag_is_a_conflict(
-    eks: Any, driver: EksDriver, value: str, reason: str | None
-) -> None:
-    create(eks, {AUTOSCALER_TAG: value})
-    sized_by = (await driver.read()).sized_by
-    assert (sized_by.reason if sized_by else None) == reason
 
 
 async def test_a_group_that_does_not_exist_is_named(eks: Any, driver: EksDriver) -> None:

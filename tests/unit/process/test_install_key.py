@@ -12,8 +12,27 @@ import pytest
 
 from shoal.cluster.transport import Answer
 from shoal.controllers.trainingjob.credentials import InstallKey
+from shoal.errors import Unavailable, UsageError
 from shoal.process.install_key import NoKey, install_key, write
+from shoal.process.main import main
 from shoal.process.settings import Settings
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"), [(Unavailable("no answer"), 1), (NoKey("forbidden"), 2), (UsageError("no config"), 2)]
+)
+def test_only_what_a_restart_does_not_mend_ends_with_2(
+    raised: Exception, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def connect() -> None:
+        raise raised
+
+    monkeypatch.setattr("shoal.process.main.connect", connect)
+    monkeypatch.setattr("sys.argv", ["shoal-operator", "install-key", "--secret", "a", "--file", "b"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == code
+    assert capsys.readouterr().err == f"shoal-operator: {raised}\n"
 
 
 class Secrets:

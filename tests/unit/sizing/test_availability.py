@@ -62,3 +62,14 @@ def test_the_mean_is_that_of_what_is_drawn(share: float, size: float, losses: fl
     pool = Markov(losses, shock_size=size, stock=Stock(share, seconds, math.inf))
     drawn = pool.supply(np.random.default_rng(0), 2000, 120, 300.0, 16)
     assert pool.mean == pytest.approx(float(drawn.there.mean()), abs=0.015)
+
+
+def test_of_a_pool_that_is_out_of_stock_those_nodes_are_there_that_have_survived_it() -> None:
+    """Half of the nodes of a job that ran on were taken to be lost at once, as when a stock-out begins."""
+    known = Markov(0.1, math.inf, stock=Stock(), out_now=True)
+    rng = np.random.default_rng(0)
+    there = known.supply(rng, 400, 60, 60.0, 8).there
+    assert there[:, 0].mean() > 0.98
+    assert there[:, 29].mean() == pytest.approx(math.exp(-0.1 / 2), abs=0.03)  # none is replaced yet
+    begins = replace(known, out_now=None, stock=Stock(out_share=0.999)).supply(rng, 400, 60, 60.0, 8).there
+    assert begins[:, 0].mean() == pytest.approx(0.5, abs=0.05)

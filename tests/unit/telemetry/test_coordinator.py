@@ -101,6 +101,24 @@ def endpoint(job_uid: str, address: str, credentials: JobCredentials | None = No
     return Endpoint(job_uid, address, made.token, made.certificate)
 
 
+async def test_same_answer_is_read_once(tmp_path: Path) -> None:
+    """A thousand coordinators of which nothing is new are polled 45 times a second."""
+    credentials = job_credentials(KEY, "u")
+    reports = [StatusReport(job_uid="u", phase=Phase.TRAINING, step=step) for step in (3, 3, 4, 3)]
+    coordinator = HttpsCoordinator()
+    read = []
+    try:
+        for report in reports:
+            async with serving(tmp_path, "u", web.Response(text=report.to_json())) as address:
+                endpoint = Endpoint("u", address, credentials.token, credentials.certificate)
+                read.append(await coordinator.read(endpoint))
+    finally:
+        await coordinator.close()
+    assert read == reports
+    assert read[1] is read[0]
+    assert read[3] is not read[0]
+
+
 async def test_report_is_read(tmp_path: Path, coordinator: HttpsCoordinator) -> None:
     async with serving(tmp_path, "u1") as address:
         for _ in range(3):

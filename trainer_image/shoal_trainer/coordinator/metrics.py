@@ -1,7 +1,7 @@
 """Exports the status as Prometheus metrics.
 
-Labels are bounded: the only per-worker series is the step time, and the measured speeds have at most `MAX_SPEEDS`
-configurations.
+Labels are bounded, as the report is: the only per-worker series is the step time, the measured speeds have at most
+`MAX_SPEEDS` configurations, and the user's own names, of metrics, are at most `MOST_METRICS` at a time.
 """
 
 from __future__ import annotations

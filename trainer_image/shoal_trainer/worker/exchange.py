@@ -54,7 +54,6 @@ class Exchange:
         self._clock = clock
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="exchange")
         self._stop = threading.Event()
-        self.bytes_moved = 0
 
     def push_pull(
         self,

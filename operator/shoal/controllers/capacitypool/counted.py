@@ -20,6 +20,8 @@ KEPT = timedelta(hours=1)
 
 _COUNTS = tuple(Usage.model_fields)
 _values = attrgetter(*_COUNTS)
+_MOST = 2**63 - 1
+"""The largest number that the API server stores: with a larger one the status of the pool could be written no more."""
 
 
 @dataclass(frozen=True)
@@ -72,5 +74,5 @@ def _part(before: CountedUsage | None, uid: str, operator: str, usage: Usage) ->
 
 
 def _sum(parts: Sequence[Usage]) -> Usage:
-    columns = zip(*map(_values, parts), strict=True)
-    return Usage(**dict(zip(_COUNTS, map(sum, columns), strict=False)))
+    sums = (min(sum(column), _MOST) for column in zip(*map(_values, parts), strict=True))
+    return Usage(**dict(zip(_COUNTS, sums, strict=False)))

@@ -29,9 +29,14 @@ COUNTED, UNWATCHED = timedelta(minutes=5), timedelta(minutes=10)
 
 
 def waiting_too_long(seen: Seen, total: Usage) -> list[timedelta]:
-    """For how long pods have waited for a node that do so in vain. `total`: the use of all jobs."""
+    """For how long pods have waited for a node that do so in vain. `total`: the use of all jobs.
+
+    One that has waited for longer than a pool stays exhausted says nothing any more: its requests may fit no node at
+    all, and the pool is to be tried again by others.
+    """
     patience = _patience(seen, total)
-    return [waited for since in seen.waiting if (waited := seen.now - since) > patience]
+    waits = (seen.now - since for since in seen.waiting)
+    return [waited for waited in waits if patience < waited <= patience + LONGEST]
 
 
 def _patience(seen: Seen, total: Usage) -> timedelta:

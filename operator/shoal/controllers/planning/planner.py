@@ -65,7 +65,7 @@ class Planner:
         wall: Callable[[], datetime],
         metrics: PlanMetrics,
         every_seconds: float = 60.0,
-        plan: Plan = plan_fleet,
+        plan: Plan | None = None,
     ) -> None:
         self._state = state
         self._poller = poller
@@ -74,7 +74,7 @@ class Planner:
         self._wall = wall
         self._metrics = metrics
         self._every_seconds = every_seconds
-        self._plan = plan
+        self._plan = plan or partial(plan_fleet, kept={})
         self._known: dict[str, _Known] = {}
         self._wanted = asyncio.Event()
         self._progress = Progress()

@@ -7,8 +7,10 @@ finds it: a report has the newest epochs only. The workers of epochs that nobody
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from shoal.api.planning_status import CoursePoint
 from shoal.api.training_job import TrainingJob
@@ -16,7 +18,11 @@ from shoal.sizing.fleet import Evaluation, FleetJob
 from shoal.sizing.fleet.work import course_of, ending_by_metric
 from shoal_trainer.contract import StatusReport, WorkerState
 
+if TYPE_CHECKING:  # numpy
+    from shoal.sizing.speed.efficiency import WorkLeft
+
 MOST_EPOCHS = 400
+Points = tuple[Evaluation, ...]
 
 
 @dataclass
@@ -28,6 +34,16 @@ class _Course:
     """The newest epoch that an operator before this one saw: of those up to it, only `values` are known."""
     seen: list[tuple[float, int]] = field(default_factory=list)
     """Samples and workers at each report since the last epoch."""
+    points: Points = ()
+    """The values in order; the same object until they change."""
+
+    def __post_init__(self) -> None:
+        self.settle()
+
+    def settle(self) -> None:
+        """The values may have changed."""
+        now = tuple(self.values[epoch] for epoch in sorted(self.values))
+        self.points = self.points if now == self.points else now
 
 
 class Progress:
@@ -35,10 +51,13 @@ class Progress:
 
     def __init__(self) -> None:
         self._courses: dict[str, _Course] = {}
+        self._estimates: dict[str, tuple[object, WorkLeft]] = {}
+        """By uid: what was asked last, and the answer."""
 
     def forget(self, uids: set[str]) -> None:
         """Drop all jobs but these."""
         self._courses = {uid: course for uid, course in self._courses.items() if uid in uids}
+        self._estimates = {uid: known for uid, known in self._estimates.items() if uid in uids}
 
     def observe(self, job: TrainingJob, report: StatusReport | None, per_epoch: int | None) -> None:
         """Read the finished epochs of a report."""
@@ -73,6 +92,7 @@ class Progress:
         if len(course.values) > MOST_EPOCHS:
             newest = dict(list(course.values.items())[-MOST_EPOCHS // 2 :])
             course.values = thinned({e: v for e, v in course.values.items() if e not in newest}) | newest
+        course.settle()
         course.seen = [each for each in course.seen if each[0] > report.samples - 2 * per_epoch][
             -MOST_EPOCHS:
         ]
@@ -91,22 +111,32 @@ class Progress:
         )
 
     def estimated(self, job: TrainingJob, planned: FleetJob) -> FleetJob:
-        """The job with the samples left to its metric, where nothing else ends it; takes tens of milliseconds."""
+        """The job with the samples left to its metric, where nothing else ends it.
+
+        That takes tens of milliseconds after an epoch of it, or of another job of its model.
+        """
         uid = job.metadata.uid
-        return ending_by_metric(job, planned, self._points(uid), self._alike(uid))
+        course = self._courses.get(uid, _Course())
+        return ending_by_metric(
+            job, planned, course.points, self._alike(uid, course.fingerprint), partial(self._estimate, uid)
+        )
 
-    def _points(self, uid: str) -> list[Evaluation]:
-        values = self._courses.get(uid, _Course()).values
-        return [values[epoch] for epoch in sorted(values)]
+    def _estimate(self, uid: str, points: Points, target: float, **how: Any) -> WorkLeft:
+        asked = points, target, how  # the same objects, as a rule: that they are equal is seen at once
+        known = self._estimates.get(uid)
+        if known is None or known[0] != asked:
+            from shoal.sizing.speed.efficiency import samples_to_target
 
-    def _alike(self, uid: str) -> Sequence[Sequence[Evaluation]]:
+            known = self._estimates[uid] = asked, samples_to_target(points, target, **how)
+        return known[1]
+
+    def _alike(self, uid: str, fingerprint: str) -> tuple[Points, ...]:
         """The courses of other jobs of the same model."""
-        fingerprint = self._courses.get(uid, _Course()).fingerprint
-        return [
-            self._points(other)
+        return tuple(
+            course.points
             for other, course in self._courses.items()
             if other != uid and fingerprint and course.fingerprint == fingerprint
-        ]
+        )
 
 
 def thinned(values: Mapping[int, Evaluation]) -> dict[int, Evaluation]:

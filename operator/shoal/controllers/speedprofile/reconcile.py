@@ -17,6 +17,7 @@ from datetime import datetime
 from shoal.api.base import API_VERSION, Condition, ObjectMeta
 from shoal.api.speed_profile import SpeedProfile, SpeedProfileStatus
 from shoal.api.training_job import TrainingJob
+from shoal.cluster.clock import loop_time
 from shoal.cluster.transport import Transport
 from shoal.controllers.speedprofile.learn import forget, is_forgotten, learn, moved
 from shoal.controllers.state import ClusterState, Key, Wake
@@ -113,7 +114,7 @@ class Learner:
             (job.metadata.namespace, job.metadata.name),
             report,
         )
-        if self._now() - self._written.get(key, -SOON_SECONDS) >= SOON_SECONDS:
+        if loop_time() - self._written.get(key, -SOON_SECONDS) >= SOON_SECONDS:
             self._wake(key, Priority.ROUTINE)
 
     def judged(self, faults: Mapping[Key, str]) -> None:
@@ -173,7 +174,7 @@ class Learner:
         conditions = self._conditions(key, profile)
         judged = conditions != profile.status.conditions
         status = status.model_copy(update={"conditions": conditions}) if judged else status
-        now = self._now()
+        now = loop_time()
         due = self._written.get(key, -LATE_SECONDS) + LATE_SECONDS
         if status != profile.status and (judged or ended or moved(profile.status, status) or now >= due):
             if await self._writer.write(profile, status) is None:
@@ -276,7 +277,3 @@ class Learner:
     def _runs(self, uid: str) -> bool:
         job = self._state.jobs.by_uid(uid)
         return job is not None and not job.status.finished
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()

@@ -15,9 +15,10 @@ from shoal.policy.model import CreatePod, Plan
 
 
 def holdings(job: TrainingJob, decided: Plan | None = None) -> Counter[str]:
-    """Nodes by pool that a job has or plans to have. `decided`: a newer plan than its status."""
+    """Nodes by pool that a job's workers have or plan to have. `decided`: a newer plan than its status."""
     status = decided.status if decided else job.status
-    places = {(slot.pool, slot.index) for slot in status.slots if slot.pool and slot.state != "Ended"}
+    workers = (slot for slot in status.slots if slot.role == "worker" and slot.pool)
+    places = {(slot.pool, slot.index) for slot in workers if slot.state != "Ended"}
     for action in decided.actions if decided else ():
         if isinstance(action, CreatePod) and action.role == "worker":
             places.add((action.pool, action.index))

@@ -6,7 +6,7 @@ from collections import Counter as Count
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 
 from prometheus_client import Counter, Histogram
 
@@ -86,7 +86,7 @@ class JobMetrics:
             registry=registry,
         )
         self.cost = Counter(
-            "shoal_cost_total", "Cost of the workers' nodes, in the currency of the pools.", registry=registry
+            "shoal_cost_total", "Cost of the jobs' nodes, in the currency of the pools.", registry=registry
         )
         self.saved = Counter(
             "shoal_cost_saved_total",
@@ -116,7 +116,7 @@ class JobMetrics:
         self._metrics.live_value(
             "shoal_cost_per_hour",
             "Cost of the nodes in use now, per hour, in the currency of the pools.",
-            lambda: float(sum(Decimal(job.status.cost.per_hour) for job in jobs() if job.status.cost)),
+            lambda: float(sum(_amount(job.status.cost.per_hour) for job in jobs() if job.status.cost)),
         )
 
     def reacted(self, role: str, reason: str, stage: str, seconds: float) -> None:
@@ -133,7 +133,7 @@ class JobMetrics:
         self._count_predictions(uid, old, new, now)
         for counter, name in ((self.cost, "accumulated"), (self.saved, "saved_versus_on_demand")):
             before, after = (
-                Decimal(getattr(status.cost, name)) if status.cost else 0 for status in (old, new)
+                _amount(getattr(status.cost, name)) if status.cost else Decimal(0) for status in (old, new)
             )
             counter.inc(max(0.0, float(after - before)))
 
@@ -158,6 +158,15 @@ class JobMetrics:
             took = (now - first.at).total_seconds()
             if new.phase == "Succeeded" and took > 0:
                 self.finish_predictions.observe(first.seconds / took)
+
+
+def _amount(text: str) -> Decimal:
+    """An amount of money of a status; of one that somebody changed to what is no number, nothing."""
+    try:
+        amount = Decimal(text)
+    except InvalidOperation:
+        return Decimal(0)
+    return amount if amount.is_finite() else Decimal(0)
 
 
 def _increments(old: Mapping[str, int], new: Mapping[str, int]) -> dict[str, int]:

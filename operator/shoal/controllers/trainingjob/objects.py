@@ -18,7 +18,7 @@ from shoal.api.kueue import KUEUE, Workload
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
 from shoal.cluster.transport import JSON, Answer, Transport
-from shoal.controllers.state import ClusterState
+from shoal.controllers.state import ClusterState, key_of, run_of
 from shoal.controllers.trainingjob.api_answers import AnswerStore
 from shoal.controllers.trainingjob.observe import name_conflict
 from shoal.errors import Unavailable
@@ -91,13 +91,24 @@ class Objects:
             answers.refused.pop(name, None)
             answers.made_before = answers.made_before or exists
             if answer.ok and kind.model:
-                self.saw(kind, answer)
-            elif kind.unique:  # nothing else remembers that it exists
+                return await self._made(job, kind, name, answer)
+            if kind.unique:  # nothing else remembers that it exists
                 answers.existing[name] = self._wall()
             return True
         if answer.status not in REFUSED:
             raise Unavailable(f"cannot create {name}: {answer.status} {answer.message}")
         self.refused(job, name, _why(answer), answer.message)
+        return False
+
+    async def _made(self, job: TrainingJob, kind: Kind, name: str, answer: Answer) -> bool:
+        """Take what was created; False if somebody changed it on its way, so that it would be made again and again."""
+        found = kind.model.model_validate_json(answer.body)
+        if _is_known(job, kind, found):
+            self._caches[kind.plural].put(found, ours=True)
+            return True
+        await self.delete(job, kind, name, found.metadata.uid)
+        words = "it was made with other labels or another owner than asked for, perhaps by a mutating admission webhook"
+        self.refused(job, name, RefusalKind.FORBIDDEN, words)
         return False
 
     async def delete(self, job: TrainingJob, kind: Kind, name: str, uid: str, **options: Any) -> Answer:
@@ -117,15 +128,17 @@ class Objects:
     async def confirm_absent(self, job: TrainingJob, name: str) -> dict[str, str]:
         """Ask for a pod: by name the reason of its end, as far as it is known; empty if it is there.
 
-        One that has lost the job's label is deleted, and counts as gone: no watch tells what becomes of it.
+        One that the job has no more, by its labels or its owner, counts as gone, and is deleted if it was made for it:
+        no watch tells what becomes of it.
         """
         answer = await self._transport.request("GET", path(job, PODS, name), urgent=True)
         if answer.status == 404:
             return {name: ""}
         answer.accept()
         found = Pod.model_validate_json(answer.body)
-        if found.metadata.controller_uid == job.metadata.uid and labels.JOB not in found.metadata.labels:
-            await self.delete(job, PODS, name, found.metadata.uid)
+        if run_of(found) != (key_of(job), job.metadata.uid):
+            if found.metadata.controller_uid == job.metadata.uid:
+                await self.delete(job, PODS, name, found.metadata.uid)
             return {name: LABEL_REMOVED}
         self.saw(PODS, answer)
         return {}
@@ -148,20 +161,35 @@ class Objects:
         return there
 
     async def _already_exists(self, job: TrainingJob, kind: Kind, name: str) -> bool:
-        """Handle a 409: the object is the job's own (True), or belongs to another owner."""
+        """Handle a 409: the object is the job's own (True), or belongs to another owner.
+
+        One that was made for it and lost the job's labels is deleted, and made again.
+        """
         answer = await self._transport.request("GET", path(job, kind, name))
         if answer.status == 404:
             raise Unavailable(f"cannot create {name}: it is there, and is not")  # being deleted
         answer.accept()
         answers = self._answers.get(job.metadata.uid)
         found = Pod.model_validate_json(answer.body)  # or any other object with an owner
-        if found.metadata.controller_uid == job.metadata.uid and found.metadata.labels.get(labels.JOB):
+        owned = found.metadata.controller_uid == job.metadata.uid
+        if owned and not _is_known(job, kind, found):
+            await self.delete(job, kind, name, found.metadata.uid)
+            raise Unavailable(f"cannot create {name}: it was there without the labels of the job")
+        if owned:
             answers.refused.pop(name, None)
             answers.made_before = True
             self.saw(kind, answer)
             return True
         answers.conflicting[name] = (name_conflict(found.metadata, job, found.spec.node_name), self._wall())
         return False
+
+
+def _is_known(job: TrainingJob, kind: Kind, found: Pod) -> bool:
+    """Whether the caches show an object as one of the job that owns it."""
+    if kind is PODS:
+        return run_of(found) == (key_of(job), job.metadata.uid)
+    meta = found.metadata
+    return (meta.controller_uid, meta.labels.get(labels.JOB)) == (job.metadata.uid, job.metadata.name)
 
 
 def path(job: TrainingJob, kind: Kind, name: str = "") -> str:

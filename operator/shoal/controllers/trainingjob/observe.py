@@ -21,9 +21,9 @@ from shoal.telemetry.poller import Poller
 class Observer:
     """Takes observations.
 
-    `node_signals`: whether nodes can be read now. `api_returned_at`: when the API server was back after an outage.
-    `no_workloads`: why Workloads of Kueue cannot be read now; empty: they can. `proposal`: what the planner proposes
-    for the job with this uid.
+    `node_signals`: whether nodes can be read now; `old_pods`: whether pods cannot be, any more. `api_returned_at`: when
+    the API server was back after an outage. `no_workloads`: why Workloads of Kueue cannot be read now; empty: they can.
+    `proposal`: what the planner proposes for the job with this uid.
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class Observer:
         *,
         images: Images,
         node_signals: Callable[[], bool],
+        old_pods: Callable[[], bool] = lambda: False,
         no_workloads: Callable[[], str] = lambda: "",
         api_returned_at: Callable[[], datetime | None] = lambda: None,
         proposal: Callable[[str], Proposal | None] = lambda _uid: None,
@@ -46,15 +47,18 @@ class Observer:
         self._claims = claims
         self._images = images
         self._node_signals = node_signals
+        self._old_pods = old_pods
         self._no_workloads = no_workloads
         self._api_returned_at = api_returned_at
         self._proposal = proposal
         self._wall = wall
 
-    def observe(self, key: Key, in_flight: frozenset[Place] = frozenset()) -> Observation | None:
+    def observe(
+        self, key: Key, in_flight: frozenset[Place] = frozenset(), failing: str = ""
+    ) -> Observation | None:
         """The observation; None if the job does not exist, is being deleted, or has another controller.
 
-        `in_flight`: places whose pods are being created.
+        `in_flight`: places whose pods are being created. `failing`: see `Observation`.
         """
         namespace, name = key
         job = self._state.jobs.get(name, namespace)
@@ -77,7 +81,7 @@ class Observer:
         if answers.made_before is None:
             answers.made_before = bool(services)
         report, age = self._poller.latest(uid)
-        failing, because = self._poller.unreachable(uid)
+        unreachable, because = self._poller.unreachable(uid)
         signals = self._node_signals()
         return Observation(
             job=job,
@@ -98,10 +102,12 @@ class Observer:
             nodes=self._state.nodes_by_name if signals else {},
             silent_nodes=self._state.silent_nodes,
             node_signals=signals,
+            old_pods=self._old_pods(),
             report=report,
             report_age=age,
-            unreachable_seconds=failing,
+            unreachable_seconds=unreachable,
             unreachable_because=because,
+            failing=failing,
             refusals=answers.refusals(now, job.metadata.generation),
             confirmed_absent=ChainMap(answers.gone_pods, self._state.deleted_pods(uid)),
             in_flight=in_flight,

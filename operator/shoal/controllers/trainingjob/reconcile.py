@@ -7,12 +7,12 @@ the pod nor the reason would be known.
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 
 from shoal.api.training_job import TrainingJob
+from shoal.cluster.clock import loop_time
 from shoal.controllers.state import ClusterState, Key, Wake
 from shoal.controllers.trainingjob.api_answers import AnswerStore
 from shoal.controllers.trainingjob.apply import Applier
@@ -90,7 +90,7 @@ class Reconciler:
 
     async def __call__(self, key: Key) -> float | None:
         """Reconcile one job."""
-        began = self._now()
+        began = loop_time()
         woken = began - self._waited(key)
         if self._complaints.about(key):
             self._tasks.start(key, self._complaints.complain(key))
@@ -98,12 +98,13 @@ class Reconciler:
         if (job := self._state.jobs.get(name, namespace)) is None:
             return None
         uid = job.metadata.uid
-        if (seen := self._observer.observe(key, self._requests.pods_in_flight(uid))) is None:
+        in_flight, failing = self._requests.pods_in_flight(uid), self._requests.failing(uid)
+        if (seen := self._observer.observe(key, in_flight, failing)) is None:
             self._requests.forget(uid)
             return None
         decided = self._plan(seen, self._memories[uid])
         self._reactions.lost(seen, decided.status, woken)
-        self._reactions.replaced(seen, self._now())
+        self._reactions.replaced(seen, loop_time())
         self._listen(key, seen)
         pause = self._requests.want(seen.job, decided.actions)
         reported = self._report(seen.job, decided)
@@ -116,7 +117,7 @@ class Reconciler:
         if any(pod.spec.node_name and pod.status.phase == "Pending" for pod in seen.pods):
             delays.append(answers.next_expiry_seconds(seen.now))  # it may wait for a deleted Secret
         if (pods := len(seen.pods)) >= FEWEST_PODS_THAT_REST:
-            self._rest(key, max(REST_SECONDS_PER_POD * pods, REST_SHARE * (self._now() - began)))
+            self._rest(key, max(REST_SECONDS_PER_POD * pods, REST_SHARE * (loop_time() - began)))
         return min((delay for delay in delays if delay is not None), default=None)
 
     def _plan(self, seen: Observation, memory: Memory) -> Plan:
@@ -182,10 +183,6 @@ class Reconciler:
             lambda urgent: self._wake(key, Priority.URGENT if urgent else Priority.ROUTINE),
             awaited=serves and seen.report is None and not seen.job.status.training.phase,
         )
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()
 
 
 def _endpoint(uid: str, address: str, known: JobCredentials) -> Endpoint:

@@ -18,6 +18,7 @@ from datetime import datetime
 from shoal.api.events import Event
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Slot, TrainingJobStatus, apart
+from shoal.cluster.clock import loop_time
 from shoal.controllers.trainingjob.metrics import JobMetrics
 from shoal.errors import Unavailable
 from shoal.policy.tell.telemetry import differs_in_telemetry_only
@@ -110,14 +111,14 @@ class Reporter:
         old, new = apart(job.status, status)
         telemetry_only = differs_in_telemetry_only(old, new)
         if told.differs is None:
-            told.differs = self._now()
+            told.differs = loop_time()
         version, at = told.conflict
         due = [
             at + CONFLICT_SECONDS if version == job.metadata.resource_version else 0.0,
             told.written + self._interval(old, new, telemetry_only),
             told.differs + _gathering_seconds(old, new) if makes else 0.0,
         ]
-        left = max(due) - self._now()
+        left = max(due) - loop_time()
         return Report(recorded=telemetry_only, wait=left if left > DUE_SECONDS else 0.0)
 
     async def write(
@@ -144,9 +145,9 @@ class Reporter:
         finally:
             self._metrics.actions.labels("WriteStatus", result).inc()
         if stored is None:
-            told.conflict = job.metadata.resource_version, self._now()
+            told.conflict = job.metadata.resource_version, loop_time()
             return False
-        told.written, told.differs, told.unanswered = self._now(), None, []
+        told.written, told.differs, told.unanswered = loop_time(), None, []
         self._tell(job, status, events)
         return True
 
@@ -170,10 +171,6 @@ class Reporter:
         if _is_awaited(old, new):
             return 0.0
         return min(WAVE_SECONDS, self._settle_seconds) if _counts_losses(old, new) else self._settle_seconds
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()
 
 
 def _gathering_seconds(old: TrainingJobStatus, new: TrainingJobStatus) -> float:

@@ -5,12 +5,12 @@ asks for all that is still to be done: what it no longer asks for, and was not s
 suspended, or loses pods, amid a ramp is planned and served as at any other time.
 
 Replacements go before what a job grows by, which has fewer requests in flight: more would only wait in the API server,
-and losses behind them. After an error, requests of that kind pause, longer each time, and then one is tried.
+and losses behind them. After an error, requests of that kind pause, longer each time, and then one is tried. A request
+that was done and is asked for again pauses, too: somebody undoes it, or plans do not go by what the answer showed.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from shoal.api.labels import Place
 from shoal.api.training_job import TrainingJob
+from shoal.cluster.clock import loop_time
 from shoal.controllers.state import Wake, key_of
 from shoal.errors import ShoalError
 from shoal.policy.model import (
@@ -34,7 +35,7 @@ from shoal.policy.model import (
     Plan,
     RequeueWorkload,
 )
-from shoal.runtime.backoff import DUE_SECONDS, pause
+from shoal.runtime.backoff import DUE_SECONDS, FIRST_SECONDS, pause
 from shoal.runtime.tasks import Tasks
 from shoal.runtime.work_queue import Priority
 
@@ -46,7 +47,11 @@ With fewer, a wave of losses had a small share of an API server that was busy wi
 ORDINARY_IN_FLIGHT = 8
 """Of these, those for pods that replace none, and for removals."""
 LONGEST_PAUSE = 10.0
-"""Between tries of a kind of requests that fail."""
+"""Between tries of a kind of requests that fail, and of one that is done again and again."""
+TELL_AFTER = 30.0
+"""Seconds for which a kind of requests has failed when the job tells of it."""
+AGAIN_SECONDS = 2 * LONGEST_PAUSE
+"""What is asked for so soon after it was done was done in vain."""
 
 FOUNDATIONS = (CreateSecret, ApplyPodGroup)
 """Pods need them, and are asked for again when these are answered, or have failed. Not a Service, whose name workers
@@ -76,7 +81,21 @@ What = tuple[type[Request], str]
 
 @dataclass
 class _Failures:
+    """Of a kind of requests: how many in a row, since when, until when none is sent, and with which words."""
+
+    since: float
     count: int = 0
+    until: float = 0.0
+    words: str = ""
+    """Of the first after `TELL_AFTER`: each change of them is a write of the status."""
+
+
+@dataclass(slots=True)
+class _Done:
+    """A request that was answered: when, how often in a row before, and until when it is not sent again."""
+
+    at: float
+    times: int = 0
     until: float = 0.0
 
 
@@ -92,6 +111,8 @@ class _Run:
     """The removals that the newest plan asks for."""
     in_flight: dict[What, Request] = field(default_factory=dict)
     failures: dict[type[Request], _Failures] = field(default_factory=dict)
+    done: dict[What, _Done] = field(default_factory=dict)
+    """What was answered lately, the earliest first."""
     answered: set[What] = field(default_factory=set)
     """Foundations that were made: pods wait for them no more, even if no cache shows them."""
 
@@ -134,8 +155,14 @@ class Requests:
         run.ordinary = deque(each for each in makes if _grows(each))
         run.due = frozenset(each for each in asked if isinstance(each, REMOVALS))
         run.removals = deque(each for each in run.removals if each in run.due)
+        _forget_old(run.done)
+        told = bool(self.failing(job.metadata.uid))
+        asked_for = {WriteStatus, *map(type, actions), *(kind for kind, _ in run.in_flight)}
+        run.failures = {kind: each for kind, each in run.failures.items() if kind in asked_for}
         self._send(run)
-        pauses = [self._pause(run, kind) for kind in {type(each) for each in actions}]
+        pauses = [self._pause(run, (type(each), each.name)) for each in actions]
+        if told and not self.failing(job.metadata.uid):
+            pauses.append(FIRST_SECONDS)  # the status is to say so
         return min((each for each in pauses if each), default=None)
 
     def allow(self, job: TrainingJob, actions: Iterable[Request]) -> None:
@@ -150,9 +177,10 @@ class Requests:
         Returns the seconds until it may be tried, if not now.
         """
         run = self._run(job)
-        if (type(request), request.name) in run.in_flight:
+        what = (type(request), request.name)
+        if what in run.in_flight:
             return None  # its answer wakes the job
-        if pause := self._pause(run, type(request)):
+        if pause := self._pause(run, what):
             return pause
         self._start(run, request)
         return None
@@ -170,6 +198,11 @@ class Requests:
         run = self._runs.get(uid)
         sent = run.in_flight.values() if run else ()
         return frozenset(each.place for each in sent if isinstance(each, CreatePod))
+
+    def failing(self, uid: str) -> str:
+        """What requests of the job that are to make something have failed with for long; empty: they do not."""
+        run = self._runs.get(uid)
+        return next((each.words for each in run.failures.values() if each.words), "") if run else ""
 
     def forget(self, uid: str) -> None:
         """Drop a run that is gone, and what was to be sent."""
@@ -189,19 +222,23 @@ class Requests:
                 request = (run.removals or run.ordinary).popleft()
             else:
                 return
-            if (type(request), request.name) not in run.in_flight and self._may_try(run, type(request)):
+            what = (type(request), request.name)
+            if what not in run.in_flight and self._may_try(run, what):
                 self._start(run, request)
 
-    def _pause(self, run: _Run, kind: type[Request]) -> float:
-        """Seconds until requests of this kind are tried again after an error."""
-        failures = run.failures.get(kind)
-        left = failures.until - _now() if failures else 0.0
+    def _pause(self, run: _Run, what: What) -> float:
+        """Seconds until this is tried again, after an error of its kind, or since it was done in vain."""
+        failures, done = run.failures.get(what[0]), run.done.get(what)
+        if failures is None and done is None:
+            return 0.0
+        until = max(failures.until if failures else 0.0, done.until if done else 0.0)
+        left = until - loop_time()
         return left if left > DUE_SECONDS else 0.0
 
-    def _may_try(self, run: _Run, kind: type[Request]) -> bool:
-        if kind not in run.failures:
-            return True
-        return not self._pause(run, kind) and all(each is not kind for each, _ in run.in_flight)
+    def _may_try(self, run: _Run, what: What) -> bool:
+        if self._pause(run, what):
+            return False
+        return what[0] not in run.failures or all(kind is not what[0] for kind, _ in run.in_flight)
 
     def _start(self, run: _Run, request: Request) -> None:
         run.in_flight[type(request), request.name] = request
@@ -212,6 +249,10 @@ class Requests:
         try:
             done = await self._carry_out(job, request)
             run.failures.pop(kind, None)
+            if kind is not WriteStatus and (
+                done or kind is ConfirmAbsent
+            ):  # what was refused is asked for again by rules of its own
+                _note(run.done, (kind, request.name))
             if done and isinstance(request, FOUNDATIONS):
                 run.answered.add((kind, request.name))
         except Exception as error:  # broad: an error of one request must not stop the others
@@ -229,19 +270,37 @@ class Requests:
         self._send(run)
 
     def _failed(self, run: _Run, request: Request, error: Exception) -> None:
-        failures = run.failures.setdefault(type(request), _Failures())
-        if not self._pause(run, type(request)):  # those that were sent with it count as one
+        failures = run.failures.setdefault(type(request), _Failures(loop_time()))
+        if failures.until - loop_time() <= DUE_SECONDS:  # those that were sent with it count as one
             failures.count += 1
-            failures.until = _now() + pause(failures.count, error, LONGEST_PAUSE)
+            failures.until = loop_time() + pause(failures.count, error, LONGEST_PAUSE)
+        if (
+            not failures.words
+            and loop_time() - failures.since >= TELL_AFTER
+            and not isinstance(request, WriteStatus)
+        ):
+            failures.words = f"{type(request).__name__} {request.name}: {error or repr(error)}"
         logger.warning(
             "%s/%s: %s %s: %s; retrying in %.2f s",
             *key_of(run.job),
             type(request).__name__,
             request.name,
             error or repr(error),
-            failures.until - _now(),
+            failures.until - loop_time(),
             exc_info=None if isinstance(error, ShoalError) else error,
         )
+
+
+def _note(done: dict[What, _Done], what: What) -> None:
+    """Note that it was answered. The second time in a row, and each time after that, it is to wait for longer."""
+    before, at = done.pop(what, None), loop_time()
+    times = before.times + 1 if before is not None and at - before.at < AGAIN_SECONDS else 0
+    done[what] = _Done(at, times, at + pause(times, None, LONGEST_PAUSE) if times else 0.0)
+
+
+def _forget_old(done: dict[What, _Done]) -> None:
+    while done and loop_time() - (first := next(iter(done.items())))[1].at >= AGAIN_SECONDS:
+        del done[first[0]]
 
 
 def _grows(request: Request) -> bool:
@@ -256,7 +315,3 @@ def _is_awaited(request: Request) -> bool:
 
 def _ordinary(run: _Run) -> int:
     return sum(_grows(each) or isinstance(each, REMOVALS) for each in run.in_flight.values())
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

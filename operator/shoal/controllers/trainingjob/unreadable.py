@@ -1,6 +1,7 @@
 """Tells the owner of a TrainingJob that this operator cannot read it: on the object itself, not only in a log.
 
-It happens where the CRD is newer than the operator, or was changed by hand. What runs goes on as it was last read.
+It happens where the CRD is newer than the operator, or was changed by hand. What runs goes on, and nothing of it is
+replaced, since nothing can be recorded.
 """
 
 from __future__ import annotations
@@ -25,10 +26,21 @@ AGAIN_SECONDS = 5.0
 
 
 class Complaints:
-    """Takes jobs that cannot be read, and writes the condition Stalled to them."""
+    """Takes jobs that cannot be read, and writes the condition Stalled to them.
 
-    def __init__(self, transport: Transport, *, wake: Wake, wall: Callable[[], datetime]) -> None:
+    `unread`: whether the job with this uid still cannot be.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        wake: Wake,
+        wall: Callable[[], datetime],
+        unread: Callable[[str], bool] = lambda _uid: True,
+    ) -> None:
         self._transport = transport
+        self._unread = unread
         self._wake = wake
         self._wall = wall
         self._unreadable: dict[Key, tuple[Mapping[str, Any], str]] = {}
@@ -39,6 +51,10 @@ class Complaints:
         key = str(meta.get("namespace", "")), str(meta.get("name", ""))
         self._unreadable[key] = found, why
         return key
+
+    def keys(self) -> list[Key]:
+        """The jobs that nobody was told of yet: a process that does not lead only hears."""
+        return list(self._unreadable)
 
     def about(self, key: Key) -> bool:
         """Whether there is something to complain about."""
@@ -53,9 +69,12 @@ class Complaints:
         if (known := self._unreadable.pop(key, None)) is None:
             return
         found, why = known
+        if not self._unread(str(found["metadata"].get("uid", ""))):
+            return
         namespace, name = key
         message = (
-            f"this version of Shoal cannot read {why}; what runs goes on: upgrade Shoal, or change the field"
+            f"this version of Shoal cannot read {why}; what runs goes on, but no lost pod is replaced:"
+            " upgrade Shoal, or change the field"
         )
         status = found.get("status") or {}
         conditions = [c for c in status.get("conditions") or [] if isinstance(c, dict)]

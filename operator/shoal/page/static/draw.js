@@ -16,6 +16,37 @@ function fill(made, attributes, children) {
   return made;
 }
 
+// Show these children in a place, and keep the elements that it has: what is focused, opened, scrolled or selected stays
+// so, and a screen reader does not say it again. `data-key` tells elements apart that come, go and change places.
+export function show(place, ...children) {
+  const focused = document.activeElement;
+  morph(place, fill(place.cloneNode(false), {}, children));
+  if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true }); // it was moved
+}
+
+function morph(old, made) {
+  for (const { name, value } of made.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  for (const { name } of [...old.attributes]) if (!made.hasAttribute(name) && name !== "open") old.removeAttribute(name);
+  const keyed = new Map([...old.children].filter((each) => each.dataset.key).map((each) => [each.dataset.key, each]));
+  const wanted = new Set([...made.children].map((each) => each.dataset.key));
+  for (const [key, each] of keyed) if (!wanted.has(key)) each.remove();
+  let at = old.firstChild; // what is before it is as it should be
+  for (const node of [...made.childNodes]) {
+    const key = node.dataset?.key;
+    const there = key ? keyed.get(key) : at && at.nodeName === node.nodeName && !at.dataset?.key ? at : null;
+    if (!there) old.insertBefore(node, at);
+    else if (there.nodeType === Node.TEXT_NODE) there.data = node.data;
+    else morph(there, node);
+    if (there && there === at) at = at.nextSibling;
+    else if (there) old.insertBefore(there, at);
+  }
+  while (at) {
+    const next = at.nextSibling;
+    at.remove();
+    at = next;
+  }
+}
+
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
   const whole = Math.max(0, Math.round(seconds));

@@ -73,7 +73,10 @@ def decide(facts: Facts) -> Decisions:
     goal.servers = suspension.wants_server(facts, workers, facts.timers)
     servers = records.update(facts, "ps", goal, counters)
     end = completion.decide(facts, servers, workers, counters)
-    usage, exclusions = count(facts, workers, ends=end is not None), exclude(facts, counters.failed_on)
+    usage, exclusions = (
+        count(facts, servers, workers, ends=end is not None),
+        exclude(facts, counters.failed_on),
+    )
     decided = Decisions(goal, servers, workers, counters, actions, usage, exclusions, end)
     if end is not None:
         return decided

@@ -92,8 +92,8 @@ class Homes:
 
 
 def waits_for_node(each: Sighting) -> bool:
-    """Whether its pod waits for a node. One that a queue holds back does not."""
-    return not (each.pod is None or each.pod.spec.node_name or each.slot.cause or each.pod.queued)
+    """Whether its pod waits for a node. It may be one that its template fits, if not of this home."""
+    return each.pod is not None and not each.slot.cause and each.pod.waits_for_node(there_are=False)
 
 
 def homes_of(facts: Facts) -> Homes:

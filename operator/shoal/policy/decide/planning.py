@@ -88,6 +88,9 @@ def _auto(
         if left := sorted(counts.keys() - here):
             known = _filled(homes, known, sum(counts.values()))
             reason = f"workers leave {', '.join(left)}, which workers.pools or workers.zonePolicy exclude now"
+    most = facts.job.spec.workers.max_replicas
+    if most is not None and sum(known.values()) > most:
+        known, reason = _at_most(known, most, homes), f"workers.maxReplicas is {most} now"
     readiness = _readiness(proposal)
     if proposal is not None:
         proposed = _clamped(homes, proposal, known)
@@ -109,6 +112,14 @@ def _filled(homes: Homes, counts: Mapping[str, int], number: int) -> dict[str, i
     while used.total() < number and (home := homes.next(used)) is not None:
         used[home] += 1
     return {home.pool: count for home, count in used.items() if count}
+
+
+def _at_most(counts: Mapping[str, int], most: int, homes: Homes) -> dict[str, int]:
+    """So many workers, of which those in the least preferred pools go."""
+    kept = dict[str, int]()
+    for name in homes.job.spec.workers.pools:
+        kept[name] = min(counts.get(name, 0), most - sum(kept.values()))
+    return {name: count for name, count in kept.items() if count}
 
 
 def _clamped(homes: Homes, proposal: Proposal, now: Mapping[str, int]) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 A job is suspended by its user, or by a queue that has no quota for it. It has no pods then. Workers end first, each
 with a last push, then the parameter servers with a final snapshot, so no progress is lost. A job created suspended
-starts no pods.
+starts no pods. One that is resumed with another number of shards is resumed once the servers of before have ended.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from shoal.policy.facts.read import Facts
 
 def wants_server(facts: Facts, workers: ByIndex, timers: Timers) -> Callable[[Place], bool]:
     """Whether a shard is wanted: while suspending, until no worker pushes and shard 0 has saved all shards."""
-    replicas = facts.job.spec.parameter_servers.replicas
-    if not facts.suspended or any(worker.may_run(timers) for worker in every(workers)):
+    if not facts.suspended:
+        replicas = facts.job.spec.parameter_servers.replicas
         return lambda place: place.index < replicas
+    if any(worker.may_run(timers) for worker in every(workers)):
+        return lambda _place: True  # all that exist: their number may have been changed
     saving = any(s.place.is_coordinator and s.pod and not s.pod.ended for s in facts.sightings["ps"])
-    return lambda place: saving and 0 < place.index < replicas
+    return lambda place: saving and not place.is_coordinator
 
 
 def is_complete(facts: Facts) -> bool:

@@ -1,10 +1,11 @@
 """Counts what the job uses and meets in its pools, and what that costs: each thing once.
 
+Workers and parameter servers alike: the pool of a pod is the one whose label it was made with, as its slot records it.
 A count and the evidence that it was counted go into one status write: node time is counted from the slots of the last
 status up to now, and `countedUntil` is written with it; a start, an unfulfilled wait and an interruption are counted in
 the write that marks them in their slot. So whatever crashes when, nothing is counted twice. A node that no status knew
-counts from the start of its first pod, if that is later than `countedUntil`: that a worker has a node is written late.
-One that went counts up to the last sign of its worker, which may be long before anybody looks.
+counts from the start of its first pod, if that is later than `countedUntil`: that a pod has a node is written late.
+One that went counts up to the last sign of its pods, which may be long before anybody looks.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ Node = tuple[str, str]
 
 def due(facts: Facts) -> set[int]:
     """Workers at rest of which something is to be counted: a first push, or that they wait for a node in vain."""
-    if not facts.job.spec.workers.pools and facts.job.status.counted_until is None:
+    if not _is_counted(facts):
         return set()
     patience, pushed = _patience(facts), facts.coordinator.pushed
     begun = {i for i, each in facts.at_rest.running.items() if not each.slot.trained and each.place in pushed}
@@ -86,16 +87,23 @@ def due(facts: Facts) -> set[int]:
     }
 
 
-def count(facts: Facts, workers: ByIndex, *, ends: bool) -> Usage:
+def count(facts: Facts, servers: ByIndex, workers: ByIndex, *, ends: bool) -> Usage:
     """Count; slots in which something was counted are marked. `ends`: the job does, and gives its nodes back."""
     before = facts.job.status
-    if not facts.job.spec.workers.pools and before.counted_until is None:
+    if not _is_counted(facts):
         return Usage(before.pool_usage, before.cost, None)
-    counter = _Counter(facts)
-    for each in every(workers):
+    counter, members = _Counter(facts), list(every(servers, workers))
+    for each in members:
         if each.slot.pool:
             counter.look_at(each)
-    return counter.result(list(every(workers)), ends=ends)
+    return counter.result(members, ends=ends)
+
+
+def _is_counted(facts: Facts) -> bool:
+    spec = facts.job.spec
+    return bool(
+        spec.workers.pools or spec.parameter_servers.pools or facts.job.status.counted_until is not None
+    )
 
 
 class _Counter:
@@ -107,7 +115,7 @@ class _Counter:
         self._patience = _patience(facts)
 
     def look_at(self, each: Member) -> None:
-        """Count what happened to one worker."""
+        """Count what happened to one pod."""
         slot, usage = each.slot, self._usage(each.slot.pool)
         pushed = self._facts.coordinator.pushed.get(each.place)
         if pushed is not None and not slot.trained and each.pod is not None:
@@ -115,7 +123,11 @@ class _Counter:
                 not self._facts.job.spec.run_policy.scheduling_policy.queue
             ):  # what a queue took is no start-up
                 created = parse_time(each.pod.metadata.creation_timestamp)
-                seconds = seconds_between(created, datetime.fromtimestamp(pushed, UTC)) if created else 0
+                seconds = (
+                    seconds_between(created, min(datetime.fromtimestamp(pushed, UTC), self._facts.now))
+                    if created
+                    else 0
+                )
                 usage["starts"] += 1
                 usage["start_seconds"] += seconds
                 usage["start_seconds_squared"] += seconds**2
@@ -130,8 +142,11 @@ class _Counter:
 
     def _waited(self, each: Member) -> bool:
         """Whether its pod waits for a node for too long."""
-        created, bound = each.slot.created_at, each.pod is None or bool(each.pod.spec.node_name)
-        if bound or created is None or each.slot.queued or (each.slot.cause and not self._is_new(each)):
+        created, pool = each.slot.created_at, self._facts.seen.pools.get(each.slot.pool)
+        there_are = pool is not None and pool.status.nodes > 0
+        if each.pod is None or created is None or not each.pod.waits_for_node(there_are=there_are):
+            return False
+        if each.slot.cause and not self._is_new(each):
             return False
         return not self._facts.timers.pending(created + self._patience)
 
@@ -141,7 +156,7 @@ class _Counter:
 
     @cached_property
     def _lost(self) -> set[Node]:
-        """Nodes whose loss is counted: one node with several workers is lost once."""
+        """Nodes whose loss is counted: one node with several pods is lost once."""
         return {
             (slot.pool, slot.node) for slot in self._before.slots if slot.node and slot.cause in INTERRUPTIONS
         }
@@ -168,25 +183,25 @@ class _Counter:
     def _usage(self, pool: str) -> dict[str, Any]:
         return self._pools.setdefault(pool, PoolUsage().model_dump())
 
-    def result(self, workers: Sequence[Member], *, ends: bool) -> Usage:
+    def result(self, members: Sequence[Member], *, ends: bool) -> Usage:
         """Count the node time, if it is time."""
         facts, before = self._facts, self._before
         at_rest = {id(each.slot) for each in facts.at_rest}  # all of them are recorded
         was = _nodes(slot for slot in before.slots if id(slot) not in at_rest)
-        now = _nodes(each.slot for each in workers)
+        now = _nodes(each.slot for each in members)
         since = before.counted_until or facts.now
         cost, until = before.cost, before.counted_until
         stay = _nodes(each.slot for each in facts.at_rest) if was or now else frozenset()
         if ends or stay | was != stay | now or facts.now - since >= EVERY:
             stay = stay or _nodes(each.slot for each in facts.at_rest)
-            went = self._ends(workers, was - now - stay, since)
+            went = self._ends(members, was - now - stay, since)
             passed = seconds_between(since, facts.now)
             seconds = Counter(
                 {pool: passed * n for pool, n in Counter(pool for pool, _ in stay | was).items()}
             )
             for (pool, _), at in went.items():
                 seconds[pool] -= passed - seconds_between(since, at)
-            for node, began in self._starts(workers).items():
+            for node, began in self._starts(members).items():
                 if node in now - was - stay:
                     begun = max(began, before.counted_until or began)
                     seconds[node[0]] += seconds_between(begun, facts.now)
@@ -212,20 +227,20 @@ class _Counter:
         last = usage["price_per_hour"]
         return None if last is None else Decimal(last)
 
-    def _starts(self, workers: Iterable[Member]) -> dict[Node, datetime]:
+    def _starts(self, members: Iterable[Member]) -> dict[Node, datetime]:
         """When the first of the job's pods on each node began."""
         found = dict[Node, datetime]()
-        for each in workers:
+        for each in members:
             began = parse_time(each.pod.status.start_time) if each.pod is not None else None
             if began is not None:
                 node = each.slot.pool, each.slot.node
                 found[node] = min(found.get(node, began), began)
         return found
 
-    def _ends(self, workers: Iterable[Member], gone: Set[Node], since: datetime) -> dict[Node, datetime]:
+    def _ends(self, members: Iterable[Member], gone: Set[Node], since: datetime) -> dict[Node, datetime]:
         """Until when each of the nodes that went counts, which may be long before anybody looks again.
 
-        Until the last sign of a worker there: its container's end, or its last word to the coordinator. Without one,
+        Until the last sign of a pod there: its container's end, or its last word to the coordinator. Without one,
         it went as soon as it could have been counted again: what was not seen is not charged.
         """
         if not gone:
@@ -237,8 +252,8 @@ class _Counter:
             - timedelta(seconds=self._facts.seen.report_age + each.last_seen_seconds)
             for each in (report.workers if report is not None else ())
         }
-        for each in workers:
-            ended = terminated(each.pod, "worker") if each.pod is not None else None
+        for each in members:
+            ended = terminated(each.pod, each.slot.role) if each.pod is not None else None
             if ended is not None and (at := parse_time(ended.finished_at)) is not None:
                 signs[each.place] = at
         ends = dict[Node, datetime]()
@@ -255,11 +270,9 @@ def _patience(facts: Facts) -> timedelta:
 
 
 def _nodes(slots: Iterable[Slot]) -> frozenset[Node]:
-    """The pools and nodes that have a worker; a node with several counts once."""
+    """The pools and nodes that have a pod; a node with several counts once."""
     return frozenset(
-        (slot.pool, slot.node)
-        for slot in slots
-        if slot.role == "worker" and slot.pool and slot.node and slot.state != "Ended"
+        (slot.pool, slot.node) for slot in slots if slot.pool and slot.node and slot.state != "Ended"
     )
 
 

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 
 from shoal.api.kube import Node, Pod
-from shoal.api.labels import ON_DEMAND, POOL, TEMPLATE, Place, RoleName
+from shoal.api.labels import ON_DEMAND, POOL, SHARDS, TEMPLATE, Place, RoleName
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Slot
 from shoal.manifests.names import first_incarnation, pod_name
@@ -63,8 +63,17 @@ class Facts:
 
     @property
     def suspended(self) -> bool:
-        """Whether the job is to have no pods: its user or its queue says so."""
-        return self.job.spec.suspend or self.quota.held
+        """Whether the job is to have no pods: its user or its queue says so, or it was resumed with other shards."""
+        return self.job.spec.suspend or self.quota.held or self.resharded
+
+    @cached_property
+    def resharded(self) -> bool:
+        """Whether there are servers of another number of shards, which could not work with new ones."""
+        number = str(self.job.spec.parameter_servers.replicas)
+        servers = (each.pod for each in self.sightings["ps"])
+        return any(
+            pod.metadata.labels.get(SHARDS, number) != number for pod in servers if pod and not pod.ended
+        )
 
     @property
     def job(self) -> TrainingJob:
@@ -188,7 +197,7 @@ class _Reader:
                 state="Starting",
                 attempts=before.attempts if before else 0,
                 replaces=record is not None and record.replaces,
-                pool=pod.metadata.labels.get(POOL, "") if place.role == "worker" else "",
+                pool=pod.metadata.labels.get(POOL, ""),
                 on_demand=ON_DEMAND in pod.metadata.labels,
                 queued=pod.queued,
                 created_at=parse_time(pod.metadata.creation_timestamp),

@@ -62,8 +62,10 @@ class Conditions:
             self.set(kind, False, otherwise)
 
     def in_order(self) -> tuple[JobCondition, ...]:
-        """All conditions, in a stable order."""
-        return tuple(self._by_type[kind] for kind in (*ALWAYS, *EXCEPTIONAL) if kind in self._by_type)
+        """All conditions, in a stable order; those that others set come last."""
+        ours = (*ALWAYS, *EXCEPTIONAL)
+        others = sorted(self._by_type.keys() - set(ours))
+        return tuple(self._by_type[kind] for kind in (*ours, *others) if kind in self._by_type)
 
     def reason(self) -> str:
         """The reason of the most important condition; empty if the job is simply running."""

@@ -1,14 +1,20 @@
 """Plans for all jobs that share capacity pools: what the operator runs once a minute, and `shoal plan` for files.
 
-`plan_fleet` is a pure function of frozen values. It needs numpy only: nothing that it imports may import pandas, scipy,
-scikit-learn or matplotlib. What it imports is loaded with the first plan: an operator whose jobs name no pools does
-without the 12 MiB.
+`plan_fleet` is a function of frozen values, and of the choices that it kept the last time, which save work. It needs
+numpy only: nothing that it imports may import pandas, scipy, scikit-learn or matplotlib. What it imports is loaded with
+the first plan: an operator whose jobs name no pools does without the 12 MiB.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from shoal.sizing.fleet.values import FleetJob, FleetPlan, FleetPool, JobPlan, Pace, Watched
 from shoal.sizing.speed.measurements import Evaluation, LogMean, Model, Profile, Row, ServerLoad
+
+if TYPE_CHECKING:  # numpy
+    from shoal.sizing.fleet.kept import Kept
 
 __all__ = [
     "Evaluation",
@@ -34,8 +40,9 @@ def plan_fleet(
     *,
     confidence: float = 0.95,
     seed: int = 0,
+    kept: Kept | None = None,
 ) -> FleetPlan:
     """See `shoal.sizing.fleet.planner.plan_fleet`."""
     from shoal.sizing.fleet import planner
 
-    return planner.plan_fleet(pools, profiles, jobs, confidence=confidence, seed=seed)
+    return planner.plan_fleet(pools, profiles, jobs, confidence=confidence, seed=seed, kept=kept)

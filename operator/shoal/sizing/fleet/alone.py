@@ -8,41 +8,40 @@ its speed is worth its price.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from shoal.errors import UsageError
 from shoal.sizing.fleet.answers import answer_of, unplanned
-from shoal.sizing.fleet.problems import JobProblem, job_problem
+from shoal.sizing.fleet.kept import Asked, Choice, Kept, choice_of
+from shoal.sizing.fleet.problems import JobProblem
 from shoal.sizing.fleet.values import FleetJob, FleetPool, JobPlan
 from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.explain import duration, fleet, money
 from shoal.sizing.plan.planner import Plan, plan
 from shoal.sizing.plan.problem import Problem
 from shoal.sizing.plan.switch import SURE, gain, is_sure, switch
-from shoal.sizing.plan.trial import worth_measuring
+from shoal.sizing.plan.trial import Trial, worth_measuring
 from shoal.sizing.speed.measurements import MEASURED
-from shoal.sizing.speed.model import SpeedModel
 
-__all__ = ["Given", "Solved", "exactly", "fits", "problem_of", "solve", "under_way"]
+__all__ = ["Given", "Solved", "exactly", "fits", "solve", "under_way"]
 
 logger = logging.getLogger(__name__)
 
-SPARE = 0.1
-"""What a running job with spot workers gains by ending early, as a part of its cost: see `Objective.spare`."""
 AS_FAST = 1.05
 """A plan that takes up to this times as long as the fastest one is as fast: speeds are not known any better."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """What the plans of all jobs rest on."""
+    """What the plans of all jobs rest on. `problem`: that of a job within nodes by pool, if there is one to solve."""
 
     pools: Sequence[FleetPool]
-    speeds: SpeedModel
-    confidence: float
-    seed: int
+    problem: Callable[[FleetJob, Mapping[str, int]], JobProblem]
+    seed: int = 0
+    kept: Kept = field(default_factory=dict)
+    """Choices of the plan before."""
 
     @property
     def limits(self) -> dict[str, int]:
@@ -102,11 +101,12 @@ def _solved(job: FleetJob, left: Mapping[str, int], given: Given, elsewhere: Col
             )
             return Solved(job, _late(_solved(without, left, given, elsewhere).answer, limit, words))
     try:
-        one = problem_of(job, left, given)
-        found = _affordable(
-            one.problem, _settled(job, one.problem, plan(one.problem, seed=given.seed)), given.seed
+        one = given.problem(job, left)
+        choice = choice_of(
+            given.kept, job.name, _asked(job, one, elsewhere), partial(_choice, seed=given.seed)
         )
-        return Solved(job, _with_trial(job, one, found, answer_of(job, one, found), elsewhere), one, found)
+        answer = answer_of(job, one, choice.found)
+        return Solved(job, _with_trial(answer, one.problem, choice), one, choice.found)
     except UsageError as error:
         return Solved(job, unplanned(job, given.pools, left, _sentence(str(error))))
 
@@ -129,16 +129,35 @@ def exactly(problem: Problem, counts: Sequence[int], seed: int = 0) -> Plan:
     return replace(found, given=True, proved=False)
 
 
-def _settled(job: FleetJob, problem: Problem, best: Plan) -> Plan:
+def _asked(job: FleetJob, one: JobProblem, elsewhere: Collection[str]) -> Asked:
+    return Asked(
+        one.problem,
+        under_way=tuple(under_way(job).get(pool.name, 0) for pool in one.problem.pools),
+        measured=one.measured,
+        unmeasured=frozenset(
+            name for name, basis in one.basis.items() if basis != MEASURED and name not in elsewhere
+        ),
+        begun=frozenset({*job.asked, *(name for name, n in job.running.items() if n)}),
+    )
+
+
+def _choice(asked: Asked, seed: int) -> Choice:
+    """What one job chooses."""
+    problem = asked.problem
+    best = _settled(problem, asked.under_way, plan(problem, seed=seed), seed)
+    found = _affordable(problem, best, seed)
+    return Choice(found, _trial(asked, found))
+
+
+def _settled(problem: Problem, current: tuple[int, ...], best: Plan, seed: int) -> Plan:
     """The best plan, or what runs if that keeps the limits and the gain is not sure enough to switch."""
-    current = tuple(under_way(job).get(pool.name, 0) for pool in problem.pools)
     over = best.misses_only_budget
     if current == best.counts or not (best.feasible or over) or not fits(problem, current):
         return best
     change = switch(_beyond_budget(problem) if over else problem, current, best.counts, best.servers)
     if not change.kept or is_sure(change.saved):
         return best
-    same = exactly(problem, current)
+    same = exactly(problem, current, seed)
     if not (same.feasible or (over and same.misses_only_budget)):
         return best
     note = (
@@ -166,24 +185,32 @@ def _affordable(problem: Problem, found: Plan, seed: int) -> Plan:
     return replace(instead, notes=(*instead.notes, note), proved=found.proved)
 
 
-def _with_trial(
-    job: FleetJob, one: JobProblem, found: Plan, answer: JobPlan, elsewhere: Collection[str]
-) -> JobPlan:
-    """The plan, with one worker in a pool that was never measured where that is worth its price."""
-    unmeasured = {name for name, basis in one.basis.items() if basis != MEASURED and name not in elsewhere}
+def _trial(asked: Asked, found: Plan) -> Trial | None:
+    """One worker in a pool that was never measured, where that is worth its price."""
     over = found.misses_only_budget
-    problem = _beyond_budget(one.problem) if over else one.problem
+    problem = _beyond_budget(asked.problem) if over else asked.problem
     late = not (found.feasible or over)
-    in_time = late or problem.objective.prefer == "MinTime"
-    if job.min_workers == job.max_workers:
-        return answer
-    if in_time and not one.measured:  # what it is slower than is a guess, too
-        return answer
-    begun = {*job.asked, *(name for name, n in job.running.items() if n)}
-    trial = worth_measuring(problem, found.counts, found.cost, found.seconds, unmeasured, begun, late=late)
+    if problem.min_workers == problem.max_workers:
+        return None
+    if _in_time(problem, late=late) and not asked.measured:  # what it is slower than is a guess, too
+        return None
+    return worth_measuring(
+        problem, found.counts, found.cost, found.seconds, asked.unmeasured, asked.begun, late=late
+    )
+
+
+def _in_time(problem: Problem, *, late: bool) -> bool:
+    """Whether it is time that counts, and not money."""
+    return late or problem.objective.prefer == "MinTime"
+
+
+def _with_trial(answer: JobPlan, problem: Problem, choice: Choice) -> JobPlan:
+    """The plan with the worker that measures."""
+    found, trial, pools = choice.found, choice.trial, problem.pools
     if trial is None:
         return answer
-    pools = problem.pools
+    over = found.misses_only_budget
+    in_time = _in_time(_beyond_budget(problem) if over else problem, late=not (found.feasible or over))
     left = [pool.name for pool, n, was in zip(pools, trial.counts, found.counts, strict=True) if n < was]
     told = duration if in_time else partial(money, currency="")
     who = f"One worker in place of one from {left[0]}" if left else "One worker more"
@@ -197,11 +224,6 @@ def _with_trial(
         cost_per_hour=problem.price_per_hour(trial.counts),
         reason=f"{answer.reason} {words}",
     )
-
-
-def problem_of(job: FleetJob, limits: Mapping[str, int], given: Given) -> JobProblem:
-    """The problem of a job whose model and work are known."""
-    return job_problem(job, given.pools, limits, given.speeds, given.confidence, spare=SPARE)
 
 
 def _sentence(words: str) -> str:

@@ -51,7 +51,7 @@ def fleet_job(
     spec, status, objective = job.spec, job.status, job.spec.elasticity.objective
     mode, prior = spec.elasticity.mode, profile.spec.model if profile else None
     behind = sum(not epoch.complete for epoch in report.epochs) if report is not None else 0
-    spent = _spent(job, server_price, now)
+    spent = decimal(status.cost.accumulated) if status.cost else 0.0
     chooses, replicas = mode in {"Advise", "Auto"}, spec.workers.replicas
     planned = FleetJob(
         name=job_name(job),
@@ -82,9 +82,14 @@ def fleet_job(
 
 
 def server_price(job: TrainingJob, pools: Mapping[str, CapacityPool]) -> float:
-    """Price of one parameter server per hour: that of the first pool that the job names for them; 0 without one."""
-    named = (pools[name].spec.price for name in job.spec.parameter_servers.pools if name in pools)
-    return next((price.per_hour for price in named if price is not None), 0.0)
+    """Price of one parameter server per hour: of the pool where one is, or else the first that is named for them.
+
+    Pools without a price are passed over; 0: there is none with one.
+    """
+    there = (slot.pool for slot in job.status.slots if slot.role == "ps" and slot.state != "Ended")
+    named = (*there, *job.spec.parameter_servers.pools)
+    prices = (pools[name].spec.price for name in named if name in pools)
+    return next((price.per_hour for price in prices if price is not None), 0.0)
 
 
 def unreadable(job: TrainingJob, fault: str) -> FleetJob:
@@ -146,15 +151,6 @@ def _pace_before(job: TrainingJob) -> Pace | None:
     if said is None or said.relative_error is None or not said.watched_seconds:
         return None
     return Pace(decimal(said.relative_error), float(said.watched_seconds))
-
-
-def _spent(job: TrainingJob, server_price: float, now: datetime) -> float:
-    """What the job cost so far: its workers' nodes as counted, and its servers since its start, pauses apart."""
-    status = job.status
-    workers, seconds = decimal(status.cost.accumulated) if status.cost else 0.0, 0.0
-    if server_price and status.start_time is not None and status.start_time.tzinfo is not None:
-        seconds = max((now - status.start_time).total_seconds() - status.suspended_seconds, 0.0)
-    return workers + server_price * job.spec.parameter_servers.replicas * seconds / 3600
 
 
 def _deadline(job: TrainingJob, now: datetime) -> float | None:

@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from shoal.errors import UsageError
-from shoal.sizing.fleet.alone import Given, Solved, exactly, fits, problem_of, under_way
+from shoal.sizing.fleet.alone import Given, Solved, exactly, fits, under_way
 from shoal.sizing.fleet.answers import answer_of
-from shoal.sizing.fleet.problems import JobProblem
 from shoal.sizing.fleet.values import FleetJob, FleetPool, JobPlan
 from shoal.sizing.plan.switch import is_sure, switch
 from shoal.sizing.plan.together import Request, plan_together
@@ -44,8 +43,7 @@ def better_together(order: Sequence[Solved], given: Given) -> dict[str, Solved]:
         traders = _traders(able, given.pools)
         traded = {each.job.name: each for each in _traded(traders, able, limits, given)}
         best = [traded.get(each.job.name, each) for each in able]
-        problems = [problem_of(each.job, limits, given) for each in able]
-        best = _kept(best, problems, limits) or best
+        best = _kept(best, limits, given) or best
     except UsageError:
         return {}
     return {each.job.name: each for each in best}
@@ -81,7 +79,7 @@ def _traded(
         return ()
     others = _used(able) - _used(traders)
     left = {name: max(limit - others[name], 0) for name, limit in limits.items()}
-    problems = [problem_of(each.job, left, given) for each in traders]
+    problems = [given.problem(each.job, left) for each in traders]
     found = plan_together(
         [Request(one.problem, each.job.priority) for each, one in zip(traders, problems, strict=True)]
     )
@@ -114,21 +112,21 @@ def _missed(plans: Sequence[Solved]) -> list[int]:
     ]
 
 
-def _kept(
-    best: Sequence[Solved], problems: Sequence[JobProblem], limits: Mapping[str, int]
-) -> list[Solved] | None:
+def _kept(best: Sequence[Solved], limits: Mapping[str, int], given: Given) -> list[Solved] | None:
     """The plans that are being carried out, where they fit, keep all limits, and the best are not surely better.
 
     Together: what one job gains by nodes of another is no gain if that one loses as much.
     """
     plans, saved = list[Solved](), np.zeros(1)
-    for each, one in zip(best, problems, strict=True):
-        counts = [under_way(each.job).get(pool.name, 0) for pool in one.problem.pools]
-        if each.found is None or not fits(one.problem, counts):
-            return None
+    for each in best:
+        assert each.found is not None
+        counts = [under_way(each.job).get(pool.name, 0) for pool in each.found.pools]
         if tuple(counts) == each.found.counts:
             plans.append(each)
             continue
+        one = given.problem(each.job, limits)
+        if not fits(one.problem, counts):
+            return None
         change = switch(one.problem, counts, each.found.counts, each.found.servers)
         same = exactly(one.problem, counts)
         if not (change.kept and same.feasible):

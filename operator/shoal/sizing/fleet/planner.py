@@ -13,15 +13,19 @@ from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
 from shoal.errors import UsageError
-from shoal.sizing.fleet.alone import Given, Solved, exactly, problem_of, solve, under_way
+from shoal.sizing.fleet.alone import Given, Solved, exactly, solve, under_way
 from shoal.sizing.fleet.answers import answer_of
 from shoal.sizing.fleet.joint import better_together
+from shoal.sizing.fleet.kept import Kept
 from shoal.sizing.fleet.moves import Move, reached
+from shoal.sizing.fleet.problems import JobProblem, job_problem
 from shoal.sizing.fleet.values import FleetJob, FleetPlan, FleetPool
+from shoal.sizing.plan.planner import Plan, plan
+from shoal.sizing.plan.problem import Problem
 from shoal.sizing.speed.measurements import Profile
 from shoal.sizing.speed.model import fitted
 
-__all__ = ["plan_fleet"]
+__all__ = ["plan_fleet", "plan_problems"]
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +33,8 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 NOT_URGENT = False, math.inf
+SPARE = 0.1
+"""What a running job with spot workers gains by ending early, as a part of its cost: see `Objective.spare`."""
 
 
 def plan_fleet(
@@ -38,6 +44,7 @@ def plan_fleet(
     *,
     confidence: float = 0.95,
     seed: int = 0,
+    kept: Kept | None = None,
 ) -> FleetPlan:
     """The counts of every job, each with a reason. There is an answer for every job, whatever its input.
 
@@ -49,10 +56,44 @@ def plan_fleet(
         jobs: all jobs that share the pools.
         confidence: probability with which deadlines and budgets are to be kept.
         seed: of the simulated runs.
+        kept: choices of the plan before, and afterwards of this one; with the same input, the answer is the same.
 
     """
+    kept = {} if kept is None else kept
+    for gone in kept.keys() - {job.name for job in jobs}:
+        del kept[gone]
     speeds, left_out = fitted(profiles, {_model(job) for job in jobs})
-    given = Given(pools, speeds, confidence, seed)
+
+    def problem(job: FleetJob, limits: Mapping[str, int]) -> JobProblem:
+        return job_problem(job, pools, limits, speeds, confidence, spare=SPARE)
+
+    planned = _planned(jobs, Given(pools, problem, seed, kept))
+    return FleetPlan({each.job.name: each.answer for each in planned}, tuple(left_out), speeds.left_out)
+
+
+def plan_problems(pools: Sequence[FleetPool], jobs: Sequence[tuple[FleetJob, JobProblem]]) -> list[Plan]:
+    """The plans of jobs whose problems were made for them as if each were alone; in the same order.
+
+    One for which the others leave no node gets that of all nodes, without a worker and not feasible.
+    """
+    named = {f"{n:04}": (replace(job, name=f"{n:04}"), one) for n, (job, one) in enumerate(jobs)}
+
+    def problem(job: FleetJob, limits: Mapping[str, int]) -> JobProblem:
+        _, one = named[job.name]
+        left = [replace(pool, limit=min(pool.limit, limits[pool.name])) for pool in one.problem.pools]
+        return replace(one, problem=replace(one.problem, pools=tuple(left)))
+
+    planned = _planned([job for job, _ in named.values()], Given(pools, problem))
+    return [each.found or _nothing(one.problem) for each, (_, one) in zip(planned, jobs, strict=True)]
+
+
+def _nothing(problem: Problem) -> Plan:
+    none = (0,) * len(problem.pools)
+    return replace(plan(problem), feasible=False, counts=none, binding="pools")
+
+
+def _planned(jobs: Sequence[FleetJob], given: Given) -> list[Solved]:
+    """The plans of all jobs, in the same order."""
     left = given.limits
     alone: dict[str, Solved] = {}
     order = sorted(
@@ -72,8 +113,7 @@ def plan_fleet(
     best = [alone[job.name] for job in order]
     chosen = alone | _otherwise({}, better_together, best, given)
     plans = [chosen[job.name] for job in jobs]
-    within = _otherwise(plans, _within_reach, plans, given.limits)
-    return FleetPlan({solved.job.name: solved.answer for solved in within}, tuple(left_out), speeds.left_out)
+    return _otherwise(plans, _within_reach, plans, given.limits)
 
 
 def _used(counts: Mapping[str, int]) -> list[str]:
@@ -128,7 +168,7 @@ def _urgency(job: FleetJob, given: Given) -> tuple[bool, float]:
     if job.deadline_seconds is None or job.model is None or samples is None:
         return NOT_URGENT
     try:
-        one = problem_of(job, given.limits, given)
+        one = given.problem(job, given.limits)
     except UsageError:
         return NOT_URGENT
     rates = sorted(

@@ -11,6 +11,7 @@ from shoal.sizing.availability import Stock
 from shoal.sizing.fleet.pace import at_present_pace, pace_of
 from shoal.sizing.fleet.values import FleetJob, FleetPool, Pace
 from shoal.sizing.plan.cost import wire_bytes
+from shoal.sizing.plan.deadline import spare_seconds
 from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers, StepWork, Work
 from shoal.sizing.speed import priors
@@ -132,9 +133,10 @@ def _reserved(problem: Problem) -> bool:
         zones = list(dict.fromkeys(each.zone for each in model.evaluators()))
     left = deadline - max(RESERVE_SECONDS, RESERVE_SHARE * deadline)
     return any(
-        model.seconds(_on_demand(problem, zone), servers) <= left
+        spare_seconds(training, wait=wait, left=left) >= 0
         for zone in zones
         for servers in problem.servers.counts
+        for wait, training in model.parts(_on_demand(problem, zone), servers)
     )
 
 

@@ -5,8 +5,9 @@ A metric's samples are estimated from its course (`speed/efficiency.py`), a loss
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
@@ -14,6 +15,9 @@ from shoal.sizing.fleet.resources import decimal
 from shoal.sizing.fleet.values import FleetJob
 from shoal.sizing.speed.measurements import Evaluation
 from shoal_trainer.contract import StatusReport, StopAfter
+
+if TYPE_CHECKING:  # numpy
+    from shoal.sizing.speed.efficiency import WorkLeft
 
 __all__ = ["course_of", "ending_by_metric", "samples_per_epoch", "with_work"]
 
@@ -30,6 +34,7 @@ def ending_by_metric(
     planned: FleetJob,
     course: Sequence[Evaluation],
     others: Sequence[Sequence[Evaluation]] = (),
+    estimate: Callable[..., WorkLeft] | None = None,
 ) -> FleetJob:
     """The job with the samples left to its metric, where nothing else ends it; takes tens of milliseconds.
 
@@ -38,6 +43,7 @@ def ending_by_metric(
         planned: what `fleet_job` made of it.
         course: how the metric came along.
         others: how it did in other jobs of the same model.
+        estimate: `samples_to_target`, or what remembers its answer.
 
     """
     from shoal.sizing.speed.efficiency import samples_to_target
@@ -46,7 +52,7 @@ def ending_by_metric(
     if stop.metric is None or stop.value is None or _ends_otherwise(planned):
         return planned
     said = StopAfter(metric=stop.metric, value=stop.value, mode=stop.mode)
-    found = samples_to_target(
+    found = (estimate or samples_to_target)(
         course,
         stop.value,
         rises=said.direction == "Max",

@@ -17,23 +17,23 @@ from shoal.api.training_job import TrainingJob
 from shoal.errors import UsageError
 from shoal.sizing.accelerators import Catalogue, catalogue
 from shoal.sizing.fleet.jobs import END_SECONDS, fleet_job, server_price
-from shoal.sizing.fleet.problems import batch_of, device_of, job_problem, servers_of
+from shoal.sizing.fleet.problems import JobProblem, batch_of, device_of, job_problem, servers_of
 from shoal.sizing.fleet.resources import fleet_pool, profile_of
 from shoal.sizing.fleet.values import FleetJob, FleetPool
 from shoal.sizing.fleet.work import course_of, ending_by_metric
-from shoal.sizing.plan.problem import Problem, Servers
+from shoal.sizing.plan.problem import Servers
 from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import MEASURED, Model
 from shoal.sizing.speed.model import SpeedModel
 
-__all__ = ["problem_of"]
+__all__ = ["assembled"]
 
 MOST_SERVERS = 8
 LEAST_SECONDS = 1.0
 """Left of a deadline of which nothing has passed, however near: there is an answer to it, the fastest plan."""
 
 
-def problem_of(
+def assembled(
     job: TrainingJob,
     pools: Sequence[CapacityPool],
     profile: SpeedProfile,
@@ -44,8 +44,8 @@ def problem_of(
     budget: float | None = None,
     job_deadline: bool = True,
     max_servers: int | None = None,
-) -> Problem:
-    """Assemble the problem. The units are those of docs/planning-model.md.
+) -> tuple[FleetJob, JobProblem]:
+    """Assemble the problem, and the job that it is of. The units are those of docs/planning-model.md.
 
     Args:
         job: the job, with its status if it has started.
@@ -126,8 +126,8 @@ class _Assembly:
     sheets: Catalogue = field(default_factory=catalogue)
     notes: list[str] = field(default_factory=list)
 
-    def problem(self, max_servers: int | None) -> Problem:
-        """The whole problem."""
+    def problem(self, max_servers: int | None) -> tuple[FleetJob, JobProblem]:
+        """The job with all that is planned for it, and the whole problem."""
         workers = self.job.spec.workers
         candidates = [fleet_pool(pool, self.now) for pool in self._candidates()]
         names = tuple(pool.name for pool in candidates)
@@ -138,20 +138,23 @@ class _Assembly:
         self._note_elsewhere(names)
         if self.planned.work_note:
             self.notes.append(f"{self.planned.work_note[:1].upper()}{self.planned.work_note[1:]}.")
+        planned = replace(
+            self.planned,
+            pools=names,
+            min_workers=workers.min_replicas,
+            max_workers=workers.max_replicas or max(sum(pool.limit for pool in candidates), 1),
+        )
         made = job_problem(
-            replace(
-                self.planned,
-                pools=names,
-                min_workers=workers.min_replicas,
-                max_workers=workers.max_replicas or max(sum(pool.limit for pool in candidates), 1),
-            ),
+            planned,
             candidates,
             {pool.name: pool.limit for pool in candidates},
             self.speeds,
             0.95,
             self._servers(max_servers),
         )
-        return replace(made.problem, max_workers=workers.max_replicas, notes=(*self.notes, *made.notes))
+        notes = (*self.notes, *made.notes)
+        whole = replace(made.problem, max_workers=workers.max_replicas, notes=notes)
+        return planned, replace(made, problem=whole)
 
     # -- workers ------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from functools import cached_property
 import numpy as np
 
 from shoal.sizing.plan.cost import money_per_step
-from shoal.sizing.plan.evaluation import Evaluated, Evaluator
+from shoal.sizing.plan.evaluation import Evaluated
 from shoal.sizing.plan.problem import Floats, Objective, Pool, Problem
 from shoal.sizing.speed.servers import busy, soft_min
 
@@ -57,11 +57,22 @@ class ElasticModel:
 
     def seconds(self, counts: Sequence[int], servers: int) -> float:
         """Expected time of one plan in s; infinite if it is not allowed."""
+        return min(seconds for seconds, _ in self._times(counts, servers))
+
+    def parts(self, counts: Sequence[int], servers: int) -> list[tuple[float, float]]:
+        """The mean wait of the workers of one plan and their training in s, for each zone that the servers may be in.
+
+        Of zones in which it is allowed.
+        """
+        times = self._times(counts, servers)
+        return [(wait, seconds - wait) for seconds, wait in times if math.isfinite(seconds)]
+
+    def _times(self, counts: Sequence[int], servers: int) -> list[tuple[float, float]]:
         own = [each for each in self.evaluators() if each.servers == servers] or [
             _Evaluator(self.problem, servers, "", self.margin)
         ]
         column = np.array([counts], dtype=np.float64).T
-        return min(float(each(column).seconds[0]) for each in own)
+        return [(float(each(column).seconds[0]), float(each.wait(column)[0])) for each in own]
 
     def allows(self, counts: Sequence[int], servers: int) -> bool:
         """Whether a plan has workers as the job may have them: how many, how many on demand, in which zones."""
@@ -73,7 +84,7 @@ class ElasticModel:
         column = np.array([counts], dtype=np.float64).T
         return min(own, key=lambda each: float(each(column).cost[0])).zone if own else ""
 
-    def evaluators(self) -> Sequence[Evaluator]:
+    def evaluators(self) -> Sequence[_Evaluator]:
         """One for each number and zone of the parameter servers."""
         servers = self.problem.servers
         if servers.zone is not None:
@@ -176,6 +187,11 @@ class _Evaluator:
         nothing |= self._zones_apart(counts)
         seconds[nothing] = sure[nothing] = cost[nothing] = np.inf
         return Evaluated(seconds, sure, cost, iterations)
+
+    def wait(self, counts: Floats) -> Floats:
+        """(m,) mean seconds until a worker can work, each weighted by its speed."""
+        alone = self._rates @ counts
+        return np.divide(self._startup(counts), alone, out=np.zeros_like(alone), where=alone > 0)
 
     def _startup(self, counts: Floats) -> Floats:
         """(m,) sum over workers of speed times the wait until they can work."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,9 +75,16 @@ class Walk:
     def __init__(self, model: ElasticModel, seconds: float, seed: int = 0) -> None:
         self._model, self._problem = model, model.problem
         self._evaluators = model.evaluators()
-        self._engine = engine_for(self._problem, seconds, seed=seed)
-        self._table = engine_for(self._problem, seconds, runs=TABLE_RUNS, seed=seed + 1)
+        self._seconds, self._seed = seconds, seed
         self.checked = 0
+
+    @cached_property
+    def _engine(self) -> Engine:
+        return engine_for(self._problem, self._seconds, seed=self._seed)
+
+    @cached_property
+    def _table(self) -> Engine:
+        return engine_for(self._problem, self._seconds, runs=TABLE_RUNS, seed=self._seed + 1)
 
     def check(self, counts: Sequence[int], variant: int, at: int = 0) -> Checked:
         """Simulate one plan."""

@@ -15,7 +15,7 @@ from shoal.sizing.plan.problem import Problem
 from shoal.sizing.plan.risk import Walk
 from shoal.sizing.plan.search import search
 
-__all__ = ["Request", "plan_together", "slack_of"]
+__all__ = ["Request", "plan_together"]
 
 MOST_COLUMNS = 1024
 
@@ -58,14 +58,6 @@ def plan_together(requests: Sequence[Request]) -> list[Plan]:
         for pool, n in zip(answer.pools, answer.counts, strict=True):
             left[pool.name] = max(left[pool.name] - n, 0.0)
     return [answer for answer in found if answer is not None]
-
-
-def slack_of(problem: Problem) -> float:
-    """The time to the deadline over the least time that the job takes; infinite without a deadline."""
-    if problem.objective.deadline is None:
-        return float("inf")
-    fastest = search(ElasticModel(problem))[0].fastest
-    return 0.0 if fastest is None else problem.objective.deadline / fastest.seconds
 
 
 def _columns(request: Request, names: Sequence[str]) -> Columns:

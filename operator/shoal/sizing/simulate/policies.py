@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.sizing.plan.deadline import least_on_demand
+from shoal.sizing.plan.deadline import spare_seconds
 from shoal.sizing.plan.problem import Floats
 from shoal.sizing.simulate.scenario import Scenario
 
-__all__ = ["POLICIES", "Confident", "Hindsight", "Policy", "SpotOnly", "View"]
+__all__ = ["POLICIES", "Hindsight", "Policy", "SpotOnly", "View"]
 
 Ints = NDArray[np.int64]
 
@@ -54,6 +54,12 @@ class View:
     def left(self) -> float:
         """Seconds until the deadline."""
         return self.scenario.deadline - self.now
+
+    def spare(self, wait: Any, later: float = 0.0) -> Floats:
+        """(r,) seconds to spare by the safety rule, if that is asked `later`. `wait`: of the on-demand workers."""
+        scenario = self.scenario
+        training = self.remaining / (scenario.sure_rate * scenario.most_on_demand)
+        return np.asarray(spare_seconds(training, wait=wait, left=self.left - later))
 
 
 class Policy(Protocol):
@@ -98,10 +104,9 @@ class Greedy:
 
     def __call__(self, view: View) -> tuple[Ints, Ints]:
         scenario = view.scenario
-        sure = scenario.sure_rate * scenario.most_on_demand * (view.left - view.startup - 2 * view.step)
         if self._switched is None:
             self._switched = np.zeros(len(view.remaining), dtype=bool)
-        self._switched |= view.remaining >= sure
+        self._switched |= view.spare(view.startup, 2 * view.step) <= 0
         spot = np.where(self._switched, 0, scenario.most_spot)
         return spot, np.where(self._switched, scenario.most_on_demand, 0)
 
@@ -133,8 +138,7 @@ class UniformProgress:
         behind, ahead = done < line(view.now), done >= line(view.now + 2 * view.startup)
         must = np.ceil(view.remaining / (scenario.sure_rate * left)).astype(np.int64)
         there = view.on_demand + view.starting
-        sure = scenario.sure_rate * scenario.most_on_demand * (left - 2 * view.startup - view.step)
-        danger = view.remaining >= sure
+        danger = view.spare(2 * view.startup, view.step) <= 0
         idle = np.where(danger, scenario.workers, must) - view.spot_there
         self._to_the_end = self._to_the_end | (danger & (idle > 0))
         topping_up = self._to_the_end | np.where(self._topping_up, ~ahead, behind)
@@ -188,18 +192,15 @@ class Shoal:
     @staticmethod
     def _safe(view: View) -> Ints:
         """On-demand workers by the safety rule."""
-        scenario = view.scenario
-        rate, most = scenario.sure_rate, scenario.most_on_demand
-        left = view.left - view.step  # the work of a step counts at its end
-        there = view.on_demand + view.starting
-        again = max(left - view.step - view.startup, 0.0)  # the work of a worker requested in the next step
-        sure = rate * (
-            view.on_demand * left + view.starting * left - view.starting_wait + (most - there) * again
-        )
-        short = view.remaining - sure
-        more = np.ceil(short / (rate * view.step)).astype(np.int64)
-        fewer = np.floor(-short / (2 * rate * (view.step + view.startup))).astype(np.int64)
-        return there + np.where(short > 0, more, -np.clip(fewer, 0, view.on_demand))
+        most, there = view.scenario.most_on_demand, view.on_demand + view.starting
+        new = min(
+            view.step + view.startup, max(view.left - view.step, 0.0)
+        )  # of a worker asked in the next step
+        wait = (view.starting_wait + (most - there) * new) / most
+        spare = most * view.spare(wait, view.step)  # worker-seconds; the work of a step counts at its end
+        more = np.ceil(-spare / view.step).astype(np.int64)
+        fewer = np.floor(spare / (2 * (view.step + view.startup))).astype(np.int64)
+        return there + np.where(spare < 0, more, -np.clip(fewer, 0, view.on_demand))
 
     @staticmethod
     def _expected(view: View, seen: Floats, could: Ints) -> Ints:
@@ -217,46 +218,6 @@ class Shoal:
         enough = mean * seconds >= (view.remaining / scenario.sure_rate)[:, None]
         lowest = np.where(enough.any(axis=1), enough.argmax(axis=1), scenario.workers)
         return np.maximum(lowest - could, 0)
-
-
-class Confident:
-    """All available spot, and the fewest on-demand workers that keep the deadline with a stated confidence.
-
-    Counts on what spot does at least with that confidence (`low`, given steps to the deadline and the spot workers of
-    each run), where the safety rule counts on none. A part `floor` of the workers is on-demand from the beginning.
-    """
-
-    def __init__(self, low: Callable[[int, Floats], Floats], floor: float = 0.0) -> None:
-        self._low, self._floor = low, floor
-        self._idle: Floats | None = None
-        self._careful = Shoal()
-
-    def __call__(self, view: View) -> tuple[Ints, Ints]:
-        """Spot, and the fewest on-demand workers."""
-        scenario, there = view.scenario, view.on_demand + view.starting
-        if self._idle is None:
-            self._idle = np.zeros(len(there))
-        left = max(view.left - view.step, 0.0)  # the work of a step counts at its end
-        wanted = least_on_demand(
-            view.remaining,
-            rate=scenario.sure_rate,
-            there=there,
-            left=left,
-            startup=view.startup + view.step,
-            most=scenario.most_on_demand,
-            workers=scenario.workers,
-            waiting=view.starting_wait,
-            spot=np.minimum(
-                self._low(int(left / view.step), view.spot_there.astype(np.float64)), scenario.most_spot
-            ),
-        )
-        wanted = np.maximum(wanted, round(self._floor * scenario.most_on_demand))
-        # Where the safety rule asks for less, it is enough: it counts on no spot at all.
-        wanted = np.minimum(wanted, self._careful(view)[1])
-        self._idle = np.where(wanted < there, self._idle + view.step, 0.0)
-        keep = (wanted < there) & (self._idle < view.startup + view.step)
-        on_demand = np.clip(np.where(keep, there, wanted), scenario.base, scenario.most_on_demand)
-        return _spot_workers(view, on_demand), on_demand
 
 
 class Hindsight:

@@ -12,7 +12,6 @@ from shoal.errors import UsageError
 from shoal.sizing.plan.explain import duration, money
 from shoal.sizing.plan.problem import Floats
 from shoal.sizing.simulate.policies import POLICIES, Hindsight
-from shoal.sizing.simulate.rehearsal import rehearse
 from shoal.sizing.simulate.replay import Replayed, replay, step_of, supply
 from shoal.sizing.simulate.scenario import Scenario
 from shoal.sizing.simulate.traces import Trace
@@ -86,28 +85,15 @@ class Result:
         }
 
 
-def run(
-    scenario: Scenario,
-    traces: Sequence[Trace],
-    *,
-    runs: int = 1000,
-    seed: int = 0,
-    confidence: float | None = None,
-) -> Result:
-    """Replay every policy over the same runs.
-
-    `confidence`: with which the policy shoal is to keep the deadline; None: whatever spot nodes do.
-    """
+def run(scenario: Scenario, traces: Sequence[Trace], *, runs: int = 1000, seed: int = 0) -> Result:
+    """Replay every policy over the same runs."""
     if not traces:
         raise UsageError("the simulation needs at least one trace")
     step = step_of(scenario)
     source = supply(traces, step, runs, np.random.default_rng(seed), scenario.spot.limit)
-    policies = dict(POLICIES)
-    if confidence is not None:
-        policies["shoal"] = rehearse(scenario, source, confidence, seed)
     replayed = {
         name: replay(scenario, make(), source, seed, on=name == "spot only")
-        for name, make in policies.items()
+        for name, make in POLICIES.items()
     }
     missing = np.maximum(scenario.work - replayed["spot only"].by_deadline, 0.0)
     knowing = replay(scenario, Hindsight(missing), source, seed)

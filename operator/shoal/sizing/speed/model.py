@@ -62,6 +62,7 @@ class SpeedModel:
         self._observations = chosen(every, planned)
         self.left_out = len(every) - len(self._observations)
         self.workers = WorkerModel(self._observations, self._sheets)
+        self._speeds: dict[Configuration, WorkerSpeed] = {}
 
     @cached_property
     def servers(self) -> ServerModel:
@@ -85,6 +86,11 @@ class SpeedModel:
     def worker(self, model: Model, device: str, devices: int, cores: float, batch: float) -> WorkerSpeed:
         """The step time of one worker without contention."""
         one = Configuration(model, device, batch, devices, cores)
+        if one not in self._speeds:
+            self._speeds[one] = self._predicted(one)
+        return self._speeds[one]
+
+    def _predicted(self, one: Configuration) -> WorkerSpeed:
         mean, sigma = self.workers.predict([one])
         return WorkerSpeed(
             math.exp(min(max(float(mean[0]), -MOST_LOG), MOST_LOG)),

@@ -64,6 +64,25 @@ def seen(of: CapacityPool, *jobs: TrainingJob, **more: Any) -> Seen:
     return Seen(**{**basis, **more})
 
 
+def test_pod_that_waits_for_ever_exhausts_its_pool_for_a_while_and_not_for_ever() -> None:
+    """Its requests may fit no node at all. Another that waits begins a while of its own."""
+    pods = (waiting(3600.0),)
+    assert condition(measure(seen(pool(), waiting=pods)), "Exhausted") == ("False", "NodesAvailable")
+    first = measure(seen(pool(), waiting=(waiting(1000.0),)))
+    assert condition(first, "Exhausted") == ("True", "NoNodes")
+    later = seen(pool(first), waiting=(waiting(3600.0),), now=NOW + timedelta(seconds=2600))
+    assert condition(measure(later), "Exhausted") == ("False", "NodesAvailable")
+    again = measure(seen(pool(), waiting=(*pods, waiting(1000.0))))
+    assert (condition(again, "Exhausted"), again.waiting) == (("True", "NoNodes"), 2)
+
+
+def test_sums_are_numbers_that_the_api_server_stores() -> None:
+    most = 2**63 - 1
+    used = {"poolUsage": {"spot": {"starts": 1, "startSeconds": 2**32, "startSecondsSquared": most - 1}}}
+    before = measure(seen(pool(), job("one", used), job("two", used)))
+    assert measure(seen(pool(before))).retired.start_seconds_squared == most
+
+
 def test_rates_are_sums_over_jobs() -> None:
     one = job(
         "a", usage(nodeSeconds=7200, starts=2, startSeconds=100, startSecondsSquared=5200, interruptions=1)
@@ -208,6 +227,23 @@ def test_recommended_size_is_the_sum_of_plans_within_the_limit() -> None:
     assert recommended.nodes == 4
     assert recommended.reason == "3 for team/a, 2 for team/b; the limit is 4"
     assert measure(seen(pool())).recommended.reason == "no job plans to use it"
+
+
+@pytest.mark.parametrize(
+    ("sees", "size", "why"),
+    [
+        ({"servers_waiting": 1}, 1, "1 for parameter servers"),
+        ({"used": 1, "serving": 1}, 1, "1 for parameter servers"),
+        ({"used": 2, "serving": 1, "held": {"team/a": 2}}, 3, "2 for team/a, 1 for parameter servers"),
+        ({"used": 3, "serving": 1}, 3, "2 in use, 1 for parameter servers"),
+        ({"used": 2, "held": {"team/a": 2}}, 2, "2 for team/a"),  # the server is beside a worker
+    ],
+)
+def test_parameter_servers_have_their_nodes(sees: dict[str, Any], size: int, why: str) -> None:
+    """A pool of parameter servers that somebody has to scale never got its first node."""
+    nodes = [f"node-{number}" for number in range(sees.get("used", 0))]
+    recommended = measure(seen(pool(), **sees, nodes=nodes)).recommended
+    assert (recommended.nodes, recommended.reason) == (size, why)
 
 
 def waiting(seconds: float) -> datetime:
@@ -364,7 +400,7 @@ def test_pool_that_stays_out_of_nodes_is_tried_less_and_less_often() -> None:
 
 def test_transition_time_is_kept_while_a_condition_holds() -> None:
     first = measure(seen(pool(), waiting=(waiting(500),)))
-    again = measure(seen(pool(first), waiting=(waiting(500),), now=NOW + timedelta(hours=1)))
+    again = measure(seen(pool(first), waiting=(waiting(500),), now=NOW + timedelta(minutes=20)))
     assert again.conditions == first.conditions
 
 
@@ -518,7 +554,7 @@ def test_operators_of_a_shared_pool_repeat_themselves_rarely() -> None:
 
 
 def test_pods_of_any_operator_that_wait_in_vain_show_that_the_pool_is_exhausted() -> None:
-    of = share(pool(), operator="a/shoal", waiting=(waiting(3600),))
+    of = share(pool(), operator="a/shoal", waiting=(waiting(1000),))
     of = share(of, operator="b/shoal")
     assert (of.status.waiting, of.status.unfulfilled.pending) == (1, 1)
     assert next(c.status for c in of.status.conditions if c.type == "Exhausted") == "True"

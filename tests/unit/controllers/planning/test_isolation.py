@@ -22,7 +22,7 @@ from shoal.api.speed_profile import SpeedProfile, SpeedProfileStatus
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import TrainingJobStatus
 from shoal.controllers.speedprofile.reconcile import DAY_SECONDS, profile_name
-from shoal.sizing.fleet import alone
+from shoal.sizing.fleet import planner
 from shoal.sizing.speed import model as speed
 from shoal_trainer.contract import StatusReport
 from tests.unit.controllers.planning.test_planner import MODEL, NOW, World, job_manifest, pool, report
@@ -194,14 +194,14 @@ async def test_a_fault_in_the_plan_of_one_job_is_told_to_it_and_counted(
     crowd = Crowd()
     job = named("bad")
     crowd.add(job, report(7e6))
-    solved = alone.problem_of
+    made = planner.job_problem
 
-    def failing(job: Any, *args: Any) -> Any:
+    def failing(job: Any, *args: Any, **how: Any) -> Any:
         if job.name == "team/bad":
             raise ZeroDivisionError("a fault")
-        return solved(job, *args)
+        return made(job, *args, **how)
 
-    monkeypatch.setattr(alone, "problem_of", failing)
+    monkeypatch.setattr(planner, "job_problem", failing)
     await crowd.check("a fault")
     found = crowd.world.planner.proposal(job.metadata.uid)
     assert found is not None

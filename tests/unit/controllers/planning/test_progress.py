@@ -10,6 +10,8 @@ from shoal.api.planning_status import PredictionStatus
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.planning.progress import MOST_EPOCHS, Progress
 from shoal.sizing.fleet import FleetJob, Model
+from shoal.sizing.speed import efficiency
+from shoal.sizing.speed.efficiency import WorkLeft, samples_to_target
 from shoal_trainer.contract import (
     DataReport,
     EpochReport,
@@ -118,7 +120,7 @@ def test_the_first_value_is_kept_however_long_a_job_trains() -> None:
     progress = Progress()
     for epoch in range(2 * MOST_EPOCHS):
         progress.observe(job(), report(epoch, 4), PER_EPOCH)
-    points = progress._points("u")
+    points = progress._courses["u"].points
     assert points[0].samples == PER_EPOCH
     assert len(points) < MOST_EPOCHS + 20
 
@@ -128,3 +130,35 @@ def test_epochs_that_were_undone_are_forgotten() -> None:
     progress.observe(job(), report(20, 4), PER_EPOCH)
     progress.observe(job(), report(11, 4), PER_EPOCH)
     assert max(point.epoch for point in progress.course("u")) <= 12
+
+
+def test_the_end_is_foreseen_anew_after_an_epoch_of_a_job_of_the_model_and_not_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each minute it took a third of a second for each of fifty jobs of one model."""
+    asked, lessons = list[int](), efficiency._lesson.cache_info().misses
+
+    def counted(points: Any, *args: Any, **how: Any) -> WorkLeft:
+        asked.append(len(points))
+        return samples_to_target(points, *args, **how)
+
+    monkeypatch.setattr(efficiency, "samples_to_target", counted)
+    progress, jobs = Progress(), [job(), job()]
+    jobs[1] = jobs[1].model_copy(update={"metadata": jobs[1].metadata.model_copy(update={"uid": "v"})})
+
+    def hear(*epochs: range) -> list[FleetJob]:
+        for each, new in zip(jobs, epochs, strict=True):
+            for epoch in new:
+                progress.observe(each, report(epoch, 4 if epoch < 50 else 12), PER_EPOCH)
+        return [progress.estimated(each, PLANNED) for each in jobs]
+
+    first = hear(range(100), range(110))
+    assert first[0].samples_left is not None
+    assert hear(range(99, 100), range(109, 110)) == first
+    assert asked == [100, 110]
+    again = hear(range(0), range(110, 111))
+    assert again != first
+    assert asked == [100, 110, 100, 111]
+    assert efficiency._lesson.cache_info().misses - lessons == 3
+    progress.forget({"v"})
+    assert progress._estimates.keys() == {"v"}

@@ -504,7 +504,7 @@ async def test_job_has_a_tenth_of_the_loop_however_slow_the_machine(
         return plan(seen, memory)
 
     monkeypatch.setattr(reconcile, "plan", slowly)
-    monkeypatch.setattr(reconcile.Reconciler, "_now", staticmethod(lambda: now))
+    monkeypatch.setattr(reconcile, "loop_time", lambda: now)
     rig.apply(workers={"replicas": 100, "maxReplicas": 100})
     await rig.once()
     assert rig.rests == []  # it has no pods yet

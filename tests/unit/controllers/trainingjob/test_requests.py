@@ -15,6 +15,7 @@ from shoal.controllers.trainingjob.apply import SERVICES_IN_FLIGHT
 from shoal.controllers.trainingjob.report import FIRST_SECONDS, SETTLE_SECONDS, WAVE_SECONDS
 from shoal.controllers.trainingjob.requests import LONGEST_PAUSE, MAX_IN_FLIGHT, ORDINARY_IN_FLIGHT
 from shoal.errors import Unavailable
+from shoal.manifests import service
 from shoal.policy.model import CreateService
 from shoal.runtime.work_queue import WorkQueue
 from tests.unit.controllers.clusters import JOB_PATH, KEY, Rig
@@ -322,7 +323,7 @@ async def test_services_of_many_jobs_are_made_a_few_at_a_time() -> None:
 
     rig.cluster.request = slowly  # type: ignore[method-assign]
     rig.apply(workers={"replicas": 1})
-    services = [CreateService(f"service-{n}", {"metadata": {"name": f"service-{n}"}}) for n in range(40)]
+    services = [CreateService(f"digits-ps-{n}", service(rig.job, n, 0)) for n in range(40)]
     began = now()
     assert all(await asyncio.gather(*(rig.applier.carry_out(rig.job, each) for each in services)))
     assert most == SERVICES_IN_FLIGHT

@@ -212,6 +212,19 @@ def test_exhausted_pool_gets_no_new_workers_where_there_is_no_time_to_wait() -> 
     assert found.counts["steady"] <= 1
 
 
+def test_workers_that_run_in_a_pool_that_is_out_of_stock_are_counted_on() -> None:
+    """Half of them were taken to be lost at once: 5 of 8 were kept, and 4 on demand bought, for twice the price."""
+    out = replace(
+        SPOT, exhausted=True, exhausted_seconds=600.0, interruptions_per_hour=0.05, node_hours=2000.0,
+        interruptions_seen=100, watched_seconds=1e6, out_seconds=2e4, outs=12,
+    )  # fmt: skip
+    eight = job(samples_left=3e7, running={"spot": 8}, planned={"spot": 8})
+    found = plan_fleet([out, replace(STEADY, limit=4)], [PROFILE], [eight]).jobs["a"]
+    assert found.feasible
+    assert found.counts["spot"] >= 7
+    assert found.counts["steady"] == 0
+
+
 def test_exhausted_spot_pool_is_waited_for_while_on_demand_could_still_keep_the_deadline() -> None:
     out = replace(SPOT, exhausted=True)
     patient = plan_fleet([out, STEADY], [PROFILE], [job(deadline_seconds=3 * 3600.0)]).jobs["a"]

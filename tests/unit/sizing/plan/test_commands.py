@@ -17,7 +17,7 @@ from shoal.cli import main
 from shoal.errors import Unavailable, UsageError
 from shoal.sizing.availability import Markov, Stock
 from shoal.sizing.fleet.jobs import END_SECONDS
-from shoal.sizing.plan.assemble import problem_of
+from shoal.sizing.plan.assemble import assembled
 from shoal.sizing.plan.manifests import profile_for, read_job, read_pools, read_profiles
 from shoal.sizing.plan.planner import plan
 from shoal.sizing.plan.problem import Objective, Pool, Problem, StepWork
@@ -146,7 +146,7 @@ def test_deadline_option_replaces_one_that_has_passed(tmp_path: Path) -> None:
 def _problem(job: TrainingJob, pools: Path, now: datetime | None = None) -> Problem:
     profiles = read_profiles(EXAMPLES / "profiles.yaml")
     profile = profile_for(job, profiles, "profiles.yaml")
-    return problem_of(job, read_pools(pools), profile, profiles, now=now or datetime.now(UTC))
+    return assembled(job, read_pools(pools), profile, profiles, now=now or datetime.now(UTC))[1].problem
 
 
 def _job(tmp_path: Path, stop: str, status: str = "{}") -> TrainingJob:
@@ -265,7 +265,7 @@ def test_evaluation_that_the_profile_measured_is_part_of_the_work(tmp_path: Path
     beside = BesideSteps(epochs="3", others="6", task_samples="30000", wait_samples="60000")
     seen = profile.model_copy(update={"status": profile.status.model_copy(update={"beside": beside})})
     pools = read_pools(EXAMPLES / "pools.yaml")
-    problem = problem_of(job, pools, seen, [seen], now=datetime.now(UTC))
+    problem = assembled(job, pools, seen, [seen], now=datetime.now(UTC))[1].problem
     made = problem.work.iterations(np.array([128.0, 128.0]), np.array([1.0, 4.0]))
     # Two epochs, each with a task of 10,000 samples, while which each of the other workers waits.
     assert made == pytest.approx([(100_000 + 2 * 10_000) / 128, (100_000 + 2 * 4 * 10_000) / 128])
@@ -456,5 +456,5 @@ def test_without_files_and_cluster_the_error_says_what_to_do(monkeypatch: pytest
 
     monkeypatch.setattr("shoal.client.api.Api.connect", nowhere)
     result = shoal("plan", "-f", str(EXAMPLES / "job.yaml"))
-    assert result.exit_code == 3
+    assert result.exit_code == 4
     assert "KUBECONFIG; or give files with --pools and --profiles" in " ".join(result.output.split())

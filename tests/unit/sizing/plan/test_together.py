@@ -12,9 +12,14 @@ from click.testing import CliRunner
 
 from benchmarks.joint import gap
 from shoal.cli import main
+from shoal.sizing.fleet import plan_fleet
+from shoal.sizing.fleet.planner import SPARE, plan_problems
+from shoal.sizing.fleet.problems import job_problem
 from shoal.sizing.plan import Objective, Pool, Problem, Servers, StepWork
 from shoal.sizing.plan.assign import Columns, assign
 from shoal.sizing.plan.together import Request, plan_together
+from shoal.sizing.speed.model import fitted
+from tests.unit.sizing.fleet.test_fleet import PROFILE, SPOT, STEADY, job
 
 SIZING = Path(__file__).parents[4] / "examples" / "sizing"
 
@@ -63,3 +68,21 @@ def test_command_plans_several_jobs_together(tmp_path: Path, limit: int) -> None
     for pool in ("spot-p100", "on-demand-p100"):
         assert sum(job["counts"][pool] for job in answer["jobs"]) <= limit
     assert answer["cost"] > 0
+
+
+def test_jobs_from_files_are_planned_and_trade_as_the_operator_lets_them() -> None:
+    """They were chosen together, whatever each would choose: a trade of a few percent that no cluster would see."""
+    pools = [replace(SPOT, limit=5), STEADY]
+    fleet = [
+        job("a", samples_left=1.5e7),
+        job("b", deadline_seconds=2700.0),
+        job("c", deadline_seconds=None, samples_left=4e6, running={"spot": 2}),
+    ]
+    speeds, _ = fitted([PROFILE])
+    limits = {pool.name: pool.limit for pool in pools}
+    problems = [(each, job_problem(each, pools, limits, speeds, 0.95, spare=SPARE)) for each in fleet]
+    found = plan_problems(pools, problems)
+    theirs = plan_fleet(pools, [PROFILE], fleet).jobs
+    assert [dict(zip(("spot", "steady"), plan.counts, strict=True)) for plan in found] == [
+        theirs[each.name].counts for each in fleet
+    ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,11 @@ import pytest
 from shoal.errors import UsageError
 from shoal.sizing.availability import Stock, Windows
 from shoal.sizing.plan import Objective, Pool, Problem, Servers, StepWork
-from shoal.sizing.plan.deadline import least_on_demand
-from shoal.sizing.simulate import rehearsal
+from shoal.sizing.plan.deadline import spare_seconds
+from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.simulate.measured import with_trace
-from shoal.sizing.simulate.policies import Policy, Shoal, UniformProgress, View
-from shoal.sizing.simulate.replay import Supply, step_of, supply
+from shoal.sizing.simulate.policies import UniformProgress, View
+from shoal.sizing.simulate.replay import supply
 from shoal.sizing.simulate.scenario import Scenario, scenario_of
 from shoal.sizing.simulate.summary import explain, run
 from shoal.sizing.simulate.traces import Trace, read_trace
@@ -201,8 +200,12 @@ def test_zone_policy_same_chooses_pools_in_one_zone() -> None:
 
 
 def view(now: float, done: float, on_demand: int = 0, starting: int = 0, spot: int = 0) -> View:
-    job = scenario(2, 1.5)
+    return view_of(scenario(2, 1.5), now, done, on_demand, starting, spot)
 
+
+def view_of(
+    job: Scenario, now: float, done: float, on_demand: int = 0, starting: int = 0, spot: int = 0
+) -> View:
     def one(number: int) -> Any:
         return np.array([number])
 
@@ -303,55 +306,16 @@ def test_incomplete_scenario_raises_error() -> None:
         scenario_of(problem, slack=0.5)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("aws-p2-xlarge-89-hours.csv", marks=pytest.mark.nightly),
-        pytest.param("aws-p3-2xlarge-32-nodes.csv", marks=pytest.mark.nightly),
-        "gcp-v100-24-hours.csv",
-    ],
-)
-def test_stated_confidence_costs_less_than_certainty_where_slack_is_shorter_than_a_start(name: str) -> None:
-    """The safety rule alone buys everything on-demand here: 0.9 to 1.06 of on-demand only."""
-    short = scenario(0.3, 1.1)
-    pools = tuple(replace(pool, limit=WORKERS) for pool in short.problem.pools)
-    short = scenario_of(replace(short.problem, pools=pools), slack=1.1)
-    result = run(short, [read_trace(AWS.parent / name)], runs=200, confidence=0.95)
-    ours, dear = result.outcome("shoal"), result.outcome("on-demand only")
-    assert ours.kept >= 0.88  # of 200 runs; the day of the last trace got worse
-    assert (ours.cost["mean"] or 0) <= 0.85 * (dear.cost["mean"] or 0)
-
-
-def test_no_run_meets_a_time_of_which_its_policy_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    long = scenario(0.5, 1.2)
-    source = supply([read_trace(AWS)], step_of(long), 200, np.random.default_rng(0))
-    horizon, length = int(long.deadline / step_of(long)), int(source.lengths[0])
-    seen: list[set[int]] = []
-
-    def best(
-        scenario: Scenario, rehearsed: Supply, confidence: float, horizon: int, seed: int
-    ) -> Callable[[Supply], Policy]:
-        seen.append({(int(first) + n) % length for first in rehearsed.offset for n in range(horizon)})
-        return lambda _: Shoal()
-
-    monkeypatch.setattr(rehearsal, "_best", best)
-    rehearsal.rehearse(long, source, 0.95)
-    for first in source.offset:
-        chosen = seen[0 if first * 2 >= length else 1]
-        assert not chosen & {(int(first) + n) % length for n in range(horizon)}
-    with pytest.raises(UsageError, match="at least 6 deadlines: give longer ones"):
-        rehearsal.rehearse(scenario(100, 1.2), source, 0.95)
-
-
-def test_least_on_demand_workers() -> None:
-    rule = {"rate": 1.0, "left": 100.0, "startup": 10.0, "most": 16, "workers": 16}
-    assert least_on_demand(0.0, there=0, **rule) == 0
-    assert least_on_demand(180.0, there=0, **rule) == 2  # two new ones make 180 steps
-    assert least_on_demand(181.0, there=0, **rule) == 3
-    assert least_on_demand(200.0, there=2, **rule) == 2  # those that run need no start-up
-    assert least_on_demand(900.0, there=0, spot=8.0, **rule) == 2  # spot is counted on for 800
-    assert least_on_demand(1e9, there=0, **rule) == 16
-    assert least_on_demand(np.array([0.0, 180.0]), there=np.zeros(2), **rule).tolist() == [0, 2]
+@pytest.mark.parametrize("slack", [1.02, 1.2, 2.0])
+def test_policies_and_operator_ask_one_safety_rule(slack: float) -> None:
+    """What is to spare at the beginning is the same by a policy's view as by the planner's model of time."""
+    job = scenario(2, slack)
+    model = ElasticModel(replace(job.problem, pools=(job.on_demand,)))
+    ((wait, training),) = model.parts((job.most_on_demand,), job.servers)
+    planned = spare_seconds(training, wait=wait, left=job.deadline)
+    seen = view_of(job, now=0.0, done=0.0)
+    assert float(seen.spare(job.on_demand.startup_seconds)[0]) == pytest.approx(planned, abs=1.0)
+    assert planned == pytest.approx((1 - 1 / slack) * job.deadline, abs=1.0)
 
 
 def test_trace_is_scaled_to_the_pool(tmp_path: Path) -> None:

@@ -1,0 +1,159 @@
+"""The commands on jobs, with an API server in memory: what they ask, print, and end with."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from shoal.cli import main
+from shoal.cli.cluster import complete_job
+from shoal.errors import Forbidden
+from tests.unit.client.fake_api import FakeApi
+from tests.unit.policy.build import job_manifest, pod_manifest
+
+JOBS = "/apis/shoal.dev/v1alpha1/namespaces/team/trainingjobs"
+CLAIM = "/api/v1/namespaces/team/persistentvolumeclaims/runs"
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
+    made = FakeApi()
+    made.objects[f"{JOBS}/digits"] = job_manifest() | {
+        "status": {"phase": "Pending", "observedGeneration": 1}
+    }
+    monkeypatch.setattr("shoal.client.client.Api.connect", lambda *_: made)
+    return made
+
+
+@pytest.fixture
+def shoal(api: FakeApi) -> Callable[..., Result]:
+    del api
+    return lambda *words: CliRunner().invoke(main, words, env={"COLUMNS": None})
+
+
+def unreadable() -> dict[str, Any]:
+    newer = job_manifest() | {"status": {"phase": "Running"}}
+    newer["metadata"] = {**newer["metadata"], "name": "other"}
+    newer["spec"]["workers"] = {"replicas": 3, "capacity": "Reserved"}
+    return newer
+
+
+def test_pods_are_told_where_events_are_refused(api: FakeApi, shoal: Callable[..., Result]) -> None:
+    api.objects["/api/v1/namespaces/team/pods/digits-worker-0-0"] = pod_manifest()
+    api.fails["GET", "events"] = Forbidden("you may not list events")
+    assert "worker 0-0" in shoal("status", "digits").output.partition("ago")[2]
+
+
+def test_a_job_whose_pods_may_not_be_read_is_not_said_to_be_well(
+    api: FakeApi, shoal: Callable[..., Result]
+) -> None:
+    api.fails["GET", "pods"] = Forbidden("you may not list pods")
+    said = shoal("explain", "digits").output
+    assert "its pods cannot be read, which would say why it waits: you may not list pods" in " ".join(
+        said.split()
+    )
+    assert "nothing about it needs an explanation" not in said
+
+
+def test_a_table_that_is_interrupted_has_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, shoal: Callable[..., Result]
+) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shoal.client.job.Job.follow", interrupted)
+    assert shoal("follow", "digits").exit_code == 130
+
+
+@pytest.mark.parametrize("words", [["list"], ["top"]])
+def test_one_job_that_cannot_be_read_is_one_line_beside_the_others(
+    api: FakeApi, shoal: Callable[..., Result], words: list[str]
+) -> None:
+    api.objects[f"{JOBS}/other"] = unreadable()
+    found = shoal(*words)
+    assert found.exit_code == 0
+    assert [line.split()[0] for line in found.stdout.splitlines()] == ["NAME", "digits"]
+
+
+def job(name: str, speed: str) -> dict[str, Any]:
+    made = job_manifest() | {
+        "status": {"phase": "Running", "training": {"step": 1, "samplesPerSecond": speed}}
+    }
+    made["metadata"] = {**made["metadata"], "name": name}
+    return made
+
+
+@pytest.mark.parametrize(
+    ("words", "order"),
+    [
+        (["list"], ["a", "b"]),
+        (["list", "--watch"], ["a", "b"]),
+        (["top"], ["b", "a"]),
+        (["top", "--once"], ["b", "a"]),
+    ],
+)
+def test_a_list_is_by_name_and_top_has_the_fastest_first(
+    api: FakeApi, shoal: Callable[..., Result], words: list[str], order: list[str]
+) -> None:
+    api.objects = {f"{JOBS}/{name}": job(name, speed) for name, speed in (("a", "1"), ("b", "9"))}
+    assert [line.split()[0] for line in shoal(*words).stdout.splitlines()] == ["NAME", *order]
+    api.objects = {}
+    assert shoal(*words).stderr == "no jobs in the namespace team\n"
+
+
+@pytest.mark.parametrize("words", [["list", "--watch"], ["top"]])
+def test_a_live_table_is_read_again_until_it_is_interrupted(
+    api: FakeApi, shoal: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    screen = Console(file=io.StringIO(), force_terminal=True, width=150)
+    monkeypatch.setattr("shoal.cli.lists.console", lambda: screen)
+    paused: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        paused.append(seconds)
+        api.objects = {f"{JOBS}/later": job("later", "9")}
+        if len(paused) == 3:
+            raise KeyboardInterrupt
+
+    api.away = [False, True]  # while nobody answers, the table stays
+    monkeypatch.setattr("shoal.cli.lists.time.sleep", sleep)
+    assert shoal(*words).exit_code == 130
+    assert paused == [2.0] * 3
+    assert isinstance(screen.file, io.StringIO)
+    said = screen.file.getvalue()
+    assert said.index("digits") < said.index("later")
+
+
+def test_completion_asks_little_and_prints_no_warning(
+    api: FakeApi, shoal: Callable[..., Result], caplog: pytest.LogCaptureFixture
+) -> None:
+    api.objects[f"{JOBS}/other"] = unreadable()
+    with main.make_context("shoal", [], resilient_parsing=True) as context:
+        assert complete_job(context, context.command.params[0], "di") == ["digits"]
+    assert caplog.records == []
+    assert api.queries[-1]["resourceVersion"] == "0"
+    shoal("top")
+    assert api.queries[-1]["resourceVersion"] == "0"
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_first_manifest_has_a_claim_only_where_there_is_none(
+    api: FakeApi, shoal: Callable[..., Result], there: bool, tmp_path: Any
+) -> None:
+    if there:
+        api.objects[CLAIM] = {"metadata": {"name": "runs"}}
+    (tmp_path / "train.py").write_text("job = 1\n")
+    found = shoal("init", f"{tmp_path}/train.py:job", "--storage", "claim:runs")
+    assert found.exit_code == 0, found.output
+    assert ("PersistentVolumeClaim" in found.stdout) is not there
+
+
+def test_what_nobody_answers_has_an_exit_code_of_its_own(api: FakeApi, shoal: Callable[..., Result]) -> None:
+    """Not that of `plan`, which says that no plan keeps the limits."""
+    api.away = [True]
+    assert shoal("status", "digits").exit_code == 4

@@ -1,0 +1,87 @@
+"""Admission webhooks that are slow or broken: pods are made all the same, or the job says why there are none."""
+
+from __future__ import annotations
+
+import asyncio
+
+from shoal.errors import Unavailable
+from tests.virtual.loop import play
+from tests.virtual.server import Client, Faults
+from tests.virtual.trainer import Truth
+from tests.virtual.world import World
+
+WORDS = 'failed calling webhook "verify.kyverno.svc": connection refused'
+
+
+class Webhook(Faults):
+    """Is asked about every pod."""
+
+    seconds = 0.0
+    broken = False
+
+    async def before(self, client: Client, verb: str, key: str) -> None:
+        if verb == "POST" and key.endswith("/pods"):
+            await asyncio.sleep(self.seconds)
+            if self.broken:
+                raise Unavailable(f"POST {key}: 500 Internal error occurred: {WORDS}")
+
+
+def test_job_begins_though_each_pod_takes_longer_than_a_renewal_of_the_lease_is_good_for() -> None:
+    webhook = Webhook()
+    webhook.seconds = 11.0
+
+    async def story() -> None:
+        world = World(lambda _uid: Truth(samples=1e9), faults=webhook)
+        world.nodes(3, 1)
+        async with world.living():
+            world.replica("a")
+            world.apply()
+            await world.until(lambda: world.job().status.workers.ready == 3, 120.0, "it trains")
+
+    play(story)
+
+
+def test_job_says_for_which_reason_it_has_no_pods_and_no_more_when_it_has() -> None:
+    webhook = Webhook()
+    webhook.broken = True
+
+    async def story() -> None:
+        world = World(lambda _uid: Truth(samples=1e9), faults=webhook)
+        world.nodes(3, 1)
+        async with world.living():
+            world.replica("a")
+            world.apply()
+
+            def degraded() -> str:
+                found = world.job().status.condition("Degraded")
+                return found.reason if found is not None and found.status == "True" else ""
+
+            await world.until(lambda: degraded() == "ApiServerRefuses", 45.0, "it says so")
+            condition = world.job().status.condition("Degraded")
+            assert condition is not None
+            assert WORDS in condition.message
+            writes = world.writes()["PUT trainingjobs/status"]
+            await asyncio.sleep(120.0)
+            assert world.writes()["PUT trainingjobs/status"] - writes <= 2, "the words change with each try"
+            webhook.broken = False
+            await world.until(lambda: world.job().status.workers.ready == 3, 60.0, "it trains")
+            await world.until(lambda: not degraded(), 40.0, "it is told no more")
+
+    play(story)
+
+
+def test_what_failed_and_is_wanted_no_more_is_told_no_more() -> None:
+    webhook = Webhook()
+    webhook.broken = True
+
+    async def story() -> None:
+        world = World(lambda _uid: Truth(samples=1e9), faults=webhook)
+        world.nodes(3, 1)
+        async with world.living():
+            world.replica("a")
+            world.apply()
+            await world.until(lambda: world.job().status.reason == "ApiServerRefuses", 45.0, "it says so")
+            world.edit(suspend=True)
+            await world.until(lambda: world.job().status.reason == "Suspended", 30.0, "it is suspended")
+
+    play(story)
