@@ -99,12 +99,11 @@ class Rollback:
             if self._void(report):
                 return
             if self._suspects(report):
-                raise FaultyDevice(
-                    f"{_place(report)} The last {SUSPECT_REPORTS} of them were all of worker {report.slot}, and the "
-                    "gradients of the others are finite: its accelerator may be faulty."
-                )
+                raise _faulty(report)
             found = self._store.load_newest(0, self._shard.shards)
             if found is None or not found[0].ledger:
+                if self._alone(report):
+                    raise _faulty(report)
                 raise UserError(f"{_place(report)} There is no snapshot yet to roll back to. {ADVICE}")
             manifest, copy = found
             if manifest.generation <= report.generation:  # older: the newer snapshots are damaged
@@ -188,6 +187,18 @@ class Rollback:
             if slot != report.slot
         )
 
+    def _alone(self, report: Diverged) -> bool:
+        """Whether no other worker has reported, and others have pushed: where the job would end, this worker does.
+
+        If it is the model, the next one to report ends the job.
+        """
+        others = any(
+            steps for slot, steps in self._coordinator.steps_by_slot().items() if slot != report.slot
+        )
+        alone = others and set(self._reporters) <= {report.slot}
+        self._reporters.append(report.slot)
+        return alone
+
     def _untrained(self, newest: Manifest) -> bool:
         """Whether the job was rolled back to this snapshot, and no push was applied since."""
         with self._shard.lock:
@@ -207,6 +218,8 @@ class Rollback:
         saved, coordinator = to.ledger, self._coordinator
         in_a_row = 1 + (int(saved.get(IN_A_ROW, 0)) if to is newest else 0)
         if in_a_row > MAX_IN_A_ROW:
+            if self._alone(report):
+                raise _faulty(report)
             raise UserError(
                 f"{_place(report)} The job was rolled back {MAX_IN_A_ROW} times to snapshot {newest.number} "
                 f"without reaching a newer one. {ADVICE}"
@@ -282,6 +295,13 @@ def _version(manifest: Manifest) -> int:
 
 
 ADVICE = "Lower the learning rate, clip gradients (clipnorm=…), or look for bad samples."
+
+
+def _faulty(report: Diverged) -> FaultyDevice:
+    return FaultyDevice(
+        f"{_place(report)} All such reports are of worker {report.slot}, and the gradients of the others are finite: "
+        "its accelerator may be faulty."
+    )
 
 
 def _place(report: Diverged) -> str:

@@ -256,6 +256,21 @@ def test_reports_of_one_worker_roll_back_while_no_other_pushes(pair):
         pair.diverge()
 
 
+@pytest.mark.parametrize("snapshots", [0, 1])
+def test_where_the_job_would_end_a_worker_that_reports_alone_does_first(pair, snapshots):
+    """Before the first snapshot, or at the limit; the second worker that says the same ends the job."""
+    pair.train(slot=1)
+    if snapshots:
+        for _ in range(MAX_IN_A_ROW):
+            pair.diverge()
+    else:
+        pair.store.load_newest = lambda *_: None
+    with pytest.raises(FaultyDevice, match="All such reports are of worker 0"):
+        pair.diverge(pair.lease())
+    with pytest.raises(UserError, match="rolled back 3 times" if snapshots else "no snapshot yet"):
+        pair.diverge(slot=1)
+
+
 def test_report_of_positions_that_a_worker_does_not_hold_rolls_nothing_back(pair):
     """They would be left out for ever, and count as lost."""
     held = pair.lease()
