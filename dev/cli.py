@@ -210,8 +210,8 @@ def images_load(names: tuple[str, ...], cluster: str) -> None:
 
 @images.command("push")
 @click.argument("registry")
-@click.option("--tag", default=__version__)
-def images_push(registry: str, tag: str) -> None:
+@click.option("--tag", help="Default: the version and the commit.")
+def images_push(registry: str, tag: str | None) -> None:
     """Build all images for REGISTRY with Docker or buildah, push them, print the `helm install` that uses them."""
     from dev.publish import publish
 

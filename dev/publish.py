@@ -9,6 +9,7 @@ import platform
 import shlex
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 from dev.commands import command
 from dev.console import step
@@ -65,7 +66,17 @@ def install_command(registry: str, tag: str) -> str:
     return " \\\n    ".join([first, *sets])
 
 
-def publish(registry: str, tag: str = __version__) -> str:
+def tag_of(clone: Path) -> str:
+    """VERSION-COMMIT, and `-dirty` with what is in no commit: a node keeps the image of a tag that it has."""
+    try:
+        commit = command("git", "rev-parse", "--short", "HEAD", cwd=clone).strip()
+        changed = command("git", "status", "--porcelain", cwd=clone).strip()
+    except (DevError, OSError):  # no git, or an archive without its history
+        return __version__
+    return f"{__version__}-{commit}" + ("-dirty" if changed else "")
+
+
+def publish(registry: str, tag: str | None = None) -> str:
     """Build and push; returns the `helm install` to run next.
 
     Raises:
@@ -77,6 +88,7 @@ def publish(registry: str, tag: str = __version__) -> str:
         tool = "buildah"
     else:
         raise DevError("Building images needs a Docker engine that answers, or buildah: install one of them.")
+    tag = tag or tag_of(ROOT)
     for words in commands(tool, registry, tag):
         with step(shlex.join(words[:2] + words[-1:]), every=30):
             command(*words, cwd=ROOT)

@@ -7,6 +7,7 @@ in the time of the wall clock, as the API server's audit log has it. What is wra
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
 import sys
@@ -46,7 +47,8 @@ _NAME = re.compile(rb'"name":"([^"]*)"')
 class Moment:
     """Something happened `at` a time (seconds of the wall clock) to `name`: a pod, or a callback.
 
-    `seconds`, `cpu`: of a callback, how long it took, and the processor time of its thread in it.
+    `seconds`, `cpu`, `garbage`: of a callback, how long it took, the processor time of its thread in it, and that of
+    the garbage collections among it.
     """
 
     at: float
@@ -54,6 +56,7 @@ class Moment:
     name: str
     seconds: float = 0.0
     cpu: float = 0.0
+    garbage: float = 0.0
 
 
 def command(account: Path, trace: Path) -> list[str]:
@@ -181,11 +184,30 @@ def _trace_requests(tell: Any) -> None:
 
 def _trace_loop(tell: Any) -> None:
     run = asyncio.Handle._run
+    began = collected = 0.0
+
+    def collects(phase: str, _info: Any) -> None:
+        nonlocal began, collected
+        if phase == "start":
+            began = time.thread_time()
+        else:
+            collected += time.thread_time() - began
 
     def traced(handle: Any) -> None:
-        began, cpu = time.perf_counter(), time.thread_time()
+        at, cpu, before = time.perf_counter(), time.thread_time(), collected
         run(handle)
-        if (took := time.perf_counter() - began) > HELD_SECONDS:
-            tell(HELD, repr(handle)[:300], seconds=took, cpu=time.thread_time() - cpu)
+        took, cpu = time.perf_counter() - at, time.thread_time() - cpu
+        if took > HELD_SECONDS:
+            tell(HELD, _what(handle), seconds=took, cpu=cpu, garbage=collected - before)
 
+    gc.callbacks.append(collects)
     asyncio.Handle._run = traced  # type: ignore[assignment, method-assign]
+
+
+def _what(handle: Any) -> str:
+    """What a callback does: for a step of a task, which coroutine goes on."""
+    owner = getattr(handle._callback, "__self__", None)
+    if not isinstance(owner, asyncio.Task):
+        return repr(handle)[:300]
+    coroutine: Any = owner.get_coro()
+    return f"a step of {coroutine.__qualname__}"

@@ -194,7 +194,9 @@ async def test_accelerator_is_looked_up_in_the_capacity_pools(
     }
     await kube.create("/apis/shoal.dev/v1alpha1/capacitypools", pool)
     try:
-        made = await asyncio.to_thread(client.prepare, script, storage="ephemeral", accelerator="l4")
+        made = await asyncio.to_thread(
+            client.prepare, script, storage="ephemeral", accelerator="l4", image="r.io/worker-gpu:1"
+        )
         workers = made.job["spec"]["workers"]
         assert workers["pools"] == ["client-l4"]
     finally:

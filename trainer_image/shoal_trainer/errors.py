@@ -9,7 +9,9 @@ TrainerError
 ├── Overtaken       another worker has the task now: drop it
 ├── WorkerFailed    this worker cannot go on, but another one may: end with the reason, and be replaced
 │   ├── NoAccelerator  the pod was promised a GPU and sees none
+│   ├── FaultyDevice   its gradients are not finite, and those of the other workers are
 │   ├── OutOfMemory    a step or a task does not fit into the memory of this worker
+│   ├── DiskFull       the disk of this worker, or of its node, is full
 │   └── HungStep       a step or a task does not end
 ├── Interrupted     SIGTERM arrived during a task: leave without its result
 ├── Unreachable     a peer or the storage does not answer; callers retry
@@ -54,8 +56,16 @@ class NoAccelerator(WorkerFailed):
     """The pod was promised an accelerator, and TensorFlow sees none."""
 
 
+class FaultyDevice(WorkerFailed):
+    """The gradients of this worker are not finite, and those of the other workers are."""
+
+
 class OutOfMemory(WorkerFailed):
     """A step or a task does not fit into the memory of this worker, or of its accelerator."""
+
+
+class DiskFull(WorkerFailed):
+    """The disk of this worker, or of its node, is full."""
 
 
 class HungStep(WorkerFailed):

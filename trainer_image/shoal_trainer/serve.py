@@ -49,10 +49,11 @@ from shoal_trainer.errors import Fenced, TrainerError, UserError
 from shoal_trainer.ps.malloc import return_freed_memory
 from shoal_trainer.ps.server import MAX_CONNECTIONS, DataServer
 from shoal_trainer.ps.shard import ShardStore, State
-from shoal_trainer.retry import until_reachable
+from shoal_trainer.retry import Backoff, until_reachable
 from shoal_trainer.security import Credentials
 from shoal_trainer.snapshot.claims import Claim, Watch, check_storage
 from shoal_trainer.snapshot.initial import load_initial
+from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import open_storage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.termination.exits import exit_code, log_to_stderr
@@ -226,26 +227,41 @@ class ParameterServer:
         if self.service is None:
             self._await_final_snapshot()
             return self._follower.saved >= self._stopped_at
-        snapshotter = self.service.snapshotter
+        snapshotter, backoff, never = (
+            self.service.snapshotter,
+            Backoff(longest=RETRY_SECONDS),
+            threading.Event(),
+        )
         snapshotter.stop()
-        try:
-            if (manifest := snapshotter.take()) is not None:
-                log.info("stopping: wrote final snapshot %d", manifest.number)
-            return snapshotter.last is not None  # `take` returns None if the last one is up to date
-        except (TrainerError, OSError) as error:
-            log.warning("stopping: cannot take a final snapshot: %s", error)
-        except Exception:
-            log.exception("stopping: cannot take a final snapshot")
-        return False
+        while True:
+            try:
+                if (manifest := snapshotter.take()) is not None:
+                    log.info("stopping: wrote final snapshot %d", manifest.number)
+                return snapshotter.last is not None  # `take` returns None if the last one is up to date
+            except (TrainerError, OSError) as error:
+                if backoff.is_new(error):
+                    log.warning("stopping: cannot take a final snapshot: %s", error)
+                if isinstance(error, Fenced):
+                    return False
+            except Exception:
+                log.exception("stopping: cannot take a final snapshot")
+                return False
+            if self._fenced is not None or time.monotonic() > self._grace_ends:
+                return False
+            backoff.wait(never)
 
     def _await_final_snapshot(self) -> None:
         """Serve until this shard has written its part of a snapshot requested since `stop`, if shard 0 still serves."""
-        until = self._stopped_at + self.config.grace_seconds - MANIFEST_SECONDS
         while self._fenced is None and self.shard.state is State.READY and self._coordinator_serves():
             saved = self._follower.saved >= self._stopped_at
             time.sleep(TICK_SECONDS)  # also for the answer to be sent
-            if saved or (time.monotonic() > until and not self._follower.writing):
+            if saved or (time.monotonic() > self._grace_ends and not self._follower.writing):
                 return
+
+    @property
+    def _grace_ends(self) -> float:
+        """Until when a part of the final snapshot may begin."""
+        return self._stopped_at + self.config.grace_seconds - MANIFEST_SECONDS
 
     def _coordinator_serves(self) -> bool:
         """Whether shard 0 accepts connections. It stops after its final snapshot or the end of the job."""
@@ -266,7 +282,7 @@ class ParameterServer:
             service.coordinator.end(message)
             return
         index, shards = self.config.index, len(self.config.parameter_servers)
-        found = self._when_reachable(lambda: self._store.load_settled(index, shards))
+        found = self._when_reachable(lambda: self._store.load_settled(index, shards, self._has_ledger))
         if found is not None:
             manifest, copy = found
             if manifest.epoch > self.config.incarnation and index == 0:
@@ -293,6 +309,17 @@ class ParameterServer:
         if service is not None and not initial.weights_only:
             service.coordinator.load(manifest.ledger, other_run=True)
         log.info("starting from snapshot %d of %s", manifest.number, uri)
+
+    def _has_ledger(self, manifest: Manifest) -> bool:
+        """Whether shard 0 can go on with this snapshot's ledger: else the next older one is better than no start."""
+        if self.service is None or not manifest.ledger:
+            return True
+        try:
+            self.service.coordinator.blank().load(manifest.ledger)
+        except (ValueError, KeyError, TypeError, AttributeError, UserError) as error:
+            log.error("snapshot %d: its ledger cannot be read: %r: skipped", manifest.number, error)
+            return False
+        return True
 
     def _when_reachable(self, call: Callable[[], T], target: str = "the storage") -> T:
         """The result of `call`; retried until `target` is reachable."""

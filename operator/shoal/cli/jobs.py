@@ -1,4 +1,4 @@
-"""`shoal list|status|follow|wait|logs|history|scale|suspend|resume|model|delete`: `shoal.client` as commands."""
+"""`shoal status|follow|wait|logs|history|scale|suspend|resume|model|delete`: `shoal.client` as commands."""
 
 from __future__ import annotations
 
@@ -16,27 +16,6 @@ from shoal.errors import ClusterError
 
 if TYPE_CHECKING:
     from shoal.client import Client
-
-
-@click.command("list")
-@click.option("-A", "--all-namespaces", is_flag=True, help="Of all namespaces.")
-@output_option
-@cluster_command
-def list_jobs(client: Client, *, all_namespaces: bool, output: Format) -> None:
-    """The jobs, one in a line."""
-    found = client.list(all_namespaces=all_namespaces)
-    if output != "table":
-        emit([job.seen.model_dump(mode="json", by_alias=True, exclude_none=True) for job in found], output)
-        return
-    from shoal.client.view import job_table
-
-    if found:
-        _print(job_table((job.seen for job in found), namespaces=all_namespaces))
-    else:
-        click.echo(
-            f"no jobs in {'any namespace' if all_namespaces else f'the namespace {client.namespace}'}",
-            err=True,
-        )
 
 
 @click.command()

@@ -47,10 +47,6 @@ class Limits:
     prefer: str | None
     confidence: float | None
 
-    def set_values(self) -> dict[str, Any]:
-        """The values that are set, by the names of `Objective`."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
-
 
 @dataclasses.dataclass(frozen=True)
 class Output:

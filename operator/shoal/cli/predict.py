@@ -7,11 +7,10 @@ from pathlib import Path
 import click
 
 from shoal.cli.cluster import Format, emit, output_option
+from shoal.cli.options import FILE
 from shoal.errors import UsageError
 
 __all__ = ["predict"]
-
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.group()
@@ -26,19 +25,19 @@ def predict() -> None:
     type=click.Choice(["worker-speed", "cluster-speed", "checkpoint"]),
     help="What to predict.",
 )
-@click.option("--train", required=True, type=_FILE, help="CSV of measurements to fit.")
+@click.option("--train", required=True, type=FILE, help="CSV of measurements to fit.")
 @click.option(
     "--models",
     multiple=True,
-    type=_FILE,
+    type=FILE,
     help="CSV with features by model that --train lacks. Repeat it for several.",
 )
-@click.option("--test", type=_FILE, help="CSV of measurements to predict.")
+@click.option("--test", type=FILE, help="CSV of measurements to predict.")
 @click.option("--leave-one-model-out", is_flag=True, help="Predict every model by a fit without it.")
 @click.option(
     "--new-accelerator", metavar="NAME", help="Predict its rows by a fit to the other accelerators."
 )
-@click.option("--accelerators", type=_FILE, help="CSV of data sheets in addition to the built-in ones.")
+@click.option("--accelerators", type=FILE, help="CSV of data sheets in addition to the built-in ones.")
 @output_option
 def evaluate(
     target: str,

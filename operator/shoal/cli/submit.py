@@ -26,7 +26,11 @@ MODES = {"min": "Min", "max": "Max"}
 
 _OPTIONS = (
     click.option(
-        "--image", metavar="IMAGE", help="Of the workers. Default: the operator's, Keras without your packages."
+        "--image", metavar="IMAGE", help="Of the workers. Default: the operator's, Keras for CPUs, nothing of yours."
+    ),
+    click.option(
+        "--template", metavar="FILE",
+        help="A pod template (YAML) with what has no option: service account, env, resources. Of both roles.",
     ),
     click.option("--max-workers", type=Count(1, 1000), metavar="N", help="Upper limit of workers."),
     click.option("--accelerator", metavar="NAME", help='Run on the CapacityPools with it, such as "L4".'),

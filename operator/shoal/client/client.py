@@ -19,6 +19,7 @@ from shoal.client import store
 from shoal.client.api import Api, Json, read_as
 from shoal.client.job import Job
 from shoal.client.manifest import Manifests, Submission, manifests
+from shoal.client.template import image_in
 from shoal.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable, UsageError
 
 log = logging.getLogger(__name__)
@@ -83,7 +84,9 @@ class Client:
                 `max_workers`, `epochs`, `steps`, `until` (metric, value), `mode` ("Min" or "Max": where the
                 metric is one of your own), `batch_size` (32), `parameter_servers`, `deadline_seconds`, `max_cost`,
                 `run`, `initial_from` (the folder of another run), `weights_only`, `snapshot_seconds`,
-                `max_staleness`, `tls`, `name`.
+                `max_staleness`, `tls`, `name`, `template` (a pod template, as a dict or a YAML file, for what has
+                no argument: service account, env, resources; of both roles, but for their containers `ps` and
+                `worker`).
 
         Raises:
             UsageError: an argument is wrong.
@@ -95,7 +98,10 @@ class Client:
         except ValidationError as error:
             wrong = (f"{'.'.join(map(str, each['loc']))}: {advice(each)}" for each in error.errors())
             raise UsageError(f"submit(): {'; '.join(wrong)}") from error
-        return manifests(wanted)
+        made = manifests(wanted)
+        if accelerator is not None:
+            _must_have_image(made, wanted.pools)
+        return made
 
     def create(self, made: Manifests) -> Job:
         """Create the objects of a job. The ConfigMap of the code belongs to the job and is deleted with it.
@@ -178,7 +184,7 @@ class Client:
         """Raise UsageError if the job names a CapacityPool that does not exist. Who may not read them is not asked."""
         named = made.job["spec"]["workers"].get("pools") or []
         try:
-            known = {each.metadata.name for each in self.pools()} if named else set()
+            known = {each.metadata.name: each for each in self.pools()} if named else {}
         except (NotFound, Refused):
             return
         if missing := [name for name in named if name not in known]:
@@ -187,6 +193,8 @@ class Client:
                 f"the cluster has no CapacityPool {', '.join(missing)}: {there_are}. Create it (docs/pools.md), or "
                 "name others (pools=…, --pool)"
             )
+        if with_gpus := [name for name in named if known[name].spec.accelerator]:
+            _must_have_image(made, with_gpus)
 
     def job(self, name: str) -> Job:
         """One job. Raises NotFound, and names similar ones."""
@@ -214,15 +222,27 @@ class Client:
         Raises:
             NotFound: there is no such namespace.
         """
+        manifests = self._manifests(all_namespaces=all_namespaces, cached=cached)
+        found = [job for each in manifests if (job := self._read(each)) is not None]
+        return sorted(found, key=lambda job: (job.namespace, job.name))
+
+    def names(self) -> Sequence[str]:
+        """The names of the jobs, as the API server remembers them; also of those that cannot be read.
+
+        Raises:
+            NotFound: there is no such namespace.
+        """
+        return sorted(each["metadata"]["name"] for each in self._manifests(cached=True))
+
+    def _manifests(self, *, all_namespaces: bool = False, cached: bool = False) -> Sequence[Json]:
         path = (
             f"/apis/{API_VERSION}/trainingjobs" if all_namespaces else JOBS.format(namespace=self.namespace)
         )
-        manifests = self.api.list(path, **({"resourceVersion": "0"} if cached else {}))
-        found = [job for each in manifests if (job := self._read(each)) is not None]
-        if not manifests and not all_namespaces:
+        found = self.api.list(path, **({"resourceVersion": "0"} if cached else {}))
+        if not found and not all_namespaces:
             with contextlib.suppress(Forbidden):  # a list of a namespace that does not exist is empty
                 self.api.get(f"/api/v1/namespaces/{self.namespace}")
-        return sorted(found, key=lambda job: (job.namespace, job.name))
+        return found
 
     def _read(self, manifest: Json) -> Job | None:
         try:
@@ -232,11 +252,6 @@ class Client:
                 self._unread.add(words)
                 log.warning("%s. It is left out.", words)
             return None
-
-    def names(self) -> Sequence[str]:
-        """The names of the jobs, as the API server remembers them; also of those that cannot be read."""
-        found = self.api.list(JOBS.format(namespace=self.namespace), resourceVersion="0")
-        return sorted(each["metadata"]["name"] for each in found)
 
     def claims(self) -> Sequence[str]:
         """The names of the PersistentVolumeClaims of the namespace."""
@@ -271,3 +286,12 @@ class Client:
                 "--pool)"
             )
         return [name for name in among or matching if name in matching]
+
+
+def _must_have_image(made: Manifests, pools: Sequence[str]) -> None:
+    """Raise UsageError if the workers of these pools, which have accelerators, would run the operator's image."""
+    if image_in(made.job["spec"]["workers"].get("template") or {}) is None:
+        raise UsageError(
+            f"the nodes of {', '.join(pools)} have an accelerator, and without an image of your own workers run one "
+            "for CPUs: name an image with CUDA (image=…, --image), such as shoal-worker-gpu (docs/install.md#gpu-nodes)"
+        )

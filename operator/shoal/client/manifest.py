@@ -21,7 +21,7 @@ from pydantic import ConfigDict, ValidationError
 from shoal.api.base import API_VERSION
 from shoal.api.mistakes import mistakes
 from shoal.api.training_job import TrainingJob
-from shoal.client import code
+from shoal.client import code, template
 from shoal.errors import UsageError
 from shoal_trainer.script import (
     BATCH_SIZE,
@@ -70,6 +70,7 @@ class Submission:
     snapshot_seconds: int | None = None
     max_staleness: int | None = None
     tls: bool = False
+    template: Mapping[str, Any] | str | Path | None = None
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,10 @@ def manifests(wanted: Submission) -> Manifests:
         raise UsageError(
             f"the name {name!r} must begin with a letter and have only a-z, 0-9 and '-', at most 40 characters"
         )
+    pods = template.read(wanted.template)
     servers: Json = {"replicas": wanted.parameter_servers}
+    if of_servers := template.of_role(pods, "ps"):
+        servers["template"] = of_servers
     if wanted.snapshot_seconds is not None:
         servers["snapshot"] = {"everySeconds": wanted.snapshot_seconds}
     training, storage = _training(wanted, entrypoint), _storage(wanted)
@@ -114,7 +118,7 @@ def manifests(wanted: Submission) -> Manifests:
         "storage": storage,
         "training": training,
         "parameterServers": servers,
-        "workers": _workers(wanted),
+        "workers": _workers(wanted, pods),
         **_elasticity(wanted),
     }
     job = {"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec}
@@ -129,7 +133,7 @@ def _entrypoint(wanted: Submission) -> tuple[str, dict[str, str]]:
     if not attribute and not is_file:
         raise UsageError(f"the entrypoint {no_entrypoint(wanted.entrypoint)}")
     if not is_file:
-        if wanted.image is None:
+        if (wanted.image or template.image_in(template.read(wanted.template))) is None:
             raise UsageError(
                 f"{path} is a module of an image: say which with image=… (--image), or give a file: "
                 f"{path}.py:{attribute}"
@@ -257,7 +261,7 @@ def _must_be_reachable(storage: Json, size: int) -> None:
     )
 
 
-def _workers(wanted: Submission) -> Json:
+def _workers(wanted: Submission, pods: Json) -> Json:
     workers: Json = {"replicas": wanted.workers}
     if wanted.max_workers is not None:
         workers["maxReplicas"] = wanted.max_workers
@@ -265,6 +269,6 @@ def _workers(wanted: Submission) -> Json:
         workers["pools"] = list(wanted.pools)
     if wanted.capacity is not None:
         workers["capacity"] = wanted.capacity
-    if wanted.image is not None:
-        workers["template"] = {"spec": {"containers": [{"name": "worker", "image": wanted.image}]}}
+    if of_workers := template.of_role(pods, "worker", wanted.image):
+        workers["template"] = of_workers
     return workers

@@ -93,6 +93,11 @@ def run_of(pod: Pod) -> tuple[Key, str] | None:
     return key, uid
 
 
+def is_worker(pod: Pod) -> bool:
+    """Whether a pod is a worker's."""
+    return pod.place is not None and pod.place.role == "worker"
+
+
 def _awaited_pool(pod: Pod) -> str | None:
     """The pool of which a pod waits for a node, if that has none."""
     return pod.metadata.labels.get(POOL) if pod.waits_for_node(there_are=False) else None
@@ -120,6 +125,7 @@ class ClusterState:
                 "run": run_of,
                 "node": lambda pod: pod.spec.node_name,
                 "host": lambda pod: None if pod.ended else pod.spec.node_name,
+                "worker's host": lambda pod: None if pod.ended or not is_worker(pod) else pod.spec.node_name,
                 "waiting": _awaited_pool,
             },
         )

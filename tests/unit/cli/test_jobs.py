@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from shoal.cli import main
 from shoal.cli.cluster import complete_job
@@ -76,6 +78,55 @@ def test_one_job_that_cannot_be_read_is_one_line_beside_the_others(
     found = shoal(*words)
     assert found.exit_code == 0
     assert [line.split()[0] for line in found.stdout.splitlines()] == ["NAME", "digits"]
+
+
+def job(name: str, speed: str) -> dict[str, Any]:
+    made = job_manifest() | {
+        "status": {"phase": "Running", "training": {"step": 1, "samplesPerSecond": speed}}
+    }
+    made["metadata"] = {**made["metadata"], "name": name}
+    return made
+
+
+@pytest.mark.parametrize(
+    ("words", "order"),
+    [
+        (["list"], ["a", "b"]),
+        (["list", "--watch"], ["a", "b"]),
+        (["top"], ["b", "a"]),
+        (["top", "--once"], ["b", "a"]),
+    ],
+)
+def test_a_list_is_by_name_and_top_has_the_fastest_first(
+    api: FakeApi, shoal: Callable[..., Result], words: list[str], order: list[str]
+) -> None:
+    api.objects = {f"{JOBS}/{name}": job(name, speed) for name, speed in (("a", "1"), ("b", "9"))}
+    assert [line.split()[0] for line in shoal(*words).stdout.splitlines()] == ["NAME", *order]
+    api.objects = {}
+    assert shoal(*words).stderr == "no jobs in the namespace team\n"
+
+
+@pytest.mark.parametrize("words", [["list", "--watch"], ["top"]])
+def test_a_live_table_is_read_again_until_it_is_interrupted(
+    api: FakeApi, shoal: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    screen = Console(file=io.StringIO(), force_terminal=True, width=150)
+    monkeypatch.setattr("shoal.cli.lists.console", lambda: screen)
+    paused: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        paused.append(seconds)
+        api.objects = {f"{JOBS}/later": job("later", "9")}
+        if len(paused) == 3:
+            raise KeyboardInterrupt
+
+    api.away = [False, True]  # while nobody answers, the table stays
+    monkeypatch.setattr("shoal.cli.lists.time.sleep", sleep)
+    assert shoal(*words).exit_code == 130
+    assert paused == [2.0] * 3
+    assert isinstance(screen.file, io.StringIO)
+    said = screen.file.getvalue()
+    assert said.index("digits") < said.index("later")
 
 
 def test_completion_asks_little_and_prints_no_warning(

@@ -78,7 +78,9 @@ def test_an_accelerator_stands_for_the_pools_that_have_it(
 ) -> None:
     for each in (pool("l4-1", "L4", 1), pool("l4-8", "L4", 8), pool("t4", "T4", 1)):
         api.objects[f"/apis/shoal.dev/v1alpha1/capacitypools/{each['metadata']['name']}"] = each
-    made = client.prepare("digits.py:job", storage="ephemeral", accelerator="l4", pools=among)
+    made = client.prepare(
+        "digits.py:job", storage="ephemeral", accelerator="l4", pools=among, image="r.io/worker-gpu:1"
+    )
     assert made.job["spec"]["workers"]["pools"] == expected
 
 
@@ -92,6 +94,7 @@ def test_an_accelerator_stands_for_the_pools_that_have_it(
         ({"files": "helpers.py"}, "files: 'str' instances are not allowed"),
         ({"until": "val_accuracy=0.9"}, "until: input should be a valid tuple"),
         ({"until": ("val_accuracy", "most")}, "until.1: input should be a valid number"),
+        ({"template": 3}, "template"),
         ({"mode": "up"}, "mode: input should be 'Min' or 'Max', not 'up'"),
     ],
 )
@@ -113,8 +116,31 @@ def test_a_pool_that_is_not_there_is_named_before_anything_is_created(client: Cl
     with pytest.raises(UsageError, match="no CapacityPool nosuch: there are t4"):
         client.submit("digits.py:job", storage="ephemeral", pools=["t4", "nosuch"])
     assert api.names() == ["CapacityPool/t4"]
-    client.submit("digits.py:job", storage="ephemeral", name="digits", pools=["t4"])
+    client.submit("digits.py:job", storage="ephemeral", name="digits", pools=["t4"], image="r.io/w:1")
     assert "TrainingJob/digits" in api.names()
+
+
+@pytest.mark.parametrize("how", [{"accelerator": "L4"}, {"pools": ["l4"]}])
+@pytest.mark.parametrize(
+    "image",
+    [
+        {},
+        {"image": "r.io/worker-gpu:1"},
+        {"template": {"spec": {"containers": [{"name": "worker", "image": "r.io/worker-gpu:1"}]}}},
+    ],
+)
+def test_a_gpu_needs_an_image_that_can_use_it(
+    client: Client, api: FakeApi, how: dict[str, Any], image: dict[str, Any]
+) -> None:
+    """The operator's is for CPUs: its workers would end with NoAccelerator, on a node that is paid for."""
+    api.objects["/apis/shoal.dev/v1alpha1/capacitypools/l4"] = pool("l4", "L4", 1)
+    if image:
+        client.submit("digits.py:job", storage="ephemeral", name="digits", **how, **image)
+        assert "TrainingJob/digits" in api.names()
+        return
+    with pytest.raises(UsageError, match=r"have an accelerator, .*name an image with CUDA.*docs/install.md"):
+        client.submit("digits.py:job", storage="ephemeral", **how)
+    assert api.names() == ["CapacityPool/l4"]
 
 
 def test_who_may_not_read_pools_is_not_asked_for_them(client: Client, api: FakeApi) -> None:
@@ -126,8 +152,9 @@ def test_who_may_not_read_pools_is_not_asked_for_them(client: Client, api: FakeA
 def test_a_namespace_that_is_not_there_is_not_one_without_jobs(client: Client, api: FakeApi) -> None:
     assert client.list() == []
     api.fails["GET", "team"] = NotFound('namespaces "team" not found')
-    with pytest.raises(NotFound, match='namespaces "team" not found'):
-        client.list()
+    for ask in (client.list, client.names, lambda: client.job("digits")):
+        with pytest.raises(NotFound, match='namespaces "team" not found'):
+            ask()
     api.fails["GET", "team"] = Forbidden("you may not read namespaces")
     assert client.list() == []
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from shoal.api.training_job import TrainingJob
 from shoal.client.manifest import Submission, manifests
@@ -169,3 +170,79 @@ def test_a_wrong_argument_says_what_to_change(code: Path, changes: dict[str, Any
 def test_usual_images_are_taken(code: Path, image: str) -> None:
     spec = manifests(submission(image=image)).job["spec"]
     assert spec["workers"]["template"]["spec"]["containers"] == [{"name": "worker", "image": image}]
+
+
+TEMPLATE = """
+metadata: {labels: {team: vision}}
+spec:
+  serviceAccountName: trainer
+  containers:
+    - {name: worker, resources: {limits: {nvidia.com/gpu: 1}}, env: [{name: A, value: "1"}]}
+    - {name: ps, envFrom: [{secretRef: {name: s3}}]}
+    - {name: sidecar, image: r.io/sidecar:1}
+"""
+SIDECAR = {"name": "sidecar", "image": "r.io/sidecar:1"}
+
+
+@pytest.mark.parametrize("as_file", [False, True])
+@pytest.mark.parametrize("image", [None, "r.io/w:1"])
+def test_a_template_is_of_the_pods_of_both_roles(tmp_path: Path, as_file: bool, image: str | None) -> None:
+    (tmp_path / "pods.yaml").write_text(TEMPLATE)
+    (tmp_path / "digits.py").write_text("job = 1\n")
+    template = str(tmp_path / "pods.yaml") if as_file else yaml.safe_load(TEMPLATE)
+    entrypoint = f"{tmp_path}/digits.py:job"
+    wanted = Submission(entrypoint=entrypoint, storage="s3://b/runs", template=template, image=image)
+    spec = manifests(wanted).job["spec"]
+    servers, workers = spec["parameterServers"]["template"], spec["workers"]["template"]
+    for each in (servers, workers):
+        assert each["metadata"] == {"labels": {"team": "vision"}}
+        assert each["spec"]["serviceAccountName"] == "trainer"
+    assert servers["spec"]["containers"] == [
+        {"name": "ps", "envFrom": [{"secretRef": {"name": "s3"}}]},
+        SIDECAR,
+    ]
+    own = {
+        "name": "worker",
+        "resources": {"limits": {"nvidia.com/gpu": 1}},
+        "env": [{"name": "A", "value": "1"}],
+    }
+    assert workers["spec"]["containers"] == [own | ({"image": image} if image else {}), SIDECAR]
+
+
+def test_a_template_without_containers_leaves_them_to_shoal(tmp_path: Path) -> None:
+    (tmp_path / "digits.py").write_text("job = 1\n")
+    wanted = Submission(
+        entrypoint=f"{tmp_path}/digits.py:job", storage="s3://b/runs",
+        template={"spec": {"serviceAccountName": "trainer"}},
+    )  # fmt: skip
+    spec = manifests(wanted).job["spec"]
+    assert spec["workers"]["template"] == spec["parameterServers"]["template"]
+    assert spec["workers"]["template"] == {"spec": {"serviceAccountName": "trainer"}}
+
+
+def test_the_image_of_a_template_has_the_module(tmp_path: Path) -> None:
+    del tmp_path
+    template = {"spec": {"containers": [{"name": "worker", "image": "r.io/w:1"}]}}
+    wanted = Submission(entrypoint="digits:job", storage="s3://b/runs", template=template)
+    assert manifests(wanted).job["spec"]["training"]["entrypoint"] == "digits:job"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: [b", "cannot read the template"),
+        ("- 1", "a pod template is a map of metadata and spec"),
+        ("serviceAccountName: trainer", "has serviceAccountName, .* put it under spec"),
+        ("spec: {containers: worker}", "containers"),
+        ("spec: {containers: [{image: a}]}", "containers"),
+    ],
+)
+def test_a_template_that_is_none_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "pods.yaml").write_text(text)
+    wanted = Submission(
+        entrypoint="digits:job", storage="s3://b/runs", image="r.io/w:1", template=tmp_path / "pods.yaml"
+    )
+    with pytest.raises(UsageError, match=words):
+        manifests(wanted)
+    with pytest.raises(UsageError, match="cannot read the template"):
+        manifests(Submission(entrypoint="digits:job", storage="s3://b/runs", template=tmp_path / "none"))

@@ -158,6 +158,25 @@ def test_missing_progress_degrades_the_job() -> None:
     assert world.status["training"]["message"] == "worker 0-0: has waited 31 s for a.csv"
 
 
+def test_snapshots_that_fail_for_minutes_degrade_the_job() -> None:
+    world = running_world()
+    world.report = build.report(
+        snapshots_fail_seconds=299.0, snapshots_fail_because="no space left on device"
+    )
+    world.reconcile()
+    assert world.condition("Degraded").get("reason") != "SnapshotsFail"
+    for seconds in (301.0, 7200.0):
+        world.report = build.report(
+            snapshots_fail_seconds=seconds, snapshots_fail_because="no space left on device"
+        )
+        world.reconcile()
+        assert world.condition("Degraded")["reason"] == "SnapshotsFail"
+        assert "5 minutes and longer: no space left on device;" in world.condition("Degraded")["message"]
+    world.report = build.report()
+    world.reconcile()
+    assert world.condition("Degraded")["reason"] == "Healthy"
+
+
 def test_message_of_the_trainer_ends_with_its_report() -> None:
     world = running_world()
     worker = {"slot": 0, "incarnation": 0, "state": "Active", "message": "has waited 31 s for a.csv"}

@@ -6,7 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from shoal.policy.decide.workers import max_surge
+from shoal.api.labels import Place
+from shoal.policy.decide.workers import MOST_NEW, max_surge
 from shoal.policy.facts.coordinator import FRESH_REPORT_SECONDS
 from shoal.policy.model import CreatePod, NameConflict, Plan, Refusal, RefusalKind
 from shoal.policy.plan import plan
@@ -359,6 +360,19 @@ def test_what_was_given_up_and_is_wanted_again_is_made_at_once(way: str) -> None
     made = [a for a in world.reconcile().actions if isinstance(a, CreatePod) and a.role == "worker"]
     assert [a.incarnation for a in made] == [1] * 40
     assert not any(a.replaces for a in made)
+
+
+def test_plan_begins_no_more_pods_than_are_made_until_the_next_one() -> None:
+    """All of a large job's were a quarter of each plan of its ramp, and nearly all of them planned again."""
+    job = build.job(workers={"replicas": 1000, "maxReplicas": 1000})
+    asked = frozenset({Place("worker", index, 0) for index in (990, 995)})
+    made = plan(build.observe(job, in_flight=asked))
+    created = [
+        action.place for action in made.actions if isinstance(action, CreatePod) and action.role == "worker"
+    ]
+    assert len(created) == MOST_NEW
+    assert asked <= set(created), "what is asked for already is not taken back"
+    assert made.status.workers.desired == 1000
 
 
 def test_leader_that_follows_one_that_died_amid_a_ramp_makes_the_rest_at_once() -> None:

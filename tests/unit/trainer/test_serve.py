@@ -27,6 +27,7 @@ from shoal_trainer.contract import (
 from shoal_trainer.coordinator import report
 from shoal_trainer.coordinator.protocol import DataSpec, Join, Leave, Pushes, TaskDone
 from shoal_trainer.coordinator.reconciler import pushes_of
+from shoal_trainer.coordinator.task_queue import Task
 from shoal_trainer.errors import Fenced, Overtaken, ProtocolError, Unreachable
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import State
@@ -382,6 +383,16 @@ def test_server_replaced_during_an_upload_overwrites_nothing(server, tmp_path):
     assert LocalStorage(tmp_path / "storage" / "n" / "j" / "u").read("model/model.keras") == b"a model"
 
 
+def test_server_that_was_replaced_stores_no_file_of_callbacks(server, tmp_path, monkeypatch):
+    task = Task("callbacks", 0, (0, 0), (7, 1))
+    monkeypatch.setattr(server.service.coordinator, "held_task", lambda *_: task)
+    server.service.upload(0, 0, task.token, "logs/best.npz", iter([b"mine"]))
+    successor_of(tmp_path)
+    with pytest.raises(Unreachable, match="incarnation 1"):
+        server.service.upload(0, 0, task.token, "logs/best.npz", iter([b"another"]))
+    assert LocalStorage(tmp_path / "storage" / "n" / "j" / "u").read("logs/best.npz") == b"mine"
+
+
 def test_server_replaced_while_an_upload_is_synced_overwrites_nothing(server, tmp_path, monkeypatch):
     """The sync of gigabytes takes tens of seconds, after all of it was received."""
     token, _ = exported(server)
@@ -458,3 +469,19 @@ def test_job_with_another_run_begins_anew(tmp_path):
     server._restore()
     assert not server._restored
     assert (tmp_path / "storage" / "n" / "j" / "v") == tmp_path / "storage" / server.config.job.prefix
+
+
+def test_snapshot_whose_ledger_cannot_be_read_gives_way_to_the_next_older_one(server, tmp_path, caplog):
+    """Else parameter server 0 would end and restart for ever."""
+    assert server.service.snapshotter.take().number == 1
+    server.service.coordinator.record.tasks.export(0)
+    assert server.service.snapshotter.take().number == 2
+    file = tmp_path / "storage" / "n" / "j" / "u" / "snapshots" / "manifest-0000000002.json"
+    manifest = json.loads(file.read_text())
+    manifest["ledger"]["means"] = {"0": {"accuracy": [None, 1.0]}}
+    file.write_text(json.dumps(manifest))
+    successor = ParameterServer(config(tmp_path, incarnation=1))
+    successor._restore()
+    assert successor.shard.history.version == 1
+    assert successor.service.coordinator.record.ledger.completed == 1
+    assert "snapshot 2: its ledger cannot be read" in caplog.text

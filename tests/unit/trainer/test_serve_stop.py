@@ -105,7 +105,22 @@ def test_failed_final_snapshot_keeps_the_marker(server, monkeypatch):
         raise Unreachable("the storage is unreachable")
 
     monkeypatch.setattr(started.service.snapshotter, "take", unreachable)
+    started.stop(at=time.monotonic() - started.config.grace_seconds)
     assert stopped(started)._marker.exists()
+
+
+def test_final_snapshot_is_tried_again_while_there_is_time(server, monkeypatch):
+    started, failures = server(0), [Unreachable("the storage is unreachable"), OSError("too busy")]
+    take = started.service.snapshotter.take
+
+    def busy():
+        if failures:
+            raise failures.pop()
+        return take()
+
+    monkeypatch.setattr(started.service.snapshotter, "take", busy)
+    assert not stopped(started)._marker.exists()
+    assert started.service.snapshotter.last.number == 1
 
 
 def test_server_that_cannot_take_a_snapshot_yet_keeps_the_marker(server, monkeypatch):

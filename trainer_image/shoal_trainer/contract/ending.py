@@ -18,7 +18,9 @@ class Outcome(StrEnum):
     FAILED = "Failed"
 
 
-FAILURE_REASONS = frozenset({"UserError", "InternalError", "NoAccelerator", "OutOfMemory", "HungStep"})
+FAILURE_REASONS = frozenset(
+    {"UserError", "InternalError", "NoAccelerator", "FaultyDevice", "OutOfMemory", "DiskFull", "HungStep"}
+)
 """The reasons of failures. A reader treats any other reason as part of the message."""
 
 

@@ -195,6 +195,10 @@ class StatusReport(Message):
     """Identifies the process whose sums `speed` and `beside` are: with another one they begin at 0."""
     beside: PassedSums = BesideSums()
     """What passed beside training steps, cumulative like `speed`."""
+    snapshots_fail_seconds: Amount = 0.0
+    """For how long every attempt at a snapshot has failed, or one has been going on; 0: the last one succeeded."""
+    snapshots_fail_because: Text = ""
+    """Why the last one failed."""
     message: Text = ""
 
     @property

@@ -62,7 +62,7 @@ class Assigning:
             task=task.kind,
             token=token,
             epoch=task.epoch,
-            history=tuple(tasks.history[: task.epoch + 1]) if task.kind == "callbacks" else (),
+            history=() if task.kind == "evaluate" else tuple(tasks.history[: task.epoch + 1]),
             learning_rate=tasks.learning_rate,
         )
 

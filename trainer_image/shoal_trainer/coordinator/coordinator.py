@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from shoal_trainer.contract import JobIdentity, StopAfter, TerminationMessage, WorkerState
@@ -39,7 +41,7 @@ from shoal_trainer.coordinator.record import Record
 from shoal_trainer.coordinator.speeds import Speeds
 from shoal_trainer.coordinator.stop_target import target_reached
 from shoal_trainer.coordinator.task_queue import Task
-from shoal_trainer.errors import Fenced, Unreachable
+from shoal_trainer.errors import Fenced, Unreachable, UserError
 from shoal_trainer.ps.contents import Contents, Worker
 from shoal_trainer.ps.shard import AppliedPush, ShardStore
 from shoal_trainer.wire.messages import Applied
@@ -58,7 +60,9 @@ class Coordinator:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self.record = Record(job, stop_after, batch_size, shard.shards)
+        self.blank = partial(Record, job, stop_after, batch_size, shard.shards)
+        """Makes the record of this job before training."""
+        self.record = self.blank()
         self.shard = shard
         self.members = Members()
         self.facts = ModelFacts()
@@ -73,6 +77,8 @@ class Coordinator:
         self._file_list = FileList(clock)
         self.fenced: Callable[[], None] = lambda: None
         """Called when shard 0 refuses another worker: the other shards are to be told."""
+        self._complete: tuple[int, list[dict[str, float]]] | None = None
+        """The complete epochs at a revision of the tasks."""
         self._ready = False
         self._resumed = False
         """Whether it began with a snapshot of this run."""
@@ -157,11 +163,13 @@ class Coordinator:
             return Alive(finished=self.finished is not None, learning_rate=rate, count_flops=count)
 
     def file_ended(self, request: FileEnded) -> None:
-        """Record the length of a leased file."""
+        """Record the length of a leased file; `UserError` once all are empty."""
         with self.lock:
             self._contact(request.worker)
             if self.record.ledger is not None:
                 self.record.ledger.file_ended(request.token, request.length)
+                if self.record.ledger.total() == 0:
+                    raise UserError("Every file of the training data is empty.")
                 self._advance()
 
     def task_done(self, request: TaskDone) -> Task | None:
@@ -225,8 +233,9 @@ class Coordinator:
         if member.device:  # it has joined this coordinator
             self.speeds.pushed(now, member.worker, lambda: member.configuration, meta.timings)
         self.record.pace.pushed(now, meta.samples, meta.loss)
-        self.record.means.pushed(meta)
         if self._ready and self.record.ledger is not None:
+            if meta.progress and meta.progress[0].epoch < self.record.ledger.opened:
+                self.record.means.pushed(meta)
             self.record.counters.steps += meta.steps
             self.record.counters.lost += min(meta.left_out, meta.samples)
             for mark in meta.progress:
@@ -309,14 +318,25 @@ class Coordinator:
             self._measure()
 
     def complete_epochs(self) -> list[dict[str, float]]:
-        """The metrics of the epochs that are complete, also their tasks."""
+        """The metrics of the epochs that are complete, also their tasks. The same list until they change."""
         with self.lock:
-            return self.record.tasks.complete()
+            tasks = self.record.tasks
+            if self._complete is None or self._complete[0] != tasks.revision:
+                self._complete = tasks.revision, tasks.complete()
+            return self._complete[1]
 
     def deserted(self) -> bool:
         """Whether every worker has left."""
         with self.lock:
             return not self.members.present()
+
+    def steps_by_slot(self) -> dict[int, int]:
+        """The pushed steps of each slot's workers that this process has seen."""
+        with self.lock:
+            steps: Counter[int] = Counter()
+            for member in self.members.known.values():
+                steps[member.slot] += member.steps
+            return dict(steps)
 
     def disturbed(self) -> None:
         """A server was lost or rolled back: the speeds before and after it are not to be mixed."""

@@ -28,10 +28,9 @@ class EpochMeans:
         kept = meta.samples - meta.left_out
         loss = ("loss", meta.loss * kept, float(kept))
         for name, total, weight in (*meta.metrics, loss):
-            if math.isfinite(total):
-                pair = sums.setdefault(name, [0.0, 0.0])
-                pair[0] += total
-                pair[1] += weight
+            before = sums.get(name, [0.0, 0.0])
+            if math.isfinite(after := before[0] + total):
+                sums[name] = [after, before[1] + weight]
 
     def current(self) -> dict[str, float]:
         """The means so far of the newest epoch."""
@@ -59,4 +58,5 @@ class EpochMeans:
 
 
 def _means(sums: Mapping[str, list[float]]) -> dict[str, float]:
-    return {name: round(total / weight, 6) for name, (total, weight) in sums.items() if weight > 0}
+    means = {name: total / weight for name, (total, weight) in sums.items() if weight > 0}
+    return {name: round(mean, 6) for name, mean in means.items() if math.isfinite(mean)}

@@ -10,14 +10,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
+from functools import partial
 
+from shoal_trainer.background import RETRY_SECONDS, Background
 from shoal_trainer.coordinator.other_shard import OtherShard
 from shoal_trainer.errors import TrainerError
 from shoal_trainer.ps.workers import Workers
 
 log = logging.getLogger(__name__)
-
-RETRY_SECONDS = 1.0
 
 
 class Fencing:
@@ -27,22 +27,23 @@ class Fencing:
         self._workers = workers
         self._others = dict(others)
         self._due = {index: threading.Event() for index in others}
-        self._stop = threading.Event()
+        self._threads = {index: Background(f"fence-{index}", partial(self._tell, index)) for index in others}
 
     def start(self) -> None:
         """Start the threads."""
-        for index in self._others:
-            threading.Thread(target=self._run, args=(index,), name=f"fence-{index}", daemon=True).start()
+        for thread in self._threads.values():
+            thread.start()
 
     def stop(self) -> None:
         """Stop the threads."""
-        self._stop.set()
-        self.schedule()
+        for thread in self._threads.values():
+            thread.stop()
 
     def schedule(self) -> None:
         """Shard 0 refuses another worker, or a shard has restarted: tell all of them."""
-        for due in self._due.values():
+        for index, due in self._due.items():
             due.set()
+            self._threads[index].wake()
 
     def tell(self, index: int) -> bool:
         """Tell one shard, if that is due; returns whether it knows all."""
@@ -51,15 +52,15 @@ class Fencing:
             due.clear()  # first: what changes while it is told is told again
             try:
                 self._others[index].fence(*self._workers.refused())
-            except TrainerError as error:
-                log.debug("shard %d does not know yet which workers are fenced: %s", index, error)
+            except Exception as error:
                 due.set()
+                if not isinstance(error, TrainerError):
+                    raise
+                log.debug("shard %d does not know yet which workers are fenced: %s", index, error)
         return not due.is_set()
 
-    def _run(self, index: int) -> None:
-        while True:
-            self._due[index].wait()
-            if self._stop.is_set():
-                return
-            if not self.tell(index):
-                self._stop.wait(RETRY_SECONDS)
+    def _tell(self, index: int) -> float | None:
+        if self.tell(index):
+            return None
+        self._threads[index].stopped.wait(RETRY_SECONDS)
+        return 0.0

@@ -9,9 +9,9 @@ from __future__ import annotations
 import csv
 import io
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 
+from shoal_trainer.background import Background, Wish
 from shoal_trainer.errors import TrainerError
 from shoal_trainer.retry import Backoff
 from shoal_trainer.snapshot.storage import Storage
@@ -27,47 +27,40 @@ class HistoryFile:
     def __init__(self, storage: Storage, confirm: Callable[[], object]) -> None:
         self._storage, self._confirm = storage, confirm
         self._epochs: Sequence[Mapping[str, float]] = ()
-        self._changed, self._stop = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="history", daemon=True)
+        """Nothing is written of a process that knows no epoch: the file may be that of the process before it."""
+        self._wish, self._backoff = Wish(), Backoff()
+        self._background = Background("history", self._write, pause=0.0)
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        self._background.start()
 
     def update(self, epochs: Sequence[Mapping[str, float]]) -> None:
         """Write the complete epochs, if there are others than before."""
-        if epochs != self._epochs:
+        if list(epochs) != list(self._epochs):
             self._epochs = epochs
-            self._changed.set()
+            self._wish.make()
+            self._background.wake()
 
     def close(self, seconds: float) -> None:
         """Write what is left, and wait for it so long at most."""
-        self._stop.set()
-        self._changed.set()
-        self._thread.join(seconds)
+        self._wish.wait(seconds)
+        self._background.stop()
 
-    def _run(self) -> None:
-        backoff = Backoff()
-        # None is written yet, whatever an update that was ahead of this thread has left.
-        written: Sequence[Mapping[str, float]] = ()
-        while not self._stop.is_set() or written != self._epochs:
-            self._changed.wait()
-            self._changed.clear()
-            epochs = self._epochs
-            if epochs == written:
-                continue
-            try:
-                self._storage.write(NAME, [as_csv(epochs).encode()], self._confirm)
-            except (TrainerError, OSError) as error:
-                if backoff.is_new(error):
-                    log.warning("cannot write %s: %s", NAME, error)
-                if self._stop.is_set():
-                    return
-                backoff.wait(self._stop)
-                self._changed.set()
-            else:
-                written = epochs
-                backoff.reset()
+    def _write(self) -> float | None:
+        if not self._wish.open:
+            return None
+        number = self._wish.number
+        try:
+            self._storage.write(NAME, [as_csv(self._epochs).encode()], self._confirm)
+        except (TrainerError, OSError) as error:
+            if self._backoff.is_new(error):
+                log.warning("cannot write %s: %s", NAME, error)
+            self._backoff.wait(self._background.stopped)
+            return 0.0
+        self._backoff.reset()
+        self._wish.fulfil(number)
+        return None
 
 
 def as_csv(epochs: Sequence[Mapping[str, float]]) -> str:

@@ -32,7 +32,15 @@ from shoal_trainer.coordinator.protocol import (
     REQUESTS,
     Done,
 )
-from shoal_trainer.errors import Fenced, Overtaken, ProtocolError, Unauthorized, Unreachable, UserError
+from shoal_trainer.errors import (
+    FaultyDevice,
+    Fenced,
+    Overtaken,
+    ProtocolError,
+    Unauthorized,
+    Unreachable,
+    UserError,
+)
 from shoal_trainer.security import Credentials
 from shoal_trainer.wire.gate import Visit, shut
 
@@ -56,6 +64,7 @@ CODES: Mapping[type[Exception], HTTPStatus] = {
     Fenced: HTTPStatus.CONFLICT,
     Overtaken: HTTPStatus.GONE,
     UserError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    FaultyDevice: HTTPStatus.FAILED_DEPENDENCY,
     ProtocolError: HTTPStatus.BAD_REQUEST,
     Unreachable: HTTPStatus.SERVICE_UNAVAILABLE,
 }

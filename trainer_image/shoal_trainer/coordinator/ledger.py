@@ -331,7 +331,7 @@ class Ledger:
         return state.free
 
     def _next_free(self, half_of: int | None) -> Segment | None:
-        while True:
+        while self.total() != 0:  # else each epoch is over when it opens
             for epoch in sorted(self.open_epochs):
                 free = self._free(epoch)
                 kept = self.ranges_per_epoch() // 2 if epoch == half_of else 0
@@ -345,6 +345,7 @@ class Ledger:
             if self.opened > last or (self.epochs is not None and self.opened >= self.epochs):
                 return None
             self._open_next()
+        return None
 
     def _open(self, segment: Segment) -> list[Segment]:
         """The parts of a segment of `free` that are neither done nor leased."""

@@ -55,6 +55,10 @@ class StatusCollector(Collector):
             ),
             "shoal_epoch": ("Completed epochs.", float(status.epoch)),
             "shoal_samples_left": ("Samples still to be trained.", status.samples_left),
+            "shoal_snapshots_failing_seconds": (
+                "Since when no snapshot could be saved; 0 if the last one was.",
+                status.snapshots_fail_seconds,
+            ),
         }
         for name, (text, value) in gauges.items():
             if value is not None:

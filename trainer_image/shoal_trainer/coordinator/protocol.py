@@ -34,6 +34,8 @@ MAX_FILE = 64 << 30
 MAX_TEXT = 4096
 MOST_SECONDS = 1e9
 MAX_SPANS = 1 << 20
+PROBE_ERROR = 1e-3
+"""Of the largest probe: another sample differs by more, and another machine's rounding by less."""
 
 
 class DataSpec(Message):
@@ -48,6 +50,10 @@ class DataSpec(Message):
     left_out_digest: str = Field(default="", max_length=64)
     seed: int = 0
     """Of the order in which they are visited."""
+    order: str = Field(default="", max_length=1024)
+    """What decides which sample is at a position; "": unknown, or no certain one is."""
+    probes: tuple[float, ...] = Field(default=(), max_length=64)
+    """Of some samples, a number that rounding may change a little; none: unknown."""
     validation: bool = False
     callbacks: bool = False
 
@@ -82,6 +88,14 @@ class DataSpec(Message):
             f"a worker lists {len(worker):,} files of training data: {len(worker - job):,} of them are new, and "
             f"{len(job - worker):,} of the job's {len(job):,} are missing; the job keeps its own list"
         )
+
+    def same_samples(self, other: DataSpec) -> bool:
+        """Whether the probes do not tell these samples from those of another worker."""
+        if not self.probes or not other.probes:
+            return True
+        near = PROBE_ERROR * max(map(abs, self.probes))
+        pairs = zip(self.probes, other.probes, strict=False)
+        return len(self.probes) == len(other.probes) and all(abs(a - b) <= near for a, b in pairs)
 
     def lease_message(self, lease: LedgerLease) -> Lease:
         """A lease of these data as a message to a worker."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from shoal_trainer.background import Background
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.other_shard import OtherShard
 from shoal_trainer.coordinator.partial import Partial
@@ -28,7 +29,8 @@ from shoal_trainer.wire.messages import BegunPush, Entry, Progress
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS = 1.0
+AGAIN_SECONDS = 0.25
+"""Between comparisons while pushes are in flight: requests may schedule the next one at once."""
 END_SECONDS = 3.0
 """How long the job's end waits for pushes in flight, or for a shard that does not answer."""
 
@@ -85,22 +87,19 @@ class Reconciler:
         self._clock = clock
         self._lock = threading.Lock()
         self._unexplained: set[Span] = set()
-        self._scheduled = threading.Event()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="reconciler", daemon=True)
+        self._background = Background("reconciler", self._compare_again)
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        self._background.start()
 
     def stop(self) -> None:
         """Stop the thread; `compare` still works."""
-        self._stop.set()
-        self._scheduled.set()
+        self._background.stop()
 
     def schedule(self) -> None:
         """Compare soon: a shard restarted, or the final tasks wait."""
-        self._scheduled.set()
+        self._background.wake()
 
     def compare(self, *, at_end: bool = False) -> bool:
         """Count the partial samples; returns whether no push is in flight. `Unreachable` if a shard is."""
@@ -145,7 +144,7 @@ class Reconciler:
                     return
             except TrainerError as error:
                 reason = str(error)
-            if self._clock() >= until or self._stop.wait(RETRY_SECONDS / 4):
+            if self._clock() >= until or self._background.stopped.wait(AGAIN_SECONDS):
                 break
         if reason:
             log.warning("partial samples were counted without the latest pushes of every shard: %s", reason)
@@ -179,20 +178,9 @@ class Reconciler:
         with self._partial(generation) as known:
             return known.unknown(differs)
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            self._scheduled.wait()
-            self._scheduled.clear()
-            try:
-                if not self.compare():  # requests may schedule the next comparison at once
-                    self._stop.wait(RETRY_SECONDS / 4)
-                continue
-            except TrainerError as error:
-                log.debug("cannot compare the shards yet: %s", error)
-            except Exception:
-                log.exception("cannot compare the shards yet")
-            self._stop.wait(RETRY_SECONDS)
-            self._scheduled.set()
+    def _compare_again(self) -> None:
+        if not self.compare():
+            self._background.stopped.wait(AGAIN_SECONDS)
 
 
 def _contents(files: Sequence[ShardFile]) -> list[Contents]:

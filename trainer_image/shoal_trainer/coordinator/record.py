@@ -87,6 +87,8 @@ class Record:
             self.ledger.release(lambda _: True)
             self.stopping = ""
             self.tasks.resume_after(self.ledger.completed)
+            if not self.ledger.begun and self.data is not None:  # the next epoch may be of other data
+                self.data = self.data.model_copy(update={"order": "", "probes": ()})
 
     def rewind(self, saved: dict[str, Any]) -> None:
         """Return to a saved record. All leases are released, and the undone steps count as wasted."""
@@ -137,6 +139,7 @@ class Record:
                 f"This worker's training data are not the job's: {data.amount} here, {self.data.amount} there. "
                 "Every worker must see the same data."
             )
+        self._check_order(data)
         if self.data.digest != data.digest and not self._warned_files:
             self._warned_files = True
             log.warning("%s", self.data.file_differences(data))
@@ -147,6 +150,24 @@ class Record:
             assert self.ledger is not None
             self.ledger.ahead = self.blank_ledger(self.data).ahead
         return False
+
+    def _check_order(self, data: DataSpec) -> None:
+        """`UserError` if this worker finds other samples at the job's positions: some would be trained twice."""
+        assert self.data is not None
+        if not self.data.order:  # saved by an earlier version, or by a run whose order is not continued
+            self.data = self.data.model_copy(update={"order": data.order, "probes": data.probes})
+        if data.order and data.order != self.data.order:
+            raise UserError(
+                f"This worker reads the training data in another order than the job: {data.order} here, "
+                f"{self.data.order} there. Every worker must use the same numbers, also after a pause of the job; "
+                "a new run may use others."
+            )
+        if not self.data.same_samples(data):
+            raise UserError(
+                "This worker has other training samples than the job at the same positions, so some would be trained "
+                "twice and others never. Every worker must see the same data in the same order: give a random split "
+                "its seed (train_test_split(…, random_state=0)), and sort what is read from a folder."
+            )
 
     def replay(self, entries: Iterable[Entry]) -> None:
         """Apply the journal to the ledger."""

@@ -9,18 +9,22 @@ answered. Workers see the new generation and drop their copies and leases; pushe
 The limit counts rollbacks without a newer snapshot between them: a long job may skip a few bad batches, but one that
 never gets past its snapshot fails. A snapshot from which not one push was applied may itself be the reason: then the
 job returns to the next older one, and to the batches that it left out before.
+
+A worker whose accelerator is faulty would have the job roll back until that limit. If one slot alone has sent the last
+reports, and other workers have pushed since, it is the worker and not the job: it ends, and its batch is another's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from shoal_trainer.background import Background
 from shoal_trainer.coordinator.control_client import ShardControl
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.counters import Counters, wasted_after_rollback
@@ -28,7 +32,7 @@ from shoal_trainer.coordinator.lease_index import Segment
 from shoal_trainer.coordinator.ledger import Ledger
 from shoal_trainer.coordinator.protocol import DataSpec, Diverged, Heartbeat
 from shoal_trainer.coordinator.snapshotter import Snapshotter
-from shoal_trainer.errors import Fenced, TrainerError, Unreachable, UserError
+from shoal_trainer.errors import FaultyDevice, Fenced, TrainerError, Unreachable, UserError
 from shoal_trainer.ps.shard import ShardCopy, ShardStore
 from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.store import SnapshotStore
@@ -38,6 +42,8 @@ log = logging.getLogger(__name__)
 MAX_IN_A_ROW = 3
 TAKING_SECONDS = 3.0
 """How long a report waits for a snapshot in progress: less than the timeout of the worker, which sends it again."""
+SUSPECT_REPORTS = 3
+"""From one slot in a row: with sound accelerators it is chance that the same worker meets all bad batches."""
 RETRY_SECONDS = 0.5
 IN_A_ROW = "rollbacksInARow"
 """Key of a manifest's ledger: how many rollbacks led to it. Absent from a snapshot of new parameters."""
@@ -64,29 +70,39 @@ class Rollback:
         self._fenced, self._wall = fenced, wall
         self._generations: dict[int, int] = {}
         """The generation that each other shard has confirmed."""
-        self._wake = threading.Event()
-        self._stop = False
-        self._thread = threading.Thread(target=self._run, name="roll-back", daemon=True)
+        self._reporters: deque[int] = deque(maxlen=SUSPECT_REPORTS - 1)
+        """The slots whose reports led to the last rollbacks."""
+        self._steps: dict[int, int] = {}
+        """Of each slot, as of the last rollback."""
+        self._unanswered = False
+        """Whether a manifest was sent to the storage and its answer was lost: the rollback may be committed."""
+        snapshotter.settle = self._settle
+        self._background = Background("roll-back", self._ask_others, pause=0.0)
+        self._logged = ""
 
     def start(self) -> None:
         """Start the thread that asks the other shards."""
-        self._wake.set()
-        self._thread.start()
+        self._background.start()
 
     def stop(self) -> None:
         """Stop the thread."""
-        self._stop = True
-        self._wake.set()
+        self._background.stop()
 
     def diverged(self, report: Diverged) -> None:
         """Roll back, unless another worker's report has already rolled this generation back.
 
-        `UserError` if there is no snapshot, or the limit is reached; `Unreachable` if the storage is, or is in use.
+        `UserError` if there is no snapshot, or the limit is reached; `FaultyDevice` if only this worker's gradients are
+        not finite; `Unreachable` if the storage is, or is in use.
         """
         self._coordinator.heartbeat(Heartbeat(slot=report.slot, incarnation=report.incarnation))
         with self._taking():
             if self._void(report):
                 return
+            if self._suspects(report):
+                raise FaultyDevice(
+                    f"{_place(report)} The last {SUSPECT_REPORTS} of them were all of worker {report.slot}, and the "
+                    "gradients of the others are finite: its accelerator may be faulty."
+                )
             found = self._store.load_newest(0, self._shard.shards)
             if found is None or not found[0].ledger:
                 raise UserError(f"{_place(report)} There is no snapshot yet to roll back to. {ADVICE}")
@@ -98,21 +114,45 @@ class Rollback:
                 if self._void(report):  # training stopped while the snapshot was read
                     return
                 manifest = self._publish(manifest, before, report)
-            with self._shard.lock:
-                undone = self._shard.history.version - copy.version
-                self._shard.roll_back(replace(copy, generation=manifest.generation))
-                self._coordinator.rewind(manifest.ledger)
-            self._snapshotter.set_latest(manifest, copy.version)
+            undone = self._apply(manifest, copy)
+            self._reporters.append(report.slot)
+            self._steps = self._coordinator.steps_by_slot()
         log.warning(
             "%s Rolled back to snapshot %d: version %d, step %d; %d updates are undone, the batch is skipped",
             _place(report), manifest.number, copy.version, self._coordinator.record.counters.steps, undone,
         )  # fmt: skip
-        self._wake.set()
+        self._background.wake()
 
     def shard_restarted(self, index: int) -> None:
         """Another shard has restarted, perhaps from an older snapshot: ask it again."""
         self._generations.pop(index, None)
-        self._wake.set()
+        self._background.wake()
+
+    def _apply(self, manifest: Manifest, copy: ShardCopy) -> int:
+        """Return shard 0 to a committed rollback; returns how many updates that undoes. Under `taking`."""
+        with self._shard.lock:
+            undone = self._shard.history.version - copy.version
+            self._shard.roll_back(replace(copy, generation=manifest.generation))
+            self._coordinator.rewind(manifest.ledger)
+        self._snapshotter.set_latest(manifest, copy.version)
+        self._unanswered = False
+        return undone
+
+    def _settle(self) -> None:
+        """Before the next snapshot: finish a rollback that is committed, although its answer was lost. Under `taking`.
+
+        Else a snapshot of what it undoes would follow it. The worker that reported may be gone.
+        """
+        if not self._unanswered:
+            return
+        found = self._store.load_newest(0, self._shard.shards)
+        if found is not None and found[0].generation > self._shard.history.generation:
+            undone = self._apply(*found)
+            log.warning(
+                "finished the rollback to snapshot %d: %d updates are undone", found[0].number, undone
+            )
+            self._background.wake()
+        self._unanswered = False
 
     @contextlib.contextmanager
     def _taking(self) -> Iterator[None]:
@@ -125,10 +165,28 @@ class Rollback:
             taking.release()
 
     def _void(self, report: Diverged) -> bool:
-        """Whether the report needs no rollback: there was one, or training has ended and the batch is not pushed."""
+        """Whether the report needs no rollback: there was one, or training has ended and the batch is not pushed.
+
+        Nor does one of positions that are not this worker's.
+        """
+        batch = Segment(report.epoch, report.file, report.start, report.stop)
         with self._shard.lock:
+            ledger = self._coordinator.record.ledger
+            if ledger is not None and all(
+                lease.worker != report.worker for lease in ledger.leases.overlapping(batch)
+            ):
+                return True
             over = self._coordinator.record.stopping or self._coordinator.finished is not None
             return bool(over) or report.generation != self._shard.history.generation
+
+    def _suspects(self, report: Diverged) -> bool:
+        """Whether the last rollbacks were this worker's as well, and others have pushed since the last one."""
+        alone = len(self._reporters) == SUSPECT_REPORTS - 1 and set(self._reporters) == {report.slot}
+        return alone and any(
+            steps > self._steps.get(slot, 0)
+            for slot, steps in self._coordinator.steps_by_slot().items()
+            if slot != report.slot
+        )
 
     def _untrained(self, newest: Manifest) -> bool:
         """Whether the job was rolled back to this snapshot, and no push was applied since."""
@@ -171,6 +229,10 @@ class Rollback:
         except Fenced as error:  # this server is fenced, not the worker that reports
             self._fenced(error)
             raise Unreachable(str(error)) from None
+        except Unreachable:
+            self._unanswered = True
+            self._snapshotter.schedule()
+            raise
 
     def _behind(self) -> list[int]:
         return [
@@ -179,22 +241,19 @@ class Rollback:
             if self._generations.get(index, 0) < self._shard.history.generation
         ]
 
-    def _run(self) -> None:
-        logged = ""
-        while not self._stop:
-            self._wake.wait(RETRY_SECONDS if self._behind() else None)
-            self._wake.clear()
-            generation = self._shard.history.generation
-            for index in self._behind():
-                try:
-                    self._others[index].roll_back(generation)
-                except Exception as error:
-                    if str(error) != logged:
-                        unexpected = not isinstance(error, TrainerError)
-                        log.warning("shard %d has not rolled back yet: %s", index, error, exc_info=unexpected)
-                    logged = str(error)
-                else:
-                    self._generations[index] = generation
+    def _ask_others(self) -> float | None:
+        generation = self._shard.history.generation
+        for index in self._behind():
+            try:
+                self._others[index].roll_back(generation)
+            except Exception as error:
+                if str(error) != self._logged:
+                    unexpected = not isinstance(error, TrainerError)
+                    log.warning("shard %d has not rolled back yet: %s", index, error, exc_info=unexpected)
+                self._logged = str(error)
+            else:
+                self._generations[index] = generation
+        return RETRY_SECONDS if self._behind() else None
 
 
 def amended(

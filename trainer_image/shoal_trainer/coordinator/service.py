@@ -138,8 +138,7 @@ class CoordinatorService:
         def check() -> Task:
             if (task := self.coordinator.held_task((slot, incarnation), token)) is None:
                 raise Overtaken("this worker does not hold this task")
-            if task.kind == "export":
-                self._check_not_exported()
+            self._check_not_replaced(exports=task.kind == "export")
             return task
 
         self.artefacts.receive(token, check().kind, name, chunks, check)
@@ -160,8 +159,13 @@ class CoordinatorService:
         last = self.snapshotter.last
         at = {"last_snapshot_at": last.wall_time if last else None}
         shards = [self._shard.report(), *self._reports.newest()]
+        seconds, because = self.snapshotter.trouble()
         return report.status(self.coordinator).model_copy(
-            update={"shards": tuple(shard.model_copy(update=at) for shard in shards)}
+            update={
+                "shards": tuple(shard.model_copy(update=at) for shard in shards),
+                "snapshots_fail_seconds": seconds,
+                "snapshots_fail_because": because,
+            }
         )
 
     # ---
@@ -175,11 +179,11 @@ class CoordinatorService:
             self._fenced(error)
             raise Unreachable(str(error)) from None
 
-    def _check_not_exported(self) -> None:
-        """`Overtaken` if the model is published, `Unreachable` if a successor exists: never overwrite a model."""
+    def _check_not_replaced(self, *, exports: bool) -> None:
+        """`Unreachable` if a successor exists: never overwrite its files. `Overtaken` if the model is published."""
         with self._as_server_error():
             self._claim.check()
-            message = self.artefacts.published()
+            message = self.artefacts.published() if exports else None
         if message is not None:
             self.coordinator.end(message)
             raise Overtaken("the model is published already")

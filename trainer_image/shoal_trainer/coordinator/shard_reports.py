@@ -7,9 +7,9 @@ ready.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping
 
+from shoal_trainer.background import Background
 from shoal_trainer.contract import ShardReport
 from shoal_trainer.coordinator.other_shard import OtherShard
 from shoal_trainer.errors import TrainerError
@@ -25,17 +25,16 @@ class ShardReports:
     def __init__(self, others: Mapping[int, OtherShard]) -> None:
         self._others = dict(others)
         self._newest: dict[int, ShardReport] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="shard-reports", daemon=True)
+        self._background = Background("shard-reports", self._ask_again, pause=ASK_EVERY_SECONDS)
 
     def start(self) -> None:
         """Start the thread, if there are other shards."""
         if self._others:
-            self._thread.start()
+            self._background.start()
 
     def stop(self) -> None:
         """Stop the thread."""
-        self._stop.set()
+        self._background.stop()
 
     def newest(self) -> list[ShardReport]:
         """The last report of each other shard that has answered, in order."""
@@ -51,6 +50,6 @@ class ShardReports:
                 if (last := self._newest.get(index)) is not None:
                     self._newest[index] = last.model_copy(update={"ready": False})
 
-    def _run(self) -> None:
-        while not self._stop.wait(ASK_EVERY_SECONDS):
-            self.ask()
+    def _ask_again(self) -> float:
+        self.ask()
+        return ASK_EVERY_SECONDS

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
+from shoal_trainer.background import Background, Wish
 from shoal_trainer.contract import SnapshotPolicy
 from shoal_trainer.coordinator.control_client import ShardControl
 from shoal_trainer.coordinator.coordinator import Coordinator
@@ -77,48 +78,56 @@ class Snapshotter:
         *,
         fenced: Callable[[Fenced], None],
         wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
         executor: Callable[[int], Executor] = ThreadPoolExecutor,
         between: Callable[[], None] = lambda: None,
     ) -> None:
         self._shard, self._others = shard, others
         self._coordinator, self._store, self._policy = coordinator, store, policy
         self._reconciler = reconciler
-        self._fenced, self._wall, self._executor = fenced, wall, executor
+        self._fenced, self._wall, self._clock, self._executor = fenced, wall, clock, executor
         self._between = between
-        self._stop, self._wake, self._settled = threading.Event(), threading.Event(), threading.Event()
-        self._settled.set()
+        self._wish, self._retry = Wish(), RETRY_SECONDS
         self.taking = threading.Lock()
         """Held while a manifest is written."""
         self._state = (-1, False)
         """The version of the last snapshot, and whether training had ended."""
         self._published = 0
+        self._tries_since: float | None = None
         self._logged = self._not_removed = ""
         """Why there was no snapshot, and why old ones are still there, as logged."""
         self.last: Manifest | None = None
         shard.history.journal_fills = self.schedule
-        self._thread = threading.Thread(target=self._run, name="snapshots", daemon=True)
+        self.settle: Callable[[], None] = lambda: None
+        """Called before a snapshot: finishes a rollback."""
+        self._background = Background("snapshots", self._take_again, pause=float(policy.every_seconds))
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        self._background.start()
 
     def stop(self) -> None:
         """Stop the thread; `take` still works."""
-        self._stop.set()
-        self._wake.set()
+        self._background.stop()
 
     def schedule(self) -> None:
         """Take a snapshot soon, ahead of the next interval, and try again until it succeeds."""
-        self._settled.clear()
-        self._wake.set()
+        self._wish.make()
+        self._background.wake()
 
     def settled(self, timeout: float) -> bool:
         """Wait until scheduled snapshots are published; False if they are not after `timeout` seconds."""
-        return self._settled.wait(timeout)
+        return self._wish.wait(timeout)
+
+    def trouble(self) -> tuple[float, str]:
+        """For how many seconds no attempt has succeeded, and why the last one failed; (0, "") if it has succeeded."""
+        since = self._tries_since
+        return (0.0, "") if since is None else (self._clock() - since, self._logged)
 
     def take(self) -> Manifest | None:
         """Take a snapshot; None if nothing has changed since the last one, or there are no parameters yet."""
         with self.taking:
+            self.settle()
             with self._shard.lock:
                 unchanged = (
                     self._shard.history.version,
@@ -185,40 +194,35 @@ class Snapshotter:
                 log.warning("old snapshots cannot be removed, and take up space in the storage: %s", error)
             self._not_removed = str(error)
 
-    def _run(self) -> None:
-        every = pause = float(self._policy.every_seconds)
-        retry = RETRY_SECONDS
-        while not self._stop.is_set():
-            self._wake.wait(pause)
-            self._wake.clear()
-            if self._stop.is_set():
-                return
-            urgent = not self._settled.is_set()
-            pause = every
-            if self._try():
-                retry = RETRY_SECONDS
-                if urgent:
-                    self._settled.set()
-            elif urgent:
-                pause, retry = min(every, retry), 2 * retry
+    def _take_again(self) -> float:
+        every, wish = float(self._policy.every_seconds), self._wish.number
+        if self._try():
+            self._retry = RETRY_SECONDS
+            self._wish.fulfil(wish)
+        elif self._wish.open:
+            pause, self._retry = min(every, self._retry), 2 * self._retry
+            return pause
+        return every
 
     def _try(self) -> bool:
         """Take a snapshot; returns whether the newest one is up to date. Stops the thread if another server follows."""
+        self._tries_since = self._clock() if self._tries_since is None else self._tries_since
         try:
             self.take()
         except Fenced as error:
             self._fenced(error)
-            self._stop.set()
+            self.stop()
             return False
         except (TrainerError, OSError) as error:
             if str(error) != self._logged:
                 log.warning("no snapshot could be taken, training goes on: %s", error)
             self._logged = str(error)
             return False
-        except Exception:
+        except Exception as error:
             log.exception("no snapshot could be taken, training goes on")
+            self._logged = repr(error)
             return False
         if self._logged:
             log.warning("snapshots can be taken again")
-        self._logged = ""
+        self._logged, self._tries_since = "", None
         return True

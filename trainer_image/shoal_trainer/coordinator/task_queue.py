@@ -43,9 +43,12 @@ class Tasks:
     """The worker that did the last evaluation, until it is lost."""
     reserved_until: float = 0.0
     """Until when the callbacks of its epoch are for it."""
+    revision: int = 0
+    """Another one after each change of `complete`."""
 
     def epoch_ended(self, epoch: int, logs: dict[str, float], *, validation: bool, callbacks: bool) -> None:
         """Record the loss and metrics of training in a complete epoch, and queue its tasks."""
+        self.revision += 1
         while len(self.history) <= epoch:
             self.history.append({})
         self.history[epoch].update(logs)
@@ -129,6 +132,7 @@ class Tasks:
         if not self.queue or self.queue[0].holder is None or self.queue[0].token != token:
             return None
         task = self.queue.pop(0)
+        self.revision += 1
         if learning_rate is not None:
             self.learning_rate = learning_rate
         self.evaluator = task.holder if task.kind == "evaluate" else None
@@ -142,6 +146,7 @@ class Tasks:
     def resume_after(self, epochs: int) -> None:
         """Begin another run after so many complete epochs: the epoch that an earlier stop ended goes on."""
         self.evaluator = None
+        self.revision += 1
         self.queue = [task for task in self.queue if task.kind != "export" and task.epoch < epochs]
         self.evaluated = min(self.evaluated, epochs)
         del self.history[epochs:]
@@ -171,6 +176,7 @@ class Tasks:
     def load(self, saved: dict[str, Any]) -> None:
         """The inverse of `dump`."""
         self.evaluator = None
+        self.revision += 1
         self.queue = [Task(task["kind"], int(task["epoch"])) for task in saved["queue"]]
         self.history = [{str(k): float(v) for k, v in logs.items()} for logs in saved["history"]]
         self.evaluated = int(saved["evaluated"])

@@ -15,10 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from shoal_trainer.data.read_errors import NOT_THERE
-from shoal_trainer.errors import TrainerError, Unreachable, UserError
+from shoal_trainer.data.read_errors import NOT_THERE, has_no_room
+from shoal_trainer.errors import DiskFull, TrainerError, Unreachable, UserError
 
-NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 MOUNTED = {"file", "local"}
 """Protocols of files that are mounted on this machine."""
 
@@ -72,7 +71,7 @@ class Download:
         return self
 
     def fetch(self) -> Download:
-        """Download the file if needed. Raises `UserError` (it does not exist or fit) or `Unreachable` (retry)."""
+        """Download the file if needed. Raises `UserError` (it does not exist), `DiskFull` or `Unreachable` (retry)."""
         if self._path is None:
             filesystem, path = self._store or _opened(self.name, self.name)
             self._path = self._fetched(filesystem, path) if is_remote(self.name) else self._seen(path)
@@ -117,7 +116,7 @@ class Download:
             raise self._gone() from error
         except Exception as error:
             self.close()
-            if isinstance(error, OSError) and error.errno in NO_ROOM:
+            if has_no_room(error):
                 raise self._no_room(filesystem, path, error) from error
             raise Unreachable(f"{self.name}: {error}") from error
         return str(target)
@@ -127,12 +126,12 @@ class Download:
             f"{self.name} does not exist (any more). The training data must not change during a run."
         )
 
-    def _no_room(self, filesystem: Any, path: str, error: OSError) -> UserError:
+    def _no_room(self, filesystem: Any, path: str, error: Exception) -> DiskFull:
         try:
             size = f" ({filesystem.size(path) / 1e6:,.1f} MB)"
         except Exception:
             size = ""
-        return UserError(
+        return DiskFull(
             f"{self.name}{size} does not fit on the worker's disk: {error}. Raise ephemeral-storage in the resources "
             "of container worker (spec.workers.template), or split the data into smaller files."
         )

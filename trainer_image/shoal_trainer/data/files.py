@@ -179,8 +179,9 @@ class Files(Source):
         return matching(self.pattern)
 
     def describe(self) -> Extent:
-        """The matching files. Raises `UserError` if there is none."""
-        return Extent(None, self.list())
+        """The matching files, and what their order depends on. Raises `UserError` if there is none."""
+        options = f"shuffle={self.shuffle}, lengths={list(self.lengths)}"
+        return Extent(None, self.list(), f"Files({options})", self.seed)
 
     def example(self, batch_size: int) -> Batch:
         """Read one batch from the first file that has a sample."""

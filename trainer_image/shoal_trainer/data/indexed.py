@@ -37,11 +37,17 @@ class Ranges(Source):
     """Data with a known number of samples: any range of positions can be read."""
 
     size: int
+    shuffle: int | None = None
     seed: int | None
 
     def describe(self) -> Extent:
-        """The number of samples."""
-        return Extent(self.size)
+        """The number of samples, and what their order depends on."""
+        options = f"shuffle={self.shuffle}, lengths={list(self.lengths)}"
+        return Extent(self.size, (), f"{type(self).__name__}({options})", self.seed, self._probes())
+
+    def _probes(self) -> tuple[float, ...]:
+        """See `Arrays`."""
+        return ()
 
     def read(self, part: Part, batch_size: int, download: Download | None = None) -> Iterator[Batch]:  # noqa: ARG002
         """Read a range of positions; see `Source.read`."""

@@ -13,6 +13,8 @@ import re
 
 NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
 """The file system answers that the file does not exist."""
+NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
+"""A disk is full."""
 TRACEBACK = "Traceback (most recent call last)"
 GRAPH = re.compile(r"Graph execution error|in user code:")
 """Start of a message that gives a traceback of the graph or the user's code before the cause."""
@@ -23,6 +25,13 @@ NODE = re.compile(r"^{{.*?}} | \[Op:\w+\] name: $")
 PYTHON = re.compile(r"^(\w+): (?:\[[Ee]rrno (\d+)\])?")
 IN_MAP = re.compile(r"^Error in user-defined function passed to \w+:\d+ transformation with iterator: \S+: ")
 """The prefix of an error in a mapped function."""
+
+
+def has_no_room(error: BaseException) -> bool:
+    """Whether a disk is full, as Python says it, or HDF5 and TensorFlow in words."""
+    words = ("No space left on device", "Disk quota exceeded")
+    number = error.errno if isinstance(error, OSError) else None
+    return number in NO_ROOM or any(text in str(error) for text in words)
 
 
 def is_outage(error: BaseException, path: str | None = None) -> bool:

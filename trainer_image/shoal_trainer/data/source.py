@@ -30,10 +30,17 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Extent:
-    """`size` samples, or `files` of unknown length (`size` None)."""
+    """`size` samples, or `files` of unknown length (`size` None).
+
+    Two workers find the same sample at a position if `order` and the seed are the same; "": no position is a certain
+    sample. `seed`: that of the data; None: the job's. `probes`: see `Arrays`.
+    """
 
     size: int | None
     files: tuple[str, ...] = ()
+    order: str = ""
+    seed: int | None = None
+    probes: tuple[float, ...] = ()
 
     def parts(self) -> Iterator[Part]:
         """All samples once, in their own order."""

@@ -68,7 +68,7 @@ class Stream(Source):
     def __post_init__(self) -> None:
         object.__setattr__(self, "lengths", checked(self.lengths, "Stream"))
         if hasattr(self.data, "element_spec"):
-            require_dataset(self.data, "Training(data=…)")
+            require_dataset(self.data, "The data set")
         self._check_countable()
 
     @property
@@ -154,7 +154,7 @@ class Stream(Source):
         data = connected(self._made, "the data")
         if hasattr(data, "element_spec"):
             data = _batched(data, batch_size)
-            require_dataset(data, "Training(data=…)")
+            require_dataset(data, "The data set")
         elements = reached(data, "the data")
         return self._formed(elements, batch_size)
 
@@ -186,7 +186,7 @@ class Stream(Source):
             raise UserError(
                 f"It is unknown how many samples {_name(self.data)} has"
                 + (", because it never ends" if known == -1 else "")
-                + ". Say how many make an epoch: Training(data=Stream(data, samples=N), …)."
+                + ". Say how many make an epoch, or an evaluation: Stream(data, samples=N)."
             )
 
     @property
@@ -228,7 +228,7 @@ class Stream(Source):
         return map_leaves(pad, element)
 
 
-EMPTY = "The training data are empty."
+EMPTY = "The data are empty."
 ONCE = (
     "A generator can be read only once: pass a function that returns a new one, Stream(function, samples=N)."
 )

@@ -15,9 +15,9 @@ import contextlib
 import logging
 import re
 import secrets
-import threading
 from collections.abc import Callable, Iterable, Iterator
 
+from shoal_trainer.background import Background
 from shoal_trainer.errors import Fenced, Unreachable, UserError
 from shoal_trainer.snapshot.storage import Storage
 
@@ -87,16 +87,15 @@ class Watch:
     def __init__(self, claim: Claim, superseded: Callable[[Fenced], None]) -> None:
         self._claim = claim
         self._superseded = superseded
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="claims", daemon=True)
+        self._background = Background("claims", self._look_again, pause=LOOK_SECONDS)
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        self._background.start()
 
     def stop(self) -> None:
         """Stop the thread."""
-        self._stop.set()
+        self._background.stop()
 
     def look(self) -> bool:
         """Check once; returns whether to continue."""
@@ -107,13 +106,12 @@ class Watch:
             return False
         except Unreachable as error:
             log.debug("cannot check for a newer incarnation: %s", error)
-        except Exception:
-            log.exception("cannot check for a newer incarnation")
         return True
 
-    def _run(self) -> None:
-        while not self._stop.wait(LOOK_SECONDS) and self.look():
-            pass
+    def _look_again(self) -> float:
+        if not self.look():
+            self.stop()
+        return LOOK_SECONDS
 
 
 def _claims(names: Iterable[str]) -> Iterator[tuple[str, int, int]]:

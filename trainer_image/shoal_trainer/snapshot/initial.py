@@ -22,9 +22,13 @@ RECORD = f"{FOLDER}/initial.json"
 
 
 class InitialSnapshot(Message):
-    """The content of the record: the number of a snapshot of the other run."""
+    """The content of the record: the number of a snapshot of the other run, and its folder.
+
+    "" in records of versions that did not write it.
+    """
 
     number: int
+    uri: str = ""
 
 
 def load_initial(
@@ -37,7 +41,7 @@ def load_initial(
     snapshot, or the chosen one cannot be loaded.
     """
     other = SnapshotStore(open_storage(uri))
-    number = _recorded(own)
+    number = _recorded(own, uri)
     if number is None:
         if index > 0:
             raise Unreachable("shard 0 has not chosen it yet")
@@ -47,7 +51,7 @@ def load_initial(
                 f"There is no complete snapshot to start from in {uri}. Set initialFrom.uri (--initial-from) "
                 "to the folder of a run, <storage>/<namespace>/<job>/<uid>."
             )
-        number = _record(own, found[0].number)
+        number = _record(own, InitialSnapshot(number=found[0].number, uri=uri))
         if number == found[0].number:
             return found
     try:
@@ -78,21 +82,25 @@ def _newest(other: SnapshotStore, index: int, shards: int) -> tuple[Manifest, Sh
             return found
 
 
-def _record(own: Storage, number: int) -> int:
+def _record(own: Storage, chosen: InitialSnapshot) -> int:
     """Record the choice; returns the number in the record, which may be that of another incarnation of shard 0."""
-    content = InitialSnapshot(number=number).to_json().encode()
+    content = chosen.to_json().encode()
     if own.create(RECORD, content):
-        return number
-    recorded = _recorded(own)
+        return chosen.number
+    recorded = _recorded(own, chosen.uri)
     if recorded is None:
         own.write(RECORD, [content])
-        return number
+        return chosen.number
     return recorded
 
 
-def _recorded(own: Storage) -> int | None:
-    """The number in the record; None if there is none, or its writer was killed on a volume without hard links."""
+def _recorded(own: Storage, uri: str) -> int | None:
+    """The number in the record; None if there is none, or its writer was killed on a volume without hard links.
+
+    Nor is there one of this other run if a job before this one has begun this run, `storage.run`, with another.
+    """
     try:
-        return InitialSnapshot.model_validate_json(own.read(RECORD)).number
+        found = InitialSnapshot.model_validate_json(own.read(RECORD))
+        return found.number if found.uri in {"", uri} else None
     except (FileNotFoundError, ValueError):
         return None

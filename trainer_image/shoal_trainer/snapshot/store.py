@@ -165,11 +165,13 @@ class SnapshotStore:
             except SnapshotError as error:
                 log.warning("%s: skipped", error)
 
-    def load_settled(self, index: int, shards: int) -> tuple[Manifest, ShardCopy] | None:
+    def load_settled(
+        self, index: int, shards: int, wanted: Callable[[Manifest], bool] = lambda _: True
+    ) -> tuple[Manifest, ShardCopy] | None:
         """As `load_newest`, but loads again if a replaced server published a snapshot in the meantime."""
         while True:
             number = self.next_number()
-            found = self.load_newest(index, shards)
+            found = self.load_newest(index, shards, wanted)
             if self.next_number() == number:
                 return found
 

@@ -7,7 +7,9 @@ afterwards. So they are a file in the run's `logs/`, which the worker that expor
 from __future__ import annotations
 
 import logging
+import math
 import zipfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +30,12 @@ class Best:
     epoch: int
     value: float
     monitor: str = "monitored metric"
+
+    def is_of(self, history: Sequence[Mapping[str, float]]) -> bool:
+        """Whether its epoch is in the history, and no rollback has undone it: another one has another value."""
+        if self.epoch >= len(history):
+            return False
+        return math.isclose(history[self.epoch].get(self.monitor, self.value), self.value, rel_tol=1e-6)
 
 
 def save(folder: Path, best: Best) -> None:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from shoal_trainer.contract import RuntimeConfig
 from shoal_trainer.data.preprocessed import preprocessed
 from shoal_trainer.data.user_code import where, with_location
-from shoal_trainer.errors import HungStep, OutOfMemory, TrainerError, Unreachable, UserError
+from shoal_trainer.errors import HungStep, TrainerError, Unreachable, UserError, WorkerFailed
 from shoal_trainer.ps.client import PSClient
 from shoal_trainer.security import Credentials
 from shoal_trainer.training import Training
@@ -52,13 +52,13 @@ class Worker:
     def run(self, on_hang: Callable[[HungStep], None]) -> End:
         """Run until the worker ends; `on_hang` is called from another thread if a step or a task hangs.
 
-        Raises `OutOfMemory` if a step or a task does not fit into the worker's memory.
+        Raises `WorkerFailed` if this worker cannot go on: its memory is too small, or its disk is full.
         """
         self.watchdog.start(on_hang)
         try:
             with memory_is_enough():
                 return self.loop.run()
-        except OutOfMemory:
+        except WorkerFailed:
             self.leave()
             raise
         finally:

@@ -228,6 +228,9 @@ def spec_of(job: Training) -> DataSpec:
         size=extent.size,
         files=extent.files,
         seed=job.seed,
+        order=extent.order
+        and f"{extent.order} with the seed {job.seed if extent.seed is None else extent.seed}",
+        probes=extent.probes,
         validation=job.validation is not None,
         callbacks=job.callbacks is not None,
     )

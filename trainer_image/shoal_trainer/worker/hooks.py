@@ -20,8 +20,9 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
+from shoal_trainer.data.read_errors import has_no_room
 from shoal_trainer.data.user_code import where
-from shoal_trainer.errors import UserError
+from shoal_trainer.errors import DiskFull, TrainerError, UserError
 from shoal_trainer.worker import best_weights
 from shoal_trainer.worker.best_weights import Best
 from shoal_trainer.worker.callbacks import path_attribute, rate_of, remember, set_rate, unchanged
@@ -85,10 +86,11 @@ class Hooks:
                 self._catch_up(history, learning_rate)
                 if self._model.stop_training or len(history) == self._epochs:
                     self._end()
-        except UserError:
+        except TrainerError:
             raise
         except (Exception, SystemExit) as error:
-            raise UserError(f"A callback failed: {where(error)}") from error
+            kind = DiskFull if has_no_room(error) else UserError
+            raise kind(f"A callback failed: {where(error)}") from error
         return bool(self._model.stop_training)
 
     @property
@@ -115,7 +117,8 @@ class Hooks:
                     self._folder, Best(parameters, epoch, float(stopping.best), stopping.monitor)
                 )
             except OSError as error:
-                raise UserError(f"The weights of the best epoch cannot be saved: {where(error)}") from error
+                kind = DiskFull if has_no_room(error) else UserError
+                raise kind(f"The weights of the best epoch cannot be saved: {where(error)}") from error
 
     def files(self) -> Iterator[tuple[str, Path]]:
         """The files of the callbacks, with their relative names."""

@@ -14,8 +14,9 @@ from typing import Any
 
 import keras
 
+from shoal_trainer.data.read_errors import has_no_room
 from shoal_trainer.data.user_code import where
-from shoal_trainer.errors import UserError
+from shoal_trainer.errors import DiskFull, UserError
 from shoal_trainer.worker.keras_internals import Functional
 from shoal_trainer.worker.optimizers import has_call
 
@@ -44,7 +45,7 @@ def warn(model: keras.Model, why: str) -> None:
 def save(model: keras.Model, folder: Path) -> str:
     """Save all files that can be saved; return a message about the others, "" if there are none.
 
-    Raises `UserError` if no file can be saved, or the disk fails.
+    Raises `UserError` if no file can be saved, or the disk fails, and `DiskFull`.
     """
     missing: dict[str, str] = {}
     _try(WHOLE, model.save, folder, missing)
@@ -68,9 +69,12 @@ def save(model: keras.Model, folder: Path) -> str:
 def _try(name: str, write: Any, folder: Path, missing: dict[str, str]) -> None:
     try:
         write(folder / name)
-    except OSError as error:  # of the disk, not of the model: the other files would fail too
-        raise UserError(f"The model cannot be saved: {where(error)}") from error
     except (Exception, SystemExit) as error:
+        if isinstance(error, OSError) or has_no_room(
+            error
+        ):  # of the disk, not of the model: so would be the others
+            kind = DiskFull if has_no_room(error) else UserError
+            raise kind(f"The model cannot be saved: {where(error)}") from error
         missing[name] = where(error)
         shutil.rmtree(folder / name, ignore_errors=True)
         (folder / name).unlink(missing_ok=True)

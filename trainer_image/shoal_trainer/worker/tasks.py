@@ -122,7 +122,7 @@ class Tasks:
         if work.kind == "evaluate":
             return self.evaluate(flat)
         return (
-            self.export(flat, fetch)
+            self.export(flat, fetch, work.history)
             if work.kind == "export"
             else self.run_callbacks(flat, work.history, work.learning_rate)
         )
@@ -220,14 +220,25 @@ class Tasks:
             learning_rate=None if rate == before else rate,
         )
 
-    def export(self, flat: npt.NDArray[np.float32], fetch: Fetch | None = None) -> Outcome:
-        """Save the model: with `EarlyStopping(restore_best_weights=True)` the best one, with `use_ema` the average."""
+    def export(
+        self,
+        flat: npt.NDArray[np.float32],
+        fetch: Fetch | None = None,
+        history: Sequence[Mapping[str, float]] = (),
+    ) -> Outcome:
+        """Save the model: with `EarlyStopping(restore_best_weights=True)` the best one, with `use_ema` the average.
+
+        `history`: the logs of the epochs; (): unknown.
+        """
         self._flat_model.load(flat)
         model = self._flat_model.model
         take_average(model)
         note = "model/ contains the moving average of use_ema, and the metrics are of the last parameters"
         notes = [note] if unwrap(model.optimizer).use_ema else []
         best = self._best(fetch)
+        if best is not None and history and not best.is_of(history):
+            log.warning("the best epoch, %d, was undone by a rollback", best.epoch + 1)
+            best = None
         if best is not None:
             self._flat_model.load(best.parameters)
             notes = [

@@ -194,8 +194,9 @@ class Upstream:
                 self.in_flight[0].result(timeout=LEAVE_SECONDS)
             except (Unreachable, FutureTimeout) as error:
                 log.warning("the last push was not answered: %s", error)
+                self.wasted += self.in_flight[1].push.steps
         self._exchange.close()  # before the leases are released: a push must not arrive after that
-        self.wasted += len(self.pending) + (0 if self.outage is None else self.outage.steps)
+        self._discard_unsent()
         try:
             self._coordinator.leave(Wasted(self.wasted, self._acknowledged))
         except Unreachable as error:

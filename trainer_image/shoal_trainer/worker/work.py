@@ -40,8 +40,8 @@ class DataWork:
 class TaskWork:
     """A leased task.
 
-    For callbacks: the `history`, which is the logs of each epoch so far, and the learning rate that they have set for
-    the job, if they have.
+    For callbacks and the export: the `history`, which is the logs of each epoch so far. For callbacks: the learning
+    rate that they have set for the job, if they have.
     """
 
     token: Token

@@ -12,7 +12,7 @@ wrote, and sums up. A write is refused if another one came first, so none is los
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import timedelta
 
 from shoal.api.base import Condition
@@ -79,9 +79,7 @@ def matches(pool: CapacityPool, node: Node) -> bool:
 def _shares(seen: Seen, counted: Counted) -> tuple[OperatorShare, ...]:
     """What the operators say: this one now, the others before."""
     before = {share.operator: share for share in seen.pool.status.shares}
-    nodes, reason = _planned(seen.held)
-    if seen.used > nodes:
-        nodes, reason = seen.used, ", ".join(filter(None, (reason, f"{seen.used} in use")))
+    nodes, reason = _wanted(seen)
     said = [share for share in before.values() if share.operator not in {seen.operator, *counted.moved}]
     others = [
         share if seen.now - share.at < STALE else _left(share)
@@ -134,12 +132,17 @@ def _interruptions(total: Usage) -> MeasuredInterruptions:
     )
 
 
-def _planned(held: Mapping[str, int]) -> tuple[int, str]:
+def _wanted(seen: Seen) -> tuple[int, str]:
     """The nodes that the jobs that are seen have, or are to have, and whose they are."""
-    most = sorted(held.items(), key=lambda item: (-item[1], item[0]))
-    words = ", ".join(f"{count} for {job}" for job, count in most[:NAMED_JOBS])
+    most = sorted(seen.held.items(), key=lambda item: (-item[1], item[0]))
     more = f" and {len(most) - NAMED_JOBS} more jobs" if len(most) > NAMED_JOBS else ""
-    return sum(held.values()), f"{words}{more}"
+    words = [", ".join(f"{count} for {job}" for job, count in most[:NAMED_JOBS]) + more]
+    planned, working = sum(seen.held.values()), seen.used - seen.serving
+    if working > planned:
+        words.append(f"{working} in use")
+    if servers := seen.serving + seen.servers_waiting:
+        words.append(f"{servers} for parameter servers")
+    return max(planned, working) + servers, ", ".join(filter(None, words))
 
 
 def _recommended(shares: Iterable[OperatorShare], limit: int) -> Recommendation:

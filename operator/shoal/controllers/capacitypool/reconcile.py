@@ -14,7 +14,7 @@ from shoal.controllers.capacitypool.measure import measure
 from shoal.controllers.capacitypool.members import Members
 from shoal.controllers.capacitypool.overlaps import older_overlap
 from shoal.controllers.capacitypool.seen import Seen
-from shoal.controllers.state import ClusterState, Key
+from shoal.controllers.state import ClusterState, Key, is_worker
 from shoal.runtime.recorder import Recorder
 from shoal.runtime.status_writer import StatusWriter
 from shoal.sizing.accelerators import catalogue
@@ -68,17 +68,18 @@ class PoolReconciler:
     def _observe(self, pool: CapacityPool) -> Seen:
         name, members, pods = pool.metadata.name, self._members, self._state.pods
         nodes, now = members.nodes(name), self._wall()
+        used, there_are = nodes & pods.keys("host"), bool(nodes)
+        waiting = [each for each in pods.indexed("waiting", name) if each.waits_for_node(there_are=there_are)]
         return Seen(
             pool=pool,
             now=now,
             nodes=nodes,
-            used=len(nodes & pods.keys("host")),
+            used=len(used),
+            serving=len(used - pods.keys("worker's host")),
             jobs=members.jobs(name),
             held=members.held(name),
-            waiting=self._waiting(
-                (pod for pod in pods.indexed("waiting", name) if pod.waits_for_node(there_are=bool(nodes))),
-                now,
-            ),
+            waiting=self._waiting(waiting, now),
+            servers_waiting=sum(not is_worker(each) for each in waiting),
             problem=_problem(pool),
             overlaps=older_overlap(pool, self._state.pools.all(), members.sharing(name), nodes),
             operator=self._operator,

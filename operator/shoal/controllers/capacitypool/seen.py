@@ -24,7 +24,11 @@ class Seen:
     waiting: Sequence[datetime]
     """Since when pods of this pool have waited for a node: they were created, or let go by a queue."""
     held: Mapping[str, int] = field(default_factory=dict)
-    """The nodes that jobs have or, by a plan that is carried out, are to have, by namespace/name."""
+    """The nodes that jobs' workers have or, by a plan that is carried out, are to have, by namespace/name."""
+    serving: int = 0
+    """Of those used, nodes with parameter servers and no worker."""
+    servers_waiting: int = 0
+    """Of those waiting, parameter servers: no plan counts their nodes, which they may share."""
     problem: tuple[str, str] | None = None
     """What is wrong with the pool's description, as a reason and a message."""
     overlaps: str = ""

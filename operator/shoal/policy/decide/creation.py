@@ -57,7 +57,8 @@ class Creator:
         if last is None or not last.planned:
             number += 1
         place = Place(self._role, index, number)
-        while self._name(place) in self._facts.seen.confirmed_absent:  # made, and gone before it was recorded
+        absent = self._facts.seen.confirmed_absent
+        while absent and self._name(place) in absent:  # made, and gone before it was recorded
             place = place._replace(incarnation=place.incarnation + 1)
         return place if self.may_create(place) else None
 

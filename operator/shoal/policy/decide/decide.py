@@ -32,7 +32,7 @@ from shoal.policy.model import (
     UpdateService,
 )
 
-_FIRST_ACTIONS = (
+_FIRST_ACTIONS: tuple[type[Action], ...] = (
     ConfirmAbsent,
     CreateWorkload,
     CreateSecret,
@@ -41,6 +41,7 @@ _FIRST_ACTIONS = (
     UpdateService,
     CreatePod,
 )
+_ORDER = {kind: number for number, kind in enumerate(_FIRST_ACTIONS)}
 
 
 @dataclass
@@ -60,7 +61,7 @@ class Decisions:
 
     def in_order(self) -> tuple[Action, ...]:
         """The actions, in the order in which they are carried out."""
-        return tuple(sorted(self.actions.actions, key=_order))
+        return tuple(sorted(self.actions.actions, key=lambda action: _ORDER.get(type(action), len(_ORDER))))
 
 
 def decide(facts: Facts) -> Decisions:
@@ -91,10 +92,6 @@ def decide(facts: Facts) -> Decisions:
     if any(each.awaiting_job_end for each in every(servers, workers)):
         facts.timers.after(records.DONE_PATIENCE.total_seconds())
     return decided
-
-
-def _order(action: object) -> int:
-    return next((i for i, kind in enumerate(_FIRST_ACTIONS) if isinstance(action, kind)), len(_FIRST_ACTIONS))
 
 
 def _questions(facts: Facts) -> list[Action]:

@@ -57,6 +57,7 @@ BRIEF = timedelta(seconds=60)
 """A worker that is preempted this soon after it started is not replaced at once."""
 EXCUSABLE = frozenset(
     {
+        "DiskFull",
         "Error",
         "ExitedEarly",
         "HungStep",

@@ -34,6 +34,8 @@ from shoal.policy.facts.verdict import HEALTHY
 MIN_UNSCHEDULED = 16
 UNSCHEDULED_SHARE = 0.25
 """Of the wanted workers, or the number above if that is more: unscheduled replacements, where some were preempted."""
+MOST_NEW = 256
+"""Pods that replace none, in one plan: several times as many as are made until the next one, which asks for more."""
 ROOM_SECONDS = 5.0
 """A full pool is looked at again after so long: other jobs leave it without a word."""
 
@@ -76,11 +78,14 @@ def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Acti
     )
     needs_surge = {index for index in vacant if holding.get(index)}
     rooms = _Rooms(workers, facts.at_rest, wanted, timers, leaving)
+    new_left = MOST_NEW
     sent = {place.index for place in facts.seen.in_flight if place.role == "worker"}
     for index in sorted(vacant, key=lambda index: (index not in sent, index in needs_surge)):
         group = workers.get(index, [])
         replaces = follows_a_loss(group)
         preempted = bool(group) and group[-1].slot.cause == PREEMPTED
+        if not (replaces or new_left):
+            continue
         if (index in needs_surge and surge_left <= 0) or (preempted and unscheduled_left <= 0):
             continue
         if group and group[-1].place in unrecorded:
@@ -94,6 +99,7 @@ def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Acti
             rooms.take(index)
             surge_left -= index in needs_surge
             unscheduled_left -= replaces
+            new_left -= not replaces
 
 
 def _plan_ahead(facts: Facts, workers: ByIndex, vacant: list[int], wanted: Wanted, timers: Timers) -> None:

@@ -181,6 +181,23 @@ def unreachable(facts: Facts) -> Reason | None:
     return Reason("CoordinatorUnreachable", message)
 
 
+SNAPSHOTS_FAIL_SECONDS = 300.0
+"""Longer than a large snapshot takes, or a storage is restarted."""
+
+
+def snapshots_fail(facts: Facts) -> Reason | None:
+    """Degraded: the job trains, and for minutes no snapshot of it could be saved."""
+    report = facts.report
+    if report is None or facts.suspended or report.snapshots_fail_seconds < SNAPSHOTS_FAIL_SECONDS:
+        return None
+    because = report.snapshots_fail_because or "one is being written all this time"
+    message = (
+        f"no snapshot could be saved for {SNAPSHOTS_FAIL_SECONDS / 60:.0f} minutes and longer: {short(because, 300)};"
+        " training goes on, and what it learns since is lost with the parameter servers"
+    )
+    return Reason("SnapshotsFail", message)
+
+
 def no_progress(facts: Facts, training: TrainingProgress) -> Reason | None:
     """Degraded: no training step completed within progressDeadlineSeconds."""
     job = facts.job

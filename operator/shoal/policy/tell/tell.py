@@ -151,6 +151,7 @@ class _Teller:
             or pod_problems.find(facts)
             or pod_problems.no_progress(facts, training)
             or pod_problems.unreachable(facts)
+            or pod_problems.snapshots_fail(facts)
             or problem
             or actions.conflict
             or self._below_minimum(counts)

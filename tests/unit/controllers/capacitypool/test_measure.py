@@ -229,6 +229,23 @@ def test_recommended_size_is_the_sum_of_plans_within_the_limit() -> None:
     assert measure(seen(pool())).recommended.reason == "no job plans to use it"
 
 
+@pytest.mark.parametrize(
+    ("sees", "size", "why"),
+    [
+        ({"servers_waiting": 1}, 1, "1 for parameter servers"),
+        ({"used": 1, "serving": 1}, 1, "1 for parameter servers"),
+        ({"used": 2, "serving": 1, "held": {"team/a": 2}}, 3, "2 for team/a, 1 for parameter servers"),
+        ({"used": 3, "serving": 1}, 3, "2 in use, 1 for parameter servers"),
+        ({"used": 2, "held": {"team/a": 2}}, 2, "2 for team/a"),  # the server is beside a worker
+    ],
+)
+def test_parameter_servers_have_their_nodes(sees: dict[str, Any], size: int, why: str) -> None:
+    """A pool of parameter servers that somebody has to scale never got its first node."""
+    nodes = [f"node-{number}" for number in range(sees.get("used", 0))]
+    recommended = measure(seen(pool(), **sees, nodes=nodes)).recommended
+    assert (recommended.nodes, recommended.reason) == (size, why)
+
+
 def waiting(seconds: float) -> datetime:
     return NOW - timedelta(seconds=seconds)
 

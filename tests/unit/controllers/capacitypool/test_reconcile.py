@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from shoal.api.capacity_pool import CapacityPool
+from shoal.api.capacity_pool import CapacityPool, CapacityPoolStatus
 from shoal.api.kube import Pod
+from shoal.api.labels import RoleName
 from shoal.controllers.capacitypool.reconcile import PoolReconciler
 from shoal.controllers.state import ClusterState, Wakes
 from shoal.runtime.recorder import Recorder
@@ -36,8 +37,7 @@ async def test_pod_that_can_never_run_does_not_switch_its_pool_off_for_everybody
     message: str, nodes: int, exhausted: str
 ) -> None:
     scheduled = {"type": "PodScheduled", "status": "False", "reason": LET_GO, "message": message}
-    seen = await _look({}, scheduled, {}, nodes)
-    assert seen == (int(exhausted == "True"), exhausted)
+    assert _told(await _look({}, scheduled, {}, nodes)) == (int(exhausted == "True"), exhausted)
 
 
 @pytest.mark.parametrize(
@@ -57,11 +57,27 @@ async def test_pod_waits_for_a_node_once_its_queue_has_let_it_go(
     slot: dict[str, Any] = {"role": "worker", "index": 0, "state": "Starting", "queued": reason == GATED}
     slot["createdAt"] = build.stamp(build.NOW - (released or timedelta(minutes=20)))
     scheduled = {"type": "PodScheduled", "status": "False", "reason": reason}
-    assert await _look(policy, scheduled, {"slots": [slot]}) == (waiting, exhausted)
+    assert _told(await _look(policy, scheduled, {"slots": [slot]})) == (waiting, exhausted)
 
 
-async def _look(policy: Any, scheduled: Any, status: Any, nodes: int = 0) -> tuple[int, str]:
-    """Of a pool with a pod that is twenty minutes old: how many wait, and whether it is Exhausted."""
+@pytest.mark.parametrize(("role", "recommended"), [("ps", 1), ("worker", 0)])
+async def test_parameter_server_that_waits_asks_for_a_node_of_its_pool(
+    role: RoleName, recommended: int
+) -> None:
+    """Workers' nodes are those of their plan; no plan is made of servers'."""
+    scheduled = {"type": "PodScheduled", "status": "False", "reason": LET_GO}
+    assert (await _look({}, scheduled, {}, role=role)).recommended.nodes == recommended
+
+
+def _told(status: CapacityPoolStatus) -> tuple[int, str]:
+    """How many wait, and whether it is Exhausted."""
+    return status.waiting, next(each.status for each in status.conditions if each.type == "Exhausted")
+
+
+async def _look(
+    policy: Any, scheduled: Any, status: Any, nodes: int = 0, role: RoleName = "worker"
+) -> CapacityPoolStatus:
+    """The status of a pool with a pod that is twenty minutes old."""
     state, cluster, long = ClusterState(Wakes()), Cluster(), timedelta(minutes=20)
     look = PoolReconciler(
         state,
@@ -81,11 +97,12 @@ async def _look(policy: Any, scheduled: Any, status: Any, nodes: int = 0) -> tup
     for number in range(nodes):
         state.nodes.put(build.node(f"spot-{number}"))
     state.jobs.put(build.job(status, runPolicy=policy))
-    pod = build.pod_manifest(node=None, phase="Pending", created=build.NOW - long, conditions=[scheduled])
+    pod = build.pod_manifest(
+        role, node=None, phase="Pending", created=build.NOW - long, conditions=[scheduled]
+    )
     pod["metadata"]["labels"]["shoal.dev/pool"] = "spot"
     state.pods.put(Pod.model_validate(pod))
     await look(("", "spot"))
     seen = state.pools.get("spot")
     assert seen is not None
-    told = next(each.status for each in seen.status.conditions if each.type == "Exhausted")
-    return seen.status.waiting, told
+    return seen.status

@@ -13,6 +13,7 @@ from shoal.cluster.transport import Answer
 from shoal.controllers.trainingjob import reconcile
 from shoal.errors import Unavailable
 from shoal.manifests import runtime_config
+from shoal.policy.decide.workers import MOST_NEW
 from shoal.policy.facts.sightings import Memory
 from shoal.policy.model import Observation, Plan
 from shoal.policy.plan import plan
@@ -509,3 +510,10 @@ async def test_job_has_a_tenth_of_the_loop_however_slow_the_machine(
     assert rig.rests == []  # it has no pods yet
     await rig.reconcile(KEY)
     assert rig.rests[-1] > 8.99 * seconds
+
+
+async def test_large_job_makes_all_its_pods_though_a_plan_begins_only_some() -> None:
+    rig, workers = Rig(), 2 * MOST_NEW + 10
+    rig.apply(workers={"replicas": workers, "maxReplicas": workers})
+    await rig.reconcile(KEY)
+    assert len(rig.pods()) == workers + 1

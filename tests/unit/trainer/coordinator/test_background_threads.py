@@ -2,14 +2,18 @@
 
 import socket
 import threading
+from types import SimpleNamespace
 
 import pytest
 
+from shoal_trainer import background
 from shoal_trainer.contract import JobIdentity, SnapshotPolicy
-from shoal_trainer.coordinator import reconciler, rollback
+from shoal_trainer.coordinator import rollback
+from shoal_trainer.coordinator.fencing import Fencing
 from shoal_trainer.coordinator.http import ControlServer
 from shoal_trainer.coordinator.reconciler import Reconciler
 from shoal_trainer.coordinator.rollback import Rollback
+from shoal_trainer.coordinator.shard_reports import ShardReports
 from shoal_trainer.coordinator.snapshotter import Snapshotter
 from shoal_trainer.errors import Fenced
 from shoal_trainer.ps.shard import ShardStore
@@ -54,7 +58,7 @@ def test_snapshotter_survives_an_unexpected_error(snapshotter, monkeypatch, capl
 
 
 def test_reconciler_survives_an_unexpected_error(monkeypatch, caplog):
-    monkeypatch.setattr(reconciler, "RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(background, "RETRY_SECONDS", 0.001)
     instance = Reconciler(ShardStore(0, 2, 0), [object()], Coordinator())
     compare = Calls(RuntimeError("can't start new thread"))
     monkeypatch.setattr(instance, "compare", compare)
@@ -74,10 +78,38 @@ def test_rollback_survives_an_unexpected_error(monkeypatch, caplog, error):
     class Other:
         roll_back = Calls(error)
 
-    instance = Rollback(shard, {1: Other()}, Coordinator(), None, None, fenced=lambda _: None)
+    instance = Rollback(shard, {1: Other()}, Coordinator(), None, SimpleNamespace(), fenced=lambda _: None)
     instance.start()
     assert Other.roll_back.enough.wait(SECONDS)
     assert str(error) in caplog.text
+    instance.stop()
+
+
+def test_fencing_survives_an_unexpected_error(monkeypatch, caplog):
+    monkeypatch.setattr(background, "RETRY_SECONDS", 0.001)
+
+    class Other:
+        fence = Calls(RuntimeError("can't start new thread"))
+
+    instance = Fencing(ShardStore(0, 2, 0).workers, {1: Other()})
+    instance.start()
+    instance.schedule()
+    assert Other.fence.enough.wait(SECONDS)
+    assert "can't start new thread" in caplog.text
+    instance.stop()
+
+
+def test_reports_survive_an_unexpected_error(monkeypatch, caplog):
+    monkeypatch.setattr(background, "RETRY_SECONDS", 0.001)
+    monkeypatch.setattr("shoal_trainer.coordinator.shard_reports.ASK_EVERY_SECONDS", 0.001)
+
+    class Other:
+        report = Calls(RuntimeError("can't start new thread"))
+
+    instance = ShardReports({1: Other()})
+    instance.start()
+    assert Other.report.enough.wait(SECONDS)
+    assert "can't start new thread" in caplog.text
     instance.stop()
 
 

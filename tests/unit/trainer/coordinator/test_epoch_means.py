@@ -1,5 +1,6 @@
 """The training loss and metrics of each epoch."""
 
+import json
 import math
 
 import pytest
@@ -44,6 +45,27 @@ def test_samples_that_were_left_out_do_not_weigh():
     means.pushed(PushMeta(4, 1, 4.0, progress=marks))
     means.pushed(PushMeta(4, 1, math.nan, progress=marks, left_out=4))
     assert means.end(0, None) == {"loss": 2.5}
+
+
+def test_a_sum_that_is_no_longer_finite_leaves_the_push_out():
+    """In a snapshot it would be null, with which parameter server 0 could not start again."""
+    means, loaded = EpochMeans(), EpochMeans()
+    for _ in range(3):
+        means.pushed(push(0, 4, 1.0, ("accuracy", 1.7e308, 4.0)))
+    assert means.dump() == {"0": {"accuracy": [1.7e308, 4.0], "loss": [12.0, 12.0]}}
+    loaded.load(json.loads(json.dumps(means.dump())))
+    means.pushed(push(0, 4, 1.0, ("tiny", 1.0, 5e-324)))
+    assert "tiny" not in means.end(0, None)
+
+
+def test_an_epoch_that_nobody_was_leased_has_no_means():
+    bench = Bench(stop=StopAfter(epochs=2))
+    bench.join(0)
+    lease = bench.ask(0).lease
+    bench.push(0, lease.model_copy(update={"epoch": 1 << 31}), lease.stop, loss=1.0)
+    assert bench.coordinator.record.means.dump() == {}
+    bench.push(0, lease, lease.stop, loss=1.0)
+    assert bench.coordinator.record.means.dump() == {"0": {"loss": [2.0, 2.0]}}
 
 
 def test_means_survive_a_dump():

@@ -3,7 +3,7 @@
 import pytest
 
 from shoal_trainer.coordinator.file_list import LIST_SECONDS
-from shoal_trainer.coordinator.protocol import SHORT_LIST, DataSpec
+from shoal_trainer.coordinator.protocol import SHORT_LIST, DataSpec, FileEnded
 from shoal_trainer.errors import Unreachable, UserError
 from tests.unit.trainer.coordinator.bench import Bench
 
@@ -103,3 +103,65 @@ def test_a_long_list_is_not_asked_for_where_the_job_has_none():
     bench.join(0)
     with pytest.raises(UserError, match="4,096 files here, 8 samples there"):
         bench.join(1, data=LONG.brief())
+
+
+ORDER = DataSpec(size=8, order="Arrays() with the seed 0", probes=(1.0, -250.0))
+
+
+@pytest.mark.parametrize("later", ["joins", "resumes", "begins from it"])
+@pytest.mark.parametrize(
+    ("seen", "error"),
+    [
+        (
+            {"order": "Arrays() with the seed 1"},
+            "another order than the job: Arrays.. with the seed 1 here, Arrays.. with",
+        ),
+        ({"probes": (2.0, -250.0)}, "random_state=0"),
+        ({"probes": (1.0,)}, "random_state=0"),
+        ({"probes": (1.0001, -250.0002)}, ""),
+        ({"order": "", "probes": ()}, ""),
+    ],
+)
+def test_a_worker_with_other_samples_at_a_position_is_a_user_error(seen, error, later):
+    """They would be trained twice, and others never, while the counters say: each once."""
+    bench = Bench()
+    bench.join(0, data=ORDER)
+    bench.push(0, bench.ask(0).lease, 2)
+    if later != "joins":
+        saved, bench = bench.coordinator.record.dump(), Bench(boot=2, epoch=1)
+        bench.coordinator.load(saved, other_run=later != "resumes")
+    data = ORDER.model_copy(update=seen)
+    if not error:
+        bench.join(1, data=data)
+        return
+    with pytest.raises(UserError, match=error):
+        bench.join(1, data=data)
+
+
+def test_a_run_that_begins_with_the_end_of_another_one_may_have_another_order():
+    bench = Bench()
+    bench.join(0, data=ORDER)
+    saved = bench.coordinator.record.dump()
+    bench = Bench(boot=2, epoch=1)
+    bench.coordinator.load(saved, other_run=True)
+    other = ORDER.model_copy(update={"order": "Arrays() with the seed 1", "probes": (5.0, 6.0)})
+    bench.join(0, data=other)
+    with pytest.raises(UserError, match="another order"):
+        bench.join(1, data=ORDER)
+
+
+def test_a_snapshot_of_an_earlier_version_takes_the_order_of_the_first_worker():
+    bench = Bench()
+    bench.join(0, data=DataSpec(size=8))
+    bench.join(1, data=ORDER)
+    with pytest.raises(UserError, match="another order"):
+        bench.join(2, data=ORDER.model_copy(update={"order": "Arrays() with the seed 1"}))
+
+
+def test_files_without_a_sample_are_a_user_error():
+    bench = Bench()
+    bench.join(0, data=DataSpec(files=("a", "b")))
+    tokens = [bench.ask(0).lease.token for _ in range(2)]
+    bench.coordinator.file_ended(FileEnded(slot=0, incarnation=0, token=tokens[0], length=0))
+    with pytest.raises(UserError, match="Every file of the training data is empty"):
+        bench.coordinator.file_ended(FileEnded(slot=0, incarnation=0, token=tokens[1], length=0))

@@ -51,6 +51,16 @@ def test_an_update_before_the_thread_runs_is_written():
     file.close(10)
 
 
+def test_a_process_without_epochs_keeps_the_file_of_the_one_before_it():
+    """Parameter server 0, restarted after the model was published, knows no epoch."""
+    storage = Storage()
+    file = HistoryFile(storage, lambda: None)
+    file.start()
+    file.update([])
+    file.close(10)
+    assert storage.written == []
+
+
 def test_an_outage_of_the_storage_is_waited_for_and_the_end_writes_the_last_state():
     storage = Storage(failures=1)
     file = HistoryFile(storage, lambda: None)

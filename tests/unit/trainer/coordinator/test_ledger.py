@@ -295,3 +295,12 @@ def test_a_push_beyond_the_limit_is_ignored_with_and_without_a_number_of_epochs(
         made = ledger(epochs=epochs)
         assert made.apply(Segment(500_000, -1, 0, 4)) == []
         assert made.opened == 0
+
+
+@pytest.mark.parametrize("epochs", [None, 5])
+def test_data_without_a_sample_end_no_epoch(epochs):
+    ledger = Ledger(size=None, files=2, batch_size=4, seed="0", epochs=epochs)
+    for _ in range(2):
+        ledger.file_ended(ledger.grant((0, 0), 1).token, 0)
+    assert ledger.grant((0, 0), 1) is None
+    assert ledger.completed <= 1

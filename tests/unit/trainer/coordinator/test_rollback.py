@@ -16,7 +16,7 @@ from shoal_trainer.coordinator.protocol import DataSpec, Diverged, Join, RollBac
 from shoal_trainer.coordinator.reconciler import Reconciler
 from shoal_trainer.coordinator.rollback import IN_A_ROW, MAX_IN_A_ROW, Rollback
 from shoal_trainer.coordinator.snapshotter import Snapshotter
-from shoal_trainer.errors import Unreachable, UserError
+from shoal_trainer.errors import FaultyDevice, Unreachable, UserError
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore, State
 from shoal_trainer.snapshot.manifest import Manifest
@@ -62,23 +62,23 @@ class Bench:
         self.coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=16), batch_size=2))
         return self
 
-    def train(self, batches=1):
+    def train(self, batches=1, slot=0):
         for _ in range(batches):
-            lease = next_work(self.coordinator, 0, 0, self.shard.history.generation).lease
+            lease = self.lease(slot)
             self.seq += 1
             values = aligned(4)
             values[:] = 1
             meta = PushMeta(samples=2, progress=(Progress(lease.epoch, -1, lease.start, lease.stop),))
-            self.shard.delta(0, 0, self.seq, self.shard.history.version, meta, values)
+            self.shard.delta(slot, 0, self.seq, self.shard.history.version, meta, values)
 
-    def lease(self):
-        return next_work(self.coordinator, 0, 0, self.shard.history.generation).lease
+    def lease(self, slot=0):
+        return next_work(self.coordinator, slot, 0, self.shard.history.generation).lease
 
-    def diverge(self, lease=None):
-        lease = lease or self.lease()
+    def diverge(self, lease=None, slot=0):
+        lease = lease or self.lease(slot)
         self.rollback.diverged(
             Diverged(
-                slot=0, incarnation=0, generation=self.shard.history.generation, epoch=lease.epoch,
+                slot=slot, incarnation=0, generation=self.shard.history.generation, epoch=lease.epoch,
                 start=lease.start, stop=lease.stop, reason="loss nan",
             )
         )  # fmt: skip
@@ -176,6 +176,45 @@ def test_interrupted_rollback_is_completed_by_the_next_report(bench):
     assert (bench.shard.history.generation, latest(bench.store).number) == (1, 2)
 
 
+def test_rollback_whose_answer_was_lost_is_finished_before_the_next_snapshot(bench, monkeypatch):
+    """Else a snapshot of what it undoes would follow it, if the worker that reported is gone."""
+    bench.train()
+    bench.snapshotter.take()
+    bench.train(2)
+    create = LocalStorage.create
+
+    def lost(storage, name, data):
+        create(storage, name, data)
+        raise Unreachable("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalStorage, "create", lost)
+        with pytest.raises(Unreachable):
+            bench.diverge()
+    assert not bench.snapshotter.settled(0)
+    bench.train()
+    assert bench.snapshotter.take() is None  # nothing was trained since
+    assert (bench.shard.history.generation, bench.shard.history.version) == (1, 1)
+    assert latest(bench.store).generation == 1
+    assert bench.coordinator.record.counters.lost == 2
+
+
+def test_rollback_that_was_not_committed_is_not_made_up_for(bench, monkeypatch):
+    bench.train()
+    bench.snapshotter.take()
+    bench.train(2)
+
+    def away(*_):
+        raise Unreachable("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalStorage, "create", away)
+        with pytest.raises(Unreachable):
+            bench.diverge()
+    assert bench.snapshotter.take().generation == 0
+    assert bench.shard.history.version == 3
+
+
 def test_job_fails_after_too_many_rollbacks_in_a_row(bench):
     bench.train()
     bench.snapshotter.take()
@@ -185,6 +224,51 @@ def test_job_fails_after_too_many_rollbacks_in_a_row(bench):
         UserError, match=r"epoch 1, positions .* rolled back 3 times .*Lower the learning rate"
     ):
         bench.diverge()
+
+
+@pytest.fixture
+def pair(bench):
+    """A job with a second worker, and a snapshot."""
+    bench.shard.workers.connect(1, 0)
+    bench.coordinator.join(Join(slot=1, incarnation=0, data=DataSpec(size=16), batch_size=2))
+    bench.train()
+    bench.snapshotter.take()
+    return bench
+
+
+def test_worker_whose_gradients_alone_are_not_finite_ends_and_not_the_job(pair):
+    for generation in (1, 2):
+        pair.diverge()
+        assert pair.shard.history.generation == generation
+        pair.train(slot=1)
+    for _ in range(2):  # its successor in the slot, on the same node
+        with pytest.raises(FaultyDevice, match="of worker 0, and the gradients of the others are finite"):
+            pair.diverge(pair.lease())
+    assert (pair.shard.history.generation, pair.coordinator.record.counters.lost) == (2, 4)
+    pair.diverge(slot=1)  # another worker says the same of a batch: it is the batch
+    assert pair.shard.history.generation == 3
+
+
+def test_reports_of_one_worker_roll_back_while_no_other_pushes(pair):
+    for _ in range(MAX_IN_A_ROW):
+        pair.diverge()
+    with pytest.raises(UserError, match="rolled back 3 times"):
+        pair.diverge()
+
+
+def test_report_of_positions_that_a_worker_does_not_hold_rolls_nothing_back(pair):
+    """They would be left out for ever, and count as lost."""
+    held = pair.lease()
+    for batch in (held.model_copy(update={"epoch": 1}), held):
+        pair.diverge(batch, slot=1)
+    assert (pair.shard.history.generation, pair.coordinator.record.counters.lost) == (0, 0)
+
+
+def test_reports_of_several_workers_roll_back(pair):
+    for slot in (0, 1, 0):
+        pair.train(slot=1 - slot)
+        pair.diverge(slot=slot)
+    assert pair.shard.history.generation == 3
 
 
 def test_newer_snapshot_resets_the_rollback_limit(bench):

@@ -62,10 +62,13 @@ class Disk(LocalStorage):
         super().__init__(root)
         self.error = None
         self.refused = 0
+        self.writing = None
         self.turn = threading.Condition()
 
     def write(self, name, chunks):
         self._maybe_refuse(name, chunks)
+        if self.writing is not None:
+            self.writing()
         super().write(name, chunks)
 
     def _maybe_refuse(self, name, chunks):
@@ -299,21 +302,49 @@ def test_pauses_between_attempts_at_a_scheduled_snapshot_double(bench, monkeypat
     """Up to the usual interval, which follows a success."""
     bench.snapshotter._policy = SnapshotPolicy(every_seconds=30, retain=2)
     bench.push()
-    pauses = []
-
-    def wait(pause):
-        pauses.append(pause)
-        if len(pauses) == 6:
-            bench.disk.error = None
-        if len(pauses) == 8:
-            bench.snapshotter.stop()
-
     bench.disk.error = OSError(errno.EIO, "the disk cannot")
     bench.snapshotter.schedule()
-    monkeypatch.setattr(bench.snapshotter._wake, "wait", wait)
-    bench.snapshotter._run()
-    assert pauses == [30, 5, 10, 20, 30, 30, 30, 30]
+    assert [bench.snapshotter._take_again() for _ in range(5)] == [5, 10, 20, 30, 30]
+    bench.disk.error = None
+    assert [bench.snapshotter._take_again() for _ in range(2)] == [30, 30]
     assert bench.snapshotter.settled(0)
+
+
+def test_a_snapshot_asked_for_while_another_is_written_is_not_forgotten(bench):
+    """The one in progress may lack what it was asked for, and the next may fail."""
+    bench.push()
+    bench.snapshotter.schedule()
+    bench.disk.writing = bench.snapshotter.schedule
+    bench.snapshotter._take_again()
+    bench.disk.writing = None
+    assert not bench.snapshotter.settled(0)
+    bench.push()
+    bench.disk.error = OSError(errno.EIO, "the disk cannot")
+    assert bench.snapshotter._take_again() == min(
+        bench.snapshotter._policy.every_seconds, snapshotter_module.RETRY_SECONDS
+    )
+    assert not bench.snapshotter.settled(0)
+    bench.disk.error = None
+    bench.snapshotter._take_again()
+    assert bench.snapshotter.settled(0)
+
+
+def test_how_long_snapshots_fail_and_why_is_told(bench):
+    now = [0.0]
+    bench.snapshotter._clock = lambda: now[0]
+    bench.push()
+    assert bench.snapshotter.trouble() == (0.0, "")
+    bench.disk.error = OSError(errno.ENOSPC, "No space left on device")
+    bench.snapshotter._try()
+    now[0] = 500.0
+    seconds, because = bench.snapshotter.trouble()
+    assert seconds == 500.0
+    assert "No space left on device" in because
+    bench.disk.error, seen = None, []
+    bench.disk.writing = lambda: seen.append(bench.snapshotter.trouble()[0])  # it might hang
+    bench.snapshotter._try()
+    assert seen == [500.0]
+    assert bench.snapshotter.trouble() == (0.0, "")
 
 
 def test_snapshot_of_the_end_replaces_one_of_the_same_version(tmp_path):

@@ -247,8 +247,15 @@ def test_only_the_asked_samples_are_in_a_pass_if_they_are_given():
 
 
 def test_batches_without_samples_are_no_data():
-    with pytest.raises(UserError, match="The training data are empty"):
+    with pytest.raises(UserError, match="The data are empty"):
         Stream(uneven(0, 0)).describe()
+
+
+def test_errors_of_a_data_set_do_not_call_validation_data_training_data():
+    for wrong in (uneven(4).take(0), uneven(4).repeat()):
+        with pytest.raises(UserError) as refused:
+            training((X, Y), validation=wrong)
+        assert not any(words in str(refused.value) for words in ("Training(data=", "training data"))
 
 
 @pytest.mark.parametrize("batches", [1, 0])
@@ -275,7 +282,7 @@ def test_pipeline_does_not_run_before_its_samples_are_counted(batches):
     ids=["ragged", "sparse"],
 )
 def test_data_set_of_batches_that_are_not_dense_is_refused(parts):
-    with pytest.raises(UserError, match=r"Training\(data=…\) yields a \w+Tensor. Yield dense tensors"):
+    with pytest.raises(UserError, match=r"The data set yields a \w+Tensor. Yield dense tensors"):
         training(tf.data.Dataset.from_tensor_slices((parts, np.ones(8))).batch(4))
 
 

@@ -40,7 +40,7 @@ def test_read_of_part_in_wrong_form_is_user_error(source):
 
 def test_extent_of_files_has_no_size(tmp_path):
     (tmp_path / "a.txt").write_text("1\n")
-    assert Files(f"{tmp_path}/*", tf.data.TextLineDataset).describe() == Extent(
-        None, (f"file://{tmp_path}/a.txt",)
-    )
-    assert Indexed.from_arrays(np.arange(3)).describe() == Extent(3)
+    files = Files(f"{tmp_path}/*", tf.data.TextLineDataset, shuffle=5).describe()
+    assert files == Extent(None, (f"file://{tmp_path}/a.txt",), "Files(shuffle=5, lengths=[])")
+    arrays = Indexed.from_arrays(np.arange(3), seed=7).describe()
+    assert (arrays.size, arrays.files, arrays.seed) == (3, (), 7)

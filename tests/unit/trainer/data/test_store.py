@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shoal_trainer import Files, UserError
 from shoal_trainer.data.read_errors import NOT_THERE, is_outage
 from shoal_trainer.data.source import Part
-from shoal_trainer.errors import Unreachable
+from shoal_trainer.errors import DiskFull, Unreachable
 from tests.unit.trainer.data.records import parse
 
 
@@ -23,7 +23,7 @@ def full(number):
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EDQUOT])
-def test_file_too_large_for_the_worker_disk_is_a_user_error(monkeypatch, number):
+def test_file_too_large_for_the_worker_disk_ends_the_worker_and_not_the_job(monkeypatch, number):
     store = fsspec.filesystem("memory")
     store.pipe_file("/bucket/part-3", bytes(3_500_000))
     files = Files.tfrecord("memory://bucket/part-*", parse)
@@ -32,25 +32,25 @@ def test_file_too_large_for_the_worker_disk_is_a_user_error(monkeypatch, number)
         raise full(number)
 
     monkeypatch.setattr(store, "get_file", get)
-    with pytest.raises(UserError, match=r"/bucket/part-3 \(3\.5 MB\).* no room.*ephemeral-storage.*worker"):
+    with pytest.raises(DiskFull, match=r"/bucket/part-3 \(3\.5 MB\).* no room.*ephemeral-storage.*worker"):
         list(files.read(Part(0, None, file="memory:///bucket/part-3"), 4))
 
     def size(path):
         raise TimeoutError
 
     monkeypatch.setattr(store, "size", size)
-    with pytest.raises(UserError, match=r"/bucket/part-3 does not fit"):
+    with pytest.raises(DiskFull, match=r"/bucket/part-3 does not fit"):
         list(files.read(Part(0, None, file="memory:///bucket/part-3"), 4))
 
 
-def test_missing_temporary_directory_is_a_user_error(monkeypatch):
+def test_without_a_temporary_directory_the_disk_is_full(monkeypatch):
     fsspec.filesystem("memory").pipe_file("/bucket/part-3", b"1")
 
     def no_folder(**_):
         raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
 
     monkeypatch.setattr(tempfile, "TemporaryDirectory", no_folder)
-    with pytest.raises(UserError, match=r"part-3.*No usable temporary directory.*ephemeral-storage"):
+    with pytest.raises(DiskFull, match=r"part-3.*No usable temporary directory.*ephemeral-storage"):
         list(
             Files.tfrecord("memory://bucket/*", parse).read(Part(0, None, file="memory:///bucket/part-3"), 4)
         )

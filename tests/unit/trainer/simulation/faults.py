@@ -13,6 +13,7 @@ from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.shard import State
 from shoal_trainer.snapshot.claims import LOOK_SECONDS
 from tests.unit.trainer.simulation.server import Server
+from tests.unit.trainer.simulation.storage import Crash, MeanStorage
 
 
 class Faults:
@@ -29,6 +30,8 @@ class Faults:
         self.ps_losses = self.kills = 0
         self.had_parameters = [False] * world.shards
         self.restarts_at = [math.inf] * world.shards
+        self.starting = set()
+        """The servers that have claimed their shard, perhaps, and wait for the storage."""
         self.diverged_after = None
         """The newest snapshot when a step last diverged."""
         self.events = (
@@ -47,7 +50,7 @@ class Faults:
     def stop(self):
         """Stop all faults."""
         self.rate = self.ps_rate = self.world.loss = 0.0
-        self.world.storage.down = False
+        self.world.storage.down, self.world.storage.calm = False, True
 
     def turn(self):
         """Restart a server that is due, or trigger at most one event."""
@@ -68,7 +71,7 @@ class Faults:
             return False
         with contextlib.suppress(Unreachable):
             if not world.server.snapshotter.taking.locked():  # by a rollback
-                world.server.snapshotter.take()
+                self._take(world.server)
         for server in [server for server in world.cut_off if server.index == 0]:
             if server.snapshotter.taking.locked():
                 continue
@@ -79,6 +82,24 @@ class Faults:
             except Fenced as error:
                 server.fenced(error)
         return True
+
+    def _take(self, server):
+        """Take a snapshot; of a mean storage, maybe lose the server meanwhile, at any step of it."""
+        storage = self.world.storage
+        if (
+            not isinstance(storage, MeanStorage)
+            or not self.may_lose()
+            or storage.random.random() > 0.1 * self.ps_rate
+        ):
+            server.snapshotter.take()
+            return
+        storage.dies_after = storage.random.randrange(9)
+        try:
+            server.snapshotter.take()
+        except Crash:
+            self.lose(0, survives=False)
+        finally:
+            storage.dies_after = None
 
     def faulty_workers(self):
         """The running workers to which a fault may happen."""
@@ -112,6 +133,13 @@ class Faults:
             whole = self.random.random() < 0.5
             for link in range(len(cut)) if whole else [self.random.randrange(len(cut))]:
                 cut[link] = until
+        return bool(workers)
+
+    def cut_off_data(self):
+        """Cut the link between a worker and shard 0, and not that to the coordinator."""
+        if workers := self.faulty_workers():
+            until = self.world.now + self.random.expovariate(1 / 4)
+            self.random.choice(workers).exchange.cut_until[0] = until
         return bool(workers)
 
     def cut_off_shard(self):
@@ -159,13 +187,26 @@ class Faults:
         if not due:
             return False
         index = due[0]
-        world.storage.down = False
-        survived = any(server.index == index for server in world.cut_off)
-        in_place = self.random.random() < 0.4 and not survived
-        world.epochs[index] += not in_place
+        self._restore_storage()
+        if index not in self.starting:
+            survived = any(server.index == index for server in world.cut_off)
+            in_place = self.random.random() < 0.4 and not survived
+            world.epochs[index] += not in_place
+            self.starting.add(index)
         follows = self.had_parameters[index] or world.epochs[index] > 0
-        world.servers[index] = Server(world, index, world.epochs[index], follows=follows)
+        try:
+            world.servers[index] = Server(world, index, world.epochs[index], follows=follows)
+        except Unreachable:  # it tries again
+            self.restarts_at[index] = world.now + 0.5
+        else:
+            self.starting.remove(index)
         return True
+
+    def _restore_storage(self):
+        """End an outage of the storage, which few runs would outlive otherwise; of a mean one, now and then."""
+        storage = self.world.storage
+        if not isinstance(storage, MeanStorage) or storage.random.random() < 0.2:
+            storage.down = False
 
     def lose_servers(self):
         shards = self.world.shards
@@ -189,14 +230,14 @@ class Faults:
         world = self.world
         return world.server is not None and world.final is None and not (self.safe and self.ps_losses)
 
-    def lose(self, index):
+    def lose(self, index, *, survives=True):
         world, server = self.world, self.world.servers[index]
         if server is None:
             return
         self.ps_losses += 1
-        world.storage.down = False
+        self._restore_storage()
         self.had_parameters[index] |= server.shard.state is State.READY
-        if self.survival and self.random.random() < self.survival:
+        if survives and self.survival and self.random.random() < self.survival:
             world.cut_off.append(server)
             server.looks_at = world.now + self.random.uniform(0.0, LOOK_SECONDS)
         world.servers[index] = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import random
 from concurrent.futures import Executor, Future
 
 from shoal_trainer.errors import Unreachable
@@ -59,6 +60,50 @@ class MemoryStorage:
     def remove(self, name):
         self._check()
         self.files = {n: d for n, d in self.files.items() if n != name and not n.startswith(name + "/")}
+
+
+class Crash(BaseException):
+    """The process died inside a call of the storage."""
+
+
+class MeanStorage(MemoryStorage):
+    """A storage whose calls take effect and answer with an error, or end the process that makes them."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.random = random.Random(seed)
+        self.calm = True
+        """Whether every answer arrives."""
+        self.dies_after = None
+        """After how many steps of writing calls the process dies; None: not at all."""
+
+    def _step(self):
+        if self.dies_after is not None:
+            self.dies_after -= 1
+            if self.dies_after < 0:
+                self.dies_after = None
+                raise Crash
+
+    def _answer(self, name):
+        self._step()
+        if not self.calm and not name.startswith("model/") and self.random.random() < 0.15:
+            raise Unreachable("the answer is lost")
+
+    def write(self, name, chunks, confirm=lambda: None):
+        self._step()
+        super().write(name, chunks, confirm)
+        self._answer(name)
+
+    def create(self, name, data):
+        self._step()
+        created = super().create(name, data)
+        self._answer(name)
+        return created
+
+    def remove(self, name):
+        self._step()
+        super().remove(name)
+        self._answer(name)
 
 
 class AtOnce(Executor):

@@ -286,7 +286,10 @@ class Worker:
             if self.world.interleaving or server.snapshotter.taking.locked():
                 raise Unreachable("it will be tried again")
             server.storage_pause = lambda: self.pause_on(server)
-            server.rollback.diverged(diverged)
+            try:
+                server.rollback.diverged(diverged)
+            finally:
+                server.storage_pause = lambda: None
             return True
 
         self.exchange.ask(send, late=False)

@@ -15,7 +15,7 @@ import traceback
 import numpy as np
 
 from shoal_trainer.contract import StopAfter
-from shoal_trainer.errors import Fenced, TrainerError, Unreachable
+from shoal_trainer.errors import FaultyDevice, Fenced, TrainerError, Unreachable
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import State
 from shoal_trainer.ps.shard_bounds import bounds
@@ -23,7 +23,7 @@ from shoal_trainer.worker.loop import End
 from tests.unit.trainer.simulation.faults import Faults
 from tests.unit.trainer.simulation.job import EPOCHS, model
 from tests.unit.trainer.simulation.server import Server
-from tests.unit.trainer.simulation.storage import MemoryStorage
+from tests.unit.trainer.simulation.storage import MeanStorage, MemoryStorage
 from tests.unit.trainer.simulation.worker import Killed, Worker
 
 
@@ -32,7 +32,8 @@ class World:
 
     `faults`, `ps_faults`, `safe`, `survival`: see `Faults`. `begins_with`: the snapshots of another run. `steps`:
     training stops after this many. `gradients`: see `job`. `streams`: whether shards are so large that pushes and pulls
-    are streams.
+    are streams. `mean`: answers of the storage are lost, parameter server 0 dies while it writes, and losses of servers
+    do not end an outage of the storage.
     """
 
     def __init__(
@@ -50,11 +51,12 @@ class World:
         steps_per_push=1,
         gradients=False,
         streams=False,
+        mean=False,
     ):
         self.random, self.beats = random.Random(seed), random.Random(~seed)
         self.now = 0.0
         self.loss = 0.01 * faults * self.random.random()
-        self.storage = MemoryStorage()
+        self.storage = MeanStorage(seed) if mean else MemoryStorage()
         self.begins_with = begins_with
         self.stop_after = StopAfter(epochs=EPOCHS, steps=steps)
         self.steps_per_push = steps_per_push
@@ -124,6 +126,7 @@ class World:
         With a lost server every other second, some jobs make no progress.
         Raises AssertionError if the job does not end within `turns`.
         """
+        self.storage.calm = False
         try:
             for turn in range(turns):
                 if all(worker.end is End.FINISHED for worker in self.slots.values()):
@@ -143,7 +146,7 @@ class World:
 
     def end(self):
         """Restart every shard, and count the samples in some shards only, as at the end of a job."""
-        self.storage.down = False
+        self.storage.down, self.storage.calm = False, True
         self.cut_until = [0.0] * self.shards
         self.cut_off = [server for server in self.cut_off if server is self.final]
         for index in range(1, self.shards):
@@ -172,7 +175,9 @@ class World:
                 server.coordinator.tick()
         for slot, worker in list(self.slots.items()):
             if worker.end is not None and worker.end is not End.FINISHED:
-                if worker.end not in {Killed, Fenced, End.DRAINED}:
+                if worker.end not in {Killed, Fenced, End.DRAINED} and not isinstance(
+                    worker.end, FaultyDevice
+                ):
                     raise AssertionError(f"worker {slot} ended with {worker.end!r}") from worker.end
                 self.start(slot, worker.incarnation + 1)
         self.heartbeats()

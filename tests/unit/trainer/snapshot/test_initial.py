@@ -9,7 +9,7 @@ import pytest
 
 from shoal_trainer.errors import Unreachable, UserError
 from shoal_trainer.ps.shard import ShardCopy, ShardStore
-from shoal_trainer.snapshot.initial import RECORD, load_initial
+from shoal_trainer.snapshot.initial import RECORD, InitialSnapshot, load_initial
 from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import LocalStorage, Storage
 from shoal_trainer.snapshot.store import SnapshotStore
@@ -52,6 +52,16 @@ def test_all_shards_start_from_the_snapshot_that_shard_0_chose(own: LocalStorage
     loaded = [load_initial(own, other.uri, index, 2) for index in (0, 1)]  # shard 0 restarts
     assert [manifest.number for manifest, _ in (chosen, *loaded)] == [1, 1, 1]
     assert [copy.version for _, copy in (chosen, *loaded)] == [4, 4, 4]
+
+
+def test_a_choice_of_another_run_s_snapshot_is_none(own: LocalStorage, other: Other, tmp_path: Path) -> None:
+    """A job with `storage.run` was replaced, before its first snapshot, by one that starts from another run."""
+    load_initial(own, other.uri, 0, 2)
+    third = Other(tmp_path / "third")
+    third.publish()
+    with pytest.raises(Unreachable, match="shard 0 has not chosen"):
+        load_initial(own, third.uri, 1, 2)
+    assert [load_initial(own, third.uri, index, 2)[0].number for index in (0, 1, 0)] == [2, 2, 2]
 
 
 def test_other_shards_wait_until_shard_0_has_chosen(own: LocalStorage, other: Other) -> None:
@@ -136,7 +146,13 @@ def test_choice_of_another_incarnation_of_shard_0_is_used(
 
     monkeypatch.setattr(LocalStorage, "create", late)
     assert load_initial(own, other.uri, 0, 2)[0].number == 2
-    assert own.read(RECORD) == b'{"number":2}'
+    assert InitialSnapshot.model_validate_json(own.read(RECORD)).number == 2
+
+
+def test_record_of_an_earlier_version_is_of_any_run(own: LocalStorage, other: Other) -> None:
+    own.write(RECORD, [b'{"number":1}'])
+    other.publish()
+    assert load_initial(own, other.uri, 0, 2)[0].number == 1
 
 
 def test_incomplete_record_is_replaced_by_shard_0(own: LocalStorage, other: Other) -> None:
@@ -145,7 +161,7 @@ def test_incomplete_record_is_replaced_by_shard_0(own: LocalStorage, other: Othe
     with pytest.raises(Unreachable):
         load_initial(own, other.uri, 1, 2)
     load_initial(own, other.uri, 0, 2)
-    assert own.read(RECORD) == b'{"number":1}'
+    assert InitialSnapshot.model_validate_json(own.read(RECORD)).number == 1
     assert load_initial(own, other.uri, 1, 2)[0].number == 1
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
 
+from shoal_trainer import background
 from shoal_trainer.coordinator.follower import Follower
 from shoal_trainer.coordinator.protocol import SnapshotShard
 from shoal_trainer.coordinator.snapshotter import write_part
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.snapshot import claims
 from shoal_trainer.snapshot.claims import Claim, Watch
 from shoal_trainer.snapshot.manifest import Manifest, ShardFile
 from shoal_trainer.snapshot.storage import LocalStorage
@@ -197,7 +200,18 @@ def test_publish_gives_up_after_a_bounded_number_of_refusals(tmp_path: Path) -> 
 def test_claims_watch_survives_an_unexpected_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    claim = Claim(LocalStorage(tmp_path), 0, 0)
-    monkeypatch.setattr(claim, "check", lambda: 1 / 0)
-    assert Watch(claim, lambda _: None).look()
-    assert "ZeroDivisionError" in caplog.text
+    for module, name in ((claims, "LOOK_SECONDS"), (background, "RETRY_SECONDS")):
+        monkeypatch.setattr(module, name, 0.001)
+    claim, errors, fenced = (
+        Claim(LocalStorage(tmp_path), 0, 0),
+        [Fenced("a newer one"), KeyError("x")],
+        Event(),
+    )
+
+    def check() -> None:
+        raise errors.pop()
+
+    monkeypatch.setattr(claim, "check", check)
+    Watch(claim, lambda _: fenced.set()).start()
+    assert fenced.wait(SECONDS)
+    assert "KeyError" in caplog.text

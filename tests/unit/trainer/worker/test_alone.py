@@ -136,3 +136,31 @@ def test_fit_makes_a_step_per_batch(form):
 
     trained = Training(model=model, data=data).fit(epochs=2, batch_size=8, verbose=0)
     assert int(trained.optimizer.iterations) == 2 * 9
+
+
+def spec(x, y=None, *, seed=0, own=None):
+    return spec_of(Training(model=lambda: None, data=Indexed.from_arrays(x, y, seed=own), seed=seed))
+
+
+def test_workers_tell_each_other_what_decides_which_sample_is_at_a_position():
+    x = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
+    assert spec(x).same_samples(spec(x))
+    assert spec(x, seed=1).order != spec(x).order
+    assert spec(x, seed=1, own=5).order == spec(x, seed=2, own=5).order
+    stream = Stream(tf.data.Dataset.range(8).batch(2), samples=8)
+    assert spec_of(Training(model=lambda: None, data=stream)).order == ""
+
+
+@pytest.mark.parametrize("kind", ["features", "labels", "text", "pictures"])
+def test_another_split_is_other_samples_and_another_rounding_is_not(kind):
+    random = np.random.default_rng(0)
+    x = {
+        "features": random.normal(size=(1000, 3)),
+        "labels": np.eye(10)[random.integers(10, size=1000)],
+        "text": np.array([f"sentence {i}" for i in range(1000)]),
+        "pictures": random.integers(0, 256, size=(1000, 8, 8, 3), dtype=np.uint8),
+    }[kind]
+    first, second = (np.random.default_rng(seed).permutation(1000)[:800] for seed in (1, 2))
+    assert not spec(x[first]).same_samples(spec(x[second]))
+    if kind == "features":
+        assert spec(x[first]).same_samples(spec((x[first] * (1 + 1e-6)).astype(np.float32)))

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from shoal_trainer import UserError
+from shoal_trainer.errors import DiskFull
 from shoal_trainer.worker import best_weights
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.tasks import Tasks
@@ -121,6 +121,19 @@ def test_export_without_a_best_epoch_has_the_last_parameters(start, content):
     assert "the last parameters, because no epoch of this run had the best val_loss" in outcome.message
 
 
+@pytest.mark.parametrize(
+    ("history", "kept"),
+    [(HISTORY, True), ([], True), ([{"val_loss": 7.0}, *HISTORY[1:]], False)],
+    ids=["its own", "unknown", "after a rollback"],
+)
+def test_best_epoch_that_a_rollback_has_undone_is_not_exported(start, history, kept):
+    stored, worker = Stored(), start()
+    flat = flat_of(worker)
+    stored.add(worker.run_callbacks(flat + 1, HISTORY[:1]))
+    outcome = worker.export(flat + 9, stored.fetch, history)
+    assert np.array_equal(exported(outcome, worker), weights_of(worker, flat + (1 if kept else 9)))
+
+
 def test_best_weights_replace_the_average_of_the_last(start):
     stored, worker = Stored(), start(optimizer=keras.optimizers.SGD(0.1, use_ema=True))
     flat = flat_of(worker)
@@ -154,13 +167,13 @@ def test_worker_that_has_not_made_the_callbacks_exports_what_others_kept(start):
     assert not outcome.message
 
 
-def test_full_disk_is_a_user_error(start, monkeypatch):
+def test_full_disk_ends_the_worker_and_not_the_job(start, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
     worker = start()
     monkeypatch.setattr(np, "savez", full)
-    with pytest.raises(UserError, match=r"best epoch cannot be saved: .*No space left"):
+    with pytest.raises(DiskFull, match=r"best epoch cannot be saved: .*No space left"):
         worker.run_callbacks(flat_of(worker), HISTORY[:1])
 
 

@@ -1,14 +1,16 @@
 """Evaluation, callbacks and exports on a worker."""
 
+import errno
 from dataclasses import replace
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from shoal_trainer import Files, Indexed, Stream, UserError
 from shoal_trainer.data.source import Part
-from shoal_trainer.errors import Unreachable
+from shoal_trainer.errors import DiskFull, Unreachable
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.tasks import Tasks
 from tests.unit.trainer.worker.models import DATA, compiled, functional, job
@@ -248,13 +250,22 @@ def test_model_that_cannot_be_saved_at_all_is_a_user_error(monkeypatch):
     tasks.close()
 
 
-def test_disk_error_during_export_is_a_user_error(monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), DiskFull),
+        (tf.errors.ResourceExhaustedError(None, None, "saved_model/x; No space left on device"), DiskFull),
+        (OSError("Unable to write (errno = 28, error message = 'No space left on device')"), DiskFull),
+        (OSError(errno.EIO, "Input/output error"), UserError),
+    ],
+)
+def test_disk_error_during_export_is_told_from_an_error_of_the_model(monkeypatch, error, kind):
     def full(*_, **__):
-        raise OSError(28, "No space left on device")
+        raise error
 
     tasks, flat = prepared()
     monkeypatch.setattr(tasks._flat_model.model, "export", full)
-    with pytest.raises(UserError, match="No space left on device"):
+    with pytest.raises(kind, match="The model cannot be saved"):
         tasks.export(flat)
     tasks.close()
 

@@ -27,6 +27,26 @@ def test_local_steps_are_reported_as_wasted_when_the_worker_leaves():
     assert bench.coordinator.reports == [2]
 
 
+def test_interrupted_and_local_pushes_are_reported_as_wasted_when_the_worker_leaves():
+    bench = Bench()
+    bench.loop._train(bench.batch())
+    bench.server.reachable = False
+    bench.loop._train(bench.batch(2))  # its push is interrupted
+    bench.loop.upstream.collect()
+    assert bench.loop.upstream.outage is not None
+    bench.loop._train_locally(bench.batch(4))
+    bench.loop.leave()
+    assert bench.coordinator.reports == [2]
+
+
+def test_push_without_an_answer_is_reported_as_wasted_when_the_worker_leaves():
+    bench = Bench()
+    bench.server.reachable = False
+    bench.loop._train(bench.batch())
+    bench.loop.leave()
+    assert bench.coordinator.reports == [1]
+
+
 def test_local_step_of_a_lost_lease_is_wasted():
     bench = Bench()
     bench.server.reachable = False
