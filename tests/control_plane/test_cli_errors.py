@@ -5,11 +5,13 @@ A real API server answers; what differs is the kubeconfig, the account, and what
 
 from __future__ import annotations
 
+import base64
 import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -119,6 +121,31 @@ async def test_an_account_without_a_role(fails: Fails, kube: Kube, namespace: st
         said = fails(2, *words, "-n", namespace, change=user(token=token))
         assert f'User "system:serviceaccount:{namespace}:nobody" cannot' in said
         assert "A namespace's role edit includes its jobs" in said
+
+
+async def test_in_a_pod_it_is_the_service_account_that_asks(
+    control_plane: ControlPlane, kube: Kube, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what the kubelet gives to a pod, and no kubeconfig: the real API server knows who that is."""
+    accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
+    await kube.create(accounts, {"metadata": {"name": "notebook"}})
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    token = (await kube.create(f"{accounts}/notebook/token", request))["status"]["token"]
+    [cluster] = yaml.safe_load(control_plane.kubeconfig.read_text())["clusters"]
+    authority = base64.b64decode(cluster["cluster"]["certificate-authority-data"]).decode()
+    for name, text in {"token": token, "ca.crt": authority, "namespace": namespace}.items():
+        (tmp_path / name).write_text(text)
+    address = urlsplit(cluster["cluster"]["server"])
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", str(address.hostname))
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(address.port))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setattr("kubernetes.config.incluster_config.SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr("kubernetes.config.incluster_config.SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    code, said = invoke(["list"])
+    assert code == 2, said
+    assert f'User "system:serviceaccount:{namespace}:notebook" cannot list' in said
+    assert f'in the namespace "{namespace}"' in said
 
 
 # --- no Shoal --------------------------------------------------------------------------------------------------------

@@ -222,15 +222,27 @@ class Client:
         Raises:
             NotFound: there is no such namespace.
         """
+        manifests = self._manifests(all_namespaces=all_namespaces, cached=cached)
+        found = [job for each in manifests if (job := self._read(each)) is not None]
+        return sorted(found, key=lambda job: (job.namespace, job.name))
+
+    def names(self) -> Sequence[str]:
+        """The names of the jobs, as the API server remembers them; also of those that cannot be read.
+
+        Raises:
+            NotFound: there is no such namespace.
+        """
+        return sorted(each["metadata"]["name"] for each in self._manifests(cached=True))
+
+    def _manifests(self, *, all_namespaces: bool = False, cached: bool = False) -> Sequence[Json]:
         path = (
             f"/apis/{API_VERSION}/trainingjobs" if all_namespaces else JOBS.format(namespace=self.namespace)
         )
-        manifests = self.api.list(path, **({"resourceVersion": "0"} if cached else {}))
-        found = [job for each in manifests if (job := self._read(each)) is not None]
-        if not manifests and not all_namespaces:
+        found = self.api.list(path, **({"resourceVersion": "0"} if cached else {}))
+        if not found and not all_namespaces:
             with contextlib.suppress(Forbidden):  # a list of a namespace that does not exist is empty
                 self.api.get(f"/api/v1/namespaces/{self.namespace}")
-        return sorted(found, key=lambda job: (job.namespace, job.name))
+        return found
 
     def _read(self, manifest: Json) -> Job | None:
         try:
@@ -240,11 +252,6 @@ class Client:
                 self._unread.add(words)
                 log.warning("%s. It is left out.", words)
             return None
-
-    def names(self) -> Sequence[str]:
-        """The names of the jobs, as the API server remembers them; also of those that cannot be read."""
-        found = self.api.list(JOBS.format(namespace=self.namespace), resourceVersion="0")
-        return sorted(each["metadata"]["name"] for each in found)
 
     def claims(self) -> Sequence[str]:
         """The names of the PersistentVolumeClaims of the namespace."""

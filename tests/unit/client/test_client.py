@@ -152,8 +152,9 @@ def test_who_may_not_read_pools_is_not_asked_for_them(client: Client, api: FakeA
 def test_a_namespace_that_is_not_there_is_not_one_without_jobs(client: Client, api: FakeApi) -> None:
     assert client.list() == []
     api.fails["GET", "team"] = NotFound('namespaces "team" not found')
-    with pytest.raises(NotFound, match='namespaces "team" not found'):
-        client.list()
+    for ask in (client.list, client.names, lambda: client.job("digits")):
+        with pytest.raises(NotFound, match='namespaces "team" not found'):
+            ask()
     api.fails["GET", "team"] = Forbidden("you may not read namespaces")
     assert client.list() == []
 

@@ -249,9 +249,8 @@ class Requests:
         try:
             done = await self._carry_out(job, request)
             run.failures.pop(kind, None)
-            if kind is not WriteStatus and (
-                done or kind is ConfirmAbsent
-            ):  # what was refused is asked for again by rules of its own
+            # What was refused is asked for again by rules of its own.
+            if (done and kind is not WriteStatus) or kind is ConfirmAbsent:
                 _note(run.done, (kind, request.name))
             if done and isinstance(request, FOUNDATIONS):
                 run.answered.add((kind, request.name))
