@@ -5,7 +5,6 @@ What is refused is not an error: the next plan sees it (`objects`). An answer th
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 from collections.abc import Callable
@@ -62,10 +61,6 @@ logger = logging.getLogger(__name__)
 
 _POD_GROUPS = Kind(f"/apis/{POD_GROUPS}", "podgroups", None)
 FIELD_MANAGER = "shoal-operator"
-SERVICES_IN_FLIGHT = 4
-"""Services that are being made, of all jobs together. An API server takes their addresses one at a time: that of 1.36
-holds one lock while it makes the IPAddress (`MetaAllocator.AllocateNextService`), so that more would only wait there.
-When all were asked for at once while 100 jobs began, each took 5 s and a third of them timed out (504)."""
 
 
 class Applier:
@@ -87,7 +82,6 @@ class Applier:
         self._credentials = credentials
         self._wall = wall
         self._metrics = metrics
-        self._addresses = asyncio.Semaphore(SERVICES_IN_FLIGHT)
         self._objects = Objects(transport, state, answers, wall)
         self._workloads = Workloads(transport, state.workloads, manager=FIELD_MANAGER, wall=wall)
 
@@ -115,8 +109,7 @@ class Applier:
             case CreatePod(name):
                 return await objects.create(job, PODS, name, action.manifest, urgent=action.replaces)
             case CreateService(name, manifest):
-                async with self._addresses:
-                    return await objects.create(job, SERVICES, name, manifest)
+                return await objects.create(job, SERVICES, name, manifest)
             case CreateSecret(name):
                 data = self._credentials(job.metadata.uid).secret_data()
                 return await objects.create(job, SECRETS, name, manifests.secret(job, data))

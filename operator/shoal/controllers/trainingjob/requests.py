@@ -11,6 +11,8 @@ that was done and is asked for again pauses, too: somebody undoes it, or plans d
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -27,6 +29,7 @@ from shoal.policy.model import (
     ConfirmAbsent,
     CreatePod,
     CreateSecret,
+    CreateService,
     DeleteDisruptionBudget,
     DeleteJob,
     DeletePod,
@@ -53,10 +56,12 @@ TELL_AFTER = 30.0
 AGAIN_SECONDS = 2 * LONGEST_PAUSE
 """What is asked for so soon after it was done was done in vain."""
 
-FOUNDATIONS = (CreateSecret, ApplyPodGroup)
-"""Pods need them, and are asked for again when these are answered, or have failed. Not a Service, whose name workers
-look up until there is one: an API server makes one at a time (`apply.SERVICES_IN_FLIGHT`), and the pods of hundreds of
-jobs would wait for that."""
+FOUNDATIONS = (CreateSecret, CreateService, ApplyPodGroup)
+"""Pods need them, and are asked for again when these are answered, or have failed."""
+SERVICES_IN_FLIGHT = 4
+"""Services that are being made, of all jobs together. An API server takes their addresses one at a time: that of 1.36
+holds one lock while it makes the IPAddress (`MetaAllocator.AllocateNextService`), so that more would only wait there.
+When all were asked for at once while 100 jobs began, each took 5 s and a third of them timed out (504)."""
 REMOVALS = (DeletePod, DeleteService, DeleteDisruptionBudget, DeleteJob, DeleteWorkload, RequeueWorkload)
 
 
@@ -130,6 +135,7 @@ class Requests:
         self._tasks = tasks
         self._wake = wake
         self._runs: dict[str, _Run] = {}
+        self._places = asyncio.Semaphore(SERVICES_IN_FLIGHT)
 
     def want(self, job: TrainingJob, actions: Sequence[Request]) -> float | None:
         """Ask for this and nothing else, of removals as far as they are allowed.
@@ -138,12 +144,7 @@ class Requests:
         """
         run = self._run(job)
         run.job = job
-        early = any(
-            isinstance(each, FOUNDATIONS)
-            and type(each) not in run.failures
-            and (type(each), each.name) not in run.answered
-            for each in actions
-        )
+        early = any(self._early(run, each) for each in actions)
         # What is in flight may be answered before the queue comes to it: it is not to be sent twice.
         asked = [each for each in actions if (type(each), each.name) not in run.in_flight]
         makes = [
@@ -164,6 +165,18 @@ class Requests:
         if told and not self.failing(job.metadata.uid):
             pauses.append(FIRST_SECONDS)  # the status is to say so
         return min((each for each in pauses if each), default=None)
+
+    def _early(self, run: _Run, action: Request) -> bool:
+        """Whether pods wait for the answer to this.
+
+        A Service may be refused, and is waited for, but not behind those of other jobs: workers look its name up until
+        there is one.
+        """
+        if not isinstance(action, FOUNDATIONS) or (
+            isinstance(action, CreateService) and self._places.locked()
+        ):
+            return False
+        return type(action) not in run.failures and (type(action), action.name) not in run.answered
 
     def allow(self, job: TrainingJob, actions: Iterable[Request]) -> None:
         """Send the removals among these that are still asked for: their reasons are stored."""
@@ -247,7 +260,8 @@ class Requests:
     async def _answered(self, run: _Run, job: TrainingJob, request: Request) -> None:
         kind = type(request)
         try:
-            done = await self._carry_out(job, request)
+            async with self._places if kind is CreateService else contextlib.nullcontext():
+                done = await self._carry_out(job, request)
             run.failures.pop(kind, None)
             # What was refused is asked for again by rules of its own.
             if (done and kind is not WriteStatus) or kind is ConfirmAbsent:

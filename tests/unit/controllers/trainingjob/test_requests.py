@@ -10,14 +10,22 @@ from typing import Any
 
 import pytest
 
+from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import Answer
-from shoal.controllers.trainingjob.apply import SERVICES_IN_FLIGHT
+from shoal.controllers.state import Key
 from shoal.controllers.trainingjob.report import FIRST_SECONDS, SETTLE_SECONDS, WAVE_SECONDS
-from shoal.controllers.trainingjob.requests import LONGEST_PAUSE, MAX_IN_FLIGHT, ORDINARY_IN_FLIGHT
+from shoal.controllers.trainingjob.requests import (
+    LONGEST_PAUSE,
+    MAX_IN_FLIGHT,
+    ORDINARY_IN_FLIGHT,
+    SERVICES_IN_FLIGHT,
+    Request,
+    Requests,
+)
 from shoal.errors import Unavailable
-from shoal.manifests import service
-from shoal.policy.model import CreateService
-from shoal.runtime.work_queue import WorkQueue
+from shoal.policy.model import CreatePod, CreateService
+from shoal.runtime.tasks import Tasks
+from shoal.runtime.work_queue import Priority, WorkQueue
 from tests.unit.controllers.clusters import JOB_PATH, KEY, Rig
 from tests.unit.policy import build
 
@@ -307,47 +315,43 @@ async def test_pod_in_flight_is_not_asked_for_again() -> None:
     assert slow.count("POST", "digits-ps-0-0") == 1
 
 
-async def test_services_of_many_jobs_are_made_a_few_at_a_time() -> None:
+async def test_services_of_many_jobs_are_made_a_few_at_a_time_and_pods_wait_only_for_their_own() -> None:
     """All at once, while 100 jobs began, they took 5 s each and a third of them timed out (504)."""
-    rig, open_now, most = Rig(), 0, 0
-    answer = rig.cluster.request
+    open_now = most = 0
+    sent: dict[str, float] = {}
 
-    async def slowly(method: str, path: str, **options: Any) -> Answer:
+    async def carry_out(_job: TrainingJob, request: Request) -> bool:
         nonlocal open_now, most
-        making = method == "POST" and path.endswith("/services")
-        open_now += making
-        most = max(most, open_now)
-        await asyncio.sleep(0.1)
-        open_now -= making
-        return await answer(method, path, **options)
+        sent[request.name] = now()
+        if isinstance(request, CreateService):
+            open_now += 1
+            most = max(most, open_now)
+            await asyncio.sleep(1.0)
+            open_now -= 1
+        return True
 
-    rig.cluster.request = slowly  # type: ignore[method-assign]
-    rig.apply(workers={"replicas": 1})
-    services = [CreateService(f"digits-ps-{n}", service(rig.job, n, 0)) for n in range(40)]
-    began = now()
-    assert all(await asyncio.gather(*(rig.applier.carry_out(rig.job, each) for each in services)))
+    def pod(name: str) -> CreatePod:
+        return CreatePod(f"{name}-ps-0-0", dict, "ps", 0, 0)
+
+    def named(name: str) -> TrainingJob:
+        metadata = {**build.job_manifest()["metadata"], "name": name, "uid": name}
+        return TrainingJob.model_validate({**build.job_manifest(), "metadata": metadata})
+
+    def plan_again(key: Key, _priority: Priority) -> None:
+        if f"{key[1]}-ps-0-0" not in sent:
+            requests.want(named(key[1]), [pod(key[1])])
+
+    requests, began = Requests(carry_out, Tasks(), plan_again), now()
+    names = [f"job-{number}" for number in range(40)]
+    for name in names:
+        requests.want(named(name), [CreateService(f"{name}-ps-0", {}), pod(name)])
+        await asyncio.sleep(0)
+    await asyncio.sleep(60)
     assert most == SERVICES_IN_FLIGHT
-    assert now() - began == pytest.approx(0.1 * 40 / SERVICES_IN_FLIGHT)
-
-
-async def test_pods_wait_for_their_secret_and_not_for_their_service() -> None:
-    """An API server takes the addresses of Services one at a time: of hundreds of jobs, that takes long."""
-    slow = Slow(4, post=1.0)
-    answer = slow.rig.cluster.request
-
-    async def addresses_take_long(method: str, path: str, **options: Any) -> Answer:
-        if method == "POST" and path.endswith("/services"):
-            await asyncio.sleep(60)
-        return await answer(method, path, **options)
-
-    slow.rig.cluster.request = addresses_take_long  # type: ignore[method-assign]
-    began = now()
-    async with slow.working():
-        await asyncio.sleep(4)
-        assert len(slow.rig.pods()) == 5
-        [secret] = (when for when, verb, name in slow.sent if verb == "POST" and "-shoal-" in name)
-        assert min(slow.at(name) for name in slow.rig.pods()) == pytest.approx(secret + 1.0)
-    assert secret == began
+    services = [sent[f"{name}-ps-0"] - began for name in names]
+    assert services == [pytest.approx(number // SERVICES_IN_FLIGHT) for number in range(40)]
+    pods = [sent[f"{name}-ps-0-0"] - began for name in names]
+    assert pods == [pytest.approx(1.0)] * SERVICES_IN_FLIGHT + [0.0] * (40 - SERVICES_IN_FLIGHT)
 
 
 @pytest.mark.parametrize(("post", "at"), [(0.5, 1.0), (30.0, FIRST_SECONDS)])
