@@ -103,7 +103,14 @@ async def test_process_runs_a_job_and_stops_cleanly(
         assert "Traceback" not in log
         lines = [json.loads(line) for line in log.splitlines()]
         assert any(line["message"] == "operator-0 acquired Lease shoal" for line in lines)
-        assert {"time", "severity", "logger", "message"} == set().union(*lines)
+        every, about = {"time", "severity", "logger", "message"}, {"controller", "namespace", "name"}
+        assert {frozenset(line) for line in lines} == {frozenset(every), frozenset(every | about)}
+        [made] = (line for line in lines if "CreatePod digits-ps-0-0" in line["message"])
+        assert [made[key] for key in ("controller", "namespace", "name")] == [
+            "trainingjob",
+            namespace,
+            "digits",
+        ]
     assert set(await job.pods()) == {"digits-ps-0-0", "digits-worker-0-0", "digits-worker-1-0"}
 
 
