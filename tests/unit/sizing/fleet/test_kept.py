@@ -73,7 +73,7 @@ def jobs() -> st.SearchStrategy[FleetJob]:
     )  # fmt: skip
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.lists(jobs(), min_size=1, max_size=3))
 def test_the_same_fleet_has_the_same_plans_with_and_without_kept_choices(fleet: list[FleetJob]) -> None:
     named = [replace(each, name=f"job-{n}") for n, each in enumerate(fleet)]
