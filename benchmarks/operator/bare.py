@@ -16,6 +16,7 @@ from typing import Any
 
 from dev.kube import Json, Kube
 from shoal import manifests
+from shoal.api.kube import Pod
 from shoal.api.labels import ROLE
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.trainingjob.credentials import InstallKey, job_credentials
@@ -25,6 +26,7 @@ from tests.unit.policy import build
 
 IN_FLIGHT = 64
 STRICT = {"fieldValidation": "Strict"}
+MADE = (CreatePod, CreateService, CreateSecret, CreateDisruptionBudget)
 KINDS = {
     "pods": "/api/v1/namespaces/{}/pods",
     "services": "/api/v1/namespaces/{}/services",
@@ -39,17 +41,33 @@ def objects(namespace: str, name: str, workers: int) -> Iterator[tuple[str, Json
     uid = str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
     manifest["metadata"] |= {"name": name, "namespace": namespace, "uid": uid}
     job = TrainingJob.model_validate(manifest)
-    for action in plan(build.observe(job)).actions:
-        match action:
-            case CreatePod():
-                yield "pods", _without_owner(action.manifest)
-            case CreateService(_, body):
-                yield "services", _without_owner(body)
-            case CreateSecret(_):
-                data = job_credentials(InstallKey(bytes(32)), uid).secret_data()
-                yield "secrets", _without_owner(manifests.secret(job, data))
-            case CreateDisruptionBudget(_, body):
-                yield "poddisruptionbudgets", _without_owner(body)
+    made, pods = set[str](), list[Pod]()
+    while actions := [
+        each
+        for each in plan(build.observe(job, *pods)).actions
+        if isinstance(each, MADE) and each.name not in made
+    ]:  # a plan begins some of a large job's pods
+        for action in actions:
+            made.add(action.name)
+            match action:
+                case CreatePod():
+                    body = action.manifest
+                    stored = {
+                        **body["metadata"],
+                        "uid": action.name,
+                        "creationTimestamp": build.stamp(build.NOW),
+                    }
+                    pods.append(
+                        Pod.model_validate({**body, "metadata": stored, "status": {"phase": "Pending"}})
+                    )
+                    yield "pods", _without_owner(body)
+                case CreateService(_, body):
+                    yield "services", _without_owner(body)
+                case CreateSecret(_):
+                    data = job_credentials(InstallKey(bytes(32)), uid).secret_data()
+                    yield "secrets", _without_owner(manifests.secret(job, data))
+                case CreateDisruptionBudget(_, body):
+                    yield "poddisruptionbudgets", _without_owner(body)
 
 
 def _without_owner(body: Json, **metadata: Any) -> Json:

@@ -44,6 +44,12 @@ def test_bare_client_makes_what_the_operator_makes_of_a_job() -> None:
     assert not any("ownerReferences" in body["metadata"] for _, body in made)  # the owner does not exist
 
 
+def test_bare_client_makes_all_pods_of_a_large_job() -> None:
+    """The operator begins them in several plans."""
+    made = [body["metadata"]["name"] for kind, body in objects("team", "job-1", 600) if kind == "pods"]
+    assert sorted(made) == sorted(["job-1-ps-0-0", *(f"job-1-worker-{index}-0" for index in range(600))])
+
+
 def test_rate_is_from_the_first_request_to_the_last_answer() -> None:
     made = []
     for number in range(4):
