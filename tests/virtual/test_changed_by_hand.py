@@ -113,6 +113,22 @@ def test_service_that_is_not_the_jobs_any_more_is_made_again() -> None:
     play(story)
 
 
+def _mutate(world: World, kind: str, of: str, change: Callable[[Any], None]) -> Callable[[], None]:
+    """A webhook that changes what is written of a kind by one verb. What is returned ends it."""
+    write = world.server._write
+
+    def mutated(verb: str, key: Key, sub: str, body: Any) -> Answer:
+        if (key[0], verb) == (kind, of):
+            change(body)
+        return write(verb, key, sub, body)
+
+    def end() -> None:
+        world.server._write = write  # type: ignore[method-assign]
+
+    world.server._write = mutated  # type: ignore[method-assign]
+    return end
+
+
 @pytest.mark.parametrize(("workers", "reason"), [(3, "FieldConflict"), (8, "Unschedulable")])
 def test_service_of_which_a_webhook_changes_the_selector_is_asked_for_now_and_then(
     workers: int, reason: str
@@ -122,14 +138,9 @@ def test_service_of_which_a_webhook_changes_the_selector_is_asked_for_now_and_th
 
     async def story() -> None:
         world = World(lambda _uid: Truth(samples=1e9), faults=counted)
-        write = world.server._write
-
-        def mutated(verb: str, key: Key, sub: str, body: Any) -> Answer:
-            if key[0] == "services" and verb == "PATCH":
-                body["spec"]["selector"]["mesh.example/x"] = "y"
-            return write(verb, key, sub, body)
-
-        world.server._write = mutated  # type: ignore[method-assign]
+        _mutate(
+            world, "services", "PATCH", lambda body: body["spec"]["selector"].update({"mesh.example/x": "y"})
+        )
         async with world.living():
             await _training(world)
             world.edit(workers={"replicas": workers, "maxReplicas": 8})
@@ -172,14 +183,9 @@ def test_webhook_that_takes_labels_from_new_pods_is_told_and_not_fought() -> Non
     async def story() -> None:
         world = World(lambda _uid: Truth(samples=1e9), faults=counted)
         world.nodes(6, 3)
-        write = world.server._write
-
-        def mutated(verb: str, key: Key, sub: str, body: Any) -> Answer:
-            if key[0] == "pods" and verb == "POST":
-                body["metadata"]["labels"]["shoal.dev/job"] = "other"
-            return write(verb, key, sub, body)
-
-        world.server._write = mutated  # type: ignore[method-assign]
+        end = _mutate(
+            world, "pods", "POST", lambda body: body["metadata"]["labels"].update({"shoal.dev/job": "other"})
+        )
         async with world.living():
             world.replica("a")
             world.apply()
@@ -190,7 +196,7 @@ def test_webhook_that_takes_labels_from_new_pods_is_told_and_not_fought() -> Non
             status = world.job().status
             assert (status.reason, status.restarts.disruptions) == ("Forbidden", 0)
             assert "mutating admission webhook" in status.words
-            world.server._write = write  # type: ignore[method-assign]
+            end()
             await world.until(lambda: world.job().status.workers.ready == 3, 60.0, "it trains")
 
     play(story)

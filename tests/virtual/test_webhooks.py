@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from shoal.errors import Unavailable
 from tests.virtual.loop import play
@@ -26,16 +28,23 @@ class Webhook(Faults):
                 raise Unavailable(f"POST {key}: 500 Internal error occurred: {WORDS}")
 
 
+@asynccontextmanager
+async def _applied(webhook: Webhook) -> AsyncIterator[World]:
+    """A job was applied, where there is room for it."""
+    world = World(lambda _uid: Truth(samples=1e9), faults=webhook)
+    world.nodes(3, 1)
+    async with world.living():
+        world.replica("a")
+        world.apply()
+        yield world
+
+
 def test_job_begins_though_each_pod_takes_longer_than_a_renewal_of_the_lease_is_good_for() -> None:
     webhook = Webhook()
     webhook.seconds = 11.0
 
     async def story() -> None:
-        world = World(lambda _uid: Truth(samples=1e9), faults=webhook)
-        world.nodes(3, 1)
-        async with world.living():
-            world.replica("a")
-            world.apply()
+        async with _applied(webhook) as world:
             await world.until(lambda: world.job().status.workers.ready == 3, 120.0, "it trains")
 
     play(story)
@@ -46,11 +55,7 @@ def test_job_says_for_which_reason_it_has_no_pods_and_no_more_when_it_has() -> N
     webhook.broken = True
 
     async def story() -> None:
-        world = World(lambda _uid: Truth(samples=1e9), faults=webhook)
-        world.nodes(3, 1)
-        async with world.living():
-            world.replica("a")
-            world.apply()
+        async with _applied(webhook) as world:
 
             def degraded() -> str:
                 found = world.job().status.condition("Degraded")
@@ -75,11 +80,7 @@ def test_what_failed_and_is_wanted_no_more_is_told_no_more() -> None:
     webhook.broken = True
 
     async def story() -> None:
-        world = World(lambda _uid: Truth(samples=1e9), faults=webhook)
-        world.nodes(3, 1)
-        async with world.living():
-            world.replica("a")
-            world.apply()
+        async with _applied(webhook) as world:
             await world.until(lambda: world.job().status.reason == "ApiServerRefuses", 45.0, "it says so")
             world.edit(suspend=True)
             await world.until(lambda: world.job().status.reason == "Suspended", 30.0, "it is suspended")
