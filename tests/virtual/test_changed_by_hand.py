@@ -61,6 +61,16 @@ def _edit(world: World, plural: str, name: str, edit: Callable[[Json], None]) ->
     world.server.store(key, found)
 
 
+async def _edit_costs_little(
+    world: World, counted: Counted, plural: str, name: str, edit: Callable[[Json], None]
+) -> None:
+    """Change an object, and see how often the operator asks about anything."""
+    counted.sent.clear()
+    _edit(world, plural, name, edit)
+    await asyncio.sleep(SECONDS)
+    assert counted.sent.total() < MOST_REQUESTS, counted.sent.most_common(3)
+
+
 EDITS = {
     "of another job": label(job="other"),
     "of no job": label(job=None),
@@ -83,10 +93,7 @@ def test_pod_that_is_not_the_jobs_any_more_is_replaced_and_not_asked_for_again_a
         world = World(lambda _uid: Truth(samples=1e9), faults=counted)
         async with world.living():
             await _training(world)
-            counted.sent.clear()
-            _edit(world, "pods", name, edit)
-            await asyncio.sleep(SECONDS)
-            assert counted.sent.total() < MOST_REQUESTS, counted.sent.most_common(3)
+            await _edit_costs_little(world, counted, "pods", name, edit)
             await world.quiet()
             status = world.job().status
             assert (status.workers.ready, status.parameter_servers.ready) == (3, 1), world.tell()
@@ -103,10 +110,7 @@ def test_service_that_is_not_the_jobs_any_more_is_made_again() -> None:
         world = World(lambda _uid: Truth(samples=1e9), faults=counted)
         async with world.living():
             await _training(world)
-            counted.sent.clear()
-            _edit(world, "services", "digits-ps-0", label(job="other"))
-            await asyncio.sleep(SECONDS)
-            assert counted.sent.total() < MOST_REQUESTS, counted.sent.most_common(3)
+            await _edit_costs_little(world, counted, "services", "digits-ps-0", label(job="other"))
             found = world.server.objects["services", "team", "digits-ps-0"]
             assert found["metadata"]["labels"]["shoal.dev/job"] == "digits"
 
