@@ -1,5 +1,7 @@
-"""Reads JSON that somebody has nested more deeply than parsers go. Whoever may write an object may do that, and what
-came with it in one answer is read all the same."""
+"""Reads JSON that somebody has nested more deeply than parsers go.
+
+Whoever may write an object may do that, and what came with it in one answer is read all the same.
+"""
 
 from __future__ import annotations
 
