@@ -45,7 +45,7 @@ from shoal_trainer.coordinator.http import MAX_CONNECTIONS as CONTROL_CONNECTION
 from shoal_trainer.coordinator.http import ControlServer
 from shoal_trainer.coordinator.metrics import serve_metrics
 from shoal_trainer.coordinator.service import CoordinatorService
-from shoal_trainer.errors import Fenced, TrainerError, UserError
+from shoal_trainer.errors import Fenced, TrainerError, Unreachable, UserError
 from shoal_trainer.ps.malloc import return_freed_memory
 from shoal_trainer.ps.server import MAX_CONNECTIONS, DataServer
 from shoal_trainer.ps.shard import ShardStore, State
@@ -89,7 +89,7 @@ class ParameterServer:
         self._fenced: Fenced | None = None
         self._restored = self._marked = False
         self._credentials = Credentials.load(config.secret_dir)
-        self._storage = storage = open_storage(config.storage_uri, config.job.prefix)
+        self._storage = storage = open_storage(config.storage_uri, config.job.prefix, f"ps-{config.index}")
         self._store = SnapshotStore(storage)
         self._claim = Claim(storage, config.index, config.incarnation)
         self._watch = Watch(self._claim, self._on_fenced)
@@ -151,6 +151,7 @@ class ParameterServer:
         data.start()
         control.start()
         self._watch.start()
+        threading.Thread(target=self._sweep, name="sweep", daemon=True).start()
         if service:
             serve_metrics(service.status, self.config.bind_host, METRICS_PORT)
             service.start(follows=self.shard.follows or self._restored)
@@ -306,8 +307,8 @@ class ParameterServer:
             "the snapshot to start from",
         )
         self.shard.restore(copy, other_run=True, weights_only=initial.weights_only)
-        if service is not None and not initial.weights_only:
-            service.coordinator.load(manifest.ledger, other_run=True)
+        if service is not None:
+            service.coordinator.load({} if initial.weights_only else manifest.ledger, other_run=True)
         log.info("starting from snapshot %d of %s", manifest.number, uri)
 
     def _has_ledger(self, manifest: Manifest) -> bool:
@@ -336,6 +337,10 @@ class ParameterServer:
         finally:
             client.close()
         return True
+
+    def _sweep(self) -> None:
+        with contextlib.suppress(Unreachable):  # nothing reads these files
+            self._storage.sweep()
 
     def _on_fenced(self, error: Fenced) -> None:
         self._fenced = error

@@ -96,6 +96,8 @@ class ShardReport(Message):
     """Of gradients and differences, without headers."""
     busy_answers: Count = 0
     """How often a request was told to wait for memory: the workers send more than the shard takes."""
+    snapshot_idle_seconds: Amount = 0.0
+    """For how long nothing of its part of a snapshot was written; 0: none is being written."""
 
 
 class DataReport(Message):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from shoal_trainer.contract import Message
 from shoal_trainer.coordinator.http import Handler
-from shoal_trainer.coordinator.protocol import AskPushes, FenceWorkers, RollBackShard, SnapshotShard
+from shoal_trainer.coordinator.protocol import AskPushes, AskReport, FenceWorkers, RollBackShard, SnapshotShard
 from shoal_trainer.coordinator.reconciler import pushes_of
 from shoal_trainer.coordinator.snapshotter import write_part
 from shoal_trainer.errors import SnapshotError, Unreachable, UserError
@@ -48,7 +48,7 @@ class Follower:
             "snapshot": self._snapshot,
             "pushes": self._pushes,
             "roll-back": self._roll_back,
-            "report": lambda _: self._shard.report(),
+            "report": self._report,
             "fence": self._fence,
         }
 
@@ -58,6 +58,9 @@ class Follower:
             file = write_part(self._shard, self._store, request, self._between)
             self.saved = requested
             return file
+
+    def _report(self, _: AskReport) -> Message:
+        return self._shard.report().model_copy(update={"snapshot_idle_seconds": self._store.idle_seconds()})
 
     def _pushes(self, request: AskPushes) -> Message:
         return pushes_of(self._shard, request.wanted)

@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 MAX_IN_A_ROW = 3
 TAKING_SECONDS = 3.0
 """How long a report waits for a snapshot in progress: less than the timeout of the worker, which sends it again."""
+FIRST_SECONDS = 60.0
+"""How long the first snapshot of a run that began with another one's may fail until a rollback is given up."""
 SUSPECT_REPORTS = 3
 """From one slot in a row: with sound accelerators it is chance that the same worker meets all bad batches."""
 RETRY_SECONDS = 0.5
@@ -102,6 +104,10 @@ class Rollback:
                 raise _faulty(report)
             found = self._store.load_newest(0, self._shard.shards)
             if found is None or not found[0].ledger:
+                failed, because = self._snapshotter.trouble()
+                if self._coordinator.begins_elsewhere and failed < FIRST_SECONDS:
+                    self._snapshotter.schedule()
+                    raise Unreachable(f"the model that this run began with is not saved yet {because}".rstrip())
                 if self._alone(report):
                     raise _faulty(report)
                 raise UserError(f"{_place(report)} There is no snapshot yet to roll back to. {ADVICE}")

@@ -34,6 +34,9 @@ from shoal_trainer.snapshot.store import SnapshotStore
 
 log = logging.getLogger(__name__)
 
+STALLED_SECONDS = 30.0
+"""A shard whose part of a snapshot has not grown for so long is named as the reason why there is no snapshot."""
+
 
 class CoordinatorService:
     """The coordinator of one job and its helpers. Calls `fenced` when a newer incarnation has claimed the storage."""
@@ -54,7 +57,7 @@ class CoordinatorService:
             for index, address in enumerate(config.parameter_servers)
             if index
         }
-        self._shard = shard
+        self._shard, self._store = shard, store
         self._claim = claim
         self._fenced = fenced
         self.coordinator = Coordinator(config.job, config.stop_after, config.batch_size, shard)
@@ -158,8 +161,12 @@ class CoordinatorService:
         """The coordinator's status with that of the shards."""
         last = self.snapshotter.last
         at = {"last_snapshot_at": last.wall_time if last else None}
-        shards = [self._shard.report(), *self._reports.newest()]
+        own = self._shard.report().model_copy(update={"snapshot_idle_seconds": self._store.idle_seconds()})
+        shards = [own, *self._reports.newest()]
         seconds, because = self.snapshotter.trouble()
+        for shard in shards:
+            if (idle := shard.snapshot_idle_seconds) >= STALLED_SECONDS:
+                because = f"shard {shard.index} has written nothing of its part for {idle:.0f} s"
         return report.status(self.coordinator).model_copy(
             update={
                 "shards": tuple(shard.model_copy(update=at) for shard in shards),

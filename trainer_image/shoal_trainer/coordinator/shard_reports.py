@@ -48,7 +48,8 @@ class ShardReports:
             except TrainerError as error:
                 log.debug("shard %d does not report: %s", index, error)
                 if (last := self._newest.get(index)) is not None:
-                    self._newest[index] = last.model_copy(update={"ready": False})
+                    silent = {"ready": False, "snapshot_idle_seconds": 0.0}
+                    self._newest[index] = last.model_copy(update=silent)
 
     def _ask_again(self) -> float:
         self.ask()

@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import re
 import secrets
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean
 from typing import TypeVar
@@ -50,8 +51,10 @@ PUBLISH_TRIES = 8
 class SnapshotStore:
     """The snapshots in `storage`, the folder of one run. Use it from one thread at a time."""
 
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
+    def __init__(self, storage: Storage, clock: Callable[[], float] = time.monotonic) -> None:
+        self._storage, self._clock = storage, clock
+        self._wrote_at: float | None = None
+        """When the last bytes went into a shard's file; None: none is being written."""
         self._heads: dict[int, Head] = {}
         """Of the manifests that were published or read here: none is ever replaced, and each takes long to read."""
 
@@ -78,11 +81,13 @@ class SnapshotStore:
                 raise SnapshotError(f"{name} of shard {copy.index} have values that are not finite")
         suffix = f"-{secrets.token_hex(4)}"
         file = f"{number:010d}-{epoch}/shard-{copy.index}-of-{copy.shards}{suffix}"
-        pieces = shard_file.Digest(shard_file.chunks(copy))
+        pieces = shard_file.Digest(self._noted(shard_file.chunks(copy)))
         try:
             self._storage.write(f"{FOLDER}/{file}", pieces)
         except Unreachable as error:  # without the suffix, so that the same error is logged once
             raise Unreachable(str(error).replace(suffix, "")) from error
+        finally:
+            self._wrote_at = None
         return ShardFile(
             index=copy.index,
             shards=copy.shards,
@@ -100,6 +105,17 @@ class SnapshotStore:
             pushes=list(copy.contents),
             begun=list(copy.begun),
         )
+
+    def idle_seconds(self) -> float:
+        """For how long nothing of the file that `write_shard` is writing was written; 0: it is writing none."""
+        since = self._wrote_at
+        return 0.0 if since is None else self._clock() - since
+
+    def _noted(self, chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+        for chunk in chunks:
+            self._wrote_at = self._clock()
+            yield chunk
+        self._wrote_at = self._clock()
 
     def check(self, parts: Sequence[ShardFile]) -> None:
         """`Unreachable` if the shard of one of these parts was replaced.

@@ -28,7 +28,7 @@ def test_a_shard_that_never_answered_is_left_out() -> None:
 
 
 def test_a_shard_that_stops_answering_keeps_its_counters_and_is_not_ready() -> None:
-    other = Other(ShardReport(index=1, epoch=0, updates=3))
+    other = Other(ShardReport(index=1, epoch=0, updates=3, snapshot_idle_seconds=40.0))
     reports = ShardReports({1: other})
     reports.ask()
     other.answer = None
