@@ -17,7 +17,7 @@ from shoal_trainer.contract.figures import (
     Text,
     UnixTime,
 )
-from shoal_trainer.contract.message import VERSION, Message
+from shoal_trainer.contract.message import Message
 from shoal_trainer.contract.sums import MAX_SPEEDS, BesideSums, PassedSums, SpeedSums
 
 MAX_WORKERS = 1024
@@ -109,7 +109,6 @@ class DataReport(Message):
     done: Count = 0
     leased: Count = 0
     total: Count | None = None
-    samples_per_epoch: Count | None = None
     """Samples of one pass over all data; None until it is known (files are counted in the first epoch)."""
     repeated: Count = 0
     partial: Count = 0
@@ -157,7 +156,6 @@ class StatusReport(Message):
     its user's own.
     """
 
-    version: Count = VERSION
     job_uid: Text
     phase: Phase
     epoch: Count = 0

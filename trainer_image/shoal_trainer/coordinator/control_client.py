@@ -325,7 +325,7 @@ class CoordinatorClient:
 
 
 class ShardControl:
-    """Requests from one parameter server to another; on PS 0 an `OtherShard`."""
+    """Requests from one parameter server to another."""
 
     def __init__(self, address: Shard, credentials: Credentials, *, timeout: float = SHARD_SECONDS) -> None:
         self._client = ControlClient(address, credentials, timeout=timeout)

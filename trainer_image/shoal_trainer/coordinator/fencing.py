@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from shoal_trainer.background import RETRY_SECONDS, Background
-from shoal_trainer.coordinator.other_shard import OtherShard
+from shoal_trainer.coordinator.control_client import ShardControl
 from shoal_trainer.errors import TrainerError
 from shoal_trainer.ps.workers import Workers
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 class Fencing:
     """Runs on PS 0. `workers`: those of shard 0; `others`: the other shards by index."""
 
-    def __init__(self, workers: Workers, others: Mapping[int, OtherShard]) -> None:
+    def __init__(self, workers: Workers, others: Mapping[int, ShardControl]) -> None:
         self._workers = workers
         self._others = dict(others)
         self._due = {index: threading.Event() for index in others}

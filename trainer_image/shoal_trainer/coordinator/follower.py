@@ -11,7 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 
 from shoal_trainer.contract import Message
 from shoal_trainer.coordinator.http import Handler
-from shoal_trainer.coordinator.protocol import AskPushes, AskReport, FenceWorkers, RollBackShard, SnapshotShard
+from shoal_trainer.coordinator.protocol import (
+    AskPushes,
+    AskReport,
+    FenceWorkers,
+    RollBackShard,
+    SnapshotShard,
+)
 from shoal_trainer.coordinator.reconciler import pushes_of
 from shoal_trainer.coordinator.snapshotter import write_part
 from shoal_trainer.errors import SnapshotError, Unreachable, UserError

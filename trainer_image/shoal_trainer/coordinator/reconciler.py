@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any
 
 from shoal_trainer.background import Background
+from shoal_trainer.coordinator.control_client import ShardControl
 from shoal_trainer.coordinator.coordinator import Coordinator
-from shoal_trainer.coordinator.other_shard import OtherShard
 from shoal_trainer.coordinator.partial import Partial
 from shoal_trainer.coordinator.protocol import Pushes
 from shoal_trainer.errors import TrainerError, Unreachable
@@ -78,7 +78,7 @@ class Reconciler:
     def __init__(
         self,
         shard: ShardStore,
-        others: Sequence[OtherShard],
+        others: Sequence[ShardControl],
         coordinator: Coordinator,
         *,
         clock: Callable[[], float] = time.monotonic,

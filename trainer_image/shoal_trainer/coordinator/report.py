@@ -60,7 +60,6 @@ def _status(coordinator: Coordinator, now: float) -> StatusReport:
             done=done,
             leased=leased,
             total=ledger.total() if ledger else None,
-            samples_per_epoch=ledger.total() if ledger else None,
             repeated=counters.repeated,
             partial=counters.partial,
             lost=counters.lost,

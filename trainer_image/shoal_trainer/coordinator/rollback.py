@@ -107,7 +107,9 @@ class Rollback:
                 failed, because = self._snapshotter.trouble()
                 if self._coordinator.begins_elsewhere and failed < FIRST_SECONDS:
                     self._snapshotter.schedule()
-                    raise Unreachable(f"the model that this run began with is not saved yet {because}".rstrip())
+                    raise Unreachable(
+                        f"the model that this run began with is not saved yet {because}".rstrip()
+                    )
                 if self._alone(report):
                     raise _faulty(report)
                 raise UserError(f"{_place(report)} There is no snapshot yet to roll back to. {ADVICE}")

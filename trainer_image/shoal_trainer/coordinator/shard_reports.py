@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from shoal_trainer.background import Background
 from shoal_trainer.contract import ShardReport
-from shoal_trainer.coordinator.other_shard import OtherShard
+from shoal_trainer.coordinator.control_client import ShardControl
 from shoal_trainer.errors import TrainerError
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ ASK_EVERY_SECONDS = 5.0
 class ShardReports:
     """Runs on PS 0. `others`: the other shards by index."""
 
-    def __init__(self, others: Mapping[int, OtherShard]) -> None:
+    def __init__(self, others: Mapping[int, ShardControl]) -> None:
         self._others = dict(others)
         self._newest: dict[int, ShardReport] = {}
         self._background = Background("shard-reports", self._ask_again, pause=ASK_EVERY_SECONDS)

@@ -167,7 +167,7 @@ class LocalStorage:
 
     def sweep(self) -> None:
         """Remove the temporary files under this writer's name that another process made."""
-        with _translated(f"cannot clean {self.root}"):
+        with _translated(f"cannot clean {self.root}", absent=()):
             for part in self.root.rglob(f".*.{self._writer}-????????.????????.part"):
                 if f".{self._writer}-{self._process}." not in part.name:
                     part.unlink(missing_ok=True)
