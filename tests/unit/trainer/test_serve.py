@@ -119,7 +119,7 @@ def test_why_snapshots_fail_names_a_shard_that_writes_nothing(tmp_path):
     service = trained(tmp_path, shards=2).service
     for idle, because in ((29.0, ""), (95.5, "shard 1 has written nothing of its part for 96 s")):
         report = ShardReport(index=1, epoch=0, snapshot_idle_seconds=idle)
-        service._reports._newest[1] = report
+        service._others[0].report = report
         assert service.status().snapshots_fail_because == because
 
 

@@ -76,7 +76,7 @@ class Coordinator:
         self._assigning = Assigning(self.record, self.course, self._term, clock)
         self._file_list = FileList(clock)
         self.fenced: Callable[[], None] = lambda: None
-        """Called when shard 0 refuses another worker: the other shards are to be told."""
+        """Called when shard 0 refuses another worker: the other shards are to be told (`other_shard`)."""
         self._complete: tuple[int, list[dict[str, float]]] | None = None
         """The complete epochs at a revision of the tasks."""
         self._ready = False

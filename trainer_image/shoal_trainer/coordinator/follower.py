@@ -79,11 +79,12 @@ class Follower:
 
     def _roll_back(self, request: RollBackShard) -> None:
         shard = self._shard
+        if shard.history.generation >= request.generation:
+            return
         with self._with_memory():
-            if shard.history.generation < request.generation:
-                manifest, copy = self._load(request.generation)
-                shard.roll_back(copy)
-                log.warning("rolled back to snapshot %d: version %d", manifest.number, copy.version)
+            manifest, copy = self._load(request.generation)
+            shard.roll_back(copy)
+            log.warning("rolled back to snapshot %d: version %d", manifest.number, copy.version)
 
     @contextlib.contextmanager
     def _with_memory(self) -> Iterator[None]:

@@ -51,7 +51,7 @@ class Bench:
             fenced=self.fenced.append,
         )
         self.rollback = Rollback(
-            self.shard, {}, self.coordinator, self.store, self.snapshotter, fenced=self.fenced.append
+            self.shard, self.coordinator, self.store, self.snapshotter, fenced=self.fenced.append
         )
         self.shard.workers.connect(0, 0)
         self.seq = 0

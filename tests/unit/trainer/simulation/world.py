@@ -229,10 +229,9 @@ class World:
 
     def reconcile_shards(self):
         """Roll back shards that missed a rollback, reconcile those that restarted, and tell all whom to refuse."""
-        for server in self.servers[1:]:
-            if server is not None and server.shard.history.generation < self.server.shard.history.generation:
-                with contextlib.suppress(Unreachable):
-                    server.roll_back(self.server.shard.history.generation)
+        for other in self.server.others:
+            with contextlib.suppress(Unreachable):
+                other.tell()
         if self.server.snapshot_due and not self.server.snapshotter.taking.locked():
             with contextlib.suppress(Unreachable):
                 self.server.snapshotter.take()
@@ -242,9 +241,6 @@ class World:
                 with contextlib.suppress(Unreachable):
                     self.server.reconciler.compare()
                     server.reported = True
-                    self.server.fencing.schedule()
-        for index in range(1, self.shards):
-            self.server.fencing.tell(index)
 
     def describe(self):
         server = self.server

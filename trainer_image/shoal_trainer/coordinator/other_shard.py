@@ -1,0 +1,59 @@
+"""Brings another shard to where shard 0 is: a thread for each of them on PS 0.
+
+What shard 0 decides holds for all shards: which workers it refuses, and to which generation the job has returned. Each
+other shard is told all of it every few seconds, at once when something has changed, and reports for the status in
+return. So nothing waits for a shard that is dead, and one that has restarted needs no other care. What reaches a shard
+before it is told is in this one only, and counts as partial.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from shoal_trainer.background import Background
+from shoal_trainer.contract import ShardReport
+from shoal_trainer.coordinator.control_client import ShardControl
+from shoal_trainer.errors import TrainerError
+from shoal_trainer.ps.shard import ShardStore
+
+log = logging.getLogger(__name__)
+
+TELL_EVERY_SECONDS = 5.0
+
+
+class OtherShard(Background):
+    """Shard `index`, reached by `control`; `shard`: shard 0. Wake it when something has changed."""
+
+    def __init__(self, shard: ShardStore, index: int, control: ShardControl) -> None:
+        super().__init__(f"shard-{index}", self.tell, pause=0.0)
+        self._shard, self._index, self._control = shard, index, control
+        self.report: ShardReport | None = None
+        """Its last one; not ready if it has not answered since. None before the first."""
+        self._returned = (0, 0)
+        """Which process of it has returned to which generation."""
+        self._logged = ""
+
+    def tell(self) -> float:
+        """Tell it all; returns the seconds until the next time. Raises the errors of `ShardControl`."""
+        generation = self._shard.history.generation
+        try:
+            self._control.fence(*self._shard.workers.refused())
+            self.report = self._control.report()
+        except TrainerError:
+            if self.report is not None:
+                silent = {"ready": False, "snapshot_idle_seconds": 0.0}
+                self.report = self.report.model_copy(update=silent)
+            raise
+        if generation and self._returned != (self.report.boot, generation):
+            self._roll_back(generation)
+            self._returned = self.report.boot, generation
+        return TELL_EVERY_SECONDS
+
+    def _roll_back(self, generation: int) -> None:
+        try:
+            self._control.roll_back(generation)
+        except TrainerError as error:
+            if str(error) != self._logged:
+                log.warning("shard %d has not rolled back yet: %s", self._index, error)
+            self._logged = str(error)
+            raise
