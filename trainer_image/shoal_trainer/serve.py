@@ -37,10 +37,8 @@ from shoal_trainer.contract import (
 )
 from shoal_trainer.coordinator import code
 from shoal_trainer.coordinator.control_client import ShardControl
-from shoal_trainer.coordinator.coordinator import Coordinator
-from shoal_trainer.coordinator.epoch_log import EpochLog
+from shoal_trainer.coordinator.epoch_history import EpochHistory
 from shoal_trainer.coordinator.follower import Follower
-from shoal_trainer.coordinator.history_file import HistoryFile
 from shoal_trainer.coordinator.http import MAX_CONNECTIONS as CONTROL_CONNECTIONS
 from shoal_trainer.coordinator.http import ControlServer
 from shoal_trainer.coordinator.metrics import serve_metrics
@@ -106,8 +104,7 @@ class ParameterServer:
             staleness=config.staleness,
         )
         self.service: CoordinatorService | None = None
-        self._epoch_log = EpochLog()
-        self._history = HistoryFile(storage, self._claim.check)
+        self._history = EpochHistory(storage, self._claim.check)
         self._follower = Follower(self.shard, self._store)
         if config.index == 0:
             self.service = CoordinatorService(
@@ -190,7 +187,7 @@ class ParameterServer:
                 continue
             coordinator = self.service.coordinator
             coordinator.tick()
-            self._keep_epochs(coordinator)
+            self._history.update(coordinator.complete_epochs())
             if coordinator.finished is not None:
                 now = time.monotonic()
                 ended_at = now if ended_at is None else ended_at
@@ -202,11 +199,6 @@ class ParameterServer:
             self._marker.unlink(missing_ok=True)
         return EXIT_DRAINED
 
-    def _keep_epochs(self, coordinator: Coordinator) -> None:
-        epochs = coordinator.complete_epochs()
-        self._epoch_log.update(epochs)
-        self._history.update(epochs)
-
     def _create_marker(self) -> None:
         if not self._marked and self.shard.state is State.READY:
             self._marked = True
@@ -215,9 +207,9 @@ class ParameterServer:
 
     def _ended(self, message: TerminationMessage) -> int:
         if self.service is not None:
-            self._keep_epochs(self.service.coordinator)
-        if self.service is not None and not self.service.snapshotter.settled(SETTLE_SECONDS):
-            log.warning("the last snapshot of this run is from before the end of training")
+            self._history.update(self.service.coordinator.complete_epochs())
+            if not self.service.snapshotter.settled(SETTLE_SECONDS):
+                log.warning("the last snapshot of this run is from before the end of training")
         write_termination(message)
         self._marker.unlink(missing_ok=True)
         log.info("the job has ended: %s: %s", message.outcome.value, message.message)

@@ -77,8 +77,6 @@ class Coordinator:
         self._file_list = FileList(clock)
         self.fenced: Callable[[], None] = lambda: None
         """Called when shard 0 refuses another worker: the other shards are to be told (`other_shard`)."""
-        self._complete: tuple[int, list[dict[str, float]]] | None = None
-        """The complete epochs at a revision of the tasks."""
         self._ready = False
         self._resumed = False
         """Whether it began with a snapshot of this run."""
@@ -324,10 +322,7 @@ class Coordinator:
     def complete_epochs(self) -> list[dict[str, float]]:
         """The metrics of the epochs that are complete, also their tasks. The same list until they change."""
         with self.lock:
-            tasks = self.record.tasks
-            if self._complete is None or self._complete[0] != tasks.revision:
-                self._complete = tasks.revision, tasks.complete()
-            return self._complete[1]
+            return self.record.tasks.complete()
 
     def deserted(self) -> bool:
         """Whether every worker has left."""

@@ -40,7 +40,7 @@ def _status(coordinator: Coordinator, now: float) -> StatusReport:
     return StatusReport(
         job_uid=record.job.uid,
         phase=phase(coordinator),
-        epoch=ledger.current if ledger else 0,
+        epoch=ledger.completed if ledger else 0,
         epochs_total=record.stop_after.epochs,
         step=counters.steps,
         samples=samples,

@@ -58,7 +58,7 @@ class CoordinatorService:
         self.artefacts = Artefacts(storage, config.job.run_id)
         self._others = [OtherShard(shard, index, control) for index, control in enumerate(controls, 1)]
         self._reconciler = Reconciler(shard, controls, self.coordinator)
-        self.coordinator.course.compare_soon = self._reconciler.schedule
+        self.coordinator.course.compare_soon = self._reconciler.wake
         self.snapshotter = Snapshotter(
             shard,
             controls,
@@ -79,7 +79,7 @@ class CoordinatorService:
         self.snapshotter.start()
         self._reconciler.start()
         if follows:
-            self._reconciler.schedule()
+            self._reconciler.wake()
         for other in self._others:
             other.start()
 
@@ -195,8 +195,8 @@ class CoordinatorService:
         log.warning("shard %d is reachable again, at epoch %d", request.index, request.epoch)
         self.coordinator.disturbed()
         self._tell_others()
-        self._reconciler.schedule()
+        self._reconciler.wake()
 
     def _diverged(self, request: Diverged) -> None:
         self._rollback.diverged(request)
-        self._reconciler.schedule()
+        self._reconciler.wake()

@@ -61,7 +61,7 @@ def write_part(
     return file
 
 
-class Snapshotter:
+class Snapshotter(Background):
     """Takes snapshots of all shards, when scheduled, when the journal fills, and every `policy.every_seconds`.
 
     Calls `fenced` when a newer epoch has published, and `between` between the pieces of a copy.
@@ -82,6 +82,7 @@ class Snapshotter:
         executor: Callable[[int], Executor] = ThreadPoolExecutor,
         between: Callable[[], None] = lambda: None,
     ) -> None:
+        super().__init__("snapshots", self._take_again, pause=float(policy.every_seconds))
         self._shard, self._others = shard, others
         self._coordinator, self._store, self._policy = coordinator, store, policy
         self._reconciler = reconciler
@@ -100,20 +101,11 @@ class Snapshotter:
         shard.history.journal_fills = self.schedule
         self.settle: Callable[[], None] = lambda: None
         """Called before a snapshot: finishes a rollback."""
-        self._background = Background("snapshots", self._take_again, pause=float(policy.every_seconds))
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._background.start()
-
-    def stop(self) -> None:
-        """Stop the thread; `take` still works."""
-        self._background.stop()
 
     def schedule(self) -> None:
         """Take a snapshot soon, ahead of the next interval, and try again until it succeeds."""
         self._wish.make()
-        self._background.wake()
+        self.wake()
 
     def settled(self, timeout: float) -> bool:
         """Wait until scheduled snapshots are published; False if they are not after `timeout` seconds."""

@@ -61,7 +61,7 @@ def test_reconciler_survives_an_unexpected_error(monkeypatch, caplog):
     compare = Calls(RuntimeError("can't start new thread"))
     monkeypatch.setattr(instance, "compare", compare)
     instance.start()
-    instance.schedule()
+    instance.wake()
     assert compare.enough.wait(SECONDS)
     assert "can't start new thread" in caplog.text
     instance.stop()
