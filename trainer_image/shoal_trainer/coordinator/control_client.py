@@ -347,9 +347,9 @@ class ShardControl:
         """Ask a shard for its entry in the status report."""
         return self._client.call("report", AskReport(), ShardReport)
 
-    def fence(self, older: Sequence[Worker], left: Sequence[Worker]) -> None:
-        """Tell a shard which workers to refuse."""
-        self._client.call("fence", FenceWorkers(older=tuple(older), left=tuple(left)), Done)
+    def fence(self, epoch: int, older: Sequence[Worker], left: Sequence[Worker]) -> None:
+        """Tell a shard which workers to refuse. `Fenced` if PS 0 was replaced since this `epoch`."""
+        self._client.call("fence", FenceWorkers(epoch=epoch, older=tuple(older), left=tuple(left)), Done)
 
     def shard_ready(self, index: int, epoch: int) -> None:
         """Tell the coordinator that a shard has restarted."""

@@ -20,7 +20,7 @@ from shoal_trainer.coordinator.protocol import (
 )
 from shoal_trainer.coordinator.reconciler import pushes_of
 from shoal_trainer.coordinator.snapshotter import write_part
-from shoal_trainer.errors import SnapshotError, Unreachable, UserError
+from shoal_trainer.errors import Fenced, SnapshotError, Unreachable, UserError
 from shoal_trainer.ps.shard import ShardCopy, ShardStore, State
 from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.store import SnapshotStore
@@ -38,6 +38,8 @@ class Follower:
         self._store = store
         self._second_copy = threading.Lock()
         """Held by the request that has another copy of the model in memory, so that there are never three."""
+        self._epoch = 0
+        """The highest of a PS 0 that has told whom to refuse."""
         self.saved = -math.inf
         """When the newest written part of a snapshot was requested, by `time.monotonic`."""
         self.failed: UserError | None = None
@@ -72,6 +74,9 @@ class Follower:
         return pushes_of(self._shard, request.wanted)
 
     def _fence(self, request: FenceWorkers) -> None:
+        if request.epoch < self._epoch:  # to one that was replaced, and reaches no worker, all are silent
+            raise Fenced(f"parameter server 0 has an incarnation {self._epoch}, this is {request.epoch}")
+        self._epoch = request.epoch
         for worker in request.older:
             self._shard.workers.fence(*worker)
         for worker in request.left:

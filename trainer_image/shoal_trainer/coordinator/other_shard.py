@@ -37,7 +37,7 @@ class OtherShard(Background):
         """Tell it all; returns the seconds until the next time. Raises the errors of `ShardControl`."""
         generation = self._shard.history.generation
         try:
-            self._control.fence(*self._shard.workers.refused())
+            self._control.fence(self._shard.epoch, *self._shard.workers.refused())
             self.report = self._control.report()
         except TrainerError:
             if self.report is not None:

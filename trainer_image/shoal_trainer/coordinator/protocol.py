@@ -345,9 +345,10 @@ class RollBackShard(Message):
 class FenceWorkers(Message):
     """Makes another parameter server refuse workers: incarnations before those of `older`, and all that `left`.
 
-    One that has left may come back: it is refused until it connects again.
+    One that has left may come back: it is refused until it connects again. `epoch`: that of PS 0.
     """
 
+    epoch: int = Field(default=0, ge=0)
     older: tuple[Worker, ...] = Field(default=(), max_length=MAX_SPANS)
     left: tuple[Worker, ...] = Field(default=(), max_length=MAX_SPANS)
 

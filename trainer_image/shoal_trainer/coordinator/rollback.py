@@ -20,7 +20,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -167,24 +167,22 @@ class Rollback:
 
     def _suspects(self, report: Diverged) -> bool:
         """Whether the last rollbacks were this worker's as well, and others have pushed since the last one."""
-        alone = len(self._reporters) == SUSPECT_REPORTS - 1 and set(self._reporters) == {report.slot}
-        return alone and any(
-            steps > self._steps.get(slot, 0)
-            for slot, steps in self._coordinator.steps_by_slot().items()
-            if slot != report.slot
-        )
+        return len(self._reporters) == SUSPECT_REPORTS - 1 and self._only_reporter(report, self._steps)
 
     def _alone(self, report: Diverged) -> bool:
         """Whether no other worker has reported, and others have pushed: where the job would end, this worker does.
 
         If it is the model, the next one to report ends the job.
         """
-        others = any(
-            steps for slot, steps in self._coordinator.steps_by_slot().items() if slot != report.slot
-        )
-        alone = others and set(self._reporters) <= {report.slot}
+        alone = self._only_reporter(report, {})
         self._reporters.append(report.slot)
         return alone
+
+    def _only_reporter(self, report: Diverged, before: Mapping[int, int]) -> bool:
+        """Whether no other slot is among the last reporters, and others have pushed more steps than `before`."""
+        steps = self._coordinator.steps_by_slot()
+        others = any(steps[slot] > before.get(slot, 0) for slot in steps if slot != report.slot)
+        return others and set(self._reporters) <= {report.slot}
 
     def _untrained(self, newest: Manifest) -> bool:
         """Whether the job was rolled back to this snapshot, and no push was applied since."""

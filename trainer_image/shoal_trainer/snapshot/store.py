@@ -194,7 +194,10 @@ class SnapshotStore:
     def load_newest(
         self, index: int, shards: int, wanted: Callable[[Manifest], bool] = lambda _: True
     ) -> tuple[Manifest, ShardCopy] | None:
-        """The newest intact snapshot that is `wanted`, and shard `index` of `shards` from it; None if there is none."""
+        """The newest intact snapshot that is `wanted`, and shard `index` of `shards` from it; None if there is none.
+
+        Not `load_settled`, which would not return while another run publishes faster than this shard loads.
+        """
         return self._load(index, shards, wanted)[0]
 
     def load_generation(self, generation: int, index: int, shards: int) -> tuple[Manifest, ShardCopy] | None:
@@ -202,10 +205,8 @@ class SnapshotStore:
 
         `SnapshotError` if there is one, but none that this shard can load.
         """
-        number = self.next_number()
         found, damage = self._load(index, shards, lambda manifest: manifest.generation >= generation)
-        replaced = self.next_number() != number  # then its files may have been removed
-        if found is None and damage is not None and not replaced:
+        if found is None and damage is not None:
             raise damage
         return found
 
@@ -222,16 +223,12 @@ class SnapshotStore:
         trainable = max(0, min(high, model.parameters) - low)
         arrays = {"parameters": shard_file.empty(high - low)}
         arrays |= Optimizer(model.optimizer, low, trainable).state
+        alike = manifest.shards if len(manifest.shards) == shards else ()
+        own = next((part for part in alike if part.index == index), None)
         for part in manifest.shards:
-            overlaps = part.low < high and low < part.high
-            if overlaps or (len(manifest.shards) == shards and part.index == index):
+            if part is own or (part.low < high and low < part.high):
                 self._read_part(part, low, high, arrays)
-        parts = (
-            [part for part in manifest.shards if part.index == index]
-            if len(manifest.shards) == shards
-            else []
-        )
-        parts = parts or list(manifest.shards)
+        parts = list(manifest.shards) if own is None else [own]
         applied: Applied = parts[0].vector if len(parts) == 1 else manifest.applied
         return ShardCopy(
             index=index,
@@ -256,16 +253,22 @@ class SnapshotStore:
     def _load(
         self, index: int, shards: int, wanted: Callable[[Manifest], bool]
     ) -> tuple[tuple[Manifest, ShardCopy] | None, SnapshotError | None]:
-        """As `load_newest`; and why the newest wanted snapshot that was skipped cannot be loaded."""
-        damage: SnapshotError | None = None
-        for manifest in filter(wanted, self.manifests()):
-            try:
-                self._check_files(manifest)
-                return (manifest, self.load_shard(manifest, index, shards)), damage
-            except SnapshotError as error:  # shards that do not read this file load this snapshot
-                log.error("snapshot %d: %s: skipped by shard %d of %d", manifest.number, error, index, shards)
-                damage = damage or error
-        return None, damage
+        """As `load_newest`; and why the newest wanted snapshot that was skipped cannot be loaded.
+
+        Again if none can be loaded and newer ones were published: what was listed may have been removed since.
+        """
+        while True:
+            number, damage = self.next_number(), None
+            for manifest in filter(wanted, self.manifests()):
+                try:
+                    self._check_files(manifest)
+                    return (manifest, self.load_shard(manifest, index, shards)), damage
+                except SnapshotError as error:  # shards that do not read this file load this snapshot
+                    text = "snapshot %d: %s: skipped by shard %d of %d"
+                    log.error(text, manifest.number, error, index, shards)
+                    damage = damage or error
+            if self.next_number() == number:
+                return None, damage
 
     def _check_epoch(self, newest: int, epoch: int) -> None:
         try:

@@ -47,10 +47,10 @@ class Other:
         self.error: Exception | None = None
         """What a rollback raises."""
 
-    def fence(self, older: Sequence[Worker], left: Sequence[Worker]) -> None:
+    def fence(self, epoch: int, older: Sequence[Worker], left: Sequence[Worker]) -> None:
         if self.down:
             raise Unreachable("the shard is down")
-        self.handlers["fence"](FenceWorkers(older=tuple(older), left=tuple(left)))
+        self.handlers["fence"](FenceWorkers(epoch=epoch, older=tuple(older), left=tuple(left)))
 
     def report(self) -> ShardReport:
         report = self.handlers["report"](AskReport())
@@ -176,6 +176,15 @@ def test_a_shard_returns_to_each_generation_once_and_again_after_its_restart(
     job.other.handlers = Other(ShardStore(1, 2, 1, follows=False), tmp_path).handlers
     job.follows.tell()
     assert job.other.rollbacks == [1, 2, 2, 2]
+
+
+def test_a_replaced_server_0_that_keeps_running_fences_nobody(job: Job) -> None:
+    """It reaches no worker, so all are silent; they train with its successor and this shard."""
+    OtherShard(ShardStore(0, 2, 1, follows=False), 1, job.other).tell()
+    job.silence()
+    with pytest.raises(Fenced, match="parameter server 0 has an incarnation 1"):
+        job.follows.tell()
+    assert job.refused_by() == [0]
 
 
 def test_why_a_shard_has_not_returned_yet_is_logged_once(job: Job, caplog: pytest.LogCaptureFixture) -> None:

@@ -51,8 +51,9 @@ class RemoteShard:
         request = SnapshotShard(number=number, epoch=epoch, published=published, generation=generation)
         return server.follower.handlers()["snapshot"](request)
 
-    def fence(self, older, left):
-        request = FenceWorkers.model_validate_json(FenceWorkers(older=older, left=left).to_json())
+    def fence(self, epoch, older, left):
+        told = FenceWorkers(epoch=epoch, older=older, left=left)
+        request = FenceWorkers.model_validate_json(told.to_json())
         self._server().follower.handlers()["fence"](request)
 
     def report(self):
