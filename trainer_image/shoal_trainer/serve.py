@@ -36,7 +36,6 @@ from shoal_trainer.contract import (
     TerminationMessage,
 )
 from shoal_trainer.coordinator import code
-from shoal_trainer.coordinator.control_client import ShardControl
 from shoal_trainer.coordinator.epoch_history import EpochHistory
 from shoal_trainer.coordinator.follower import Follower
 from shoal_trainer.coordinator.http import MAX_CONNECTIONS as CONTROL_CONNECTIONS
@@ -173,7 +172,6 @@ class ParameterServer:
 
     def _serve(self) -> int:
         ended_at: float | None = None
-        reported = self.config.index == 0 or not (self.shard.follows or self._restored)
         while not self._stop.wait(TICK_SECONDS):
             self._create_marker()
             if self._fenced is not None:
@@ -181,8 +179,6 @@ class ParameterServer:
                 return EXIT_FENCED
             if self._follower.failed is not None:
                 raise self._follower.failed
-            if not reported and self.shard.state is State.READY:
-                reported = self._report_ready()
             if self.service is None:
                 continue
             coordinator = self.service.coordinator
@@ -317,18 +313,6 @@ class ParameterServer:
     def _when_reachable(self, call: Callable[[], T], target: str = "the storage") -> T:
         """The result of `call`; retried until `target` is reachable."""
         return until_reachable(call, self._stop, target, longest=RETRY_SECONDS)
-
-    def _report_ready(self) -> bool:
-        """Report to the coordinator that this restarted shard is READY; returns whether it answered."""
-        client = ShardControl(self.config.parameter_servers[0], self._credentials, timeout=2.0)
-        try:
-            client.shard_ready(self.config.index, self.config.incarnation)
-        except TrainerError as error:
-            log.debug("cannot report to the coordinator that this shard is ready: %s", error)
-            return False
-        finally:
-            client.close()
-        return True
 
     def _sweep(self) -> None:
         with contextlib.suppress(Unreachable):  # nothing reads these files

@@ -38,7 +38,6 @@ from shoal_trainer.coordinator.protocol import (
     Next,
     Pushes,
     RollBackShard,
-    ShardReady,
     SnapshotShard,
 )
 from shoal_trainer.errors import ProtocolError, TrainerError, Unreachable
@@ -268,10 +267,6 @@ class ShardControl:
     def fence(self, epoch: int, older: Sequence[Worker], left: Sequence[Worker]) -> None:
         """Tell a shard which workers to refuse. `Fenced` if PS 0 was replaced since this `epoch`."""
         self._client.call("fence", FenceWorkers(epoch=epoch, older=tuple(older), left=tuple(left)), Done)
-
-    def shard_ready(self, index: int, epoch: int) -> None:
-        """Tell the coordinator that a shard has restarted."""
-        self._client.call("shard-ready", ShardReady(index=index, epoch=epoch), Done)
 
     def close(self) -> None:
         """Close the connection."""

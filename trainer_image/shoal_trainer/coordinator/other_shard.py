@@ -2,13 +2,14 @@
 
 What shard 0 decides holds for all shards: which workers it refuses, and to which generation the job has returned. Each
 other shard is told all of it every few seconds, at once when something has changed, and reports for the status in
-return. So nothing waits for a shard that is dead, and one that has restarted needs no other care. What reaches a shard
-before it is told is in this one only, and counts as partial.
+return, so that its restarts are noticed. Nothing waits for a shard that is dead. What reaches a shard before it is told
+is in this one only, and counts as partial.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from shoal_trainer.background import Background
 from shoal_trainer.contract import ShardReport
@@ -18,17 +19,28 @@ from shoal_trainer.ps.shard import ShardStore
 
 log = logging.getLogger(__name__)
 
-TELL_EVERY_SECONDS = 5.0
+TELL_EVERY_SECONDS = 2.0
 
 
 class OtherShard(Background):
-    """Shard `index`, reached by `control`; `shard`: shard 0. Wake it when something has changed."""
+    """Shard `index`, reached by `control`; `shard`: shard 0. Wake it when something has changed.
 
-    def __init__(self, shard: ShardStore, index: int, control: ShardControl) -> None:
+    `restarted` is called when another process of it is READY than before.
+    """
+
+    def __init__(
+        self,
+        shard: ShardStore,
+        index: int,
+        control: ShardControl,
+        restarted: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(f"shard-{index}", self.tell, pause=0.0)
-        self._shard, self._index, self._control = shard, index, control
+        self._shard, self._index, self._control, self._restarted = shard, index, control, restarted
         self.report: ShardReport | None = None
         """Its last one; not ready if it has not answered since. None before the first."""
+        self._boot: int | None = None
+        """The process of it that was READY last."""
         self._returned = (0, 0)
         """Which process of it has returned to which generation."""
         self._logged = ""
@@ -44,6 +56,11 @@ class OtherShard(Background):
                 silent = {"ready": False, "snapshot_idle_seconds": 0.0}
                 self.report = self.report.model_copy(update=silent)
             raise
+        if self.report.ready and self.report.boot != self._boot:
+            if self._boot is not None:
+                log.warning("shard %d has restarted, at epoch %d", self._index, self.report.epoch)
+                self._restarted()
+            self._boot = self.report.boot
         if generation and self._returned != (self.report.boot, generation):
             self._roll_back(generation)
             self._returned = self.report.boot, generation

@@ -299,13 +299,6 @@ class Diverged(Caller):
     reason: str = Field(max_length=MAX_TEXT)
 
 
-class ShardReady(Message):
-    """Another parameter server has restarted."""
-
-    index: int = Field(ge=1)
-    epoch: int = Field(ge=0)
-
-
 class SnapshotShard(Message):
     """Makes another parameter server write its part of snapshot `number`; answered by a `ShardFile`.
 
@@ -365,7 +358,6 @@ REQUESTS: dict[str, type[Message]] = {
     "task-done": TaskDone,
     "leave": Leave,
     "failed": Failed,
-    "shard-ready": ShardReady,
     "snapshot": SnapshotShard,
     "pushes": AskPushes,
     "report": AskReport,

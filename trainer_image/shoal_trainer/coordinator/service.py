@@ -18,7 +18,7 @@ from shoal_trainer.coordinator.control_client import ShardControl
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.http import Handler
 from shoal_trainer.coordinator.other_shard import OtherShard
-from shoal_trainer.coordinator.protocol import Diverged, ShardReady, TaskDone
+from shoal_trainer.coordinator.protocol import Diverged, TaskDone
 from shoal_trainer.coordinator.reconciler import Reconciler
 from shoal_trainer.coordinator.rollback import Rollback
 from shoal_trainer.coordinator.snapshotter import Snapshotter
@@ -56,7 +56,10 @@ class CoordinatorService:
         self._fenced = fenced
         self.coordinator = Coordinator(config.job, config.stop_after, config.batch_size, shard)
         self.artefacts = Artefacts(storage, config.job.run_id)
-        self._others = [OtherShard(shard, index, control) for index, control in enumerate(controls, 1)]
+        self._others = [
+            OtherShard(shard, index, control, self._shard_restarted)
+            for index, control in enumerate(controls, 1)
+        ]
         self._reconciler = Reconciler(shard, controls, self.coordinator)
         self.coordinator.course.compare_soon = self._reconciler.wake
         self.snapshotter = Snapshotter(
@@ -100,7 +103,6 @@ class CoordinatorService:
             "task-done": self.task_done,
             "leave": self.coordinator.leave,
             "failed": self.coordinator.failed,
-            "shard-ready": self._shard_ready,
             "diverged": self._diverged,
         }
 
@@ -191,10 +193,8 @@ class CoordinatorService:
             self.coordinator.end(message)
             raise Overtaken("the model is published already")
 
-    def _shard_ready(self, request: ShardReady) -> None:
-        log.warning("shard %d is reachable again, at epoch %d", request.index, request.epoch)
+    def _shard_restarted(self) -> None:
         self.coordinator.disturbed()
-        self._tell_others()
         self._reconciler.wake()
 
     def _diverged(self, request: Diverged) -> None:

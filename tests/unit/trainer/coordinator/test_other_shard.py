@@ -178,6 +178,23 @@ def test_a_shard_returns_to_each_generation_once_and_again_after_its_restart(
     assert job.other.rollbacks == [1, 2, 2, 2]
 
 
+def test_restart_of_a_shard_is_noticed_once_it_is_ready(job: Job, tmp_path: Path) -> None:
+    restarts: list[int] = []
+    follows = OtherShard(job.shards[0], 1, job.other, lambda: restarts.append(1))
+    follows.tell()
+    follows.tell()
+    restarted = ShardStore(1, 2, 1, follows=False)
+    job.other.handlers = Other(restarted, tmp_path).handlers
+    follows.tell()
+    assert restarts == []
+    restarted.workers.connect(0, 0)
+    restarted.hello(0, 0, MODEL)
+    restarted.initialize(aligned(restarted.size))
+    for _ in range(2):
+        follows.tell()
+    assert restarts == [1]
+
+
 def test_a_replaced_server_0_that_keeps_running_fences_nobody(job: Job) -> None:
     """It reaches no worker, so all are silent; they train with its successor and this shard."""
     OtherShard(ShardStore(0, 2, 1, follows=False), 1, job.other).tell()

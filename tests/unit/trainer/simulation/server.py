@@ -112,8 +112,7 @@ class Server:
         if begun is not None:
             self.shard.restore(begun[1], other_run=True)
         self.snapshot_due = False
-        self.reported = not self.shard.follows and found is None
-        """Whether the coordinator has reconciled this incarnation."""
+        self.compare_due = self.shard.follows or found is not None
         if index == 0:
             self._coordinate(found, begun)
         self._weigh(self.shard.on_applied)
@@ -125,7 +124,9 @@ class Server:
             clock=world.clock, wall=world.clock,
         )  # fmt: skip
         others = [RemoteShard(world, other) for other in range(1, world.shards)]
-        self.others = [OtherShard(self.shard, index, other) for index, other in enumerate(others, 1)]
+        self.others = [
+            OtherShard(self.shard, index, other, self.compare_soon) for index, other in enumerate(others, 1)
+        ]
         self.reconciler = Reconciler(self.shard, others, self.coordinator, clock=world.clock)
         self.coordinator.course.compare_soon = self.compare_soon
         self.coordinator.course.snapshot_soon = self.snapshot_soon
@@ -166,7 +167,7 @@ class Server:
 
     def compare_soon(self):
         """Reconcile the shards in the next turn."""
-        self.reported = False
+        self.compare_due = True
 
     def snapshot_soon(self):
         """Take a snapshot in the next turn."""

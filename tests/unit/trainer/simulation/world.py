@@ -236,17 +236,16 @@ class World:
         self.faults.lose_during_call()
 
     def reconcile_shards(self):
-        """Roll back shards that missed a rollback, reconcile those that restarted, and tell all whom to refuse."""
+        """Tell all shards what holds for all, and compare them if one has restarted or the end waits for it."""
         self.tell_others(self.server)
         if self.server.snapshot_due and not self.server.snapshotter.taking.locked():
             with contextlib.suppress(Unreachable):
                 self.server.snapshotter.take()
                 self.server.snapshot_due = False
-        for server in self.servers:
-            if server is not None and not server.reported and server.shard.state is State.READY:
-                with contextlib.suppress(Unreachable):
-                    self.server.reconciler.compare()
-                    server.reported = True
+        if self.server.compare_due and self.server.shard.state is State.READY:
+            with contextlib.suppress(Unreachable):
+                self.server.reconciler.compare()
+                self.server.compare_due = False
 
     def tell_others(self, server):
         """Server 0, or one that was replaced and still runs, tells the other shards what holds for all."""
