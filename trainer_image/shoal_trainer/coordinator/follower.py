@@ -19,10 +19,9 @@ from shoal_trainer.coordinator.protocol import (
     SnapshotShard,
 )
 from shoal_trainer.coordinator.reconciler import pushes_of
-from shoal_trainer.coordinator.snapshotter import write_part
 from shoal_trainer.errors import Fenced, SnapshotError, Unreachable, UserError
 from shoal_trainer.ps.shard import ShardCopy, ShardStore, State
-from shoal_trainer.snapshot.manifest import Manifest
+from shoal_trainer.snapshot.manifest import Manifest, ShardFile
 from shoal_trainer.snapshot.store import SnapshotStore
 
 log = logging.getLogger(__name__)
@@ -63,9 +62,32 @@ class Follower:
     def _snapshot(self, request: SnapshotShard) -> Message:
         requested = time.monotonic()
         with self._with_memory():
-            file = write_part(self._shard, self._store, request, self._between)
+            file = self._write_part(request)
             self.saved = requested
             return file
+
+    def _write_part(self, request: SnapshotShard) -> ShardFile:
+        """Its part of a snapshot. `Unreachable` before it has finite parameters of the requested generation."""
+        shard = self._shard
+        if shard.state is State.READY and shard.history.generation != request.generation:
+            raise Unreachable(
+                f"shard {shard.index} is at generation {shard.history.generation}, not {request.generation}"
+            )
+        copy = shard.copy(self._between)
+        if copy is None:
+            raise Unreachable(f"shard {shard.index} has no parameters yet")
+        if copy.generation != request.generation:
+            raise Unreachable(f"shard {shard.index} has been rolled back")
+        with shard.lock:
+            journal = shard.history.journal
+            journal.published_part((request.epoch, request.published))
+        try:
+            file = self._store.write_shard(request.number, request.epoch, copy)
+        except SnapshotError as error:
+            raise Unreachable(str(error)) from None
+        with shard.lock:
+            journal.part_written((request.epoch, request.number), copy.version)
+        return file
 
     def _report(self, _: AskReport) -> Message:
         return self._shard.report().model_copy(update={"snapshot_idle_seconds": self._store.idle_seconds()})
