@@ -21,7 +21,7 @@ from dev.commands import command
 from dev.errors import DevError
 from dev.images import IMAGES, Image
 from dev.paths import ROOT
-from dev.publish import values
+from dev.publish import reference, values
 from dev.tools import ensure
 from shoal import __version__
 
@@ -103,6 +103,7 @@ def published_values(text: str, registry: str) -> str:
         (r'repository: "" *# required', f"repository: {images['image.repository']}"),
         (r'psImage: "" *# required', f"psImage: {images['trainer.psImage']}"),
         (r'workerImage: "" *# required', f"workerImage: {images['trainer.workerImage']}"),
+        (r'workerGpuImage: "" ', f"workerGpuImage: {reference(GPU, registry, __version__)} "),
         (
             rf"  # Labels of the nodes .*\n  # images. builds .*\n  nodeSelector: {selector}",
             "  # Labels of the nodes of jobs' pods, where neither CapacityPool nor template has the key. Shoal's\n"
