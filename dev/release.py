@@ -126,7 +126,7 @@ def build_wheel(folder: Path) -> Path:
 
 
 def build_plugin(folder: Path, os_name: str, architecture: str) -> Path:
-    """`kubectl-shoal` with its Python, for this machine. Needs PyInstaller and `shoal[operator,client]`."""
+    """`kubectl-shoal` with its Python, for this machine. Needs what `lock/plugin.txt` has."""
     if (os_name, architecture) not in PLATFORMS:
         raise DevError(f"krew knows no platform {os_name}/{architecture}")
     folder.mkdir(parents=True, exist_ok=True)
@@ -136,6 +136,7 @@ def build_plugin(folder: Path, os_name: str, architecture: str) -> Path:
         start.write_text("from shoal.cli import main\nmain()\n")
         command(
             sys.executable, "-m", "PyInstaller", "--noconfirm", "--log-level=ERROR", f"--name={PLUGIN}",
+            "--hidden-import=s3fs", "--hidden-import=gcsfs",  # which fsspec imports by their names
             "--collect-submodules=shoal.cli", "--collect-data=shoal", "--collect-data=plotext",
             f"--distpath={work}/dist", f"--workpath={work}/build", f"--specpath={work}", str(start),
         )  # fmt: skip
