@@ -87,17 +87,19 @@ async def test_job_that_is_nested_too_deeply_says_so_and_others_run(
             assert answer.status == 201, await answer.text()
         return deep.path
 
-    async def told(path: str) -> bool:
-        async with kube.session.get(path) as answer:
-            return '"reason":"Unreadable"' in await answer.text()
+    async def told(*paths: str) -> bool:
+        for path in paths:
+            async with kube.session.get(path) as answer:
+                if '"reason":"Unreadable"' not in await answer.text():
+                    return False
+        return True
 
     listed = await apply_deep("listed")
     async with running_operator(control_plane.kubeconfig, namespace):
         await job.apply()
         watched = await apply_deep("watched")
         await job.runs()
-        for path in (listed, watched):
-            await eventually(lambda path=path: told(path))
+        await eventually(lambda: told(listed, watched))
 
 
 @pytest.mark.parametrize("resource", ["services", "secrets"])
