@@ -17,7 +17,7 @@ from shoal.sizing.fleet.alone import Given, Solved, exactly, fits, under_way
 from shoal.sizing.fleet.answers import answer_of
 from shoal.sizing.fleet.values import FleetJob, FleetPool, JobPlan
 from shoal.sizing.plan.switch import is_sure, switch
-from shoal.sizing.plan.together import Request, plan_together
+from shoal.sizing.plan.together import plan_together
 
 __all__ = ["better_together"]
 
@@ -80,9 +80,7 @@ def _traded(
     others = _used(able) - _used(traders)
     left = {name: max(limit - others[name], 0) for name, limit in limits.items()}
     problems = [given.problem(each.job, left) for each in traders]
-    found = plan_together(
-        [Request(one.problem, each.job.priority) for each, one in zip(traders, problems, strict=True)]
-    )
+    found = plan_together([one.problem for one in problems], [each.job.priority for each in traders])
     if not all(any(plan.counts) for plan in found):
         return ()
     traded = [

@@ -22,7 +22,6 @@ import numpy as np
 from shoal.sizing.fleet.values import Pace, Watched
 from shoal.sizing.plan.problem import Problem
 from shoal.sizing.speed import priors
-from shoal.sizing.speed.servers import soft_min
 
 __all__ = ["at_present_pace", "pace_of", "samples_per_second"]
 
@@ -41,11 +40,9 @@ def samples_per_second(problem: Problem, counts: Sequence[int], servers: int | N
     pairs = list(zip(problem.pools, counts, strict=True))
     alone = sum(n / pool.step_seconds for pool, n in pairs)
     samples = sum(n * pool.samples_per_second for pool, n in pairs)
-    ps, number = problem.servers, servers or problem.servers.counts[0]
-    if alone <= 0 or ps.model.update_seconds <= 0:
-        return samples
-    cap = number**ps.model.scaling / ps.model.update_seconds
-    return samples * float(soft_min(np.array([alone]), cap, ps.model.sharpness)[0]) / alone
+    ps = problem.servers
+    speed = float(ps.model.limited(np.array([alone]), servers or ps.counts[0])[0])
+    return samples * speed / alone if alone > 0 else 0.0
 
 
 def pace_of(problem: Problem, now: Watched) -> Pace | None:

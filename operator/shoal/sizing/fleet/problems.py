@@ -17,7 +17,7 @@ from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers, StepWor
 from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import MEASURED, Model
 from shoal.sizing.speed.model import SpeedModel
-from shoal.sizing.types import PsModel
+from shoal.sizing.speed.servers import PsModel
 
 __all__ = ["JobProblem", "batch_of", "device_of", "job_problem", "servers_of", "unusable"]
 

@@ -209,7 +209,7 @@ def _weight(counted_until: datetime | None, now: datetime | None) -> float:
     """What was counted until then still weighs, 0 to 1."""
     if counted_until is None or now is None or counted_until.tzinfo is None:
         return 1.0
-    return float(0.5 ** (max((now - counted_until).total_seconds(), 0.0) / priors.HALF_LIFE))
+    return priors.weight((now - counted_until).total_seconds())
 
 
 def _age(seen: str | None, now: datetime) -> float:

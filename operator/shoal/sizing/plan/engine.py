@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from shoal.sizing.availability import Floats, Supply
 from shoal.sizing.plan.cost import money_per_step
 from shoal.sizing.plan.problem import Pool, Problem, StepWork
-from shoal.sizing.speed.servers import soft_min
 
 __all__ = ["Engine", "Runs"]
 
@@ -127,11 +126,8 @@ class Engine:
         """Steps/s of all workers behind the servers' capacity."""
         ps = self.problem.servers
         overhead = 1 + ps.snapshot_seconds / ps.snapshot_every
-        if ps.model.update_seconds <= 0:
-            return np.asarray(alone / overhead)
-        cap = servers**ps.model.scaling / ps.model.update_seconds
-        caps = cap * np.exp(-ps.capacity_sigma(servers) * self._capacity)
-        return soft_min(alone, caps.reshape(-1, *([1] * (alone.ndim - 1))), ps.model.sharpness) / overhead
+        drawn = np.exp(-ps.capacity_sigma(servers) * self._capacity).reshape(-1, *([1] * (alone.ndim - 1)))
+        return np.asarray(ps.model.limited(alone, servers, drawn) / overhead)
 
     def _works(self, counts: NDArray[np.int64]) -> tuple[Floats, NDArray[np.bool_]]:
         """(m, runs) the work of plans (k, m), and (m,) whether it is in samples; else it is in steps."""

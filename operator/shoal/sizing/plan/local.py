@@ -25,12 +25,13 @@ MOST_MOVES = 500
 
 def local_search(model: Model) -> Found:
     """Descend from the best windows towards the objective, the least time and the least cost."""
-    found = Found(model.objective, len(model.limits))
-    limits = np.array(model.limits, dtype=np.float64)
-    seeds = _windows(model.pools, model.limits)
-    steps = _moves(model.limits)
+    problem = model.problem
+    found = Found(problem.objective, len(problem.limits))
+    limits = np.array(problem.limits, dtype=np.float64)
+    seeds = _windows(problem.pools, problem.limits)
+    steps = _moves(problem.limits)
     for variant, evaluator in enumerate(model.evaluators()):
-        for goal in _goals(model.objective):
+        for goal in _goals(problem.objective):
             scores = np.concatenate(
                 [
                     _score(goal, _look(evaluator, seeds[:, at : at + BLOCK], variant, found))

@@ -19,7 +19,7 @@ from shoal.sizing.availability import Availability, Calm, Markov, Stock
 from shoal.sizing.beside import Beside
 from shoal.sizing.speed import priors
 from shoal.sizing.speed.efficiency import Efficiency
-from shoal.sizing.types import PsModel
+from shoal.sizing.speed.servers import PsModel
 
 __all__ = [
     "Floats",

@@ -21,7 +21,7 @@ from shoal.sizing.availability import Recorded, Windows, rebinned
 from shoal.sizing.plan.engine import STEPS, Engine
 from shoal.sizing.plan.problem import Floats, Objective, Pool, Problem, Servers, StepWork
 from shoal.sizing.simulate.traces import Trace
-from shoal.sizing.types import PsModel
+from shoal.sizing.speed.servers import PsModel
 
 __all__ = ["Calibration", "Cell", "calibrate"]
 

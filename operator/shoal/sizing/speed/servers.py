@@ -20,11 +20,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.errors import UsageError
 from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import Model
 from shoal.sizing.speed.posterior import MOST_ROUNDS, looseness
 
-__all__ = ["Cluster", "Load", "ServerModel", "busy", "soft_min"]
+__all__ = ["Cluster", "Load", "PsModel", "ServerModel", "busy", "soft_min"]
 
 Floats = NDArray[np.float64]
 
@@ -56,6 +57,34 @@ class Cluster:
     speed: float
     alone_sigma: float = 0.0
     series: str = ""
+
+
+@dataclass(frozen=True)
+class PsModel:
+    """The cost of one update (a push and a pull) of one model at a parameter server.
+
+    `update_seconds`: time of one server for the whole model, so n servers do at most n^scaling / update_seconds
+    updates per second; 0: no contention. `sharpness` >= 1: how sharply the speed bends from the sum of the workers to
+    that cap (infinite: minimum of both). `scaling`: 1 if the parameters are spread evenly, else less.
+    """
+
+    update_seconds: float
+    sharpness: float = 4.0
+    scaling: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.update_seconds) and self.update_seconds >= 0):
+            raise UsageError(f"update_seconds must be a finite number >= 0, not {self.update_seconds}")
+        if not self.sharpness >= 1:
+            raise UsageError(f"sharpness must be at least 1, not {self.sharpness}")
+        if not 0 <= self.scaling <= 1:
+            raise UsageError(f"scaling must be between 0 and 1, not {self.scaling}")
+
+    def limited(self, alone: Floats, servers: int, factor: Floats | float = 1.0) -> Floats:
+        """The speed of workers that make `alone` steps/s behind so many servers, of `factor` times the capacity."""
+        if self.update_seconds <= 0:
+            return alone
+        return soft_min(alone, servers**self.scaling / self.update_seconds * factor, self.sharpness)
 
 
 class _Term(NamedTuple):

@@ -753,7 +753,7 @@ async def test_a_plan_of_many_jobs_of_a_model_reads_each_thing_once_and_off_the_
     counted(planner, "profile_of")
     counted(planner, "proposal")
     counted(scene, "fleet_job")
-    counted(scene, "pool_values")
+    counted(scene, "fleet_pool")
     world = World()
     world.add(pool("spot", 0.3, True), pool("on-demand", 1.0, False))
     for n in range(9):
@@ -762,7 +762,7 @@ async def test_a_plan_of_many_jobs_of_a_model_reads_each_thing_once_and_off_the_
         world.hear(job, report(1e6).model_copy(update={"job_uid": job.metadata.uid}))
     await world.planner.plan_once()
     assert calls.pop("profile_of") == 1
-    assert calls.pop("pool_values") == 2
+    assert calls.pop("fleet_pool") == 2
     assert calls == dict.fromkeys(("learn", "holdings", "fleet_job", "proposal"), 9)
     assert threading.main_thread() not in threads
 

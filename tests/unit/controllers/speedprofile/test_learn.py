@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.api.speed_profile import MOST_ROWS, MOST_SOURCES, LogMoments, SpeedProfile, SpeedProfileStatus
-from shoal.controllers.speedprofile.learn import HALF_LIFE, forget, learn, moved
+from shoal.controllers.speedprofile.learn import forget, learn, moved
 from shoal.sizing.fleet.resources import beside_of, profile_of
+from shoal.sizing.speed import priors
 from shoal.sizing.speed.model import SpeedModel
 from shoal_trainer.contract import (
     MAX_SPEEDS,
@@ -116,7 +117,7 @@ def test_jobs_of_one_model_are_merged_and_configurations_are_kept_apart() -> Non
 
 def test_old_measurements_count_half_after_the_half_life() -> None:
     status = learn(SpeedProfileStatus(), "one", report(*[1.0] * 100), NOW)
-    status = learn(status, "two", report(*[math.e] * 50), NOW + HALF_LIFE)
+    status = learn(status, "two", report(*[math.e] * 50), NOW + timedelta(seconds=priors.HALF_LIFE))
     [row] = status.rows
     assert float(row.compute.count) == pytest.approx(100)
     assert float(row.compute.mean_log) == pytest.approx(0.5, abs=1e-4)
@@ -273,7 +274,7 @@ def test_a_task_counts_with_the_next_epoch_and_old_epochs_count_less() -> None:
         update={"beside": BesideSums(epochs=2, others=2, tasks=85.0, waits=40.0)}
     )
     assert learn(status, "job", midway, NOW) == status
-    later = learn(status, "other", beside_report(1), NOW + HALF_LIFE)
+    later = learn(status, "other", beside_report(1), NOW + timedelta(seconds=priors.HALF_LIFE))
     assert later.beside is not None
     assert float(later.beside.epochs) == pytest.approx(2.0)
     assert float(later.beside.task_samples) == pytest.approx(60.0)

@@ -34,7 +34,7 @@ from shoal.sizing.plan.together import Request, plan_together
 from shoal.sizing.speed.efficiency import Efficiency
 from shoal.sizing.speed.measurements import MEASURED
 from shoal.sizing.speed.model import fitted
-from shoal.sizing.types import PsModel
+from shoal.sizing.speed.servers import PsModel
 
 MODEL = Model("resnet32", 5.5e8, 1_857_722, 104)
 SPOT = FleetPool("spot", "P100", spot=True, limit=16, price_per_hour=0.5, interruptions_per_hour=0.1)
