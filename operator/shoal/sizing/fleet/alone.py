@@ -51,12 +51,20 @@ class Given:
 
 @dataclass(frozen=True)
 class Solved:
-    """A job's plan, and the problem that it solves; None: there was none to solve."""
+    """A job's plan, and the problem that it solves; None: there was none to solve. No `found`: others leave no room."""
 
     job: FleetJob
     answer: JobPlan
     one: JobProblem | None = None
     found: Plan | None = None
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Workers in the pools of the problem, without one that measures."""
+        assert self.one is not None
+        if self.found is not None:
+            return self.found.counts
+        return tuple(self.answer.counts.get(pool.name, 0) for pool in self.one.problem.pools)
 
 
 def solve(job: FleetJob, left: Mapping[str, int], given: Given, elsewhere: Collection[str] = ()) -> Solved:
@@ -102,13 +110,29 @@ def _solved(job: FleetJob, left: Mapping[str, int], given: Given, elsewhere: Col
             return Solved(job, _late(_solved(without, left, given, elsewhere).answer, limit, words))
     try:
         one = given.problem(job, left)
+    except UsageError as error:
+        words = _sentence(str(error))
+        return _squeezed(job, left, given) or Solved(job, unplanned(job, given.pools, left, words))
+    try:
         choice = choice_of(
             given.kept, job.name, _asked(job, one, elsewhere), partial(_choice, seed=given.seed)
         )
-        answer = answer_of(job, one, choice.found)
-        return Solved(job, _with_trial(answer, one.problem, choice), one, choice.found)
     except UsageError as error:
         return Solved(job, unplanned(job, given.pools, left, _sentence(str(error))))
+    answer = answer_of(job, one, choice.found)
+    return Solved(job, _with_trial(answer, one.problem, choice), one, choice.found)
+
+
+def _squeezed(job: FleetJob, left: Mapping[str, int], given: Given) -> Solved | None:
+    """A job to which the others leave too few nodes, and which may trade for some; None: that is not what it lacks."""
+    try:
+        one = given.problem(job, given.limits)
+    except UsageError:
+        return None
+    nodes = sum(left[pool.name] for pool in one.problem.pools)
+    words = f"The other jobs leave {nodes or 'no'} node{'s' if nodes > 1 else ''} for it"
+    words += f", and it needs at least {job.min_workers}." if nodes else "."
+    return Solved(job, replace(unplanned(job, given.pools, left, words), binding="pools"), one)
 
 
 def under_way(job: FleetJob) -> Mapping[str, int]:

@@ -66,8 +66,10 @@ def at_present_pace(problem: Problem, pace: Pace | None) -> tuple[Problem, str]:
     seen = 0.0 if pace is None else pace.seconds / NOISE_SECONDS / NOISE**2
     factor = math.exp(max(said, -LARGE) * seen / (prior + seen))  # of the time of a step
     sigma = math.hypot((prior + seen) ** -0.5, DOUBT * doubt)
+    # Before it is watched, another day's doubt adds to that of the profile; afterwards both say the same.
+    both = math.hypot if pace is None else max
     pools = tuple(
-        replace(pool, step_seconds=pool.step_seconds * factor, step_sigma=max(pool.step_sigma, sigma))
+        replace(pool, step_seconds=pool.step_seconds * factor, step_sigma=both(pool.step_sigma, sigma))
         for pool in problem.pools
     )
     model = problem.servers.model

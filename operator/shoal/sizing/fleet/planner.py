@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 P = ParamSpec("P")
 
-NOT_URGENT = False, math.inf
+NOT_URGENT = True, math.inf
 SPARE = 0.1
 """What a running job with spot workers gains by ending early, as a part of its cost: see `Objective.spare`."""
 
@@ -162,15 +162,17 @@ def _urgency(job: FleetJob, given: Given) -> tuple[bool, float]:
 
     What is known to need a pool goes before what is only thought to.
     """
-    samples = job.samples_left
-    if samples is None and job.steps_left is not None:
-        samples = job.steps_left * job.batch_size
-    if job.deadline_seconds is None or job.model is None or samples is None:
+    if job.model is None or not job.has_work:
         return NOT_URGENT
     try:
         one = given.problem(job, given.limits)
     except UsageError:
         return NOT_URGENT
+    samples = job.samples_left
+    if samples is None and job.steps_left is not None:
+        samples = job.steps_left * job.batch_size
+    if job.deadline_seconds is None or samples is None:
+        return not one.measured, math.inf
     rates = sorted(
         (pool.samples_per_second for pool in one.problem.pools for _ in range(pool.limit)),
         reverse=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -163,13 +164,14 @@ def _supplied(option: Pool, pool: FleetPool, job: FleetJob, reserved: bool) -> P
         return replace(option, out_seconds=min(max(pool.exhausted_seconds, SHORT_OUT_SECONDS), longest))
     if pool.exhausted:  # nothing more comes from it
         option = replace(option, limit=min(option.limit, option.running))
-    return option if reserved else _with_stock_outs(option, pool)
+    return option if reserved else _with_stock_outs(option, pool, job.deadline_seconds or math.inf)
 
 
-def _with_stock_outs(option: Pool, pool: FleetPool) -> Pool:
+def _with_stock_outs(option: Pool, pool: FleetPool, horizon: float) -> Pool:
     """A spot pool that may be out of stock, as often as it was."""
     known = priors.NODE_HOURS * max(pool.interruptions_per_hour, priors.LEAST_RATE) + pool.interruptions_seen
-    return replace(option, availability=option.running_out(known, out_now=pool.exhausted or None))
+    process = option.running_out(known, out_now=pool.exhausted or None)
+    return replace(option, availability=replace(process, horizon=horizon) if pool.exhausted else process)
 
 
 def _stock_of(pool: FleetPool) -> Stock:

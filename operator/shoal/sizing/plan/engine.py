@@ -56,6 +56,7 @@ class Engine:
         self._capacity = self._rng.standard_normal(runs)
         self._failures = self._rng.random(runs), self._rng.random(runs)
         self._work, self._efficiency, self._beside = self._rng.standard_normal((3, runs))
+        self._parting = 1e-9 + self._rng.random((runs, 1)) * (1 - 2e-9)
         self._cache: dict[tuple[str, int, float], tuple[Floats, Floats]] = {}
         self._alone: dict[tuple[str, int, float], Floats] = {}
 
@@ -167,7 +168,10 @@ class Engine:
 
     def _followed(self, pool: Pool, n: int, ready: float) -> tuple[Floats, Floats]:
         supply = self._supplies[pool.name]
-        held = np.minimum(np.floor(supply.there * pool.limit + 1e-9), n)
+        if supply.shared:  # a stock-out takes its part of every job's nodes, however many there may be
+            held = np.floor(supply.there * n + self._parting[: len(supply.there)])
+        else:
+            held = np.minimum(np.floor(supply.there * pool.limit + 1e-9), n)
         out = min(round(pool.out_seconds / self.step), STEPS)
         held[:, :out] = np.minimum(held[:, :out], pool.running)
         runs = len(held)

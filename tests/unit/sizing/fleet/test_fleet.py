@@ -30,7 +30,7 @@ from shoal.sizing.fleet.problems import job_problem
 from shoal.sizing.plan.engine import RUNS, TABLE_RUNS, Engine
 from shoal.sizing.plan.planner import Plan
 from shoal.sizing.plan.problem import Floats, Objective, Pool, Problem, Servers, StepWork
-from shoal.sizing.plan.together import Request, plan_together
+from shoal.sizing.plan.together import plan_together
 from shoal.sizing.speed.efficiency import Efficiency
 from shoal.sizing.speed.measurements import MEASURED
 from shoal.sizing.speed.model import fitted
@@ -683,9 +683,9 @@ def test_one_job_that_must_be_late_has_few_others_planned_again(monkeypatch: pyt
     """All jobs were planned twice each minute: only those are that have nodes it could use, the most eight together."""
     asked: list[list[str]] = []
 
-    def counted(requests: Sequence[Request]) -> list[Plan]:
-        asked.append([str(request.problem.work.samples) for request in requests])
-        return plan_together(requests)
+    def counted(problems: Sequence[Problem], priorities: Sequence[int]) -> list[Plan]:
+        asked.append([str(problem.work.samples) for problem in problems])
+        return plan_together(problems, priorities)
 
     monkeypatch.setattr(joint, "plan_together", counted)
     pools = [replace(SPOT, limit=24), replace(STEADY, limit=24)]
@@ -722,3 +722,36 @@ def test_on_demand_nodes_are_a_reserve_only_as_far_as_the_servers_and_the_work_l
         1900.0, PROFILE
     )  # its server makes 100 steps/s, of the 193 of 16 workers: they take 1,560 s
     assert not prepared(2200.0, PROFILE)
+
+
+def test_job_to_which_the_others_leave_no_node_trades_for_some_and_is_told_why_else() -> None:
+    """It was told to raise the limit, and waited until the other one ended, though both could keep their deadlines."""
+    hour = 3600 * 1542.0  # samples of one worker
+    pool = replace(STEADY, limit=16)
+    fast = {"pools": ("steady",), "prefer": "MinTime"}
+    first = job("a", samples_left=16 * hour, deadline_seconds=3 * 3600.0, **fast)
+    second = job("b", samples_left=2 * hour, deadline_seconds=2 * 3600.0, **fast)
+    found = plan_fleet([pool], [PROFILE], [first, second]).jobs
+    assert all(plan.feasible for plan in found.values())
+    assert found["a"].counts["steady"] + found["b"].counts["steady"] <= 16
+    above = replace(first, priority=1, samples_left=40 * hour)  # it needs all of them
+    squeezed = plan_fleet([pool], [PROFILE], [above, second]).jobs["b"]
+    assert (squeezed.counts, squeezed.feasible, squeezed.binding) == ({"steady": 0}, False, "pools")
+    assert squeezed.reason.startswith("The other jobs leave no node for it.")
+
+
+def test_job_with_a_deadline_goes_before_one_without_if_neither_was_measured() -> None:
+    """It got nothing for as long as the other one ran, and so was never measured."""
+    new = [replace(MODEL, fingerprint=name) for name in ("x", "y")]
+    one = replace(STEADY, limit=16)
+    fast = {"pools": ("steady",), "prefer": "MinTime"}
+    endless = job("a", model=new[0], deadline_seconds=None, **fast)
+    urgent = job("b", model=new[1], deadline_seconds=3600.0, priority=0, **fast)
+    found = plan_fleet([one], [PROFILE], [endless, urgent]).jobs
+    assert found["b"].counts["steady"] > found["a"].counts["steady"]
+
+
+def test_what_another_day_changes_adds_to_the_doubt_of_the_profile_before_anything_is_watched() -> None:
+    one = Problem((Pool("p", 4, 1.0, 0.1, 8, step_sigma=0.08),), StepWork(steps=1000))
+    before, _ = at_present_pace(one, None)
+    assert before.pools[0].step_sigma == pytest.approx(math.hypot(0.08, 0.1), rel=0.01)

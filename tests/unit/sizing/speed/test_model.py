@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from shoal.errors import UsageError
 from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import MEASURED, LogMean, Model, Profile, Row, ServerLoad
 from shoal.sizing.speed.model import SpeedModel, chosen
-from shoal.sizing.speed.servers import soft_min
+from shoal.sizing.speed.servers import Load, ServerModel, soft_min
 from shoal.sizing.speed.worker import Configuration, Observation
 
 MODEL = Model("resnet32", 5.5e8, 1_857_722, 104)
@@ -285,3 +286,18 @@ def test_two_profiles_of_one_model_count_together_and_what_both_say_once() -> No
     )
     assert slow < forth < fast
     assert forth == pytest.approx(back)
+
+
+def test_servers_of_a_thousand_models_are_fitted_at_once() -> None:
+    """It was cubic in the models, in every plan: 400 profiles took 5 s of the processor, and anyone may make them."""
+    loads = [
+        Load(Model(f"m{i}", 1e8, 10_000 * (i + 1), 50 + i % 300), 1, 1e-4 * (1 + i % 7), 1000)
+        for i in range(1000)
+    ]
+    began = time.process_time()
+    fit = ServerModel(loads)
+    assert time.process_time() - began < 5.0
+    for load in loads[::333]:
+        capacity, sigma = fit.capacity(load.model, 1)
+        assert capacity == pytest.approx(1 / load.seconds, rel=0.15)
+        assert sigma < 0.06
