@@ -8,6 +8,7 @@ its speed is worth its price.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -42,6 +43,8 @@ class Given:
     seed: int = 0
     kept: Kept = field(default_factory=dict)
     """Choices of the plan before."""
+    reserves: dict[str, Counter[str]] = field(default_factory=dict)
+    """By job: on-demand nodes that it does not use, and counts on where spot nodes run out."""
 
     @property
     def limits(self) -> dict[str, int]:

@@ -64,10 +64,15 @@ def plan_fleet(
         del kept[gone]
     speeds, left_out = fitted(profiles, {_model(job) for job in jobs})
 
-    def problem(job: FleetJob, limits: Mapping[str, int]) -> JobProblem:
-        return job_problem(job, pools, limits, speeds, confidence, spare=SPARE)
+    reserves = dict[str, Counter[str]]()
 
-    planned = _planned(jobs, Given(pools, problem, seed, kept))
+    def problem(job: FleetJob, limits: Mapping[str, int]) -> JobProblem:
+        promised = Counter[str]()
+        for each in (reserve for name, reserve in reserves.items() if name != job.name):
+            promised.update(each)
+        return job_problem(job, pools, limits, speeds, confidence, spare=SPARE, promised=promised)
+
+    planned = _planned(jobs, Given(pools, problem, seed, kept, reserves))
     return FleetPlan({each.job.name: each.answer for each in planned}, tuple(left_out), speeds.left_out)
 
 
@@ -110,10 +115,21 @@ def _planned(jobs: Sequence[FleetJob], given: Given) -> list[Solved]:
         for name in _used(solved.answer.counts):
             left[name] = max(left[name] - solved.answer.counts[name], 0)
             first.setdefault((_model(job), name), job.name)
+        if reserve := _reserve_of(solved):
+            given.reserves[job.name] = reserve
     best = [alone[job.name] for job in order]
     chosen = alone | _otherwise({}, better_together, best, given)
     plans = [chosen[job.name] for job in jobs]
     return _otherwise(plans, _within_reach, plans, given.limits)
+
+
+def _reserve_of(solved: Solved) -> Counter[str]:
+    """On-demand nodes that a job with spot workers counts on, beyond those that it uses."""
+    if solved.one is None or not any(
+        n for pool, n in zip(solved.one.problem.pools, solved.counts, strict=True) if pool.spot
+    ):
+        return Counter()
+    return Counter(solved.one.reserve) - Counter(solved.answer.counts)
 
 
 def _used(counts: Mapping[str, int]) -> list[str]:

@@ -755,3 +755,14 @@ def test_what_another_day_changes_adds_to_the_doubt_of_the_profile_before_anythi
     one = Problem((Pool("p", 4, 1.0, 0.1, 8, step_sigma=0.08),), StepWork(steps=1000))
     before, _ = at_present_pace(one, None)
     assert before.pools[0].step_sigma == pytest.approx(math.hypot(0.08, 0.1), rel=0.01)
+
+
+def test_on_demand_nodes_are_the_reserve_of_as_many_jobs_as_they_are_enough_for() -> None:
+    """Eight jobs were each promised to be in time because of the same nodes, and two of them were when spot was out."""
+    pools = [replace(SPOT, limit=64), replace(STEADY, limit=8)]
+    jobs = [job(f"j{number}", max_workers=8) for number in range(8)]
+    found = plan_fleet(pools, [PROFILE], jobs).jobs.values()
+    assert all(plan.feasible for plan in found)
+    # 20 million samples take 4 P100 3,242 s, and start-up and spare 450 s: each needs five.
+    sure = [plan.confidence for plan in found if plan.confidence is not None and plan.confidence > 0.985]
+    assert len(sure) == 1
