@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -301,3 +302,28 @@ def test_servers_of_a_thousand_models_are_fitted_at_once() -> None:
         capacity, sigma = fit.capacity(load.model, 1)
         assert capacity == pytest.approx(1 / load.seconds, rel=0.15)
         assert sigma < 0.06
+
+
+@pytest.mark.parametrize("factor", [0.2, 3.0])
+@pytest.mark.parametrize("others", [1, 8, 30])
+def test_a_namespace_of_many_slow_models_moves_nobody_elses_prediction(factor: float, others: int) -> None:
+    """Thirty of one namespace tripled what a third one was told of its new model, give or take 8 %."""
+
+    def profile(number: int, owner: str, devices: Sequence[str], times: float = 1.0) -> Profile:
+        model = Model(f"{owner}-{number}", 4e8 * (1 + number % 7), 1_000_000, 40 + 13 * (number % 9), owner)
+        seconds = {each: times * true(model, each) for each in devices}
+        rows = [Row(d, batch_size=64, compute=LogMean.of(t, 0.1 * t, 1000)) for d, t in seconds.items()]
+        return Profile(model, tuple(rows))
+
+    def true(model: Model, device: str) -> float:
+        overhead, rate = {"T4": (3e-3, 2.4e12), "V100": (2e-3, 6e12)}[device]
+        return overhead + 3 * float(model.flops or 0) * 64 / rate + 1.4e-4 * model.tensors
+
+    honest = [profile(number, "a", ("T4", "V100")) for number in range(5)]
+    slow = [profile(number, "b", ("T4",), factor) for number in range(others)]
+    new = Model("new", 1.5e9, 3_000_000, 90, "c")
+    found = SpeedModel([*honest, *slow]).worker(new, "T4", 1, 0, 64)
+    assert abs(math.log(found.seconds / true(new, "T4"))) < 1.645 * found.sigma
+    assert found.seconds == pytest.approx(true(new, "T4"), rel=0.35)
+    mine = SpeedModel([*honest, *slow]).worker(honest[0].model, "T4", 1, 0, 64)
+    assert mine.seconds == pytest.approx(true(honest[0].model, "T4"), rel=0.02)
