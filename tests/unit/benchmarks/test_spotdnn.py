@@ -172,7 +172,7 @@ def test_unreachable_loss_raises_error() -> None:
         model([1, 1, 1, 1, 1], TABLE_I_PRICES, 0.5, 1800)
     easy = model([1, 1, 1, 1, 1], TABLE_I_PRICES, 1000.0, 1800)
     with pytest.raises(UsageError, match="ask for a lower loss"):
-        plan(Problem(tuple(easy.pools), easy.work, objective=easy.objective))
+        plan(easy.problem)
 
 
 def test_plan_stays_in_fitted_batch_range() -> None:

@@ -6,6 +6,7 @@ import math
 import pickle
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -766,3 +767,18 @@ def test_on_demand_nodes_are_the_reserve_of_as_many_jobs_as_they_are_enough_for(
     # 20 million samples take 4 P100 3,242 s, and start-up and spare 450 s: each needs five.
     sure = [plan.confidence for plan in found if plan.confidence is not None and plan.confidence > 0.985]
     assert len(sure) == 1
+
+
+def test_fifty_pools_are_planned_in_a_second() -> None:
+    """A job took 3.8 s of the processor, of which 2.8 sorted the beginnings of the search."""
+    kinds = ("P100", "T4", "V100", "K80", "A100", "L4")
+    pools = [
+        replace(
+            SPOT if i % 2 else STEADY, name=f"p{i}", accelerator=kinds[i % 6], price_per_hour=0.3 + i / 20
+        )
+        for i in range(50)
+    ]
+    began = time.process_time()
+    found = plan_fleet(pools, [PROFILE], [job(pools=tuple(pool.name for pool in pools))]).jobs["a"]
+    assert time.process_time() - began < 2.0
+    assert found.feasible
