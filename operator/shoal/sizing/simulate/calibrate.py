@@ -4,7 +4,8 @@ A trace is cut into blocks. For each block the availability of the pool is learn
 --trace` learns it, and a fixed plan is promised to keep its deadline with the confidence asked for: the work is the
 most for which the simulated runs say so. Then every window of the left-out block is replayed with that plan. A cell is
 a trace, a number of workers (the pool holds as many) and a time to the deadline; its slack is that time over the time
-with all nodes there. Speeds are exact here, and the same engine promises and replays: what is tested is the availability.
+with all nodes there. Speeds are exact here, and the same engine promises and replays: what is tested is the
+availability.
 """
 
 from __future__ import annotations
