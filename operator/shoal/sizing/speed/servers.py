@@ -144,7 +144,9 @@ class _Normal(NamedTuple):
 
     def solve(self, shared: Floats, own: Floats) -> tuple[Floats, Floats]:
         """The step for a gradient."""
-        first = np.linalg.solve(self.reduced, shared - (self.mixed.T / self.own) @ own)
+        first = np.asarray(
+            np.linalg.solve(self.reduced, shared - (self.mixed.T / self.own) @ own), dtype=np.float64
+        )
         return first, (own - self.mixed @ first) / self.own
 
 
@@ -248,8 +250,8 @@ class ServerModel:
         variances = np.einsum("ni,nij,nj->n", terms.slope, covariance[terms.model], terms.slope)
         variances += 1 / terms.weight + (priors.SERVER_MODEL * terms.own) ** 2
         number = terms.by_model(np.ones(len(errors)), count)
-        means = (terms.by_model(each, count) / number for each in (errors, variances))
-        return np.array([looseness(*each, priors.SERVER_MODEL) for each in zip(*means, strict=True)])
+        error, variance = (terms.by_model(each, count) / number for each in (errors, variances))
+        return np.array([looseness(e, v, priors.SERVER_MODEL) for e, v in zip(error, variance, strict=True)])
 
     def _maximize(self) -> None:
         theta, own, damping, best = self._prior.copy(), np.zeros(len(self.names)), 1e-2, math.inf
