@@ -24,7 +24,6 @@ __all__ = [
     "Availability",
     "Calm",
     "Markov",
-    "Recorded",
     "Stock",
     "Supply",
     "Windows",
@@ -209,24 +208,6 @@ class Markov:
                 begins[:, i] = now & ~before
             out[:, i] = now
         return out, begins
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """Given windows of a trace, one a run: `nodes` and `lost` are (runs, steps), of a pool of `size` nodes."""
-
-    nodes: Floats
-    lost: Floats
-    size: float
-
-    @property
-    def mean(self) -> float:
-        """The mean part that was there."""
-        return min(float(self.nodes.mean()) / self.size, 1.0)
-
-    def supply(self, rng: np.random.Generator, runs: int, steps: int, step: float, limit: int) -> Supply:  # noqa: ARG002
-        """The windows themselves."""
-        return Supply(np.minimum(self.nodes / self.size, 1.0), self.lost / self.size)
 
 
 @dataclass(frozen=True)
