@@ -20,8 +20,7 @@ from shoal.sizing.fleet.kept import Kept
 from shoal.sizing.fleet.moves import Move, reached
 from shoal.sizing.fleet.problems import JobProblem, job_problem
 from shoal.sizing.fleet.values import FleetJob, FleetPlan, FleetPool
-from shoal.sizing.plan.planner import Plan, plan
-from shoal.sizing.plan.problem import Problem
+from shoal.sizing.plan.planner import Plan, nothing
 from shoal.sizing.speed.measurements import Profile
 from shoal.sizing.speed.model import fitted
 
@@ -89,12 +88,7 @@ def plan_problems(pools: Sequence[FleetPool], jobs: Sequence[tuple[FleetJob, Job
         return replace(one, problem=replace(one.problem, pools=tuple(left)))
 
     planned = _planned([job for job, _ in named.values()], Given(pools, problem))
-    return [each.found or _nothing(one.problem) for each, (_, one) in zip(planned, jobs, strict=True)]
-
-
-def _nothing(problem: Problem) -> Plan:
-    none = (0,) * len(problem.pools)
-    return replace(plan(problem), feasible=False, counts=none, binding="pools")
+    return [each.found or nothing(one.problem) for each, (_, one) in zip(planned, jobs, strict=True)]
 
 
 def _planned(jobs: Sequence[FleetJob], given: Given) -> list[Solved]:

@@ -18,7 +18,7 @@ from shoal.sizing.plan.problem import SCALING_SIGMA, LossWork, Objective, Pool, 
 from shoal.sizing.plan.risk import Checked, Walk, is_risky
 from shoal.sizing.plan.search import EXACT_LIMIT, search
 
-__all__ = ["Plan", "Point", "finite", "plan"]
+__all__ = ["Plan", "Point", "finite", "nothing", "plan"]
 
 PASSES = 8
 """Times that the search is continued where the shortlist ends without a plan that is sure enough."""
@@ -179,6 +179,12 @@ def plan(problem: Problem, *, exact_limit: int = EXACT_LIMIT, seed: int = 0) -> 
         proved=proved,
         kept=runs.kept if runs and limited else None,
     )
+
+
+def nothing(problem: Problem) -> Plan:
+    """The plan of a job to which others leave no node: what it would need with all of them, and not feasible."""
+    none = (0,) * len(problem.pools)
+    return replace(plan(problem), feasible=False, counts=none, binding="pools")
 
 
 def _cheapest_in_time(problem: Problem, exact_limit: int, seed: int) -> Candidate | None:

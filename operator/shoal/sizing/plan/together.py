@@ -10,7 +10,7 @@ import numpy as np
 
 from shoal.sizing.plan.assign import Columns, assign
 from shoal.sizing.plan.elastic import ElasticModel
-from shoal.sizing.plan.planner import Plan, plan
+from shoal.sizing.plan.planner import Plan, nothing, plan
 from shoal.sizing.plan.problem import Problem
 from shoal.sizing.plan.risk import Walk
 from shoal.sizing.plan.search import search
@@ -67,8 +67,8 @@ def _within(problem: Problem, limits: dict[str, float]) -> Plan:
     pools = tuple(replace(pool, limit=int(min(pool.limit, limits[pool.name]))) for pool in problem.pools)
     given = sum(pool.limit for pool in pools)
     least = min(problem.min_workers, max(given, 1))
-    if given == 0:  # nothing is left: what it would need shows in the plan as infeasible
-        return replace(plan(problem), feasible=False, counts=(0,) * len(pools), binding="pools")
+    if given == 0:
+        return nothing(problem)
     steady = sum(pool.limit for pool in pools if not pool.spot)
     return plan(
         replace(problem, pools=pools, min_workers=least, min_on_demand=min(problem.min_on_demand, steady))

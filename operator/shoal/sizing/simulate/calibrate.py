@@ -188,13 +188,13 @@ def _promised(
 
 def _scenario(spot: Pool, on_demand: Pool, counts: tuple[int, int], work: float, seconds: float) -> Scenario:
     """The plan's workers, exact speeds, and servers that neither fail nor limit them."""
-    pools = [
+    first, other = (
         replace(pool, limit=max(n, 1), step_seconds=spot.step_seconds, step_sigma=0.0, running=0)
         for pool, n in zip((spot, on_demand), counts, strict=True)
-    ]
+    )
     quiet = Servers(model=PsModel(0.0), interruptions_per_hour=0.0)
-    problem = Problem(pools, StepWork(steps=max(work, 1.0)), quiet, Objective(deadline=seconds))
-    return Scenario(problem, *pools, sum(counts), 1, work, seconds)
+    problem = Problem((first, other), StepWork(steps=max(work, 1.0)), quiet, Objective(deadline=seconds))
+    return Scenario(problem, first, other, sum(counts), 1, work, seconds)
 
 
 @dataclass(frozen=True)
