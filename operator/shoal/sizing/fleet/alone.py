@@ -248,7 +248,6 @@ def _with_trial(answer: JobPlan, problem: Problem, choice: Choice) -> JobPlan:
     return replace(
         answer,
         counts={pool.name: n for pool, n in zip(pools, trial.counts, strict=True)},
-        cost_per_hour=problem.price_per_hour(trial.counts),
         reason=f"{answer.reason} {words}",
     )
 

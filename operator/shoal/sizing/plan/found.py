@@ -111,9 +111,6 @@ class Found:
     objective: Objective
     pools: int
     searched: int = 0
-    valid: int = 0
-    in_time: int = 0
-    in_budget: int = 0
     feasible: int = 0
     possible: int = 0
     """Combinations whose means are within all limits."""
@@ -155,9 +152,6 @@ class Found:
         in_time, in_budget = feasible(self.objective, out)
         both = in_time & in_budget
         self.searched += counts.shape[1]
-        self.valid += int(np.count_nonzero(np.isfinite(out.seconds)))
-        self.in_time += int(np.count_nonzero(in_time))
-        self.in_budget += int(np.count_nonzero(in_budget))
         here = int(np.count_nonzero(both))
         self.feasible += here
         if here:
@@ -201,7 +195,7 @@ class Found:
 
     def merge(self, other: Found) -> None:
         """Add another part."""
-        for name in ("searched", "valid", "in_time", "in_budget", "feasible", "possible"):
+        for name in ("searched", "feasible", "possible"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name, kept in other._kept.items():
             if name not in self._kept or kept[0] < self._kept[name][0]:
