@@ -794,7 +794,7 @@ async def test_nodes_are_given_up_at_once_for_a_higher_priority_only(priority: i
     counts = {"team/digits": {"spot": 2}, "team/other": {"spot": 6}}
 
     def plans(_pools: object, _profiles: object, jobs: list[FleetJob]) -> FleetPlan:
-        empty = JobPlan({}, 1, 60.0, None, None, 1.0, 1.0, 0.99, True, None, "", None, None)
+        empty = JobPlan({}, 1, 60.0, None, None, 1.0, 0.99, True, None, "", None, None)
         return FleetPlan({job.name: replace(empty, counts=counts[job.name]) for job in jobs})
 
     world = World(plan=plans)
@@ -822,9 +822,7 @@ async def test_nodes_are_given_up_at_once_for_a_higher_priority_only(priority: i
 def test_a_deadline_at_risk_is_urgent_once_speeds_are_measured(pool: str, basis: str, urgent: bool) -> None:
     """A pool named `measured` is not."""
     job = TrainingJob.model_validate(job_manifest())
-    late = JobPlan(
-        {pool: 2}, 1, 9e4, None, None, 1.0, 1.0, 0.1, False, "deadline", "", 1.0, None, {pool: basis}
-    )
+    late = JobPlan({pool: 2}, 1, 9e4, None, None, 1.0, 0.1, False, "deadline", "", 1.0, None, {pool: basis})
     found = proposal(job, late, Trade(), NOW, None)
     assert (found.urgent, found.basis) == (urgent, f"{pool}: {basis}")
 
