@@ -66,8 +66,11 @@ def _pod_templates() -> list[str]:
     ]
 
 
-def _section(path: str, schema: Schema) -> Iterator[str]:
-    yield from ("", f"### {path}", "", schema["description"], "")
+def _section(path: str, schema: Schema, said: str = "") -> Iterator[str]:
+    """The fields of an object. `said`: what the field of this object says of it, which is not repeated."""
+    yield from ("", f"### {path}", "")
+    if schema["description"] != said:
+        yield from (schema["description"], "")
     required = schema.get("required", [])
     for name, field in schema["properties"].items():
         about = [_type(field), "required" if name in required else _default(field)]
@@ -83,9 +86,8 @@ def _section(path: str, schema: Schema) -> Iterator[str]:
         inner = field.get("items", field)
         if inner.get("properties") and name != _TEMPLATE:
             mark = "[]" if "items" in field else ""
-            yield from _section(
-                f"{path}.{name}{mark}", {"description": field.get("description", ""), **inner}
-            )
+            said = field.get("description", "")
+            yield from _section(f"{path}.{name}{mark}", {"description": said, **inner}, said)
 
 
 def _type(schema: Schema) -> str:
