@@ -34,8 +34,8 @@ def read(paths: Sequence[str | Path]) -> dict[str, str]:
             raise UsageError(f"cannot read {file}: {error.strerror or error}") from error
         except UnicodeDecodeError as error:
             raise UsageError(
-                f"cannot take {file} along: it is no text. Code travels with a job; data and models belong in a bucket, "
-                "a volume, or the image"
+                f"cannot take {file} along: it is no text. Code travels with a job; data and models belong in a "
+                "bucket, a volume, or the image"
             ) from error
         if found.get(name, text) != text:
             raise UsageError(
