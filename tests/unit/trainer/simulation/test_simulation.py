@@ -101,6 +101,22 @@ def check_lineage(world, context):
         assert older.epoch < newer.epoch or older.generation <= newer.generation, context
 
 
+def check_steps(world, context):
+    """The steps in the parameters are counted, and no more are wasted than were computed in vain.
+
+    But for a step of each worker that was replaced, or saw the loss of a server: nobody knows whether one was in
+    progress. And who waits for the others after its push (`rounds`) does not know whether it has arrived.
+    """
+    counters = world.final.coordinator.record.counters
+    applied = np.count_nonzero(pieces(world, 0)[-1, STEPS_AT : STEPS_AT + world.steps])
+    assert counters.steps == applied, context
+    replaced = len(world.workers) - len(world.slots)
+    in_vain, unsure = world.steps - applied, replaced + world.faults.ps_losses * len(world.slots)
+    too_many = not world.rounds and counters.wasted_steps > in_vain + unsure
+    too_few = world.faults.ps_losses == replaced == 0 and counters.wasted_steps < in_vain
+    assert not (too_many or too_few), f"{context}: {counters.wasted_steps} of {in_vain}"
+
+
 def check(seed, world):
     applied = counts(world)
     counters = world.final.coordinator.record.counters
@@ -115,6 +131,7 @@ def check(seed, world):
     assert applied.sum() == world.final.shard.history.samples, context
     assert report.ranges(world.final.coordinator.record).never == 0, context
     check_lineage(world, context)
+    check_steps(world, context)
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
