@@ -215,6 +215,22 @@ def test_files_are_applied_once_or_counted(chunk):
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 @pytest.mark.timeout(600)
+def test_no_gradient_is_staler_than_the_bound(chunk):
+    """Where its worker pulled since it connected, and no push has waited in vain for another one."""
+    for seed in range(chunk, SEEDS // 3, CHUNKS):
+        faults, shards = (0.2, 0.5, 1.0)[seed % 3], (1, 1, 2)[seed % 3]
+        world = World(
+            seed, workers=2 + seed % 3, faults=faults, ps_faults=seed % 2, shards=shards, bound=4 + seed % 4,
+            gradients=seed % 2 == 0,
+        )  # fmt: skip
+        world.run()
+        world.end()
+        check(seed, world)
+        assert world.awaited
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.timeout(600)
 def test_job_ends_after_the_last_fault(chunk):
     """No later fault hides the damage of an earlier one."""
     for seed in range(chunk, SEEDS // 2, CHUNKS):

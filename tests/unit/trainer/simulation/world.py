@@ -34,7 +34,7 @@ class World:
     training stops after this many. `gradients`: see `job`. `streams`: whether shards are so large that pushes and pulls
     are streams. `files`: the samples are in files, whose lengths the job learns, and whose list each worker leaves out
     until it is asked for it. `mean`: answers of the storage are lost, parameter server 0 dies while it writes, and
-    losses of servers do not end an outage of the storage.
+    losses of servers do not end an outage of the storage. `bound`: of the staleness.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class World:
         streams=False,
         mean=False,
         files=False,
+        bound=None,
     ):
         self.random, self.beats = random.Random(seed), random.Random(~seed)
         self.now = 0.0
@@ -65,7 +66,9 @@ class World:
         self.rounds = seed % 4 < 2
         """Whether workers wait for each other after their pushes."""
         self.shards, self.model, self.streams = shards, model(shards, gradients=gradients), streams
-        self.gradients = gradients
+        self.gradients, self.bound = gradients, bound
+        self.awaited = set()
+        """The pushes for which others wait, with their shards: each worker has pulled their base since it connected."""
         self.weights = {}
         """The weights with which each push was applied: in another shard, or after a loss, it has another one."""
         self.pushes = {}
