@@ -266,7 +266,7 @@ class Exchange:
         try:
             workers.wait_admitted(self.worker.slot, base, 20.0)
             self._check_link(server, index)
-            if base in self.pulled[index]:
+            if self.world.bound is not None and base in self.pulled[index]:
                 self.world.awaited.add((server.shard.boot, *self.identity, seq))
                 self.pulled[index].remove(base)  # of two steps on the same version, the first is waited for
             yield

@@ -175,10 +175,13 @@ class Server:
         self._give_up(*arguments)
 
     def _weigh(self, then):
-        """Record the weight of each push that is applied, and check its staleness."""
+        """Record the weight of each push that is applied, and check its staleness, and that its worker may push."""
 
         def applied(push):
             identity = push.slot, push.incarnation, push.seq
+            if self.index == 0:
+                member = self.coordinator.members.known.get(identity[:2])
+                assert member is None or member.present, f"{identity} of a worker that is {member.state}"
             self.world.weighed(identity, push.weight)
             if (self.shard.boot, *identity) in self.world.awaited and not (push.delta or self.gave_up):
                 # The oldest gradients wait for nothing, and each other worker may have two of them.
