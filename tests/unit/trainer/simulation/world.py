@@ -11,10 +11,12 @@ import random
 import sys
 import threading
 import traceback
+from itertools import pairwise
 
 import numpy as np
 
 from shoal_trainer.contract import StopAfter
+from shoal_trainer.coordinator.lease_index import overlap
 from shoal_trainer.errors import FaultyDevice, Fenced, TrainerError, Unreachable
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import State
@@ -178,6 +180,7 @@ class World:
         if self.server is not None:
             self.server.coordinator.tick()
             self.reconcile_shards()
+            self.check_leases()
         for server in list(self.cut_off):
             if self.now >= server.looks_at:
                 server.look()
@@ -249,6 +252,14 @@ class World:
             with contextlib.suppress(Unreachable):
                 self.server.reconciler.compare()
                 self.server.compare_due = False
+
+    def check_leases(self):
+        """Nothing is leased twice."""
+        ledger = self.server.coordinator.record.ledger
+        leases = () if ledger is None else ledger.leases.values()
+        segments = sorted((lease.segment for lease in leases), key=lambda one: (*one[:3], one.end))
+        for one, next_one in pairwise(segments):
+            assert not overlap(one, next_one), f"{one} and {next_one} are leased at once"
 
     def tell_others(self, server):
         """Server 0, or one that was replaced and still runs, tells the other shards what holds for all."""
