@@ -323,7 +323,7 @@ class ParameterServer:
 
     def _when_reachable(self, call: Callable[[], T], target: str = "the storage") -> T:
         """The result of `call`; retried until `target` is reachable."""
-        return until_reachable(call, self._stop, target, longest=RETRY_SECONDS)
+        return until_reachable(call, target, self._stop, longest=RETRY_SECONDS)
 
     def _report_ready(self) -> bool:
         """Report to the coordinator that this restarted shard is READY; returns whether it answered."""

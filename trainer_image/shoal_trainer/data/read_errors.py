@@ -94,7 +94,7 @@ def is_network_outage(error: BaseException) -> bool:
     import tensorflow as tf
 
     transient = tf.errors.UnavailableError | tf.errors.DeadlineExceededError
-    for each in _chain(error):
+    for each in chain_of(error):
         raised = [_from_text(line) for line in _lines(each)] or [_raised(each)]
         if any(isinstance(each, transient) if one is None else one.of_network for one in raised):
             return True
@@ -186,7 +186,7 @@ def _names(kind: type) -> frozenset[str]:
     return frozenset(each.__name__ for each in kind.__mro__)
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
+def chain_of(error: BaseException | None) -> Iterator[BaseException]:
     """The error, and what led to it: `raise … from`, an error during whose handling it was raised, urllib's reason."""
     waiting: list[Any] = [error]
     seen: set[int] = set()

@@ -30,7 +30,7 @@ import tensorflow as tf
 
 from shoal_trainer.data.batch import Batch, map_leaves
 from shoal_trainer.data.user_code import where
-from shoal_trainer.errors import UserError
+from shoal_trainer.errors import UserError, WorkerFailed
 from shoal_trainer.features import flops_per_sample
 from shoal_trainer.ps import kernels
 from shoal_trainer.ps.aligned import aligned
@@ -142,17 +142,23 @@ class FlatModel:
         self._readbacks = ThreadPoolExecutor(1, thread_name_prefix="readback")
 
     def trace(self) -> None:
-        """Trace the step function. Raises `UserError` with the message of Keras or TensorFlow if that fails."""
+        """Trace the step function.
+
+        Raises `UserError` with the message of Keras or TensorFlow if that fails, `OutOfMemory` if it does not fit.
+        """
         failed: Exception | None = None
         weights = len(self.model.weights)
         try:
-            try:
-                self._trace(self._inputs.specs)
-            except NotPure:
-                log.warning("%s: the model uses variables that Keras does not know", ONE_DEVICE)
-                self.devices = self.devices[:1]
-                self._inputs = self._inputs_of(self.example)
-                self._trace(self._inputs.specs)
+            with memory_is_enough():
+                try:
+                    self._trace(self._inputs.specs)
+                except NotPure:
+                    log.warning("%s: the model uses variables that Keras does not know", ONE_DEVICE)
+                    self.devices = self.devices[:1]
+                    self._inputs = self._inputs_of(self.example)
+                    self._trace(self._inputs.specs)
+        except WorkerFailed:
+            raise
         except Exception as error:
             failed = error
         if layout_of(self.model) != self.layout:

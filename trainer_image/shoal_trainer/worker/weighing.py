@@ -138,7 +138,7 @@ class WeighedLoss:
 
     def _computed(self, y_true: Any, y_pred: Any, weights: Any) -> Any:
         loss = self._loss
-        if isinstance(loss, keras.losses.SparseCategoricalCrossentropy) and not keras.tree.is_nested(y_pred):
+        if is_plain(loss, keras.losses.SparseCategoricalCrossentropy) and not keras.tree.is_nested(y_pred):
             self.classes = y_pred.shape[-1]
         self.samples = tf.shape(keras.tree.flatten(y_pred)[0])[0]
         if weights is None or type(loss).__call__ is not keras.losses.Loss.__call__:
@@ -176,6 +176,13 @@ class WeighedLoss:
 
     def _cast(self, value: Any) -> Any:
         return keras.ops.convert_to_tensor(value, dtype=self._loss.dtype)
+
+
+def is_plain(thing: Any, kind: type) -> bool:
+    """Whether a loss or layer is of this kind and computes as that does: a subclass may override `call`."""
+    return isinstance(thing, kind) and all(
+        getattr(type(thing), name) is getattr(kind, name) for name in ("call", "__call__")
+    )
 
 
 def _count_samples(metric: Any, loss: WeighedLoss) -> None:

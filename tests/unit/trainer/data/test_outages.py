@@ -110,7 +110,9 @@ def test_an_outage_at_any_moment_is_retried(form, number):
 
     again(read)
     assert end == 64
-    assert store.calls <= number or failed or form == "tf.data"  # which reads ahead, also of what nobody takes
+    assert (
+        store.calls <= number or failed or form == "tf.data"
+    )  # which reads ahead, also of what nobody takes
 
 
 def test_after_an_outage_a_stream_goes_on_where_it_was():
