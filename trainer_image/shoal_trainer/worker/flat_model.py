@@ -95,7 +95,8 @@ class Step:
 class FlatModel:
     """A built and compiled Keras model as a function of a flat vector.
 
-    `worker` (slot, incarnation) makes Dropout differ between workers; the first worker keeps the seeds of the model.
+    `worker` (slot, incarnation) makes Dropout differ between workers, as the job's `seed` says; the first worker keeps
+    the seeds of the model.
     `on_host`: compute without an accelerator (None: detect). `devices`: where to compute (None: on all accelerators;
     empty: TensorFlow chooses); several share each batch.
     `dtype`: the type of the parameters that a step takes, fp32, or uint16 where they are coded (`ps/coding`).
@@ -108,6 +109,7 @@ class FlatModel:
         wire: Wire,
         worker: tuple[int, int] = (0, 0),
         *,
+        seed: int = 0,
         on_host: bool | None = None,
         devices: Sequence[str] | None = None,
     ) -> None:
@@ -116,7 +118,7 @@ class FlatModel:
         self.example = example
         build(model, example)
         keep_drawing()
-        vary_seeds(model, worker)
+        vary_seeds(model, worker, seed)
         self.layout: Layout = layout_of(model)
         self._averages = MovingAverages(model, self.layout)
         self.found = Findings()
@@ -137,6 +139,8 @@ class FlatModel:
         """For any shape of a batch, without XLA, which would compile for each."""
         self._traced: dict[tuple[Any, ...], Any] = {}
         """By the shapes of a batch."""
+        self._copies: dict[tuple[str, int], Any] = {}
+        """See `SeveralDevices`."""
         self._overflows = 0
         self._spare: list[npt.NDArray[Any]] = []
         self._readbacks = ThreadPoolExecutor(1, thread_name_prefix="readback")
@@ -222,7 +226,7 @@ class FlatModel:
         compute: Callable[..., Any] = on_one
         if self.device_count > 1:
             compute = SeveralDevices(
-                step, self.devices, structure, self._decode, self._encode, self.found, xla=xla
+                step, self.devices, structure, self._decode, self._encode, self.found, self._copies, xla=xla
             )
         elif xla and self.on_server:
             compute = tf.function(on_one, autograph=False, jit_compile=True)

@@ -16,7 +16,7 @@ import numpy as np
 from shoal_trainer.data.batch import Batch
 from shoal_trainer.errors import UserError
 from shoal_trainer.worker.keras_internals import compiled_loss, flat_losses, input_name, layers_of
-from shoal_trainer.worker.weighing import WeighedLoss, is_plain
+from shoal_trainer.worker.weighing import WeighedLoss, computes_as
 
 
 class LabelCheck:
@@ -51,7 +51,11 @@ def _labels(model: Any) -> Iterator[tuple[tuple[Any, ...], WeighedLoss]]:
 
 def _ids(model: Any) -> Iterator[tuple[str, Any]]:
     for layer in layers_of(model):
-        if is_plain(layer, keras.layers.Embedding) and (name := input_name(model, layer)) is not None:
+        if (
+            isinstance(layer, keras.layers.Embedding)
+            and computes_as(layer, keras.layers.Embedding)
+            and (name := input_name(model, layer)) is not None
+        ):
             yield name, layer
 
 

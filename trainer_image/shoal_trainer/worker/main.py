@@ -98,6 +98,8 @@ def main() -> int:
 def _failed(error: WorkerFailed) -> int:
     """Say why this worker ends; returns the exit code, with which it is replaced."""
     log.error("%s", error)
+    if isinstance(error, HungStep):
+        faulthandler.dump_traceback()
     write_failure(type(error).__name__, str(error))
     return EXIT_FAILED
 
@@ -107,7 +109,6 @@ def abandon(worker: Worker, error: HungStep) -> None:
     code = _failed(error)
     end_soon(code)
     try:
-        faulthandler.dump_traceback()
         worker.leave()
     finally:
         os._exit(code)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
 import keras
@@ -17,16 +16,19 @@ from shoal_trainer.worker.keras_internals import (
 )
 
 
-def vary_seeds(model: Any, worker: tuple[int, int]) -> None:
-    """Give each worker (slot, incarnation) its own random numbers; the first keeps the seeds of the model."""
+def vary_seeds(model: Any, worker: tuple[int, int], seed: int = 0) -> None:
+    """Give each worker (slot, incarnation) its own random numbers; the first keeps the seeds of the model.
+
+    `seed`: that of the job, from which they follow.
+    """
     if worker == (0, 0):
         return
     generators = [g for layer in layers_of(model) for g in seed_generators(layer)]
-    for generator in [*generators, global_seed_generator()]:
-        path = f"{generator.state.path}/{worker[0]}/{worker[1]}".encode()
-        state = np.asarray(generator.state.numpy())
-        generator.state.assign(np.array([zlib.crc32(path), zlib.adler32(path)]).astype(state.dtype))
-    tf.random.set_seed(zlib.crc32(f"{worker[0]}/{worker[1]}".encode()))  # of layers that draw from TensorFlow
+    states = [generator.state for generator in (*generators, global_seed_generator())]
+    *drawn, last = np.random.SeedSequence((seed, *worker)).generate_state(2 * len(states) + 1)
+    for state, numbers in zip(states, np.reshape(drawn, (-1, 2)), strict=True):
+        state.assign(numbers.astype(np.asarray(state.numpy()).dtype))
+    tf.random.set_seed(int(last))  # of layers that draw from TensorFlow
 
 
 def keep_drawing() -> None:

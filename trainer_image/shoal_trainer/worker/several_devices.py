@@ -62,7 +62,8 @@ def shares(batch: Batch, devices: int) -> Iterator[tuple[Any, Any, Any, np.int32
 class SeveralDevices:
     """(parameters of each device, shares) -> (the mean update in pieces, numbers), to be traced.
 
-    `decode` and `encode`: see `FlatModel`. `structure`: that of a share.
+    `decode` and `encode`: see `FlatModel`. `structure`: that of a share. `copies`: of frozen weights, by device and
+    variable, which the functions for all shapes share.
     """
 
     def __init__(
@@ -73,11 +74,13 @@ class SeveralDevices:
         decode: Callable[[Any], list[Any]],
         encode: Callable[[list[Any], list[Any], Any], Any],
         found: Findings,
+        copies: dict[tuple[str, int], Any],
         *,
         xla: bool,
     ) -> None:
         self._step, self._devices, self._structure = step, devices, structure
         self._decode, self._encode, self._found = decode, encode, found
+        self._copies = copies
         self._shapes: list[tuple[Any, Any]] = []
         self._changed: list[int] = []
         """Which variables outside of the layout the step assigns."""
@@ -118,8 +121,11 @@ class SeveralDevices:
         given = list(values)
         for position, variable in enumerate(self._step.outside):
             if position not in self._changed:
-                with tf.init_scope(), tf.device(self._devices[index]):
-                    given[position] = tf.identity(variable.value)
+                key = self._devices[index], id(variable)
+                if key not in self._copies:
+                    with tf.init_scope(), tf.device(self._devices[index]):
+                        self._copies[key] = tf.identity(variable.value)
+                given[position] = self._copies[key]
         return given
 
     def _part_on(self, index: int, device: str) -> Callable[..., Any]:

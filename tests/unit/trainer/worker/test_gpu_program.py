@@ -245,6 +245,18 @@ def test_a_subclass_may_give_values_a_meaning_that_its_base_class_does_not_know(
         check.check(data.example(8))
 
 
+@pytest.mark.parametrize(
+    "loss", ["sparse_categorical_crossentropy", keras.losses.sparse_categorical_crossentropy]
+)
+def test_labels_of_a_loss_that_is_given_by_name_are_checked(loss):
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, L.Dense(3, activation="softmax")(inputs))
+    model.compile("sgd", loss)
+    check, _ = checked(model, np.ones((8, 2)), np.arange(8) % 3)
+    with pytest.raises(UserError, match="outside the loss's range: 3"):
+        check.check(Indexed.from_arrays(np.ones((8, 2)), np.full(8, 3)).example(8))
+
+
 def test_models_without_such_limits_are_not_checked():
     inputs = keras.Input((2,))
     model = keras.Model(inputs, L.Dense(1)(inputs))
