@@ -50,12 +50,10 @@ def _labels(model: Any) -> Iterator[tuple[tuple[Any, ...], WeighedLoss]]:
 
 
 def _ids(model: Any) -> Iterator[tuple[str, Any]]:
+    kind = keras.layers.Embedding
     for layer in layers_of(model):
-        if (
-            isinstance(layer, keras.layers.Embedding)
-            and computes_as(layer, keras.layers.Embedding)
-            and (name := input_name(model, layer)) is not None
-        ):
+        is_plain = isinstance(layer, kind) and computes_as(layer, kind)
+        if is_plain and (name := input_name(model, layer)) is not None:
             yield name, layer
 
 

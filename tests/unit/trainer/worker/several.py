@@ -205,7 +205,7 @@ def copies():
     return [ways.count(["0", "1"]), ways.count(["1", "0"])]
 
 
-def frozen():
+def frozen_copies():
     """How many copies of a frozen weight are there after one shape of a batch, and after four."""
 
     def batch_of(length):
@@ -253,7 +253,7 @@ def whole_worker():
 
 
 CASES = {
-    "frozen": frozen,
+    "frozen copies": frozen_copies,
     "copies": copies,
     "whole batch": lambda: difference(functional, batch()),
     "part of a batch": lambda: difference(functional, batch(5)),
