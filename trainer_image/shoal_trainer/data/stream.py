@@ -319,13 +319,15 @@ def _alike(dataset: Any) -> bool:
 
 def _is_of_samples(dataset: Any) -> bool:
     """Whether a data set is one of the rows of arrays, or of records, that nothing has batched."""
+    from shoal_trainer.worker.keras_internals import made_of
+
     while True:
         name = type(dataset).__name__
         if "Unbatch" in name:
             return True
         if any(word in name for word in MAY_BATCH):
             return False
-        if not (inputs := dataset._inputs()):
+        if not (inputs := made_of(dataset)):
             return any(word in name for word in RECORDS) or ("TensorSlice" in name and _alike(dataset))
         dataset = inputs[0]
 

@@ -12,6 +12,7 @@ from shoal_trainer.worker.keras_internals import (
     global_seed_generator,
     layers_of,
     replace_global_seed_generator,
+    resource_of,
     seed_generators,
 )
 
@@ -43,7 +44,12 @@ class _Drawing(keras.random.SeedGenerator):  # type: ignore[misc]
     """Keras' global generator, which also advances in a stateless call; else each step draws the same numbers."""
 
     def next(self, ordered: bool = True) -> Any:
-        state = self.state._value
+        state = resource_of(self.state)
         drawn = state.read_value()
-        state.assign(drawn + tf.constant([0, 1], drawn.dtype) if ordered else (drawn + 1) * 5387 % 933199)
+        state.assign(after(drawn, ordered=ordered))
         return drawn
+
+
+def after(drawn: Any, *, ordered: bool) -> Any:
+    """The state of a seed generator after a draw, as in `keras.random.SeedGenerator.next`."""
+    return drawn + tf.constant([0, 1], drawn.dtype) if ordered else (drawn + 1) * 5387 % 933199

@@ -26,6 +26,7 @@ from shoal_trainer.worker.keras_internals import (
     replace_global_seed_generator,
     seed_generators,
 )
+from shoal_trainer.worker.seeds import after
 from shoal_trainer.worker.training_metrics import as_vector
 from shoal_trainer.worker.weighing import counted_whole
 
@@ -191,7 +192,7 @@ class _Drawing:
 
     def next(self, ordered: bool = True) -> Any:
         drawn = self.state
-        self.state = drawn + tf.constant([0, 1], drawn.dtype) if ordered else (drawn + 1) * 5387 % 933199
+        self.state = after(drawn, ordered=ordered)
         return drawn
 
     def __getattr__(self, name: str) -> Any:
