@@ -448,8 +448,6 @@ class Upstream:
             try:
                 return future.result(timeout=0.1)
             except FutureTimeout:
-                if future.done():  # it is the call's own
-                    raise
                 turns = None if turns is None else turns - 1
         return None
 
