@@ -129,9 +129,10 @@ def documents(name: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all((EXAMPLES / name).read_text(encoding="utf-8")))
 
 
-def test_manifests_are_of_this_api() -> None:
-    pools = [CapacityPool.model_validate(each) for each in documents("pools/pools.yaml")]
+@pytest.mark.parametrize("platform", ["gke", "eks"])
+def test_manifests_are_of_this_api(platform: str) -> None:
+    pools = [CapacityPool.model_validate(each) for each in documents(f"pools/{platform}.yaml")]
     [job] = [TrainingJob.model_validate(each) for each in documents("pools/job.yaml")]
     assert set(job.spec.workers.pools) == {pool.metadata.name for pool in pools}
     [custom] = documents("pools/kustomization.yaml")
-    assert set(custom["resources"]) == {"pools.yaml", "job.yaml"}
+    assert set(custom["resources"]) == {"gke.yaml", "job.yaml"}

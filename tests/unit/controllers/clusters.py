@@ -200,7 +200,7 @@ class Rig:
         self.wall = NOW
         self.metrics = JobMetrics(Metrics())
         self.on_wake: Wake = lambda _key, _priority: None
-        self.state = ClusterState(Wakes(jobs=self._wake))
+        self.state = ClusterState(Wakes(jobs=self._wake), wall=lambda: self.wall)
         self.answers = AnswerStore()
         self.claims = Claims()
         self.state.on_job.append(self.claims.see)
@@ -227,7 +227,7 @@ class Rig:
             self.answers,
             self.poller,
             self.claims,
-            images=Images(ps="ps:1", worker="worker:1"),
+            images=Images(ps="ps:1", worker="worker:1", worker_gpu="worker-gpu:1"),
             node_signals=lambda: True,
             wall=lambda: self.wall,
         )

@@ -2,7 +2,9 @@
 
 The pool remembers the part of each job as it last saw it (`counted`), and adds it to `retired` in the write that drops
 it: when the job is deleted, or an hour after it finished, since finished jobs may be kept by the thousand. Which of
-those that still exist are in `retired` follows from `retiredUntil`, in the same write.
+those that still exist are in `retired` follows from `retiredUntil`, in the same write. Where there are more of them
+than a status can hold, those that ended first are added sooner, and jobs that the pool does not know yet are counted
+later.
 """
 
 from __future__ import annotations
@@ -17,6 +19,9 @@ from shoal.api.training_job import TrainingJob
 
 KEPT = timedelta(hours=1)
 """A job that finished so long ago, and has nothing left to be given back, uses no pool any more."""
+
+MOST_PARTS = 4000
+"""Parts in a status: 0.7 MB of the 1.5 that etcd takes of an object."""
 
 _COUNTS = tuple(Usage.model_fields)
 _values = attrgetter(*_COUNTS)
@@ -45,19 +50,36 @@ def count(
     # Until an operator of this version has written it, a part says not whose job it is.
     theirs = [each for each in before.counted if each.uid not in seen and each.operator not in {"", operator}]
     gone = [each for each in before.counted if each.uid not in seen and each.operator in {"", operator}]
-    before_then, until = before.retired_until, max(before.retired_until or now - KEPT, now - KEPT)
+    using = {
+        uid: usage for uid, job in seen.items() if (usage := job.status.pool_usage.get(name)) is not None
+    }
+    room = max(0, MOST_PARTS - len(theirs))
+    before_then = before.retired_until
+    until = max(before_then or now - KEPT, now - KEPT, _soonest([seen[uid] for uid in using], room, now))
     ours, ended = list[CountedUsage](), list[Usage]()
-    for uid, job in seen.items():
-        if (usage := job.status.pool_usage.get(name)) is None:
-            continue
+    for uid in sorted(using, key=lambda uid: uid not in known):
+        job, usage = seen[uid], using[uid]
         if not _ended(job, until):
-            ours.append(_part(known.get(uid), uid, operator, usage))
+            if uid in known or len(ours) < room:
+                ours.append(_part(known.get(uid), uid, operator, usage))
         elif uid in known or before_then is None or not _ended(job, before_then):
             ended.append(usage)
     parts = tuple(sorted([*ours, *theirs], key=lambda each: each.uid))
     retired = _sum([before.retired, *gone, *ended])
     moved = {known[uid].operator for uid in known.keys() & seen.keys()} - {"", operator}
     return Counted(parts, retired, until if ended else before_then, _sum([retired, *parts]), frozenset(moved))
+
+
+def _soonest(jobs: Sequence[TrainingJob], room: int, now: datetime) -> datetime:
+    """When those had ended of which there are more than there is room for; long ago: there is room for all."""
+    ends = (
+        []
+        if len(jobs) <= room
+        else sorted(
+            end for job in jobs if _ended(job, now) and (end := job.status.completion_time) is not None
+        )
+    )
+    return ends[min(len(jobs) - room, len(ends)) - 1] if ends else now - KEPT
 
 
 def _ended(job: TrainingJob, until: datetime) -> bool:
