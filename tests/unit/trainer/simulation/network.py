@@ -184,7 +184,11 @@ class Exchange:
         def pull_part(server, part):
             index = server.shard.index
             stream = server.shard.pulling(
-                self.worker.slot, boot=self.boots[index], idle=idle, ahead=ahead, known=known[index] if known else -1
+                self.worker.slot,
+                boot=self.boots[index],
+                idle=idle,
+                ahead=ahead,
+                known=known[index] if known else -1,
             )
             return self._walk(server, stream, aligned(part.stop - part.start))
 
