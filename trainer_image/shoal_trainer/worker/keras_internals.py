@@ -240,7 +240,7 @@ def resource_of(variable: Any) -> Any:
 
 def made_of(dataset: Any) -> list[Any]:
     """The data sets from which a transformation makes this one; none for one of arrays, files or a generator."""
-    return list(dataset._inputs())
+    return list(getattr(dataset, "_inputs", tuple)())
 
 
 def function_graph(graph: Any, name: str) -> Any:
