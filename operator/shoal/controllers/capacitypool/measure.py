@@ -17,7 +17,6 @@ from datetime import timedelta
 
 from shoal.api.base import Condition
 from shoal.api.capacity_pool import (
-    CapacityPool,
     CapacityPoolStatus,
     MeasuredInterruptions,
     MeasuredStartup,
@@ -26,10 +25,8 @@ from shoal.api.capacity_pool import (
     UnfulfilledWaits,
     Usage,
 )
-from shoal.api.kube import Node
 from shoal.controllers.capacitypool import stock
 from shoal.controllers.capacitypool.counted import Counted, count
-from shoal.controllers.capacitypool.members import selects
 from shoal.controllers.capacitypool.seen import Seen
 
 NAMED_JOBS = 3
@@ -69,11 +66,6 @@ def measure(seen: Seen) -> CapacityPoolStatus:
     if status == before and not stock.is_due(seen):
         return before
     return status.model_copy(update={"stock": stock.count(seen, total, status)})
-
-
-def matches(pool: CapacityPool, node: Node) -> bool:
-    """Whether a node is one of the pool."""
-    return selects(pool.spec.node_selector, node.metadata.labels)
 
 
 def _shares(seen: Seen, counted: Counted) -> tuple[OperatorShare, ...]:

@@ -95,7 +95,7 @@ def count(seen: Seen, total: Usage, after: CapacityPoolStatus) -> MeasuredStock:
     if ran_out:  # that it was out is known only now, after a wait
         waited = max(waiting_too_long(seen, total), default=timedelta())
         out, watched = out + waited, watched + waited
-    kept = 0.5 ** (passed.total_seconds() / priors.HALF_LIFE)
+    kept = priors.weight(passed.total_seconds())
 
     def added(known: str, more: float) -> str:
         return f"{kept * decimal(known) + more:.9g}"

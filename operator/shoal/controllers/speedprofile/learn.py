@@ -2,14 +2,14 @@
 
 A coordinator reports cumulative sums, so a report that was missed loses nothing: the profile remembers, for each job,
 the sums that it has merged (`status.sources`), in the same write as the rows. Old measurements count less: their weight
-halves every `HALF_LIFE`, since drivers, images and node types change under the same name.
+halves every half-life (`priors.weight`), since drivers, images and node types change under the same name.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from shoal.api.speed_profile import (
     MOST_ROWS,
@@ -28,7 +28,6 @@ from shoal.sizing.speed import priors
 from shoal_trainer.contract import LARGEST, BesideSums, LogSums, ShardReport, SpeedSums, StatusReport
 
 _BESIDE = "beside"
-HALF_LIFE = timedelta(seconds=priors.HALF_LIFE)
 FORGOTTEN = 6
 """After so many half-lives a measurement counts for nothing."""
 MOST_SERVER_LOADS = 16
@@ -285,10 +284,9 @@ def _parse(text: str) -> tuple[LogSums, ...]:
 def _weight(last_seen: str, now: datetime) -> float:
     """What a measurement of that time still counts, 0 to 1."""
     try:
-        age = now - datetime.fromisoformat(last_seen)
+        return priors.weight((now - datetime.fromisoformat(last_seen)).total_seconds())
     except (ValueError, TypeError):
         return 1.0
-    return float(0.5 ** (max(timedelta(), age) / HALF_LIFE))
 
 
 def _stamp(now: datetime) -> str:

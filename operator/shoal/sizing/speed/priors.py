@@ -40,6 +40,7 @@ ANY_UNIT = 6.0  # of ln b, in tables without batch sizes: FLOPs of a sample or o
 ANY_CONVENTION = 1.3  # of ln b, in tables of a user: multiply-adds or FLOPs, forward pass or training step
 CAMPAIGN = 0.03  # the same configuration on another day: 2-5 % on a K80, more on a P100 (CM-DARE, raw runs)
 MODEL, BOTH = 0.06, 0.06  # a network, and a network on one accelerator, against the form
+OWNER = 0.1  # who measures on an accelerator: the input, and the share of a device that a namespace has, are its own
 SMOOTH, SMOOTH_OWN = 0.1, 0.03  # the form itself, far from what was measured
 LENGTHS = (2.0, 2.0, 3.0, 1.0, 1.5)  # what is far: ln FLOPs of a step, tensors, parameters, cores, devices
 UNKNOWN_FLOPS = 1.0
@@ -61,6 +62,13 @@ Z90 = 1.6449  # standard deviations to either side of the median that hold 90 %
 LEAST_SIGMA = 0.02  # of a measured step time
 HALF_LIFE = 30 * 86400.0  # seconds after which a measurement weighs half ...
 DRIFT = 0.1  # ... and what a step time drifts in that time: drivers, images, hosts
+
+
+def weight(age_seconds: float) -> float:
+    """What a measurement of this age still counts, 0 to 1."""
+    return float(0.5 ** (max(age_seconds, 0.0) / HALF_LIFE))
+
+
 MOST_ROWS = 600  # configurations that are fitted, where not more are of planned models: 2 s
 MOST_PLANNED_ROWS = 1200  # of planned models: 6 s
 

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.api.speed_profile import MOST_ROWS, MOST_SOURCES, LogMoments, SpeedProfile, SpeedProfileStatus
-from shoal.controllers.speedprofile.learn import HALF_LIFE, forget, learn, moved
+from shoal.controllers.speedprofile.learn import forget, learn, moved
 from shoal.sizing.fleet.resources import beside_of, profile_of
+from shoal.sizing.speed import priors
 from shoal.sizing.speed.model import SpeedModel
 from shoal_trainer.contract import (
     MAX_SPEEDS,
@@ -116,7 +117,7 @@ def test_jobs_of_one_model_are_merged_and_configurations_are_kept_apart() -> Non
 
 def test_old_measurements_count_half_after_the_half_life() -> None:
     status = learn(SpeedProfileStatus(), "one", report(*[1.0] * 100), NOW)
-    status = learn(status, "two", report(*[math.e] * 50), NOW + HALF_LIFE)
+    status = learn(status, "two", report(*[math.e] * 50), NOW + timedelta(seconds=priors.HALF_LIFE))
     [row] = status.rows
     assert float(row.compute.count) == pytest.approx(100)
     assert float(row.compute.mean_log) == pytest.approx(0.5, abs=1e-4)
@@ -273,7 +274,7 @@ def test_a_task_counts_with_the_next_epoch_and_old_epochs_count_less() -> None:
         update={"beside": BesideSums(epochs=2, others=2, tasks=85.0, waits=40.0)}
     )
     assert learn(status, "job", midway, NOW) == status
-    later = learn(status, "other", beside_report(1), NOW + HALF_LIFE)
+    later = learn(status, "other", beside_report(1), NOW + timedelta(seconds=priors.HALF_LIFE))
     assert later.beside is not None
     assert float(later.beside.epochs) == pytest.approx(2.0)
     assert float(later.beside.task_samples) == pytest.approx(60.0)
@@ -331,3 +332,17 @@ def test_a_profile_of_many_jobs_fits_into_etcd() -> None:
     row = status.rows[0]
     learned = sum(any(f"/{row.workers}/" in name for name in source.counts) for source in status.sources)
     assert float(row.compute.count) == pytest.approx(123_456 * learned, rel=1e-3)
+
+
+def test_what_a_user_guessed_gives_way_to_what_was_measured() -> None:
+    """One row of the spec weighed as much as a million steps, for ever: a new job began 29 % too fast."""
+    status = learn(SpeedProfileStatus(), "a", report(*[0.2] * 1000), NOW)
+    (row,) = status.rows
+    guess = {"accelerator": "t4", "batchSize": row.batch_size, "stepSeconds": "0.1"}
+    other = guess | {"batchSize": 2 * row.batch_size, "stepSeconds": "0.3"}
+    made = SpeedProfile.model_validate({"metadata": {"name": "m"}, "spec": {"rows": [guess, other]}})
+    found = profile_of(made.model_copy(update={"status": status}), NOW)
+    assert found is not None
+    assert sorted(each.batch_size for each in found.rows) == [row.batch_size, 2 * row.batch_size]
+    speed = SpeedModel([found]).worker(found.model, row.device, row.devices, float(row.cores), row.batch_size)
+    assert speed.seconds == pytest.approx(0.2, rel=0.04)
