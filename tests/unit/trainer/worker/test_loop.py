@@ -16,7 +16,7 @@ from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.work import DataWork, Finished, reporting
 from tests.unit.trainer.worker.fakes import FakeCoordinator
 from tests.unit.trainer.worker.models import DATA, compiled, functional, job
-from tests.unit.trainer.worker.running import Running, wait
+from tests.unit.trainer.worker.running import SECONDS, Running, wait
 
 # From Keras' saving code with NumPy 2.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
