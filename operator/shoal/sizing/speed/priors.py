@@ -61,6 +61,13 @@ Z90 = 1.6449  # standard deviations to either side of the median that hold 90 %
 LEAST_SIGMA = 0.02  # of a measured step time
 HALF_LIFE = 30 * 86400.0  # seconds after which a measurement weighs half ...
 DRIFT = 0.1  # ... and what a step time drifts in that time: drivers, images, hosts
+
+
+def weight(age_seconds: float) -> float:
+    """What a measurement of this age still counts, 0 to 1."""
+    return float(0.5 ** (max(age_seconds, 0.0) / HALF_LIFE))
+
+
 MOST_ROWS = 600  # configurations that are fitted, where not more are of planned models: 2 s
 MOST_PLANNED_ROWS = 1200  # of planned models: 6 s
 

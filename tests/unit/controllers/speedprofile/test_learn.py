@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.api.speed_profile import MOST_ROWS, MOST_SOURCES, LogMoments, SpeedProfile, SpeedProfileStatus
-from shoal.controllers.speedprofile.learn import HALF_LIFE, forget, learn, moved
+from shoal.controllers.speedprofile.learn import forget, learn, moved
 from shoal.sizing.fleet.resources import beside_of, profile_of
+from shoal.sizing.speed import priors
 from shoal.sizing.speed.model import SpeedModel
 from shoal_trainer.contract import (
     MAX_SPEEDS,
@@ -116,10 +117,32 @@ def test_jobs_of_one_model_are_merged_and_configurations_are_kept_apart() -> Non
 
 def test_old_measurements_count_half_after_the_half_life() -> None:
     status = learn(SpeedProfileStatus(), "one", report(*[1.0] * 100), NOW)
-    status = learn(status, "two", report(*[math.e] * 50), NOW + HALF_LIFE)
+    status = learn(status, "two", report(*[math.e] * 50), NOW + timedelta(seconds=priors.HALF_LIFE))
     [row] = status.rows
     assert float(row.compute.count) == pytest.approx(100)
     assert float(row.compute.mean_log) == pytest.approx(0.5, abs=1e-4)
+
+
+def test_a_row_follows_a_change_within_a_day_however_many_steps_it_has_seen() -> None:
+    """A month of 0.1 s and a day of 0.2 s, since the image changed, were 0.1016 s, give or take 3 %."""
+    status, total, now, seen = SpeedProfileStatus(), LogSums(), NOW, dict[float, float]()
+    [row] = report(1.0, workers=8).speed
+    for minute in range(0, 8 * 24 * 60, 10):
+        seconds = 0.1 if minute < 7 * 24 * 60 else 0.2
+        count, log = round(8 * 600 / seconds), math.log(seconds)
+        total = LogSums(
+            count=total.count + count,
+            total=total.total + count * log,
+            squares=total.squares + count * log**2,
+            seconds=total.seconds + count * seconds,
+        )
+        speed = row.model_copy(update={"compute": total, "pull": LogSums(), "push": LogSums(), "step": total})
+        now += timedelta(minutes=10)
+        status = learn(status, "job", report(1.0).model_copy(update={"speed": (speed,)}), now)
+        seen[minute / 60 - 7 * 24] = math.exp(float(status.rows[0].step.mean_log))
+    assert seen[-1] == pytest.approx(0.1, rel=1e-4)
+    assert seen[4] == pytest.approx(0.126, rel=0.05)
+    assert max(seen.values()) == pytest.approx(0.2, rel=0.03)
 
 
 def test_nothing_new_is_the_same_status() -> None:
@@ -273,7 +296,7 @@ def test_a_task_counts_with_the_next_epoch_and_old_epochs_count_less() -> None:
         update={"beside": BesideSums(epochs=2, others=2, tasks=85.0, waits=40.0)}
     )
     assert learn(status, "job", midway, NOW) == status
-    later = learn(status, "other", beside_report(1), NOW + HALF_LIFE)
+    later = learn(status, "other", beside_report(1), NOW + timedelta(seconds=priors.HALF_LIFE))
     assert later.beside is not None
     assert float(later.beside.epochs) == pytest.approx(2.0)
     assert float(later.beside.task_samples) == pytest.approx(60.0)
