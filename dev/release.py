@@ -21,7 +21,7 @@ from dev.commands import command
 from dev.errors import DevError
 from dev.images import IMAGES, Image
 from dev.paths import ROOT
-from dev.publish import values
+from dev.publish import reference, values
 from dev.tools import ensure
 from shoal import __version__
 
@@ -103,6 +103,7 @@ def published_values(text: str, registry: str) -> str:
         (r'repository: "" *# required', f"repository: {images['image.repository']}"),
         (r'psImage: "" *# required', f"psImage: {images['trainer.psImage']}"),
         (r'workerImage: "" *# required', f"workerImage: {images['trainer.workerImage']}"),
+        (r'workerGpuImage: "" ', f"workerGpuImage: {reference(GPU, registry, __version__)} "),
         (
             rf"  # Labels of the nodes .*\n  # images. builds .*\n  nodeSelector: {selector}",
             "  # Labels of the nodes of jobs' pods, where neither CapacityPool nor template has the key. Shoal's\n"
@@ -125,7 +126,7 @@ def build_wheel(folder: Path) -> Path:
 
 
 def build_plugin(folder: Path, os_name: str, architecture: str) -> Path:
-    """`kubectl-shoal` with its Python, for this machine. Needs PyInstaller and `shoal[operator,client]`."""
+    """`kubectl-shoal` with its Python, for this machine. Needs what `lock/plugin.txt` has."""
     if (os_name, architecture) not in PLATFORMS:
         raise DevError(f"krew knows no platform {os_name}/{architecture}")
     folder.mkdir(parents=True, exist_ok=True)
@@ -135,6 +136,7 @@ def build_plugin(folder: Path, os_name: str, architecture: str) -> Path:
         start.write_text("from shoal.cli import main\nmain()\n")
         command(
             sys.executable, "-m", "PyInstaller", "--noconfirm", "--log-level=ERROR", f"--name={PLUGIN}",
+            "--hidden-import=s3fs", "--hidden-import=gcsfs",  # which fsspec imports by their names
             "--collect-submodules=shoal.cli", "--collect-data=shoal", "--collect-data=plotext",
             f"--distpath={work}/dist", f"--workpath={work}/build", f"--specpath={work}", str(start),
         )  # fmt: skip

@@ -144,6 +144,16 @@ def test_an_image_that_is_not_named_says_how_to_get_one(tools: Path, missing: st
     assert words in done.stderr
 
 
+def test_workers_with_gpus_have_an_image_of_their_own_if_one_is_named(tools: Path) -> None:
+    for image in ("", "r.io/worker-gpu:1"):
+        (operator, *_) = of_kind(render(tools, f"trainer.workerGpuImage={image}"), "Deployment")
+        env = {
+            each["name"]: each.get("value")
+            for each in operator["spec"]["template"]["spec"]["containers"][0]["env"]
+        }
+        assert env.get("SHOAL_IMAGE_WORKER_GPU", "") == image
+
+
 def test_values_that_neighbours_have(tools: Path) -> None:
     digest = "sha256:" + "a" * 64
     documents = render(

@@ -56,7 +56,7 @@ def settings(namespace: str, **changes: Any) -> Settings:
     """Settings for one namespace."""
     values: dict[str, Any] = {
         "install_key": InstallKey(INSTALL_KEY),
-        "images": Images(ps="shoal/ps:test", worker="shoal/worker:test"),
+        "images": Images(ps="shoal/ps:test", worker="shoal/worker:test", worker_gpu="shoal/worker-gpu:test"),
         "namespace": namespace,
         "lease_namespace": namespace,
         "identity": "operator-0",

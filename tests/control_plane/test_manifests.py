@@ -21,7 +21,7 @@ from tests.unit.policy import build
 pytestmark = pytest.mark.control_plane
 
 CLAIM = {"volumeClaim": {"name": "runs"}}
-IMAGES = Images(ps="shoal/ps:test", worker="shoal/worker:test")
+IMAGES = Images(ps="shoal/ps:test", worker="shoal/worker:test", worker_gpu="shoal/worker-gpu:test")
 
 
 def objects(namespace: str) -> list[dict[str, Any]]:

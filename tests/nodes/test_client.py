@@ -105,7 +105,11 @@ def test_a_file_is_submitted_and_followed_to_its_end(
     assert EPOCH_LINE in shoal("logs", "mine", "--tail", "200")
     told = shoal("status", "mine")
     assert re.search(r"worker 0-0 runs on spot-\d", told), told
-    assert "in the volume claim" in shoal("model", "mine", str(tmp_path / "model"), code=2)
+    assert str(tmp_path / "model") in shoal("model", "mine", str(tmp_path / "model"))
+    assert {"model.keras", "manifest.json", "saved_model"} == {
+        each.name for each in (tmp_path / "model").iterdir()
+    }
+    assert "mine-model-" not in cluster.plane.kubectl("-n", namespace, "get", "pods")
     assert "no pod of worker 7" in shoal("logs", "mine", "--slot", "7", code=2)
     shoal("delete", "mine", "--yes")
     assert "no jobs in the namespace" in shoal("list")

@@ -282,6 +282,7 @@ class Trainers:
         if self.deaf(endpoint.job_uid):
             raise Unavailable("timed out")
         left = run.truth.samples - run.done
+        epoch = int(run.truth.epoch or run.truth.samples)
         return StatusReport(
             job_uid=run.uid,
             phase=Phase.FINISHING if run.finishing_at else Phase.TRAINING if run.workers else Phase.STARTING,
@@ -292,12 +293,7 @@ class Trainers:
             progress_percent=100 * run.done / run.truth.samples,
             remaining_seconds=left / run.rate if run.rate else None,
             samples_left=left,
-            data=DataReport(
-                done=int(run.done),
-                total=int(run.truth.samples),
-                repeated=int(run.repeated),
-                samples_per_epoch=int(run.truth.epoch or run.truth.samples),
-            ),
+            data=DataReport(done=int(run.done) % epoch, total=epoch, repeated=int(run.repeated)),
             workers=tuple(self._worker(run, w) for _, w in sorted(run.workers.items())),
             shards=tuple(self._shard(run, i) for i in range(run.shards)),
             model=run.truth.model if run.workers else None,

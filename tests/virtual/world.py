@@ -50,7 +50,7 @@ class Replica:
         lease = Client(world.server, self.name, world.lease_faults)
         settings = Settings(
             install_key=KEY,
-            images=Images(ps="ps:1", worker="worker:1"),
+            images=Images(ps="ps:1", worker="worker:1", worker_gpu="worker-gpu:1"),
             identity=self.name,
             plan_seconds=world.plan_seconds,
             kueue=world.kueue,

@@ -36,16 +36,13 @@ from shoal_trainer.contract import (
     TerminationMessage,
 )
 from shoal_trainer.coordinator import code
-from shoal_trainer.coordinator.control_client import ShardControl
-from shoal_trainer.coordinator.coordinator import Coordinator
-from shoal_trainer.coordinator.epoch_log import EpochLog
+from shoal_trainer.coordinator.epoch_history import EpochHistory
 from shoal_trainer.coordinator.follower import Follower
-from shoal_trainer.coordinator.history_file import HistoryFile
 from shoal_trainer.coordinator.http import MAX_CONNECTIONS as CONTROL_CONNECTIONS
 from shoal_trainer.coordinator.http import ControlServer
 from shoal_trainer.coordinator.metrics import serve_metrics
 from shoal_trainer.coordinator.service import CoordinatorService
-from shoal_trainer.errors import Fenced, TrainerError, UserError
+from shoal_trainer.errors import Fenced, TrainerError, Unreachable, UserError
 from shoal_trainer.ps.malloc import return_freed_memory
 from shoal_trainer.ps.server import MAX_CONNECTIONS, DataServer
 from shoal_trainer.ps.shard import ShardStore, State
@@ -89,7 +86,7 @@ class ParameterServer:
         self._fenced: Fenced | None = None
         self._restored = self._marked = False
         self._credentials = Credentials.load(config.secret_dir)
-        self._storage = storage = open_storage(config.storage_uri, config.job.prefix)
+        self._storage = storage = open_storage(config.storage_uri, config.job.prefix, f"ps-{config.index}")
         self._store = SnapshotStore(storage)
         self._claim = Claim(storage, config.index, config.incarnation)
         self._watch = Watch(self._claim, self._on_fenced)
@@ -106,8 +103,7 @@ class ParameterServer:
             staleness=config.staleness,
         )
         self.service: CoordinatorService | None = None
-        self._epoch_log = EpochLog()
-        self._history = HistoryFile(storage, self._claim.check)
+        self._history = EpochHistory(storage, self._claim.check)
         self._follower = Follower(self.shard, self._store)
         if config.index == 0:
             self.service = CoordinatorService(
@@ -151,6 +147,7 @@ class ParameterServer:
         data.start()
         control.start()
         self._watch.start()
+        threading.Thread(target=self._sweep, name="sweep", daemon=True).start()
         if service:
             serve_metrics(service.status, self.config.bind_host, METRICS_PORT)
             service.start(follows=self.shard.follows or self._restored)
@@ -175,7 +172,6 @@ class ParameterServer:
 
     def _serve(self) -> int:
         ended_at: float | None = None
-        reported = self.config.index == 0 or not (self.shard.follows or self._restored)
         while not self._stop.wait(TICK_SECONDS):
             self._create_marker()
             if self._fenced is not None:
@@ -183,13 +179,11 @@ class ParameterServer:
                 return EXIT_FENCED
             if self._follower.failed is not None:
                 raise self._follower.failed
-            if not reported and self.shard.state is State.READY:
-                reported = self._report_ready()
             if self.service is None:
                 continue
             coordinator = self.service.coordinator
             coordinator.tick()
-            self._keep_epochs(coordinator)
+            self._history.update(coordinator.complete_epochs())
             if coordinator.finished is not None:
                 now = time.monotonic()
                 ended_at = now if ended_at is None else ended_at
@@ -201,11 +195,6 @@ class ParameterServer:
             self._marker.unlink(missing_ok=True)
         return EXIT_DRAINED
 
-    def _keep_epochs(self, coordinator: Coordinator) -> None:
-        epochs = coordinator.complete_epochs()
-        self._epoch_log.update(epochs)
-        self._history.update(epochs)
-
     def _create_marker(self) -> None:
         if not self._marked and self.shard.state is State.READY:
             self._marked = True
@@ -214,9 +203,9 @@ class ParameterServer:
 
     def _ended(self, message: TerminationMessage) -> int:
         if self.service is not None:
-            self._keep_epochs(self.service.coordinator)
-        if self.service is not None and not self.service.snapshotter.settled(SETTLE_SECONDS):
-            log.warning("the last snapshot of this run is from before the end of training")
+            self._history.update(self.service.coordinator.complete_epochs())
+            if not self.service.snapshotter.settled(SETTLE_SECONDS):
+                log.warning("the last snapshot of this run is from before the end of training")
         write_termination(message)
         self._marker.unlink(missing_ok=True)
         log.info("the job has ended: %s: %s", message.outcome.value, message.message)
@@ -306,8 +295,8 @@ class ParameterServer:
             "the snapshot to start from",
         )
         self.shard.restore(copy, other_run=True, weights_only=initial.weights_only)
-        if service is not None and not initial.weights_only:
-            service.coordinator.load(manifest.ledger, other_run=True)
+        if service is not None:
+            service.coordinator.load({} if initial.weights_only else manifest.ledger, other_run=True)
         log.info("starting from snapshot %d of %s", manifest.number, uri)
 
     def _has_ledger(self, manifest: Manifest) -> bool:
@@ -325,17 +314,9 @@ class ParameterServer:
         """The result of `call`; retried until `target` is reachable."""
         return until_reachable(call, self._stop, target, longest=RETRY_SECONDS)
 
-    def _report_ready(self) -> bool:
-        """Report to the coordinator that this restarted shard is READY; returns whether it answered."""
-        client = ShardControl(self.config.parameter_servers[0], self._credentials, timeout=2.0)
-        try:
-            client.shard_ready(self.config.index, self.config.incarnation)
-        except TrainerError as error:
-            log.debug("cannot report to the coordinator that this shard is ready: %s", error)
-            return False
-        finally:
-            client.close()
-        return True
+    def _sweep(self) -> None:
+        with contextlib.suppress(Unreachable):  # nothing reads these files
+            self._storage.sweep()
 
     def _on_fenced(self, error: Fenced) -> None:
         self._fenced = error

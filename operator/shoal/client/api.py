@@ -5,8 +5,9 @@ The official client is imported when it is first used: what needs no cluster nei
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
@@ -24,6 +25,10 @@ Json = dict[str, Any]
 Kind = TypeVar("Kind", bound=Resource)
 PAGE = 500
 """Objects in one answer of the API server, as kubectl asks."""
+EXEC_SECONDS = 60.0
+"""A command in a pod that writes nothing for so long is given up."""
+STDOUT, STDERR, ERROR = 1, 2, 3
+"""Channels of a command in a pod."""
 APPLY_JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
 
@@ -111,6 +116,50 @@ class Api:
             response.close()
         if pending:
             yield pending.decode(errors="replace")
+
+    def run(self, pod: str, command: Sequence[str]) -> Iterator[bytes]:
+        """What a command in the pod of this path writes, as it comes.
+
+        Raises:
+            Forbidden: this user may not run anything there.
+            Unavailable: the command fails, or the connection breaks.
+        """
+        from kubernetes import client, stream
+        from kubernetes.client.exceptions import ApiException
+        from websocket import ABNF, WebSocketException
+
+        namespace, name = pod.split("/")[-3::2]
+        wanted = {"command": list(command), "stdout": True, "stderr": True, "binary": True}
+        said: dict[int, bytes] = {}
+        try:
+            socket = stream.stream(
+                client.CoreV1Api(self._api).connect_get_namespaced_pod_exec,
+                name, namespace, **wanted, _preload_content=False,
+            ).sock  # fmt: skip
+            with contextlib.closing(socket):
+                socket.settimeout(EXEC_SECONDS)
+                while True:  # WSClient's own loop would add up all that is there, in quadratic time
+                    kind, frame = socket.recv_data_frame(True)
+                    if kind == ABNF.OPCODE_CLOSE:
+                        break
+                    channel, chunk = (frame.data[0], frame.data[1:]) if frame.data else (0, b"")
+                    if channel == STDOUT:
+                        yield chunk
+                    else:
+                        said[channel] = said.get(channel, b"") + chunk
+        except ApiException as error:
+            if "Handshake status 403" in str(error.reason):
+                raise Forbidden(
+                    f"you may not run {command[0]} in the pod {name}: it needs the right pods/exec"
+                ) from error
+            raise Unavailable(
+                f"nothing can be run in the pod {name}: {short(error).partition(' -+-+- ')[0]}"
+            ) from error
+        except (WebSocketException, OSError) as error:
+            raise Unavailable(f"the connection to the pod {name} broke: {short(error)}") from error
+        if json.loads(said.get(ERROR, b"{}") or b"{}").get("status") != "Success":
+            words = " ".join(said.get(STDERR, said.get(ERROR, b"")).decode(errors="replace").split())
+            raise Unavailable(f"{' '.join(command)} failed in the pod {name}: {words}")
 
     def _json(
         self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: Any = None,

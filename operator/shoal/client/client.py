@@ -19,7 +19,6 @@ from shoal.client import store
 from shoal.client.api import Api, Json, read_as
 from shoal.client.job import Job
 from shoal.client.manifest import Manifests, Submission, manifests
-from shoal.client.template import image_in
 from shoal.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable, UsageError
 
 log = logging.getLogger(__name__)
@@ -98,10 +97,7 @@ class Client:
         except ValidationError as error:
             wrong = (f"{'.'.join(map(str, each['loc']))}: {advice(each)}" for each in error.errors())
             raise UsageError(f"submit(): {'; '.join(wrong)}") from error
-        made = manifests(wanted)
-        if accelerator is not None:
-            _must_have_image(made, wanted.pools)
-        return made
+        return manifests(wanted)
 
     def create(self, made: Manifests) -> Job:
         """Create the objects of a job. The ConfigMap of the code belongs to the job and is deleted with it.
@@ -184,17 +180,15 @@ class Client:
         """Raise UsageError if the job names a CapacityPool that does not exist. Who may not read them is not asked."""
         named = made.job["spec"]["workers"].get("pools") or []
         try:
-            known = {each.metadata.name: each for each in self.pools()} if named else {}
+            known = [each.metadata.name for each in self.pools()] if named else []
         except (NotFound, Refused):
             return
         if missing := [name for name in named if name not in known]:
-            there_are = f"there are {', '.join(sorted(known)[:20])}" if known else "there is none"
+            there_are = f"there are {', '.join(known[:20])}" if known else "there is none"
             raise UsageError(
                 f"the cluster has no CapacityPool {', '.join(missing)}: {there_are}. Create it (docs/pools.md), or "
                 "name others (pools=…, --pool)"
             )
-        if with_gpus := [name for name in named if known[name].spec.accelerator]:
-            _must_have_image(made, with_gpus)
 
     def job(self, name: str) -> Job:
         """One job. Raises NotFound, and names similar ones."""
@@ -286,12 +280,3 @@ class Client:
                 "--pool)"
             )
         return [name for name in among or matching if name in matching]
-
-
-def _must_have_image(made: Manifests, pools: Sequence[str]) -> None:
-    """Raise UsageError if the workers of these pools, which have accelerators, would run the operator's image."""
-    if image_in(made.job["spec"]["workers"].get("template") or {}) is None:
-        raise UsageError(
-            f"the nodes of {', '.join(pools)} have an accelerator, and without an image of your own workers run one "
-            "for CPUs: name an image with CUDA (image=…, --image), such as shoal-worker-gpu (docs/install.md#gpu-nodes)"
-        )

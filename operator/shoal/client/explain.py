@@ -9,12 +9,12 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
-from shoal.api.labels import JOB
+from shoal.api.labels import JOB, ROLE
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import PASSES, STALE
 from shoal.words import count, duration
@@ -48,9 +48,8 @@ class Seen:
 def explain(seen: Seen) -> list[Finding]:
     """All findings, in the order of the rules: what stops the job first. In their help, NAME is the job's."""
     name = seen.job.metadata.name
-    return [
-        replace(finding, help=finding.help.replace("NAME", name)) for rule in RULES for finding in rule(seen)
-    ]
+    found = [finding for rule in RULES for finding in rule(seen)] or list(_starting(seen))
+    return [replace(finding, help=finding.help.replace("NAME", name)) for finding in found]
 
 
 def _nobody_watches(seen: Seen) -> Iterator[Finding]:
@@ -190,6 +189,50 @@ def _pending_help(words: str) -> str:
     return next((text for part, text in hints.items() if part in words), "")
 
 
+def _starting(seen: Seen) -> Iterator[Finding]:
+    """What a job waits for that is on its way: of its pods, the one that is least far."""
+    if seen.job.status.phase not in {"Pending", "Starting"}:
+        return
+    pods = {
+        each["metadata"]["name"]: each.get("status", {})
+        for each in seen.pods
+        if each.get("status", {}).get("phase") in {"Pending", "Running"}
+    }
+    made = sorted(name for name, status in pods.items() if status["phase"] == "Pending")
+    servers = [
+        each["metadata"]["name"]
+        for each in seen.pods
+        if each["metadata"].get("labels", {}).get(ROLE) == "ps"
+        and not any(one.get("ready") for one in each.get("status", {}).get("containerStatuses") or [])
+    ]
+    if not pods:
+        words = "its pods are about to be created"
+    elif made:
+        words = f"{', '.join(made)}: its node pulls the image and mounts the volumes"
+    elif servers:
+        words = f"{', '.join(sorted(servers))}: it reads the job's storage before it serves"
+    else:
+        words = WORKERS_START
+    yield Finding("waiting", words, _if_it_lasts(seen))
+
+
+WORKERS_START = "workers import TensorFlow and the code, build and trace the model; no step is done yet"
+LONG = timedelta(minutes=3)
+"""Longer than this few jobs take to their first step, once the image is on the node."""
+
+
+def _if_it_lasts(seen: Seen) -> str:
+    """What to do about a job that makes no step, once it has made none for long."""
+    start = seen.job.status.start_time
+    if start is None or seen.now - start < LONG:
+        return ""
+    return (
+        f"that is {duration((seen.now - start).total_seconds())} now: shoal logs NAME --slot 0 shows what a worker "
+        "does. Code at the top of the file that waits or never ends keeps it from the first step, and so does a large "
+        "model or a slow download; runPolicy.progressDeadlineSeconds reports it"
+    )
+
+
 def _not_training(seen: Seen) -> Iterator[Finding]:
     status = seen.job.status
     if status.finished or status.workers.ready == 0 or status.phase != "Running":
@@ -199,9 +242,7 @@ def _not_training(seen: Seen) -> Iterator[Finding]:
                       "after a minute: a NetworkPolicy may block port 7071 from the operator "
                       "(docs/operating.md)")  # fmt: skip
     elif status.training.step == 0:
-        yield Finding(
-            "waiting", "workers import TensorFlow, build and trace the model; no step is done yet", ""
-        )
+        yield Finding("waiting", WORKERS_START, _if_it_lasts(seen))
     elif standing := status.standing(seen.now):
         yield Finding("waiting", f"{standing}: training stands, or no operator runs: a status has no age of its own",
                       "shoal doctor says whether an operator works, shoal logs NAME --slot N what a worker "

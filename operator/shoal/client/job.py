@@ -243,7 +243,8 @@ class Job:
 
         Raises:
             JobFailed: there is none, since the job failed or is not finished.
-            UsageError: it lies in a volume that is not reachable from here; the message says how to copy it.
+            UsageError: it went with its pod (storage: ephemeral).
+            Unavailable: its storage cannot be read.
         """
         status = self.status
         if status.output is None:
@@ -251,9 +252,9 @@ class Job:
                 f"{self.name} has no model: it is {status.phase or 'not started'}. {reason_of(status)}".rstrip()
             )
         return (
-            download(status.output.uri, Path(folder), self)
+            download(status.output.uri, Path(folder), self, self._api)
             if folder is not None
-            else load(status.output.uri, self)
+            else load(status.output.uri, self, self._api)
         )
 
     # --- changing -------------------------------------------------------------------------------------------------

@@ -36,6 +36,8 @@ RESTARTS = {"worker": "Never", "ps": "OnFailure"}
 QUEUE = "kueue.x-k8s.io/queue-name"
 POD_GROUP = "scheduling.x-k8s.io/pod-group"
 GPU = "nvidia.com/gpu"
+_NVIDIA = "nvidia.com/"
+"""Of every resource of NVIDIA's device plugin, such as a part of a GPU (`nvidia.com/mig-1g.5gb`)."""
 
 _COMMAND = {"worker": ["shoal-trainer", "work"], "ps": ["shoal-trainer", "serve"]}
 _REQUESTS = {"worker": {"cpu": "500m", "memory": "1Gi"}, "ps": {"cpu": "250m", "memory": "256Mi"}}
@@ -52,6 +54,8 @@ class Images:
 
     ps: str
     worker: str
+    worker_gpu: str = ""
+    """Of workers that request GPUs; empty: there is none with CUDA."""
     node_selector: Mapping[str, str] = field(default_factory=dict)
     """Labels of nodes, such as their architecture, where neither the pool nor the template has the key."""
 
@@ -156,9 +160,11 @@ def _defaults(
     volumes, mounts = _volumes(job, role)
     asked = {*_resources(job, role, "limits"), *_resources(job, role, "requests")}
     gpus = _gpus(where, asked) if role == "worker" else 0
+    computes = gpus > 0 or any(name.startswith(_NVIDIA) for name in asked)
+    image = images.ps if role == "ps" else (images.worker_gpu if computes else "") or images.worker
     container: dict[str, Any] = {
         "name": role,
-        "image": images.ps if role == "ps" else images.worker,
+        "image": image,
         "command": _COMMAND[role],
         "env": [{"name": "HOME", "value": "/tmp"}],
         "resources": {
@@ -223,9 +229,7 @@ def _resources(job: TrainingJob, role: str, kind: str) -> Collection[str]:
 def _gpus(where: Where, asked: Collection[str]) -> int:
     """The GPUs that a worker requests because of its pool: all of a node, unless the template names any itself."""
     accelerator = where.pool.spec.accelerator if where.pool else None
-    return (
-        accelerator.count if accelerator and not any(name.startswith("nvidia.com/") for name in asked) else 0
-    )
+    return accelerator.count if accelerator and not any(name.startswith(_NVIDIA) for name in asked) else 0
 
 
 def _volumes(job: TrainingJob, role: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

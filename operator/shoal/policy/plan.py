@@ -27,7 +27,9 @@ def plan(seen: Observation, memory: Memory | None = None) -> Plan:
     """
     job = seen.job
     if (images := job.status.images) is not None:  # a newer operator must not mix versions within a job
-        seen = replace(seen, images=replace(seen.images, ps=images.ps, worker=images.worker))
+        gpu = images.worker_gpu or seen.images.worker_gpu
+        kept = replace(seen.images, ps=images.ps, worker=images.worker, worker_gpu=gpu)
+        seen = replace(seen, images=kept)
     if job.metadata.deletion_timestamp or not job.spec.ours:
         return Plan((), job.status)
     facts = read(seen, memory)

@@ -61,6 +61,7 @@ class Settings:
             images=Images(
                 ps=_required(environment, "SHOAL_IMAGE_PS"),
                 worker=_required(environment, "SHOAL_IMAGE_WORKER"),
+                worker_gpu=get("SHOAL_IMAGE_WORKER_GPU", ""),
                 node_selector=labels_of(environment, "SHOAL_NODE_SELECTOR"),
             ),
             namespace=get("SHOAL_NAMESPACE", ""),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shoal.client import Client
@@ -27,6 +27,10 @@ class FakeApi(Api):
         """What the next watch tells."""
         self.patches: list[Json] = []
         self.queries: list[Mapping[str, str]] = []
+        self.files: dict[str, bytes] = {}
+        """What pods can read."""
+        self.phases: list[str] = []
+        """Of the pod that is created next, each time that it is asked for; then it runs."""
 
     def get(self, path: str, **query: str) -> Json:
         self.queries.append(query)
@@ -36,6 +40,10 @@ class FakeApi(Api):
         if ("GET", plural) in self.fails:
             raise self.fails["GET", plural]
         if path in self.objects:
+            if self.objects[path]["kind"] == "Pod":
+                phase = self.phases.pop(0) if self.phases else "Running"
+                said = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}
+                return self.objects[path] | {"status": {"phase": phase, "conditions": [said]}}
             return self.objects[path]
         if below := [each for at, each in self.objects.items() if at.rpartition("/")[0] == path]:
             return {"items": below}
@@ -71,6 +79,14 @@ class FakeApi(Api):
         self.queries.append(query)
         while self.changes:
             yield json.dumps({"type": "MODIFIED", "object": self.changes.pop(0)})
+
+    def run(self, pod: str, command: Sequence[str]) -> Iterator[bytes]:
+        [cat, file] = command
+        assert (cat, pod in self.objects) == ("cat", True)
+        if file not in self.files:
+            raise Unavailable(f"cat {file} failed")
+        content = self.files[file]
+        yield from (content[:3], content[3:])
 
     def names(self) -> list[str]:
         """Kind/name of all objects."""

@@ -120,29 +120,6 @@ def test_a_pool_that_is_not_there_is_named_before_anything_is_created(client: Cl
     assert "TrainingJob/digits" in api.names()
 
 
-@pytest.mark.parametrize("how", [{"accelerator": "L4"}, {"pools": ["l4"]}])
-@pytest.mark.parametrize(
-    "image",
-    [
-        {},
-        {"image": "r.io/worker-gpu:1"},
-        {"template": {"spec": {"containers": [{"name": "worker", "image": "r.io/worker-gpu:1"}]}}},
-    ],
-)
-def test_a_gpu_needs_an_image_that_can_use_it(
-    client: Client, api: FakeApi, how: dict[str, Any], image: dict[str, Any]
-) -> None:
-    """The operator's is for CPUs: its workers would end with NoAccelerator, on a node that is paid for."""
-    api.objects["/apis/shoal.dev/v1alpha1/capacitypools/l4"] = pool("l4", "L4", 1)
-    if image:
-        client.submit("digits.py:job", storage="ephemeral", name="digits", **how, **image)
-        assert "TrainingJob/digits" in api.names()
-        return
-    with pytest.raises(UsageError, match=r"have an accelerator, .*name an image with CUDA.*docs/install.md"):
-        client.submit("digits.py:job", storage="ephemeral", **how)
-    assert api.names() == ["CapacityPool/l4"]
-
-
 def test_who_may_not_read_pools_is_not_asked_for_them(client: Client, api: FakeApi) -> None:
     api.fails["GET", "capacitypools"] = Forbidden("you may not list capacitypools")
     client.submit("digits.py:job", storage="ephemeral", name="digits", pools=["nosuch"])

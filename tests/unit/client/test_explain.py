@@ -356,3 +356,40 @@ def test_story_is_in_time_order_and_has_the_reason_of_a_loss() -> None:
         "digits-worker-1-1: Back-off pulling image [BackOff] (3 times)",
         "worker 1-1 runs on spot-2 (t4), 5s after it was created",
     ]
+
+
+def starting(role: str, phase: str, *, ready: bool = False) -> dict[str, Any]:
+    return {
+        "metadata": {"name": f"digits-{role}-0-0", "labels": {"shoal.dev/role": role}},
+        "status": {"phase": phase, "containerStatuses": [{"name": role, "ready": ready, "state": {}}]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("pods", "why"),
+    [
+        ([], "about to be created"),
+        (
+            [starting("ps", "Running"), starting("worker", "Pending")],
+            "digits-worker-0-0: its node pulls the image",
+        ),
+        (
+            [starting("ps", "Running"), starting("worker", "Running")],
+            "digits-ps-0-0: it reads the job's storage",
+        ),
+        ([starting("ps", "Running", ready=True), starting("worker", "Running")], "no step is done yet"),
+    ],
+)
+def test_a_job_that_starts_says_what_it_waits_for(pods: list[dict[str, Any]], why: str) -> None:
+    status = {"observedGeneration": 1, "phase": "Starting", "startTime": stamp(NOW)}
+    [found] = explain(Seen(job(status), pods, now=NOW + timedelta(seconds=20)))
+    assert why in found.why
+    assert not found.help
+    [found] = explain(Seen(job(status), pods, now=NOW + timedelta(minutes=4)))
+    assert "that is 4m00s now: shoal logs digits --slot 0" in found.help
+
+
+def test_code_that_never_ends_is_told_as_what_a_worker_does() -> None:
+    """A worker that imports an endless loop runs, and its job is Running without a step."""
+    status = RUNNING | {"training": {"phase": "Training", "step": 0}, "startTime": stamp(NOW)}
+    assert "never ends" in explain(Seen(job(status), now=NOW + timedelta(minutes=5)))[0].help

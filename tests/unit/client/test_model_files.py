@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shoal.api.labels import JOB
+from shoal.client.claim import fetch
 from shoal.client.job import Job
 from shoal.client.model_files import download
 from shoal.errors import Unavailable, UsageError
@@ -23,7 +28,7 @@ def job_with(**spec: Any) -> Job:
 def test_the_files_of_a_model_arrive(tmp_path: Path) -> None:
     (tmp_path / "model" / "saved_model").mkdir(parents=True)
     (tmp_path / "model" / "saved_model" / "a.pb").write_text("weights")
-    there = download(f"file://{tmp_path}/model", tmp_path / "here", job_with())
+    there = download(f"file://{tmp_path}/model", tmp_path / "here", job_with(), FakeApi())
     assert (there / "saved_model" / "a.pb").read_text() == "weights"
 
 
@@ -46,24 +51,108 @@ def test_what_cannot_be_read_leaves_no_empty_folder(
 
     monkeypatch.setattr("fsspec.core.url_to_fs", away)
     with pytest.raises(kind, match=words):
-        download("s3://b/model", tmp_path / "here", job_with())
+        download("s3://b/model", tmp_path / "here", job_with(), FakeApi())
     assert not (tmp_path / "here").exists()
 
 
 def test_a_folder_without_files_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(Unavailable, match="there is no file"):
-        download(f"file://{tmp_path}/empty", tmp_path / "here", job_with())
+        download(f"file://{tmp_path}/empty", tmp_path / "here", job_with(), FakeApi())
     assert not (tmp_path / "here").exists()
 
 
-def test_the_pod_that_copies_may_pull_the_image(tmp_path: Path) -> None:
-    """From a private registry, as the job's own pods."""
-    containers = [{"name": "worker", "image": "registry.example.com/team/worker:1"}]
-    template = {"spec": {"containers": containers, "imagePullSecrets": [{"name": "registry"}]}}
-    job = job_with(storage={"volumeClaim": {"name": "runs"}}, workers={"replicas": 1, "template": template})
-    with pytest.raises(UsageError) as told:
-        download("file:///var/run/shoal/storage/team/digits/u/model", tmp_path, job)
-    said = str(told.value)
-    assert "--image=registry.example.com/team/worker:1" in said
-    assert '"imagePullSecrets": [{"name": "registry"}]' in said
+URI = "file:///var/run/shoal/storage/team/digits/u/model"
+FOLDER = "/claim/team/digits/u/model"
+
+
+def in_a_claim(**files: bytes) -> tuple[FakeApi, Job]:
+    """A job whose model has these files, with `.` for `__`."""
+    api, made = FakeApi(), job_manifest()
+    listed = [
+        {"name": name.replace("__", "/"), "size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        for name, content in files.items()
+    ]
+    made["spec"]["storage"] = {"volumeClaim": {"name": "runs"}}
+    servers = {
+        "containers": [{"name": "ps", "image": "r.io/ps:1"}],
+        "imagePullSecrets": [{"name": "registry"}],
+    }
+    made["spec"]["parameterServers"] = {"template": {"spec": servers}}
+    made["status"] = {"output": {"uri": URI, "digest": "d"}}
+    api.files = {f"{FOLDER}/{each['name']}": files[each["name"].replace("/", "__")] for each in listed}
+    api.files[f"{FOLDER}/manifest.json"] = json.dumps(
+        {"files": listed, "outcome": {"modelDigest": "d"}}
+    ).encode()
+    return api, Job.of(api, made)
+
+
+def test_a_model_in_a_claim_arrives_through_a_pod_that_is_deleted(tmp_path: Path) -> None:
+    """It runs as the job's parameter servers do: from a private registry, too."""
+    api, job = in_a_claim(model=b"weights", saved_model__variables=b"of it")
+    api.phases = ["Pending", "Pending"]
+    pods: list[dict[str, Any]] = []
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        pods.extend(each for each in api.objects.values() if each["kind"] == "Pod")
+
+    fetch(URI, tmp_path / "here", job, api, sleep=sleep)
+    assert (tmp_path / "here" / "model").read_bytes() == b"weights"
+    assert (tmp_path / "here" / "saved_model" / "variables").read_bytes() == b"of it"
+    assert api.names() == []
+    assert waits == [0.25, 0.5]
+    spec = pods[0]["spec"]
+    assert spec["imagePullSecrets"] == [{"name": "registry"}]
+    assert spec["containers"][0]["image"] == "r.io/ps:1"
+    assert spec["containers"][0]["volumeMounts"] == [
+        {"name": "claim", "mountPath": "/claim", "readOnly": True}
+    ]
+    assert JOB not in pods[0]["metadata"].get("labels", {}), "the operator would take it for a pod of the job"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (
+            lambda api: api.phases.extend(["Pending"] * 100),
+            "does not run after 18. s: 0/1 nodes are available",
+        ),
+        (lambda api: api.phases.append("Failed"), "does not run after 0 s"),
+        (
+            lambda api: api.files.update({f"{FOLDER}/model": b"broken"}),
+            "did not arrive as the job exported it",
+        ),
+        (lambda api: api.files.pop(f"{FOLDER}/manifest.json"), "failed"),
+        (
+            lambda api: api.files.update(
+                {f"{FOLDER}/manifest.json": b'{"files": [], "outcome": {"modelDigest": "e"}}'}
+            ),
+            "is of another model than this job's",
+        ),
+        (
+            lambda api: api.files.update(
+                {
+                    f"{FOLDER}/manifest.json": b'{"files": [{"name": "../../x", "sha256": "0"}], "outcome": '
+                    b'{"modelDigest": "d"}}'
+                }
+            ),
+            "lies outside of it",
+        ),
+    ],
+)
+def test_whatever_happens_the_pod_is_deleted(
+    tmp_path: Path, spoil: Callable[[FakeApi], object], words: str
+) -> None:
+    api, job = in_a_claim(model=b"weights")
+    spoil(api)
+    with pytest.raises(Unavailable, match=words):
+        fetch(URI, tmp_path / "here", job, api, sleep=lambda _: None)
+    assert api.names() == []
+    assert not (tmp_path / "here" / "model").exists()
+
+
+def test_a_model_that_went_with_its_pod_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="storage: ephemeral"):
+        download(URI, tmp_path / "here", job_with(storage={"ephemeral": {}}), FakeApi())

@@ -227,7 +227,7 @@ class Rig:
             self.answers,
             self.poller,
             self.claims,
-            images=Images(ps="ps:1", worker="worker:1"),
+            images=Images(ps="ps:1", worker="worker:1", worker_gpu="worker-gpu:1"),
             node_signals=lambda: True,
             wall=lambda: self.wall,
         )

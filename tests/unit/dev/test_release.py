@@ -252,8 +252,11 @@ def test_the_plugin_runs_from_its_archive(tmp_path: Path) -> None:
     subprocess.run([str(python), *words], cwd=ROOT, check=True)
     with tarfile.open(tmp_path / f"kubectl-shoal_linux_{machine}.tar.gz") as archive:
         archive.extractall(tmp_path / "plugin", filter="data")
+    plugin = str(tmp_path / "plugin" / "kubectl-shoal")
     for more in (["--version"], ["plan", "--help"], ["submit", "--help"]):
-        done = subprocess.run(
-            [str(tmp_path / "plugin" / "kubectl-shoal"), *more], capture_output=True, text=True, check=False
-        )
+        done = subprocess.run([plugin, *more], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+    view = [str(python), "-m", "PyInstaller.utils.cliutils.archive_viewer", "--list", "--recursive", plugin]
+    listed = subprocess.run(view, capture_output=True, text=True, check=True).stdout
+    for store in ("s3fs.core", "gcsfs.core", "aiobotocore.session"):
+        assert f"'{store}'" in listed

@@ -14,7 +14,7 @@ from shoal_trainer.contract import Outcome, Phase, StatusReport, TerminationMess
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 UID = "0a1b2c3d-0000-4000-8000-000000000001"
-IMAGES = Images(ps="shoal/ps:test", worker="shoal/worker:test")
+IMAGES = Images(ps="shoal/ps:test", worker="shoal/worker:test", worker_gpu="shoal/worker-gpu:test")
 
 
 def job_manifest(**spec: Any) -> dict[str, Any]:

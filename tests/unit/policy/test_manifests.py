@@ -321,6 +321,8 @@ def test_a_worker_requests_the_gpus_of_its_pools_nodes(
     a_job, where = build.job(workers={"replicas": 1, "template": template}), Where("Spot", pool)
     made = manifests.pod(a_job, Place("worker", 0, 0), build.IMAGES, where)
     assert container(made, "worker")["resources"]["limits"] == expected
+    of_gpus = any(name.startswith("nvidia.com/") for name in expected)
+    assert container(made, "worker")["image"] == (build.IMAGES.worker_gpu if of_gpus else build.IMAGES.worker)
     tolerated = "nvidia.com/gpu" in [each["key"] for each in made["spec"]["tolerations"]]
     assert tolerated == ("nvidia.com/gpu" in expected)
     told = [each["value"] for each in container(made, "worker")["env"] if each["name"] == ACCELERATORS_ENV]

@@ -10,6 +10,7 @@ import pytest
 
 from shoal.controllers.trainingjob.claims import holdings
 from shoal.manifests.platforms import AUTOPILOT, GKE, KARPENTER, Platform
+from shoal.manifests.pods import Images
 from shoal.policy.decide.exclusion import exclude
 from shoal.policy.facts.read import read
 from shoal.policy.plan import plan
@@ -210,6 +211,31 @@ def test_an_unknown_pool_is_told_before_what_its_pods_suffer() -> None:
     )
     assert degraded is not None
     assert degraded.reason == "PoolNotFound"
+
+
+@pytest.mark.parametrize(
+    ("shoals", "of_the_job", "image"),
+    [("", "", None), ("gpu:1", "", "gpu:1"), ("", "mine:1", "mine:1"), ("gpu:1", "mine:1", "mine:1")],
+)
+def test_workers_go_to_gpus_with_an_image_that_can_use_them(
+    shoals: str, of_the_job: str, image: str | None
+) -> None:
+    """The one for CPUs would end with NoAccelerator, on a node that is paid for."""
+    container = {"name": "worker"} | ({"image": of_the_job} if of_the_job else {})
+    template = {"spec": {"containers": [container]}}
+    world = Pools(pool("gpus"), pool("cpus", accelerator=None), nodes={}, replicas=2, template=template)
+    images = Images(ps="ps:1", worker="worker:1", worker_gpu=shoals)
+    made = plan(replace(world.observation(), images=images))
+    pods = [each["spec"] for each in created(made)]
+    assert {(each["nodeSelector"]["pool"], each["containers"][0]["image"]) for each in pods} == {
+        ("gpus", image) if image else ("cpus", "worker:1")
+    }
+    degraded = made.status.condition("Degraded")
+    assert (degraded is not None) == (image is None)
+    if degraded is not None:
+        assert degraded.reason == "NoGpuImage"
+        assert "CapacityPool gpus have GPUs" in degraded.message
+        assert "trainer.workerGpuImage" in degraded.message
 
 
 def test_workers_stay_when_the_pools_cannot_be_seen() -> None:

@@ -21,6 +21,7 @@ from shoal_trainer.contract import (
     Role,
     RuntimeConfig,
     Shard,
+    ShardReport,
     StopAfter,
     TerminationMessage,
 )
@@ -112,6 +113,14 @@ def test_the_manifests_of_a_run_name_it(tmp_path, run, named):
     assert server.service.snapshotter.take().run == named
     for manifest in [folder / "model" / "manifest.json", *(folder / "snapshots").glob("manifest-*.json")]:
         assert json.loads(manifest.read_text())["run"] == named
+
+
+def test_why_snapshots_fail_names_a_shard_that_writes_nothing(tmp_path):
+    service = trained(tmp_path, shards=2).service
+    for idle, because in ((29.0, ""), (95.5, "shard 1 has written nothing of its part for 96 s")):
+        report = ShardReport(index=1, epoch=0, snapshot_idle_seconds=idle)
+        service._others[0].report = report
+        assert service.status().snapshots_fail_because == because
 
 
 def test_publication_is_retried_after_a_storage_outage(server, monkeypatch):
@@ -206,6 +215,26 @@ def test_server_starting_from_another_run_asks_workers_first(server, tmp_path, i
     assert started.shard.hello(0, 0, MODEL, copy_version=1).wants_copy
     assert started.service.coordinator.course.gathering.on == (incarnation > 0)
     assert (started.service.coordinator.record.ledger is None) == weights_only
+
+
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_server_starting_from_another_run_soon_has_a_snapshot_of_its_model(server, tmp_path, weights_only):
+    """Else a rollback before the first regular one would have nothing to return to."""
+    assert server.service.snapshotter.take() is not None
+    other = InitialFrom(uri=(tmp_path / "storage" / "n" / "j" / "u").as_uri(), weights_only=weights_only)
+    started = ParameterServer(config(tmp_path, uid="v", initial_from=other))
+    started._restore()
+    service, snapshotter = started.service, started.service.snapshotter
+    started.shard._recovery._seconds = 0.0
+    started.shard.workers.connect(0, 0)
+    assert started.shard.hello(0, 0, MODEL).initialized
+    assert started.shard.state is State.READY
+    service.coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=2), batch_size=2))
+    assert not snapshotter.settled(0)
+    snapshotter._take_again()
+    assert snapshotter.settled(0)
+    assert snapshotter.last.ledger
+    assert snapshotter.last.shards[0].version == 0
 
 
 def test_shards_start_from_one_snapshot_of_another_run_that_still_trains(server, tmp_path, caplog):

@@ -2,9 +2,7 @@
 
 import pytest
 
-from shoal_trainer import serve
 from shoal_trainer.contract import JobIdentity, Role, RuntimeConfig, Shard, StopAfter
-from shoal_trainer.errors import Unauthorized
 from shoal_trainer.security import create_secret_dir
 from shoal_trainer.serve import ParameterServer
 
@@ -31,26 +29,6 @@ def server(tmp_path):
         )
 
     return make
-
-
-def test_refused_ready_report_is_sent_again(server, monkeypatch):
-    """During a key rotation PS 0 may not know this server's key yet."""
-    answers = [Unauthorized("no valid token for this job"), None]
-
-    class Control:
-        def __init__(self, *_, **__):
-            pass
-
-        def shard_ready(self, *_):
-            if (answer := answers.pop(0)) is not None:
-                raise answer
-
-        def close(self):
-            pass
-
-    monkeypatch.setattr(serve, "ShardControl", Control)
-    started = server(1)
-    assert [started._report_ready(), started._report_ready()] == [False, True]
 
 
 def test_unexpected_error_in_the_final_snapshot_is_logged(server, monkeypatch, caplog):

@@ -27,9 +27,7 @@ class Stopped(Job):
     def __init__(self, folder):
         super().__init__(folder, shards=2, epochs=100, batch_size=2)
         # All ports are open.
-        self.wait(
-            lambda: all(server._watch._background._thread.is_alive() for server in self.servers.values())
-        )
+        self.wait(lambda: all(server._watch._thread.is_alive() for server in self.servers.values()))
 
     def train(self, pushes):
         """Initialize the parameters of both shards, and push to both."""

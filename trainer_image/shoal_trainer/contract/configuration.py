@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, JsonValue
 
-from shoal_trainer.contract.message import VERSION, Message
+from shoal_trainer.contract.message import Message
 from shoal_trainer.contract.places import CONTROL_PORT, DATA_PORT, SECRET_DIR
 from shoal_trainer.contract.stopping import StopAfter
 
@@ -88,7 +88,6 @@ class RuntimeConfig(Message):
     of a shard. It begins at `first_incarnation`, which is above those of an earlier job that had the same run.
     """
 
-    version: int = VERSION
     job: JobIdentity
     role: Role
     index: int

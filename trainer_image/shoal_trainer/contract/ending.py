@@ -7,7 +7,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from shoal_trainer.contract.figures import Count, Figure, Metrics
-from shoal_trainer.contract.message import VERSION, Message
+from shoal_trainer.contract.message import Message
 from shoal_trainer.contract.status import DataReport
 
 
@@ -40,7 +40,6 @@ class TerminationMessage(Message):
     `outcome=Failed` and exits `EXIT_USER`; the operator copies `reason` and `message` to `status.lastFailure`.
     """
 
-    version: Count = VERSION
     outcome: Outcome
     reason: str = ""
     message: str = ""

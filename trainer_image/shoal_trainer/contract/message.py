@@ -7,8 +7,6 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
-VERSION = 1
-
 
 class _Given:
     """In place of the set of the fields that were given to an object: it would be a third of what the object takes."""

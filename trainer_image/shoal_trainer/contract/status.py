@@ -17,7 +17,7 @@ from shoal_trainer.contract.figures import (
     Text,
     UnixTime,
 )
-from shoal_trainer.contract.message import VERSION, Message
+from shoal_trainer.contract.message import Message
 from shoal_trainer.contract.sums import MAX_SPEEDS, BesideSums, PassedSums, SpeedSums
 
 MAX_WORKERS = 1024
@@ -96,6 +96,8 @@ class ShardReport(Message):
     """Of gradients and differences, without headers."""
     busy_answers: Count = 0
     """How often a request was told to wait for memory: the workers send more than the shard takes."""
+    snapshot_idle_seconds: Amount = 0.0
+    """For how long nothing of its part of a snapshot was written; 0: none is being written."""
 
 
 class DataReport(Message):
@@ -107,7 +109,6 @@ class DataReport(Message):
     done: Count = 0
     leased: Count = 0
     total: Count | None = None
-    samples_per_epoch: Count | None = None
     """Samples of one pass over all data; None until it is known (files are counted in the first epoch)."""
     repeated: Count = 0
     partial: Count = 0
@@ -155,7 +156,6 @@ class StatusReport(Message):
     its user's own.
     """
 
-    version: Count = VERSION
     job_uid: Text
     phase: Phase
     epoch: Count = 0

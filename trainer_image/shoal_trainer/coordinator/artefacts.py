@@ -39,7 +39,6 @@ class ModelFile(Message):
 class ModelManifest(Message):
     """The files of `model/`. `outcome` is the job's termination message."""
 
-    version: int = 1
     run: str = Field(validation_alias=AliasChoices("run", "jobUid"))
     """`JobIdentity.run_id`; an earlier version called it `jobUid`."""
     files: tuple[ModelFile, ...] = Field(default=())

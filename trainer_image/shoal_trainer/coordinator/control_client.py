@@ -23,38 +23,28 @@ from shoal_trainer.contract import Message, Shard, ShardReport
 from shoal_trainer.coordinator.http import CHUNK, CODES
 from shoal_trainer.coordinator.protocol import (
     FILES,
-    MAX_TEXT,
     PURPOSE,
-    UNKNOWN,
+    REQUESTS,
     Alive,
     AskPushes,
     AskReport,
     Assignment,
-    DataSpec,
-    Diverged,
+    Caller,
     Done,
-    Equipment,
-    Failed,
     FenceWorkers,
-    FileEnded,
     Heartbeat,
     Join,
     Joined,
-    Lease,
-    Leave,
     Next,
     Pushes,
     RollBackShard,
-    ShardReady,
     SnapshotShard,
-    TaskDone,
 )
 from shoal_trainer.errors import ProtocolError, TrainerError, Unreachable
 from shoal_trainer.ps.contents import Span, Worker
 from shoal_trainer.security import Credentials
 from shoal_trainer.snapshot.manifest import ShardFile
 from shoal_trainer.wire.channel import enable_keepalive
-from shoal_trainer.wire.messages import Progress
 
 M = TypeVar("M", bound=Message)
 SECONDS = 10.0
@@ -66,6 +56,7 @@ SHARD_SECONDS = 2.0
 ROLL_BACK_SECONDS = 30.0
 """Timeout of another shard's rollback; then it is asked again."""
 MAX_ANSWER = 64 << 20
+NAMES = {kind: name for name, kind in REQUESTS.items()}
 _ERRORS: Mapping[int, type[Exception]] = {int(code): kind for kind, code in CODES.items()}
 
 
@@ -189,7 +180,7 @@ def _shut(connection: http.client.HTTPSConnection) -> None:
 
 
 class CoordinatorClient:
-    """A worker's requests to the coordinator."""
+    """A worker's requests to the coordinator, as messages."""
 
     def __init__(
         self,
@@ -202,78 +193,34 @@ class CoordinatorClient:
     ) -> None:
         self._client = ControlClient(address, credentials, timeout=timeout)
         self._beats = ControlClient(address, credentials, timeout=timeout)
-        self._identity = {"slot": slot, "incarnation": incarnation}
+        self.identity = {"slot": slot, "incarnation": incarnation}
+        """The fields of `Caller`."""
         self._requests = 0
         self._joins = itertools.count(1)
 
-    def join(
-        self,
-        data: DataSpec,
-        batch_size: int,
-        *,
-        node: str = "",
-        equipment: Equipment = UNKNOWN,
-        leases: tuple[Lease, ...] = (),
-        generation: int = 0,
-        wasted_steps: int = 0,
-        wasted_acknowledged: int = 0,
-        known_samples: int = 0,
-    ) -> Joined:
+    def join(self, request: Join) -> Joined:
         """Join; returns the new tokens of the leases that continue. A long list of files is sent if it is wanted."""
-        request = Join(
-            **self._identity,
-            data=data.brief(),
-            batch_size=batch_size,
-            node=node,
-            **equipment._asdict(),
-            leases=leases,
-            generation=generation,
-            wasted_steps=wasted_steps,
-            wasted_acknowledged=wasted_acknowledged,
-            known_samples=known_samples,
-            number=next(self._joins),
-        )
-        joined = self._client.call("join", request, Joined)
+        brief = {"data": request.data.brief(), "number": next(self._joins)}
+        joined = self._client.call("join", request.model_copy(update=brief), Joined)
         if joined.wants_files:
-            whole = request.model_copy(update={"data": data, "number": next(self._joins)})
+            whole = request.model_copy(update={"number": next(self._joins)})
             joined = self._client.call("join", whole, Joined)
         return joined
 
     def next_work(self, generation: int = 0, stopped: int | None = None) -> Assignment:
         """Request work; a call after `Unreachable` repeats the request. Not thread-safe."""
-        request = Next(**self._identity, number=self._requests + 1, generation=generation, stopped=stopped)
+        request = Next(**self.identity, number=self._requests + 1, generation=generation, stopped=stopped)
         assignment = self._client.call("next", request, Assignment)
         self._requests += 1
         return assignment
 
-    def diverged(self, generation: int, batch: Progress, reason: str) -> None:
-        """Report a batch with a non-finite loss or gradient; returns when shard 0 has rolled back."""
-        positions = dict(zip(Progress._fields, batch, strict=True))
-        request = Diverged(**self._identity, generation=generation, reason=reason, **positions)
-        self._client.call("diverged", request, Done)
-
-    def heartbeat(
-        self,
-        message: str = "",
-        flops_per_sample: float | None = None,
-        beside: tuple[float, float] = (0.0, 0.0),
-    ) -> Alive:
-        """Send a heartbeat over a separate connection; its answer says whether the job has finished.
-
-        `beside`: seconds in tasks, and without work, as in `Heartbeat`.
-        """
-        beat = Heartbeat(
-            **self._identity,
-            message=message,
-            flops_per_sample=flops_per_sample,
-            task_seconds=beside[0],
-            wait_seconds=beside[1],
-        )
+    def heartbeat(self, beat: Heartbeat) -> Alive:
+        """Send a heartbeat over a separate connection."""
         return self._beats.call("heartbeat", beat, Alive)
 
-    def file_ended(self, token: tuple[int, int], length: int) -> None:
-        """Report the length of a leased file."""
-        self._client.call("file-ended", FileEnded(**self._identity, token=token, length=length), Done)
+    def send(self, request: Caller) -> None:
+        """Send what needs no answer; of a report of a non-finite batch it comes when shard 0 has rolled back."""
+        self._client.call(NAMES[type(request)], request, Done)
 
     def upload(self, token: tuple[int, int], name: str, file: Path) -> None:
         """Stream one file of a task."""
@@ -285,38 +232,8 @@ class CoordinatorClient:
         return file.stat().st_size > 0
 
     def _file(self, token: tuple[int, int], name: str) -> str:
-        return f"{FILES}{self._identity['slot']}/{self._identity['incarnation']}/{token[0]}/{token[1]}/{quote(name)}"
-
-    def task_done(
-        self,
-        token: tuple[int, int],
-        metrics: Mapping[str, float],
-        files: tuple[str, ...],
-        *,
-        stop: bool = False,
-        message: str = "",
-        learning_rate: float | None = None,
-    ) -> None:
-        """Send the result of a task whose files are uploaded."""
-        request = TaskDone(
-            **self._identity,
-            token=token,
-            metrics=dict(metrics),
-            files=files,
-            stop=stop,
-            message=message[:MAX_TEXT],
-            learning_rate=learning_rate,
-        )
-        self._client.call("task-done", request, Done)
-
-    def leave(self, wasted_steps: int = 0, wasted_acknowledged: int = 0) -> None:
-        """Leave the job."""
-        request = Leave(**self._identity, wasted_steps=wasted_steps, wasted_acknowledged=wasted_acknowledged)
-        self._client.call("leave", request, Done)
-
-    def failed(self, message: str) -> None:
-        """Report an error in the user's code."""
-        self._client.call("failed", Failed(**self._identity, message=message[:MAX_TEXT]), Done)
+        slot, incarnation = self.identity.values()
+        return f"{FILES}{slot}/{incarnation}/{token[0]}/{token[1]}/{quote(name)}"
 
     def close(self) -> None:
         """Close the connections."""
@@ -325,7 +242,7 @@ class CoordinatorClient:
 
 
 class ShardControl:
-    """Requests from one parameter server to another; on PS 0 an `OtherShard`."""
+    """Requests from one parameter server to another."""
 
     def __init__(self, address: Shard, credentials: Credentials, *, timeout: float = SHARD_SECONDS) -> None:
         self._client = ControlClient(address, credentials, timeout=timeout)
@@ -347,13 +264,9 @@ class ShardControl:
         """Ask a shard for its entry in the status report."""
         return self._client.call("report", AskReport(), ShardReport)
 
-    def fence(self, older: Sequence[Worker], left: Sequence[Worker]) -> None:
-        """Tell a shard which workers to refuse."""
-        self._client.call("fence", FenceWorkers(older=tuple(older), left=tuple(left)), Done)
-
-    def shard_ready(self, index: int, epoch: int) -> None:
-        """Tell the coordinator that a shard has restarted."""
-        self._client.call("shard-ready", ShardReady(index=index, epoch=epoch), Done)
+    def fence(self, epoch: int, older: Sequence[Worker], left: Sequence[Worker]) -> None:
+        """Tell a shard which workers to refuse. `Fenced` if PS 0 was replaced since this `epoch`."""
+        self._client.call("fence", FenceWorkers(epoch=epoch, older=tuple(older), left=tuple(left)), Done)
 
     def close(self) -> None:
         """Close the connection."""

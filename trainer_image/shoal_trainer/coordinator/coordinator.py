@@ -76,12 +76,12 @@ class Coordinator:
         self._assigning = Assigning(self.record, self.course, self._term, clock)
         self._file_list = FileList(clock)
         self.fenced: Callable[[], None] = lambda: None
-        """Called when shard 0 refuses another worker: the other shards are to be told."""
-        self._complete: tuple[int, list[dict[str, float]]] | None = None
-        """The complete epochs at a revision of the tasks."""
+        """Called when shard 0 refuses another worker: the other shards are to be told (`other_shard`)."""
         self._ready = False
         self._resumed = False
         """Whether it began with a snapshot of this run."""
+        self.begins_elsewhere = False
+        """Whether it began with another run's: the first snapshot of this one is of that model."""
         self._anew_from: int | None = None
         """If shard 0 follows a process of this run of which neither a snapshot nor a copy is left: the samples in its
         parameters when it became ready."""
@@ -268,11 +268,12 @@ class Coordinator:
 
     @property
     def data_unknown(self) -> bool:
-        """Whether no worker has joined since a restart without a ledger: no snapshot may be taken.
+        """Whether no worker has joined since a restart without a ledger, or a begin with another run's weights.
 
-        Its ledger would lack the positions in the copies that the shards have adopted.
+        No snapshot may be taken: its ledger would lack the positions in the copies that the shards have adopted, and
+        no rollback could return to it.
         """
-        return self.record.ledger is None and self.course.gathering.begun
+        return self.record.ledger is None and (self.course.gathering.begun or self.begins_elsewhere)
 
     def load(self, saved: dict[str, Any], *, other_run: bool = False) -> None:
         """Start from a manifest's `ledger`, before any worker joins, and gather the surviving workers.
@@ -281,6 +282,7 @@ class Coordinator:
         export, and the tasks of an epoch that it did not complete are dropped.
         """
         with self.lock:
+            self.begins_elsewhere = other_run
             if not other_run:
                 self._resumed = True
                 self.course.gathering.begin()
@@ -320,10 +322,7 @@ class Coordinator:
     def complete_epochs(self) -> list[dict[str, float]]:
         """The metrics of the epochs that are complete, also their tasks. The same list until they change."""
         with self.lock:
-            tasks = self.record.tasks
-            if self._complete is None or self._complete[0] != tasks.revision:
-                self._complete = tasks.revision, tasks.complete()
-            return self._complete[1]
+            return self.record.tasks.complete()
 
     def deserted(self) -> bool:
         """Whether every worker has left."""
@@ -381,6 +380,8 @@ class Coordinator:
         """Apply the journal to the ledger once parameters and ledger exist."""
         if self._ready and self.record.ledger is not None:
             self.record.replay(self.shard.history.journal.since(-1).entries)
+            if self.begins_elsewhere and self.shard.history.version == 0:
+                self.course.snapshot_soon()  # else a rollback would have nothing to return to
 
     def _count_restart(self, known_samples: int) -> None:
         """Count a restart from nothing, once a worker that has survived it says that samples had been trained.

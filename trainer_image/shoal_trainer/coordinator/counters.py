@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-NUMBERS = ("repeated", "partial", "lost", "wasted_steps", "steps", "rollbacks", "restarted_from_nothing")
-
 
 @dataclass
 class Counters:
@@ -24,17 +22,14 @@ class Counters:
 
     def dump(self) -> dict[str, Any]:
         """As JSON."""
-        return {name: getattr(self, name) for name in NUMBERS} | {
-            "repeated_ranges": sorted(self.repeated_ranges),
-            "partial_ranges": sorted(self.partial_ranges),
-        }
+        return {name: sorted(kept) if isinstance(kept, set) else kept for name, kept in vars(self).items()}
 
     def load(self, saved: dict[str, Any]) -> None:
-        """The inverse of `dump`."""
-        for name in NUMBERS:
-            setattr(self, name, int(saved.get(name, 0)))
-        self.repeated_ranges = {(int(e), int(r)) for e, r in saved["repeated_ranges"]}
-        self.partial_ranges = {(int(e), int(r)) for e, r in saved["partial_ranges"]}
+        """The inverse of `dump`; an earlier version may lack some."""
+        for name, kept in vars(Counters()).items():
+            ranges = isinstance(kept, set)
+            value = saved.get(name, kept)
+            setattr(self, name, {(int(e), int(r)) for e, r in value} if ranges else int(value))
 
 
 def wasted_after_rollback(saved: dict[str, Any], current: Counters) -> int:

@@ -11,12 +11,17 @@ from collections.abc import Callable, Iterator, Mapping
 
 from shoal_trainer.contract import Message
 from shoal_trainer.coordinator.http import Handler
-from shoal_trainer.coordinator.protocol import AskPushes, FenceWorkers, RollBackShard, SnapshotShard
+from shoal_trainer.coordinator.protocol import (
+    AskPushes,
+    AskReport,
+    FenceWorkers,
+    RollBackShard,
+    SnapshotShard,
+)
 from shoal_trainer.coordinator.reconciler import pushes_of
-from shoal_trainer.coordinator.snapshotter import write_part
-from shoal_trainer.errors import SnapshotError, Unreachable, UserError
+from shoal_trainer.errors import Fenced, SnapshotError, Unreachable, UserError
 from shoal_trainer.ps.shard import ShardCopy, ShardStore, State
-from shoal_trainer.snapshot.manifest import Manifest
+from shoal_trainer.snapshot.manifest import Manifest, ShardFile
 from shoal_trainer.snapshot.store import SnapshotStore
 
 log = logging.getLogger(__name__)
@@ -32,6 +37,8 @@ class Follower:
         self._store = store
         self._second_copy = threading.Lock()
         """Held by the request that has another copy of the model in memory, so that there are never three."""
+        self._epoch = 0
+        """The highest of a PS 0 that has told whom to refuse."""
         self.saved = -math.inf
         """When the newest written part of a snapshot was requested, by `time.monotonic`."""
         self.failed: UserError | None = None
@@ -48,21 +55,50 @@ class Follower:
             "snapshot": self._snapshot,
             "pushes": self._pushes,
             "roll-back": self._roll_back,
-            "report": lambda _: self._shard.report(),
+            "report": self._report,
             "fence": self._fence,
         }
 
     def _snapshot(self, request: SnapshotShard) -> Message:
         requested = time.monotonic()
         with self._with_memory():
-            file = write_part(self._shard, self._store, request, self._between)
+            file = self._write_part(request)
             self.saved = requested
             return file
+
+    def _write_part(self, request: SnapshotShard) -> ShardFile:
+        """Its part of a snapshot. `Unreachable` before it has finite parameters of the requested generation."""
+        shard = self._shard
+        if shard.state is State.READY and shard.history.generation != request.generation:
+            raise Unreachable(
+                f"shard {shard.index} is at generation {shard.history.generation}, not {request.generation}"
+            )
+        copy = shard.copy(self._between)
+        if copy is None:
+            raise Unreachable(f"shard {shard.index} has no parameters yet")
+        if copy.generation != request.generation:
+            raise Unreachable(f"shard {shard.index} has been rolled back")
+        with shard.lock:
+            journal = shard.history.journal
+            journal.published_part((request.epoch, request.published))
+        try:
+            file = self._store.write_shard(request.number, request.epoch, copy)
+        except SnapshotError as error:
+            raise Unreachable(str(error)) from None
+        with shard.lock:
+            journal.part_written((request.epoch, request.number), copy.version)
+        return file
+
+    def _report(self, _: AskReport) -> Message:
+        return self._shard.report().model_copy(update={"snapshot_idle_seconds": self._store.idle_seconds()})
 
     def _pushes(self, request: AskPushes) -> Message:
         return pushes_of(self._shard, request.wanted)
 
     def _fence(self, request: FenceWorkers) -> None:
+        if request.epoch < self._epoch:  # to one that was replaced, and reaches no worker, all are silent
+            raise Fenced(f"parameter server 0 has an incarnation {self._epoch}, this is {request.epoch}")
+        self._epoch = request.epoch
         for worker in request.older:
             self._shard.workers.fence(*worker)
         for worker in request.left:
@@ -70,11 +106,12 @@ class Follower:
 
     def _roll_back(self, request: RollBackShard) -> None:
         shard = self._shard
+        if shard.history.generation >= request.generation:
+            return
         with self._with_memory():
-            if shard.history.generation < request.generation:
-                manifest, copy = self._load(request.generation)
-                shard.roll_back(copy)
-                log.warning("rolled back to snapshot %d: version %d", manifest.number, copy.version)
+            manifest, copy = self._load(request.generation)
+            shard.roll_back(copy)
+            log.warning("rolled back to snapshot %d: version %d", manifest.number, copy.version)
 
     @contextlib.contextmanager
     def _with_memory(self) -> Iterator[None]:

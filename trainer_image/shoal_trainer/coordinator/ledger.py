@@ -85,7 +85,7 @@ class Ledger:
         self.open_epochs: dict[int, EpochState] = {}
         self.leases = Leases()
         self.completed = 0
-        """Epochs 0 … completed-1 are complete."""
+        """Epochs 0 … completed-1 are complete; the next one is the current one."""
         self.done_samples = 0
         self.opened = 0
         self._counter = 0
@@ -187,11 +187,6 @@ class Ledger:
     # --- state ----------------------------------------------------------------------------------------------------
 
     @property
-    def current(self) -> int:
-        """The first epoch that is not complete."""
-        return self.completed
-
-    @property
     def finished(self) -> bool:
         """Whether all epochs are complete; never without a limit."""
         return self.epochs is not None and self.completed >= self.epochs
@@ -289,7 +284,7 @@ class Ledger:
                     ]
                     for epoch, files, starts, stops, free in passes
                 ],
-                "leases": [[*lease.token, *lease.worker, *_plain(lease.segment)] for lease in leases],
+                "leases": [[*lease.token, *lease.worker, *lease.segment] for lease in leases],
             }
 
         return dump
@@ -401,7 +396,3 @@ class Ledger:
                 return
             del self.open_epochs[self.completed]
             self.completed += 1
-
-
-def _plain(segment: Segment) -> Iterable[int | None]:
-    return segment.epoch, segment.file, segment.start, segment.stop

@@ -10,9 +10,10 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -23,6 +24,8 @@ from shoal_trainer.contract import StatusReport, WorkerState
 from shoal_trainer.coordinator.bounded_http import BoundedHandler, BoundedServer
 
 log = logging.getLogger(__name__)
+
+Family = TypeVar("Family", CounterMetricFamily, GaugeMetricFamily)
 
 MAX_CONNECTIONS = 16
 SECONDS = 5.0
@@ -43,10 +46,7 @@ class StatusCollector(Collector):
         status = self._status()
         gauges: dict[str, tuple[str, float | None]] = {
             "shoal_loss": ("Smoothed training loss.", status.loss),
-            "shoal_samples_per_second": (
-                "Samples applied per second.",
-                status.samples_per_second,
-            ),
+            "shoal_samples_per_second": ("Samples applied per second.", status.samples_per_second),
             "shoal_progress_ratio": ("Share of the work done.", _ratio(status.progress_percent)),
             "shoal_goodput_ratio": ("Share of the computed steps that are not wasted.", status.goodput),
             "shoal_input_wait_ratio": (
@@ -63,12 +63,8 @@ class StatusCollector(Collector):
         for name, (text, value) in gauges.items():
             if value is not None:
                 yield GaugeMetricFamily(name, text, value)
-        metrics = GaugeMetricFamily(
-            "shoal_metric", "Metrics of training and evaluation by their Keras names.", labels=["name"]
-        )
-        for name, value in status.metrics.items():
-            metrics.add_metric([name], value)
-        yield metrics
+        metrics = "shoal_metric", "Metrics of training and evaluation by their Keras names."
+        yield _labelled(GaugeMetricFamily(*metrics, labels=["name"]), status.metrics)
         counters = {
             "shoal_steps": ("Steps (batches) applied to the parameters.", status.step),
             "shoal_samples": ("Samples applied to the parameters.", status.samples),
@@ -85,25 +81,19 @@ class StatusCollector(Collector):
         for name, (text, number) in counters.items():
             self._highest[name] = max(number, self._highest.get(name, 0))
             yield CounterMetricFamily(name, text, self._highest[name])
-        workers = GaugeMetricFamily("shoal_workers", "Workers by state.", labels=["state"])
-        for state in WorkerState:
-            workers.add_metric([state.value], sum(worker.state is state for worker in status.workers))
-        yield workers
+        states = {each.value: sum(worker.state is each for worker in status.workers) for each in WorkerState}
+        yield _labelled(GaugeMetricFamily("shoal_workers", "Workers by state.", labels=["state"]), states)
         parts = GaugeMetricFamily("shoal_step_seconds", "Smoothed seconds per step.", labels=["slot", "part"])
         for worker in status.workers:
             if worker.state is WorkerState.ACTIVE:
                 for part in ("step", "compute", "pull", "push", "input"):
-                    seconds = getattr(worker, f"{part}_seconds")
-                    if seconds is not None:
+                    if (seconds := getattr(worker, f"{part}_seconds")) is not None:
                         parts.add_metric([str(worker.slot), part], seconds)
         yield parts
         yield from _speeds(status)
-        beside = CounterMetricFamily(
-            "shoal_beside_samples", "Samples that workers did not train meanwhile.", labels=["part"]
-        )
-        beside.add_metric(["tasks"], status.beside.tasks)
-        beside.add_metric(["waits"], status.beside.waits)
-        yield beside
+        passed = {"tasks": status.beside.tasks, "waits": status.beside.waits}
+        beside = "shoal_beside_samples", "Samples that workers did not train meanwhile."
+        yield _labelled(CounterMetricFamily(*beside, labels=["part"]), passed)
         yield from _shards(status)
 
 
@@ -126,19 +116,22 @@ def _speeds(status: StatusReport) -> Iterator[Metric]:
 
 def _shards(status: StatusReport) -> Iterator[Metric]:
     """The work of each parameter server."""
-    busy = CounterMetricFamily("shoal_server_busy_seconds", "Time spent on pushes.", labels=["shard"])
-    updates = CounterMetricFamily("shoal_server_updates", "Pushes applied.", labels=["shard"])
-    received = CounterMetricFamily("shoal_server_received_bytes", "Bytes of pushes.", labels=["shard"])
-    waits = CounterMetricFamily(
-        "shoal_server_busy_answers", "Requests told to wait for memory.", labels=["shard"]
-    )
-    for shard in status.shards:
-        key = [str(shard.index)]
-        busy.add_metric(key, shard.busy_seconds)
-        updates.add_metric(key, shard.updates)
-        received.add_metric(key, shard.bytes_received)
-        waits.add_metric(key, shard.busy_answers)
-    yield from (busy, updates, received, waits)
+    counters = {
+        "busy_seconds": ("shoal_server_busy_seconds", "Time spent on pushes."),
+        "updates": ("shoal_server_updates", "Pushes applied."),
+        "bytes_received": ("shoal_server_received_bytes", "Bytes of pushes."),
+        "busy_answers": ("shoal_server_busy_answers", "Requests told to wait for memory."),
+    }
+    for field, what in counters.items():
+        values = {str(shard.index): getattr(shard, field) for shard in status.shards}
+        yield _labelled(CounterMetricFamily(*what, labels=["shard"]), values)
+
+
+def _labelled(family: Family, values: Mapping[str, float]) -> Family:
+    """A family with these values of its label."""
+    for label, value in values.items():
+        family.add_metric([label], value)
+    return family
 
 
 class MetricsServer:

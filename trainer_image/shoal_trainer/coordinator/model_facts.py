@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from shoal_trainer.contract import MOST_FLOPS, ModelReport
 from shoal_trainer.wire.messages import ModelSpec
 
@@ -15,14 +17,13 @@ class ModelFacts:
     def __init__(self) -> None:
         self.tensors = 0
         self._flops: float | None = None
-        self._asked = False
-        self._ask_at = 0.0
+        self._ask_at = -math.inf
 
     def wants_flops(self, now: float) -> bool:
         """Whether to ask the worker that makes contact now; it then counts as asked."""
-        if self._flops is not None or (self._asked and now < self._ask_at):
+        if self._flops is not None or now < self._ask_at:
             return False
-        self._asked, self._ask_at = True, now + ASK_AGAIN_SECONDS
+        self._ask_at = now + ASK_AGAIN_SECONDS
         return True
 
     def counted(self, flops: float) -> None:

@@ -1,30 +1,76 @@
-"""What the coordinator asks of another shard: the seam at which tests put one into their own process."""
+"""Brings another shard to where shard 0 is: a thread for each of them on PS 0.
+
+What shard 0 decides holds for all shards: which workers it refuses, and to which generation the job has returned. Each
+other shard is told all of it every few seconds, at once when something has changed, and reports for the status in
+return, so that its restarts are noticed. Nothing waits for a shard that is dead. What reaches a shard before it is told
+is in this one only, and counts as partial.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import logging
+from collections.abc import Callable
 
+from shoal_trainer.background import Background
 from shoal_trainer.contract import ShardReport
-from shoal_trainer.coordinator.protocol import Pushes
-from shoal_trainer.ps.contents import Span, Worker
-from shoal_trainer.snapshot.manifest import ShardFile
+from shoal_trainer.coordinator.control_client import ShardControl
+from shoal_trainer.errors import TrainerError
+from shoal_trainer.ps.shard import ShardStore
+
+log = logging.getLogger(__name__)
+
+TELL_EVERY_SECONDS = 2.0
 
 
-class OtherShard(Protocol):
-    """Another shard. Each call raises `Unreachable` if it does not answer, or is not ready."""
+class OtherShard(Background):
+    """Shard `index`, reached by `control`; `shard`: shard 0. Wake it when something has changed.
 
-    def snapshot(self, number: int, epoch: int, published: int, generation: int = 0) -> ShardFile:
-        """Write its part of a snapshot; `published`: see `SnapshotShard`."""
+    `restarted` is called when another process of it is READY than before.
+    """
 
-    def roll_back(self, generation: int) -> None:
-        """Roll back to the snapshot with which this generation begins."""
+    def __init__(
+        self,
+        shard: ShardStore,
+        index: int,
+        control: ShardControl,
+        restarted: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(f"shard-{index}", self.tell, pause=0.0)
+        self._shard, self._index, self._control, self._restarted = shard, index, control, restarted
+        self.report: ShardReport | None = None
+        """Its last one; not ready if it has not answered since. None before the first."""
+        self._boot: int | None = None
+        """The process of it that was READY last."""
+        self._returned = (0, 0)
+        """Which process of it has returned to which generation."""
+        self._logged = ""
 
-    def pushes(self, wanted: Sequence[Span]) -> Pushes:
-        """The pushes that it holds, and the journal entries of the `wanted` ones."""
+    def tell(self) -> float:
+        """Tell it all; returns the seconds until the next time. Raises the errors of `ShardControl`."""
+        generation = self._shard.history.generation
+        try:
+            self._control.fence(self._shard.epoch, *self._shard.workers.refused())
+            self.report = self._control.report()
+        except TrainerError:
+            if self.report is not None:
+                silent = {"ready": False, "snapshot_idle_seconds": 0.0}
+                self.report = self.report.model_copy(update=silent)
+            raise
+        if self.report.ready and self.report.boot != self._boot:
+            if self._boot is not None:
+                log.warning("shard %d has restarted, at epoch %d", self._index, self.report.epoch)
+                self._restarted()
+            self._boot = self.report.boot
+        if generation and self._returned != (self.report.boot, generation):
+            self._roll_back(generation)
+            self._returned = self.report.boot, generation
+        return TELL_EVERY_SECONDS
 
-    def report(self) -> ShardReport:
-        """Its entry in the status report."""
-
-    def fence(self, older: Sequence[Worker], left: Sequence[Worker]) -> None:
-        """Refuse these workers; see `FenceWorkers`."""
+    def _roll_back(self, generation: int) -> None:
+        try:
+            self._control.roll_back(generation)
+        except TrainerError as error:
+            if str(error) != self._logged:
+                log.warning("shard %d has not rolled back yet: %s", self._index, error)
+            self._logged = str(error)
+            raise

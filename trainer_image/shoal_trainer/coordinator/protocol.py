@@ -299,13 +299,6 @@ class Diverged(Caller):
     reason: str = Field(max_length=MAX_TEXT)
 
 
-class ShardReady(Message):
-    """Another parameter server has restarted."""
-
-    index: int = Field(ge=1)
-    epoch: int = Field(ge=0)
-
-
 class SnapshotShard(Message):
     """Makes another parameter server write its part of snapshot `number`; answered by a `ShardFile`.
 
@@ -345,9 +338,10 @@ class RollBackShard(Message):
 class FenceWorkers(Message):
     """Makes another parameter server refuse workers: incarnations before those of `older`, and all that `left`.
 
-    One that has left may come back: it is refused until it connects again.
+    One that has left may come back: it is refused until it connects again. `epoch`: that of PS 0.
     """
 
+    epoch: int = Field(default=0, ge=0)
     older: tuple[Worker, ...] = Field(default=(), max_length=MAX_SPANS)
     left: tuple[Worker, ...] = Field(default=(), max_length=MAX_SPANS)
 
@@ -364,7 +358,6 @@ REQUESTS: dict[str, type[Message]] = {
     "task-done": TaskDone,
     "leave": Leave,
     "failed": Failed,
-    "shard-ready": ShardReady,
     "snapshot": SnapshotShard,
     "pushes": AskPushes,
     "report": AskReport,

@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any
 
 from shoal_trainer.background import Background
+from shoal_trainer.coordinator.control_client import ShardControl
 from shoal_trainer.coordinator.coordinator import Coordinator
-from shoal_trainer.coordinator.other_shard import OtherShard
 from shoal_trainer.coordinator.partial import Partial
 from shoal_trainer.coordinator.protocol import Pushes
 from shoal_trainer.errors import TrainerError, Unreachable
@@ -72,34 +72,22 @@ def sides(shards: Sequence[tuple[Iterable[Span], Iterable[Span]]]) -> list[Conte
     return last + [Contents((*spans, *begun)) for spans, begun in shards]
 
 
-class Reconciler:
-    """Runs on PS 0. `others`: the other shards, in order. Thread-safe."""
+class Reconciler(Background):
+    """Runs on PS 0; compares when woken. `others`: the other shards, in order. Thread-safe."""
 
     def __init__(
         self,
         shard: ShardStore,
-        others: Sequence[OtherShard],
+        others: Sequence[ShardControl],
         coordinator: Coordinator,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__("reconciler", self._compare_again)
         self._shard, self._others, self._coordinator = shard, others, coordinator
         self._clock = clock
         self._lock = threading.Lock()
         self._unexplained: set[Span] = set()
-        self._background = Background("reconciler", self._compare_again)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._background.start()
-
-    def stop(self) -> None:
-        """Stop the thread; `compare` still works."""
-        self._background.stop()
-
-    def schedule(self) -> None:
-        """Compare soon: a shard restarted, or the final tasks wait."""
-        self._background.wake()
 
     def compare(self, *, at_end: bool = False) -> bool:
         """Count the partial samples; returns whether no push is in flight. `Unreachable` if a shard is."""
@@ -132,7 +120,7 @@ class Reconciler:
         """The snapshot of these files was published."""
         with self._lock, self._partial(self._shard.history.generation) as known:
             known.published(_contents(files))
-        self.schedule()
+        self.wake()
 
     def settle(self) -> None:
         """Compare before the job ends, and wait up to `END_SECONDS` for pushes in flight."""
@@ -144,7 +132,7 @@ class Reconciler:
                     return
             except TrainerError as error:
                 reason = str(error)
-            if self._clock() >= until or self._background.stopped.wait(AGAIN_SECONDS):
+            if self._clock() >= until or self.stopped.wait(AGAIN_SECONDS):
                 break
         if reason:
             log.warning("partial samples were counted without the latest pushes of every shard: %s", reason)
@@ -180,7 +168,7 @@ class Reconciler:
 
     def _compare_again(self) -> None:
         if not self.compare():
-            self._background.stopped.wait(AGAIN_SECONDS)
+            self.stopped.wait(AGAIN_SECONDS)
 
 
 def _contents(files: Sequence[ShardFile]) -> list[Contents]:

@@ -60,8 +60,7 @@ class Record:
     def frozen(self) -> Callable[[], dict[str, Any]]:
         """The coordinator's part of a snapshot's manifest. Call it under the shard's lock, its result without."""
         if self.ledger is None or self.data is None:
-            saved = dict(self._saved or {})
-            return lambda: saved
+            return dict
         ledger, data = self.ledger.frozen(), self.data
         small = {
             "tasks": self.tasks.dump(),

@@ -25,55 +25,52 @@ from shoal_trainer.coordinator.task_queue import Tasks
 def status(coordinator: Coordinator) -> StatusReport:
     """The status report, without shards and storage."""
     with coordinator.lock:
-        return _status(coordinator, coordinator.clock())
-
-
-def _status(coordinator: Coordinator, now: float) -> StatusReport:
-    record, samples = coordinator.record, coordinator.shard.history.samples
-    ledger, counters = record.ledger, record.counters
-    done, leased = ledger.counts() if ledger else (0, 0)
-    rate, share = record.pace.samples_per_second(now), progress(coordinator)
-    remaining = None
-    if rate and share is not None and samples and 0 < share < 1:
-        remaining = samples * (1 / share - 1) / rate
-    computed, model = counters.steps + counters.wasted_steps, coordinator.shard.model
-    return StatusReport(
-        job_uid=record.job.uid,
-        phase=phase(coordinator),
-        epoch=ledger.current if ledger else 0,
-        epochs_total=record.stop_after.epochs,
-        step=counters.steps,
-        samples=samples,
-        loss=record.pace.loss,
-        metrics=metrics(record),
-        epochs=epochs(record.tasks, len(record.tasks.history) - MAX_EPOCHS),
-        samples_per_second=rate,
-        samples_left=samples_left(coordinator),
-        progress_percent=None if share is None else round(100 * share, 2),
-        remaining_seconds=remaining,
-        wasted_steps=counters.wasted_steps,
-        rollbacks=counters.rollbacks,
-        restarted_from_nothing=counters.restarted_from_nothing,
-        goodput=None if not computed else round(counters.steps / computed, 4),
-        input_wait=coordinator.members.input_wait(),
-        data=DataReport(
-            done=done,
-            leased=leased,
-            total=ledger.total() if ledger else None,
-            samples_per_epoch=ledger.total() if ledger else None,
-            repeated=counters.repeated,
-            partial=counters.partial,
-            lost=counters.lost,
-        ),
-        workers=tuple(
-            member.report(now) for member in newest_first(coordinator.members.known.values())[:MAX_WORKERS]
-        ),
-        model=None if model is None else coordinator.facts.report(model.spec),
-        speed=coordinator.speeds.report(),
-        beside=coordinator.course.beside,
-        speed_epoch=f"{coordinator.shard.epoch}-{coordinator.shard.first_boot}",
-        message=record.stopping,
-    )
+        now = coordinator.clock()
+        record, samples = coordinator.record, coordinator.shard.history.samples
+        ledger, counters = record.ledger, record.counters
+        done, leased = ledger.counts() if ledger else (0, 0)
+        rate, share = record.pace.samples_per_second(now), progress(coordinator)
+        remaining = None
+        if rate and share is not None and samples and 0 < share < 1:
+            remaining = samples * (1 / share - 1) / rate
+        computed, model = counters.steps + counters.wasted_steps, coordinator.shard.model
+        return StatusReport(
+            job_uid=record.job.uid,
+            phase=phase(coordinator),
+            epoch=ledger.completed if ledger else 0,
+            epochs_total=record.stop_after.epochs,
+            step=counters.steps,
+            samples=samples,
+            loss=record.pace.loss,
+            metrics=metrics(record),
+            epochs=epochs(record.tasks, len(record.tasks.history) - MAX_EPOCHS),
+            samples_per_second=rate,
+            samples_left=samples_left(coordinator),
+            progress_percent=None if share is None else round(100 * share, 2),
+            remaining_seconds=remaining,
+            wasted_steps=counters.wasted_steps,
+            rollbacks=counters.rollbacks,
+            restarted_from_nothing=counters.restarted_from_nothing,
+            goodput=None if not computed else round(counters.steps / computed, 4),
+            input_wait=coordinator.members.input_wait(),
+            data=DataReport(
+                done=done,
+                leased=leased,
+                total=ledger.total() if ledger else None,
+                repeated=counters.repeated,
+                partial=counters.partial,
+                lost=counters.lost,
+            ),
+            workers=tuple(
+                member.report(now)
+                for member in newest_first(coordinator.members.known.values())[:MAX_WORKERS]
+            ),
+            model=None if model is None else coordinator.facts.report(model.spec),
+            speed=coordinator.speeds.report(),
+            beside=coordinator.course.beside,
+            speed_epoch=f"{coordinator.shard.epoch}-{coordinator.shard.first_boot}",
+            message=record.stopping,
+        )
 
 
 def epochs(tasks: Tasks, first: int) -> tuple[EpochReport, ...]:
@@ -99,11 +96,7 @@ def newest_first(members: Iterable[Member]) -> list[Member]:
 def succeeded(coordinator: Coordinator, note: str = "") -> TerminationMessage:
     """The termination message of a successful job, with a note about its model, but without the model's URI."""
     with coordinator.lock:
-        return _succeeded(coordinator, note)
-
-
-def _succeeded(coordinator: Coordinator, note: str) -> TerminationMessage:
-    report = status(coordinator)
+        report, counted = status(coordinator), ranges(coordinator.record)
     reason = report.message or "all epochs are complete"
     return TerminationMessage(
         outcome=Outcome.SUCCEEDED,
@@ -116,7 +109,7 @@ def _succeeded(coordinator: Coordinator, note: str) -> TerminationMessage:
         metrics=report.metrics,
         wasted_steps=report.wasted_steps,
         data=report.data,
-        ranges=ranges(coordinator.record),
+        ranges=counted,
     )
 
 

@@ -3,8 +3,8 @@
 A rollback is one more manifest: the newest one's files, the next **generation**, and a ledger in which nothing is
 leased and the batch counts as lost. That manifest commits the rollback: a process that starts later begins with it,
 and a stop that is decided while it is written is undone with everything since the snapshot.
-Then shard 0 restores its parameters and the ledger under one lock, and a thread asks the other shards until each has
-answered. Workers see the new generation and drop their copies and leases; pushes of an older generation are refused.
+Then shard 0 restores its parameters and the ledger under one lock, and the other shards are told (`other_shard`).
+Workers see the new generation and drop their copies and leases; pushes of an older generation are refused.
 
 The limit counts rollbacks without a newer snapshot between them: a long job may skip a few bad batches, but one that
 never gets past its snapshot fails. A snapshot from which not one push was applied may itself be the reason: then the
@@ -24,15 +24,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from shoal_trainer.background import Background
-from shoal_trainer.coordinator.control_client import ShardControl
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.counters import Counters, wasted_after_rollback
 from shoal_trainer.coordinator.lease_index import Segment
 from shoal_trainer.coordinator.ledger import Ledger
 from shoal_trainer.coordinator.protocol import DataSpec, Diverged, Heartbeat
 from shoal_trainer.coordinator.snapshotter import Snapshotter
-from shoal_trainer.errors import FaultyDevice, Fenced, TrainerError, Unreachable, UserError
+from shoal_trainer.errors import FaultyDevice, Fenced, Unreachable, UserError
 from shoal_trainer.ps.shard import ShardCopy, ShardStore
 from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.store import SnapshotStore
@@ -42,9 +40,10 @@ log = logging.getLogger(__name__)
 MAX_IN_A_ROW = 3
 TAKING_SECONDS = 3.0
 """How long a report waits for a snapshot in progress: less than the timeout of the worker, which sends it again."""
+FIRST_SECONDS = 60.0
+"""How long the first snapshot of a run that began with another one's may fail until a rollback is given up."""
 SUSPECT_REPORTS = 3
 """From one slot in a row: with sound accelerators it is chance that the same worker meets all bad batches."""
-RETRY_SECONDS = 0.5
 IN_A_ROW = "rollbacksInARow"
 """Key of a manifest's ledger: how many rollbacks led to it. Absent from a snapshot of new parameters."""
 LEFT_OUT = "leftOut"
@@ -52,24 +51,22 @@ LEFT_OUT = "leftOut"
 
 
 class Rollback:
-    """Runs on PS 0. `others`: control connections to the other shards, by index; `fenced` as the snapshotter's."""
+    """Runs on PS 0. `fenced` as the snapshotter's; `done` is called when shard 0 has returned to a snapshot."""
 
     def __init__(
         self,
         shard: ShardStore,
-        others: Mapping[int, ShardControl],
         coordinator: Coordinator,
         store: SnapshotStore,
         snapshotter: Snapshotter,
         *,
         fenced: Callable[[Fenced], None],
+        done: Callable[[], None] = lambda: None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._shard, self._others, self._coordinator = shard, others, coordinator
+        self._shard, self._coordinator = shard, coordinator
         self._store, self._snapshotter = store, snapshotter
-        self._fenced, self._wall = fenced, wall
-        self._generations: dict[int, int] = {}
-        """The generation that each other shard has confirmed."""
+        self._fenced, self._done, self._wall = fenced, done, wall
         self._reporters: deque[int] = deque(maxlen=SUSPECT_REPORTS - 1)
         """The slots whose reports led to the last rollbacks."""
         self._steps: dict[int, int] = {}
@@ -77,16 +74,6 @@ class Rollback:
         self._unanswered = False
         """Whether a manifest was sent to the storage and its answer was lost: the rollback may be committed."""
         snapshotter.settle = self._settle
-        self._background = Background("roll-back", self._ask_others, pause=0.0)
-        self._logged = ""
-
-    def start(self) -> None:
-        """Start the thread that asks the other shards."""
-        self._background.start()
-
-    def stop(self) -> None:
-        """Stop the thread."""
-        self._background.stop()
 
     def diverged(self, report: Diverged) -> None:
         """Roll back, unless another worker's report has already rolled this generation back.
@@ -102,6 +89,12 @@ class Rollback:
                 raise _faulty(report)
             found = self._store.load_newest(0, self._shard.shards)
             if found is None or not found[0].ledger:
+                failed, because = self._snapshotter.trouble()
+                if self._coordinator.begins_elsewhere and failed < FIRST_SECONDS:
+                    self._snapshotter.schedule()
+                    raise Unreachable(
+                        f"the model that this run began with is not saved yet {because}".rstrip()
+                    )
                 if self._alone(report):
                     raise _faulty(report)
                 raise UserError(f"{_place(report)} There is no snapshot yet to roll back to. {ADVICE}")
@@ -120,12 +113,6 @@ class Rollback:
             "%s Rolled back to snapshot %d: version %d, step %d; %d updates are undone, the batch is skipped",
             _place(report), manifest.number, copy.version, self._coordinator.record.counters.steps, undone,
         )  # fmt: skip
-        self._background.wake()
-
-    def shard_restarted(self, index: int) -> None:
-        """Another shard has restarted, perhaps from an older snapshot: ask it again."""
-        self._generations.pop(index, None)
-        self._background.wake()
 
     def _apply(self, manifest: Manifest, copy: ShardCopy) -> int:
         """Return shard 0 to a committed rollback; returns how many updates that undoes. Under `taking`."""
@@ -135,6 +122,7 @@ class Rollback:
             self._coordinator.rewind(manifest.ledger)
         self._snapshotter.set_latest(manifest, copy.version)
         self._unanswered = False
+        self._done()
         return undone
 
     def _settle(self) -> None:
@@ -150,7 +138,6 @@ class Rollback:
             log.warning(
                 "finished the rollback to snapshot %d: %d updates are undone", found[0].number, undone
             )
-            self._background.wake()
         self._unanswered = False
 
     @contextlib.contextmanager
@@ -180,24 +167,22 @@ class Rollback:
 
     def _suspects(self, report: Diverged) -> bool:
         """Whether the last rollbacks were this worker's as well, and others have pushed since the last one."""
-        alone = len(self._reporters) == SUSPECT_REPORTS - 1 and set(self._reporters) == {report.slot}
-        return alone and any(
-            steps > self._steps.get(slot, 0)
-            for slot, steps in self._coordinator.steps_by_slot().items()
-            if slot != report.slot
-        )
+        return len(self._reporters) == SUSPECT_REPORTS - 1 and self._only_reporter(report, self._steps)
 
     def _alone(self, report: Diverged) -> bool:
         """Whether no other worker has reported, and others have pushed: where the job would end, this worker does.
 
         If it is the model, the next one to report ends the job.
         """
-        others = any(
-            steps for slot, steps in self._coordinator.steps_by_slot().items() if slot != report.slot
-        )
-        alone = others and set(self._reporters) <= {report.slot}
+        alone = self._only_reporter(report, {})
         self._reporters.append(report.slot)
         return alone
+
+    def _only_reporter(self, report: Diverged, before: Mapping[int, int]) -> bool:
+        """Whether no other slot is among the last reporters, and others have pushed more steps than `before`."""
+        steps = self._coordinator.steps_by_slot()
+        others = any(steps[slot] > before.get(slot, 0) for slot in steps if slot != report.slot)
+        return others and set(self._reporters) <= {report.slot}
 
     def _untrained(self, newest: Manifest) -> bool:
         """Whether the job was rolled back to this snapshot, and no push was applied since."""
@@ -246,27 +231,6 @@ class Rollback:
             self._unanswered = True
             self._snapshotter.schedule()
             raise
-
-    def _behind(self) -> list[int]:
-        return [
-            index
-            for index in self._others
-            if self._generations.get(index, 0) < self._shard.history.generation
-        ]
-
-    def _ask_others(self) -> float | None:
-        generation = self._shard.history.generation
-        for index in self._behind():
-            try:
-                self._others[index].roll_back(generation)
-            except Exception as error:
-                if str(error) != self._logged:
-                    unexpected = not isinstance(error, TrainerError)
-                    log.warning("shard %d has not rolled back yet: %s", index, error, exc_info=unexpected)
-                self._logged = str(error)
-            else:
-                self._generations[index] = generation
-        return RETRY_SECONDS if self._behind() else None
 
 
 def amended(

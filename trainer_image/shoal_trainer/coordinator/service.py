@@ -1,8 +1,7 @@
 """The coordinator with its helpers on PS 0, and the handlers of the control port.
 
-Each helper has a thread: the snapshotter saves, the reconciler counts pushes that some shards lack, the rollback
-returns all shards to a snapshot, and what shard 0 refuses is told to the others. The output of tasks goes to the
-storage through `Artefacts`.
+Each helper has a thread: the snapshotter saves, the reconciler counts pushes that some shards lack, and each of the
+other shards is told what holds for all (`other_shard`). The output of tasks goes to the storage through `Artefacts`.
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ from shoal_trainer.coordinator import report
 from shoal_trainer.coordinator.artefacts import Artefacts
 from shoal_trainer.coordinator.control_client import ShardControl
 from shoal_trainer.coordinator.coordinator import Coordinator
-from shoal_trainer.coordinator.fencing import Fencing
 from shoal_trainer.coordinator.http import Handler
-from shoal_trainer.coordinator.protocol import Diverged, ShardReady, TaskDone
+from shoal_trainer.coordinator.other_shard import OtherShard
+from shoal_trainer.coordinator.protocol import Diverged, TaskDone
 from shoal_trainer.coordinator.reconciler import Reconciler
 from shoal_trainer.coordinator.rollback import Rollback
-from shoal_trainer.coordinator.shard_reports import ShardReports
 from shoal_trainer.coordinator.snapshotter import Snapshotter
 from shoal_trainer.coordinator.task_queue import Task
 from shoal_trainer.errors import Fenced, Overtaken, Unreachable
@@ -33,6 +31,9 @@ from shoal_trainer.snapshot.storage import Storage
 from shoal_trainer.snapshot.store import SnapshotStore
 
 log = logging.getLogger(__name__)
+
+STALLED_SECONDS = 30.0
+"""A shard whose part of a snapshot has not grown for so long is named as the reason why there is no snapshot."""
 
 
 class CoordinatorService:
@@ -49,22 +50,21 @@ class CoordinatorService:
         *,
         fenced: Callable[[Fenced], None],
     ) -> None:
-        others = {
-            index: ShardControl(address, credentials)
-            for index, address in enumerate(config.parameter_servers)
-            if index
-        }
-        self._shard = shard
+        controls = [ShardControl(address, credentials) for address in config.parameter_servers[1:]]
+        self._shard, self._store = shard, store
         self._claim = claim
         self._fenced = fenced
         self.coordinator = Coordinator(config.job, config.stop_after, config.batch_size, shard)
         self.artefacts = Artefacts(storage, config.job.run_id)
-        self._reports = ShardReports(others)
-        self._reconciler = Reconciler(shard, [*others.values()], self.coordinator)
-        self.coordinator.course.compare_soon = self._reconciler.schedule
+        self._others = [
+            OtherShard(shard, index, control, self._shard_restarted)
+            for index, control in enumerate(controls, 1)
+        ]
+        self._reconciler = Reconciler(shard, controls, self.coordinator)
+        self.coordinator.course.compare_soon = self._reconciler.wake
         self.snapshotter = Snapshotter(
             shard,
-            [*others.values()],
+            controls,
             self.coordinator,
             self._reconciler,
             store,
@@ -72,26 +72,24 @@ class CoordinatorService:
             fenced=fenced,
         )
         self.coordinator.course.snapshot_soon = self.snapshotter.schedule
-        self._rollback = Rollback(shard, others, self.coordinator, store, self.snapshotter, fenced=fenced)
-        self._fencing = Fencing(shard.workers, others)
-        self.coordinator.fenced = self._fencing.schedule
+        self._rollback = Rollback(
+            shard, self.coordinator, store, self.snapshotter, fenced=fenced, done=self._tell_others
+        )
+        self.coordinator.fenced = self._tell_others
 
     def start(self, *, follows: bool) -> None:
         """Start the helpers. `follows`: an earlier process served this job, so the shards may differ."""
         self.snapshotter.start()
         self._reconciler.start()
         if follows:
-            self._reconciler.schedule()
-        self._rollback.start()
-        self._reports.start()
-        self._fencing.schedule()  # what the process before this one has told may be lost
-        self._fencing.start()
+            self._reconciler.wake()
+        for other in self._others:
+            other.start()
 
     def stop(self) -> None:
-        """Begin no further rollback."""
-        self._fencing.stop()
-        self._rollback.stop()
-        self._reports.stop()
+        """Tell the other shards nothing more."""
+        for other in self._others:
+            other.stop()
 
     # --- requests -------------------------------------------------------------------------------------------------
 
@@ -105,7 +103,6 @@ class CoordinatorService:
             "task-done": self.task_done,
             "leave": self.coordinator.leave,
             "failed": self.coordinator.failed,
-            "shard-ready": self._shard_ready,
             "diverged": self._diverged,
         }
 
@@ -158,8 +155,12 @@ class CoordinatorService:
         """The coordinator's status with that of the shards."""
         last = self.snapshotter.last
         at = {"last_snapshot_at": last.wall_time if last else None}
-        shards = [self._shard.report(), *self._reports.newest()]
+        own = self._shard.report().model_copy(update={"snapshot_idle_seconds": self._store.idle_seconds()})
+        shards = [own, *(other.report for other in self._others if other.report is not None)]
         seconds, because = self.snapshotter.trouble()
+        for shard in shards:
+            if (idle := shard.snapshot_idle_seconds) >= STALLED_SECONDS:
+                because = f"shard {shard.index} has written nothing of its part for {idle:.0f} s"
         return report.status(self.coordinator).model_copy(
             update={
                 "shards": tuple(shard.model_copy(update=at) for shard in shards),
@@ -169,6 +170,10 @@ class CoordinatorService:
         )
 
     # ---
+
+    def _tell_others(self) -> None:
+        for other in self._others:
+            other.wake()
 
     @contextlib.contextmanager
     def _as_server_error(self) -> Iterator[None]:
@@ -188,13 +193,10 @@ class CoordinatorService:
             self.coordinator.end(message)
             raise Overtaken("the model is published already")
 
-    def _shard_ready(self, request: ShardReady) -> None:
-        log.warning("shard %d is reachable again, at epoch %d", request.index, request.epoch)
+    def _shard_restarted(self) -> None:
         self.coordinator.disturbed()
-        self._rollback.shard_restarted(request.index)
-        self._fencing.schedule()
-        self._reconciler.schedule()
+        self._reconciler.wake()
 
     def _diverged(self, request: Diverged) -> None:
         self._rollback.diverged(request)
-        self._reconciler.schedule()
+        self._reconciler.wake()

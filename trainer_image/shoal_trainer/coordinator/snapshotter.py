@@ -17,10 +17,9 @@ from shoal_trainer.background import Background, Wish
 from shoal_trainer.contract import SnapshotPolicy
 from shoal_trainer.coordinator.control_client import ShardControl
 from shoal_trainer.coordinator.coordinator import Coordinator
-from shoal_trainer.coordinator.protocol import SnapshotShard
 from shoal_trainer.coordinator.reconciler import Reconciler
-from shoal_trainer.errors import Fenced, SnapshotError, TrainerError, Unreachable
-from shoal_trainer.ps.shard import ShardCopy, ShardStore, State
+from shoal_trainer.errors import Fenced, TrainerError
+from shoal_trainer.ps.shard import ShardCopy, ShardStore
 from shoal_trainer.snapshot.manifest import Manifest, ShardFile
 from shoal_trainer.snapshot.store import SnapshotStore
 
@@ -30,38 +29,7 @@ RETRY_SECONDS = 5.0
 """After the first failure of a scheduled snapshot; doubled after each further one."""
 
 
-def write_part(
-    shard: ShardStore,
-    store: SnapshotStore,
-    request: SnapshotShard,
-    between: Callable[[], None] = lambda: None,
-) -> ShardFile:
-    """Another shard's part of a snapshot. `Unreachable` before it has finite parameters of the requested generation.
-
-    `between`: called between the pieces of the copy.
-    """
-    if shard.state is State.READY and shard.history.generation != request.generation:
-        raise Unreachable(
-            f"shard {shard.index} is at generation {shard.history.generation}, not {request.generation}"
-        )
-    copy = shard.copy(between)
-    if copy is None:
-        raise Unreachable(f"shard {shard.index} has no parameters yet")
-    if copy.generation != request.generation:
-        raise Unreachable(f"shard {shard.index} has been rolled back")
-    with shard.lock:
-        journal = shard.history.journal
-        journal.published_part((request.epoch, request.published))
-    try:
-        file = store.write_shard(request.number, request.epoch, copy)
-    except SnapshotError as error:
-        raise Unreachable(str(error)) from None
-    with shard.lock:
-        journal.part_written((request.epoch, request.number), copy.version)
-    return file
-
-
-class Snapshotter:
+class Snapshotter(Background):
     """Takes snapshots of all shards, when scheduled, when the journal fills, and every `policy.every_seconds`.
 
     Calls `fenced` when a newer epoch has published, and `between` between the pieces of a copy.
@@ -82,6 +50,7 @@ class Snapshotter:
         executor: Callable[[int], Executor] = ThreadPoolExecutor,
         between: Callable[[], None] = lambda: None,
     ) -> None:
+        super().__init__("snapshots", self._take_again, pause=float(policy.every_seconds))
         self._shard, self._others = shard, others
         self._coordinator, self._store, self._policy = coordinator, store, policy
         self._reconciler = reconciler
@@ -100,20 +69,11 @@ class Snapshotter:
         shard.history.journal_fills = self.schedule
         self.settle: Callable[[], None] = lambda: None
         """Called before a snapshot: finishes a rollback."""
-        self._background = Background("snapshots", self._take_again, pause=float(policy.every_seconds))
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._background.start()
-
-    def stop(self) -> None:
-        """Stop the thread; `take` still works."""
-        self._background.stop()
 
     def schedule(self) -> None:
         """Take a snapshot soon, ahead of the next interval, and try again until it succeeds."""
         self._wish.make()
-        self._background.wake()
+        self.wake()
 
     def settled(self, timeout: float) -> bool:
         """Wait until scheduled snapshots are published; False if they are not after `timeout` seconds."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from operator import add
 
 from shoal_trainer.contract import MAX_SPEEDS, LogSums, SpeedSums
 from shoal_trainer.coordinator.members import SILENCE_SECONDS, SILENCE_STEPS
@@ -30,52 +30,32 @@ SHORTEST = 1e-6
 
 Key = tuple[str, int, float, int, int, int]
 """As `SpeedSums.key`."""
+CONFIGURATION = "device", "devices", "cores", "batch_size", "workers", "servers"
+PARTS = "compute", "pull", "push", "step"
 
 
-@dataclass
-class _Sum:
-    """Count, sum and sum of squares of ln(seconds), and the sum of the seconds."""
-
-    count: int = 0
-    total: float = 0.0
-    squares: float = 0.0
-    seconds: float = 0.0
-
-    def add(self, seconds: float) -> None:
-        value = math.log(max(SHORTEST, seconds))
-        self.count, self.total, self.squares = self.count + 1, self.total + value, self.squares + value**2
-        self.seconds += max(SHORTEST, seconds)
-
-    def merge(self, other: _Sum) -> None:
-        self.count, self.total = self.count + other.count, self.total + other.total
-        self.squares, self.seconds = self.squares + other.squares, self.seconds + other.seconds
-
-    def report(self) -> LogSums:
-        return LogSums(count=self.count, total=self.total, squares=self.squares, seconds=self.seconds)
-
-
-@dataclass
 class _Row:
-    """The sums of one configuration, and when it was last measured."""
+    """The sums of one configuration, as `LogSums` of each part of a step, and when it was last measured."""
 
-    compute: _Sum = field(default_factory=_Sum)
-    pull: _Sum = field(default_factory=_Sum)
-    push: _Sum = field(default_factory=_Sum)
-    step: _Sum = field(default_factory=_Sum)
-    at: float = 0.0
+    def __init__(self) -> None:
+        self.sums = [[0, 0.0, 0.0, 0.0] for _ in PARTS]
+        self.at = 0.0
 
     def add(self, timings: Timings) -> None:
-        self.compute.add(timings.compute + timings.input)
-        self.pull.add(timings.pull)
-        self.push.add(timings.push)
-        self.step.add(timings.step)
+        parts = timings.compute + timings.input, timings.pull, timings.push, timings.step
+        for sums, seconds in zip(self.sums, parts, strict=True):
+            value = math.log(max(SHORTEST, seconds))
+            sums[:] = sums[0] + 1, sums[1] + value, sums[2] + value**2, sums[3] + max(SHORTEST, seconds)
 
     def merge(self, other: _Row, now: float) -> None:
-        self.compute.merge(other.compute)
-        self.pull.merge(other.pull)
-        self.push.merge(other.push)
-        self.step.merge(other.step)
+        self.sums = [list(map(add, *pair)) for pair in zip(self.sums, other.sums, strict=True)]
         self.at = now
+
+    def report(self, key: Key) -> SpeedSums:
+        names = "count", "total", "squares", "seconds"
+        parts = (LogSums(**dict(zip(names, sums, strict=True))) for sums in self.sums)
+        where = zip(CONFIGURATION, key, strict=True)
+        return SpeedSums.model_validate(dict(where) | dict(zip(PARTS, parts, strict=True)))
 
 
 class Speeds:
@@ -134,21 +114,7 @@ class Speeds:
 
     def report(self) -> tuple[SpeedSums, ...]:
         """All rows, the one that was measured last first."""
-        return tuple(
-            SpeedSums(
-                device=device,
-                devices=devices,
-                cores=cores,
-                batch_size=batch_size,
-                workers=workers,
-                servers=servers,
-                compute=row.compute.report(),
-                pull=row.pull.report(),
-                push=row.push.report(),
-                step=row.step.report(),
-            )
-            for (device, devices, cores, batch_size, workers, servers), row in self._newest_first()
-        )
+        return tuple(row.report(key) for key, row in self._newest_first())
 
     def _settle(self, now: float) -> None:
         self._settled_at = now + max(SETTLE_SECONDS, SETTLE_STEPS * self._slowest)

@@ -43,12 +43,12 @@ class Tasks:
     """The worker that did the last evaluation, until it is lost."""
     reserved_until: float = 0.0
     """Until when the callbacks of its epoch are for it."""
-    revision: int = 0
-    """Another one after each change of `complete`."""
+    _complete: list[dict[str, float]] | None = None
+    """What `complete` has returned since the last change."""
 
     def epoch_ended(self, epoch: int, logs: dict[str, float], *, validation: bool, callbacks: bool) -> None:
         """Record the loss and metrics of training in a complete epoch, and queue its tasks."""
-        self.revision += 1
+        self._complete = None
         while len(self.history) <= epoch:
             self.history.append({})
         self.history[epoch].update(logs)
@@ -71,9 +71,11 @@ class Tasks:
         return True
 
     def complete(self) -> list[dict[str, float]]:
-        """A copy of the history up to the first epoch that still has a task."""
-        open_epochs = (task.epoch for task in self.queue if task.kind != "export")
-        return [dict(logs) for logs in self.history[: min(open_epochs, default=None)]]
+        """A copy of the history up to the first epoch that still has a task; the same list until that changes."""
+        if self._complete is None:
+            open_epochs = (task.epoch for task in self.queue if task.kind != "export")
+            self._complete = [dict(logs) for logs in self.history[: min(open_epochs, default=None)]]
+        return self._complete
 
     @property
     def holder(self) -> Worker | None:
@@ -132,7 +134,7 @@ class Tasks:
         if not self.queue or self.queue[0].holder is None or self.queue[0].token != token:
             return None
         task = self.queue.pop(0)
-        self.revision += 1
+        self._complete = None
         if learning_rate is not None:
             self.learning_rate = learning_rate
         self.evaluator = task.holder if task.kind == "evaluate" else None
@@ -146,7 +148,7 @@ class Tasks:
     def resume_after(self, epochs: int) -> None:
         """Begin another run after so many complete epochs: the epoch that an earlier stop ended goes on."""
         self.evaluator = None
-        self.revision += 1
+        self._complete = None
         self.queue = [task for task in self.queue if task.kind != "export" and task.epoch < epochs]
         self.evaluated = min(self.evaluated, epochs)
         del self.history[epochs:]
@@ -176,7 +178,7 @@ class Tasks:
     def load(self, saved: dict[str, Any]) -> None:
         """The inverse of `dump`."""
         self.evaluator = None
-        self.revision += 1
+        self._complete = None
         self.queue = [Task(task["kind"], int(task["epoch"])) for task in saved["queue"]]
         self.history = [{str(k): float(v) for k, v in logs.items()} for logs in saved["history"]]
         self.evaluated = int(saved["evaluated"])

@@ -81,21 +81,12 @@ class Claim:
             )
 
 
-class Watch:
+class Watch(Background):
     """A thread that checks a claim every `LOOK_SECONDS`, and calls `superseded` once if it is fenced."""
 
     def __init__(self, claim: Claim, superseded: Callable[[Fenced], None]) -> None:
-        self._claim = claim
-        self._superseded = superseded
-        self._background = Background("claims", self._look_again, pause=LOOK_SECONDS)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._background.start()
-
-    def stop(self) -> None:
-        """Stop the thread."""
-        self._background.stop()
+        super().__init__("claims", self._look_again, pause=LOOK_SECONDS)
+        self._claim, self._superseded = claim, superseded
 
     def look(self) -> bool:
         """Check once; returns whether to continue."""

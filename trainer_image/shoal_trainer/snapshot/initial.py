@@ -45,7 +45,7 @@ def load_initial(
     if number is None:
         if index > 0:
             raise Unreachable("shard 0 has not chosen it yet")
-        found = _newest(other, index, shards)
+        found = other.load_newest(index, shards)
         if found is None:
             raise UserError(
                 f"There is no complete snapshot to start from in {uri}. Set initialFrom.uri (--initial-from) "
@@ -57,7 +57,7 @@ def load_initial(
     try:
         return other.load_number(number, index, shards)
     except SnapshotError as error:
-        if follows and (found := _newest(other, index, shards)) is not None:
+        if follows and (found := other.load_newest(index, shards)) is not None:
             log.warning(
                 "snapshot %d of %s, from which this run started, cannot be loaded: %s; taking snapshot %d instead",
                 number, uri, error, found[0].number,
@@ -68,18 +68,6 @@ def load_initial(
             f"chooses the newest snapshot again. If snapshot {number} is damaged, remove its manifest first. If the "
             "other run still trains, raise its snapshot.retain."
         ) from None
-
-
-def _newest(other: SnapshotStore, index: int, shards: int) -> tuple[Manifest, ShardCopy] | None:
-    """`load_newest`; repeated if all snapshots that it listed were removed because the other run published newer ones.
-
-    Not `load_settled`: it would not return while the other run publishes faster than this shard loads.
-    """
-    while True:
-        number = other.next_number()
-        found = other.load_newest(index, shards)
-        if found is not None or other.next_number() == number:
-            return found
 
 
 def _record(own: Storage, chosen: InitialSnapshot) -> int:

@@ -56,7 +56,6 @@ class Head(Message):
 class Manifest(Head):
     """One snapshot of a run. `ledger`: the coordinator's state, opaque here."""
 
-    version: int = 1
     generation: int = 0
     """The number of rollbacks of the job."""
     run: str = Field(validation_alias=AliasChoices("run", "jobUid"))

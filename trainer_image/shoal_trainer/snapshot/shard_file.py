@@ -5,7 +5,8 @@
 ```
 
 Arrays are little-endian fp32. The SHA-256 of the whole file is in the manifest. A reader streams the file once and
-copies the range that it needs, so a snapshot of three shards can be restored into two.
+copies the range that it needs, so a snapshot of three shards can be restored into two. What else is known of a shard
+is in the manifest.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Iterable, Iterator
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
@@ -22,7 +23,6 @@ from shoal_trainer.errors import SnapshotError
 from shoal_trainer.ps.aligned import aligned, octets
 from shoal_trainer.ps.kernels import Vector
 from shoal_trainer.ps.shard import ShardCopy
-from shoal_trainer.wire.messages import applied_to_list
 
 MAGIC = b"SHOALSF1"
 _LENGTH = struct.Struct("<Q")
@@ -39,17 +39,8 @@ def chunks(copy: ShardCopy) -> Iterator[bytes | memoryview]:
     """The content of the file for `copy`, in chunks."""
     header = json.dumps(
         {
-            "index": copy.index,
-            "shards": copy.shards,
-            "epoch": copy.epoch,
-            "version": copy.version,
-            "samples": copy.samples,
-            "updates": copy.updates,
-            "pace": copy.pace,
             "low": copy.low,
             "high": copy.high,
-            "fingerprint": copy.model.fingerprint,
-            "applied": applied_to_list(copy.applied),
             "arrays": [[name, int(values.size)] for name, values in copy.arrays.items()],
         }
     ).encode()
@@ -119,11 +110,11 @@ class _Reader:
 
 def read_into(
     handle: IO[bytes], size: int, sha256: str, low: int, high: int, arrays: dict[str, Vector]
-) -> dict[str, Any]:
+) -> None:
     """Read one file, and copy its part of the range [low, high) into `arrays`.
 
-    `arrays`: fp32 by name; each begins at position `low` of the flat vector. Returns the file's header. `SnapshotError`
-    if the file is damaged: `arrays` may contain wrong values then.
+    `arrays`: fp32 by name; each begins at position `low` of the flat vector. `SnapshotError` if the file is
+    damaged: `arrays` may contain wrong values then.
     """
     reader = _Reader(handle, size)
     if reader.take(len(MAGIC)) != MAGIC:
@@ -153,7 +144,6 @@ def read_into(
     reader.skip(reader.left)
     if handle.read(1) or reader.hex != sha256:
         raise SnapshotError("the SHA-256 does not match the manifest")
-    return dict(header)
 
 
 def empty(size: int) -> Vector:

@@ -56,16 +56,20 @@ class Storage(Protocol):
     def remove(self, name: str) -> None:
         """Remove a file, or a folder and its content; does nothing if it does not exist."""
 
+    def sweep(self) -> None:
+        """Remove the incomplete files that earlier processes of this writer left when they were killed."""
 
-def open_storage(uri: str, prefix: str = "") -> Storage:
+
+def open_storage(uri: str, prefix: str = "", writer: str = "") -> Storage:
     """The folder `prefix` under `uri`: a path, `file://…`, or any URI that fsspec supports (`s3://`, `gs://`, …).
 
-    `UserError` if the scheme is not supported.
+    `writer`: which of the job's processes writes there; only one at a time has this name. `UserError` if the scheme is
+    not supported.
     """
     parts = urlsplit(uri)
     if parts.scheme in {"", "file"}:
         path = unquote(parts.path) if parts.scheme else uri
-        return LocalStorage(Path(path) / prefix)
+        return LocalStorage(Path(path) / prefix, writer)
     return RemoteStorage(
         "/".join(part.strip("/") if i else part.rstrip("/") for i, part in enumerate([uri, prefix]) if part)
     )
@@ -90,9 +94,10 @@ def _translated(
 class LocalStorage:
     """A local folder or a mounted volume."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, writer: str = "") -> None:
         self.root = root.absolute()
         self.uri = self.root.as_uri()
+        self._writer, self._process = writer, secrets.token_hex(4)
 
     def write(
         self, name: str, chunks: Iterable[bytes | memoryview], confirm: Callable[[], object] = lambda: None
@@ -160,6 +165,13 @@ class LocalStorage:
             else:
                 path.unlink(missing_ok=True)
 
+    def sweep(self) -> None:
+        """Remove the temporary files under this writer's name that another process made."""
+        with _translated(f"cannot clean {self.root}", absent=()):
+            for part in self.root.rglob(f".*.{self._writer}-????????.????????.part"):
+                if f".{self._writer}-{self._process}." not in part.name:
+                    part.unlink(missing_ok=True)
+
     @staticmethod
     def _create_in_place(path: Path, data: bytes) -> bool:
         """Without hard links (SMB, some FUSE): readers may see an incomplete file, and a killed writer leaves it."""
@@ -175,10 +187,10 @@ class LocalStorage:
             raise
         return True
 
-    @staticmethod
-    def _write_temporary(path: Path, chunks: Iterable[bytes | memoryview]) -> Path:
+    def _write_temporary(self, path: Path, chunks: Iterable[bytes | memoryview]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+        by = f"{self._writer}-{self._process}"
+        part = path.with_name(f".{path.name}.{by}.{secrets.token_hex(4)}.part")
         try:
             with part.open("xb", buffering=0) as handle:
                 _write_durably(handle, chunks)
@@ -221,14 +233,16 @@ class RemoteStorage:
     def write(
         self, name: str, chunks: Iterable[bytes | memoryview], confirm: Callable[[], object] = lambda: None
     ) -> None:
-        """Upload in parts; a failed upload leaves no object."""
+        """Upload in parts, and confirm when the last one is there; a failed upload leaves no object."""
         with _translated(f"cannot write {self.uri}/{name}", absent=()):
             handle = self._fs.open(self._path(name), "wb", block_size=16 << 20)
+            handle.autocommit = False  # `close` sends the rest, up to a block, and `commit` makes it visible
             try:
                 for chunk in chunks:
                     handle.write(chunk)
-                confirm()
                 handle.close()
+                confirm()
+                handle.commit()
             except BaseException:
                 with contextlib.suppress(Exception):
                     handle.discard()
@@ -278,6 +292,9 @@ class RemoteStorage:
         """Delete an object, or all objects under a prefix."""
         with _translated(f"cannot remove {self.uri}/{name}"), contextlib.suppress(FileNotFoundError):
             self._fs.rm(self._path(name), recursive=True)
+
+    def sweep(self) -> None:
+        """Nothing: the rules of a bucket end uploads that are incomplete."""
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root

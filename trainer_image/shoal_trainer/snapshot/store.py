@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import re
 import secrets
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean
 from typing import TypeVar
@@ -50,8 +51,10 @@ PUBLISH_TRIES = 8
 class SnapshotStore:
     """The snapshots in `storage`, the folder of one run. Use it from one thread at a time."""
 
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
+    def __init__(self, storage: Storage, clock: Callable[[], float] = time.monotonic) -> None:
+        self._storage, self._clock = storage, clock
+        self._wrote_at: float | None = None
+        """When the last bytes went into a shard's file; None: none is being written."""
         self._heads: dict[int, Head] = {}
         """Of the manifests that were published or read here: none is ever replaced, and each takes long to read."""
 
@@ -78,11 +81,13 @@ class SnapshotStore:
                 raise SnapshotError(f"{name} of shard {copy.index} have values that are not finite")
         suffix = f"-{secrets.token_hex(4)}"
         file = f"{number:010d}-{epoch}/shard-{copy.index}-of-{copy.shards}{suffix}"
-        pieces = shard_file.Digest(shard_file.chunks(copy))
+        pieces = shard_file.Digest(self._noted(shard_file.chunks(copy)))
         try:
             self._storage.write(f"{FOLDER}/{file}", pieces)
         except Unreachable as error:  # without the suffix, so that the same error is logged once
             raise Unreachable(str(error).replace(suffix, "")) from error
+        finally:
+            self._wrote_at = None
         return ShardFile(
             index=copy.index,
             shards=copy.shards,
@@ -100,6 +105,17 @@ class SnapshotStore:
             pushes=list(copy.contents),
             begun=list(copy.begun),
         )
+
+    def idle_seconds(self) -> float:
+        """For how long nothing of the file that `write_shard` is writing was written; 0: it is writing none."""
+        since = self._wrote_at
+        return 0.0 if since is None else self._clock() - since
+
+    def _noted(self, chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+        for chunk in chunks:
+            self._wrote_at = self._clock()
+            yield chunk
+        self._wrote_at = self._clock()
 
     def check(self, parts: Sequence[ShardFile]) -> None:
         """`Unreachable` if the shard of one of these parts was replaced.
@@ -178,7 +194,10 @@ class SnapshotStore:
     def load_newest(
         self, index: int, shards: int, wanted: Callable[[Manifest], bool] = lambda _: True
     ) -> tuple[Manifest, ShardCopy] | None:
-        """The newest intact snapshot that is `wanted`, and shard `index` of `shards` from it; None if there is none."""
+        """The newest intact snapshot that is `wanted`, and shard `index` of `shards` from it; None if there is none.
+
+        Not `load_settled`, which would not return while another run publishes faster than this shard loads.
+        """
         return self._load(index, shards, wanted)[0]
 
     def load_generation(self, generation: int, index: int, shards: int) -> tuple[Manifest, ShardCopy] | None:
@@ -186,10 +205,8 @@ class SnapshotStore:
 
         `SnapshotError` if there is one, but none that this shard can load.
         """
-        number = self.next_number()
         found, damage = self._load(index, shards, lambda manifest: manifest.generation >= generation)
-        replaced = self.next_number() != number  # then its files may have been removed
-        if found is None and damage is not None and not replaced:
+        if found is None and damage is not None:
             raise damage
         return found
 
@@ -206,16 +223,12 @@ class SnapshotStore:
         trainable = max(0, min(high, model.parameters) - low)
         arrays = {"parameters": shard_file.empty(high - low)}
         arrays |= Optimizer(model.optimizer, low, trainable).state
+        alike = manifest.shards if len(manifest.shards) == shards else ()
+        own = next((part for part in alike if part.index == index), None)
         for part in manifest.shards:
-            overlaps = part.low < high and low < part.high
-            if overlaps or (len(manifest.shards) == shards and part.index == index):
+            if part is own or (part.low < high and low < part.high):
                 self._read_part(part, low, high, arrays)
-        parts = (
-            [part for part in manifest.shards if part.index == index]
-            if len(manifest.shards) == shards
-            else []
-        )
-        parts = parts or list(manifest.shards)
+        parts = list(manifest.shards) if own is None else [own]
         applied: Applied = parts[0].vector if len(parts) == 1 else manifest.applied
         return ShardCopy(
             index=index,
@@ -240,16 +253,22 @@ class SnapshotStore:
     def _load(
         self, index: int, shards: int, wanted: Callable[[Manifest], bool]
     ) -> tuple[tuple[Manifest, ShardCopy] | None, SnapshotError | None]:
-        """As `load_newest`; and why the newest wanted snapshot that was skipped cannot be loaded."""
-        damage: SnapshotError | None = None
-        for manifest in filter(wanted, self.manifests()):
-            try:
-                self._check_files(manifest)
-                return (manifest, self.load_shard(manifest, index, shards)), damage
-            except SnapshotError as error:  # shards that do not read this file load this snapshot
-                log.error("snapshot %d: %s: skipped by shard %d of %d", manifest.number, error, index, shards)
-                damage = damage or error
-        return None, damage
+        """As `load_newest`; and why the newest wanted snapshot that was skipped cannot be loaded.
+
+        Again if none can be loaded and newer ones were published: what was listed may have been removed since.
+        """
+        while True:
+            number, damage = self.next_number(), None
+            for manifest in filter(wanted, self.manifests()):
+                try:
+                    self._check_files(manifest)
+                    return (manifest, self.load_shard(manifest, index, shards)), damage
+                except SnapshotError as error:  # shards that do not read this file load this snapshot
+                    text = "snapshot %d: %s: skipped by shard %d of %d"
+                    log.error(text, manifest.number, error, index, shards)
+                    damage = damage or error
+            if self.next_number() == number:
+                return None, damage
 
     def _check_epoch(self, newest: int, epoch: int) -> None:
         try:

@@ -19,8 +19,15 @@ from shoal_trainer.coordinator.protocol import (
     UNKNOWN,
     Assignment,
     DataSpec,
+    Diverged,
     Equipment,
+    Failed,
+    FileEnded,
+    Heartbeat,
+    Join,
     Lease,
+    Leave,
+    TaskDone,
 )
 from shoal_trainer.errors import TrainerError, Unreachable, UserError
 from shoal_trainer.retry import FIRST_PAUSE, Backoff
@@ -87,17 +94,19 @@ class ControlPlane:
 
     def join(self, leases: Mapping[Token, DataWork], wasted: Wasted) -> dict[Token, Token]:
         """Join, or join again with the leases of this worker."""
-        joined = self._client.join(
-            self._data,
-            self._config.batch_size,
+        request = Join(
+            **self._client.identity,
+            data=self._data,
+            batch_size=self._config.batch_size,
             node=self._config.node_name,
-            equipment=self._equipment(),
+            **self._equipment()._asdict(),
             leases=tuple(_lease(work, token) for token, work in leases.items()),
             generation=max((work.generation for work in leases.values()), default=0),
             wasted_steps=wasted.steps,
             wasted_acknowledged=wasted.acknowledged,
             known_samples=wasted.known_samples,
         )
+        joined = self._client.join(request)
         self._joined.set()
         return {renamed.old: renamed.new for renamed in joined.renamed}
 
@@ -111,7 +120,8 @@ class ControlPlane:
 
     def diverged(self, generation: int, batch: Progress, reason: str) -> None:
         """Make the job roll back to its newest snapshot and skip this batch."""
-        self._client.diverged(generation, batch, reason)
+        place = batch._asdict()
+        self._client.send(Diverged(**self._client.identity, generation=generation, reason=reason, **place))
 
     def finished(self) -> bool:
         """Whether a heartbeat was answered that the job has finished."""
@@ -127,7 +137,7 @@ class ControlPlane:
 
     def file_ended(self, token: Token, length: int) -> None:
         """Report that a leased file has `length` samples."""
-        self._client.file_ended(token, length)
+        self._client.send(FileEnded(**self._client.identity, token=token, length=length))
 
     def task_done(
         self,
@@ -151,9 +161,16 @@ class ControlPlane:
                 self._client.upload(work.token, name, path)
                 sent.append(name)
                 self._uploaded[name] = state
-        self._client.task_done(
-            work.token, metrics, tuple(sent), stop=stop, message=message, learning_rate=learning_rate
+        done = TaskDone(
+            **self._client.identity,
+            token=work.token,
+            metrics=dict(metrics),
+            files=tuple(sent),
+            stop=stop,
+            message=message[:MAX_TEXT],
+            learning_rate=learning_rate,
         )
+        self._client.send(done)
 
     def fetch(self, work: TaskWork, name: str, path: Path) -> bool:
         """Get a file of an earlier task, for an export; False if there is none."""
@@ -161,11 +178,12 @@ class ControlPlane:
 
     def leave(self, wasted: Wasted) -> None:
         """Leave the job."""
-        self._client.leave(wasted.steps, wasted.acknowledged)
+        counts = {"wasted_steps": wasted.steps, "wasted_acknowledged": wasted.acknowledged}
+        self._client.send(Leave(**self._client.identity, **counts))
 
     def failed(self, error: Exception) -> None:
         """Report an error in the user's code."""
-        self._client.failed(str(error))
+        self._client.send(Failed(**self._client.identity, message=str(error)[:MAX_TEXT]))
 
     def close(self) -> None:
         """Stop the heartbeats."""
@@ -184,8 +202,15 @@ class ControlPlane:
         return ""
 
     def _beat(self) -> None:
-        flops = self._flops
-        alive = self._client.heartbeat(self._message_text(), flops, self._beside.passed(time.monotonic()))
+        flops, (tasks, waits) = self._flops, self._beside.passed(time.monotonic())
+        beat = Heartbeat(
+            **self._client.identity,
+            message=self._message_text(),
+            flops_per_sample=flops,
+            task_seconds=tasks,
+            wait_seconds=waits,
+        )
+        alive = self._client.heartbeat(beat)
         self._finished, self._learning_rate = alive.finished, alive.learning_rate
         if flops is not None:
             self._flops = None

@@ -64,7 +64,7 @@ class Progress:
         name = job.spec.training.stop_after.metric
         if name is None or report is None:
             return
-        per_epoch = report.data.samples_per_epoch or per_epoch
+        per_epoch = report.data.total or per_epoch
         active = sum(worker.state is WorkerState.ACTIVE for worker in report.workers)
         uid = job.metadata.uid
         if uid not in self._courses:

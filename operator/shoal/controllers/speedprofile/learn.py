@@ -263,7 +263,7 @@ def _model(known: MeasuredModel | None, report: StatusReport) -> MeasuredModel |
         flops_per_sample=f"{flops:.6g}" if flops else (known.flops_per_sample if known else None),
         parameters=report.model.parameters,
         tensors=report.model.tensors or (known.tensors if known else 0),
-        samples_per_epoch=report.data.samples_per_epoch or (known.samples_per_epoch if known else None),
+        samples_per_epoch=report.data.total or (known.samples_per_epoch if known else None),
     )
 
 

@@ -114,12 +114,29 @@ def homes_of(facts: Facts) -> Homes:
         )
         problem = Reason("PoolNotReady", words if problem is None else f"{problem.message}; {words}")
         known = {name: pool for name, pool in known.items() if name not in everywhere}
+    if blind := _without_image(facts, known):
+        words = (
+            f"the nodes of CapacityPool {', '.join(blind)} have GPUs, and Shoal has no worker image with CUDA: name "
+            "one in workers.template, or set trainer.workerGpuImage in the chart's values"
+        )
+        problem = Reason("NoGpuImage", words if problem is None else f"{problem.message}; {words}")
+        known = {name: pool for name, pool in known.items() if name not in blind}
     zone = _zone_of_servers(facts) if spec.zone_policy == "Same" else ""
     near = in_zone(known, zone)
     if known and not near:
         words = f"no pool of workers.pools is in zone {zone}, where parameter server 0 is (workers.zonePolicy Same)"
         problem = Reason("NoPoolInZone", words)
     return Homes(facts.job, near, problem, facts.seen.taken)
+
+
+def _without_image(facts: Facts, pools: Mapping[str, CapacityPool]) -> list[str]:
+    """The pools whose workers would run an image for CPUs on nodes with GPUs, which are paid for."""
+    containers = (facts.job.spec.workers.template.get("spec") or {}).get("containers") or ()
+    if facts.seen.images.worker_gpu or any(
+        each["name"] == "worker" and each.get("image") for each in containers
+    ):
+        return []
+    return [name for name, pool in pools.items() if pool.spec.accelerator]
 
 
 def in_zone(pools: Mapping[str, CapacityPool], zone: str) -> dict[str, CapacityPool]:

@@ -774,7 +774,7 @@ async def test_job_that_ends_by_a_metric_is_planned_once_its_course_is_known(
         return tuple(EpochReport(epoch=i, metrics={"val_loss": loss}) for i, loss in enumerate(losses))
 
     def heard(count: int) -> StatusReport:
-        data = DataReport(samples_per_epoch=100_000)
+        data = DataReport(total=100_000)
         return report(None).model_copy(update={"epochs": epochs(count), "epoch": count, "data": data})
 
     world.hear(job, heard(2))

@@ -48,7 +48,7 @@ def report(epoch: int, workers: int) -> StatusReport:
         step=1000,
         samples=(epoch + 1) * PER_EPOCH,
         epochs=tuple(EpochReport(epoch=i, metrics={"val_loss": loss}) for i, loss in losses.items()),
-        data=DataReport(samples_per_epoch=PER_EPOCH),
+        data=DataReport(total=PER_EPOCH),
         workers=tuple(WorkerReport(slot=i, incarnation=0, state=WorkerState.ACTIVE) for i in range(workers)),
     )
 

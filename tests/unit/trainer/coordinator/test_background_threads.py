@@ -1,5 +1,6 @@
 """The coordinator's background threads log unexpected errors and continue."""
 
+import logging
 import socket
 import threading
 from types import SimpleNamespace
@@ -7,13 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from shoal_trainer import background
-from shoal_trainer.contract import JobIdentity, SnapshotPolicy
-from shoal_trainer.coordinator import rollback
-from shoal_trainer.coordinator.fencing import Fencing
+from shoal_trainer.contract import JobIdentity, ShardReport, SnapshotPolicy
 from shoal_trainer.coordinator.http import ControlServer
+from shoal_trainer.coordinator.other_shard import OtherShard
 from shoal_trainer.coordinator.reconciler import Reconciler
-from shoal_trainer.coordinator.rollback import Rollback
-from shoal_trainer.coordinator.shard_reports import ShardReports
 from shoal_trainer.coordinator.snapshotter import Snapshotter
 from shoal_trainer.errors import Fenced
 from shoal_trainer.ps.shard import ShardStore
@@ -63,53 +61,27 @@ def test_reconciler_survives_an_unexpected_error(monkeypatch, caplog):
     compare = Calls(RuntimeError("can't start new thread"))
     monkeypatch.setattr(instance, "compare", compare)
     instance.start()
-    instance.schedule()
+    instance.wake()
     assert compare.enough.wait(SECONDS)
     assert "can't start new thread" in caplog.text
     instance.stop()
 
 
+@pytest.mark.parametrize("request_of", ["fence", "report", "roll_back"])
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), Fenced("another one")])
-def test_rollback_survives_an_unexpected_error(monkeypatch, caplog, error):
-    monkeypatch.setattr(rollback, "RETRY_SECONDS", 0.001)
+def test_what_another_shard_is_told_survives_an_unexpected_error(monkeypatch, caplog, error, request_of):
+    monkeypatch.setattr(background, "RETRY_SECONDS", 0.001)
+    caplog.set_level(logging.DEBUG)
+    other = SimpleNamespace(fence=Calls(), report=lambda: ShardReport(index=1, epoch=0), roll_back=Calls())
+    fails = Calls(error)
+    failing = lambda *_: fails() or ShardReport(index=1, epoch=0)  # noqa: E731
+    setattr(other, request_of, failing)
     shard = ShardStore(0, 2, 0)
     shard.history.generation = 1
-
-    class Other:
-        roll_back = Calls(error)
-
-    instance = Rollback(shard, {1: Other()}, Coordinator(), None, SimpleNamespace(), fenced=lambda _: None)
+    instance = OtherShard(shard, 1, other)
     instance.start()
-    assert Other.roll_back.enough.wait(SECONDS)
+    assert fails.enough.wait(SECONDS)
     assert str(error) in caplog.text
-    instance.stop()
-
-
-def test_fencing_survives_an_unexpected_error(monkeypatch, caplog):
-    monkeypatch.setattr(background, "RETRY_SECONDS", 0.001)
-
-    class Other:
-        fence = Calls(RuntimeError("can't start new thread"))
-
-    instance = Fencing(ShardStore(0, 2, 0).workers, {1: Other()})
-    instance.start()
-    instance.schedule()
-    assert Other.fence.enough.wait(SECONDS)
-    assert "can't start new thread" in caplog.text
-    instance.stop()
-
-
-def test_reports_survive_an_unexpected_error(monkeypatch, caplog):
-    monkeypatch.setattr(background, "RETRY_SECONDS", 0.001)
-    monkeypatch.setattr("shoal_trainer.coordinator.shard_reports.ASK_EVERY_SECONDS", 0.001)
-
-    class Other:
-        report = Calls(RuntimeError("can't start new thread"))
-
-    instance = ShardReports({1: Other()})
-    instance.start()
-    assert Other.report.enough.wait(SECONDS)
-    assert "can't start new thread" in caplog.text
     instance.stop()
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
+from pathlib import Path
 
 import pytest
 
 from shoal_trainer.contract import EPOCH_LINE, EpochReport
-from shoal_trainer.coordinator.epoch_log import EpochLog
+from shoal_trainer.coordinator.epoch_history import EpochHistory
 from shoal_trainer.coordinator.task_queue import Task, Tasks
+from shoal_trainer.snapshot.storage import LocalStorage
 from tests.unit.trainer.coordinator.bench import Bench
 
 
@@ -18,12 +20,12 @@ def epochs(*losses: float) -> list[dict[str, float]]:
 
 
 @pytest.fixture
-def logged(caplog: pytest.LogCaptureFixture):
+def logged(caplog: pytest.LogCaptureFixture, tmp_path: Path):
     """Update the log with one state after the other; the epochs that it wrote, as (epoch, loss)."""
 
     def follow(*states: list[dict[str, float]]) -> list[tuple[int, float]]:
         caplog.set_level(logging.INFO)
-        log = EpochLog()
+        log = EpochHistory(LocalStorage(tmp_path), lambda: None)
         for state in states:
             log.update(state)
         lines = [record.getMessage() for record in caplog.records]

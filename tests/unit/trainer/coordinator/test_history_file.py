@@ -2,7 +2,7 @@
 
 import threading
 
-from shoal_trainer.coordinator.history_file import HistoryFile, as_csv
+from shoal_trainer.coordinator.epoch_history import EpochHistory, as_csv
 from shoal_trainer.errors import Unreachable
 
 
@@ -30,7 +30,7 @@ FIRST, SECOND = {"loss": 2.0, "val_loss": 3.0}, {"loss": 1.5}
 
 def test_complete_epochs_are_written_and_those_of_a_rollback_taken_back():
     storage = Storage()
-    file = HistoryFile(storage, lambda: None)
+    file = EpochHistory(storage, lambda: None)
     file.start()
     file.update([FIRST])
     assert storage.await_write() == "epoch,loss,val_loss\n0,2.0,3.0\n"
@@ -44,7 +44,7 @@ def test_complete_epochs_are_written_and_those_of_a_rollback_taken_back():
 
 def test_an_update_before_the_thread_runs_is_written():
     storage = Storage()
-    file = HistoryFile(storage, lambda: None)
+    file = EpochHistory(storage, lambda: None)
     file.update([FIRST])
     file.start()
     assert storage.await_write() == "epoch,loss,val_loss\n0,2.0,3.0\n"
@@ -54,7 +54,7 @@ def test_an_update_before_the_thread_runs_is_written():
 def test_a_process_without_epochs_keeps_the_file_of_the_one_before_it():
     """Parameter server 0, restarted after the model was published, knows no epoch."""
     storage = Storage()
-    file = HistoryFile(storage, lambda: None)
+    file = EpochHistory(storage, lambda: None)
     file.start()
     file.update([])
     file.close(10)
@@ -63,7 +63,7 @@ def test_a_process_without_epochs_keeps_the_file_of_the_one_before_it():
 
 def test_an_outage_of_the_storage_is_waited_for_and_the_end_writes_the_last_state():
     storage = Storage(failures=1)
-    file = HistoryFile(storage, lambda: None)
+    file = EpochHistory(storage, lambda: None)
     file.start()
     file.update([FIRST])
     assert storage.await_write().endswith("0,2.0,3.0\n")

@@ -23,6 +23,7 @@ from shoal_trainer.coordinator.protocol import (
     Assignment,
     DataSpec,
     Done,
+    Join,
     Joined,
     Next,
 )
@@ -170,7 +171,7 @@ def test_join_may_exceed_the_body_limit_of_other_requests(start_server):
     )
     assert MAX_BODY < len(data.to_json()) < MAX_LIST
     client = CoordinatorClient(served.address, served.credentials, 0, 0, timeout=SECONDS)
-    client.join(data, 16)
+    client.join(Join(**client.identity, data=data, batch_size=16))
     client.close()
     assert received == [data.brief(), data]
     assert len(data.brief().to_json()) < 1000

@@ -66,7 +66,7 @@ def test_failed_create_leaves_no_file(storage, monkeypatch):
     def full(_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    beside = LocalStorage._write_temporary
+    beside = storage._write_temporary
 
     def then_full(path, chunks):
         part = beside(path, chunks)

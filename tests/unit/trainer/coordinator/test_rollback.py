@@ -51,7 +51,7 @@ class Bench:
             fenced=self.fenced.append,
         )
         self.rollback = Rollback(
-            self.shard, {}, self.coordinator, self.store, self.snapshotter, fenced=self.fenced.append
+            self.shard, self.coordinator, self.store, self.snapshotter, fenced=self.fenced.append
         )
         self.shard.workers.connect(0, 0)
         self.seq = 0
@@ -300,6 +300,41 @@ def test_divergence_without_a_snapshot_fails_the_job(bench):
     bench.train()
     with pytest.raises(UserError, match="no snapshot yet"):
         bench.diverge()
+
+
+@pytest.fixture
+def continued(tmp_path):
+    """A job whose parameters are another run's: the wish for a snapshot of them is open."""
+    bench = Bench(tmp_path)
+    bench.coordinator.course.snapshot_soon = bench.snapshotter.schedule
+    bench.coordinator.load({}, other_run=True)
+    return bench.begin()
+
+
+def test_divergence_before_the_first_snapshot_returns_to_the_model_of_the_other_run(continued):
+    assert not continued.snapshotter.settled(0)  # it is wished for before the first push
+    continued.train()
+    lease = continued.lease()
+    with pytest.raises(Unreachable, match="the model that this run began with is not saved yet"):
+        continued.diverge(lease)
+    continued.snapshotter._take_again()
+    continued.train(2)
+    continued.diverge(lease)
+    assert (continued.shard.history.version, continued.shard.history.generation) == (1, 1)
+
+
+def test_divergence_ends_the_job_if_the_model_of_the_other_run_cannot_be_saved(continued, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(continued.snapshotter, "_clock", lambda: now[0])
+    continued.shard.model.parameters[0] = float("nan")
+    lease = continued.lease()
+    for now[0] in (0.0, rollback_module.FIRST_SECONDS - 1):
+        continued.snapshotter._take_again()
+        with pytest.raises(Unreachable, match="not finite"):
+            continued.diverge(lease)
+    now[0] = rollback_module.FIRST_SECONDS
+    with pytest.raises(UserError, match="no snapshot yet"):
+        continued.diverge(lease)
 
 
 def test_report_during_a_snapshot_is_refused_until_it_is_written(bench, monkeypatch):

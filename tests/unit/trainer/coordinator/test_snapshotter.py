@@ -9,8 +9,9 @@ import pytest
 
 from shoal_trainer.contract import JobIdentity, SnapshotPolicy
 from shoal_trainer.coordinator import snapshotter as snapshotter_module
+from shoal_trainer.coordinator.follower import Follower
 from shoal_trainer.coordinator.protocol import SnapshotShard
-from shoal_trainer.coordinator.snapshotter import Snapshotter, write_part
+from shoal_trainer.coordinator.snapshotter import Snapshotter
 from shoal_trainer.coordinator.task_queue import Tasks
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps import journal
@@ -369,7 +370,9 @@ def test_parameters_that_are_not_finite_are_not_published(bench, caplog):
     ]
     assert latest(bench.store) == good
     with pytest.raises(Unreachable, match="not finite"):
-        write_part(bench.shard, bench.store, SnapshotShard(number=2, epoch=0, published=1, generation=0))
+        Follower(bench.shard, bench.store).handlers()["snapshot"](
+            SnapshotShard(number=2, epoch=0, published=1)
+        )
 
 
 def test_storage_that_keeps_old_snapshots_gets_new_ones(bench, caplog, monkeypatch):

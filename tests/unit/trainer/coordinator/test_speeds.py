@@ -357,7 +357,7 @@ def test_samples_left_by_epochs_and_by_steps() -> None:
     lease = by_epochs.ask(0).lease
     by_epochs.push(0, lease, lease.start + 2)
     status = report.status(by_epochs.coordinator)
-    assert (status.samples_left, status.data.samples_per_epoch) == (22, 8)
+    assert (status.samples_left, status.data.total) == (22, 8)
     by_steps = Bench(stop=StopAfter(steps=10))
     by_steps.join(0)
     assert report.status(by_steps.coordinator).samples_left == 20

@@ -7,6 +7,8 @@ shards or pieces contain, and those that a rollback has undone.
 Gradients are -1 there, of SGD at the rate 1: then the counters of a step are not 1 but the weight of its push.
 """
 
+from itertools import pairwise
+
 from shoal_trainer.ps.shard_bounds import GRAIN
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig
 
@@ -17,6 +19,14 @@ STEPS_AT = 1024
 PIECES = 4
 """Per shard."""
 PIECE = 2 * GRAIN // PIECES
+
+
+def lengths(random):
+    """Of the files that hold the samples: one is empty, another has one sample."""
+    cuts = sorted(random.sample(range(2, SAMPLES), 4))
+    parts = [0, 1, *(high - low for low, high in pairwise([1, *cuts, SAMPLES]))]
+    random.shuffle(parts)
+    return parts
 
 
 def model(shards, *, gradients=False):

@@ -8,10 +8,11 @@ import numpy as np
 
 from shoal_trainer.contract import JobIdentity, SnapshotPolicy, StopAfter
 from shoal_trainer.coordinator.coordinator import Coordinator
-from shoal_trainer.coordinator.fencing import Fencing
 from shoal_trainer.coordinator.follower import Follower
+from shoal_trainer.coordinator.other_shard import OtherShard
 from shoal_trainer.coordinator.protocol import (
     AskPushes,
+    AskReport,
     DataSpec,
     FenceWorkers,
     Join,
@@ -50,10 +51,17 @@ class RemoteShard:
         request = SnapshotShard(number=number, epoch=epoch, published=published, generation=generation)
         return server.follower.handlers()["snapshot"](request)
 
-    def fence(self, older, left):
-        request = FenceWorkers.model_validate_json(FenceWorkers(older=older, left=left).to_json())
-        server = self._server()
-        server.follower.handlers()["fence"](request)
+    def fence(self, epoch, older, left):
+        told = FenceWorkers(epoch=epoch, older=older, left=left)
+        request = FenceWorkers.model_validate_json(told.to_json())
+        self._server().follower.handlers()["fence"](request)
+
+    def report(self):
+        return self._server().follower.handlers()["report"](AskReport())
+
+    def roll_back(self, generation):
+        request = RollBackShard.model_validate_json(RollBackShard(generation=generation).to_json())
+        self._server().follower.handlers()["roll-back"](request)
 
     def _server(self):
         """A connection stays open while its server runs, even after the server was replaced."""
@@ -104,8 +112,7 @@ class Server:
         if begun is not None:
             self.shard.restore(begun[1], other_run=True)
         self.snapshot_due = False
-        self.reported = not self.shard.follows and found is None
-        """Whether the coordinator has reconciled this incarnation."""
+        self.compare_due = self.shard.follows or found is not None
         if index == 0:
             self._coordinate(found, begun)
         self._weigh(self.shard.on_applied)
@@ -117,9 +124,9 @@ class Server:
             clock=world.clock, wall=world.clock,
         )  # fmt: skip
         others = [RemoteShard(world, other) for other in range(1, world.shards)]
-        self.fencing = Fencing(self.shard.workers, dict(enumerate(others, 1)))
-        self.fencing.schedule()
-        self.coordinator.fenced = self.fencing.schedule
+        self.others = [
+            OtherShard(self.shard, index, other, self.compare_soon) for index, other in enumerate(others, 1)
+        ]
         self.reconciler = Reconciler(self.shard, others, self.coordinator, clock=world.clock)
         self.coordinator.course.compare_soon = self.compare_soon
         self.coordinator.course.snapshot_soon = self.snapshot_soon
@@ -130,7 +137,7 @@ class Server:
         )  # fmt: skip
         self.shard.on_ready = self.ready
         self.rollback = Rollback(
-            self.shard, {}, self.coordinator, SlowStore(self), self.snapshotter,
+            self.shard, self.coordinator, SlowStore(self), self.snapshotter,
             fenced=self.fenced, wall=world.clock,
         )  # fmt: skip
         if found is not None:
@@ -160,7 +167,7 @@ class Server:
 
     def compare_soon(self):
         """Reconcile the shards in the next turn."""
-        self.reported = False
+        self.compare_due = True
 
     def snapshot_soon(self):
         """Take a snapshot in the next turn."""
@@ -181,10 +188,6 @@ class Server:
             return
         except Fenced as error:
             self.fenced(error)
-
-    def roll_back(self, generation):
-        """Roll back to the snapshot of `generation`, on shards other than 0."""
-        self.follower.handlers()["roll-back"](RollBackShard(generation=generation))
 
 
 def another_run(shards):

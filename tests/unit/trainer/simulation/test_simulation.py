@@ -54,6 +54,13 @@ def unweighted(world, updates, values):
     return counters
 
 
+def range_of(world, sample):
+    """The number of the range that a sample is in."""
+    if world.lengths is not None:
+        return world.file_of(sample)
+    return sample // world.final.coordinator.record.ledger.range_size
+
+
 def counts(world):
     """How often each sample of each epoch is in the final parameters. A push counts with its last piece."""
     return pieces(world, 0)[-1, : SAMPLES * EPOCHS]
@@ -71,8 +78,7 @@ def check_partial(world, context):
     ]
     counters = world.final.coordinator.record.counters
     assert counters.partial == len(samples), context
-    size = world.final.coordinator.record.ledger.range_size
-    assert counters.partial_ranges == {(epoch, at // size) for epoch, at in samples}, context
+    assert counters.partial_ranges == {(epoch, range_of(world, at)) for epoch, at in samples}, context
     return len(samples)
 
 
@@ -103,8 +109,8 @@ def check(seed, world):
     if world.faults.ps_losses == 0 and counters.rollbacks == 0:
         assert (surplus, missing, counters.repeated, counters.lost) == (0, 0, 0, 0), context
     assert (surplus, missing) == (counters.repeated, counters.lost), context
-    size = world.final.coordinator.record.ledger.range_size
-    expected = {(int(at) // SAMPLES, int(at) % SAMPLES // size) for at in np.flatnonzero(applied > 1)}
+    epochs_and_samples = (divmod(int(at), SAMPLES) for at in np.flatnonzero(applied > 1))
+    expected = {(epoch, range_of(world, at)) for epoch, at in epochs_and_samples}
     assert counters.repeated_ranges == expected, context
     assert applied.sum() == world.final.shard.history.samples, context
     assert report.ranges(world.final.coordinator.record).never == 0, context
@@ -166,6 +172,22 @@ def test_pushes_in_pieces_are_applied_once_or_counted(chunk):
         world = World(
             seed, workers=1 + seed % 5, faults=faults, ps_faults=seed % 4, shards=shards, streams=True,
             steps_per_push=steps_per_push(seed), survival=(0.0, 0.7)[seed % 2],
+        )  # fmt: skip
+        world.run()
+        world.end()
+        check(seed, world)
+        check_partial(world, f"seed {seed}: {world.describe()}")
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.timeout(600)
+def test_files_are_applied_once_or_counted(chunk):
+    """Their lengths become known in the first epoch, perhaps to a server that is lost; lists of files arrive late."""
+    for seed in range(chunk, SEEDS // 3, CHUNKS):
+        faults, shards = (0.5, 1.0, 2.0)[seed % 3], (1, 2, 1, 3)[seed % 4]
+        world = World(
+            seed, workers=1 + seed % 4, faults=faults, ps_faults=seed % 5, shards=shards, files=True,
+            steps_per_push=steps_per_push(seed), survival=(0.0, 0.7)[seed % 2], mean=seed % 4 == 3,
         )  # fmt: skip
         world.run()
         world.end()

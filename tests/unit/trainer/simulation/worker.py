@@ -14,6 +14,7 @@ from shoal_trainer.coordinator import report
 from shoal_trainer.coordinator.protocol import (
     DataSpec,
     Diverged,
+    FileEnded,
     Heartbeat,
     Join,
     Lease,
@@ -24,7 +25,7 @@ from shoal_trainer.coordinator.protocol import (
 from shoal_trainer.data.batch import Batch
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.aligned import aligned
-from shoal_trainer.worker.feed import Ready
+from shoal_trainer.worker.feed import EndOfFile, Ready
 from shoal_trainer.worker.flat_model import Step
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.loop import Loop, Policy
@@ -224,11 +225,16 @@ class Worker:
         if given.kind == "task":
             self.in_task = True
             return [TaskWork(given.token, given.task, given.epoch)]
-        lease = given.lease
-        work = DataWork(lease.token, lease.epoch, lease.start, lease.stop, generation=generation)
+        lease, first, stop = given.lease, 0, given.lease.stop
+        if (lengths := self.world.lengths) is not None:
+            first, stop = sum(lengths[: lease.number]), stop or lengths[lease.number]
+        place = lease.epoch, lease.start, lease.stop, lease.file, lease.number
+        work = DataWork(lease.token, *place, generation=generation)
         self.leases.grant(work)
-        ranges = [(at, min(at + BATCH, lease.stop)) for at in range(lease.start, lease.stop, BATCH)]
-        return [Ready(work, Batch(np.arange(a, b), None, np.ones(b - a), b - a, b)) for a, b in ranges]
+        ranges = [(at, min(at + BATCH, stop)) for at in range(lease.start, stop, BATCH)]
+        batches = [Batch(first + np.arange(a, b), None, np.ones(b - a), b - a, b) for a, b in ranges]
+        ended = [] if lease.stop is not None else [EndOfFile(work, max(lease.start, stop))]
+        return [*(Ready(work, batch) for batch in batches), *ended]
 
     def read_ahead(self):
         """The real feed's thread may ask for work while the loop is busy."""
@@ -257,12 +263,18 @@ class Worker:
 
     def join(self, held, wasted):
         def lease(work, token):
-            return Lease(term=token[0], counter=token[1], epoch=work.epoch, start=work.start, stop=work.stop)
+            place = {"epoch": work.epoch, "start": work.start, "stop": work.stop, "number": work.number}
+            return Lease(term=token[0], counter=token[1], **place)
 
+        data = DataSpec(size=SAMPLES, validation=True)
+        if self.world.lengths is not None:
+            names = tuple(f"file-{number}" for number in range(len(self.world.lengths)))
+            data = DataSpec(files=names, validation=True)
+        left_out = {"files": (), "left_out": len(data.files), "left_out_digest": data.digest}
         request = Join(
             slot=self.slot,
             incarnation=self.incarnation,
-            data=DataSpec(size=SAMPLES, validation=True),
+            data=data.model_copy(update=left_out) if data.files else data,
             batch_size=BATCH,
             leases=tuple(lease(work, token) for token, work in held.items()),
             generation=max((work.generation for work in held.values()), default=0),
@@ -272,11 +284,14 @@ class Worker:
             number=next(self.joins),
         )
         joined = self.exchange.ask(lambda server: server.coordinator.join(request))
+        if joined.wants_files:
+            whole = request.model_copy(update={"data": data, "number": next(self.joins)})
+            joined = self.exchange.ask(lambda server: server.coordinator.join(whole))
         self.read_ahead()
         return {renamed.old: renamed.new for renamed in joined.renamed}
 
     def diverged(self, generation, batch, what):
-        place = {"epoch": batch.epoch, "start": batch.start, "stop": batch.stop}
+        place = {"epoch": batch.epoch, "file": batch.file, "start": batch.start, "stop": batch.stop}
         diverged = Diverged(
             slot=self.slot, incarnation=self.incarnation, generation=generation, reason=what, **place
         )
@@ -293,6 +308,10 @@ class Worker:
             return True
 
         self.exchange.ask(send, late=False)
+
+    def file_ended(self, token, length):
+        request = FileEnded(slot=self.slot, incarnation=self.incarnation, token=token, length=length)
+        self.exchange.ask(lambda server: server.coordinator.file_ended(request) or True)
 
     def finished(self):
         """Whether a heartbeat has learned that the job has finished."""

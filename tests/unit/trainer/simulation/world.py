@@ -21,7 +21,7 @@ from shoal_trainer.ps.shard import State
 from shoal_trainer.ps.shard_bounds import bounds
 from shoal_trainer.worker.loop import End
 from tests.unit.trainer.simulation.faults import Faults
-from tests.unit.trainer.simulation.job import EPOCHS, model
+from tests.unit.trainer.simulation.job import EPOCHS, lengths, model
 from tests.unit.trainer.simulation.server import Server
 from tests.unit.trainer.simulation.storage import MeanStorage, MemoryStorage
 from tests.unit.trainer.simulation.worker import Killed, Worker
@@ -32,8 +32,9 @@ class World:
 
     `faults`, `ps_faults`, `safe`, `survival`: see `Faults`. `begins_with`: the snapshots of another run. `steps`:
     training stops after this many. `gradients`: see `job`. `streams`: whether shards are so large that pushes and pulls
-    are streams. `mean`: answers of the storage are lost, parameter server 0 dies while it writes, and losses of servers
-    do not end an outage of the storage.
+    are streams. `files`: the samples are in files, whose lengths the job learns, and whose list each worker leaves out
+    until it is asked for it. `mean`: answers of the storage are lost, parameter server 0 dies while it writes, and
+    losses of servers do not end an outage of the storage.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class World:
         gradients=False,
         streams=False,
         mean=False,
+        files=False,
     ):
         self.random, self.beats = random.Random(seed), random.Random(~seed)
         self.now = 0.0
@@ -94,11 +96,16 @@ class World:
         """When the link from server 0 to each shard works again."""
         self.servers = [None] * shards
         self.servers = [Server(self, index, 0) for index in range(shards)]
+        self.lengths = lengths(random.Random(seed)) if files else None
         self.slots = {}
         self.workers = []
         """All incarnations; `slots` contains the newest of each slot."""
         for slot in range(workers):
             self.start(slot, 0)
+
+    def file_of(self, sample):
+        """The file that a sample is in."""
+        return next(file for file, end in enumerate(np.cumsum(self.lengths)) if sample < end)
 
     @property
     def server(self):
@@ -173,6 +180,7 @@ class World:
                 server.look()
             if server.index == 0:
                 server.coordinator.tick()
+                self.tell_others(server)
         for slot, worker in list(self.slots.items()):
             if worker.end is not None and worker.end is not End.FINISHED:
                 if worker.end not in {Killed, Fenced, End.DRAINED} and not isinstance(
@@ -228,23 +236,22 @@ class World:
         self.faults.lose_during_call()
 
     def reconcile_shards(self):
-        """Roll back shards that missed a rollback, reconcile those that restarted, and tell all whom to refuse."""
-        for server in self.servers[1:]:
-            if server is not None and server.shard.history.generation < self.server.shard.history.generation:
-                with contextlib.suppress(Unreachable):
-                    server.roll_back(self.server.shard.history.generation)
+        """Tell all shards what holds for all, and compare them if one has restarted or the end waits for it."""
+        self.tell_others(self.server)
         if self.server.snapshot_due and not self.server.snapshotter.taking.locked():
             with contextlib.suppress(Unreachable):
                 self.server.snapshotter.take()
                 self.server.snapshot_due = False
-        for server in self.servers:
-            if server is not None and not server.reported and server.shard.state is State.READY:
-                with contextlib.suppress(Unreachable):
-                    self.server.reconciler.compare()
-                    server.reported = True
-                    self.server.fencing.schedule()
-        for index in range(1, self.shards):
-            self.server.fencing.tell(index)
+        if self.server.compare_due and self.server.shard.state is State.READY:
+            with contextlib.suppress(Unreachable):
+                self.server.reconciler.compare()
+                self.server.compare_due = False
+
+    def tell_others(self, server):
+        """Server 0, or one that was replaced and still runs, tells the other shards what holds for all."""
+        for other in server.others:
+            with contextlib.suppress(TrainerError):
+                other.tell()
 
     def describe(self):
         server = self.server

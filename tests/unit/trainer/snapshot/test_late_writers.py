@@ -13,7 +13,6 @@ import pytest
 from shoal_trainer import background
 from shoal_trainer.coordinator.follower import Follower
 from shoal_trainer.coordinator.protocol import SnapshotShard
-from shoal_trainer.coordinator.snapshotter import write_part
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore
@@ -98,11 +97,12 @@ def test_part_written_after_publication_leaves_published_snapshot_intact(tmp_pat
     store, stores = SnapshotStore(storage), shards(2)
     push(stores, 1)
     request = SnapshotShard(number=1, epoch=0)
-    late = threading.Thread(target=write_part, args=(stores[1], store, request))
+    write_part = Follower(stores[1], store)._write_part
+    late = threading.Thread(target=write_part, args=(request,))
     late.start()
     assert storage.started.wait(SECONDS)
     push(stores, 2)
-    files = part(store, 1, stores[0]), write_part(stores[1], store, request)
+    files = part(store, 1, stores[0]), write_part(request)
     store.publish(manifest(1, *files))
     storage.go.set()
     late.join(SECONDS)

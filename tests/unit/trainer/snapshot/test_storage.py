@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shoal_trainer.errors import Unreachable, UserError
+from shoal_trainer.errors import Fenced, Unreachable, UserError
 from shoal_trainer.snapshot.storage import LocalStorage, RemoteStorage, Storage, open_storage
 from shoal_trainer.snapshot.store import SnapshotStore
 from tests.unit.trainer.snapshot.saving import latest
@@ -77,6 +77,7 @@ def test_storage_reads_writes_lists_and_removes(storage: Storage) -> None:
         assert handle.read(3) == b"abc"
     storage.remove("x/one")
     storage.remove("x/never")
+    storage.sweep()
     assert storage.names("x") == ["two"]
     for missing in (storage.read, storage.size):
         with pytest.raises(FileNotFoundError):
@@ -103,23 +104,66 @@ def test_writes_leave_no_temporary_files(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
-def test_upload_that_fails_at_its_end_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_files_of_a_killed_server_are_removed_by_its_successor(tmp_path: Path) -> None:
+    """Not those of another server, nor those that this process writes, nor what a user keeps there."""
+
+    def opened(writer: str) -> LocalStorage:
+        storage = open_storage(tmp_path.as_uri(), "run", writer)
+        assert isinstance(storage, LocalStorage)
+        return storage
+
+    killed, other, successor = opened("ps-1"), opened("ps-11"), opened("ps-1")
+    run = tmp_path / "run"
+    left = [killed._write_temporary(run / name, [b"x"]) for name in ("snapshots/a", "logs/deep/history.csv")]
+    kept = [each._write_temporary(run / "snapshots" / "a", [b"x"]) for each in (other, successor)]
+    (users := run / "logs" / ".download.part").write_bytes(b"x")
+    successor.sweep()
+    assert not any(path.exists() for path in left)
+    assert all(path.exists() for path in [*kept, users])
+
+
+@pytest.mark.parametrize("fails", ["close", "commit", ""])
+def test_upload_is_confirmed_when_its_last_part_is_sent_and_aborted_if_it_fails(
+    monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
     storage = RemoteStorage("memory://aborted")
-    aborted = []
+    calls: list[str] = []
 
     class Upload:
         closed = False
 
-        def write(self, data: bytes) -> int:
-            return len(data)
+        def __getattr__(self, name: str) -> Any:
+            def call(*_: Any) -> None:
+                calls.append(name)
+                if name == fails:
+                    raise OSError(f"{name} failed")
 
-        def close(self) -> None:
-            raise OSError("the last part failed")
-
-        def discard(self) -> None:
-            aborted.append(True)
+            return call
 
     monkeypatch.setattr(storage._fs, "open", lambda *_, **__: Upload())
-    with pytest.raises(Unreachable, match="the last part failed"):
-        storage.write("a", [b"bytes"])
-    assert aborted == [True]
+    confirm = lambda: calls.append("confirmed")  # noqa: E731
+    if not fails:
+        storage.write("a", [b"bytes"], confirm)
+        assert calls == ["write", "close", "confirmed", "commit"]
+        return
+    with pytest.raises(Unreachable, match=f"{fails} failed"):
+        storage.write("a", [b"bytes"], confirm)
+    assert ("confirmed" in calls) == (fails == "commit")
+    assert calls[-2:] == [fails, "discard"]
+
+
+@pytest.mark.parametrize("size", [0, 5, 17 << 20])
+def test_object_of_a_replaced_writer_never_appears(s3: str, size: int) -> None:
+    storage = RemoteStorage("s3://confirmed/run", endpoint_url=s3, key="k", secret="s")
+    if not storage._fs.exists("confirmed"):
+        storage._fs.mkdir("confirmed")
+
+    def replaced() -> None:
+        raise Fenced("a newer incarnation exists")
+
+    with pytest.raises(Fenced):
+        storage.write("a", [bytes(size)], replaced)
+    assert storage.names("") == []
+    storage.write("a", [bytes(size)])
+    assert storage.size("a") == size
+    storage.remove("a")

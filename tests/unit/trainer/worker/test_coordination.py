@@ -2,6 +2,7 @@
 
 import queue
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 
@@ -21,6 +22,8 @@ from tests.unit.trainer.worker.models import job
 class Client:
     """A `CoordinatorClient` without a network; the calls numbered in `lost` arrive but get no answer."""
 
+    identity: ClassVar = {"slot": 0, "incarnation": 0}
+
     def __init__(self, artefacts):
         self.artefacts = artefacts
         self.kind = "callbacks"
@@ -38,10 +41,10 @@ class Client:
         self.asked = generation, stopped
         return Assignment(kind="idle")
 
-    def heartbeat(self, message, flops=None, beside=(0.0, 0.0)):
-        self.beats.put(message)
-        if flops is not None:
-            self.counted.put(flops)
+    def heartbeat(self, beat):
+        self.beats.put(beat.message)
+        if beat.flops_per_sample is not None:
+            self.counted.put(beat.flops_per_sample)
         return Alive(finished=self.finished, count_flops=self.count_flops)
 
     def close(self):
@@ -52,9 +55,8 @@ class Client:
         self.uploads.append(name)
         self._answer()
 
-    def task_done(self, token, metrics, files, *, stop, message, learning_rate=None):
-        del metrics, stop, message
-        self.artefacts.check(token, files)
+    def send(self, request):
+        self.artefacts.check(request.token, request.files)
         self._answer()
 
     def _answer(self):

@@ -1,4 +1,4 @@
-"""A worker that shard 0 refuses is refused by every shard, and no fence waits for one that is dead."""
+"""What shard 0 decides holds for every shard, nothing waits for one that is dead, and each is reported."""
 
 from __future__ import annotations
 
@@ -10,13 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal_trainer.contract import JobIdentity, Shard, StopAfter
+from shoal_trainer.contract import JobIdentity, Shard, ShardReport, StopAfter
 from shoal_trainer.coordinator.control_client import ShardControl
 from shoal_trainer.coordinator.coordinator import Coordinator
-from shoal_trainer.coordinator.fencing import Fencing
 from shoal_trainer.coordinator.follower import Follower
 from shoal_trainer.coordinator.http import ControlServer
-from shoal_trainer.coordinator.protocol import DataSpec, FenceWorkers, Heartbeat, Join, Leave
+from shoal_trainer.coordinator.other_shard import TELL_EVERY_SECONDS, OtherShard
+from shoal_trainer.coordinator.protocol import (
+    AskReport,
+    DataSpec,
+    FenceWorkers,
+    Heartbeat,
+    Join,
+    Leave,
+)
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.contents import Worker
@@ -36,11 +43,24 @@ class Other:
     def __init__(self, shard: ShardStore, folder: Path) -> None:
         self.handlers = Follower(shard, SnapshotStore(LocalStorage(folder))).handlers()
         self.down = False
+        self.rollbacks: list[int] = []
+        self.error: Exception | None = None
+        """What a rollback raises."""
 
-    def fence(self, older: Sequence[Worker], left: Sequence[Worker]) -> None:
+    def fence(self, epoch: int, older: Sequence[Worker], left: Sequence[Worker]) -> None:
         if self.down:
             raise Unreachable("the shard is down")
-        self.handlers["fence"](FenceWorkers(older=tuple(older), left=tuple(left)))
+        self.handlers["fence"](FenceWorkers(epoch=epoch, older=tuple(older), left=tuple(left)))
+
+    def report(self) -> ShardReport:
+        report = self.handlers["report"](AskReport())
+        assert isinstance(report, ShardReport)
+        return report
+
+    def roll_back(self, generation: int) -> None:
+        self.rollbacks.append(generation)
+        if self.error is not None:
+            raise self.error
 
 
 class Job:
@@ -52,8 +72,8 @@ class Job:
         job = JobIdentity(namespace="n", name="j", uid="u")
         self.coordinator = Coordinator(job, StopAfter(epochs=1), 1, self.shards[0], clock=lambda: self.now)
         self.other = Other(self.shards[1], folder)
-        self.fencing = Fencing(self.shards[0].workers, {1: self.other})
-        self.coordinator.fenced = self.fencing.schedule
+        self.follows = OtherShard(self.shards[0], 1, self.other)
+        self.coordinator.fenced = self.follows.wake
         for shard in self.shards:
             for slot in (0, 1):
                 shard.workers.connect(slot, 0)
@@ -62,7 +82,7 @@ class Job:
         for slot in (0, 1):
             self.join(slot)
         self.numbers = itertools.count(1)
-        assert self.fencing.tell(1)
+        assert self.follows.tell() == TELL_EVERY_SECONDS
 
     def join(self, slot: int, incarnation: int = 0) -> None:
         self.coordinator.join(Join(slot=slot, incarnation=incarnation, data=DATA, batch_size=1))
@@ -99,19 +119,19 @@ def job(tmp_path: Path) -> Job:
 
 def test_a_silent_worker_is_refused_by_every_shard(job: Job) -> None:
     job.silence()
-    assert job.fencing.tell(1)
+    job.follows.tell()
     assert job.refused_by() == [0, 1]
 
 
 def test_a_replaced_worker_is_refused_before_its_successor_has_connected(job: Job) -> None:
     job.join(0, incarnation=1)
-    assert job.fencing.tell(1)
+    job.follows.tell()
     assert job.refused_by() == [0, 1]
 
 
 def test_a_worker_that_has_left_is_refused_until_it_connects_again(job: Job) -> None:
     job.coordinator.leave(Leave(slot=0, incarnation=0))
-    assert job.fencing.tell(1)
+    job.follows.tell()
     assert job.refused_by() == [0, 1]
     for shard in job.shards:
         shard.workers.connect(0, 0)
@@ -121,22 +141,99 @@ def test_a_worker_that_has_left_is_refused_until_it_connects_again(job: Job) -> 
 def test_a_fence_waits_for_no_dead_shard_which_is_told_when_it_is_back(job: Job) -> None:
     job.other.down = True
     job.silence()
-    assert not job.fencing.tell(1)
+    with pytest.raises(Unreachable):
+        job.follows.tell()
     assert job.refused_by() == [0]  # what the other takes counts as partial
     job.other.down = False
-    assert job.fencing.tell(1)
+    job.follows.tell()
     assert job.refused_by() == [0, 1]
 
 
 def test_what_was_told_is_told_again_to_a_shard_that_restarted(job: Job, tmp_path: Path) -> None:
     job.silence()
-    assert job.fencing.tell(1)
+    job.follows.tell()
     restarted = ShardStore(1, 2, 1, follows=False)
     job.other.handlers = Other(restarted, tmp_path).handlers
-    job.fencing.schedule()
-    assert job.fencing.tell(1)
+    job.follows.tell()
     with pytest.raises(Fenced):
         restarted.workers.check(0, 0)
+
+
+def test_a_shard_returns_to_each_generation_once_and_again_after_its_restart(
+    job: Job, tmp_path: Path
+) -> None:
+    job.shards[0].history.generation = 1
+    job.follows.tell()
+    job.follows.tell()
+    assert job.other.rollbacks == [1]
+    job.shards[0].history.generation = 2
+    job.other.error = Unreachable("it is still writing a snapshot")
+    with pytest.raises(Unreachable):
+        job.follows.tell()
+    job.other.error = None
+    job.follows.tell()
+    assert job.other.rollbacks == [1, 2, 2]
+    job.other.handlers = Other(ShardStore(1, 2, 1, follows=False), tmp_path).handlers
+    job.follows.tell()
+    assert job.other.rollbacks == [1, 2, 2, 2]
+
+
+def test_restart_of_a_shard_is_noticed_once_it_is_ready(job: Job, tmp_path: Path) -> None:
+    restarts: list[int] = []
+    follows = OtherShard(job.shards[0], 1, job.other, lambda: restarts.append(1))
+    follows.tell()
+    follows.tell()
+    restarted = ShardStore(1, 2, 1, follows=False)
+    job.other.handlers = Other(restarted, tmp_path).handlers
+    follows.tell()
+    assert restarts == []
+    restarted.workers.connect(0, 0)
+    restarted.hello(0, 0, MODEL)
+    restarted.initialize(aligned(restarted.size))
+    for _ in range(2):
+        follows.tell()
+    assert restarts == [1]
+
+
+def test_a_replaced_server_0_that_keeps_running_fences_nobody(job: Job) -> None:
+    """It reaches no worker, so all are silent; they train with its successor and this shard."""
+    OtherShard(ShardStore(0, 2, 1, follows=False), 1, job.other).tell()
+    job.silence()
+    with pytest.raises(Fenced, match="parameter server 0 has an incarnation 1"):
+        job.follows.tell()
+    assert job.refused_by() == [0]
+
+
+def test_why_a_shard_has_not_returned_yet_is_logged_once(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    job.shards[0].history.generation = 1
+    job.other.error = Unreachable("it is still writing a snapshot")
+    for _ in range(2):
+        with pytest.raises(Unreachable):
+            job.follows.tell()
+    assert [record.getMessage() for record in caplog.records] == [
+        "shard 1 has not rolled back yet: it is still writing a snapshot"
+    ]
+
+
+def test_a_shard_that_never_answered_is_not_reported(job: Job) -> None:
+    follows = OtherShard(job.shards[0], 1, job.other)
+    job.other.down = True
+    with pytest.raises(Unreachable):
+        follows.tell()
+    assert follows.report is None
+
+
+def test_a_shard_that_stops_answering_keeps_its_counters_and_is_not_ready(job: Job) -> None:
+    update = {"updates": 3, "snapshot_idle_seconds": 40.0}
+    assert job.follows.report is not None
+    known = job.follows.report = job.follows.report.model_copy(update=update)
+    job.other.down = True
+    with pytest.raises(Unreachable):
+        job.follows.tell()
+    assert job.follows.report == known.model_copy(update={"ready": False, "snapshot_idle_seconds": 0.0})
+    job.other.down = False
+    job.follows.tell()
+    assert job.follows.report == job.other.report()
 
 
 def test_over_the_control_port_in_a_thread(job: Job, tmp_path: Path) -> None:
@@ -151,12 +248,11 @@ def test_over_the_control_port_in_a_thread(job: Job, tmp_path: Path) -> None:
     server.start()
     control = ShardControl(Shard(host="127.0.0.1", control_port=server.port), credentials)
     try:
-        fencing = Fencing(job.shards[0].workers, {1: control})
+        follows = OtherShard(job.shards[0], 1, control)
         job.silence()
-        fencing.schedule()
-        fencing.start()
+        follows.start()
         assert told.wait(30)
-        fencing.stop()
+        follows.stop()
     finally:
         control.close()
         server.close()

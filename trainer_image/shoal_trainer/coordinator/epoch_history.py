@@ -1,7 +1,8 @@
-"""`logs/history.csv` of every run: the metrics of each complete epoch, as Keras' `CSVLogger` writes them.
+"""Tells each complete epoch of a run: in a line of the log, and in `logs/history.csv`, as Keras' `CSVLogger` writes it.
 
-A thread of its own writes it, because the storage may be slow or unreachable. The whole file is written each time: it
-replaces one of before a rollback.
+A new process logs those of its snapshot again: the log of the newest pod has them all, also after the job's end. A
+thread writes the file, because the storage may be slow or unreachable; all of it, as it replaces one of before a
+rollback.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from shoal_trainer.background import Background, Wish
+from shoal_trainer.contract import EPOCH_LINE, EpochReport
 from shoal_trainer.errors import TrainerError
 from shoal_trainer.retry import Backoff
 from shoal_trainer.snapshot.storage import Storage
@@ -21,31 +23,32 @@ log = logging.getLogger(__name__)
 NAME = "logs/history.csv"
 
 
-class HistoryFile:
-    """Keeps the file up to date. `confirm` raises if this process was replaced, and the file is then not written."""
+class EpochHistory(Background):
+    """Keeps both up to date. `confirm` raises if this process was replaced, and the file is then not written."""
 
     def __init__(self, storage: Storage, confirm: Callable[[], object]) -> None:
+        super().__init__("history", self._write, pause=0.0)
         self._storage, self._confirm = storage, confirm
         self._epochs: Sequence[Mapping[str, float]] = ()
         """Nothing is written of a process that knows no epoch: the file may be that of the process before it."""
         self._wish, self._backoff = Wish(), Backoff()
-        self._background = Background("history", self._write, pause=0.0)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._background.start()
 
     def update(self, epochs: Sequence[Mapping[str, float]]) -> None:
-        """Write the complete epochs, if there are others than before."""
-        if list(epochs) != list(self._epochs):
-            self._epochs = epochs
-            self._wish.make()
-            self._background.wake()
+        """The complete epochs: those that were not told like this are, and again those that a rollback took back."""
+        before, self._epochs = self._epochs, epochs
+        if list(epochs) == list(before):
+            return
+        self._wish.make()
+        self.wake()
+        for epoch, metrics in enumerate(epochs):
+            if epoch >= len(before) or metrics != before[epoch]:
+                report = EpochReport(epoch=epoch, metrics=dict(metrics), complete=True)
+                log.info("%s%s", EPOCH_LINE, report.to_json())
 
     def close(self, seconds: float) -> None:
         """Write what is left, and wait for it so long at most."""
         self._wish.wait(seconds)
-        self._background.stop()
+        self.stop()
 
     def _write(self) -> float | None:
         if not self._wish.open:
@@ -56,7 +59,7 @@ class HistoryFile:
         except (TrainerError, OSError) as error:
             if self._backoff.is_new(error):
                 log.warning("cannot write %s: %s", NAME, error)
-            self._backoff.wait(self._background.stopped)
+            self._backoff.wait(self.stopped)
             return 0.0
         self._backoff.reset()
         self._wish.fulfil(number)

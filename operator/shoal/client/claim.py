@@ -1,0 +1,156 @@
+"""The files of a model in a volume claim: a short-lived pod mounts it, and the API server passes on what it reads.
+
+The pod is like the job's parameter servers, which wrote the files: their image, which is small and on the nodes, their
+user, and the nodes that they may run on. It can only read, and it ends by itself should nobody delete it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from shoal.api.base import API_VERSION
+from shoal.errors import Unavailable, UsageError
+
+if TYPE_CHECKING:
+    from shoal.client.api import Api
+    from shoal.client.job import Job
+
+Json = dict[str, Any]
+MOUNT = "/claim"
+MANIFEST = "manifest.json"
+"""It names the other files, with their length and digest."""
+START_SECONDS = 180.0
+"""A node may have to be made, and a volume to be attached."""
+LIFE_SECONDS = 3600
+AS_THE_SERVERS = ("imagePullSecrets", "nodeSelector", "tolerations", "securityContext", "priorityClassName")
+"""What the pod has of their template."""
+
+
+def fetch(uri: str, target: Path, job: Job, api: Api, *, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Copy the files of a model into a folder, which is created.
+
+    Raises:
+        UsageError: the job has no claim: the model went with its pod.
+        Refused, Forbidden: the pod may not be created, or nothing may be run in it; with the API server's words.
+        Unavailable: the pod does not start, or what arrived is not what the job exported.
+    """
+    claim = job.seen.spec.storage.volume_claim
+    if claim is None:
+        raise UsageError(
+            f"the model was in {uri} of a pod without lasting storage (storage: ephemeral), and went with it. Use a "
+            "volume claim or a bucket."
+        )
+    folder = PurePosixPath(MOUNT, uri.partition("/storage/")[2])
+    pods = f"/api/v1/namespaces/{job.namespace}/pods"
+    pod = f"{pods}/{api.create(pods, manifest(job, claim.name))['metadata']['name']}"
+    try:
+        _wait(pod, api, sleep)
+        written = b"".join(api.run(pod, ["cat", str(folder / MANIFEST)]))
+        exported = json.loads(written)
+        if exported["outcome"]["modelDigest"] != (job.seen.status.output and job.seen.status.output.digest):
+            raise Unavailable(
+                f"{folder}/{MANIFEST} in the claim {claim.name} is of another model than this job's"
+            )
+        for each in exported["files"]:
+            _copy(api, pod, folder, target, each)
+        (target / MANIFEST).write_bytes(written)
+    finally:
+        api.delete(pod)
+
+
+def manifest(job: Job, claim: str) -> Json:
+    """The pod."""
+    template = job.seen.spec.parameter_servers.template.get("spec") or {}
+    containers = template.get("containers") or ()
+    image = next((each["image"] for each in containers if each["name"] == "ps" and each.get("image")), None)
+    images = job.seen.status.images
+    locked = {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    container = {
+        "name": "copy",
+        "image": image or (images.ps if images else "busybox"),
+        "command": ["sleep", str(LIFE_SECONDS)],
+        "resources": {
+            "requests": {"cpu": "50m", "memory": "64Mi"},
+            "limits": {"cpu": "1", "memory": "256Mi"},
+        },
+        "volumeMounts": [{"name": "claim", "mountPath": MOUNT, "readOnly": True}],
+        "securityContext": locked,
+    }
+    spec = {
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 65532,
+            "runAsGroup": 65532,
+            "fsGroup": 65532,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        **{key: template[key] for key in AS_THE_SERVERS if template.get(key)},
+        "containers": [container],
+        "volumes": [{"name": "claim", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}],
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": LIFE_SECONDS,
+        "terminationGracePeriodSeconds": 0,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+    }
+    owner = {
+        "apiVersion": API_VERSION,
+        "kind": "TrainingJob",
+        "name": job.name,
+        "uid": job.seen.metadata.uid,
+    }
+    metadata = {"name": f"{job.name}-model-{secrets.token_hex(3)}", "ownerReferences": [owner]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _wait(path: str, api: Api, sleep: Callable[[float], None]) -> None:
+    """Until the pod runs. Raises Unavailable with what holds it up."""
+    waited, pause = 0.0, 0.25
+    while True:
+        status = api.get(path).get("status") or {}
+        if status.get("phase") == "Running":
+            return
+        if status.get("phase") in {"Succeeded", "Failed"} or waited >= START_SECONDS:
+            raise Unavailable(
+                f"the pod that reads the claim does not run after {waited:.0f} s: {_why(status) or 'no reason is told'}"
+            )
+        sleep(pause)
+        waited, pause = waited + pause, min(2 * pause, 4.0)
+
+
+def _why(status: Json) -> str:
+    """What its conditions and its container say."""
+    said = [each.get("message") for each in status.get("conditions") or [] if each["status"] == "False"]
+    states = [
+        (each.get("state") or {}).get("waiting") or {} for each in status.get("containerStatuses") or []
+    ]
+    said += [f"{each.get('reason', '')} {each.get('message', '')}".strip() for each in states]
+    return "; ".join(each for each in [status.get("message"), *said] if each)
+
+
+def _copy(api: Api, pod: str, folder: PurePosixPath, target: Path, file: Json) -> None:
+    """One file, whose digest is compared. The name is of a file below the folder."""
+    name = PurePosixPath(file["name"])
+    if name.is_absolute() or ".." in name.parts:
+        raise Unavailable(f"the model has a file {name}, which lies outside of it")
+    here = target / name
+    here.parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256()
+    with here.open("wb") as out:
+        for chunk in api.run(pod, ["cat", str(folder / name)]):
+            digest.update(chunk)
+            out.write(chunk)
+    if digest.hexdigest() != file["sha256"]:
+        here.unlink()
+        raise Unavailable(f"{name} did not arrive as the job exported it: try again")
