@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from benchmarks.harness import Measurement, record, summary, write
-from benchmarks.tasks import OTHERS, TASKS
+from benchmarks.tasks import ON_WORKERS, OTHERS, TASKS
 from benchmarks.virtual_job import (
     AllReduce,
     Asynchronous,
@@ -199,7 +199,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="*", choices=list(TASKS), default=list(CHEAP))
     parser.add_argument("--workers", nargs="*", type=int, default=list(WORKERS))
     parser.add_argument("--rules", nargs="*", choices=list(RULES), default=list(RULES))
-    parser.add_argument("--optimizers", nargs="*", choices=list(OTHERS), default=[])
+    parser.add_argument("--optimizers", nargs="*", choices=[*OTHERS, *ON_WORKERS], default=[])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument(

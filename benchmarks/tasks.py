@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from sklearn.model_selection import train_test_split
 
-from benchmarks.networks import KerasNetwork, Network, Perceptron, residual
+from benchmarks.networks import KerasNetwork, Network, Perceptron, Vector, residual
 from shoal_trainer.wire.messages import OptimizerConfig, Schedule
 
 BATCH = 32
@@ -220,9 +220,31 @@ OTHERS = {
 """Optimizers that any set may be trained with, at rates that are good for one worker on digits and words."""
 
 
+ON_WORKERS = {"Adamax": 0.003, "Lamb": 0.01}
+"""Classes of Keras and their rates: each worker has its own, and pushes differences."""
+
+
 def optimizer_of(task: str, name: str) -> OptimizerConfig:
     """An optimizer of a task, or another one."""
+    if name in ON_WORKERS:
+        return OptimizerConfig(name="delta", learning_rate=1.0, normalized=True, batch_size=BATCH)
     return TASKS[task].optimizers.get(name) or OTHERS[name]
+
+
+def on_worker(name: str, rate: float, size: int) -> Callable[[Vector, Vector], Vector]:
+    """One of `ON_WORKERS` at `rate` times its learning rate: from parameters and their gradient the difference."""
+    import keras
+
+    optimizer = getattr(keras.optimizers, name)(rate * ON_WORKERS[name])
+    variable = keras.Variable(np.zeros(size, np.float32))
+    optimizer.build([variable])
+
+    def step(flat: Vector, gradient: Vector) -> Vector:
+        variable.assign(flat)
+        optimizer.apply([keras.ops.convert_to_tensor(gradient)])
+        return np.asarray(variable) - flat
+
+    return step
 
 
 @functools.cache

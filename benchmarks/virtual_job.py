@@ -10,13 +10,14 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from benchmarks.networks import Vector
-from benchmarks.tasks import BATCH, data_of, network_of, optimizer_of, updates_of
+from benchmarks.tasks import BATCH, data_of, network_of, on_worker, optimizer_of, updates_of
 from shoal_trainer.contract import Staleness
 from shoal_trainer.ps import schedules
 from shoal_trainer.ps.shard import Answer, ShardCopy, ShardStore
@@ -90,6 +91,8 @@ class Course:
         self.now = 0.0
         self.samples = 0
         self.first = self.network.start(self.rng)
+        self.own: dict[int, Callable[[Vector, Vector], Vector]] = {}
+        """The optimizers that run on workers."""
         factors = {
             "equal": np.ones(job.workers),
             "unequal": self.rng.uniform(2 / 3, 4 / 3, job.workers),
@@ -139,6 +142,15 @@ class Course:
         batch = list(itertools.islice(self.order, samples or self.job.batch))
         return self.network.gradient(flat, self.data.x[batch], self.data.y[batch])
 
+    def update(self, worker: int, flat: Vector, samples: int = 0) -> Vector:
+        """What a worker pushes: the gradient of the next batch, or the difference that its own optimizer makes."""
+        found = self.gradient(flat, samples)
+        if self.config.name != "delta":
+            return found
+        if worker not in self.own:
+            self.own[worker] = on_worker(self.job.optimizer, self.job.rate, self.network.size)
+        return self.own[worker](flat, found)
+
     def step_seconds(self, worker: int) -> float:
         """How long the next step of a worker takes."""
         spread = 0.3 if self.job.speeds == "unequal" else 0.1
@@ -158,7 +170,7 @@ class AllReduce(Course):
         workers = self.job.workers
         self.now += max(map(self.step_seconds, range(workers)))
         rate = schedules.learning_rate(self.config.learning_rate, self.config.step_after(self.samples))
-        gradient = self.gradient(self._parameters, workers * self.job.batch)
+        gradient = self.update(0, self._parameters, workers * self.job.batch)
         self._steps += 1
         self._optimizer.apply(self._parameters, gradient, Update(rate, self._steps))
         self.samples += workers * self.job.batch
@@ -183,7 +195,7 @@ class Asynchronous(Course):
         """One step of one worker."""
         self.now, worker = heapq.heappop(self._queue)
         rate = schedules.learning_rate(self.config.learning_rate, self.config.step_after(self.samples))
-        gradient = self.gradient(self._computing[worker])
+        gradient = self.update(worker, self._computing[worker])
         self._steps += 1
         self._optimizer.apply(self._parameters, gradient, Update(rate, self._steps))
         self.samples += self.job.batch
@@ -277,7 +289,7 @@ class VirtualJob(Course):
         """A worker ends its step, pushes, and begins the next one or waits."""
         base, flat = self.computing[worker]
         anticipation, overlaps = self.anticipations[worker], self.job.overlaps
-        io = self.gradient(flat)
+        io = self.update(worker, flat)
         long = length(io, io.size)
         push = Push(self.seqs[worker], self.job.batch, (base,))
         flight = Send(io.copy(), push, overlapped=worker in self.flights)
@@ -342,6 +354,7 @@ class VirtualJob(Course):
         """The worker is lost with the step that it computes; another one takes its slot at once."""
         self.incarnations[worker] += 1
         self.seqs[worker] = 0
+        self.own.pop(worker, None)
         self.shard.workers.rounds.forget(worker)
         self._release()
         self._join(worker)

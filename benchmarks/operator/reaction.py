@@ -98,6 +98,7 @@ async def measure(world: World, quick: bool) -> AsyncIterator[Measurement]:
         yield summary(f"{name}: median, beyond", [middle - bare_middle], "ms", against)
         worst = max(each.ms for each in limit)
         yield summary(f"{name}: largest of {len(limit)}, {against}", [worst], "ms", "")
+        yield summary(f"{name}: largest, ratio", [max(each.ms for each in found) / worst], "x", against)
     name = f"the same of the {big} themselves, amid their ramp"
     yield summary(f"{name}: median", [each.ms for each in own], "ms", "")
     for row in _largest(name, own, moments, 100.0):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,38 @@ async def test_exceeded_quota_waits(
         await job.runs()
         await condition_ends(job, "QuotaExceeded")
         assert (await job.status())["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}
+
+
+async def test_job_that_is_nested_too_deeply_says_so_and_others_run(
+    control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
+) -> None:
+    """The API server takes it. It made all jobs unreadable, or ended the operator, and again each time it started."""
+    job = Job(kube, namespace)
+    args = '{"a":' + "[" * 3000 + "]" * 3000 + "}"
+
+    async def apply_deep(name: str) -> str:
+        deep = Job(kube, namespace, name)
+        manifest = deep.manifest()
+        manifest["spec"]["training"]["args"] = "ARGS"
+        text = json.dumps(manifest).replace('"ARGS"', args)
+        header = {"Content-Type": "application/json"}
+        async with kube.session.post(deep.path.rpartition("/")[0], data=text, headers=header) as answer:
+            assert answer.status == 201, await answer.text()
+        return deep.path
+
+    async def told(*paths: str) -> bool:
+        for path in paths:
+            async with kube.session.get(path) as answer:
+                if '"reason":"Unreadable"' not in await answer.text():
+                    return False
+        return True
+
+    listed = await apply_deep("listed")
+    async with running_operator(control_plane.kubeconfig, namespace):
+        await job.apply()
+        watched = await apply_deep("watched")
+        await job.runs()
+        await eventually(lambda: told(listed, watched))
 
 
 @pytest.mark.parametrize("resource", ["services", "secrets"])

@@ -10,19 +10,40 @@ import hashlib
 from collections.abc import Mapping
 from datetime import datetime
 from functools import cached_property
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 from pydantic.dataclasses import dataclass
 
-from shoal.api.base import ObjectMeta, Status
+from shoal.api.base import GROUP, ObjectMeta, Status
 from shoal.api.labels import SPOT_LABELS, Place, place_in
 
 ANNOUNCED_ENDS = frozenset({"DisruptionTarget", "TerminationTarget"})
 """Conditions by which Kubernetes and Kueue say that a pod is about to be ended."""
+READ_CONDITIONS = frozenset({"Ready", "PodScheduled", "VMEventScheduled", *ANNOUNCED_ENDS})
+"""The conditions of pods and nodes that anything depends on."""
+MOST_SHARED = 4096
+"""Parts that are remembered to be shared."""
 PART = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore")
 """Of the parts of an object: dataclasses with slots, since a pod has about twenty of them and a model takes 0.5 KiB."""
+
+
+T = TypeVar("T")
+_shared: dict[Any, Any] = {}
+
+
+def shared(part: T) -> T:
+    """The part of another object that is equal to this one, if there is one: most pods of a job are alike."""
+    if len(_shared) >= MOST_SHARED:
+        _shared.clear()
+    known: T = _shared.setdefault(part, part)
+    return known
+
+
+def _ours(labels: dict[str, str]) -> dict[str, str]:
+    """The labels that Shoal gives."""
+    return {key: value for key, value in labels.items() if key.startswith(f"{GROUP}/")}
 
 
 class Cached(Status):
@@ -34,6 +55,9 @@ class Cached(Status):
         for name in copy.__dict__.keys() - type(self).model_fields.keys():
             del copy.__dict__[name]
         return copy
+
+
+Shared = AfterValidator(shared)
 
 
 @dataclass(frozen=True, slots=True, config=PART)
@@ -56,8 +80,9 @@ class OwnedMeta:
     resource_version: str = ""
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
-    labels: dict[str, str] = Field(default_factory=dict)
-    owner_references: tuple[OwnerReference, ...] = ()
+    labels: Annotated[dict[str, str], AfterValidator(_ours)] = Field(default_factory=dict)
+    """Those that Shoal gives."""
+    owner_references: Annotated[tuple[OwnerReference, ...], Shared] = ()
     deletion_grace_period_seconds: int | None = None
 
     @property
@@ -75,6 +100,15 @@ class Condition:
     reason: str = ""
     message: str = ""
     last_transition_time: str | None = None
+
+
+def _read(conditions: tuple[Condition, ...]) -> tuple[Condition, ...]:
+    """The conditions that anything depends on."""
+    return tuple(shared(each) for each in conditions if each.type in READ_CONDITIONS)
+
+
+Conditions = Annotated[tuple[Condition, ...], AfterValidator(_read)]
+"""Those that anything depends on."""
 
 
 @dataclass(frozen=True, slots=True, config=PART)
@@ -171,9 +205,9 @@ class PodStatus:
     start_time: str | None = None
     """When the kubelet of its node took it up."""
     pod_ip: Annotated[str | None, Field(alias="podIP")] = None
-    conditions: tuple[Condition, ...] = ()
-    init_container_statuses: tuple[ContainerStatus, ...] = ()
-    container_statuses: tuple[ContainerStatus, ...] = ()
+    conditions: Conditions = ()
+    init_container_statuses: Annotated[tuple[ContainerStatus, ...], Shared] = ()
+    container_statuses: Annotated[tuple[ContainerStatus, ...], Shared] = ()
 
 
 _NO_ROOM = (
@@ -186,7 +220,7 @@ class Pod(Cached):
     """A pod of a job."""
 
     metadata: OwnedMeta
-    spec: PodSpec = PodSpec()
+    spec: Annotated[PodSpec, Shared] = PodSpec()
     status: PodStatus = PodStatus()
 
     def condition(self, kind: str) -> Condition | None:
@@ -305,7 +339,7 @@ class NodeStatus:
 
     allocatable: Capacity = Capacity()
 
-    conditions: tuple[Condition, ...] = ()
+    conditions: Conditions = ()
     node_info: NodeInfo = NodeInfo()
 
 

@@ -57,7 +57,7 @@ MAX_DELETED_UIDS = 10_000
 class Cache(Generic[T]):
     """Objects by uid, by (namespace, name), and by `indices`: index name -> function from an object to its key.
 
-    `shared`: a new object, with those parts of the old one that have not changed.
+    `shared`: a new object as it is kept, with those parts of the old one, if there is one, that have not changed.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Cache(Generic[T]):
         on_change: OnChange[T],
         indices: Mapping[str, Callable[[T], Hashable | None]] | None = None,
         *,
-        shared: Callable[[T, T], T] = lambda _old, new: new,
+        shared: Callable[[T | None, T], T] = lambda _old, new: new,
     ) -> None:
         self._on_change = on_change
         self._shared = shared
@@ -119,7 +119,7 @@ class Cache(Generic[T]):
             self._unread.pop(uid, None)
         if old is not None:
             self._unindex(old)
-            fresh = self._shared(old, fresh)
+        fresh = self._shared(old, fresh)
         self._by_uid[uid] = fresh
         self._by_name[fresh.metadata.namespace, fresh.metadata.name] = uid
         for name, key_of in self._key_of.items():

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from shoal.cluster.cache import Cache, T
+from shoal.cluster.deep_json import loads
 from shoal.cluster.transport import StreamRefused, Transport
 from shoal.errors import ClusterError, Unavailable
 
@@ -287,7 +288,7 @@ class Reflector(Generic[T]):
     def _take_other(self, line: bytes, version: str, error: ValidationError) -> str:
         """An error of the server, or an object that cannot be parsed, of which the last known state is kept."""
         try:
-            event = json.loads(line)
+            event = loads(line)
             kind, found = event["type"], event["object"]
             meta: dict[str, Any] = found.get("metadata") or {}
         except (ValueError, KeyError, TypeError, AttributeError) as broken:
@@ -309,8 +310,8 @@ class Reflector(Generic[T]):
             page = self._page.model_validate_json(body, extra="ignore")
         except ValidationError:
             try:
-                loose = _LoosePage.model_validate_json(body)
-            except ValidationError as broken:
+                loose = _LoosePage.model_validate(loads(body))
+            except ValueError as broken:  # also of pydantic
                 raise Unavailable(
                     f"{self._source.path}: an answer that is no list: {body[:100]!r}"
                 ) from broken
@@ -318,7 +319,8 @@ class Reflector(Generic[T]):
             unread: list[str] = []
             for item in loose.items:
                 try:
-                    readable.append(self._page.model_validate({"items": [item]}, extra="ignore").items[0])
+                    alone = json.dumps({"items": [item]})
+                    readable.append(self._page.model_validate_json(alone, extra="ignore").items[0])
                 except ValidationError as error:
                     self._unreadable(item, error)
                     unread.append(item.get("metadata", {}).get("uid", ""))
@@ -331,7 +333,7 @@ class Reflector(Generic[T]):
         field = ".".join(str(part) for part in first["loc"] if part not in {"object", "items", 0})
         if self._cache.leave_unread(meta.get("uid", ""), _number(str(meta.get("resourceVersion", "")))):
             logger.error("cannot parse %s/%s: %s", meta.get("namespace"), meta.get("name"), error)
-        self._on_unreadable(found, f"{field}: {first['msg']}")
+        self._on_unreadable(found, f"{field or 'the object'}: {first['msg']}")
 
 
 def _number(version: str) -> int:

@@ -122,21 +122,36 @@ class Fenced(Wrapper):
         """See `Transport`. For a write, raises what `seconds_left` raises."""
         if method == "GET":
             return await super().request(method, path, **options)
-        left, loop = self._seconds_left(), asyncio.get_running_loop()
-        watch: asyncio.TimerHandle
-
-        def look() -> None:
-            nonlocal watch
-            try:
-                watch = loop.call_later(self._seconds_left(), look)
-            except LeaseLost:
-                limit.reschedule(loop.time())
-
-        watch = loop.call_later(left, look)
+        left = self._seconds_left()
         try:
             async with asyncio.timeout(None) as limit:
-                return await super().request(method, path, **options)
+                fence = _Fence(limit, self._seconds_left, left)
+                try:
+                    return await super().request(method, path, **options)
+                finally:
+                    fence.end()
         except TimeoutError:
             raise Unavailable(f"{method} {path}: the Lease was lost meanwhile") from None
-        finally:
-            watch.cancel()
+
+
+class _Fence:
+    """Ends a request with the Lease.
+
+    An object, since a function that has itself called again is a cycle, which each write left to the next garbage
+    collection, with its task and all that belongs to that.
+    """
+
+    def __init__(self, limit: asyncio.Timeout, seconds_left: Callable[[], float], left: float) -> None:
+        self._limit, self._seconds_left = limit, seconds_left
+        self._watch = asyncio.get_running_loop().call_later(left, self._look)
+
+    def end(self) -> None:
+        """The request has ended."""
+        self._watch.cancel()
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            self._watch = loop.call_later(self._seconds_left(), self._look)
+        except LeaseLost:
+            self._limit.reschedule(loop.time())

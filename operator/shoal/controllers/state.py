@@ -22,7 +22,9 @@ from shoal.api.labels import JOB, POOL
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
+from shoal.cluster.clock import utc_now
 from shoal.cluster.reflector import Source
+from shoal.controllers.arrival import as_heard
 from shoal.manifests.names import pod_name
 from shoal.manifests.platforms import Platform, detect
 from shoal.policy.facts.blip import silent_since
@@ -62,8 +64,10 @@ def key_of(about: Resource) -> Key:
     return about.metadata.namespace, about.metadata.name
 
 
-def with_known_slots(old: TrainingJob, new: TrainingJob) -> TrainingJob:
+def with_known_slots(old: TrainingJob | None, new: TrainingJob) -> TrainingJob:
     """A job whose records that have not changed are those of its earlier state: plans visit only others."""
+    if old is None:
+        return new
     known = {(slot.role, slot.index, slot.incarnation): slot for slot in old.status.slots}
     slots = tuple(
         same if (same := known.get((slot.role, slot.index, slot.incarnation))) == slot else slot
@@ -110,14 +114,18 @@ def _described(profile: SpeedProfile) -> Hashable | None:
 
 
 class ClusterState:
-    """The caches. `platform`: of the nodes, if somebody said it."""
+    """The caches. `platform`: of the nodes, if somebody said it; `wall`: tells when an object arrives."""
 
-    def __init__(self, wakes: Wakes, platform: Platform | None = None) -> None:
+    def __init__(
+        self, wakes: Wakes, platform: Platform | None = None, *, wall: Callable[[], datetime] = utc_now
+    ) -> None:
         self._wakes = wakes
         self._nodes: dict[str, Node] = {}
         self._pools: dict[str, CapacityPool] = {}
         self._flavors: dict[str, ResourceFlavor] = {}
-        self.jobs: Cache[TrainingJob] = Cache(self._job_changed, shared=with_known_slots)
+        self.jobs: Cache[TrainingJob] = Cache(
+            self._job_changed, shared=lambda old, new: with_known_slots(old, as_heard(old, new, wall()))
+        )
         self.pods: Cache[Pod] = Cache(
             self._pod_changed,
             {
@@ -128,12 +136,15 @@ class ClusterState:
                 "worker's host": lambda pod: None if pod.ended or not is_worker(pod) else pod.spec.node_name,
                 "waiting": _awaited_pool,
             },
+            shared=lambda old, new: as_heard(old, new, wall()),
         )
         self.services: Cache[Service] = Cache(self._owned_changed, {"job": _job_of})
         self.budgets: Cache[DisruptionBudget] = Cache(self._owned_changed, {"job": _job_of})
         self.workloads: Cache[Workload] = Cache(self._owned_changed, {"job": _job_of})
         self.flavors: Cache[ResourceFlavor] = Cache(self._flavor_changed)
-        self.nodes: Cache[Node] = Cache(self._node_changed)
+        self.nodes: Cache[Node] = Cache(
+            self._node_changed, shared=lambda old, new: as_heard(old, new, wall())
+        )
         self.pools: Cache[CapacityPool] = Cache(self._pool_changed)
         self.profiles: Cache[SpeedProfile] = Cache(self._profile_changed, {"described": _described})
         self.on_job: list[Callable[[TrainingJob | None, TrainingJob | None], None]] = []

@@ -88,7 +88,7 @@ class Operator:
         wakes = Wakes(
             jobs=self._wake_job, pools=self._wake_pool, profiles=self._wake_profile, plans=self._replan
         )
-        self.state = ClusterState(wakes, settings.platform)
+        self.state = ClusterState(wakes, settings.platform, wall=wall)
         self._settings = settings
         self._wall = wall
         self._outage = Outage(monotonic, wall)

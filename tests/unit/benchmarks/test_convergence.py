@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.convergence import SHOAL, accuracy, seconds_to, share
-from benchmarks.virtual_job import AllReduce, Job
+from benchmarks.virtual_job import AllReduce, Job, VirtualJob
 
 SEEDS = range(3)
 CHURN = "Shoal, a worker lost and replaced every 20 updates"
@@ -74,3 +74,12 @@ def test_adam_of_all_reduce_whose_moments_last_one_step_moves_by_the_sign(shorte
     moved = moved[moved > 0.0015]
     assert moved.size > 1000
     assert (np.isclose(moved, 0.003, rtol=0.02).mean() > 0.9) == alike  # others are near epsilon
+
+
+def test_optimizer_that_runs_on_workers_pushes_the_difference_of_its_step() -> None:
+    """The first one of Adamax is its rate for each value that has a gradient beyond epsilon."""
+    run = VirtualJob(Job("digits", 2, 0, "Adamax"))
+    before = run.parameters().copy()
+    run.train(1)
+    moved = np.abs(run.parameters() - before)
+    assert np.median(moved[moved > 0]) == pytest.approx(0.003, rel=1e-3)

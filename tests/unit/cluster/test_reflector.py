@@ -221,6 +221,31 @@ async def test_unparsable_object_is_complained_about_once(caplog: pytest.LogCapt
         assert not w.cache.is_unread(uid)
 
 
+@pytest.mark.parametrize("depth", [250, 5000])
+async def test_object_that_is_nested_too_deeply_does_not_stop_the_others(depth: int) -> None:
+    """Neither Python's parser nor pydantic's reads it, and any user may write such arguments."""
+    w = Watched()
+
+    def text(name: str, version: int, labels: str = "{}") -> str:
+        where = f'"name":"{name}","namespace":"ns","uid":"{name}","resourceVersion":"{version}"'
+        return f'{{"metadata":{{{where},"labels":{labels}}}}}'
+
+    deep = '{"a]\\"[":' + "[" * depth + "]" * depth + "}"
+    items = ",".join([text("a", 7, deep), text("b", 7)])
+    page = f'{{"metadata":{{"resourceVersion":"9"}},"items":[{items}]}}'
+    answers = [Answer(200, page.encode())]
+    w.server.fault = lambda _method, _path: answers.pop() if answers else None
+    async with w.running():
+        await asyncio.sleep(1)
+        w.server.send(f'{{"type":"MODIFIED","object":{text("a", 10, deep)}}}\n'.encode())
+        w.server.send(f'{{"type":"ADDED","object":{text("c", 11)}}}\n'.encode())
+        await asyncio.sleep(1)
+        assert w.names == {"b", "c"}
+        assert [name for name, _ in w.unreadable] == ["a", "a"]
+        assert "recursion limit" in w.unreadable[0][1]
+        assert w.reflector.readable
+
+
 async def test_unparsable_object_does_not_stop_the_others() -> None:
     w = Watched()
     w.server.set("a", status={"phase": "Running"})

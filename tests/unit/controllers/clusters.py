@@ -200,7 +200,7 @@ class Rig:
         self.wall = NOW
         self.metrics = JobMetrics(Metrics())
         self.on_wake: Wake = lambda _key, _priority: None
-        self.state = ClusterState(Wakes(jobs=self._wake))
+        self.state = ClusterState(Wakes(jobs=self._wake), wall=lambda: self.wall)
         self.answers = AnswerStore()
         self.claims = Claims()
         self.state.on_job.append(self.claims.see)

@@ -13,9 +13,14 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from shoal.api.training_job import TrainingJob
+from shoal.cluster.transport import Fenced
 from shoal.policy.plan import plan
+from shoal.runtime.limiter import Limited
 from shoal_trainer.contract import Phase, StatusReport, WorkerReport, WorkerState
+from tests.unit.controllers.clusters import Rig
 from tests.unit.policy import build
 
 JOB_KIB = 20
@@ -122,3 +127,31 @@ def test_a_plan_that_makes_pods_leaves_no_garbage() -> None:
         gc.garbage.clear()
         gc.enable()
     assert found == set()
+
+
+@pytest.mark.looptime
+async def test_a_job_that_begins_leaves_no_garbage() -> None:
+    """When hundreds begin, cycles of each request hold its task, and leave holes when they are collected."""
+    rig = Rig()
+
+    class Plain:
+        request = staticmethod(rig.cluster.request)
+        stream = staticmethod(rig.cluster.stream)
+
+    limited = Limited(Fenced(Plain(), lambda: 10.0))
+    rig.cluster.request = limited.request  # type: ignore[method-assign]
+    rig.apply(workers={"replicas": 9, "maxReplicas": 9})
+    gc.collect()
+    gc.disable()
+    try:
+        await rig.reconcile()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        found = [type(each).__qualname__ for each in gc.garbage]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert len(rig.pods()) >= 5
+    assert "Task" not in found
+    assert len(found) < 50

@@ -81,7 +81,8 @@ class Pools(World):
 
     def _create(self, action: CreatePod) -> None:
         super()._create(action)
-        self.pods[action.name]["spec"]["nodeSelector"] = action.manifest["spec"].get("nodeSelector", {})
+        if action.name in self.pods:  # else a quota refused it
+            self.pods[action.name]["spec"]["nodeSelector"] = action.manifest["spec"].get("nodeSelector", {})
 
     def _room_for(self, pod: dict[str, Any]) -> str | None:
         selector = pod["spec"].get("nodeSelector") or {}

@@ -54,6 +54,45 @@ def test_plans_grow_soon_and_shrink_late(
         assert world.last_plan.wake_after <= 300
 
 
+def test_plan_is_one_worker_above_what_a_full_resource_quota_lets_the_job_have() -> None:
+    """The nodes of the others are left to other jobs. The one is tried, and shows when there is room again."""
+    world = auto(nodes={"a": 6, "b": 6})
+    world.quota = len(world.pods) + 2
+    world.propose({"a": 4, "b": 4}, reason="eight keep the deadline")
+    world.settle()
+    assert world.by_pool() == {"a": 4}
+    assert world.status["plan"]["pools"] == {"a": 4, "b": 1}
+    assert "ResourceQuota" in world.status["plan"]["reason"]
+    assert world.condition("QuotaExceeded")["status"] == "True"
+    revision = world.status["plan"]["revision"]
+    for _ in range(30):
+        world.tick(seconds=6)
+        world.propose({"a": 4, "b": 4}, reason="eight keep the deadline")
+        world.settle()
+        assert world.condition("QuotaExceeded")["status"] == "True"
+    assert world.status["plan"]["revision"] == revision, "it does not change again and again"
+    assert world.by_pool() == {"a": 4}
+    assert world.status["restarts"]["disruptions"] == 0
+    world.quota = None
+    world.tick(seconds=6)
+    world.settle()
+    world.settle()
+    assert world.by_pool() == {"a": 4, "b": 4}
+    assert world.status["plan"]["reason"] == "eight keep the deadline"
+    assert world.condition("QuotaExceeded")["status"] == "False"
+
+
+def test_workers_that_a_full_quota_keeps_from_moving_stay_as_they_are() -> None:
+    world = auto(nodes={"a": 6, "b": 6})
+    world.quota = len(world.pods)
+    world.propose({"b": 2})
+    for _ in range(20):
+        world.tick(seconds=6)
+        world.settle()
+        assert sum(world.by_pool().values()) >= 1
+    assert sum(world.status["plan"]["pools"].values()) == 2
+
+
 def test_plan_that_fails_for_ignorance_waits_for_a_measurement() -> None:
     world = auto()
     world.propose({"a": 2, "od": 4}, feasible=False, measured=False)

@@ -201,7 +201,7 @@ class Optimizer:
 
 def free_pace(config: OptimizerConfig) -> float:
     """See `Damping`: 4 is that of nine workers in rounds, and 2.5 that of six."""
-    if config.name in {"sgd", "delta"}:
+    if config.name == "sgd" or (config.name == "delta" and not config.normalized):
         return 1.0
     return 4.0 if {"m", "momentum"} & set(STATE[rule(config)]) else 2.5
 

@@ -53,7 +53,8 @@ class OptimizerConfig(Message):
 
     `batch_size`: the reference; a push of this many samples has weight 1, and a schedule's step is this many samples.
     With `gradient_accumulation_steps` = n, n times as many samples have weight 1; a schedule still counts batches, as
-    in Keras. `no_decay`: half-open ranges of the flat vector without weight decay.
+    in Keras. `no_decay`: half-open ranges of the flat vector without weight decay. `normalized`: of differences,
+    whether the optimizer that made them divides by the size of gradients.
     """
 
     name: Literal["sgd", "adam", "adamw", "nadam", "lion", "rmsprop", "adagrad", "delta"] = "sgd"
@@ -69,6 +70,7 @@ class OptimizerConfig(Message):
     batch_size: int = Field(default=128, ge=1)
     gradient_accumulation_steps: int = Field(default=1, ge=1)
     no_decay: tuple[tuple[int, int], ...] = ()
+    normalized: bool = False
 
     def weight(self, samples: int) -> float:
         """The weight of a push of this many samples."""

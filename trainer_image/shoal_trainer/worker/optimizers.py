@@ -38,6 +38,18 @@ NAMES: dict[type, Literal["sgd", "adam", "adamw", "nadam", "lion", "rmsprop", "a
     keras.optimizers.Adagrad: "adagrad",
 }
 
+NORMALIZED = (
+    *(each for each in NAMES if each is not keras.optimizers.SGD),
+    keras.optimizers.Adadelta,
+    keras.optimizers.Adafactor,
+    keras.optimizers.Adamax,
+    keras.optimizers.Ftrl,
+    keras.optimizers.Lamb,
+    keras.optimizers.Muon,
+    keras.optimizers.ScheduleFreeAdamW,
+)
+"""Optimizers that divide by the size of gradients, also where they run on the workers. Of others nobody knows it."""
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -69,7 +81,9 @@ def place(model: Any, layout: Layout, batch_size: int, untrained: tuple[int, ...
             "lose batches that count as trained. Leave it out, and use a larger batch size."
         )
     if reason:
-        return Placement(OptimizerConfig(name="delta", learning_rate=1.0, batch_size=batch_size), reason)
+        divides = isinstance(optimizer, NORMALIZED)
+        config = OptimizerConfig(name="delta", learning_rate=1.0, normalized=divides, batch_size=batch_size)
+        return Placement(config, reason)
     _warn_of_state(optimizer)
     rate = learning_rate_of(optimizer)
     worker_rate: Callable[[int], float] | None = None

@@ -3,11 +3,13 @@
 A job's counts only grow. The pool remembers those of each job as it last saw them (`counted`), and adds what is more to
 its sums in the same write. It drops them when the job is deleted, or an hour after it finished, since finished jobs may
 be kept by the thousand. Which of those that still exist it has dropped follows from `retiredUntil`, in the same write.
+Where there are more of them than a status can hold, those that ended first are dropped sooner, and jobs that the pool
+does not know yet are counted later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
@@ -18,6 +20,9 @@ from shoal.sizing.fleet.resources import decimal
 
 KEPT = timedelta(hours=1)
 """A job that finished so long ago, and has nothing left to be given back, uses no pool any more."""
+
+MOST_PARTS = 3000
+"""Parts in a status: 0.8 MB of the 1.5 that etcd takes of an object."""
 
 _COUNTS = tuple(Usage.model_fields)
 _values = attrgetter(*_COUNTS)
@@ -41,8 +46,8 @@ class Sums:
 
     def plus(self, other: Sums, weight: float = 1.0) -> Sums:
         """The sum with what `other` says, and this with a weight."""
-        mine, more = (attrgetter(*_COUNTS)(each) for each in (self, other))
-        return Sums(**{name: weight * a + b for name, a, b in zip(_COUNTS, mine, more, strict=True)})
+        both = zip(_COUNTS, _values(self), _values(other), strict=True)
+        return Sums(**{name: weight * mine + theirs for name, mine, theirs in both})
 
     def text(self) -> UsageSums:
         """The same for a status."""
@@ -73,26 +78,43 @@ def count(
     seen = {job.metadata.uid: job for job in jobs}
     # Until an operator of this version has written it, a part says not whose job it is.
     theirs = [each for each in before.counted if each.uid not in seen and each.operator not in {"", operator}]
-    before_then, until = before.retired_until, max(before.retired_until or now - KEPT, now - KEPT)
+    using = {
+        uid: usage for uid, job in seen.items() if (usage := job.status.pool_usage.get(name)) is not None
+    }
+    room = max(0, MOST_PARTS - len(theirs))
+    before_then = before.retired_until
+    until = max(before_then or now - KEPT, now - KEPT, _soonest([seen[uid] for uid in using], room, now))
     ours, fresh, retires = list[CountedUsage](), [0] * len(_COUNTS), False
-    for uid, job in seen.items():
-        usage, was = job.status.pool_usage.get(name), known.get(uid)
-        if usage is None or (was is None and before_then is not None and _ended(job, before_then)):
+    for uid in sorted(using, key=lambda uid: uid not in known):
+        job, usage, was = seen[uid], using[uid], known.get(uid)
+        ended = _ended(job, until)
+        dropped_before = ended and before_then is not None and _ended(job, before_then)
+        if was is None and (dropped_before or (not ended and len(ours) >= room)):
             continue
         if was is None or _values(was) != _values(usage):
             old = _values(was) if was is not None else [0] * len(_COUNTS)
-            fresh = [
-                total + max(0, new - seen_before)
-                for total, new, seen_before in zip(fresh, _values(usage), old, strict=True)
-            ]
-        if _ended(job, until):
+            more = (max(0, new - known_of) for new, known_of in zip(_values(usage), old, strict=True))
+            fresh = [total + each for total, each in zip(fresh, more, strict=True)]
+        if ended:
             retires = True
         else:
             ours.append(_part(was, uid, operator, usage))
     parts = tuple(sorted([*ours, *theirs], key=lambda each: each.uid))
     moved = {known[uid].operator for uid in known.keys() & seen.keys()} - {"", operator}
-    more = Sums(**dict(zip(_COUNTS, map(float, fresh), strict=True)))
-    return Counted(parts, more, until if retires else before_then, frozenset(moved))
+    news = Sums(**dict(zip(_COUNTS, map(float, fresh), strict=True)))
+    return Counted(parts, news, until if retires else before_then, frozenset(moved))
+
+
+def _soonest(jobs: Sequence[TrainingJob], room: int, now: datetime) -> datetime:
+    """When those had ended of which there are more than there is room for; long ago: there is room for all."""
+    ends = (
+        []
+        if len(jobs) <= room
+        else sorted(
+            end for job in jobs if _ended(job, now) and (end := job.status.completion_time) is not None
+        )
+    )
+    return ends[min(len(jobs) - room, len(ends)) - 1] if ends else now - KEPT
 
 
 def _ended(job: TrainingJob, until: datetime) -> bool:

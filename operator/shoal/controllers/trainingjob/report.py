@@ -1,9 +1,9 @@
 """Reports a plan: one write of the status if it changed, then the events.
 
 Writes that only update telemetry (`policy.tell.telemetry`) are rate-limited, and so are, to one a second, those that
-only follow pods as they start: what a large job does within a second is one write. A loss is recorded at once, since
-its pod may be deleted only when the reason is in the status; a wave of losses in a few writes, that the replacements do
-not wait for.
+only follow pods as they start: what a large job does within a second is one write. One that is awaited, as that of a
+phase, goes at once, and those that follow wait for longer. A loss is recorded at once, since its pod may be deleted
+only when the reason is in the status; a wave of losses in a few writes, that the replacements do not wait for.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ CONFLICT_SECONDS = 1.0
 """Fallback: normally the watch delivers the newer object and wakes the job."""
 SETTLE_SECONDS = 1.0
 """Minimum interval of writes that record neither a loss nor an end."""
+LONGEST_SETTLE = 3
+"""So many times that, at most, is waited for after writes that came at once."""
 FIRST_SECONDS = 3.0
 """How long a job's first status waits for its pods to be made, so that it tells of all of them: of two statuses written
 while hundreds of jobs begin, one is a fifth of what the API server has to do for a job of five pods."""
@@ -61,6 +63,8 @@ class _Told:
     """What was written of one job, and tried."""
 
     written: float = -math.inf
+    settled: float = -math.inf
+    """When the writes so far are as many as one in each `SETTLE_SECONDS`."""
     differs: float | None = None
     """Since when there is something to write."""
     conflict: tuple[str, float] = "", 0.0
@@ -115,7 +119,7 @@ class Reporter:
         version, at = told.conflict
         due = [
             at + CONFLICT_SECONDS if version == job.metadata.resource_version else 0.0,
-            told.written + self._interval(old, new, telemetry_only),
+            self._next(told, old, new, telemetry_only),
             told.differs + _gathering_seconds(old, new) if makes else 0.0,
         ]
         left = max(due) - loop_time()
@@ -148,6 +152,8 @@ class Reporter:
             told.conflict = job.metadata.resource_version, loop_time()
             return False
         told.written, told.differs, told.unanswered = loop_time(), None, []
+        settled = max(told.written, told.settled) + self._settle_seconds
+        told.settled = min(settled, told.written + LONGEST_SETTLE * self._settle_seconds)
         self._tell(job, status, events)
         return True
 
@@ -165,12 +171,17 @@ class Reporter:
         if (stored := next((each for each in tried if each.status == job.status), None)) is not None:
             self._tell(stored.job, stored.status, stored.events)
 
-    def _interval(self, old: TrainingJobStatus, new: TrainingJobStatus, telemetry_only: bool) -> float:
+    def _next(
+        self, told: _Told, old: TrainingJobStatus, new: TrainingJobStatus, telemetry_only: bool
+    ) -> float:
+        """The earliest time of a write."""
         if telemetry_only:
-            return self._telemetry_seconds
+            return told.written + self._telemetry_seconds
         if _is_awaited(old, new):
             return 0.0
-        return min(WAVE_SECONDS, self._settle_seconds) if _counts_losses(old, new) else self._settle_seconds
+        if _counts_losses(old, new):
+            return told.written + min(WAVE_SECONDS, self._settle_seconds)
+        return told.settled
 
 
 def _gathering_seconds(old: TrainingJobStatus, new: TrainingJobStatus) -> float:

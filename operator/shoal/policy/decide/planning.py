@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from shoal.api.planning_status import PlanStatus
+from shoal.manifests.names import place_of_name
 from shoal.policy.decide.homes import Homes, waits_for_node
 from shoal.policy.decide.members import UNWANTED, newest_of
 from shoal.policy.facts.read import Facts
 from shoal.policy.facts.sightings import Home
-from shoal.policy.model import Event, Proposal, Reason
+from shoal.policy.model import Event, Proposal, Reason, RefusalKind
 
 STALE_SECONDS = 600.0
 """A proposal older than this is not adopted: its planner has stopped."""
@@ -100,6 +101,9 @@ def _auto(
             readiness = None, Reason("NotFeasible", words)
         elif before is None or moves_anyway or _is_due(facts, homes, known, proposed, proposal):
             known, reason = proposed, proposal.reason
+    if (within := _within_quota(facts, homes, known)) != known:
+        known = within
+        reason = f"{reason} (a ResourceQuota refuses more pods: of what it refuses, one worker is asked for)"
     fits = proposal is not None and _clamped(homes, proposal, known) == known
     status = _status(facts, before, known, proposal if fits else None, reason)
     changes = _changes(before, status, "")
@@ -119,6 +123,26 @@ def _at_most(counts: Mapping[str, int], most: int, homes: Homes) -> dict[str, in
     kept = dict[str, int]()
     for name in homes.job.spec.workers.pools:
         kept[name] = min(counts.get(name, 0), most - sum(kept.values()))
+    return {name: count for name, count in kept.items() if count}
+
+
+def _within_quota(facts: Facts, homes: Homes, counts: Mapping[str, int]) -> dict[str, int]:
+    """The workers that a ResourceQuota of the namespace admits, and one more while it refuses any.
+
+    The nodes of the others are left to other jobs. That one is tried again and again, which shows when there is room.
+    """
+    refused = (each.name for each in facts.seen.refusals if each.kind is RefusalKind.QUOTA)
+    if not any((place := place_of_name(name)) is not None and place.role == "worker" for name in refused):
+        return dict(counts)
+    have = Counter(each.home.pool for each in facts.sightings["worker"] if each.pod and not each.pod.ended)
+    have.update(home.pool for home in facts.at_rest.homes.values())
+    coming = sum(place.role == "worker" for place in facts.seen.in_flight)
+    most = max(have.total() + coming + 1, facts.job.spec.workers.min_replicas)
+    kept = dict(counts)
+    for name in reversed(homes.job.spec.workers.pools):
+        above = min(sum(kept.values()) - most, kept.get(name, 0) - have[name])
+        if above > 0:
+            kept[name] -= above
     return {name: count for name, count in kept.items() if count}
 
 

@@ -7,13 +7,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from shoal.api.capacity_pool import CapacityPool, CapacityPoolStatus
 from shoal.api.kube import Node
 from shoal.api.training_job import TrainingJob
+from shoal.controllers.capacitypool import counted
 from shoal.controllers.capacitypool.measure import matches, measure
 from shoal.controllers.capacitypool.overlaps import older_overlap
 from shoal.controllers.capacitypool.seen import Seen
@@ -344,7 +345,7 @@ def test_nodes_that_take_longer_than_others_did_are_waited_for(counts: dict[str,
 def test_a_node_that_comes_soon_after_it_was_given_up_is_a_start() -> None:
     """So that patience follows, though the pods that waited are gone. What comes much later ends a stock-out."""
     quick = job("a", usage(starts=4, startSeconds=240, startSecondsSquared=4 * 60**2))
-    for late, counted in ((30, True), (600, False)):
+    for late, learned in ((30, True), (600, False)):
         status = measure(seen(pool(), quick))
         asked = NOW
         for second in (119, 121):
@@ -353,8 +354,8 @@ def test_a_node_that_comes_soon_after_it_was_given_up_is_a_start() -> None:
         assert condition(status, "Exhausted")[0] == "True"
         came = seen(pool(status), quick, now=now + timedelta(seconds=late), nodes=[node(pool="spot")])
         status = measure(came)
-        assert status.startup.seen == 4 + counted
-        assert status.startup.seconds == (round((240 + 150) / 5) if counted else 60)
+        assert status.startup.seen == 4 + learned
+        assert status.startup.seconds == (round((240 + 150) / 5) if learned else 60)
         assert measure(seen(pool(status), quick, now=came.now, nodes=came.nodes)).startup == status.startup
 
 
@@ -615,6 +616,55 @@ def test_jobs_that_ended_are_remembered_as_a_sum() -> None:
     assert (of.status.interruptions.seen, len(of.status.counted)) == (31, 0)
     of = share(of, operator="shoal", now=NOW + timedelta(minutes=300))
     assert of.status.interruptions.seen == 31
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 9), st.sampled_from(["use", "end", "delete", "wait"])),
+        min_size=20,
+        max_size=60,
+    )
+)
+@settings(max_examples=100, deadline=None)
+def test_parts_have_a_bound_and_the_sum_only_grows(steps: list[tuple[int, str]]) -> None:
+    """etcd takes no status of more than 1.5 MB, and one that cannot be written says nothing ever again."""
+    of, now, used, ends = pool(), NOW, dict[str, int](), dict[str, datetime]()
+    truth, before = 0, 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(counted, "MOST_PARTS", 3)
+        for number, (which, what) in enumerate(steps):
+            name = f"job-{which}"
+            if what == "wait":
+                now += timedelta(minutes=which)
+            elif what == "end" and name in used:
+                ends.setdefault(name, now)
+            elif what == "delete":
+                used.pop(name, None)
+                ends.pop(name, None)
+            elif what == "use" and name not in ends:
+                used[name] = used.get(name, 0) + 1
+                truth += 1
+            now += timedelta(seconds=1)
+            jobs = [
+                job(name, usage(interruptions=count) | (ended(ends[name]) if name in ends else {}))
+                for name, count in used.items()
+            ]
+            of = share(of, *jobs, operator="shoal", now=now)
+            assert before <= of.status.interruptions.seen <= truth, number
+            assert len(of.status.counted) <= 3
+            before = of.status.interruptions.seen
+
+
+def test_jobs_that_ended_make_room_before_their_hour_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counted, "MOST_PARTS", 5)
+    done = [job(f"done-{n}", usage(interruptions=1) | ended(NOW + timedelta(seconds=n))) for n in range(20)]
+    of = pool()
+    for number in range(1, 21):
+        of = share(of, *done[:number], operator="shoal", now=NOW + timedelta(seconds=number))
+        assert of.status.interruptions.seen == number
+        assert len(of.status.counted) <= 5
+    of = share(of, operator="shoal", now=NOW + timedelta(minutes=300))
+    assert of.status.interruptions.seen == 20
 
 
 def test_operators_of_a_shared_pool_repeat_themselves_rarely() -> None:

@@ -107,6 +107,26 @@ async def test_a_worker_lost_alone(announced: bool) -> None:
     assert rig.job.status.last_disruption.recovered_seconds is not None
 
 
+async def test_a_ramp_is_told_once_a_second_though_some_of_it_is_told_at_once() -> None:
+    """Of the servers, and of the phase, is told at once."""
+    rig = Rig(settle_seconds=SETTLE_SECONDS)
+    rig.state.nodes.put(build.node("spot-0"))
+    rig.apply(workers={"replicas": 40, "maxReplicas": 40})
+    started: set[str] = set()
+    running = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
+    for tenth in range(100):
+        if tenth % 5 == 2 and (fresh := sorted(rig.pods() - started)):
+            started.add(fresh[0])
+            path = f"/api/v1/namespaces/ns/pods/{fresh[0]}"
+            rig.cluster.change(path, spec={"nodeName": "spot-0"}, status=running)
+        rig.see()
+        await rig.reconcile(KEY)
+        await asyncio.sleep(0.1)
+    assert rig.job.status.phase == "Running"
+    assert rig.job.status.parameter_servers.ready == 1
+    assert 5 <= len(rig.cluster.writes("PUT", "trainingjobs")) <= 10
+
+
 async def test_a_loss_that_leaves_too_few_is_over_as_soon_as_it_is() -> None:
     rig = Rig(settle_seconds=SETTLE_SECONDS)
     rig.state.nodes.put(build.node("spot-0"))

@@ -224,6 +224,7 @@ def test_without_both_moments_nothing_tells_whether_gradients_agree(name: Any) -
     [
         (OptimizerConfig(momentum=0.9), 1),
         (OptimizerConfig(name="delta"), 1),
+        (OptimizerConfig(name="delta", normalized=True), 2.5),
         (OptimizerConfig(name="rmsprop"), 2.5),
         (OptimizerConfig(name="adagrad"), 2.5),
         (OptimizerConfig(name="rmsprop", momentum=0.9), 4),

@@ -11,6 +11,7 @@ from shoal_trainer import Indexed
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.layout import flatten
 from shoal_trainer.worker.loop import End
+from shoal_trainer.worker.optimizers import place
 from tests.unit.trainer.worker.fakes import FakeCoordinator
 from tests.unit.trainer.worker.models import DATA, Plain, X, Y, begin, compiled, functional, job
 from tests.unit.trainer.worker.running import Running
@@ -66,6 +67,28 @@ def test_non_finite_batch_leaves_the_optimizer_state_as_it_was(make, jit):
     assert np.array_equal(server.flat(), clean.flat())
     states = zip(*(one.flat_model.model.optimizer.variables for one in (server, clean)), strict=True)
     assert all(np.array_equal(own, expected) for own, expected in states)
+
+
+class OwnSGD(SGD):
+    """Of this nobody knows more than of its base."""
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "normalized"),
+    [
+        (keras.optimizers.Adamax(), True),
+        (keras.optimizers.Lamb(), True),
+        (keras.optimizers.Adam(use_ema=True), True),
+        (keras.optimizers.LossScaleOptimizer(keras.optimizers.RMSprop(centered=True)), True),
+        (SGD(0.1, use_ema=True), False),
+        (OwnSGD(0.1), False),
+    ],
+    ids=lambda each: getattr(each, "name", ""),
+)
+def test_worker_says_whether_its_optimizer_divides_by_the_size_of_gradients(optimizer, normalized):
+    model = functional(optimizer)
+    config = place(model, FlatModel(model, BATCHES[0], "fp32").layout, 16).config
+    assert (config.name, config.normalized) == ("delta", normalized)
 
 
 def test_adamax_trains_on_after_a_skipped_batch(start_servers):

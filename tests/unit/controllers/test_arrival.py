@@ -1,0 +1,126 @@
+"""Clocks of others that are ahead: nothing is waited for longer than it is meant to be."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.api.kube import Node, Pod
+from shoal.api.training_job import TrainingJob
+from shoal.controllers.arrival import TOLERATED, as_heard
+from shoal.controllers.state import ClusterState, Wakes
+from tests.unit.controllers.clusters import KEY, Rig
+from tests.unit.policy import build
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+MOMENTS = st.integers(-7200, 7200).map(lambda seconds: build.stamp(NOW + timedelta(seconds=seconds)))
+
+
+@st.composite
+def pods(draw: st.DrawFn) -> Pod:
+    grace = draw(st.none() | st.integers(0, 600))
+    meta = {"name": "p", "uid": "u", "resourceVersion": "1", "creationTimestamp": draw(MOMENTS)}
+    if grace is not None:
+        meta |= {"deletionTimestamp": draw(MOMENTS), "deletionGracePeriodSeconds": grace}
+    kinds = draw(st.lists(st.sampled_from(["Ready", "PodScheduled", "DisruptionTarget"]), unique=True))
+    conditions = [{"type": each, "status": "True", "lastTransitionTime": draw(MOMENTS)} for each in kinds]
+    state = draw(
+        st.sampled_from(
+            [
+                {"running": {"startedAt": draw(MOMENTS)}},
+                {"terminated": {"exitCode": 1, "startedAt": draw(MOMENTS), "finishedAt": draw(MOMENTS)}},
+                {"waiting": {"reason": "Pulling"}},
+            ]
+        )
+    )
+    status = {
+        "startTime": draw(st.none() | MOMENTS),
+        "conditions": conditions,
+        "containerStatuses": [{"name": "worker", "state": state}],
+    }
+    return Pod.model_validate({"metadata": meta, "status": status})
+
+
+def times(part: Any) -> dict[str, str]:
+    """All that look like times, by their place."""
+    if isinstance(part, str):
+        return {"": part} if part.startswith("202") and part.endswith("Z") else {}
+    inner = part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ()
+    return {f"{name}/{below}": time for name, each in inner for below, time in times(each).items()}
+
+
+@given(pods(), st.integers(0, 10_000))
+@settings(max_examples=300)
+def test_no_time_of_a_pod_is_ahead_and_what_was_heard_first_stays(pod: Pod, later: int) -> None:
+    heard = as_heard(None, pod, NOW)
+    latest = NOW + TOLERATED
+    grace = timedelta(seconds=pod.metadata.deletion_grace_period_seconds or 0)
+    before, after = (times(each.model_dump(mode="json")) for each in (pod, heard))
+    assert before.keys() == after.keys()
+    for name, said in before.items():
+        limit = latest + grace if name.startswith("metadata/deletion") else latest
+        assert after[name] <= build.stamp(limit)
+        assert (after[name] == said) == (said <= build.stamp(limit))
+    assert as_heard(heard, heard, NOW) is heard
+    again = as_heard(heard, pod, NOW + timedelta(seconds=later))
+    for name, first in times(again.model_dump(mode="json")).items():
+        assert first == after[name] or first == before[name] <= build.stamp(
+            latest + timedelta(seconds=later) + grace
+        )
+
+
+@pytest.mark.parametrize("moment", [NOW, NOW - HOUR, NOW + TOLERATED])
+def test_what_is_not_ahead_is_kept_as_it_is(moment: datetime) -> None:
+    manifest = build.node_manifest("n")
+    manifest["status"]["conditions"][0]["lastTransitionTime"] = build.stamp(moment)
+    node = Node.model_validate(manifest)
+    assert as_heard(None, node, NOW) is node
+
+
+def test_a_job_whose_last_leader_had_a_clock_that_is_ahead() -> None:
+    slot = {"role": "worker", "index": 0, "incarnation": 0, "state": "Draining", "cause": "NodeShutdown"}
+    manifest = build.job_manifest()
+    manifest["status"] = {
+        "startTime": build.stamp(NOW - HOUR),
+        "slots": [{**slot, "endedAt": build.stamp(NOW + HOUR)}],
+    }
+    state = ClusterState(Wakes(), wall=lambda: NOW)
+    state.jobs.put(TrainingJob.model_validate(manifest))
+    [job] = state.jobs.all()
+    assert job.status.slots[0].ended_at == NOW
+    assert job.status.start_time == NOW - HOUR
+
+
+@pytest.mark.looptime
+async def test_a_pod_that_stays_on_a_lost_node_is_removed_in_time_though_the_clock_of_its_server_is_ahead() -> (
+    None
+):
+    """`forceDeleteAfterSeconds` is a minute. It was one more than the hour by which that clock is ahead."""
+    rig = Rig()
+    rig.state.nodes.put(build.node("spot-0"))
+    rig.apply(workers={"replicas": 1})
+    await rig.reconcile(KEY)
+    rig.see()
+    path = "/api/v1/namespaces/ns/pods/digits-worker-0-0"
+    rig.cluster.change(path, spec={"nodeName": "spot-0"})
+    rig.run_pods()
+    rig.see()
+    await rig.reconcile(KEY)
+    rig.state.nodes.drop(build.node("spot-0").metadata.uid)
+    deleted = build.stamp(rig.wall + HOUR)
+    meta = {
+        **rig.cluster.objects[path]["metadata"],
+        "deletionTimestamp": deleted,
+        "deletionGracePeriodSeconds": 20,
+    }
+    rig.cluster.change(path, metadata=meta)
+    for _ in range(30):
+        rig.see()
+        await rig.reconcile(KEY)
+        rig.pass_time(5)
+    assert path not in rig.cluster.objects
