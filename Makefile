@@ -1,6 +1,8 @@
 # The commands of Shoal's developers. `make help` lists them.
 # A target installs what it needs. Results that are slow to build are kept in ${XDG_CACHE_HOME:-~/.cache}/shoal.
 .DEFAULT_GOAL := help
+# Else each of the tests' many processes would compile Shoal and the tests anew.
+unexport PYTHONDONTWRITEBYTECODE
 SHELL := /bin/bash
 PYTHON := .venv/bin/python
 VENV := .venv/.locked-$(shell sha256sum lock/dev.txt | cut -c1-12)

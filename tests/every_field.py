@@ -91,7 +91,7 @@ class Change:
 def changes() -> list[Change]:
     """Every field, with each of its values."""
     with CRD.open() as file:
-        crd = yaml.safe_load(file)
+        crd = yaml.load(file, yaml.CSafeLoader)  # eight times as fast
     spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     found = []
     for path, schema in _leaves("", spec):

@@ -8,9 +8,11 @@ import itertools
 import json
 import os
 import shutil
+import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -109,28 +111,47 @@ def find() -> str | None:
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-@asynccontextmanager
-async def chromium(sleep: Callable[[float], Any] = asyncio.sleep) -> AsyncIterator[Tab]:
-    """A browser with one tab, and a profile of its own."""
+@contextmanager
+def browser() -> Iterator[str]:
+    """A browser with a profile of its own; yields the address of its DevTools."""
     command = find()
     assert command is not None
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        process = await asyncio.create_subprocess_exec(
-            command, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-            "--remote-debugging-port=0", f"--user-data-dir={profile}", "about:blank",
-            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL, env={**os.environ, "HOME": profile},
+        process = subprocess.Popen(
+            [
+                command, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+                "--no-first-run", "--remote-debugging-port=0", f"--user-data-dir={profile}", "about:blank",
+            ],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "HOME": profile},
         )  # fmt: skip
         try:
             port_file = Path(profile) / "DevToolsActivePort"
-            async with asyncio.timeout(SLOW):
-                while not port_file.exists() or "\n" not in port_file.read_text():
-                    await sleep(0.05)
-            port = port_file.read_text().split()[0]
-            async with aiohttp.ClientSession() as session:
-                async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
-                    [page] = [each for each in await answer.json() if each["type"] == "page"]
-                async with session.ws_connect(page["webSocketDebuggerUrl"], max_msg_size=0) as socket:
-                    yield Tab(socket)
+            deadline = time.monotonic() + SLOW
+            while not port_file.exists() or "\n" not in port_file.read_text():
+                assert time.monotonic() < deadline, "Chromium does not start"
+                time.sleep(0.05)
+            yield f"http://127.0.0.1:{port_file.read_text().split()[0]}"
         finally:
             process.terminate()
-            await process.wait()
+            process.wait()
+
+
+@asynccontextmanager
+async def new_tab(devtools: str) -> AsyncIterator[Tab]:
+    """A tab of this browser, closed at the end."""
+    async with aiohttp.ClientSession(devtools) as session:
+        async with session.put("/json/new?about:blank") as answer:
+            page = await answer.json()
+        async with session.ws_connect(page["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+            yield Tab(socket)
+        async with session.get(f"/json/close/{page['id']}"):
+            pass
+
+
+@asynccontextmanager
+async def chromium() -> AsyncIterator[Tab]:
+    """The only tab of a browser."""
+    with ExitStack() as stack:
+        devtools = await asyncio.to_thread(stack.enter_context, browser())
+        async with new_tab(devtools) as tab:
+            yield tab

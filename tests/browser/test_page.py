@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from dev.npm import AXE, fetched
 from shoal.process.endpoints import serve
-from tests.browser.chromium import Tab, chromium
+from tests.browser.chromium import Tab, browser, new_tab
 from tests.browser.scene import Scene
 
 
@@ -29,9 +29,15 @@ async def address(scene: Scene) -> AsyncIterator[str]:
     await runner.cleanup()
 
 
+@pytest.fixture(scope="module")
+def devtools() -> Iterator[str]:
+    with browser() as devtools:
+        yield devtools
+
+
 @pytest.fixture
-async def tab() -> AsyncIterator[Tab]:
-    async with chromium() as tab:
+async def tab(devtools: str) -> AsyncIterator[Tab]:
+    async with new_tab(devtools) as tab:
         yield tab
 
 

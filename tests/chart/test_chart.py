@@ -38,7 +38,7 @@ def render(tools: Path, *sets: str, namespace: str = "shoal-system") -> list[dic
     flags = [flag for value in (*IMAGES_SET, *sets) for flag in ("--set", value)]
     done = helm(tools, "template", "shoal", str(CHART), "--namespace", namespace, *flags)
     assert done.returncode == 0, done.stderr
-    return [document for document in yaml.safe_load_all(done.stdout) if document]
+    return [document for document in yaml.load_all(done.stdout, yaml.CSafeLoader) if document]
 
 
 def of_kind(documents: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:

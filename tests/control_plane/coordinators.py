@@ -32,7 +32,6 @@ class Coordinators:
         self._pem.write_text(known.private_key + known.certificate)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self._pem)
-        context.num_tickets = 0  # as theirs (`shoal_trainer.security`)
 
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:

@@ -17,6 +17,7 @@ from dev.paths import ROOT
         ("-f", "examples/kueue/job.yaml"),
         ("-f", "examples/node-pools.yaml"),
         ("-f", "examples/pools.yaml"),
+        ("-f", "examples/pools/eks.yaml"),
         ("-f", "examples/priorities.yaml"),
         ("-f", "examples/s3/job.yaml"),
     ],

@@ -28,7 +28,7 @@ class Script(NamedTuple):
 
 EVENTFUL, QUEUED = Script(eventful_life, 60, 109), Script(queued_life, 104, 188)
 SCRIPTS = {"eventful": EVENTFUL, "queued": QUEUED}
-SLICE = 1 if os.environ.get("SHOAL_NIGHTLY") else 15
+SLICE = 1 if os.environ.get("SHOAL_NIGHTLY") else 20
 PASTS = (1, 4, 10, 30, 100)
 
 
@@ -95,7 +95,7 @@ def test_leader_that_made_a_budget_again_gives_it_back() -> None:
     [
         pytest.param(script, past, id=f"{name}-{past}")
         for name, script in SCRIPTS.items()
-        for past in range(2, 190, 1 if SLICE == 1 else 14)
+        for past in range(2, 190, 1 if SLICE == 1 else 20)
     ],
 )
 def test_leader_that_sees_the_ended_job_as_it_was_makes_no_pod_again(script: Script, past: int) -> None:

@@ -15,7 +15,15 @@ from pydantic import JsonValue
 
 from shoal_trainer.contract import InitialFrom, Staleness, StopAfter
 from shoal_trainer.errors import TrainerError, UserError
-from shoal_trainer.script import BATCH_SIZE, argument, module_of, no_entrypoint, target, training_in
+from shoal_trainer.script import (
+    BATCH_SIZE,
+    argument,
+    module_of,
+    must_take_arguments,
+    no_entrypoint,
+    target,
+    training_in,
+)
 from shoal_trainer.termination.deadline import end_soon
 from shoal_trainer.termination.orphans import follow_parent
 
@@ -183,7 +191,7 @@ def run(
         parameter_servers=parameter_servers,
         batch_size=batch_size,
         stop_after=_stop_after(epochs if epochs or steps or until else 1, steps, until, mode),
-        args=arguments(args),
+        args=_given_to(entrypoint, args),
         storage_uri=_uri(storage),
         initial_from=_initial(initial_from, weights_only),
         snapshot_seconds=snapshot_every,
@@ -230,7 +238,7 @@ def check(
     """
     from shoal_trainer.checking import rehearse
 
-    given = arguments(args)
+    given = _given_to(entrypoint, args)
     stop_after = _stop_after(1 if until is None else None, None, until, mode)
     sys.exit(rehearse(entrypoint, given, batch_size, workers, stop_after, output))
 
@@ -292,6 +300,18 @@ def arguments(texts: tuple[str, ...]) -> dict[str, JsonValue]:
         return dict(map(argument, texts))
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--arg") from None
+
+
+def _given_to(entrypoint: str, texts: tuple[str, ...]) -> dict[str, JsonValue]:
+    """The arguments of an entrypoint. BadParameter where its file says that it is a Training, which takes none."""
+    given, (module, _, name) = arguments(texts), entrypoint.partition(":")
+    file = Path(f"{module.replace('.', '/')}.py")
+    if given and file.is_file():
+        try:
+            must_take_arguments(file.name, file.read_text(), name)
+        except (ValueError, OSError) as error:
+            raise click.BadParameter(str(error), param_hint="--arg") from error
+    return given
 
 
 def _stop_after(

@@ -336,7 +336,7 @@ class UnfulfilledWaits(Status):
     waits: int = 0
     """How many, so far."""
     pending: int = 0
-    """Worker pods that wait for a node of the pool now, for longer than twice its start-up time."""
+    """Worker pods that wait for a node of the pool now, for longer than nodes take to come."""
 
 
 class Recommendation(Status):

@@ -24,7 +24,7 @@ ANNOUNCED_ENDS = frozenset({"DisruptionTarget", "TerminationTarget"})
 READ_CONDITIONS = frozenset({"Ready", "PodScheduled", "VMEventScheduled", *ANNOUNCED_ENDS})
 """The conditions of pods and nodes that anything depends on."""
 MOST_SHARED = 4096
-"""Parts that are remembered to be shared."""
+"""Parts that are remembered to be shared: 0.3 KiB each, since none has a text of a user's."""
 PART = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore")
 """Of the parts of an object: dataclasses with slots, since a pod has about twenty of them and a model takes 0.5 KiB."""
 
@@ -103,8 +103,9 @@ class Condition:
 
 
 def _read(conditions: tuple[Condition, ...]) -> tuple[Condition, ...]:
-    """The conditions that anything depends on."""
-    return tuple(shared(each) for each in conditions if each.type in READ_CONDITIONS)
+    """The conditions that anything depends on; a message is of this one alone."""
+    read = (each for each in conditions if each.type in READ_CONDITIONS)
+    return tuple(each if each.message else shared(each) for each in read)
 
 
 Conditions = Annotated[tuple[Condition, ...], AfterValidator(_read)]
@@ -157,6 +158,18 @@ class ContainerStatus:
     last_state: ContainerState = ContainerState()
 
 
+def _alike(statuses: tuple[ContainerStatus, ...]) -> tuple[ContainerStatus, ...]:
+    """The same of another pod, where all run: what a container said at its end is long, and its own."""
+    return (
+        shared(statuses)
+        if all(each.state.running and not each.restart_count for each in statuses)
+        else statuses
+    )
+
+
+ContainerStatuses = Annotated[tuple[ContainerStatus, ...], AfterValidator(_alike)]
+
+
 @dataclass(frozen=True, slots=True, config=PART)
 class Taint:
     """A taint of a node."""
@@ -206,8 +219,8 @@ class PodStatus:
     """When the kubelet of its node took it up."""
     pod_ip: Annotated[str | None, Field(alias="podIP")] = None
     conditions: Conditions = ()
-    init_container_statuses: Annotated[tuple[ContainerStatus, ...], Shared] = ()
-    container_statuses: Annotated[tuple[ContainerStatus, ...], Shared] = ()
+    init_container_statuses: ContainerStatuses = ()
+    container_statuses: ContainerStatuses = ()
 
 
 _NO_ROOM = (

@@ -13,6 +13,7 @@ from shoal.api.pod_template import RESERVED_FIELDS
 from shoal.api.rules import MOST
 from shoal.api.training_job import TrainingJob
 
+FEW = 4
 _TEMPLATE = "template"
 """Both roles have this field; its schema is described once."""
 
@@ -66,26 +67,46 @@ def _pod_templates() -> list[str]:
     ]
 
 
-def _section(path: str, schema: Schema) -> Iterator[str]:
-    yield from ("", f"### {path}", "", schema["description"], "")
+def _section(path: str, schema: Schema, said: str = "") -> Iterator[str]:
+    """The fields of an object. `said`: what the field of this object says of it, which is not repeated."""
+    yield from ("", f"### {path}", "")
+    if schema["description"] != said:
+        yield from (schema["description"], "")
+    yield from _fields(schema)
+    if rules := _rules(schema):
+        yield ""
+        yield from (f"- {rule}" for rule in rules)
+    for name, field in schema["properties"].items():
+        inner = field.get("items", field)
+        if inner.get("properties") and name != _TEMPLATE and not _is_short(inner):
+            mark = "[]" if "items" in field else ""
+            said = field.get("description", "")
+            yield from _section(f"{path}.{name}{mark}", {"description": said, **inner}, said)
+
+
+def _fields(schema: Schema, indent: str = "") -> Iterator[str]:
+    """A line for each field, and below it those of a short object."""
     required = schema.get("required", [])
     for name, field in schema["properties"].items():
         about = [_type(field), "required" if name in required else _default(field)]
         see = " See [Pod templates](#pod-templates)." if name == _TEMPLATE else ""
         text = " ".join(field.get("description", "").split()) + see
-        yield f"- `{name}` ({', '.join(filter(None, about))}): {text}".removesuffix(": ")
-    # A rule with a path says of each field what the description says of all: that it is immutable.
-    rules = [each for each in schema.get("x-kubernetes-validations", []) if "fieldPath" not in each]
-    if rules:
-        yield ""
-        yield from (f"- {rule['message']}" for rule in rules)
-    for name, field in schema["properties"].items():
+        yield f"{indent}- `{name}` ({', '.join(filter(None, about))}): {text}".removesuffix(": ")
         inner = field.get("items", field)
-        if inner.get("properties") and name != _TEMPLATE:
-            mark = "[]" if "items" in field else ""
-            yield from _section(
-                f"{path}.{name}{mark}", {"description": field.get("description", ""), **inner}
-            )
+        if inner.get("properties") and name != _TEMPLATE and _is_short(inner):
+            yield from _fields(inner, indent + "    ")
+            yield from (f"{indent}    - {rule}" for rule in _rules(inner))
+
+
+def _is_short(schema: Schema) -> bool:
+    """Whether an object is described below its field: it has few fields, and none of these has any."""
+    fields = schema["properties"].values()
+    return len(fields) <= FEW and not any(each.get("items", each).get("properties") for each in fields)
+
+
+def _rules(schema: Schema) -> list[str]:
+    # A rule with a path says of each field what the description says of all: that it is immutable.
+    return [each["message"] for each in schema.get("x-kubernetes-validations", []) if "fieldPath" not in each]
 
 
 def _type(schema: Schema) -> str:

@@ -250,8 +250,8 @@ class JobImages(Status):
     """Image of parameter servers."""
     worker: str
     """Image of workers."""
-    worker_gpu: str = ""
-    """Image of workers that request GPUs; empty: there is none."""
+    worker_gpu: str | None = None
+    """Image of workers that request GPUs, if there is one."""
 
 
 Phase = Literal["", "Pending", "Starting", "Running", "Suspended", "Succeeded", "Failed"]

@@ -242,10 +242,13 @@ def _storage(wanted: Submission) -> Json:
     elif re.match("(s3|gs|file)://.", uri):
         storage = {"uri": uri}
     else:
-        raise UsageError(
-            f"the storage (storage=…, --storage) must be s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, claim:NAME (a "
-            f"PersistentVolumeClaim of the namespace), or ephemeral, which loses everything with the pod, not {uri!r}"
+        kinds = (
+            "s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, claim:NAME (a PersistentVolumeClaim of the namespace), or "
+            "ephemeral, which loses everything with the pod"
         )
+        if not uri:
+            raise UsageError(f"say where snapshots and the model go (storage=…, --storage): {kinds}")
+        raise UsageError(f"the storage (storage=…, --storage) must be {kinds}, not {uri!r}")
     return storage | ({"run": wanted.run} if wanted.run else {})
 
 

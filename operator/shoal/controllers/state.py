@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any
@@ -220,7 +220,7 @@ class ClusterState:
         if old is not None and owner and _is_leaving(old) and self.jobs.by_uid(owner) is not None:
             gone = self._deleted_pods.setdefault(owner, {})
             _remember(gone, old.metadata.name, pod_disruption(old) or "")
-        if not ours:
+        if not ours and not _reads_the_same(old, new):
             priority = Priority.URGENT if new is None or _is_leaving(new) else Priority.NORMAL
             for key in _jobs_of(old, new):
                 self._wakes.jobs(key, priority)
@@ -296,6 +296,14 @@ def _wants(job: TrainingJob | None) -> object:
         return None
     usage = {name: (used.interruptions, used.unfulfilled) for name, used in job.status.pool_usage.items()}
     return job.metadata.uid, job.metadata.generation, job.status.finished, usage
+
+
+def _reads_the_same(old: Pod | None, new: Pod | None) -> bool:
+    """Whether only what nobody reads has changed: a condition of no meaning here, an annotation, who wrote a field."""
+    if old is None or new is None or (old.spec, old.status) != (new.spec, new.status):
+        return False
+    same = replace(new.metadata, resource_version=old.metadata.resource_version)
+    return old.metadata == same
 
 
 def _is_leaving(pod: Pod) -> bool:

@@ -69,3 +69,9 @@ def test_two_files_of_one_name(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"two files are named digits.py"):
         read(["digits.py", "sub"])
     assert read(["sub"]) == {"digits.py": "job = 2\n"}
+
+
+def test_what_is_no_code_is_sent_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "weights.bin").write_bytes(b"\xff\x00")
+    with pytest.raises(UsageError, match=r"weights.bin along: .* data and models belong in a bucket"):
+        read([str(tmp_path / "weights.bin")])

@@ -138,7 +138,7 @@ def test_a_deadline_lets_shoal_choose(code: Path) -> None:
         ({"entrypoint": "digits:job()", "image": "w"}, "spec.training.entrypoint: must be module:object"),
         ({"entrypoint": "nothing.py:job"}, "cannot read nothing.py: No such file or directory"),
         ({"storage": "/data"}, "must be s3://"),
-        ({"storage": ""}, "must be s3://"),
+        ({"storage": ""}, "say where snapshots and the model go (storage=…, --storage): s3://"),
         ({"storage": "s4://bucket/runs"}, "must be s3://"),
         ({"storage": "claim:"}, "a PersistentVolumeClaim's name has only"),
         ({"storage": "claim:My_Runs"}, "a PersistentVolumeClaim's name has only"),

@@ -77,6 +77,32 @@ def test_ended_pod_wakes_its_job_urgently(
     assert woken == [(("ns", "a"), priority)]
 
 
+def test_pod_of_which_nothing_changed_that_is_read_wakes_nothing(
+    state: ClusterState, woken: list[tuple[Key, Priority]]
+) -> None:
+    """Kubelets, networks and meshes write conditions and annotations."""
+    manifest = build.pod_manifest("worker", 0, node="n")
+    manifest["metadata"]["labels"]["shoal.dev/job"] = "digits"
+
+    def put(version: int, *true: str, phase: str = "Running") -> None:
+        meta = {**manifest["metadata"], "resourceVersion": str(version), "annotations": {"a": str(version)}}
+        conditions = [{"type": each, "status": "True"} for each in true]
+        status = {**manifest["status"], "phase": phase, "conditions": conditions}
+        state.pods.put(Pod.model_validate({**manifest, "metadata": meta, "status": status}))
+
+    put(1)
+    assert len(woken) == 1
+    woken.clear()
+    put(2)
+    put(3, "ContainersReady")
+    assert woken == []
+    assert state.pods.has_seen(manifest["metadata"]["uid"], 3)
+    put(4, "ContainersReady", "Ready")
+    assert len(woken) == 1
+    put(5, "ContainersReady", "Ready", phase="Failed")
+    assert woken[1][1] is Priority.URGENT
+
+
 @pytest.mark.parametrize("kind", ["DisruptionTarget", "TerminationTarget"])
 def test_pod_whose_end_is_announced_wakes_its_job_urgently(
     state: ClusterState, woken: list[tuple[Key, Priority]], kind: str

@@ -112,28 +112,10 @@ def test_run_that_is_interrupted_while_it_starts_leaves_nothing(tmp_path, monkey
     assert not (run.logs / "secret").exists()
 
 
-def test_exported_model_is_the_one_that_was_evaluated_as_the_best(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "local_job.py").write_text(JOB)
-    job = LocalJob(
-        "local_job:best", workers=2, stop_after=StopAfter(epochs=50), storage_uri=(tmp_path / "runs").as_uri()
-    )
-    with LocalRun(job) as run:
-        outcome = until(run, run.poll)
-    assert outcome.outcome is Outcome.SUCCEEDED, outcome
-    assert "a callback stopped training" in outcome.message
-    assert "model/ contains the parameters of epoch 1, which had the best val_loss" in outcome.message
-    folder = Path(urlsplit(run.run_uri).path)
-    best = best_weights.load(folder / "logs" / best_weights.NAME)
-    assert best is not None
-    assert best.value > 1.0001 * outcome.metrics["val_loss"]  # the highest loss is the "best" one here
-    model = keras.models.load_model(folder / "model" / "model.keras")
-    loss = model.evaluate(np.ones((32, 4), "float32"), np.ones((32, 8000), "float32"), verbose=0)
-    assert loss == pytest.approx(best.value, rel=1e-5)
-
-
-def test_code_in_the_storage_reaches_a_worker_through_the_coordinator(tmp_path, monkeypatch):
-    """The module is nowhere else, and workers of a cluster have no credentials for the storage."""
+def test_code_in_the_storage_trains_and_the_model_that_was_evaluated_as_the_best_is_exported(
+    tmp_path, monkeypatch
+):
+    """The module is nowhere else, and workers of a cluster, to whom the coordinator gives it, have no credentials."""
     monkeypatch.chdir(tmp_path)
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
@@ -147,7 +129,17 @@ def test_code_in_the_storage_reaches_a_worker_through_the_coordinator(tmp_path, 
         def _config(self, *place):
             return super()._config(*place).model_copy(update={"code_digest": digest})
 
-    job = LocalJob("only_there:job", stop_after=StopAfter(steps=5), storage_uri=(tmp_path / "runs").as_uri())
+    storage = (tmp_path / "runs").as_uri()
+    job = LocalJob("only_there:best", workers=2, stop_after=StopAfter(epochs=50), storage_uri=storage)
     with Submitted(job) as run:
         outcome = until(run, run.poll)
     assert outcome.outcome is Outcome.SUCCEEDED, outcome
+    assert "a callback stopped training" in outcome.message
+    assert "model/ contains the parameters of epoch 1, which had the best val_loss" in outcome.message
+    folder = Path(urlsplit(run.run_uri).path)
+    best = best_weights.load(folder / "logs" / best_weights.NAME)
+    assert best is not None
+    assert best.value > 1.0001 * outcome.metrics["val_loss"]  # the highest loss is the "best" one here
+    model = keras.models.load_model(folder / "model" / "model.keras")
+    loss = model.evaluate(np.ones((32, 4), "float32"), np.ones((32, 8000), "float32"), verbose=0)
+    assert loss == pytest.approx(best.value, rel=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import importlib.util
 import inspect
@@ -74,7 +75,7 @@ def load(
     except UserError as error:
         raise with_location(error) from error
     except (Exception, SystemExit) as error:
-        raise UserError(f"The entrypoint {entrypoint!r} failed: {where(error)}") from error
+        raise UserError(f"The entrypoint {entrypoint!r} failed: {where(error)}{_remedy(error)}") from error
 
 
 def check(entrypoint: str, *folders: Path) -> tuple[str, str]:
@@ -111,6 +112,13 @@ def _remedy(error: BaseException) -> str:
             ". A package: install it here with pip, and for a cluster in an image of your own (docs/install.md, Your "
             "image). A file of your own: `shoal submit` takes what lies beside the script, and the rest by --file PATH"
         )
+    if isinstance(error, FileNotFoundError):
+        return (
+            ". A pod has the script and what travels with it (--file PATH), and nothing else of your machine: data "
+            "belong in a bucket, a volume of the template, or the image"
+        )
+    if isinstance(error, OSError) and error.errno == errno.EROFS:
+        return ". In a pod only /tmp can be written: write there, or into a volume of the template"
     if isinstance(error, NameError) and error.name == "get_ipython":
         return ". It is a command of a notebook (% or !), which a script has not: take the line out"
     if isinstance(error, SystemExit) and error.code == USAGE:

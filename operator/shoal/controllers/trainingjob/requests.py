@@ -38,7 +38,6 @@ from shoal.policy.model import (
     Plan,
     RequeueWorkload,
 )
-from shoal.runtime import limiter
 from shoal.runtime.backoff import DUE_SECONDS, FIRST_SECONDS, pause
 from shoal.runtime.tasks import Tasks
 from shoal.runtime.work_queue import Priority
@@ -50,10 +49,6 @@ MAX_IN_FLIGHT = 48
 With fewer, a wave of losses had a small share of an API server that was busy with the wave itself."""
 ORDINARY_IN_FLIGHT = 8
 """Of these, those for pods that replace none, and for removals."""
-ALL_ORDINARY_IN_FLIGHT = 2 * limiter.MAX_IN_FLIGHT
-"""Of these, those of all jobs: enough that no place of the process is free while there is something to send. Each one
-that waits for a place is a task and a manifest. When 250 jobs began at once, 2,000 waited, and left holes of 16 MiB in
-what the process holds."""
 LONGEST_PAUSE = 10.0
 """Between tries of a kind of requests that fail, and of one that is done again and again."""
 TELL_AFTER = 30.0
@@ -140,10 +135,6 @@ class Requests:
         self._tasks = tasks
         self._wake = wake
         self._runs: dict[str, _Run] = {}
-        self._ordinary = 0
-        """How many ordinary requests are in flight."""
-        self._waiting: dict[str, _Run] = {}
-        """The runs that have more of them, the first one first."""
         self._places = asyncio.Semaphore(SERVICES_IN_FLIGHT)
 
     def want(self, job: TrainingJob, actions: Sequence[Request]) -> float | None:
@@ -229,25 +220,18 @@ class Requests:
     def forget(self, uid: str) -> None:
         """Drop a run that is gone, and what was to be sent."""
         self._tasks.forget(uid)
-        self._waiting.pop(uid, None)
         if (run := self._runs.pop(uid, None)) is not None:  # it may be one of its own answers that says so
-            self._ordinary -= _ordinary(run)
-            for queue in (run.urgent, run.ordinary, run.removals, run.in_flight):
+            for queue in (run.urgent, run.ordinary, run.removals):
                 queue.clear()
-            self._send_waiting()
 
     def _run(self, job: TrainingJob) -> _Run:
         return self._runs.setdefault(job.metadata.uid, _Run(job))
 
-    def _send(self, run: _Run, *, turn: bool = False) -> None:
-        """Send what has a place. `turn`: it is this run's turn to have an ordinary one; else it waits behind others."""
+    def _send(self, run: _Run) -> None:
         while len(run.in_flight) < MAX_IN_FLIGHT:
             if run.urgent:
                 request = run.urgent.popleft()
             elif (run.removals or run.ordinary) and _ordinary(run) < ORDINARY_IN_FLIGHT:
-                if self._ordinary >= ALL_ORDINARY_IN_FLIGHT or (self._waiting and not turn):
-                    self._waiting.setdefault(run.job.metadata.uid, run)
-                    return
                 request = (run.removals or run.ordinary).popleft()
             else:
                 return
@@ -269,14 +253,8 @@ class Requests:
             return False
         return what[0] not in run.failures or all(kind is not what[0] for kind, _ in run.in_flight)
 
-    def _send_waiting(self) -> None:
-        """Send ordinary ones of those that wait for a place, in turns."""
-        while self._waiting and self._ordinary < ALL_ORDINARY_IN_FLIGHT:
-            self._send(self._waiting.pop(next(iter(self._waiting))), turn=True)
-
     def _start(self, run: _Run, request: Request) -> None:
         run.in_flight[type(request), request.name] = request
-        self._ordinary += _is_ordinary(request)
         self._tasks.start(run.job.metadata.uid, self._answered(run, run.job, request))
 
     async def _answered(self, run: _Run, job: TrainingJob, request: Request) -> None:
@@ -294,8 +272,7 @@ class Requests:
             done = False
             self._failed(run, request, error)
         finally:
-            if run.in_flight.pop((kind, request.name), None) is not None:  # else the run was forgotten
-                self._ordinary -= _is_ordinary(request)
+            del run.in_flight[kind, request.name]
         if not done:  # others of its kind would fare no better: they are planned again
             run.urgent, run.ordinary, run.removals = (
                 deque(each for each in queue if type(each) is not kind)
@@ -304,7 +281,6 @@ class Requests:
         if not (done and _grows(request) and (run.ordinary or run.in_flight)):
             self._wake(key_of(job), Priority.URGENT if _is_awaited(request) else Priority.NORMAL)
         self._send(run)
-        self._send_waiting()
 
     def _failed(self, run: _Run, request: Request, error: Exception) -> None:
         failures = run.failures.setdefault(type(request), _Failures(loop_time()))
@@ -351,8 +327,4 @@ def _is_awaited(request: Request) -> bool:
 
 
 def _ordinary(run: _Run) -> int:
-    return sum(map(_is_ordinary, run.in_flight.values()))
-
-
-def _is_ordinary(request: Request) -> bool:
-    return _grows(request) or isinstance(request, REMOVALS)
+    return sum(_grows(each) or isinstance(each, REMOVALS) for each in run.in_flight.values())

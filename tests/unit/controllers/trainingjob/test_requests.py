@@ -15,7 +15,6 @@ from shoal.cluster.transport import Answer
 from shoal.controllers.state import Key
 from shoal.controllers.trainingjob.report import FIRST_SECONDS, SETTLE_SECONDS, WAVE_SECONDS
 from shoal.controllers.trainingjob.requests import (
-    ALL_ORDINARY_IN_FLIGHT,
     LONGEST_PAUSE,
     MAX_IN_FLIGHT,
     ORDINARY_IN_FLIGHT,
@@ -364,46 +363,3 @@ async def test_first_status_tells_of_all_pods_unless_they_take_long(post: float,
     written = [when - began for when, verb, _ in slow.sent if verb == "PUT"]
     assert written[0] == pytest.approx(at, abs=0.1)
     assert len(written) == 1
-
-
-async def test_jobs_that_begin_together_have_a_bounded_number_of_pods_in_flight_in_turns() -> None:
-    """Each one that waits holds memory; and large jobs that came first keep no small one from its pods."""
-    made: list[str] = []
-    open_, most = 0, 0
-
-    async def carry_out(_job: TrainingJob, request: Request) -> bool:
-        nonlocal open_, most
-        open_ += 1
-        most = max(most, open_)
-        await asyncio.sleep(1.0)
-        open_ -= 1
-        made.append(request.name)
-        return True
-
-    tasks = Tasks()
-    requests = Requests(carry_out, tasks, lambda _key, _priority: None)
-    jobs = 2 * ALL_ORDINARY_IN_FLIGHT // ORDINARY_IN_FLIGHT
-    for number in range(jobs):
-        body = build.job_manifest()
-        body["metadata"] |= {"name": f"job-{number}", "uid": f"uid-{number}"}
-        pods = 3 if number == jobs - 1 else 200
-        wanted = [
-            CreatePod(f"job-{number}-worker-{index}-0", dict, "worker", index, 0) for index in range(pods)
-        ]
-        requests.want(TrainingJob.model_validate(body), wanted)
-    replacement = CreatePod("replacement", dict, "worker", 0, 1, replaces=True)
-    body["metadata"] |= {"name": "other", "uid": "other"}
-    requests.want(TrainingJob.model_validate(body), [replacement])
-    await asyncio.sleep(1.5)
-    assert "replacement" in made
-    await asyncio.sleep(jobs * 4 / ALL_ORDINARY_IN_FLIGHT * 3)
-    assert {f"job-{jobs - 1}-worker-{index}-0" for index in range(3)} <= set(made)
-    assert most == ALL_ORDINARY_IN_FLIGHT + 1
-    for number in range(jobs):
-        requests.forget(f"uid-{number}" if number else "uid-1")
-    await asyncio.sleep(10)
-    assert len([name for name in made if name.startswith("job-0-")]) > 8 * ORDINARY_IN_FLIGHT
-    requests.forget("uid-0")
-    await tasks.idle()
-    assert requests._ordinary == 0
-    assert not requests._waiting

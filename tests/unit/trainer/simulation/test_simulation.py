@@ -12,7 +12,7 @@ from tests.unit.trainer.simulation.job import EPOCHS, PIECE, SAMPLES, STEPS_AT
 from tests.unit.trainer.simulation.server import another_run
 from tests.unit.trainer.simulation.world import World
 
-SEEDS = int(os.environ.get("SHOAL_SEEDS", "60"))
+SEEDS = int(os.environ.get("SHOAL_SEEDS", "40"))
 CHUNKS = max(20, SEEDS // 100)
 """The seeds are split into this many tests, so that each ends within its timeout."""
 

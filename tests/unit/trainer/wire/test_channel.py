@@ -99,19 +99,6 @@ def connected(folder: Path, *, tls: bool) -> tuple[Channel, Channel]:
         return Channel(client, timeout=60), Channel(server.result(), timeout=60)
 
 
-def test_clients_are_given_no_ticket_that_they_would_keep(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        near, far = socket.create_connection(listener.getsockname()), listener.accept()[0]
-    credentials = create_secret_dir(tmp_path / "secret")
-    with ThreadPoolExecutor() as pool:
-        serving = pool.submit(credentials.server_context().wrap_socket, far, server_side=True)
-        with credentials.client_context().wrap_socket(near) as client, serving.result() as server:
-            server.sendall(b"after the handshake")
-            assert client.recv(100) == b"after the handshake"
-            assert client.session is not None
-            assert not client.session.has_ticket
-
-
 @pytest.mark.parametrize("waits", ["receive", "receive_first"])
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 def test_close_wakes_the_thread_that_receives(tmp_path: Path, tls: bool, waits: str) -> None:

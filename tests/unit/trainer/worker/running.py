@@ -1,5 +1,6 @@
 """A real worker in a thread."""
 
+import math
 import threading
 
 from shoal_trainer.worker.compose import build_flat_model, compose
@@ -28,6 +29,12 @@ class Running:
     def start(self):
         self.thread.start()
         return self
+
+    def never_idle(self, steps=math.inf):
+        """Wait for each of the first `steps` batches, however late the feed is: an idle worker pushes what it has."""
+        loop = self.worker.loop
+        get = loop._feed.get
+        loop._feed.get = lambda timeout: get(SECONDS if loop.steps < steps else timeout)
 
     def join(self):
         self.thread.join(SECONDS)

@@ -297,3 +297,15 @@ def test_warnings_of_the_workers_are_listed_once(tmp_path):
     run = object.__new__(LocalRun)
     run.processes = [SimpleNamespace(role=role, log=log) for role in (Role.WORKER, Role.WORKER, Role.PS)]
     assert run.warnings() == ["the optimizer runs on the workers: amsgrad"]
+
+
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_arguments_for_a_training_are_refused_before_anything_starts(tmp_path, monkeypatch, command):
+    """It took the start of all processes to say so, in the words of a manifest."""
+    (tmp_path / "mine.py").write_text(
+        "from shoal_trainer import Training\njob = Training(model=None, data=None)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, [command, "mine.py", "--arg", "rate=0.1"])
+    assert result.exit_code == 2
+    assert "mine.py:job is a Training, which takes no arguments: make it a function" in result.output

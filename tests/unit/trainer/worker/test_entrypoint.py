@@ -37,6 +37,9 @@ def rated(rate: float):
 def wide(layers: list[int], flags: "dict[str, int]" = {}, tag: str = "", fast: bool = False, name="a", **others):
     return Training(model=build, data=Indexed.from_arrays(np.ones(4)), callbacks=lambda: [layers, tag, name, others])
 
+def reads():
+    open("no/such.csv")
+
 def leave():
     raise SystemExit(0)
 
@@ -61,6 +64,8 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "importerror.py").write_text("import numpy\n\nnumpy.nothing_of_this_name\n")
     (tmp_path / "options.py").write_text(OPTIONS)
     (tmp_path / "package.py").write_text("import lightgbm_of_nobody\n")
+    (tmp_path / "reads.py").write_text("open('no/such.csv')\n")
+    (tmp_path / "writes.py").write_text("raise OSError(30, 'Read-only file system', 'out')\n")
     yield tmp_path
     for name in ("goodjob", "syntaxerror", "importerror", "exits"):
         sys.modules.pop(name, None)
@@ -113,7 +118,7 @@ def test_entrypoint_is_a_training_or_a_function(folder):
         (
             "goodjob:training",
             {},
-            "has no 'training'. It has: job, build, leave, make, mistaken, needs, nothing, rated, wide.",
+            "has no 'training'. It has: job, build, leave, make, mistaken, needs, nothing, rated, reads, wide.",
         ),
         ("options:job", {}, "An entrypoint has no command line: take the values as arguments of a function"),
         (
@@ -122,6 +127,13 @@ def test_entrypoint_is_a_training_or_a_function(folder):
             "No module named 'lightgbm_of_nobody' (package.py:1). A package: install it here with pip, and",
         ),
         ("goodjob:leave", {}, "failed: SystemExit: 0 ("),
+        (
+            "reads:job",
+            {},
+            "'no/such.csv' (reads.py:1). A pod has the script and what travels with it (--file PATH)",
+        ),
+        ("writes:job", {}, "Read-only file system: 'out' (writes.py:1). In a pod only /tmp can be written"),
+        ("goodjob:reads", {}, "A pod has the script"),
     ],
 )
 def test_invalid_entrypoint_says_what_to_change(folder, monkeypatch, entrypoint, args, words):

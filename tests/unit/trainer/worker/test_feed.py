@@ -5,6 +5,7 @@ import os
 import sys
 import tempfile
 import threading
+from collections import defaultdict
 
 import fsspec
 import numpy as np
@@ -211,7 +212,7 @@ class Stored:
 
     def __init__(self, monkeypatch, tmp_path, **files):
         self.store = fsspec.filesystem("memory")
-        self.fetched, self.gates = [], {}
+        self.fetched, self.gates, self.begun = [], {}, defaultdict(threading.Event)
         self.folder = tmp_path / "here"
         self.folder.mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(self.folder))
@@ -222,6 +223,7 @@ class Stored:
         def get_file(store, path, target):
             name = path.rsplit("/")[-1]
             self.fetched.append(name)
+            self.begun[name].set()
             if name in self.gates:
                 assert self.gates[name].wait(SECONDS)
             get(store, path, target)
@@ -235,6 +237,10 @@ class Stored:
 
     def work(self, name, token):
         return DataWork((0, token), 0, 0, None, f"memory:///feed/{name}", token)
+
+    def begins(self, name):
+        """Whether the fetch of this file has begun, after a wait."""
+        return self.begun[name].wait(SECONDS)
 
     def here(self):
         """The number of files on the worker's disk."""
@@ -257,10 +263,7 @@ def test_next_file_is_fetched_while_one_is_read(monkeypatch, tmp_path):
     stored.gates["c"] = threading.Event()
     feed.start()
     first = feed.get(SECONDS)
-    while (
-        stored.fetched != ["a", "b"] or stored.here() < 2
-    ):  # "a" is not read to its end, and "b" is being fetched
-        threading.Event().wait(0.001)
+    assert stored.begins("b")  # while "a" is not read to its end
     assert stored.fetched == ["a", "b"]
     assert [work.file for work in held] == ["memory:///feed/a", "memory:///feed/b"]
     stored.gates["c"].set()
@@ -316,11 +319,13 @@ def test_fetched_but_unread_files_are_removed(monkeypatch, tmp_path):
     )
     stored.gates["c"] = threading.Event()
     feed.start()
+    assert stored.begins("b")
     read = []
-    while "c" not in stored.fetched:
+    while 2 not in read:
         item = feed.get(SECONDS)
         assert isinstance(item, Ready | EndOfFile), item
         read.append(item.work.token[1])
+    assert stored.begins("c")
     assert stored.fetched == list("abac")
     assert set(read) <= {0, 2}  # nothing of the revoked lease
     feed.stop()

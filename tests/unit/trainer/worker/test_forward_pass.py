@@ -187,8 +187,10 @@ REPEATED = {
 }
 
 
-@pytest.mark.parametrize("on_host", [True, False])
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize(
+    ("jit", "on_host"),
+    [(False, True), (False, False), pytest.param(True, True, marks=pytest.mark.nightly), (True, False)],
+)
 @pytest.mark.parametrize("name", REPEATED)
 def test_averages_move_once_per_call_of_their_layer(name, jit, on_host):
     server = Server(made(REPEATED[name], jit_compile=jit), example=BATCHES[0], on_host=on_host)

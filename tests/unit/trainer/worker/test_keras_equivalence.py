@@ -217,21 +217,30 @@ def test_custom_train_step_gets_the_data_unpadded(kind, given, plain, engine):
         assert np.abs(buffer - flatten(model, flat_model.layout)).max() < (1e-6 if engine == "host" else 1e-5)
 
 
-@pytest.mark.parametrize("on_host", [True, False])
-@pytest.mark.parametrize("clip", [{}, {"clipnorm": 0.02}, {"global_clipnorm": 0.05}, {"clipvalue": 0.005}])
-@pytest.mark.parametrize("optimizer", [SGD, ADAM])
-def test_accumulated_gradients_are_one_push(optimizer, clip, on_host):
+@pytest.mark.parametrize(
+    ("optimizer", "clip"),
+    [
+        (SGD, {}),
+        (ADAM, {}),
+        (SGD, {"clipnorm": 0.02}),
+        (ADAM, {"global_clipnorm": 0.05}),
+        (ADAM, {"clipvalue": 0.005}),
+    ],
+)
+def test_accumulated_gradients_are_one_push(optimizer, clip):
     """Of which the mean is clipped."""
 
     def make():
         rate = schedules.ExponentialDecay(0.1, 5, 0.5)  # counted in batches
         return functional(optimizer(rate, gradient_accumulation_steps=5, **clip))
 
-    server, plain = Server(make(), on_host=on_host), make()
-    assert server.placement.on_server
-    assert steps_per_push(job(make), server.flat_model.model) == 5
-    for begin in (0, 5):
-        pushed(server, BATCHES[begin : begin + 5])
+    plain = make()
     for batch in BATCHES:
         plain.train_on_batch(batch.x, batch.y)
-    assert np.abs(server.flat() - flatten(plain, server.flat_model.layout)).max() < 2e-5
+    for on_host in (True, False):
+        server = Server(make(), on_host=on_host)
+        assert server.placement.on_server
+        assert steps_per_push(job(make), server.flat_model.model) == 5
+        for begin in (0, 5):
+            pushed(server, BATCHES[begin : begin + 5])
+        assert np.abs(server.flat() - flatten(plain, server.flat_model.layout)).max() < 2e-5, on_host

@@ -46,15 +46,24 @@ def two_optimizers(**options):
     return compiled(model, keras.optimizers.Adamax(0.001), **options)
 
 
-@pytest.mark.parametrize("jit", [False, True])
+def adamax(**options):
+    return functional(keras.optimizers.Adamax(0.001), options=options)
+
+
+def use_ema(**options):
+    return functional(SGD(0.1, use_ema=True), options=options)
+
+
 @pytest.mark.parametrize(
-    "make",
+    ("make", "jit"),
     [
-        lambda **options: functional(keras.optimizers.Adamax(0.001), options=options),
-        lambda **options: functional(SGD(0.1, use_ema=True), options=options),
-        two_optimizers,
+        (adamax, False),
+        (use_ema, False),
+        (two_optimizers, False),
+        (two_optimizers, True),
+        pytest.param(adamax, True, marks=pytest.mark.nightly),
+        pytest.param(use_ema, True, marks=pytest.mark.nightly),
     ],
-    ids=["adamax", "use_ema", "two optimizers"],
 )
 def test_non_finite_batch_leaves_the_optimizer_state_as_it_was(make, jit):
     server, clean = Server(make(jit_compile=jit)), Server(make(jit_compile=jit))

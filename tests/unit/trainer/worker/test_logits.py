@@ -31,8 +31,10 @@ def saturated(kind, optimizer="sgd", **options):
     return model
 
 
-@pytest.mark.parametrize("rows", [8, 5])
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize(
+    ("jit", "rows"),
+    [(False, 8), (False, 5), pytest.param(True, 8, marks=pytest.mark.nightly), (True, 5)],
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_saturated_prediction_has_the_keras_gradient(kind, jit, rows):
     x, y = np.full((8, 4), 50, np.float32), np.array(KINDS[kind][2], np.int64)

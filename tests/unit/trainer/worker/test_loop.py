@@ -15,7 +15,7 @@ from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.work import DataWork, Finished, reporting
 from tests.unit.trainer.worker.fakes import FakeCoordinator
 from tests.unit.trainer.worker.models import DATA, compiled, functional, job
-from tests.unit.trainer.worker.running import SECONDS, Running, wait
+from tests.unit.trainer.worker.running import Running, wait
 
 # From Keras' saving code with NumPy 2.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -144,6 +144,7 @@ def test_push_of_several_batches_counts_each_step(start_servers, training, batch
     coordinator = FakeCoordinator(DATA.size, tasks=())
     servers = start_servers(coordinator)
     running = Running(training(), servers, coordinator)
+    running.never_idle(DATA.size // 16)
     assert running.start().join() is End.FINISHED
     assert coordinator.steps == [batches] * (DATA.size // 16 // batches)
     assert coordinator.samples == DATA.size
@@ -169,6 +170,7 @@ def test_push_is_sent_when_its_marks_are_full(start_servers, cut_off):
 
     if cut_off:
         exchange.push_pull = cut
+    running.never_idle(DATA.size)
     assert running.start().join() is End.FINISHED
     assert coordinator.steps == [MAX_MARKS, DATA.size - MAX_MARKS]
     assert coordinator.samples == DATA.size
@@ -185,10 +187,7 @@ def test_pending_batches_are_dropped_when_the_job_has_ended(start_servers):
     coordinator = Hasty(7 * 16, size=7 * 16, tasks=())
     training = job(functional, batches_per_push=4)
     running = Running(training, start_servers(coordinator), coordinator)
-    get = running.worker.loop._feed.get
-    running.worker.loop._feed.get = lambda timeout: get(
-        max(timeout, SECONDS)
-    )  # never idle, so that the pile is not pushed early
+    running.never_idle()
     assert running.start().join() is End.FINISHED
     assert coordinator.samples == 4 * 16  # a push after the export would be in no model
 

@@ -167,9 +167,10 @@ def test_sample_weight_applies_to_all_values_of_the_sample(jit):
 
 PER_TOKEN = rng.uniform(0, 2, (8, 5)).astype("float32")
 PER_TOKEN[:, 3:] = 0  # padding
+MASKED = "per token, masked"
 WEIGHTS = {
     "per token": (language, (*tokens(5), PER_TOKEN), SPARSE(from_logits=True)),
-    "per token, masked": (lambda: language(mask=True), (*tokens(5), PER_TOKEN), SPARSE(from_logits=True)),
+    MASKED: (lambda: language(mask=True), (*tokens(5), PER_TOKEN), SPARSE(from_logits=True)),
     "per token, by weights": (
         language,
         (*tokens(5), PER_TOKEN),
@@ -183,8 +184,13 @@ WEIGHTS = {
 }
 
 
-@pytest.mark.parametrize("jit", [False, True])
-@pytest.mark.parametrize("name", WEIGHTS)
+@pytest.mark.parametrize(
+    ("name", "jit"),
+    [
+        *((name, False) for name in WEIGHTS),
+        *(pytest.param(name, True, marks=[pytest.mark.nightly] * (name != MASKED)) for name in WEIGHTS),
+    ],
+)
 def test_weights_of_any_rank_are_those_of_keras(name, jit):
     build, data, loss = WEIGHTS[name]
     stepped, model = Stepped(make(build, loss, jit_compile=jit), data), make(build, loss)
