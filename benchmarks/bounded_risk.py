@@ -23,7 +23,7 @@ from rich.table import Table
 
 from shoal.errors import UsageError
 from shoal.sizing.plan.problem import Floats, Pool, Problem, Servers, StepWork
-from shoal.sizing.simulate.policies import Policy, Shoal, View
+from shoal.sizing.simulate.policies import Policy, Shoal, View, spot_workers
 from shoal.sizing.simulate.replay import Replayed, Supply, replay, step_of, supply
 from shoal.sizing.simulate.scenario import Scenario, scenario_of
 from shoal.sizing.simulate.summary import run
@@ -129,12 +129,6 @@ def _outside(size: int, block: int, horizon: int) -> NDArray[Any]:
     return ~inside if (~inside).sum() >= size // 8 else ((at - first) % size) >= (last - first - horizon)
 
 
-def _beside(view: View, on_demand: Ints) -> Ints:
-    """Spot workers in addition to these on-demand ones. Spot stays until its on-demand replacement works."""
-    at_work = np.minimum(view.on_demand, on_demand)
-    return np.asarray(np.clip(view.scenario.workers - at_work, 0, view.scenario.most_spot))
-
-
 class Confident:
     """All available spot, and the fewest on-demand workers that keep the deadline with a stated confidence.
 
@@ -172,7 +166,7 @@ class Confident:
         self._idle = np.where(wanted < there, self._idle + view.step, 0.0)
         keep = (wanted < there) & (self._idle < view.startup + view.step)
         on_demand = np.clip(np.where(keep, there, wanted), scenario.base, scenario.most_on_demand)
-        return _beside(view, on_demand), on_demand
+        return spot_workers(view, on_demand), on_demand
 
 
 class Rehearsed:

@@ -1,8 +1,8 @@
 """How good the speed predictor is, beside regressors that were published and others that get the same features.
 
-`python -m benchmarks.predictor` writes docs/benchmarks/predictor.md and its plots.
-
-All files are written at the end, each by a rename, so that an error leaves the old page.
+`python -m benchmarks.predictor` replaces the tables of docs/benchmarks/predictor.md, in their order, and its plots.
+What people wrote between them stays. All files are written at the end, each by a rename, so that an error leaves the
+old page.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -40,11 +39,12 @@ FILES = {
     "cluster-speed": "cluster_speed.csv",
     "checkpoint": "checkpoint_models.csv",
 }
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks" / "predictor.md"
 INSTANCES = Path("tests/data/spotdnn/instances.csv")
 _SPEED = "steps/s"
 _MODELS = "models.csv"
-LINE = 150
-"""Characters."""
+GOALS = ("", "MAPE wanted", "MAPE %", "95 % interval", "models", "in 90 % interval", "95 % interval")
+FARTHER = ("left out", "rows", "MAPE %", "95 % interval", "worst %", "in 90 % interval")
 _New = dict[str, tuple[Evaluation, Mapping[str, float]]]
 
 
@@ -58,7 +58,7 @@ class _Section:
 
 
 def write_report(data: Path, out: Path, catalogue: Catalogue) -> list[Path]:
-    """Write predictor.md and its plots to `out` from the folder `data`. Returns the files written."""
+    """Write the page with its new tables, and its plots, to `out` from the folder `data`. Returns the files written."""
     missing = [name for name in FILES.values() if not (data / name).is_file()]
     if missing:
         raise UsageError(
@@ -72,11 +72,14 @@ def write_report(data: Path, out: Path, catalogue: Catalogue) -> list[Path]:
     sections = [_worker(data, catalogue), _cluster(data, catalogue), _checkpoint(data, catalogue)]
     new = _new_accelerators(data, catalogue)
     farther = splits(data, FILES, _models(data), catalogue, INSTANCES)
-    contents: dict[str, bytes] = {
-        "predictor.md": _wrapped(_page(sections, new, farther) + _farther(farther)).encode()
-    }
-    for section in sections:
-        contents[f"predictor-{section.target}.png"] = _plot(section)
+    tables_of_page = [
+        _goals(sections, new, farther),
+        *map(_section, sections),
+        _transfers(new),
+        *map(_farther, farther.values()),
+    ]
+    contents = {PAGE.name: _filled(PAGE.read_text(), tables_of_page).encode()}
+    contents |= {f"predictor-{section.target}.png": _plot(section) for section in sections}
     out.mkdir(parents=True, exist_ok=True)
     written = []
     for name, content in contents.items():
@@ -91,7 +94,7 @@ def _new_accelerators(data: Path, catalogue: Catalogue) -> _New:
     path = data / FILES["worker-speed"]
     rows = tables.load(path, "worker-speed", _models(data), catalogue)
     found: _New = {}
-    for name in sorted(set(rows["accelerator"])) if rows["accelerator"].nunique() > 1 else ():
+    for name in sorted(set(rows["accelerator"])):
         here = (rows["accelerator"] == name).to_numpy()
         peers = {
             label: float(
@@ -169,7 +172,7 @@ def _interval_of_mean(rows: pd.DataFrame, error: pd.Series) -> str:
     return f"{low:.1f} to {high:.1f}"
 
 
-def _line(name: str, rows: pd.DataFrame, accelerators: list[str], unit: str) -> str:
+def _line(name: str, rows: pd.DataFrame, accelerators: list[str], unit: str) -> list[object]:
     error = 100 * (rows["predicted"] / rows["measured"] - 1).abs()
     cells = [f"{error.mean():.1f}", _interval_of_mean(rows, error)]
     if len(accelerators) > 1:
@@ -182,7 +185,7 @@ def _line(name: str, rows: pd.DataFrame, accelerators: list[str], unit: str) -> 
     cells += (
         [f"{100 * inside.mean():.0f} %", _width(rows)] if inside is not None and known else ["none given", ""]
     )
-    return f"| {name} | {len(rows)} | {' | '.join(cells)} |"
+    return [name, len(rows), *cells]
 
 
 def _width(rows: pd.DataFrame) -> str:
@@ -191,7 +194,7 @@ def _width(rows: pd.DataFrame) -> str:
     return f"{100 * low:.0f}/+{100 * high:.0f} %"
 
 
-def _goals(sections: list[_Section], new: _New, farther: Mapping[str, list[Split]]) -> list[str]:
+def _goals(sections: list[_Section], new: _New, farther: Mapping[str, list[Split]]) -> str:
     """What the project wants of the predictor, and how it is today."""
     ours = {section.target: section.ours.rows for section in sections}
     far = {split.name: split.rows for rows in farther.values() for split in rows}
@@ -199,59 +202,25 @@ def _goals(sections: list[_Section], new: _New, farther: Mapping[str, list[Split
     servers = next(rows for name, rows in far.items() if name.startswith("two servers"))
     goals = [
         ("a worker of a model that was never measured", 6, ours["worker-speed"]),
+        (
+            "a worker on an accelerator that was never measured",
+            12,
+            pd.concat([found.rows for found, _ in new.values()]),
+        ),
         ("clusters of two servers, from data of one (simulated)", 12, servers),
         ("a checkpoint of a model that was never measured", 9, ours["checkpoint"]),
         ("the same in a store that is 10 % faster or slower", 9, pd.concat(stores)),
     ]
-    if new:
-        rows = pd.concat([found.rows for found, _ in new.values()])
-        goals.insert(1, ("a worker on an accelerator that was never measured", 12, rows))
-    out = [
-        "",
-        "## What is wanted, and what is",
-        "",
-        "Wanted are these errors, and 88 to 92 % of what was measured inside the 90 % interval. Of few models a",
-        "share is not known that well: its 95 % interval is Wilson's, of as many draws as there are models. `honest",
-        "at` is the multiple of the interval, in logarithms, that would have had 90 % inside.",
-        "",
-        "Why no interval is narrower. The farther rows below are the same intervals where more is new. Those of a",
-        "worker are right to a tenth, and with that tenth less the smallest models and spotDNN would be missed more",
-        "often still. Those of an accelerator that was never measured are three times too wide for one pair, whose",
-        "sheets happen to carry over well, and too narrow for spotDNN's four kinds, which chose nothing: a pair is",
-        "one observation. Those of another store are what a stated guess of 15 % makes them (`ANOTHER_STORE`): too",
-        "wide for stores that are 10 % off, too narrow for those that are 20 or 25 % off, and nothing measured says",
-        "which are common.",
-        "",
-        "Nor is there a way that assumes less. Intervals from the errors alone (CV+, by models) need the largest",
-        "of fifteen errors for 90 %, so they are wider (-11/+12 % in the first row, with 97 % inside; -10/+11 %",
-        "and 94 % in the fourth), and so are those of Student's t with as many degrees of freedom as models less",
-        "one (-10/+11 %, 97 %). The plain quantile of the errors changes no share of this table and misses the",
-        "smallest models by more (1.20). Each was tried in place of `width_factor`, by a script that is not kept.",
-        "",
-        "And why the last error cannot be 9 %: who does not know whether a store is 10 % faster or slower errs by",
-        "9.1 % in the mean at least, even if all else is known exactly (predict the time p, and the truth is 0.9 or",
-        "1.1: the mean of |p / 0.9 - 1| and |p / 1.1 - 1| is least at p = 0.9, where it is 9.1 %), and by 10.1 %",
-        "who predicts the middle.",
-        "",
-        "| | MAPE wanted | MAPE % | 95 % interval | models | in 90 % interval | 95 % interval | width | honest at |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    out = []
     for name, most, rows in goals:
         error = 100 * (rows["predicted"] / rows["measured"] - 1).abs()
         inside = float(((rows["low"] <= rows["measured"]) & (rows["measured"] <= rows["high"])).mean())
         models = rows["model"].nunique()
         low, high = _wilson(inside, models)
-        cells = [
-            name,
-            most,
-            f"{error.mean():.1f}",
-            _interval_of_mean(rows, error),
-            models,
-            f"{100 * inside:.0f} %",
-        ]
-        cells += [f"{100 * low:.0f} to {100 * high:.0f}", _width(rows), _honest(rows)]
-        out.append(f"| {' | '.join(map(str, cells))} |")
-    return out
+        share, between = f"{100 * inside:.0f} %", f"{100 * low:.0f} to {100 * high:.0f}"
+        mean = [f"{error.mean():.1f}", _interval_of_mean(rows, error)]
+        out.append([name, most, *mean, models, share, between, _width(rows), _honest(rows)])
+    return _table([*GOALS, "width", "honest at"], out)
 
 
 def _wilson(share: float, n: int, z: float = 1.96) -> tuple[float, float]:
@@ -261,114 +230,54 @@ def _wilson(share: float, n: int, z: float = 1.96) -> tuple[float, float]:
     return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
-def _page(sections: list[_Section], new: _New, farther: Mapping[str, list[Split]]) -> str:
-    out = [
-        "# How good the predictor is",
-        "",
-        "Written by `python -m benchmarks.predictor`; do not edit. In the tables of one worker, of a",
-        "cluster and of a checkpoint every model is predicted by a fit that never saw it: all its rows, on all",
-        "accelerators, are left out together. MAPE is the mean of |predicted / measured - 1|, with the 95 % interval",
-        "of that mean when models are drawn anew; `worst` is its largest value; the width is the median 90 % interval,",
-        "relative to the prediction.",
-        "",
-        "What is in the sample and what is not. Every row that is predicted is held out of its fit, but the form of",
-        "the speed model (FLOPs and tensors, filled kernels, the host's part of overheads) was chosen on CM-DARE's",
-        "measurements, with all the splits of this page in view, and so were the widths of its priors: only spotDNN's",
-        "row below is of data that chose none of them but the loss over several devices. On measurements from",
-        "elsewhere expect more error than here: an earlier form, which had 5.1, 6.0 and 3.6 % in these three",
-        "tables, had 6.6 % for workers, 17 % for an accelerator that was never measured, 19 % for clusters of two",
-        "servers and 13 % for checkpoints when a reviewer tried it on other data, and 75, 71 and 0 % of workers,",
-        "clusters and checkpoints were inside their intervals. The intervals of a `--test` file therefore have a term",
-        "for another day or store; how often they hold off the sample is not known.",
-        "",
-        "The first of the peers shows that the form, and not the machinery around it, makes the error small; the",
-        "machinery gives the interval, other batch sizes, accelerators and clusters. The next three get the same",
-        "features as ours; those below are CM-DARE's, which get FLOPs only: the SVRs of step times with a search of C",
-        "and epsilon, as the authors did, that of checkpoints with the values that this gave them. Nothing keeps their",
-        "times from being negative: less than 1 % of the shortest time that was fitted counts as that 1 %, a speed",
-        "hundreds of times too high, so the error of the step time stands beside it.",
-        "",
-        "How it is predicted: [sizing](../sizing-model.md). Data: `tests/data/cmdare` (source and licence there).",
-        *_goals(sections, new, farther),
-    ]
-    for s in sections:
-        accelerators = sorted(set(s.ours.rows["accelerator"]))
-        heads = [f"MAPE {a} %" for a in accelerators] if len(accelerators) > 1 else []
-        if s.unit == _SPEED:
-            heads.append("MAPE of step time %")
-        columns = [
-            "",
-            "rows",
-            "MAPE %",
-            "95 % interval",
-            *heads,
-            "worst %",
-            f"MAE {s.unit}",
-            "in 90 % interval",
-            "width",
-        ]
-        out += ["", f"## {s.title}", "", f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
-        out.append(_line("**ours**", s.ours.rows, accelerators, s.unit))
-        out += [_line(name, rows, accelerators, s.unit) for name, rows in s.others.items()]
-        out += ["", f"![predicted against measured, residuals, coverage](predictor-{s.target}.png)"]
-        out += [f"\nNote: {note}." for note in s.ours.notes]
-    if new:
-        out += ["", "## An accelerator that was never measured", ""]
-        out += [
-            "Fitted to the rows of the other accelerators, of the same models: new is the accelerator alone. Two",
-            "directions of one pair of accelerators are one observation of how well data sheets transfer, not two. The",
-            "peers take each model's speed on the other accelerator times the ratio of the sheets' peaks.",
-            "",
-        ]
-        out.append("| accelerator | rows | MAPE % | in 90 % interval | width | peers |")
-        out.append("|---|---|---|---|---|---|")
-        for name, (found, peers) in new.items():
-            total = found.summary()
-            share = f"{100 * total['coverage90']:.0f} %"
-            row = f"| {name} | {total['n']} | {total['mape']:.1f} | {share} | {_width(found.rows)} | "
-            out.append(row + ", ".join(f"{peer} {error:.1f}" for peer, error in peers.items()) + " |")
-    return "\n".join(out) + "\n"
+def _section(s: _Section) -> str:
+    """The table of one target, ours and its peers, and its notes."""
+    accelerators = sorted(set(s.ours.rows["accelerator"]))
+    heads = [f"MAPE {a} %" for a in accelerators] if len(accelerators) > 1 else []
+    heads += ["MAPE of step time %"] if s.unit == _SPEED else []
+    columns = ["", "rows", "MAPE %", "95 % interval", *heads, "worst %", f"MAE {s.unit}", "in 90 % interval"]
+    every = {"**ours**": s.ours.rows, **s.others}
+    lines = [_line(name, rows, accelerators, s.unit) for name, rows in every.items()]
+    return "\n\n".join([_table([*columns, "width"], lines), *(f"Note: {note}." for note in s.ours.notes)])
 
 
-def _wrapped(page: str) -> str:
-    """The page with its prose in lines as long as those of the other pages."""
-    parts = page.rstrip("\n").split("\n\n")
-    return "\n\n".join(part if part[0] in "#|!" else fill(part, LINE) for part in parts) + "\n"
+def _transfers(new: _New) -> str:
+    """The table of accelerators that were never measured."""
+    lines = []
+    for name, (found, peers) in new.items():
+        total = found.summary()
+        others = ", ".join(f"{peer} {error:.1f}" for peer, error in peers.items())
+        share = f"{100 * total['coverage90']:.0f} %"
+        lines.append([name, total["n"], f"{total['mape']:.1f}", share, _width(found.rows), others])
+    return _table(["accelerator", "rows", "MAPE %", "in 90 % interval", "width", "peers"], lines)
 
 
-def _farther(found: Mapping[str, list[Split]]) -> str:
-    out = [
-        "",
-        "## Farther than one model",
-        "",
-        "Sixteen models of two kinds are alike, so leaving one out is interpolation. Here a quarter of the models is",
-        "left out together, or a whole kind. With the largest models, the smallest, and those of another family, the",
-        "interval must widen by the distance; each of these rows is one observation of whether it does. The last",
-        "column is the mean error of peers with the same features, where they can predict.",
-        "",
-        "Clusters with two servers are not in these data. Their row is of a simulation, event by event, with tensors",
-        "dealt at random and workers that are 10 % faster or slower on another day: it shows that the formula of the",
-        "servers carries to two of them, and not what a real second server brings. Its intervals, and those of",
-        "another store, have the term for another day or store. A store that is slower or faster as a whole cannot be",
-        "foreseen from another one: the error is that shift, and only the interval can be right about it. On",
-        "spotDNN's accelerators the ratio of fp32 peaks is the better guess: how well a kind of accelerator is used",
-        "differs more between generations than ours assumes, and eight K80 in one machine lose more than it assumes.",
-        "Measure one step there.",
-    ]
-    for title, rows in found.items():
-        head = "| left out | rows | MAPE % | 95 % interval | worst % | in 90 % interval | width | honest at | peers |"
-        out += ["", f"### {title}", "", head]
-        out.append("|" + "---|" * 9)
-        for split in rows:
-            r = split.rows
-            error = 100 * (r["predicted"] / r["measured"] - 1).abs()
-            inside = (r["low"] <= r["measured"]) & (r["measured"] <= r["high"])
-            peers = ", ".join(f"{name} {value:.1f}" for name, value in split.peers.items())
-            out.append(
-                f"| {split.name} | {len(r)} | {error.mean():.1f} | {_interval_of_mean(r, error)} | {error.max():.0f} | "
-                f"{100 * inside.mean():.0f} % | {_width(r)} | {_honest(r)} | {peers} |"
-            )
-    return "\n".join(out) + "\n"
+def _farther(found: Sequence[Split]) -> str:
+    """The table of predictions farther away than one model."""
+    lines = []
+    for split in found:
+        r = split.rows
+        error = 100 * (r["predicted"] / r["measured"] - 1).abs()
+        inside = (r["low"] <= r["measured"]) & (r["measured"] <= r["high"])
+        peers = ", ".join(f"{name} {value:.1f}" for name, value in split.peers.items())
+        cells = [f"{error.mean():.1f}", _interval_of_mean(r, error), f"{error.max():.0f}"]
+        share = f"{100 * inside.mean():.0f} %"
+        lines.append([split.name, len(r), *cells, share, _width(r), _honest(r), peers])
+    return _table([*FARTHER, "width", "honest at", "peers"], lines)
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [f"| {' | '.join(map(str, row))} |" for row in rows]
+    return "\n".join([f"| {' | '.join(columns)} |", "|" + "---|" * len(columns), *lines])
+
+
+def _filled(page: str, tables: Sequence[str]) -> str:
+    """The page with new tables, each with its notes, in place of those that it has."""
+    parts = [part for part in page.rstrip("\n").split("\n\n") if not part.startswith("Note: ")]
+    if sum(part.startswith("|") for part in parts) != len(tables):
+        raise UsageError(f"{PAGE} must have {len(tables)} tables: they are replaced in their order")
+    left = iter(tables)
+    return "\n\n".join(next(left) if part.startswith("|") else part for part in parts) + "\n"
 
 
 def _plot(section: _Section) -> bytes:

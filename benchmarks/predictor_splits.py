@@ -27,7 +27,8 @@ from shoal.sizing.predict import tables
 from shoal.sizing.predict.cluster_speed import ClusterSpeed
 from shoal.sizing.predict.durations import SnapshotTime
 from shoal.sizing.predict.evaluation import folds_by_model
-from shoal.sizing.predict.worker_speed import Z90, WorkerSpeed
+from shoal.sizing.predict.worker_speed import WorkerSpeed
+from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import Model
 from shoal.sizing.speed.worker import Configuration, Observation, WorkerModel
 
@@ -71,7 +72,7 @@ def splits(
     families = _families(models)
 
     def worker(train: pd.DataFrame, test: pd.DataFrame) -> pd.DataFrame:
-        return _with(test, 1 / WorkerSpeed(catalogue=sheets).fit(train).predict(test)[:, ::-1])
+        return _with(test, WorkerSpeed(catalogue=sheets).fit(train).predict(test))
 
     def snapshot(train: pd.DataFrame, test: pd.DataFrame) -> pd.DataFrame:
         return _with(test, SnapshotTime().fit(train).predict(test))
@@ -141,9 +142,8 @@ class _Instances(Split):
             model = WorkerModel([o for o, out in zip(measured, here, strict=True) if not out], sheets)
             mean, sigma = model.predict([one for one, out in zip(used, here, strict=True) if out], again=True)
             rows = each[here].assign(measured=1 / seconds[here])
-            found.append(
-                _with(rows, np.exp(np.column_stack([-mean - Z90 * sigma, -mean, -mean + Z90 * sigma])))
-            )
+            half = priors.Z90 * sigma
+            found.append(_with(rows, np.exp(np.column_stack([-mean - half, -mean, -mean + half]))))
             for label, peak in of.items():
                 guess = by_sheet(each[~here], each[here], sheets, peak)
                 errors[label] += list(100 * np.abs(guess / images[here] - 1))

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shoal.sizing.plan.evaluation import Evaluated, Evaluator
-from shoal.sizing.plan.problem import Floats, LossWork, Objective, Pool
+from shoal.sizing.plan.problem import Floats, LossWork, Objective, Pool, Problem
 from shoal.sizing.plan.search import search
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "spotdnn"
@@ -53,17 +53,10 @@ class Network:
 class SpotDnn:
     """Time and cost of combinations of instances, as published."""
 
-    pools: Sequence[Pool]
+    problem: Problem
     network: Network
-    work: LossWork
-    objective: Objective
     servers: int = 1
     zone: str = ""
-
-    @property
-    def limits(self) -> tuple[int, ...]:
-        """The quotas."""
-        return tuple(pool.limit for pool in self.pools)
 
     def evaluators(self) -> Sequence[Evaluator]:
         """Itself: the paper has one parameter server."""
@@ -75,18 +68,18 @@ class SpotDnn:
         some = np.maximum(workers, 1.0)
         # T_i = T_measured + 2 S / B(N) - 2 S / Breq: only the network part depends on the contention.
         slower = 2 * self.network.model_mb * (1 / self.network.of_worker(some) - 1 / self.network.requested)
-        step = np.array([[pool.step_seconds] for pool in self.pools]) + slower
+        step = np.array([[pool.step_seconds] for pool in self.problem.pools]) + slower
         valid = workers > 0
         if step.min(initial=1.0) <= 0:
             valid &= ((counts == 0) | (step > 0)).all(axis=0)
             step[step <= 0] = 1.0
         rates = np.divide(counts, step, out=step)
         steps = rates.sum(axis=0)  # of all workers together, in 1/s
-        samples = np.array([float(pool.batch) for pool in self.pools]) @ rates
+        samples = np.array([float(pool.batch) for pool in self.problem.pools]) @ rates
         steps[~valid] = np.nan
-        iterations = self.work.iterations(samples / steps, some)
+        iterations = self.problem.work.iterations(samples / steps, some)
         seconds = iterations / steps
-        hourly = np.array([pool.price for pool in self.pools]) @ counts
+        hourly = np.array([pool.price for pool in self.problem.pools]) @ counts
         cost = seconds / 3600 * hourly
         nothing = ~np.isfinite(seconds)
         seconds[nothing] = np.inf
@@ -118,7 +111,7 @@ def published(quotas: Sequence[int], prices: Sequence[float], loss: float, deadl
         for row, quota, price in zip(rows, quotas, prices, strict=True)
     ]
     work = LossWork(loss, curve["r1"], curve["r2"], curve["r3"], curve["r4"])
-    return SpotDnn(pools, network, work, Objective(deadline=deadline))
+    return SpotDnn(Problem(pools, work, objective=Objective(deadline=deadline)), network)
 
 
 def main() -> None:

@@ -10,8 +10,7 @@ from shoal.sizing.plan import Objective, Pool, Problem, Servers, StepWork, expla
 from shoal.sizing.predict import tables
 from shoal.sizing.predict.cluster_speed import ClusterSpeed
 from shoal.sizing.speed.measurements import Model
-from shoal.sizing.speed.servers import Cluster
-from shoal.sizing.types import ModelFeatures, PsModel
+from shoal.sizing.speed.servers import Cluster, PsModel
 
 DATA = Path(__file__).parents[2] / "tests/data/cmdare"
 
@@ -21,15 +20,14 @@ speed = ClusterSpeed().fit(clusters, workers)
 
 # Of a Keras model these come from `shoal_trainer.features.model_features(model)`. These tables count the operations of
 # a whole training step, three times those of the forward pass.
-model = ModelFeatures(flops_per_sample=3 * 1.07e9, parameters=3_900_000, tensors=190)
+new = Model("new", flops=3 * 1.07e9, parameters=3_900_000, tensors=190)
 
 print("One worker:")
-k80, p100, t4 = (speed.workers.step_seconds(model, name) for name in ("K80", "P100", "T4"))
+k80, p100, t4 = (speed.workers.step_seconds(new, name) for name in ("K80", "P100", "T4"))
 for name, step in (("K80", k80), ("P100", p100), ("T4", t4)):  # a T4 was never measured: by its data sheet
     print(f"  {name}: {step.mean:.3f} s a step, 90 % between {step.low:.3f} and {step.high:.3f}")
 
 print("P100 workers and parameter servers:")
-new = Model("new", model.flops_per_sample, model.parameters, model.tensors)
 for count in (8, 16):
     for servers in (1, 2):
         steps, _ = speed.servers.speed(Cluster(new, count, servers, alone=count / p100.mean, speed=1.0))
@@ -48,7 +46,7 @@ pools = [
         price,
         step.mean,
         batch=128,
-        step_sigma=step.relative_sigma,
+        step_sigma=step.sigma,
         spot=lost > 0,
         interruptions_per_hour=lost,
     )

@@ -13,7 +13,8 @@ from itertools import permutations, product
 
 import numpy as np
 
-from shoal.sizing.availability import Floats, Recorded
+from shoal.sizing.availability import Floats
+from shoal.sizing.availability import Supply as Drawn
 from shoal.sizing.plan.engine import BEYOND, STEPS, Engine
 from shoal.sizing.plan.problem import Objective, Pool, Problem, StepWork
 from shoal.sizing.simulate.policies import Hindsight as Knowing
@@ -25,6 +26,24 @@ from tests.virtual.hidden import HiddenJob, HiddenPool, Scenario
 MOST_ORDERS = 6
 LATE = 10.0
 """Seconds that are needed after the last step."""
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """Given windows of a trace, one a run: `nodes` and `lost` are (runs, steps), of a pool of `size` nodes."""
+
+    nodes: Floats
+    lost: Floats
+    size: float
+
+    @property
+    def mean(self) -> float:
+        """The mean part that was there."""
+        return min(float(self.nodes.mean()) / self.size, 1.0)
+
+    def supply(self, rng: np.random.Generator, runs: int, steps: int, step: float, limit: int) -> Drawn:
+        """The windows themselves."""
+        return Drawn(np.minimum(self.nodes / self.size, 1.0), self.lost / self.size)
 
 
 def best_in_hindsight(scenario: Scenario) -> float:
@@ -92,7 +111,7 @@ def _pool(job: HiddenJob, pool: HiddenPool, used: Sequence[_Use] = ()) -> Pool:
         job.batch,
         spot=pool.spot,
         startup_seconds=pool.boot + pool.pull,
-        availability=Recorded(nodes[None, :], lost[None, :], pool.limit),
+        availability=_Recorded(nodes[None, :], lost[None, :], pool.limit),
     )
 
 

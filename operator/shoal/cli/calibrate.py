@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shoal.cli.cluster import cluster_command, emit
-from shoal.cli.inputs import read_problem, read_traces
+from shoal.cli.inputs import read_planned, read_traces
 from shoal.cli.options import FILE, Files, Limits, Output, files_options, output_options
 from shoal.errors import UsageError
 
@@ -53,8 +53,8 @@ def calibrate(
         raise UsageError("the calibration is of one job: give -f once")
     if not 0.5 <= confidence < 1:
         raise UsageError(f"--confidence must be at least 0.5 and below 1, not {confidence:g}")
-    problem = read_problem(client, files.jobs[0], files, Limits(None, None, None, None), job_deadline=False)
-    spot, on_demand = pair_of(problem)
+    _, one = read_planned(client, files.jobs[0], files, Limits(None, None, None, None), job_deadline=False)
+    spot, on_demand = pair_of(one.problem)
     found = run(
         spot,
         on_demand,

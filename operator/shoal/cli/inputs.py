@@ -22,26 +22,9 @@ if TYPE_CHECKING:
     from shoal.sizing.plan.problem import Problem
     from shoal.sizing.simulate.traces import Trace
 
-__all__ = ["read_offers", "read_planned", "read_problem", "read_traces", "with_traces"]
+__all__ = ["read_offers", "read_planned", "read_traces", "with_traces"]
 
 T = TypeVar("T")
-
-
-def read_problem(
-    client: Client,
-    job: Path,
-    files: Files,
-    limits: Limits,
-    *,
-    job_deadline: bool = True,
-    max_servers: int | None = None,
-) -> Problem:
-    """The problem of the files, and of the cluster where they lack. The limits of the command line replace the job's.
-
-    `job_deadline`: whether the deadline of the job counts.
-    """
-    _, one = read_planned(client, job, files, limits, job_deadline=job_deadline, max_servers=max_servers)
-    return one.problem
 
 
 def read_planned(
@@ -53,7 +36,10 @@ def read_planned(
     job_deadline: bool = True,
     max_servers: int | None = None,
 ) -> tuple[FleetJob, JobProblem]:
-    """The same, and the job as the operator plans it."""
+    """The job as the operator plans it, and its problem, by the files, and by the cluster where they lack.
+
+    The limits of the command line replace the job's. `job_deadline`: whether the deadline of the job counts.
+    """
     from shoal.sizing.plan.assemble import assembled
     from shoal.sizing.plan.manifests import profile_for, read_job, read_profiles
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shoal.cli.cluster import cluster_command, emit
-from shoal.cli.inputs import read_problem, read_traces
+from shoal.cli.inputs import read_planned, read_traces
 from shoal.cli.options import FILE, Files, Limits, Output, files_options, output_options
 from shoal.cli.values import SECONDS, Count
 from shoal.errors import UsageError
@@ -65,8 +65,8 @@ def simulate(
     if len(files.jobs) > 1:
         raise UsageError("the simulation is of one job: give -f once")
     limits = Limits(deadline, None, None, None)
-    problem = read_problem(client, files.jobs[0], files, limits, job_deadline=slack is None)
-    scenario = scenario_of(problem, workers=workers, slack=slack)
+    _, one = read_planned(client, files.jobs[0], files, limits, job_deadline=slack is None)
+    scenario = scenario_of(one.problem, workers=workers, slack=slack)
     if scenario.deadline > MOST_SECONDS:
         raise UsageError(
             f"the deadline is {scenario.deadline:.0f} s: more than 100 days are not simulated. Change --deadline, "

@@ -24,7 +24,6 @@ __all__ = [
     "Availability",
     "Calm",
     "Markov",
-    "Recorded",
     "Stock",
     "Supply",
     "Windows",
@@ -44,11 +43,13 @@ class Supply:
     """For every run and interval, as parts of the pool's limit: nodes that there are, and nodes lost in it.
 
     Both are (runs, steps), or (1, steps) where all runs are the same. In a long interval `lost` may be more than 1:
-    what replaces a lost node is lost again.
+    what replaces a lost node is lost again. `shared`: a job's part of the pool fares like the whole, whatever the
+    limit; else (in a trace) what is there is there for any job.
     """
 
     there: Floats
     lost: Floats
+    shared: bool = False
 
 
 class Availability(Protocol):
@@ -117,6 +118,7 @@ class Markov:
         stock: how often and for how long it is.
         out_now: whether the pool is out of stock at the beginning: then its nodes are those that have survived that.
             None: as likely as `stock` says.
+        horizon: seconds over which the mean is taken where it is out at the beginning.
 
     """
 
@@ -126,12 +128,18 @@ class Markov:
     shock_size: float = priors.SHOCK_SIZE
     stock: Stock = NEVER_OUT
     out_now: bool | None = None
+    horizon: float = math.inf
 
     @property
     def mean(self) -> float:
         """The mean part of the limit that is there: out of stock, a part is lost at once, and the rest one by one."""
-        kept = (1.0 - self.shock_size) / (1.0 + self.losses_per_hour * self.stock.out_seconds / 3600)
-        return 1.0 - self.stock.out_share * (1.0 - kept)
+        alone = 1.0 / (1.0 + self.losses_per_hour * self.stock.out_seconds / 3600)
+        mean = 1.0 - self.stock.out_share * (1.0 - (1.0 - self.shock_size) * alone)
+        if not self.out_now or math.isinf(self.horizon):
+            return mean
+        # Until it ends there is what survived, ever less; then it is as it is at any time.
+        times = self.horizon / self.stock.out_seconds
+        return _part(times / alone) + (1.0 - _part(times)) * mean
 
     def supply(self, rng: np.random.Generator, runs: int, steps: int, step: float, limit: int) -> Supply:
         """Draw runs; see the module. Intervals are drawn in parts where stock-outs are shorter."""
@@ -143,7 +151,7 @@ class Markov:
             return fine
         there = fine.there.reshape(runs, steps, parts).mean(axis=2)
         whole = np.floor(there * limit + rng.random((runs, steps))) / max(limit, 1)
-        return Supply(whole, fine.lost.reshape(runs, steps, parts).sum(axis=2))
+        return Supply(whole, fine.lost.reshape(runs, steps, parts).sum(axis=2), shared=True)
 
     def _drawn(self, rng: np.random.Generator, runs: int, steps: int, step: float, limit: int) -> Supply:
         hours = step / 3600
@@ -174,7 +182,7 @@ class Markov:
             for i in range(steps):
                 left = np.where(out[:, i], left * np.maximum(1 - lost[:, i], 0.0), 1.0)
                 there[:, i] = left
-        return Supply(there, lost)
+        return Supply(there, lost, shared=True)
 
     def _out(
         self, rng: np.random.Generator, runs: int, steps: int, step: float
@@ -200,24 +208,6 @@ class Markov:
                 begins[:, i] = now & ~before
             out[:, i] = now
         return out, begins
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """Given windows of a trace, one a run: `nodes` and `lost` are (runs, steps), of a pool of `size` nodes."""
-
-    nodes: Floats
-    lost: Floats
-    size: float
-
-    @property
-    def mean(self) -> float:
-        """The mean part that was there."""
-        return min(float(self.nodes.mean()) / self.size, 1.0)
-
-    def supply(self, rng: np.random.Generator, runs: int, steps: int, step: float, limit: int) -> Supply:  # noqa: ARG002
-        """The windows themselves."""
-        return Supply(np.minimum(self.nodes / self.size, 1.0), self.lost / self.size)
 
 
 @dataclass(frozen=True)
@@ -281,6 +271,11 @@ class Windows:
             return np.zeros(runs)
         width = self.smoothing * float(np.std(means, ddof=1)) * blocks ** (-1 / 5)
         return np.asarray(np.minimum(width * rng.standard_t(max(blocks - 1, 2), runs), 0.0))
+
+
+def _part(times: float) -> float:
+    """The mean of exp(-t) from 0 to `times`."""
+    return -math.expm1(-times) / times if times > 0 else 1.0
 
 
 def rebinned(nodes: Floats, lost: Floats, own: float, step: float) -> tuple[Floats, Floats]:

@@ -127,9 +127,10 @@ def test_local_search_finds_optimum_of_random_problems() -> None:
 
 def test_threads_and_blocks_give_same_result() -> None:
     pools = [Pool(f"p{i}", 6, 0.3 + 0.21 * i, 0.5 + 0.1 * i, 512 * (1 + i % 2)) for i in range(7)]
-    big = SpotDnn(pools, NETWORK, LossWork(0.8, 876.5, -0.2, 2507.6, 0.5), Objective(deadline=1500))
-    one = exact_search([big], big.limits, big.objective, threads=1)
-    two = exact_search([big], big.limits, big.objective, threads=2)
+    problem = Problem(pools, LossWork(0.8, 876.5, -0.2, 2507.6, 0.5), objective=Objective(deadline=1500))
+    big = SpotDnn(problem, NETWORK)
+    one = exact_search([big], problem.limits, problem.objective, threads=1)
+    two = exact_search([big], problem.limits, problem.objective, threads=2)
     assert one.searched == two.searched == 7**7
     assert one.best == two.best
     assert np.array_equal(one.front.seconds, two.front.seconds)
@@ -159,8 +160,7 @@ def test_pareto_front_holds_all_undominated_plans() -> None:
 
 
 def test_infeasible_problem_gives_fastest_plan_and_constraint() -> None:
-    late = model([2, 5, 5, 8, 5], TABLE_I_PRICES, 0.8, 600)
-    answer = plan(Problem(tuple(late.pools), late.work, objective=late.objective))
+    answer = plan(model([2, 5, 5, 8, 5], TABLE_I_PRICES, 0.8, 600).problem)
     assert not answer.feasible
     assert answer.binding == "deadline"
     assert answer.seconds == min(p.seconds for p in answer.pareto)
@@ -172,7 +172,7 @@ def test_unreachable_loss_raises_error() -> None:
         model([1, 1, 1, 1, 1], TABLE_I_PRICES, 0.5, 1800)
     easy = model([1, 1, 1, 1, 1], TABLE_I_PRICES, 1000.0, 1800)
     with pytest.raises(UsageError, match="ask for a lower loss"):
-        plan(Problem(tuple(easy.pools), easy.work, objective=easy.objective))
+        plan(easy.problem)
 
 
 def test_plan_stays_in_fitted_batch_range() -> None:

@@ -73,3 +73,12 @@ def test_of_a_pool_that_is_out_of_stock_those_nodes_are_there_that_have_survived
     assert there[:, 29].mean() == pytest.approx(math.exp(-0.1 / 2), abs=0.03)  # none is replaced yet
     begins = replace(known, out_now=None, stock=Stock(out_share=0.999)).supply(rng, 400, 60, 60.0, 8).there
     assert begins[:, 0].mean() == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize("hours", [0.25, 1.0, 6.0])
+def test_the_mean_of_a_pool_that_is_out_of_stock_is_that_of_what_is_drawn(hours: float) -> None:
+    """Chances knew that there were none now, and time and cost did not."""
+    pool = Markov(2.0, stock=Stock(0.1, 1800, math.inf), out_now=True, horizon=3600 * hours)
+    drawn = pool.supply(np.random.default_rng(0), 4000, 120, 30.0 * hours, 16)
+    assert pool.mean == pytest.approx(float(drawn.there.mean()), abs=0.03)
+    assert abs(replace(pool, horizon=math.inf).mean - float(drawn.there.mean())) > 0.03 or hours > 1

@@ -17,7 +17,6 @@ from datetime import timedelta
 from shoal.api.base import Condition
 from shoal.api.capacity_pool import (
     SILENT,
-    CapacityPool,
     CapacityPoolStatus,
     MeasuredInterruptions,
     MeasuredStartup,
@@ -25,10 +24,8 @@ from shoal.api.capacity_pool import (
     Recommendation,
     UnfulfilledWaits,
 )
-from shoal.api.kube import Node
 from shoal.controllers.capacitypool import stock
 from shoal.controllers.capacitypool.counted import Counted, Sums, count, sums_of
-from shoal.controllers.capacitypool.members import selects
 from shoal.controllers.capacitypool.seen import Seen
 from shoal.sizing.speed import priors
 
@@ -74,11 +71,6 @@ def measure(seen: Seen) -> CapacityPoolStatus:
         "stock": stock.count(seen, patience, status),
     }
     return status.model_copy(update=measured)
-
-
-def matches(pool: CapacityPool, node: Node) -> bool:
-    """Whether a node is one of the pool."""
-    return selects(pool.spec.node_selector, node.metadata.labels)
 
 
 def _shares(seen: Seen, counted: Counted, patience: timedelta) -> tuple[OperatorShare, ...]:

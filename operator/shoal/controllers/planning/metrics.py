@@ -65,16 +65,10 @@ class PlanMetrics:
 
         gauge("shoal_pool_nodes", "Nodes of a CapacityPool.", lambda pool: pool.status.nodes)
         gauge("shoal_pool_used_nodes", "Its nodes with a pod of a job.", lambda pool: pool.status.used)
-        gauge(
-            "shoal_pool_recommended_nodes",
-            "The nodes that it should have.",
-            lambda pool: pool.status.recommended.nodes,
-        )
-        gauge(
-            "shoal_pool_sized",
-            "1 if its size is left to shoal-pools.",
-            lambda pool: float(pool.spec.scaling.mode != "Pods"),
-        )
+        words = "The nodes that it should have."
+        gauge("shoal_pool_recommended_nodes", words, lambda pool: pool.status.recommended.nodes)
+        words = "1 if its size is left to shoal-pools."
+        gauge("shoal_pool_sized", words, lambda pool: float(pool.spec.scaling.mode != "Pods"))
         conditions = {
             "Exhausted": ("shoal_pool_exhausted", "1 while pods wait for a node of it for too long."),
             "FieldConflict": ("shoal_pool_field_conflict", "1 while somebody else sizes it, too."),

@@ -27,7 +27,8 @@ Points = tuple[Evaluation, ...]
 
 @dataclass
 class _Course:
-    fingerprint: str = ""
+    model: str = ""
+    """Its namespace and fingerprint."""
     values: dict[int, Evaluation] = field(default_factory=dict)
     """By epoch."""
     remembered: int = -1
@@ -71,7 +72,7 @@ class Progress:
             before = course_of(job)
             self._courses[uid] = _Course(values=before, remembered=max(before, default=-1))
         course = self._courses[uid]
-        course.fingerprint = report.model.fingerprint if report.model else ""
+        course.model = f"{job.metadata.namespace}/{report.model.fingerprint}" if report.model else ""
         if active:
             course.seen.append((float(report.samples), active))
         if not per_epoch:
@@ -118,7 +119,7 @@ class Progress:
         uid = job.metadata.uid
         course = self._courses.get(uid, _Course())
         return ending_by_metric(
-            job, planned, course.points, self._alike(uid, course.fingerprint), partial(self._estimate, uid)
+            job, planned, course.points, self._alike(uid, course.model), partial(self._estimate, uid)
         )
 
     def _estimate(self, uid: str, points: Points, target: float, **how: Any) -> WorkLeft:
@@ -130,12 +131,12 @@ class Progress:
             known = self._estimates[uid] = asked, samples_to_target(points, target, **how)
         return known[1]
 
-    def _alike(self, uid: str, fingerprint: str) -> tuple[Points, ...]:
-        """The courses of other jobs of the same model."""
+    def _alike(self, uid: str, model: str) -> tuple[Points, ...]:
+        """The courses of other jobs of the same model, in the same namespace: a fingerprint is what a pod says."""
         return tuple(
             course.points
             for other, course in self._courses.items()
-            if other != uid and fingerprint and course.fingerprint == fingerprint
+            if other != uid and model and course.model == model
         )
 
 

@@ -13,16 +13,16 @@ from shoal.api.capacity_pool import CapacityPool
 from shoal.api.kube import Node, Pod
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
-from shoal.controllers.capacitypool.measure import matches
+from shoal.controllers.capacitypool.members import selects
 from shoal.controllers.planning.paces import Paces
 from shoal.controllers.planning.progress import Progress
-from shoal.controllers.planning.translate import pool_values
 from shoal.controllers.speedprofile.reconcile import Known, Learner
 from shoal.controllers.state import ClusterState, Key, key_of
 from shoal.manifests.placement import ZONE
 from shoal.policy.decide.homes import in_zone
 from shoal.sizing.fleet import FleetJob, FleetPool
 from shoal.sizing.fleet.jobs import fleet_job, server_price
+from shoal.sizing.fleet.resources import fleet_pool
 from shoal.sizing.fleet.work import samples_per_epoch
 from shoal.telemetry.poller import Poller
 from shoal_trainer.contract import StatusReport
@@ -59,8 +59,11 @@ class Scene:
     profiles: Mapping[Key, Known]
 
     def pool(self, pool: CapacityPool) -> FleetPool:
-        """A pool as the planner sees it."""
-        return pool_values(pool, [node for node in self.nodes.values() if matches(pool, node)], self.now)
+        """A pool as the planner sees it, with the cores of its nodes where its spec does not say them."""
+        values, selector = fleet_pool(pool, self.now), pool.spec.node_selector
+        nodes = (node for node in self.nodes.values() if selects(selector, node.metadata.labels))
+        seen = max((node.status.allocatable.cores for node in nodes), default=0.0)
+        return values if values.cores else replace(values, cores=seen)
 
     def job(self, look: Look, profile: SpeedProfile | None, progress: Progress, paces: Paces) -> FleetJob:
         """A job as the planner sees it. `progress` and `paces` remember what it did before, and hear of it."""

@@ -1,36 +1,21 @@
-"""Custom resources and reports as the planner's values: pure, and nothing here raises for what a user wrote.
-
-The planner (`shoal.sizing.fleet`) knows neither Kubernetes nor pydantic; the policies know no planner. What they share
-goes through here.
-"""
+"""The planner's answer as the policies hear of it: pure. The planner knows no policies, and they know no planner."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 
-from shoal.api.capacity_pool import CapacityPool
-from shoal.api.kube import Node
 from shoal.api.planning_status import CoursePoint
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.planning.trades import Trade
 from shoal.policy.model import Proposal
-from shoal.sizing.fleet import FleetPool, JobPlan
-from shoal.sizing.fleet.resources import fleet_pool
+from shoal.sizing.fleet import JobPlan
 from shoal.sizing.speed.measurements import MEASURED
 
 URGENT_CONFIDENCE = 0.95
 """A deadline that is kept with less confidence is at risk."""
 LONGEST_SECONDS = 100 * 365 * 86400.0
 """What takes longer is told to take so long: no calendar goes far beyond."""
-
-
-def pool_values(pool: CapacityPool, nodes: Sequence[Node], now: datetime | None = None) -> FleetPool:
-    """A pool; `nodes` are those that it selects, of which the cores are read where the spec does not say them."""
-    values = fleet_pool(pool, now)
-    cores = values.cores or max((node.status.allocatable.cores for node in nodes), default=0.0)
-    return replace(values, cores=cores)
 
 
 def proposal(

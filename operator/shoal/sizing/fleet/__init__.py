@@ -7,14 +7,10 @@ the first plan: an operator whose jobs name no pools does without the 12 MiB.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 from shoal.sizing.fleet.values import FleetJob, FleetPlan, FleetPool, JobPlan, Pace, Watched
 from shoal.sizing.speed.measurements import Evaluation, LogMean, Model, Profile, Row, ServerLoad
-
-if TYPE_CHECKING:  # numpy
-    from shoal.sizing.fleet.kept import Kept
 
 __all__ = [
     "Evaluation",
@@ -33,16 +29,8 @@ __all__ = [
 ]
 
 
-def plan_fleet(
-    pools: Sequence[FleetPool],
-    profiles: Sequence[Profile],
-    jobs: Sequence[FleetJob],
-    *,
-    confidence: float = 0.95,
-    seed: int = 0,
-    kept: Kept | None = None,
-) -> FleetPlan:
+def plan_fleet(*args: Any, **options: Any) -> FleetPlan:
     """See `shoal.sizing.fleet.planner.plan_fleet`."""
     from shoal.sizing.fleet import planner
 
-    return planner.plan_fleet(pools, profiles, jobs, confidence=confidence, seed=seed, kept=kept)
+    return planner.plan_fleet(*args, **options)

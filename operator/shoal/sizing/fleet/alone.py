@@ -8,6 +8,7 @@ its speed is worth its price.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -42,6 +43,8 @@ class Given:
     seed: int = 0
     kept: Kept = field(default_factory=dict)
     """Choices of the plan before."""
+    reserves: dict[str, Counter[str]] = field(default_factory=dict)
+    """By job: on-demand nodes that it does not use, and counts on where spot nodes run out."""
 
     @property
     def limits(self) -> dict[str, int]:
@@ -51,12 +54,20 @@ class Given:
 
 @dataclass(frozen=True)
 class Solved:
-    """A job's plan, and the problem that it solves; None: there was none to solve."""
+    """A job's plan, and the problem that it solves; None: there was none to solve. No `found`: others leave no room."""
 
     job: FleetJob
     answer: JobPlan
     one: JobProblem | None = None
     found: Plan | None = None
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Workers in the pools of the problem, without one that measures."""
+        assert self.one is not None
+        if self.found is not None:
+            return self.found.counts
+        return tuple(self.answer.counts.get(pool.name, 0) for pool in self.one.problem.pools)
 
 
 def solve(job: FleetJob, left: Mapping[str, int], given: Given, elsewhere: Collection[str] = ()) -> Solved:
@@ -102,13 +113,29 @@ def _solved(job: FleetJob, left: Mapping[str, int], given: Given, elsewhere: Col
             return Solved(job, _late(_solved(without, left, given, elsewhere).answer, limit, words))
     try:
         one = given.problem(job, left)
+    except UsageError as error:
+        words = _sentence(str(error))
+        return _squeezed(job, left, given) or Solved(job, unplanned(job, given.pools, left, words))
+    try:
         choice = choice_of(
             given.kept, job.name, _asked(job, one, elsewhere), partial(_choice, seed=given.seed)
         )
-        answer = answer_of(job, one, choice.found)
-        return Solved(job, _with_trial(answer, one.problem, choice), one, choice.found)
     except UsageError as error:
         return Solved(job, unplanned(job, given.pools, left, _sentence(str(error))))
+    answer = answer_of(job, one, choice.found)
+    return Solved(job, _with_trial(answer, one.problem, choice), one, choice.found)
+
+
+def _squeezed(job: FleetJob, left: Mapping[str, int], given: Given) -> Solved | None:
+    """A job to which the others leave too few nodes, and which may trade for some; None: that is not what it lacks."""
+    try:
+        one = given.problem(job, given.limits)
+    except UsageError:
+        return None
+    nodes = sum(left[pool.name] for pool in one.problem.pools)
+    words = f"The other jobs leave {nodes or 'no'} node{'s' if nodes > 1 else ''} for it"
+    words += f", and it needs at least {job.min_workers}." if nodes else "."
+    return Solved(job, replace(unplanned(job, given.pools, left, words), binding="pools"), one)
 
 
 def under_way(job: FleetJob) -> Mapping[str, int]:
@@ -221,7 +248,6 @@ def _with_trial(answer: JobPlan, problem: Problem, choice: Choice) -> JobPlan:
     return replace(
         answer,
         counts={pool.name: n for pool, n in zip(pools, trial.counts, strict=True)},
-        cost_per_hour=problem.price_per_hour(trial.counts),
         reason=f"{answer.reason} {words}",
     )
 

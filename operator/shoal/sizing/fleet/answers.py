@@ -37,7 +37,6 @@ def answer_of(job: FleetJob, one: JobProblem, found: Plan) -> JobPlan:
         finish_high=finite(max(high, found.seconds)),
         cost=found.cost,
         spent=job.spent,
-        cost_per_hour=problem.price_per_hour(found.counts),
         confidence=found.kept,
         feasible=found.feasible,
         binding=found.binding,
@@ -92,7 +91,6 @@ def unplanned(job: FleetJob, pools: Sequence[FleetPool], left: Mapping[str, int]
     for name in named:
         room = 0 if by_name[name].exhausted else left[name] - counts[name]
         counts[name] += max(0, min(job.min_workers - sum(counts.values()), room))
-    hourly = sum((by_name[name].price_per_hour or 0.0) * n for name, n in counts.items())
     return JobPlan(
         counts=counts,
         parameter_servers=job.parameter_servers,
@@ -100,7 +98,6 @@ def unplanned(job: FleetJob, pools: Sequence[FleetPool], left: Mapping[str, int]
         finish_low=None,
         finish_high=None,
         cost=None,
-        cost_per_hour=hourly,
         confidence=None,
         feasible=False,
         binding=None,

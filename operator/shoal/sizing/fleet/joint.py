@@ -17,7 +17,7 @@ from shoal.sizing.fleet.alone import Given, Solved, exactly, fits, under_way
 from shoal.sizing.fleet.answers import answer_of
 from shoal.sizing.fleet.values import FleetJob, FleetPool, JobPlan
 from shoal.sizing.plan.switch import is_sure, switch
-from shoal.sizing.plan.together import Request, plan_together
+from shoal.sizing.plan.together import plan_together
 
 __all__ = ["better_together"]
 
@@ -31,12 +31,12 @@ for each, once a minute."""
 
 def better_together(order: Sequence[Solved], given: Given) -> dict[str, Solved]:
     """What is better than the jobs' own plans, one after another: a trade between them, or what is planned already."""
-    able = [each for each in order if each.found is not None]
+    able = [each for each in order if each.one is not None]
     if len(able) < 2:
         return {}
     limits = given.limits
     for each in order:
-        if each.found is None:
+        if each.one is None:
             for name, count in each.answer.counts.items():
                 limits[name] = max(limits[name] - count, 0)
     try:
@@ -80,9 +80,7 @@ def _traded(
     others = _used(able) - _used(traders)
     left = {name: max(limit - others[name], 0) for name, limit in limits.items()}
     problems = [given.problem(each.job, left) for each in traders]
-    found = plan_together(
-        [Request(one.problem, each.job.priority) for each, one in zip(traders, problems, strict=True)]
-    )
+    found = plan_together([one.problem for one in problems], [each.job.priority for each in traders])
     if not all(any(plan.counts) for plan in found):
         return ()
     traded = [
@@ -119,15 +117,15 @@ def _kept(best: Sequence[Solved], limits: Mapping[str, int], given: Given) -> li
     """
     plans, saved = list[Solved](), np.zeros(1)
     for each in best:
-        assert each.found is not None
-        counts = [under_way(each.job).get(pool.name, 0) for pool in each.found.pools]
-        if tuple(counts) == each.found.counts:
+        assert each.one is not None
+        counts = [under_way(each.job).get(pool.name, 0) for pool in each.one.problem.pools]
+        if tuple(counts) == each.counts:
             plans.append(each)
             continue
         one = given.problem(each.job, limits)
         if not fits(one.problem, counts):
             return None
-        change = switch(one.problem, counts, each.found.counts, each.found.servers)
+        change = switch(one.problem, counts, each.counts, each.answer.parameter_servers)
         same = exactly(one.problem, counts)
         if not (change.kept and same.feasible):
             return None

@@ -22,7 +22,6 @@ import numpy as np
 from shoal.sizing.fleet.values import Pace, Watched
 from shoal.sizing.plan.problem import Problem
 from shoal.sizing.speed import priors
-from shoal.sizing.speed.servers import soft_min
 
 __all__ = ["at_present_pace", "pace_of", "samples_per_second"]
 
@@ -41,11 +40,9 @@ def samples_per_second(problem: Problem, counts: Sequence[int], servers: int | N
     pairs = list(zip(problem.pools, counts, strict=True))
     alone = sum(n / pool.step_seconds for pool, n in pairs)
     samples = sum(n * pool.samples_per_second for pool, n in pairs)
-    ps, number = problem.servers, servers or problem.servers.counts[0]
-    if alone <= 0 or ps.model.update_seconds <= 0:
-        return samples
-    cap = number**ps.model.scaling / ps.model.update_seconds
-    return samples * float(soft_min(np.array([alone]), cap, ps.model.sharpness)[0]) / alone
+    ps = problem.servers
+    speed = float(ps.model.limited(np.array([alone]), servers or ps.counts[0])[0])
+    return samples * speed / alone if alone > 0 else 0.0
 
 
 def pace_of(problem: Problem, now: Watched) -> Pace | None:
@@ -69,8 +66,10 @@ def at_present_pace(problem: Problem, pace: Pace | None) -> tuple[Problem, str]:
     seen = 0.0 if pace is None else pace.seconds / NOISE_SECONDS / NOISE**2
     factor = math.exp(max(said, -LARGE) * seen / (prior + seen))  # of the time of a step
     sigma = math.hypot((prior + seen) ** -0.5, DOUBT * doubt)
+    # Before it is watched, another day's doubt adds to that of the profile; afterwards both say the same.
+    both = math.hypot if pace is None else max
     pools = tuple(
-        replace(pool, step_seconds=pool.step_seconds * factor, step_sigma=max(pool.step_sigma, sigma))
+        replace(pool, step_seconds=pool.step_seconds * factor, step_sigma=both(pool.step_sigma, sigma))
         for pool in problem.pools
     )
     model = problem.servers.model

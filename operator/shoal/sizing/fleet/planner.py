@@ -20,8 +20,7 @@ from shoal.sizing.fleet.kept import Kept
 from shoal.sizing.fleet.moves import Move, reached
 from shoal.sizing.fleet.problems import JobProblem, job_problem
 from shoal.sizing.fleet.values import FleetJob, FleetPlan, FleetPool
-from shoal.sizing.plan.planner import Plan, plan
-from shoal.sizing.plan.problem import Problem
+from shoal.sizing.plan.planner import Plan, nothing
 from shoal.sizing.speed.measurements import Profile
 from shoal.sizing.speed.model import fitted
 
@@ -32,7 +31,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 P = ParamSpec("P")
 
-NOT_URGENT = False, math.inf
+NOT_URGENT = True, math.inf
 SPARE = 0.1
 """What a running job with spot workers gains by ending early, as a part of its cost: see `Objective.spare`."""
 
@@ -64,10 +63,17 @@ def plan_fleet(
         del kept[gone]
     speeds, left_out = fitted(profiles, {_model(job) for job in jobs})
 
-    def problem(job: FleetJob, limits: Mapping[str, int]) -> JobProblem:
-        return job_problem(job, pools, limits, speeds, confidence, spare=SPARE)
+    reserves = dict[str, Counter[str]]()
 
-    planned = _planned(jobs, Given(pools, problem, seed, kept))
+    def problem(job: FleetJob, limits: Mapping[str, int]) -> JobProblem:
+        promised = Counter[str]()
+        for name, reserve in reserves.items():
+            if name == job.name:
+                break
+            promised.update(reserve)
+        return job_problem(job, pools, limits, speeds, confidence, spare=SPARE, promised=promised)
+
+    planned = _planned(jobs, Given(pools, problem, seed, kept, reserves))
     return FleetPlan({each.job.name: each.answer for each in planned}, tuple(left_out), speeds.left_out)
 
 
@@ -84,22 +90,17 @@ def plan_problems(pools: Sequence[FleetPool], jobs: Sequence[tuple[FleetJob, Job
         return replace(one, problem=replace(one.problem, pools=tuple(left)))
 
     planned = _planned([job for job, _ in named.values()], Given(pools, problem))
-    return [each.found or _nothing(one.problem) for each, (_, one) in zip(planned, jobs, strict=True)]
-
-
-def _nothing(problem: Problem) -> Plan:
-    none = (0,) * len(problem.pools)
-    return replace(plan(problem), feasible=False, counts=none, binding="pools")
+    return [each.found or nothing(one.problem) for each, (_, one) in zip(planned, jobs, strict=True)]
 
 
 def _planned(jobs: Sequence[FleetJob], given: Given) -> list[Solved]:
     """The plans of all jobs, in the same order."""
     left = given.limits
     alone: dict[str, Solved] = {}
-    order = sorted(
-        jobs,
-        key=lambda job: (-job.priority, *_otherwise(NOT_URGENT, _urgency, job, given), job.name),
-    )
+    urgency = dict[str, tuple[bool, float]]()
+    for job in sorted(jobs, key=lambda job: (-job.priority, job.name)):  # always the same have the reserve
+        urgency[job.name] = _otherwise(NOT_URGENT, _urgency, job, given)
+    order = sorted(jobs, key=lambda job: (-job.priority, *urgency[job.name], job.name))
     first = dict[tuple[str, str], str]()  # by model and pool: the job that measures it for the others
     for job in order:
         for name in _used(under_way(job)):
@@ -110,10 +111,20 @@ def _planned(jobs: Sequence[FleetJob], given: Given) -> list[Solved]:
         for name in _used(solved.answer.counts):
             left[name] = max(left[name] - solved.answer.counts[name], 0)
             first.setdefault((_model(job), name), job.name)
+        given.reserves[job.name] = _reserve_of(solved)
     best = [alone[job.name] for job in order]
     chosen = alone | _otherwise({}, better_together, best, given)
     plans = [chosen[job.name] for job in jobs]
     return _otherwise(plans, _within_reach, plans, given.limits)
+
+
+def _reserve_of(solved: Solved) -> Counter[str]:
+    """On-demand nodes that a job with spot workers counts on, beyond those that it uses."""
+    if solved.one is None or not any(
+        n for pool, n in zip(solved.one.problem.pools, solved.counts, strict=True) if pool.spot
+    ):
+        return Counter()
+    return Counter(solved.one.reserve) - Counter(solved.answer.counts)
 
 
 def _used(counts: Mapping[str, int]) -> list[str]:
@@ -160,17 +171,20 @@ def _stopped(planned: Solved, has: Mapping[str, int]) -> Solved:
 def _urgency(job: FleetJob, given: Given) -> tuple[bool, float]:
     """Whether the job's speed was never measured; and the time to the deadline, over the least that the job takes.
 
-    What is known to need a pool goes before what is only thought to.
+    What is known to need a pool goes before what is only thought to. The job's reserve is set apart.
     """
-    samples = job.samples_left
-    if samples is None and job.steps_left is not None:
-        samples = job.steps_left * job.batch_size
-    if job.deadline_seconds is None or job.model is None or samples is None:
+    if job.model is None or not job.has_work:
         return NOT_URGENT
     try:
         one = given.problem(job, given.limits)
     except UsageError:
         return NOT_URGENT
+    given.reserves[job.name] = Counter(one.reserve)
+    samples = job.samples_left
+    if samples is None and job.steps_left is not None:
+        samples = job.steps_left * job.batch_size
+    if job.deadline_seconds is None or samples is None:
+        return not one.measured, math.inf
     rates = sorted(
         (pool.samples_per_second for pool in one.problem.pools for _ in range(pool.limit)),
         reverse=True,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,7 +19,7 @@ from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers, StepWor
 from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import MEASURED, Model
 from shoal.sizing.speed.model import SpeedModel
-from shoal.sizing.types import PsModel
+from shoal.sizing.speed.servers import PsModel
 
 __all__ = ["JobProblem", "batch_of", "device_of", "job_problem", "servers_of", "unusable"]
 
@@ -43,6 +45,8 @@ class JobProblem:
     notes: tuple[str, ...] = field(default=())
     pace: Pace | None = None
     """Of what runs; the problem is corrected by it."""
+    reserve: Mapping[str, int] = field(default_factory=dict)
+    """On-demand nodes by pool that would keep the deadline if no spot node were left, as few as would."""
 
     @property
     def measured(self) -> bool:
@@ -58,11 +62,12 @@ def job_problem(
     confidence: float,
     servers: Servers | None = None,
     spare: float = 0.0,
+    promised: Mapping[str, int] | None = None,
 ) -> JobProblem:
     """The problem of one job, whose model and work are known, within `limits` (nodes by pool).
 
     Raises UsageError if there is none to solve. `servers` None: as many as the job has. `spare`: see
-    `Objective`; for jobs with spot pools.
+    `Objective`; for jobs with spot pools. `promised`: nodes by pool that are the reserve of other jobs.
     """
     model, work = job.model, work_of(job)
     assert model is not None
@@ -112,43 +117,52 @@ def job_problem(
     )
     pace = pace_of(problem, job.now) or job.pace_before
     problem, note = at_present_pace(problem, pace)
-    reserved = _reserved(problem)
-    problem = replace(
-        problem, pools=tuple(_supplied(p, by_name[p.name], job, reserved) for p in problem.pools)
-    )
-    return JobProblem(problem, basis, (*notes, *([note] if note else [])), pace)
+    reserve = _reserve(problem, promised or {})
+    supplied = (_supplied(p, by_name[p.name], job, reserve is not None) for p in problem.pools)
+    problem = replace(problem, pools=tuple(supplied))
+    return JobProblem(problem, basis, (*notes, *([note] if note else [])), pace, reserve or {})
 
 
-def _reserved(problem: Problem) -> bool:
-    """Whether on-demand nodes alone could still keep the deadline: then a stock-out can be answered when it comes.
+def _reserve(problem: Problem, promised: Mapping[str, int]) -> dict[str, int] | None:
+    """On-demand nodes that alone could still keep the deadline: then a stock-out can be answered when it comes.
 
-    All of them, the fastest first, with the servers, start-ups and work that every plan has.
+    As few as can, the fastest first, with the servers, start-ups and work that every plan has, of those that are not
+    `promised` to others. None: none can.
     """
     deadline = problem.objective.deadline
     if deadline is None:
-        return True
+        return {}
     model = ElasticModel(replace(problem, min_workers=1))
     zones: Sequence[str | None] = [None]
     if problem.zone_policy == "Same":
         zones = list(dict.fromkeys(each.zone for each in model.evaluators()))
     left = deadline - max(RESERVE_SECONDS, RESERVE_SHARE * deadline)
-    return any(
-        spare_seconds(training, wait=wait, left=left) >= 0
-        for zone in zones
-        for servers in problem.servers.counts
-        for wait, training in model.parts(_on_demand(problem, zone), servers)
-    )
+
+    def enough(workers: int) -> dict[str, int] | None:
+        for zone in zones:
+            counts = _on_demand(problem, zone, promised, workers)
+            for servers in problem.servers.counts:
+                for wait, training in model.parts(list(counts.values()), servers):
+                    if spare_seconds(training, wait=wait, left=left) >= 0:
+                        return counts
+        return None
+
+    most = sum(problem.limits) if problem.max_workers is None else problem.max_workers
+    if enough(most) is None:
+        return None
+    return enough(1 + bisect_left(range(1, most), True, key=lambda workers: enough(workers) is not None))
 
 
-def _on_demand(problem: Problem, zone: str | None) -> list[int]:
-    """The most workers that a job may have on demand, the fastest first; in a zone, if one is named."""
-    room = sum(problem.limits) if problem.max_workers is None else problem.max_workers
+def _on_demand(
+    problem: Problem, zone: str | None, promised: Mapping[str, int], workers: int
+) -> dict[str, int]:
+    """At most so many workers on demand, the fastest first; in a zone, if one is named."""
     counts = dict.fromkeys((pool.name for pool in problem.pools), 0)
     for pool in sorted(problem.pools, key=lambda pool: -pool.samples_per_second):
         if not pool.spot and (zone is None or pool.zone in {"", zone}):
-            counts[pool.name] = min(pool.limit, room)
-            room -= counts[pool.name]
-    return list(counts.values())
+            free = max(pool.limit - promised.get(pool.name, 0), 0)
+            counts[pool.name] = min(free, workers - sum(counts.values()))
+    return counts
 
 
 def _supplied(option: Pool, pool: FleetPool, job: FleetJob, reserved: bool) -> Pool:
@@ -163,13 +177,14 @@ def _supplied(option: Pool, pool: FleetPool, job: FleetJob, reserved: bool) -> P
         return replace(option, out_seconds=min(max(pool.exhausted_seconds, SHORT_OUT_SECONDS), longest))
     if pool.exhausted:  # nothing more comes from it
         option = replace(option, limit=min(option.limit, option.running))
-    return option if reserved else _with_stock_outs(option, pool)
+    return option if reserved else _with_stock_outs(option, pool, job.deadline_seconds or math.inf)
 
 
-def _with_stock_outs(option: Pool, pool: FleetPool) -> Pool:
+def _with_stock_outs(option: Pool, pool: FleetPool, horizon: float) -> Pool:
     """A spot pool that may be out of stock, as often as it was."""
     known = priors.NODE_HOURS * max(pool.interruptions_per_hour, priors.LEAST_RATE) + pool.interruptions_seen
-    return replace(option, availability=option.running_out(known, out_now=pool.exhausted or None))
+    process = option.running_out(known, out_now=pool.exhausted or None)
+    return replace(option, availability=replace(process, horizon=horizon) if pool.exhausted else process)
 
 
 def _stock_of(pool: FleetPool) -> Stock:

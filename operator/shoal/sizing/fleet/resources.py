@@ -11,6 +11,7 @@ from shoal.api.capacity_pool import CapacityPool
 from shoal.api.speed_profile import LogMoments, MeasuredRow, SpeedProfile, SpeedProfileStatus, SpeedRow
 from shoal.api.speed_profile import ServerLoad as Load
 from shoal.errors import UsageError
+from shoal.sizing.accelerators import catalogue
 from shoal.sizing.beside import Beside
 from shoal.sizing.fleet.values import FleetPool
 from shoal.sizing.speed import priors
@@ -70,7 +71,7 @@ def fleet_pool(pool: CapacityPool, now: datetime | None = None) -> FleetPool:
 
 
 def profile_of(profile: SpeedProfile, now: datetime, *, strict: bool = True) -> Profile | None:
-    """The measurements of a model: the user's and those of jobs. None: nothing is known of the model.
+    """The measurements of a model: those of jobs, and the user's where they have none. None: the model is not known.
 
     `strict`: a row that cannot be a measurement is an error. The operator leaves such rows out: anyone may have edited
     them, and the others' plans must not stop for it.
@@ -84,8 +85,13 @@ def profile_of(profile: SpeedProfile, now: datetime, *, strict: bool = True) -> 
     if model is None:
         return None
     rows: list[Row] = []
+    measured = {_configuration(row.device, row.devices, row.batch_size) for row in profile.status.rows}
     made = [
-        *((f"spec.rows[{n}]", partial(_prior, row, now)) for n, row in enumerate(profile.spec.rows)),
+        *(
+            (f"spec.rows[{n}]", partial(_prior, row, now))
+            for n, row in enumerate(profile.spec.rows)
+            if _configuration(row.accelerator, row.accelerator_count, row.batch_size) not in measured
+        ),
         *((f"status.rows[{n}]", partial(_measured, row, now)) for n, row in enumerate(profile.status.rows)),
     ]
     for where, make in made:
@@ -156,6 +162,12 @@ def decimal(text: str | None) -> float:
     return value if math.isfinite(value) else 0.0
 
 
+def _configuration(device: str, devices: int, batch: int) -> tuple[str, int, int]:
+    """What of the user's rows is known better once it was measured."""
+    name = catalogue().sheet(device).name if catalogue().knows(device) else device.lower()
+    return name, devices, batch
+
+
 def _prior(row: SpeedRow, now: datetime) -> Row:
     """A row that a user wrote: the whole step, and its compute part if given."""
     step = LogMean.of(row.step_seconds, row.spread, row.count)
@@ -212,7 +224,7 @@ def _weight(counted_until: datetime | None, now: datetime | None) -> float:
     """What was counted until then still weighs, 0 to 1."""
     if counted_until is None or now is None or counted_until.tzinfo is None:
         return 1.0
-    return float(0.5 ** (max((now - counted_until).total_seconds(), 0.0) / priors.HALF_LIFE))
+    return priors.weight((now - counted_until).total_seconds())
 
 
 def _age(seen: str | None, now: datetime) -> float:

@@ -147,7 +147,6 @@ class JobPlan:
     finish_low: float | None
     finish_high: float | None
     cost: float | None
-    cost_per_hour: float
     confidence: float | None
     feasible: bool
     binding: str | None
@@ -173,8 +172,3 @@ class FleetPlan:
     jobs: dict[str, JobPlan]
     left_out: tuple[LeftOut, ...] = ()
     rows_left_out: int = 0
-
-    @property
-    def cost(self) -> float:
-        """The expected cost of all jobs from now on."""
-        return sum(plan.cost or 0.0 for plan in self.jobs.values())

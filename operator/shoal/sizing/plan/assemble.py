@@ -15,7 +15,7 @@ from shoal.api.capacity_pool import CapacityPool
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.errors import UsageError
-from shoal.sizing.accelerators import Catalogue, catalogue
+from shoal.sizing.accelerators import catalogue
 from shoal.sizing.fleet.jobs import END_SECONDS, fleet_job, server_price
 from shoal.sizing.fleet.problems import JobProblem, batch_of, device_of, job_problem, servers_of
 from shoal.sizing.fleet.resources import fleet_pool, profile_of
@@ -123,7 +123,6 @@ class _Assembly:
     model: Model
     speeds: SpeedModel
     now: datetime
-    sheets: Catalogue = field(default_factory=catalogue)
     notes: list[str] = field(default_factory=list)
 
     def problem(self, max_servers: int | None) -> tuple[FleetJob, JobProblem]:
@@ -133,7 +132,7 @@ class _Assembly:
         names = tuple(pool.name for pool in candidates)
         for pool in candidates:
             if pool.accelerator is not None:
-                self.sheets.find(pool.accelerator)
+                catalogue().find(pool.accelerator)
             self._note_speed(pool)
         self._note_elsewhere(names)
         if self.planned.work_note:

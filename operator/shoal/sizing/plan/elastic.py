@@ -27,8 +27,8 @@ import numpy as np
 
 from shoal.sizing.plan.cost import money_per_step
 from shoal.sizing.plan.evaluation import Evaluated
-from shoal.sizing.plan.problem import Floats, Objective, Pool, Problem
-from shoal.sizing.speed.servers import busy, soft_min
+from shoal.sizing.plan.problem import Floats, Pool, Problem
+from shoal.sizing.speed.servers import busy
 
 __all__ = ["ElasticModel"]
 
@@ -39,21 +39,6 @@ class ElasticModel:
 
     problem: Problem
     margin: float = 0.0
-
-    @property
-    def pools(self) -> Sequence[Pool]:
-        """The pools of the problem."""
-        return self.problem.pools
-
-    @property
-    def limits(self) -> tuple[int, ...]:
-        """The limits of the pools."""
-        return self.problem.limits
-
-    @property
-    def objective(self) -> Objective:
-        """The objective of the problem."""
-        return self.problem.objective
 
     def seconds(self, counts: Sequence[int], servers: int) -> float:
         """Expected time of one plan in s; infinite if it is not allowed."""
@@ -89,10 +74,12 @@ class ElasticModel:
         servers = self.problem.servers
         if servers.zone is not None:
             zones = [servers.zone]
-        elif self.problem.zone_policy == "Any" and not any(pool.transfer_per_gib for pool in self.pools):
+        elif self.problem.zone_policy == "Any" and not any(
+            pool.transfer_per_gib for pool in self.problem.pools
+        ):
             zones = [""]
         else:
-            zones = list(dict.fromkeys(pool.zone for pool in self.pools))
+            zones = list(dict.fromkeys(pool.zone for pool in self.problem.pools))
         return [
             _Evaluator(self.problem, n, zone, self.margin) for n in sorted(servers.counts) for zone in zones
         ]
@@ -153,10 +140,9 @@ class _Evaluator:
         alone, samples, hourly, crossing, unsure, single = self._weights @ counts
         some = alone > 0
         alone[~some] = np.nan
-        update = servers.model.update_seconds
         speed, unsure, hangs = alone, unsure / alone, np.zeros(1)
-        if update > 0:
-            speed = soft_min(alone, self.servers**servers.model.scaling / update, servers.model.sharpness)
+        if servers.model.update_seconds > 0:
+            speed = servers.model.limited(alone, self.servers)
             hangs = busy(speed, alone, servers.model.sharpness)
             unsure = np.hypot(unsure * (1 - hangs), hangs * servers.capacity_sigma(self.servers))
         iterations = problem.work.iterations(samples / alone, workers)

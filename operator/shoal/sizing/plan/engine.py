@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from shoal.sizing.availability import Floats, Supply
 from shoal.sizing.plan.cost import money_per_step
 from shoal.sizing.plan.problem import Pool, Problem, StepWork
-from shoal.sizing.speed.servers import soft_min
 
 __all__ = ["Engine", "Runs"]
 
@@ -57,6 +56,7 @@ class Engine:
         self._capacity = self._rng.standard_normal(runs)
         self._failures = self._rng.random(runs), self._rng.random(runs)
         self._work, self._efficiency, self._beside = self._rng.standard_normal((3, runs))
+        self._parting = 1e-9 + self._rng.random((runs, 1)) * (1 - 2e-9)
         self._cache: dict[tuple[str, int, float], tuple[Floats, Floats]] = {}
         self._alone: dict[tuple[str, int, float], Floats] = {}
 
@@ -127,11 +127,8 @@ class Engine:
         """Steps/s of all workers behind the servers' capacity."""
         ps = self.problem.servers
         overhead = 1 + ps.snapshot_seconds / ps.snapshot_every
-        if ps.model.update_seconds <= 0:
-            return np.asarray(alone / overhead)
-        cap = servers**ps.model.scaling / ps.model.update_seconds
-        caps = cap * np.exp(-ps.capacity_sigma(servers) * self._capacity)
-        return soft_min(alone, caps.reshape(-1, *([1] * (alone.ndim - 1))), ps.model.sharpness) / overhead
+        drawn = np.exp(-ps.capacity_sigma(servers) * self._capacity).reshape(-1, *([1] * (alone.ndim - 1)))
+        return np.asarray(ps.model.limited(alone, servers, drawn) / overhead)
 
     def _works(self, counts: NDArray[np.int64]) -> tuple[Floats, NDArray[np.bool_]]:
         """(m, runs) the work of plans (k, m), and (m,) whether it is in samples; else it is in steps."""
@@ -171,7 +168,10 @@ class Engine:
 
     def _followed(self, pool: Pool, n: int, ready: float) -> tuple[Floats, Floats]:
         supply = self._supplies[pool.name]
-        held = np.minimum(np.floor(supply.there * pool.limit + 1e-9), n)
+        if supply.shared:  # a stock-out takes its part of every job's nodes, however many there may be
+            held = np.floor(supply.there * n + self._parting[: len(supply.there)])
+        else:
+            held = np.minimum(np.floor(supply.there * pool.limit + 1e-9), n)
         out = min(round(pool.out_seconds / self.step), STEPS)
         held[:, :out] = np.minimum(held[:, :out], pool.running)
         runs = len(held)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from shoal.sizing.plan.problem import Floats, Objective, Pool
+from shoal.sizing.plan.problem import Floats, Problem
 
 __all__ = ["Evaluated", "Evaluator", "Model"]
 
@@ -46,18 +46,8 @@ class Model(Protocol):
     """A model of time and cost: one evaluator for each choice of parameter servers."""
 
     @property
-    def pools(self) -> Sequence[Pool]:
-        """The k pools, in the order of the counts."""
-        ...
-
-    @property
-    def limits(self) -> tuple[int, ...]:
-        """The most workers of each pool."""
-        ...
-
-    @property
-    def objective(self) -> Objective:
-        """The limits, and what to minimize."""
+    def problem(self) -> Problem:
+        """What is to be planned; its pools are in the order of the counts."""
         ...
 
     def evaluators(self) -> Sequence[Evaluator]:

@@ -30,6 +30,12 @@ class Candidate:
     cost: float
     iterations: float
 
+    @classmethod
+    def of(cls, counts: Floats, variant: int, out: Evaluated, at: int) -> Candidate:
+        """Number `at` of the counts (k, m) and their evaluation."""
+        figures = (float(each[at]) for each in (out.seconds, out.sure_seconds, out.cost, out.iterations))
+        return cls(tuple(int(n) for n in counts[:, at]), variant, *figures)
+
 
 def ranks(objective: Objective, out: Evaluated) -> tuple[Floats, Floats]:
     """The objective to minimize, and the tie-breaker, (m,) each."""
@@ -105,9 +111,6 @@ class Found:
     objective: Objective
     pools: int
     searched: int = 0
-    valid: int = 0
-    in_time: int = 0
-    in_budget: int = 0
     feasible: int = 0
     possible: int = 0
     """Combinations whose means are within all limits."""
@@ -149,9 +152,6 @@ class Found:
         in_time, in_budget = feasible(self.objective, out)
         both = in_time & in_budget
         self.searched += counts.shape[1]
-        self.valid += int(np.count_nonzero(np.isfinite(out.seconds)))
-        self.in_time += int(np.count_nonzero(in_time))
-        self.in_budget += int(np.count_nonzero(in_budget))
         here = int(np.count_nonzero(both))
         self.feasible += here
         if here:
@@ -167,19 +167,13 @@ class Found:
 
     def _shorten(self, counts: Floats, out: Evaluated, variant: int) -> None:
         """Add what meets the limits on average to the shortlist."""
-        objective = self.objective
-        likely = np.isfinite(out.seconds)
-        if objective.deadline is not None:
-            likely &= out.seconds <= LIKELY * objective.deadline
-        if objective.budget is not None:
-            likely &= out.cost <= LIKELY * objective.budget
-        means = np.isfinite(out.seconds)
-        if objective.deadline is not None:
-            means &= out.seconds <= objective.deadline
-        if objective.budget is not None:
-            means &= out.cost <= objective.budget
+        likely, means = (np.isfinite(out.seconds) for _ in range(2))
+        for value, most in ((out.seconds, self.objective.deadline), (out.cost, self.objective.budget)):
+            if most is not None:
+                likely &= value <= LIKELY * most
+                means &= value <= most
         self.possible += int(np.count_nonzero(means))
-        first, _ = ranks(objective, out)
+        first, _ = ranks(self.objective, out)
         at = np.flatnonzero(likely & (first > self.after))
         if len(at):
             self.shortlist.add(first[at], counts[:, at], variant, out.seconds[at], out.cost[at])
@@ -194,24 +188,14 @@ class Found:
             return
         equal = np.flatnonzero(first == least)
         at = int(equal[np.argmin(second[equal])])
-        chosen = tuple(int(n) for n in counts[:, at])
-        key = (float(least), float(second[at]), variant, chosen)
+        chosen = Candidate.of(counts, variant, out, at)
+        key = (float(least), float(second[at]), variant, chosen.counts)
         if name not in self._kept or key < self._kept[name][0]:
-            self._kept[name] = (
-                key,
-                Candidate(
-                    chosen,
-                    variant,
-                    float(out.seconds[at]),
-                    float(out.sure_seconds[at]),
-                    float(out.cost[at]),
-                    float(out.iterations[at]),
-                ),
-            )
+            self._kept[name] = key, chosen
 
     def merge(self, other: Found) -> None:
         """Add another part."""
-        for name in ("searched", "valid", "in_time", "in_budget", "feasible", "possible"):
+        for name in ("searched", "feasible", "possible"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name, kept in other._kept.items():
             if name not in self._kept or kept[0] < self._kept[name][0]:

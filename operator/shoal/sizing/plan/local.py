@@ -7,6 +7,7 @@ workers are tried until none helps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,18 +20,19 @@ from shoal.sizing.plan.problem import Floats, Objective, Pool
 __all__ = ["local_search"]
 
 SEEDS = 6  # of each kind, per choice of parameter servers
-SIZES = 400  # window lengths, and window starts
+SIZES, SEEN = 400, 2_000_000  # window lengths, and window starts; fewer of them with so many numbers in all
 MOST_MOVES = 500
 
 
 def local_search(model: Model) -> Found:
     """Descend from the best windows towards the objective, the least time and the least cost."""
-    found = Found(model.objective, len(model.limits))
-    limits = np.array(model.limits, dtype=np.float64)
-    seeds = _windows(model.pools, model.limits)
-    steps = _moves(model.limits)
+    problem = model.problem
+    found = Found(problem.objective, len(problem.limits))
+    limits = np.array(problem.limits, dtype=np.float64)
+    seeds = _windows(problem.pools, problem.limits)
+    steps = _moves(problem.limits)
     for variant, evaluator in enumerate(model.evaluators()):
-        for goal in _goals(model.objective):
+        for goal in _goals(problem.objective):
             scores = np.concatenate(
                 [
                     _score(goal, _look(evaluator, seeds[:, at : at + BLOCK], variant, found))
@@ -99,37 +101,35 @@ def _windows(pools: Sequence[Pool], limits: Sequence[int]) -> Floats:
         sorted(range(len(pools)), key=lambda i: pools[i].step_seconds),
         sorted(range(len(pools)), key=lambda i: price[i] / speed[i]),
     ]
-    seeds = []
+    seeds, most = [], min(SIZES, math.isqrt(SEEN // len(pools)))
     for order in orders:
         ends = np.cumsum([limits[i] for i in order])
         total = int(ends[-1])
         begins = ends - [limits[i] for i in order]
-        lengths = np.unique(np.linspace(1, total, min(total, SIZES)).round())
-        starts = np.unique(np.linspace(0, total - 1, min(total, SIZES)).round())
+        lengths = np.unique(np.linspace(1, total, min(total, most)).round())
+        starts = np.unique(np.linspace(0, total - 1, min(total, most)).round())
         first, n = (grid.ravel() for grid in np.meshgrid(starts, lengths))
         counts = np.zeros((len(pools), len(first)))
         for turn in (0, total):  # a window wraps around the end
             overlap = np.minimum(first + n, ends[:, None] + turn) - np.maximum(first, begins[:, None] + turn)
             counts[order] += np.maximum(overlap, 0)
         seeds.append(counts)
-    return np.unique(np.concatenate(seeds, axis=1), axis=1)
+    every = np.concatenate(seeds, axis=1)
+    # Equal columns have equal sums of whole numbers, and nearly no others: sorting columns takes ten times as long.
+    key = np.random.default_rng(0).integers(0, 2**31, len(pools)) @ every.astype(np.int64)
+    return every[:, np.sort(np.unique(key, return_index=True)[1])]
 
 
 def _moves(limits: Sequence[int]) -> Floats:
     """(k, s) changes: more or fewer of one pool, in steps that double, and swaps 1:1, 1:2 and 2:1 of two pools."""
-    k = len(limits)
-    moves: set[tuple[int, ...]] = set()
-
-    def add(changes: dict[int, int]) -> None:
-        moves.add(tuple(changes.get(i, 0) for i in range(k)))
-
-    for i in range(k):
-        size = 1
-        while size <= max(limits[i], 1):
-            add({i: size})
-            add({i: -size})
-            for j in (j for j in range(k) if j != i):
-                for other in {size, 2 * size, max(size // 2, 1)}:
-                    add({i: size, j: -other})
-            size *= 2
-    return np.array(sorted(moves), dtype=np.float64).T
+    moves = list[tuple[int, int, int, int]]()  # of a pool by so many, and of another one
+    for i, limit in enumerate(limits):
+        for size in (1 << power for power in range(max(limit, 1).bit_length())):
+            moves += [(i, size, i, 0), (i, -size, i, 0)]
+            swaps = {size, 2 * size, max(size // 2, 1)}
+            moves += [(i, size, j, -other) for j in range(len(limits)) if j != i for other in swaps]
+    changed, by, other, less = np.array(moves).T
+    found, column = np.zeros((len(limits), len(moves))), np.arange(len(moves))
+    found[changed, column] = by
+    found[other, column] += less
+    return found

@@ -12,13 +12,13 @@ import numpy as np
 
 from shoal.errors import UsageError
 from shoal.sizing.plan.elastic import ElasticModel
-from shoal.sizing.plan.evaluation import Evaluator, Model
+from shoal.sizing.plan.evaluation import Evaluator
 from shoal.sizing.plan.found import Candidate, Found, Shortlist
 from shoal.sizing.plan.problem import SCALING_SIGMA, LossWork, Objective, Pool, Problem, Servers, Work
 from shoal.sizing.plan.risk import Checked, Walk, is_risky
 from shoal.sizing.plan.search import EXACT_LIMIT, search
 
-__all__ = ["Plan", "Point", "finite", "plan"]
+__all__ = ["Plan", "Point", "finite", "nothing", "plan"]
 
 PASSES = 8
 """Times that the search is continued where the shortlist ends without a plan that is sure enough."""
@@ -131,28 +131,60 @@ def plan(problem: Problem, *, exact_limit: int = EXACT_LIMIT, seed: int = 0) -> 
     limited = objective.deadline is not None or objective.budget is not None
     model = ElasticModel(problem, NormalDist().inv_cdf(objective.confidence) if limited else 0.0)
     found, exact = search(model, exact_limit=exact_limit)
-    if found.fastest is None or found.cheapest is None:
+    fastest, cheapest = found.fastest, found.cheapest
+    if fastest is None or cheapest is None:
         raise UsageError(_no_plan_at_all(problem.work))
     evaluators = model.evaluators()
     anything = is_risky(problem, [1] * len(problem.pools), max(problem.servers.counts))
-    walk = Walk(model, (found.best or found.cheapest).seconds, seed)
-    proved = exact
+    walk = Walk(model, (found.best or cheapest).seconds, seed)
+    best, checked, proved = found.best, None, exact
     if limited and anything:
         best, checked, walked = _first_sure(walk, model, found, exact_limit)
         proved = exact and walked
-    else:
-        best = found.best
-        checked = walk.check((best or found.fastest).counts, (best or found.fastest).variant)
     instead = None if best is not None else _cheapest_in_time(problem, exact_limit, seed)
-    if instead is not None:
-        checked = None
-    shown = best or instead or found.fastest
-    if best is None and checked is None:
-        checked = walk.check(shown.counts, shown.variant)
-    notes = (*problem.notes, *_extrapolated(problem.servers, evaluators[shown.variant].servers))
-    facts = _facts(problem, shown, evaluators, checked)
-    answer = _answer(model, found, best, exact, problem.work, facts, notes, proved, instead)
-    return replace(answer, full=sum(shown.counts) == problem.max_workers)
+    shown = best or instead or fastest
+    servers, zone = evaluators[shown.variant].servers, evaluators[shown.variant].zone
+    binding, unlimited = _binding(found, fastest, cheapest, objective, best, shown)
+    runs = None
+    if is_risky(problem, shown.counts, servers):
+        runs = walk.check(shown.counts, shown.variant) if checked is None or instead else checked
+
+    def point(one: Candidate) -> Point:
+        return Point(one.counts, evaluators[one.variant].servers, one.seconds, one.cost)
+
+    return Plan(
+        pools=tuple(problem.pools),
+        objective=objective,
+        work=problem.work,
+        feasible=best is not None,
+        counts=shown.counts,
+        servers=servers,
+        zone=zone,
+        seconds=shown.seconds,
+        sure_seconds=shown.sure_seconds,
+        cost=shown.cost,
+        iterations=shown.iterations,
+        searched=found.searched,
+        exact=exact,
+        binding=binding,
+        chance=runs.in_time if runs else None,
+        pareto=_points(found, evaluators),
+        unlimited=point(unlimited) if unlimited else None,
+        cheapest=point(cheapest),
+        fastest=point(fastest),
+        notes=(*problem.notes, *_extrapolated(problem.servers, servers)),
+        budget_chance=runs.in_budget if runs else None,
+        finish=runs.between if runs else None,
+        full=sum(shown.counts) == problem.max_workers,
+        proved=proved,
+        kept=runs.kept if runs and limited else None,
+    )
+
+
+def nothing(problem: Problem) -> Plan:
+    """The plan of a job to which others leave no node: what it would need with all of them, and not feasible."""
+    none = (0,) * len(problem.pools)
+    return replace(plan(problem), feasible=False, counts=none, binding="pools")
 
 
 def _cheapest_in_time(problem: Problem, exact_limit: int, seed: int) -> Candidate | None:
@@ -169,33 +201,11 @@ def _cheapest_in_time(problem: Problem, exact_limit: int, seed: int) -> Candidat
     return _first_sure(Walk(model, found.best.seconds, seed), model, found, exact_limit)[0]
 
 
-@dataclass(frozen=True)
-class _Facts:
-    """What the simulated runs say of the plan that is shown."""
-
-    chance: float | None = None
-    budget_chance: float | None = None
-    finish: tuple[float, float] | None = None
-    kept: float | None = None
-
-
-def _facts(
-    problem: Problem, shown: Candidate, evaluators: Sequence[Evaluator], checked: Checked | None
-) -> _Facts:
-    servers = evaluators[shown.variant].servers
-    if checked is None or not is_risky(problem, shown.counts, servers):
-        return _Facts()
-    low, high = (float(q) for q in np.quantile(checked.runs.finish, (0.05, 0.95), method="nearest"))
-    objective = problem.objective
-    limited = objective.deadline is not None or objective.budget is not None
-    return _Facts(checked.in_time, checked.in_budget, (low, high), checked.kept if limited else None)
-
-
 def _first_sure(
     walk: Walk, model: ElasticModel, found: Found, exact_limit: int
 ) -> tuple[Candidate | None, Checked | None, bool]:
     """The best plan that is sure enough, its runs, and whether everything better was ruled out."""
-    shortlist, confidence = found.shortlist, model.objective.confidence
+    shortlist, confidence = found.shortlist, model.problem.objective.confidence
     if found.best is not None and shortlist.begins_with(found.best):
         # Nothing is better, and the formula holds it to be sure: mostly it is, and no other needs a look.
         first = walk.check(found.best.counts, found.best.variant)
@@ -219,17 +229,8 @@ def _first_sure(
 
 
 def _candidate(model: ElasticModel, shortlist: Shortlist, at: int) -> Candidate:
-    counts = tuple(int(n) for n in shortlist.counts[:, at])
-    variant = int(shortlist.variant[at])
-    out = model.evaluators()[variant](np.array([counts], dtype=np.float64).T)
-    return Candidate(
-        counts,
-        variant,
-        float(out.seconds[0]),
-        float(out.sure_seconds[0]),
-        float(out.cost[0]),
-        float(out.iterations[0]),
-    )
+    counts, variant = shortlist.counts[:, at : at + 1], int(shortlist.variant[at])
+    return Candidate.of(counts, variant, model.evaluators()[variant](counts), 0)
 
 
 def _extrapolated(servers: Servers, number: int) -> tuple[str, ...]:
@@ -244,64 +245,19 @@ def _extrapolated(servers: Servers, number: int) -> tuple[str, ...]:
     )
 
 
-def _answer(
-    model: Model,
-    found: Found,
-    best: Candidate | None,
-    exact: bool,
-    work: Work,
-    facts: _Facts,
-    notes: tuple[str, ...],
-    proved: bool,
-    instead: Candidate | None = None,
-) -> Plan:
-    evaluators = model.evaluators()
-    fastest, cheapest = found.fastest, found.cheapest
-    assert fastest is not None
-    assert cheapest is not None
-    shown = best or instead or fastest
-    binding, unlimited = _binding(found, model.objective, best, shown)
-    return Plan(
-        pools=tuple(model.pools),
-        objective=model.objective,
-        work=work,
-        feasible=best is not None,
-        counts=shown.counts,
-        servers=evaluators[shown.variant].servers,
-        zone=evaluators[shown.variant].zone,
-        seconds=shown.seconds,
-        sure_seconds=shown.sure_seconds,
-        cost=shown.cost,
-        iterations=shown.iterations,
-        searched=found.searched,
-        exact=exact,
-        binding=binding,
-        chance=facts.chance,
-        pareto=_points(found, evaluators),
-        unlimited=_point(unlimited, evaluators) if unlimited else None,
-        cheapest=_point(cheapest, evaluators),
-        fastest=_point(fastest, evaluators),
-        notes=notes,
-        budget_chance=facts.budget_chance,
-        finish=facts.finish,
-        proved=proved,
-        kept=facts.kept,
-    )
-
-
 def _binding(
-    found: Found, objective: Objective, best: Candidate | None, shown: Candidate
+    found: Found,
+    fastest: Candidate,
+    cheapest: Candidate,
+    objective: Objective,
+    best: Candidate | None,
+    shown: Candidate,
 ) -> tuple[str | None, Candidate | None]:
     """The constraint that binds, and the plan that would be best without it."""
-    fastest, cheapest = found.fastest, found.cheapest
-    assert fastest is not None
-    assert cheapest is not None
     if best is None:
-        in_time = objective.deadline is None or fastest.seconds <= objective.deadline
-        in_budget = objective.budget is None or cheapest.cost <= objective.budget
-        if not in_time:
+        if objective.deadline is not None and fastest.seconds > objective.deadline:
             return "deadline", None
-        if not in_budget:
+        if objective.budget is not None and cheapest.cost > objective.budget:
             return "budget", cheapest
         if objective.deadline and objective.budget and not found.possible:
             return "deadline and budget", found.fastest_in_budget
@@ -313,10 +269,6 @@ def _binding(
         better = cheapest.cost < shown.cost * (1 - 1e-9)
         return ("deadline", cheapest) if better else (None, None)
     return None, None
-
-
-def _point(candidate: Candidate, evaluators: Sequence[Evaluator]) -> Point:
-    return Point(candidate.counts, evaluators[candidate.variant].servers, candidate.seconds, candidate.cost)
 
 
 def _points(found: Found, evaluators: Sequence[Evaluator]) -> tuple[Point, ...]:

@@ -19,7 +19,7 @@ from shoal.sizing.availability import Availability, Calm, Markov, Stock
 from shoal.sizing.beside import Beside
 from shoal.sizing.speed import priors
 from shoal.sizing.speed.efficiency import Efficiency
-from shoal.sizing.types import PsModel
+from shoal.sizing.speed.servers import PsModel
 
 __all__ = [
     "Floats",
@@ -39,6 +39,18 @@ ZonePolicy = Literal["Same", "Preferred", "Any"]
 
 CONFIDENCE = 0.95
 """Default probability of meeting the deadline."""
+_AMOUNTS = (
+    *("transfer_per_gib", "startup_seconds", "interruptions_per_hour", "step_sigma", "running"),
+    *("idle_seconds", "out_seconds"),
+)
+_AMOUNTS_OF_SERVERS = (
+    "price",
+    "bytes_per_step",
+    "startup_seconds",
+    "snapshot_seconds",
+    "recovery_seconds",
+    "sigma",
+)
 SCALING_SIGMA = priors.SERVER_SIGMA[3]
 """Standard deviation of s in the capacity k^s of k servers, beyond the number measured."""
 
@@ -106,22 +118,15 @@ class Pool:
         return Markov(self.interruptions_per_hour, shock_share=self.shock_share, shock_size=self.shock_size)
 
     def __post_init__(self) -> None:
-        _number(self.limit, f"the limit of pool {self.name}", least=0)
-        _number(self.price, f"the price of pool {self.name}", least=0)
-        _number(self.step_seconds, f"the step time of pool {self.name}", above=0)
-        _number(self.batch, f"the batch size of pool {self.name}", above=0)
-        for name in (
-            "transfer_per_gib",
-            "startup_seconds",
-            "interruptions_per_hour",
-            "step_sigma",
-            "running",
-            "idle_seconds",
-            "out_seconds",
-        ):
-            _number(getattr(self, name), f"{name} of pool {self.name}", least=0)
+        pool = f"pool {self.name}"
+        for value, what in ((self.step_seconds, "step time"), (self.batch, "batch size")):
+            _number(value, f"the {what} of {pool}", above=0)
+        for name in ("limit", "price"):
+            _number(getattr(self, name), f"the {name} of {pool}", least=0)
+        for name in _AMOUNTS:
+            _number(getattr(self, name), f"{name} of {pool}", least=0)
         for name in ("shock_share", "shock_size"):
-            _number(getattr(self, name), f"{name} of pool {self.name}", least=0, most=1)
+            _number(getattr(self, name), f"{name} of {pool}", least=0, most=1)
 
 
 @dataclass(frozen=True)
@@ -281,14 +286,7 @@ class Servers:
         if not self.counts or min(self.counts) < 1:
             raise UsageError(f"the number of parameter servers must be at least 1, not {self.counts}")
         _number(self.snapshot_every, "the time between snapshots", above=0)
-        for name in (
-            "price",
-            "bytes_per_step",
-            "startup_seconds",
-            "snapshot_seconds",
-            "recovery_seconds",
-            "sigma",
-        ):
+        for name in _AMOUNTS_OF_SERVERS:
             _number(getattr(self, name), f"{name} of the parameter servers", least=0)
 
     def capacity_sigma(self, number: int) -> float:

@@ -64,6 +64,12 @@ class Checked:
     kept: float
     """How often it kept both in one run; 1 without a limit."""
 
+    @property
+    def between(self) -> tuple[float, float]:
+        """The 5 and 95 % quantiles of the time."""
+        low, high = (float(q) for q in np.quantile(self.runs.finish, (0.05, 0.95), method="nearest"))
+        return low, high
+
     def sure(self, confidence: float) -> bool:
         """Whether both are kept together with this confidence."""
         return self.kept >= confidence
@@ -76,7 +82,6 @@ class Walk:
         self._model, self._problem = model, model.problem
         self._evaluators = model.evaluators()
         self._seconds, self._seed = seconds, seed
-        self.checked = 0
 
     @cached_property
     def _engine(self) -> Engine:
@@ -90,7 +95,6 @@ class Walk:
         """Simulate one plan."""
         evaluator, objective = self._evaluators[variant], self._problem.objective
         runs = self._engine.run(counts, evaluator.servers, evaluator.zone)
-        self.checked += 1
         return Checked(
             at,
             runs,

@@ -30,9 +30,9 @@ def search(model: Model, *, exact_limit: int = EXACT_LIMIT, after: float = -math
 
     The shortlist has those whose objective is above `after`.
     """
-    evaluators = model.evaluators()
-    if Grid(model.limits).size * len(evaluators) <= exact_limit:
-        return exact_search(evaluators, model.limits, model.objective, after=after), True
+    evaluators, problem = model.evaluators(), model.problem
+    if Grid(problem.limits).size * len(evaluators) <= exact_limit:
+        return exact_search(evaluators, problem.limits, problem.objective, after=after), True
     return local_search(model), False
 
 

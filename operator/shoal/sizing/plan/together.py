@@ -3,53 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import NormalDist
 
 import numpy as np
 
 from shoal.sizing.plan.assign import Columns, assign
 from shoal.sizing.plan.elastic import ElasticModel
-from shoal.sizing.plan.planner import Plan, plan
+from shoal.sizing.plan.planner import Plan, nothing, plan
 from shoal.sizing.plan.problem import Problem
 from shoal.sizing.plan.risk import Walk
 from shoal.sizing.plan.search import search
 
-__all__ = ["Request", "plan_together"]
+__all__ = ["plan_together"]
 
 MOST_COLUMNS = 1024
 
 
-@dataclass(frozen=True)
-class Request:
-    """A job to plan: its problem as if it were alone."""
-
-    problem: Problem
-    priority: int = 0
-
-
-def plan_together(requests: Sequence[Request]) -> list[Plan]:
+def plan_together(problems: Sequence[Problem], priorities: Sequence[int]) -> list[Plan]:
     """A plan for each, in the same order; together they need no more of any pool than its limit.
 
-    `requests` of one priority are in the order of urgency. Jobs whose limits cannot all be kept get the fastest plan in
-    what the others leave.
+    Problems are those of jobs as if each were alone; of one priority, they are in the order of urgency. Jobs whose
+    limits cannot all be kept get the fastest plan in what the others leave.
     """
-    names = list(dict.fromkeys(pool.name for request in requests for pool in request.problem.pools))
-    limits = np.array(
-        [
-            max(pool.limit for request in requests for pool in request.problem.pools if pool.name == name)
-            for name in names
-        ],
-        dtype=np.float64,
-    )
-    columns = [_columns(request, names) for request in requests]
-    chosen = assign(columns, limits)
-    left, plans = dict(zip(names, limits, strict=True)), [None] * len(requests)
-    found: list[Plan | None] = list(plans)
-    order = sorted(range(len(requests)), key=lambda i: (chosen[i] is None, -requests[i].priority))
-    for number in order:
-        at = chosen[number]
-        problem = requests[number].problem
+    left = dict[str, float]()
+    for pool in (pool for problem in problems for pool in problem.pools):
+        left[pool.name] = max(left.get(pool.name, 0.0), float(pool.limit))
+    names, found = list(left), dict[int, Plan]()
+    columns = [_columns(*job, names) for job in zip(problems, priorities, strict=True)]
+    chosen = assign(columns, np.array(list(left.values())))
+    for number in sorted(range(len(problems)), key=lambda i: (chosen[i] is None, -priorities[i])):
+        at, problem = chosen[number], problems[number]
         given = None if at is None else dict(zip(names, columns[number].counts[:, at], strict=True))
         answer = _within(problem, left if given is None else given)
         if given is not None and not answer.feasible:
@@ -57,12 +41,11 @@ def plan_together(requests: Sequence[Request]) -> list[Plan]:
         found[number] = answer
         for pool, n in zip(answer.pools, answer.counts, strict=True):
             left[pool.name] = max(left[pool.name] - n, 0.0)
-    return [answer for answer in found if answer is not None]
+    return [found[number] for number in range(len(problems))]
 
 
-def _columns(request: Request, names: Sequence[str]) -> Columns:
+def _columns(problem: Problem, priority: int, names: Sequence[str]) -> Columns:
     """The candidates of a job that keep its limits with the confidence asked for, by the tables of simulated runs."""
-    problem = request.problem
     limited = problem.objective.deadline is not None or problem.objective.budget is not None
     model = ElasticModel(problem, NormalDist().inv_cdf(problem.objective.confidence) if limited else 0.0)
     found, _ = search(model)
@@ -76,7 +59,7 @@ def _columns(request: Request, names: Sequence[str]) -> Columns:
     counts = np.zeros((len(names), len(kept)))
     for row, pool in enumerate(problem.pools):
         counts[names.index(pool.name)] = shortlist.counts[row, kept]
-    return Columns(counts, shortlist.cost[kept], request.priority)
+    return Columns(counts, shortlist.cost[kept], priority)
 
 
 def _within(problem: Problem, limits: dict[str, float]) -> Plan:
@@ -84,8 +67,8 @@ def _within(problem: Problem, limits: dict[str, float]) -> Plan:
     pools = tuple(replace(pool, limit=int(min(pool.limit, limits[pool.name]))) for pool in problem.pools)
     given = sum(pool.limit for pool in pools)
     least = min(problem.min_workers, max(given, 1))
-    if given == 0:  # nothing is left: what it would need shows in the plan as infeasible
-        return replace(plan(problem), feasible=False, counts=(0,) * len(pools), binding="pools")
+    if given == 0:
+        return nothing(problem)
     steady = sum(pool.limit for pool in pools if not pool.spot)
     return plan(
         replace(problem, pools=pools, min_workers=least, min_on_demand=min(problem.min_on_demand, steady))

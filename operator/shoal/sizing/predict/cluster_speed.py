@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from shoal.errors import NotEnoughData
 from shoal.sizing.accelerators import Catalogue, catalogue
-from shoal.sizing.predict.worker_speed import Z90, WorkerSpeed
+from shoal.sizing.predict.worker_speed import WorkerSpeed
 from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import Model
 from shoal.sizing.speed.servers import Cluster, ServerModel
@@ -72,7 +72,7 @@ class ClusterSpeed:
         found = np.empty((len(rows), 3))
         for i, (_, row) in enumerate(rows.iterrows()):
             speed, spread = self.servers.speed(_cluster(row, single[i], float(sigma[i])))
-            half = Z90 * float(np.hypot(spread, noise))
+            half = priors.Z90 * float(np.hypot(spread, noise))
             found[i] = speed * np.exp([-half, 0.0, half])
         return found
 

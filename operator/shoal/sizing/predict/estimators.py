@@ -1,4 +1,8 @@
-"""The additive time as a scikit-learn estimator: a thin wrapper around `speed.additive`, which needs only numpy."""
+"""A time that is a sum of parts, t = a + sum_j c_j x_j with all parts positive: a scikit-learn estimator.
+
+It is learned in logarithms, around a prior that knows orders of magnitude only: the time to save a snapshot, by its
+size and its number of tensors.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
 from shoal.errors import UsageError
-from shoal.sizing.speed.additive import Additive
+from shoal.sizing.speed.posterior import Posterior, width_factor
 
 __all__ = ["AdditiveRegressor"]
 
@@ -23,7 +27,7 @@ class AdditiveRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """y = a + sum_j c_j x_j with all terms positive: a MAP fit of the relative error.
 
     Args:
-        noise: standard deviation of the logarithm of y.
+        noise: standard deviation of the logarithm of y, of a group.
         centres: (n_features + 1,) prior medians of a and the c_j. None: every term is about equally large.
         spreads: (n_features + 1,) standard deviations of their logarithms. None: 2, give or take a factor of seven.
 
@@ -52,17 +56,21 @@ class AdditiveRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         groups = np.arange(len(y)) if groups is None else np.asarray(groups)
         check_consistent_length(X, groups)
         terms = X.shape[1] + 1
-        self._fit = Additive(
-            X,
-            np.log(y),
-            [str(g) for g in groups],
-            centres=_equal_terms(X, y) if self.centres is None else _positive("centres", self.centres, terms),
-            spreads=np.full(terms, PRIOR_SIGMA)
-            if self.spreads is None
-            else _positive("spreads", self.spreads, terms),
-            noise=self.noise,
+        centres = _equal_terms(X, y) if self.centres is None else _positive("centres", self.centres, terms)
+        spreads = (
+            np.full(terms, PRIOR_SIGMA) if self.spreads is None else _positive("spreads", self.spreads, terms)
         )
-        self.intercept_, self.coef_ = float(self._fit.coefficients[0]), self._fit.coefficients[1:]
+        # Repeats of one group share its deviation; a little is their own.
+        same, own = np.equal.outer(groups, groups), np.eye(len(X))
+        kernel = self.noise**2 * (0.8 * same + 0.2 * own) + 1e-10 * own
+        self._posterior = Posterior(
+            lambda theta: _form(X, theta), np.log(y), kernel, np.log(centres), spreads
+        )
+        names = [str(group) for group in groups]
+        errors, sigmas = self._posterior.held_out(names)
+        self._factor = width_factor(errors / sigmas, names)
+        coefficients = np.exp(self._posterior.theta)
+        self.intercept_, self.coef_ = float(coefficients[0]), coefficients[1:]
         return self
 
     def predict(
@@ -75,7 +83,12 @@ class AdditiveRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         checked = np.asarray(validate_data(self, X, reset=False, dtype=np.float64))
         _not_negative(checked)
-        mean, sigma = self._fit.predict(checked, elsewhere=elsewhere)
+        mean, jacobian = _form(checked, self._posterior.theta)
+        nothing = np.zeros((len(self._posterior.data), len(checked)))
+        mean, variance, form = self._posterior.predict(
+            mean, jacobian, nothing, np.full(len(checked), self.noise**2)
+        )
+        sigma = np.sqrt(self._factor**2 * variance + form + elsewhere**2)
         return (np.exp(mean), sigma) if return_std else np.exp(mean)
 
     def __sklearn_tags__(self) -> Any:
@@ -84,6 +97,14 @@ class AdditiveRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         tags.target_tags.positive_only = True
         tags.regressor_tags.poor_score = True  # it minimizes the relative error, not the squared error of R²
         return tags
+
+
+def _form(x: Floats, theta: Floats) -> tuple[Floats, Floats]:
+    """(n,) the logarithm of the sum, and its derivatives (n, d + 1)."""
+    parts = np.column_stack([np.full(len(x), theta[0]), theta[1:] + np.log(np.maximum(x, 1e-300))])
+    top = parts.max(axis=1, keepdims=True)
+    whole = top + np.log(np.exp(parts - top).sum(axis=1, keepdims=True))
+    return whole[:, 0], np.exp(parts - whole)
 
 
 def _equal_terms(X: Floats, y: Floats) -> Floats:

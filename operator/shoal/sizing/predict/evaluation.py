@@ -43,24 +43,6 @@ class Predictor(Protocol):
 
 
 @dataclass
-class _WorkerSteps:
-    """Worker speed in steps/s."""
-
-    catalogue: Catalogue
-    elsewhere: bool = False
-    notes: list[str] = field(default_factory=list)
-
-    def fit(self, rows: pd.DataFrame) -> _WorkerSteps:
-        self._speed = WorkerSpeed(catalogue=self.catalogue, elsewhere=self.elsewhere).fit(rows)
-        return self
-
-    def predict(self, rows: pd.DataFrame) -> Floats:
-        predicted = 1.0 / self._speed.predict(rows)[:, ::-1]
-        self.notes = self._speed.notes
-        return predicted
-
-
-@dataclass
 class _ClusterSteps:
     """Cluster speed.
 
@@ -224,7 +206,7 @@ def _predictor(
     elsewhere = held is not None
     if target == "cluster-speed":
         return _cluster(rows, rows if held is None else held, models, catalogue, left_out, elsewhere)
-    return SnapshotTime(elsewhere) if target == "checkpoint" else _WorkerSteps(catalogue, elsewhere)
+    return SnapshotTime(elsewhere) if target == "checkpoint" else WorkerSpeed(elsewhere, catalogue)
 
 
 def _split_by_accelerator(

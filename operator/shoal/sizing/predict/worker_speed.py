@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import pandas as pd
@@ -15,19 +16,26 @@ from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import Model
 from shoal.sizing.speed.model import chosen, merged
 from shoal.sizing.speed.worker import Configuration, Observation, WorkerModel
-from shoal.sizing.types import Interval, ModelFeatures
 
-__all__ = ["WorkerSpeed"]
+__all__ = ["Interval", "WorkerSpeed"]
 
 Floats = NDArray[np.float64]
 
-Z90 = 1.6449
 FEW_MODELS = 10
+
+
+class Interval(NamedTuple):
+    """A prediction and its 90 % prediction interval; `sigma`: the standard deviation of its logarithm."""
+
+    low: float
+    mean: float
+    high: float
+    sigma: float
 
 
 @dataclass
 class WorkerSpeed:
-    """Predict a worker's step time, with a 90 % prediction interval.
+    """Predict a worker's speed, with a 90 % prediction interval.
 
     Args:
         elsewhere: whether the interval is for another day than the measured ones.
@@ -58,13 +66,9 @@ class WorkerSpeed:
         return self
 
     def step_seconds(
-        self,
-        features: ModelFeatures,
-        accelerator: str,
-        batch_size: float | None = None,
-        cpu_cores: float | None = None,
+        self, model: Model, accelerator: str, batch_size: float | None = None, cpu_cores: float | None = None
     ) -> Interval:
-        """Step time of one worker alone, in s; `features.fingerprint` identifies a model that was measured before."""
+        """Step time of one worker alone, in s; `model.fingerprint` identifies a model that was measured before."""
         if (batch_size is not None) != self._batches and self._model is not None:
             raise UsageError(
                 "the measurements have batch sizes: give the batch_size of the step"
@@ -72,35 +76,30 @@ class WorkerSpeed:
                 else "the measurements have no batch sizes, so that a step of another size cannot be predicted: leave "
                 "batch_size out, or add the column to the table"
             )
-        row = {
-            "model": features.fingerprint,
-            "accelerator": accelerator,
-            "flops": features.flops_per_sample,
-            "params": features.parameters,
-            "num_tensors": features.tensors,
-        }
-        if batch_size is not None:
-            row["batch_size"] = batch_size
-        if cpu_cores is not None:
-            row["cpu_cores"] = cpu_cores
-        low, mean, high = self.predict(pd.DataFrame([row]))[0]
-        return Interval(float(low), float(mean), float(high))
+        name = self.catalogue.find(accelerator).name
+        one = Configuration(model, name, batch_size or 1.0, cores=cpu_cores or 0.0)
+        mean, sigma = (float(value[0]) for value in self._logarithms([one]))
+        low, middle, high = (math.exp(mean + z * sigma) for z in (-priors.Z90, 0.0, priors.Z90))
+        return Interval(low, middle, high, sigma)
 
     def predict(self, rows: pd.DataFrame) -> Floats:
-        """Give (n, 3) low, predicted and high step time in s for every row of model, accelerator and features."""
+        """Give (n, 3) low, predicted and high steps/s for every row of model, accelerator and features."""
         mean, sigma = self.logarithms(rows)
-        return np.exp(np.column_stack([mean - Z90 * sigma, mean, mean + Z90 * sigma]))
+        return np.exp(np.column_stack([-mean - priors.Z90 * sigma, -mean, -mean + priors.Z90 * sigma]))
 
     def logarithms(self, rows: pd.DataFrame) -> tuple[Floats, Floats]:
         """(n,) mean and standard deviation of ln(seconds) of a new measurement."""
+        return self._logarithms(self._configurations(rows))
+
+    def _logarithms(self, rows: list[Configuration]) -> tuple[Floats, Floats]:
         if self._model is None:
             raise NotEnoughData("no measurement of a worker's speed is known: call fit first")
-        for name in sorted({self.catalogue.find(name).name for name in rows["accelerator"]} - self._known):
+        for name in sorted({row.device for row in rows} - self._known):
             sources = ", ".join(sorted(self._known))
             note = f"{name} was never measured: its speed is carried over from {sources} by data sheets"
             if note not in self.notes:
                 self.notes.append(note)
-        mean, sigma = self._model.predict(self._configurations(rows), again=True)
+        mean, sigma = self._model.predict(rows, again=True)
         return mean, np.hypot(sigma, priors.ANOTHER_DAY if self.elsewhere else 0.0)
 
     def _configurations(self, rows: pd.DataFrame) -> list[Configuration]:

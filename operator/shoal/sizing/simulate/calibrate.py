@@ -4,7 +4,8 @@ A trace is cut into blocks. For each block the availability of the pool is learn
 --trace` learns it, and a fixed plan is promised to keep its deadline with the confidence asked for: the work is the
 most for which the simulated runs say so. Then every window of the left-out block is replayed with that plan. A cell is
 a trace, a number of workers (the pool holds as many) and a time to the deadline; its slack is that time over the time
-with all nodes there. Speeds are exact here: what is tested is the availability.
+with all nodes there. Speeds are exact here: what is tested is the availability, and the engine that promises, against
+a replay that knows nothing of it (`replay.py`). A plan that is late by less than a step of that replay is in time.
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shoal.errors import UsageError
-from shoal.sizing.availability import Recorded, Windows, rebinned
-from shoal.sizing.plan.engine import STEPS, Engine
+from shoal.sizing.availability import Windows, rebinned
+from shoal.sizing.plan.engine import Engine
 from shoal.sizing.plan.problem import Floats, Objective, Pool, Problem, Servers, StepWork
+from shoal.sizing.simulate.policies import View
+from shoal.sizing.simulate.replay import Supply, replay, step_of
+from shoal.sizing.simulate.scenario import Scenario
 from shoal.sizing.simulate.traces import Trace
-from shoal.sizing.types import PsModel
+from shoal.sizing.speed.servers import PsModel
 
 __all__ = ["Calibration", "Cell", "calibrate"]
 
@@ -151,17 +156,18 @@ def _cell(
     by_block, slacks = [], []
     for block, (first, last) in enumerate(pairwise(edges)):
         size = max(float(np.delete(nodes, np.s_[first:last]).max()), 1.0)
-        tested = _windows(nodes[first:last], lost[first:last], seconds, size)
-        if tested is None:
-            continue
         rest = tuple((nodes[a:b], lost[a:b], STEP) for a, b in ((0, first), (last, len(nodes))) if b - a > 1)
         learned = Windows(rest, size, spot.running_out())
-        promise = _engine(spot, on_demand, counts, learned, seconds, RUNS, seed).done(counts, 1)
+        promise = _promised(spot, on_demand, counts, learned, seconds, seed)
         work = float(np.quantile(promise, 1 - confidence))
         if work <= 0:
             continue
-        replayed = _engine(spot, on_demand, counts, tested, seconds, len(tested.nodes), seed).done(counts, 1)
-        by_block.append((block, float(np.mean(replayed >= work * (1 - 1e-9))), len(replayed)))
+        scenario = _scenario(spot, on_demand, counts, work, seconds)
+        windows = _windows(nodes[first:last] / size, lost[first:last] / size, scenario, seed)
+        if not len(windows.offset):
+            continue
+        late = replay(scenario, _Fixed(counts), windows, seed).finish - seconds
+        by_block.append((block, float(np.mean(late <= step_of(scenario))), len(late)))
         slacks.append(seconds * workers / spot.step_seconds / work)
     if not by_block:
         return None
@@ -172,36 +178,47 @@ def _cell(
     )
 
 
-def _windows(nodes: Floats, lost: Floats, seconds: float, size: float) -> Recorded | None:
-    """All windows of a block, `STRIDE` in their length; None if it is too short for one."""
-    step = seconds / STEPS
-    there, gone = rebinned(nodes, lost, STEP, step)
-    starts = np.arange(0, len(there) - STEPS + 1, STEPS // STRIDE)
-    if not len(starts):
-        return None
-    where = starts[:, None] + np.arange(STEPS)
-    return Recorded(there[where], gone[where], size)
+def _promised(
+    spot: Pool, on_demand: Pool, counts: tuple[int, int], nodes: Windows, seconds: float, seed: int
+) -> Floats:
+    """(runs,) steps that a plan makes: uncertain are only the nodes of the spot pool, which holds its workers."""
+    problem = _scenario(replace(spot, availability=nodes), on_demand, counts, 1.0, seconds).problem
+    return Engine(problem, seconds, runs=RUNS, seed=seed).done(counts, 1)
 
 
-def _engine(
-    spot: Pool,
-    on_demand: Pool,
-    counts: tuple[int, int],
-    availability: Windows | Recorded,
-    seconds: float,
-    runs: int,
-    seed: int,
-) -> Engine:
-    """An engine whose only uncertainty is the availability of the spot pool, which holds the workers of the plan."""
-    pools = (
-        replace(spot, limit=max(counts[0], 1), availability=availability, step_sigma=0.0, running=0),
-        replace(
-            on_demand, limit=max(counts[1], 1), step_seconds=spot.step_seconds, step_sigma=0.0, running=0
-        ),
+def _scenario(spot: Pool, on_demand: Pool, counts: tuple[int, int], work: float, seconds: float) -> Scenario:
+    """The plan's workers, exact speeds, and servers that neither fail nor limit them."""
+    first, other = (
+        replace(pool, limit=max(n, 1), step_seconds=spot.step_seconds, step_sigma=0.0, running=0)
+        for pool, n in zip((spot, on_demand), counts, strict=True)
     )
     quiet = Servers(model=PsModel(0.0), interruptions_per_hour=0.0)
-    problem = Problem(pools, StepWork(steps=1), quiet, Objective(deadline=seconds))
-    return Engine(problem, seconds, runs=runs, seed=seed)
+    problem = Problem((first, other), StepWork(steps=max(work, 1.0)), quiet, Objective(deadline=seconds))
+    return Scenario(problem, first, other, sum(counts), 1, work, seconds)
+
+
+@dataclass(frozen=True)
+class _Fixed:
+    """A policy that asks for the same workers at all times: a plan."""
+
+    counts: tuple[int, int]
+
+    def __call__(self, view: View) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        spot, on_demand = (np.full(len(view.remaining), n) for n in self.counts)
+        return spot, on_demand
+
+
+def _windows(there: Floats, lost: Floats, scenario: Scenario, seed: int) -> Supply:
+    """All windows of a block, `STRIDE` in their length: parts of the nodes that are there, and that are lost."""
+    step, limit = step_of(scenario), scenario.most_spot
+    there, lost = rebinned(there, lost, STEP, step)
+    nodes = np.floor(np.minimum(there, 1.0) * limit + 1e-9).astype(np.int64)
+    before = np.concatenate([nodes[:1], nodes[:-1]])
+    drawn = np.floor(lost * limit + np.random.default_rng(seed).random(len(lost))).astype(np.int64)
+    gone = np.clip(np.maximum(drawn, before - nodes), 0, before)
+    length = int(scenario.deadline / step)
+    starts = np.arange(0, len(nodes) - length + 1, max(length // STRIDE, 1))
+    return Supply(nodes[None], gone[None], np.array([len(nodes)]), np.zeros_like(starts), starts)
 
 
 def _interval(cells: Sequence[Cell], seed: int) -> tuple[float, float]:

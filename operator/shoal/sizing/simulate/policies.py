@@ -16,7 +16,7 @@ from shoal.sizing.plan.deadline import spare_seconds
 from shoal.sizing.plan.problem import Floats
 from shoal.sizing.simulate.scenario import Scenario
 
-__all__ = ["POLICIES", "Hindsight", "Policy", "SpotOnly", "View"]
+__all__ = ["POLICIES", "Hindsight", "Policy", "SpotOnly", "View", "spot_workers"]
 
 Ints = NDArray[np.int64]
 
@@ -74,7 +74,7 @@ def _all(view: View, number: int) -> Ints:
     return np.full(len(view.remaining), number, dtype=np.int64)
 
 
-def _spot_workers(view: View, on_demand: Ints) -> Ints:
+def spot_workers(view: View, on_demand: Ints) -> Ints:
     """Spot workers in addition to these on-demand ones. Spot stays until its on-demand replacement works."""
     scenario = view.scenario
     at_work = np.minimum(view.on_demand, on_demand)
@@ -145,7 +145,7 @@ class UniformProgress:
         on_demand = np.where(topping_up, np.maximum(idle, there), 0)
         self._topping_up = on_demand > 0
         on_demand = np.clip(on_demand, scenario.base, scenario.most_on_demand)
-        return _spot_workers(view, on_demand), on_demand
+        return spot_workers(view, on_demand), on_demand
 
 
 class Shoal:
@@ -186,7 +186,7 @@ class Shoal:
         self._idle = np.where(wanted < there, self._idle + view.step, 0.0)
         keep = (wanted < there) & (self._idle < view.startup + view.step)
         on_demand = np.clip(np.where(keep, there, wanted), scenario.base, scenario.most_on_demand)
-        self._asked = _spot_workers(view, on_demand)
+        self._asked = spot_workers(view, on_demand)
         return self._asked, on_demand
 
     @staticmethod

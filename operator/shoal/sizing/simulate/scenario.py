@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -10,7 +10,6 @@ import numpy as np
 from shoal.errors import UsageError
 from shoal.sizing.plan.cost import money_per_step
 from shoal.sizing.plan.problem import Floats, Pool, Problem, StepWork
-from shoal.sizing.speed.servers import soft_min
 
 __all__ = ["Scenario", "pair_of", "scenario_of"]
 
@@ -47,9 +46,15 @@ class Scenario:
     @cached_property
     def speeds(self) -> Floats:
         """(spot + 1, on-demand + 1) steps/s for every number of running workers."""
-        return _speeds(
-            self.problem, self.spot, self.on_demand, self.workers, self.most_on_demand, self.servers
-        )
+        spot, own, work = self.spot, self.on_demand, self.problem.work
+        x, y = np.meshgrid(np.arange(self.workers + 1.0), np.arange(self.most_on_demand + 1.0), indexing="ij")
+        rate_x, rate_y = 1 / spot.step_seconds, 1 / own.step_seconds
+        steps = x * rate_x + y * rate_y
+        # If the work is in samples, a step with more samples is worth more.
+        by_samples = isinstance(work, StepWork) and work.counts_samples(spot.batch)
+        worth = x * rate_x + y * rate_y * (own.batch / spot.batch if by_samples else 1.0)
+        shared = self.problem.servers.model.limited(steps, self.servers)
+        return np.asarray(worth * np.divide(shared, steps, out=np.ones_like(steps), where=steps > 0))
 
     @cached_property
     def sure_rate(self) -> float:
@@ -81,8 +86,9 @@ def scenario_of(problem: Problem, *, workers: int | None = None, slack: float | 
     """
     spot, on_demand = pair_of(problem)
     number = min(workers or problem.max_workers or spot.limit, spot.limit + on_demand.limit)
-    most = min(number, on_demand.limit)
-    count = _servers(problem, spot, on_demand, number, most)
+    every = [Scenario(problem, spot, on_demand, number, n, 0.0, 0.0) for n in sorted(problem.servers.counts)]
+    enough = ENOUGH * number / spot.step_seconds
+    found = next((each for each in every if each.speeds[-1, 0] >= enough), every[-1])
     steps = float(problem.work.iterations(np.array([float(spot.batch)]), np.array([float(number)]))[0])
     if not np.isfinite(steps):
         raise UsageError(
@@ -90,8 +96,7 @@ def scenario_of(problem: Problem, *, workers: int | None = None, slack: float | 
         )
     ps = problem.servers
     steps *= 1 + ps.snapshot_seconds / ps.snapshot_every
-    alone = float(_speeds(problem, spot, on_demand, number, most, count)[0, -1])
-    least = max(on_demand.startup_seconds, ps.startup_seconds) + steps / alone
+    least = max(on_demand.startup_seconds, ps.startup_seconds) + steps / float(found.speeds[0, -1])
     if slack is not None:
         if not slack >= 1:
             raise UsageError(
@@ -104,7 +109,7 @@ def scenario_of(problem: Problem, *, workers: int | None = None, slack: float | 
         raise UsageError(
             "the simulation needs a deadline: set elasticity.objective.deadlineSeconds, --deadline or --slack"
         )
-    return Scenario(problem, spot, on_demand, number, count, steps, deadline)
+    return replace(found, work=steps, deadline=deadline)
 
 
 def pair_of(problem: Problem) -> tuple[Pool, Pool]:
@@ -138,27 +143,3 @@ def pair_of(problem: Problem) -> tuple[Pool, Pool]:
 def _price(pool: Pool) -> float:
     """Price per speed."""
     return pool.price * pool.step_seconds / pool.batch
-
-
-def _servers(problem: Problem, spot: Pool, on_demand: Pool, workers: int, most: int) -> int:
-    counts = sorted(problem.servers.counts)
-    alone = workers / spot.step_seconds
-    for count in counts:
-        if _speeds(problem, spot, on_demand, workers, most, count)[-1, 0] >= ENOUGH * alone:
-            return count
-    return counts[-1]
-
-
-def _speeds(problem: Problem, spot: Pool, on_demand: Pool, workers: int, most: int, servers: int) -> Floats:
-    x, y = np.meshgrid(np.arange(workers + 1.0), np.arange(most + 1.0), indexing="ij")
-    rate_x, rate_y = 1 / spot.step_seconds, 1 / on_demand.step_seconds
-    steps = x * rate_x + y * rate_y
-    # If the work is in samples, a step with more samples is worth more.
-    by_samples = isinstance(problem.work, StepWork) and problem.work.counts_samples(spot.batch)
-    worth = x * rate_x + y * rate_y * (on_demand.batch / spot.batch if by_samples else 1.0)
-    update = problem.servers.model.update_seconds
-    if update > 0:
-        cap = servers**problem.servers.model.scaling / update
-        shared = soft_min(steps, cap, problem.servers.model.sharpness)
-        worth = worth * np.divide(shared, steps, out=np.ones_like(steps), where=steps > 0)
-    return np.asarray(worth)

@@ -141,9 +141,10 @@ def explain(result: Result, currency: str = "$") -> str:
         f"{result.runs:,} runs of up to {scenario.workers} workers from {scenario.spot.name} and "
         f"{scenario.on_demand.name} through {where}, to a deadline of {duration(scenario.deadline)} "
         f"({result.slack:.2f} times what on-demand nodes alone take).",
-        f"The policy shoal kept {_share(ours.kept)} of the deadlines "
-        f"for {_price(ours, currency)} on average: {_compare(ours, on_demand)} on-demand nodes only, "
-        f"{_compare(ours, uniform)} uniform progress, which kept {_share(uniform.kept)}.",
+        "The policy shoal (two rules at each step; the operator plans instead) kept "
+        f"{_share(ours.kept)} of the deadlines for {_price(ours, currency)} on average: "
+        f"{_compare(ours, on_demand)} on-demand nodes only, {_compare(ours, uniform)} uniform progress, which kept "
+        f"{_share(uniform.kept)}.",
     ]
     cheaper = [
         o

@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,29 +27,11 @@ from shoal.sizing.plan.problem import Floats
 
 __all__ = ["Trace", "read_trace"]
 
-UNITS = {
-    "ms": 1e-3,
-    "milliseconds": 1e-3,
-    "timestamp_ms": 1e-3,
-    "s": 1.0,
-    "seconds": 1.0,
-    "time": 1.0,
-    "t": 1.0,
-}
+UNITS = dict.fromkeys(("ms", "milliseconds", "timestamp_ms"), 1e-3)
+UNITS |= dict.fromkeys(("s", "seconds", "time", "t"), 1.0)
 COUNTS = ("nodes", "capacity", "available", "count", "instances")
-ADDED = ("add", "added", "launch", "launched", "start")
-REMOVED = (
-    "remove",
-    "removed",
-    "preempt",
-    "preempted",
-    "revoke",
-    "revoked",
-    "terminate",
-    "terminated",
-    "stop",
-)
-
+ADDED = re.compile(r"add(ed)?|launch(ed)?|start")
+REMOVED = re.compile(r"removed?|preempt(ed)?|revoked?|terminated?|stop")
 
 MOST_BINS = 5_000_000
 """Ten years of minutes: what is longer has its times in another unit."""
@@ -117,7 +100,8 @@ def read_trace(path: Path) -> Trace:
         raise UsageError(f"{path} has no rows: give a trace")
     header = [cell.lower() for cell in rows[0][1]]
     numeric = _is_number(header[0])
-    if any(cell in ADDED + REMOVED for cell in header) or (not numeric and len(header) >= 3):
+    events = any(ADDED.fullmatch(cell) or REMOVED.fullmatch(cell) for cell in header)
+    if events or (not numeric and len(header) >= 3):
         unit = 1e-3 if numeric else _unit(header[0], path)
         return _events(path, rows if numeric else rows[1:], unit)
     if numeric:
@@ -131,10 +115,8 @@ def read_trace(path: Path) -> Trace:
             f"{path} has no column {', '.join(COUNTS[:-1])} or {COUNTS[-1]}: rename the column of the nodes"
         )
     unit = _unit(header[0], path)
-    times, counts = [], []
-    for number, row in rows[1:]:
-        times.append(_number(row, 0, path, number) * unit)
-        counts.append(_number(row, column, path, number))
+    times = [_number(row, 0, path, number) * unit for number, row in rows[1:]]
+    counts = [_number(row, column, path, number) for number, row in rows[1:]]
     return _from_counts(path, times, counts, None)
 
 
@@ -150,9 +132,10 @@ def _events(path: Path, rows: Iterable[tuple[int, Sequence[str]]], unit: float) 
         if len(row) < 3:
             raise UsageError(f"{path} line {number}: write time,add|remove,node, not {','.join(row)!r}")
         action = row[1].lower()
-        if action not in ADDED + REMOVED:
+        added = bool(ADDED.fullmatch(action))
+        if not (added or REMOVED.fullmatch(action)):
             raise UsageError(f"{path} line {number}: the event must be add or remove, not {row[1]!r}")
-        events.append((_number(row, 0, path, number) * unit, action in ADDED, row[2]))
+        events.append((_number(row, 0, path, number) * unit, added, row[2]))
     if not events:
         raise UsageError(f"{path} has no events: give a trace")
     events.sort(key=lambda event: event[0])

@@ -161,8 +161,7 @@ def fitted(
 
 def _observation(model: Model, row: Row, alone: LogMean) -> Observation:
     """A row as an observation: what is old weighs less."""
-    fresh = 0.5 ** (max(row.age_seconds, 0.0) / priors.HALF_LIFE)
-    variance = alone.variance_log / max(alone.count * fresh, 1e-3)
+    variance = alone.variance_log / max(alone.count * priors.weight(row.age_seconds), 1e-3)
     drift = priors.DRIFT**2 * max(row.age_seconds, 0.0) / priors.HALF_LIFE
     one = Configuration(model, row.device, row.batch_size, row.devices, row.cores)
     return Observation(one, math.log(alone.seconds), variance + drift)

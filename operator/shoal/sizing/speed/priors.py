@@ -40,6 +40,7 @@ ANY_UNIT = 6.0  # of ln b, in tables without batch sizes: FLOPs of a sample or o
 ANY_CONVENTION = 1.3  # of ln b, in tables of a user: multiply-adds or FLOPs, forward pass or training step
 CAMPAIGN = 0.03  # the same configuration on another day: 2-5 % on a K80, more on a P100 (CM-DARE, raw runs)
 MODEL, BOTH = 0.06, 0.06  # a network, and a network on one accelerator, against the form
+OWNER = 0.1  # who measures on an accelerator: the input, and the share of a device that a namespace has, are its own
 SMOOTH, SMOOTH_OWN = 0.1, 0.03  # the form itself, far from what was measured
 LENGTHS = (2.0, 2.0, 3.0, 1.0, 1.5)  # what is far: ln FLOPs of a step, tensors, parameters, cores, devices
 UNKNOWN_FLOPS = 1.0

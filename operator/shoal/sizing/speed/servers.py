@@ -20,11 +20,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.errors import UsageError
 from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import Model
 from shoal.sizing.speed.posterior import MOST_ROUNDS, looseness
 
-__all__ = ["Cluster", "Load", "ServerModel", "busy", "soft_min"]
+__all__ = ["Cluster", "Load", "PsModel", "ServerModel", "busy", "soft_min"]
 
 Floats = NDArray[np.float64]
 
@@ -58,13 +59,32 @@ class Cluster:
     series: str = ""
 
 
-class _Term(NamedTuple):
-    """The logarithm of a speed: of which model, measured less predicted, derivatives, and weight (1 / variance)."""
+@dataclass(frozen=True)
+class PsModel:
+    """The cost of one update (a push and a pull) of one model at a parameter server.
 
-    name: str
-    error: float
-    slope: Floats
-    weight: float
+    `update_seconds`: time of one server for the whole model, so n servers do at most n^scaling / update_seconds
+    updates per second; 0: no contention. `sharpness` >= 1: how sharply the speed bends from the sum of the workers to
+    that cap (infinite: minimum of both). `scaling`: 1 if the parameters are spread evenly, else less.
+    """
+
+    update_seconds: float
+    sharpness: float = 4.0
+    scaling: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.update_seconds) and self.update_seconds >= 0):
+            raise UsageError(f"update_seconds must be a finite number >= 0, not {self.update_seconds}")
+        if not self.sharpness >= 1:
+            raise UsageError(f"sharpness must be at least 1, not {self.sharpness}")
+        if not 0 <= self.scaling <= 1:
+            raise UsageError(f"scaling must be between 0 and 1, not {self.scaling}")
+
+    def limited(self, alone: Floats, servers: int, factor: Floats | float = 1.0) -> Floats:
+        """The speed of workers that make `alone` steps/s behind so many servers, of `factor` times the capacity."""
+        if self.update_seconds <= 0:
+            return alone
+        return soft_min(alone, servers**self.scaling / self.update_seconds * factor, self.sharpness)
 
 
 def soft_min(demand: Floats, cap: Floats | float, sharpness: float) -> Floats:
@@ -84,23 +104,73 @@ def busy(speed: Floats, alone: Floats, sharpness: float) -> Floats:
     return np.asarray(1.0 - np.minimum(speed / alone, 1.0) ** sharpness)
 
 
+class _Terms(NamedTuple):
+    """The logarithms of n measured speeds: (n,) of which model, measured less predicted, and weight (1 / variance).
+
+    `slope` (n, 4) are the derivatives by what all models share, `own` (n,) that by the deviation of the model.
+    """
+
+    model: NDArray[np.intp]
+    error: Floats
+    weight: Floats
+    slope: Floats
+    own: Floats
+
+    def by_model(self, values: Floats, models: int) -> Floats:
+        """(models, ...) the sums of values (n, ...) over the terms of each model."""
+        sums = np.zeros((models, *values.shape[1:]))
+        np.add.at(sums, self.model, values)
+        return sums
+
+
+class _Normal(NamedTuple):
+    """A Gauss-Newton matrix: of what is shared (4, 4), with each model's deviation (models, 4), and these (models,).
+
+    No two deviations have a term in common, so that it is solved in as many steps as there are models.
+    """
+
+    shared: Floats
+    mixed: Floats
+    own: Floats
+
+    def damped(self, by: float) -> _Normal:
+        """With its diagonal larger by this part."""
+        return _Normal(self.shared + by * np.diag(np.diag(self.shared)), self.mixed, self.own * (1 + by))
+
+    @property
+    def reduced(self) -> Floats:
+        """(4, 4) the inverse of the covariance of what is shared (Schur's complement)."""
+        return np.asarray(self.shared - (self.mixed.T / self.own) @ self.mixed)
+
+    def solve(self, shared: Floats, own: Floats) -> tuple[Floats, Floats]:
+        """The step for a gradient."""
+        first = np.asarray(
+            np.linalg.solve(self.reduced, shared - (self.mixed.T / self.own) @ own), dtype=np.float64
+        )
+        return first, (own - self.mixed @ first) / self.own
+
+
 class ServerModel:
     """The posterior of (ln alpha, ln beta, ln(p - 1), s) and of each model's deviation from the form."""
 
     def __init__(self, loads: Sequence[Load] = (), clusters: Sequence[Cluster] = ()) -> None:
         self._loads, self._clusters = list(loads), list(clusters)
-        self._series = Counter(cluster.series for cluster in self._clusters)
         everything: list[Load | Cluster] = [*self._loads, *self._clusters]
         self.names = sorted({each.model.key for each in everything})
-        self._mean = np.concatenate([priors.SERVER_MEAN, np.zeros(len(self.names))])
-        spread = np.concatenate([priors.SERVER_SIGMA, np.full(len(self.names), priors.SERVER_MODEL)])
-        self._precision = np.diag(1 / spread**2)
-        self.theta, self.covariance = self._mean.copy(), np.diag(spread**2)
-        self.measured = {
-            name: max(each.servers for each in everything if each.model.key == name) for name in self.names
-        }
+        self._at = {name: at for at, name in enumerate(self.names)}
+        self.measured = dict[str, int]()
+        for each in everything:
+            self.measured[each.model.key] = max(self.measured.get(each.model.key, 0), each.servers)
+        self._series = Counter(cluster.series for cluster in self._clusters)
+        self._model = np.array([self._at[each.model.key] for each in everything], dtype=np.intp)
+        self._prior = np.array(priors.SERVER_MEAN)
+        self._precision = np.array(priors.SERVER_SIGMA) ** -2.0
+        self._own_precision = np.full(len(self.names), priors.SERVER_MODEL**-2.0)
+        self.theta, self._own = self._prior.copy(), np.zeros(len(self.names))
+        self._normal = _Normal(np.diag(self._precision), np.zeros((len(self.names), 4)), self._own_precision)
         if everything:
             self._fit()
+        self._covariance = np.linalg.inv(self._normal.reduced)
 
     @property
     def sharpness(self) -> float:
@@ -114,11 +184,16 @@ class ServerModel:
 
     def capacity(self, model: Model, servers: int) -> tuple[float, float]:
         """Updates a second of so many servers, and the standard deviation of its logarithm."""
-        mean, slope = self._log_capacity(model, servers, self.theta)
-        variance = float(slope @ self.covariance @ slope)
-        if model.key not in self.names:
-            variance += priors.SERVER_MODEL**2
-        return math.exp(mean), math.sqrt(variance)
+        load = Load(model, servers, 1.0, 1.0)
+        (mean,), (slope,) = _log_capacity([load], self.theta)
+        at = self._at.get(model.key)
+        if at is None:
+            variance = float(slope @ self._covariance @ slope) + priors.SERVER_MODEL**2
+            return math.exp(mean), math.sqrt(variance)
+        # The model's own deviation is known with what is shared: what is too much of one is too little of the other.
+        slope = slope + self._normal.mixed[at] / self._normal.own[at]
+        variance = float(slope @ self._covariance @ slope) + 1 / float(self._normal.own[at])
+        return math.exp(mean - self._own[at]), math.sqrt(variance)
 
     def update_seconds(self, model: Model) -> float:
         """Seconds that one update keeps a single server busy."""
@@ -131,90 +206,59 @@ class ServerModel:
         cluster by the best guess still may, and the tangent there says nothing of it.
         """
         capacity, sigma = self.capacity(cluster.model, cluster.servers)
-        _, slope, hangs = self._log_speed(cluster, self.theta)
+        _, by_p, hangs = _log_speed(np.log([cluster.alone]), np.log([capacity]), self.theta)
         caps = capacity * np.exp(sigma * _NODES)
         logs = np.log(soft_min(np.full(len(caps), cluster.alone), caps, self.sharpness))
         mean = float(_WEIGHTS @ logs)
         variance = float(_WEIGHTS @ (logs - mean) ** 2)
-        variance += ((1 - hangs) * cluster.alone_sigma) ** 2 + slope[2] ** 2 * self.covariance[2, 2]
-        return math.exp(mean), math.sqrt(variance)
+        variance += float((1 - hangs[0]) * cluster.alone_sigma) ** 2
+        return math.exp(mean), math.sqrt(variance + float(by_p[0]) ** 2 * float(self._covariance[2, 2]))
 
     # -- fitting ------------------------------------------------------------------------------------------------
 
-    def _log_capacity(self, model: Model, servers: int, theta: Floats) -> tuple[float, Floats]:
-        """Ln C and its derivatives."""
-        tensors = math.exp(theta[0]) * model.tensors
-        parameters = math.exp(theta[1]) * model.parameters
-        slope = np.zeros(len(theta))
-        slope[0], slope[1] = -tensors / (tensors + parameters), -parameters / (tensors + parameters)
-        slope[3] = math.log(servers)
-        mean = theta[3] * math.log(servers) - math.log(tensors + parameters)
-        if model.key in self.names:
-            at = len(priors.SERVER_MEAN) + self.names.index(model.key)
-            slope[at] = -1.0
-            mean -= theta[at]
-        return mean, slope
-
-    def _log_speed(self, cluster: Cluster, theta: Floats) -> tuple[float, Floats, float]:
-        """Ln V, its derivatives, and how much V hangs on C: d ln V / d ln C."""
-        cap, slope = self._log_capacity(cluster.model, cluster.servers, theta)
-        alone, p = math.log(cluster.alone), 1 + math.exp(min(theta[2], 4.0))
-        low, high = -p * alone, -p * cap
-        top = max(low, high)
-        mixed = top + math.log(math.exp(low - top) + math.exp(high - top))
-        hangs = math.exp(high - mixed)
-        slope = slope * hangs
-        # d/dp of -1/p ln(A^-p + C^-p)
-        by_p = mixed / p**2 + ((1 - hangs) * alone + hangs * cap) / p
-        slope[2] = by_p * (p - 1)
-        return -mixed / p, slope, hangs
-
     def _fit(self) -> None:
         """The maximum of the posterior; models that the others do not explain are ones of a kind (`looseness`)."""
-        usual = np.diag(self._precision)[-len(self.names) :].copy()
-        loose = self._loosened(self._mean, None)
+        loose = self._loosened(None)
         for number in range(MOST_ROUNDS):
-            self._precision[-len(self.names) :, -len(self.names) :] = np.diag(usual / loose**2)
+            self._own_precision = (priors.SERVER_MODEL * loose) ** -2.0
             self._maximize()
-            found = self._loosened(self.theta, loose)
+            found = self._loosened(loose)
             if number:  # as in `WorkerModel`
                 found = np.maximum(found, loose)
             if np.array_equal(found > 1, loose > 1):
                 break
             loose = found
 
-    def _loosened(self, theta: Floats, loose: Floats | None) -> Floats:
-        """(names,) how many times larger than usual a model's deviation is taken to be: from its errors without it.
+    def _loosened(self, loose: Floats | None) -> Floats:
+        """(models,) how many times larger than usual a model's deviation is taken to be: from its errors without it.
 
         `loose`: what was taken for the present fit; None: there is none, and errors are those of the prior.
         """
-        terms, size = self._terms(theta), len(priors.SERVER_MEAN)
-        found = np.ones(len(self.names))
-        for number, name in enumerate(self.names):
-            mine = [term for term in terms if term.name == name]
-            slopes = np.array([term.slope for term in mine])
-            errors, weights = (
-                np.array([getattr(term, part) for term in mine]) for part in ("error", "weight")
-            )
-            if loose is None:
-                covariance = np.linalg.inv(self._precision)
-            else:
-                covariance = np.linalg.inv(self._hessian - (slopes.T * weights) @ slopes)
-                errors = errors + slopes @ covariance @ (slopes.T @ (weights * errors))
-            variances = 1 / weights + np.einsum("ij,jk,ik->i", slopes, covariance, slopes)
-            if loose is not None:
-                own = priors.SERVER_MODEL * slopes[:, size + number]
-                variances = variances - own**2 * (loose[number] ** 2 - 1)
-            found[number] = looseness(errors, variances, priors.SERVER_MODEL)
-        return found
+        terms, count = self._terms(self.theta, self._own), len(self.names)
+        errors = terms.error
+        covariance = np.broadcast_to(np.diag(1 / self._precision), (count, 4, 4))
+        if loose is not None:
+            mixed, own = self._normal.mixed, self._normal.own
+            mine = np.einsum("n,ni,nj->nij", terms.weight, terms.slope, terms.slope)
+            mine = terms.by_model(mine, count) - np.einsum("mi,mj,m->mij", mixed, mixed, 1 / own)
+            covariance = np.linalg.inv(self._normal.reduced - mine)
+            pull = (terms.weight * errors)[:, None] * np.column_stack([terms.slope, terms.own])
+            pull = terms.by_model(pull, count)
+            shared = np.einsum("mij,mj->mi", covariance, pull[:, :4])[terms.model]
+            errors = errors + (terms.slope * shared).sum(axis=1)
+            errors = errors + terms.own * (pull[:, 4] / self._own_precision)[terms.model]
+        variances = np.einsum("ni,nij,nj->n", terms.slope, covariance[terms.model], terms.slope)
+        variances += 1 / terms.weight + (priors.SERVER_MODEL * terms.own) ** 2
+        number = terms.by_model(np.ones(len(errors)), count)
+        error, variance = (terms.by_model(each, count) / number for each in (errors, variances))
+        return np.array([looseness(e, v, priors.SERVER_MODEL) for e, v in zip(error, variance, strict=True)])
 
     def _maximize(self) -> None:
-        theta, damping, best = self._mean.copy(), 1e-2, math.inf
-        H = self._precision
+        theta, own, damping, best = self._prior.copy(), np.zeros(len(self.names)), 1e-2, math.inf
         for _ in range(priors.MOST_ITERATIONS):
-            gradient, hessian, loss = self._normal(theta)
+            gradient, normal, loss = self._downhill(theta, own)
             if loss < best:
-                kept, best_gradient, H, gain = theta, gradient, hessian, best - loss
+                kept, downhill, self._normal, gain = (theta, own), gradient, normal, best - loss
                 best, damping = loss, max(damping / 10, 1e-9)
                 if gain < 1e-9 * (1 + loss):
                     break
@@ -222,30 +266,69 @@ class ServerModel:
                 damping *= 10
                 if damping > 1e9:
                     break
-            theta = kept + np.linalg.solve(H + damping * np.diag(np.diag(H)), best_gradient)
-        self.theta, self._hessian, self.covariance = kept, H, np.linalg.inv(H)
+            step = self._normal.damped(damping).solve(*downhill)
+            theta, own = kept[0] + step[0], kept[1] + step[1]
+        self.theta, self._own = kept
 
-    def _normal(self, theta: Floats) -> tuple[Floats, Floats, float]:
+    def _downhill(self, theta: Floats, own: Floats) -> tuple[tuple[Floats, Floats], _Normal, float]:
         """Gradient (downhill), Gauss-Newton matrix and value of half the negative log posterior."""
-        away = theta - self._mean
-        gradient, H = -self._precision @ away, self._precision.copy()
-        loss = float(away @ self._precision @ away) / 2
-        for term in self._terms(theta):
-            gradient = gradient + term.weight * term.error * term.slope
-            H = H + term.weight * np.outer(term.slope, term.slope)
-            loss += term.weight * term.error**2 / 2
-        return gradient, H, loss
+        terms, count = self._terms(theta, own), len(self.names)
+        away, pull = theta - self._prior, terms.weight * terms.error
+        loss = self._precision @ away**2 + self._own_precision @ own**2 + terms.weight @ terms.error**2
+        gradient = (
+            pull @ terms.slope - self._precision * away,
+            terms.by_model(pull * terms.own, count) - self._own_precision * own,
+        )
+        weighted = terms.weight[:, None] * terms.slope
+        normal = _Normal(
+            terms.slope.T @ weighted + np.diag(self._precision),
+            terms.by_model(weighted * terms.own[:, None], count),
+            terms.by_model(terms.weight * terms.own**2, count) + self._own_precision,
+        )
+        return gradient, normal, float(loss) / 2
 
-    def _terms(self, theta: Floats) -> list[_Term]:
+    def _terms(self, theta: Floats, own: Floats) -> _Terms:
         """What was measured, beside what the parameters say of it."""
-        terms = []
-        for load in self._loads:
-            mean, slope = self._log_capacity(load.model, load.servers, theta)
-            weight = 1 / (priors.LOAD_NOISE**2 + 1 / max(load.updates, 1.0))
-            terms.append(_Term(load.model.key, -math.log(load.seconds) - mean, slope, weight))
-        for cluster in self._clusters:
-            mean, slope, hangs = self._log_speed(cluster, theta)
-            noise = priors.CLUSTER_NOISE**2 + ((1 - hangs) * cluster.alone_sigma) ** 2
-            weight = 1 / (noise * self._series[cluster.series] ** priors.SERIES)
-            terms.append(_Term(cluster.model.key, math.log(cluster.speed) - mean, slope, weight))
-        return terms
+        loads, clusters = self._loads, self._clusters
+        cap, slope = _log_capacity([*loads, *clusters], theta)
+        cap, n = cap - own[self._model], len(loads)
+        alone = np.log([each.alone for each in clusters])
+        speed, by_p, hangs = _log_speed(alone, cap[n:], theta)
+        slope[n:] *= hangs[:, None]
+        slope[n:, 2] = by_p
+        error = np.log([*(1 / each.seconds for each in loads), *(each.speed for each in clusters)])
+        noise = [priors.LOAD_NOISE**2 + 1 / max(each.updates, 1.0) for each in loads]
+        doubt = ((1 - hangs) * np.array([each.alone_sigma for each in clusters])) ** 2
+        series = np.array([float(self._series[each.series]) for each in clusters]) ** priors.SERIES
+        return _Terms(
+            self._model,
+            error - np.concatenate([cap[:n], speed]),
+            1 / np.concatenate([noise, (priors.CLUSTER_NOISE**2 + doubt) * series]),
+            slope,
+            -np.concatenate([np.ones(n), hangs]),
+        )
+
+
+def _log_capacity(every: Sequence[Load | Cluster], theta: Floats) -> tuple[Floats, Floats]:
+    """(n,) ln C by the form, and its derivatives (n, 4)."""
+    tensors, parameters, servers = (
+        np.array(
+            [[each.model.tensors, each.model.parameters, each.servers] for each in every], dtype=np.float64
+        )
+        .reshape(-1, 3)
+        .T
+    )
+    tensors, parameters = math.exp(theta[0]) * tensors, math.exp(theta[1]) * parameters
+    whole = tensors + parameters
+    slope = np.column_stack([-tensors / whole, -parameters / whole, np.zeros(len(every)), np.log(servers)])
+    return theta[3] * np.log(servers) - np.log(whole), slope
+
+
+def _log_speed(alone: Floats, cap: Floats, theta: Floats) -> tuple[Floats, Floats, Floats]:
+    """(n,) ln V, its derivative by ln(p - 1), and how much V hangs on C: d ln V / d ln C."""
+    p = 1 + math.exp(min(theta[2], 4.0))
+    mixed = np.logaddexp(-p * alone, -p * cap)
+    hangs = np.exp(-p * cap - mixed)
+    # d/dp of -1/p ln(A^-p + C^-p)
+    by_p = mixed / p**2 + ((1 - hangs) * alone + hangs * cap) / p
+    return -mixed / p, by_p * (p - 1), hangs

@@ -5,13 +5,14 @@
 for W = F B / d, F FLOPs of a sample, a batch of B samples on d accelerators of kind g, N tensors, and C cores that feed
 it; W / N is the work of a kernel, and large ones fill an accelerator better. The coefficients of an accelerator are its
 data sheet's times what was learned of all accelerators and of this one; the discrepancy is a Gaussian process with an
-effect of the network, one of the network on this accelerator, and a smooth part over the size of the work that grows
-where nothing was measured. So a new network, a new accelerator and both at once are answered by the same posterior, and
-its variance says how sure it is. docs/sizing-model.md has the derivation.
+effect of the network, one of the network on this accelerator, one of who measured on it, and a smooth part over the
+size of the work that grows where nothing was measured. So a new network, a new accelerator and both at once are
+answered by the same posterior, and its variance says how sure it is. docs/sizing-model.md has the derivation.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,6 +59,8 @@ class _Table:
         self.models = [row.model.key for row in rows]
         found = [sheets.sheet(row.device, row.cores) for row in rows]
         self.devices = [sheet.name for sheet in found]
+        self.owned = np.array([float(bool(row.model.owner)) for row in rows])
+        self.owners = [f"{name} of {row.model.owner}" for name, row in zip(self.devices, rows, strict=True)]
         self.log_devices = np.log([float(row.devices) for row in rows])
         self.work = np.array([_flops(row.model) * row.batch / row.devices for row in rows])
         self.tensors = np.array([float(row.model.tensors) for row in rows])
@@ -110,10 +113,16 @@ class WorkerModel:
         seconds = np.array([o.log_seconds for o in observations])
         self._loose: dict[str, float] = {}
         self._factor = 1.0
+        models, owners = self._seen.models, self._seen.owners
+        number_of = Counter(device for device, _ in set(zip(self._seen.devices, owners, strict=True)))
+        shared = {
+            owner for device, owner in zip(self._seen.devices, owners, strict=True) if number_of[device] > 1
+        }
         if rows:
             mean, jacobian = self._mean(self._seen, prior)
             own = np.diag(self._kernel(self._seen, self._seen))
-            self._loose = self._odd(seconds - mean, ((jacobian * spread) ** 2).sum(axis=1) + own + noise)
+            variances = ((jacobian * spread) ** 2).sum(axis=1) + own + noise
+            self._loose = self._odd(models, seconds - mean, variances, priors.MODEL)
         for number in range(MOST_ROUNDS):
             kernel = self._kernel(self._seen, self._seen) + np.diag(noise + 1e-10)
             self._posterior = Posterior(
@@ -121,33 +130,45 @@ class WorkerModel:
             )
             if not rows:
                 break
-            errors, sigmas = self._posterior.held_out(self._seen.models)
-            self._factor = width_factor(errors / sigmas, self._seen.models)
-            loose = self._looseness(self._seen)
-            found = self._odd(errors, sigmas**2 - priors.MODEL**2 * (loose**2 - 1))
-            if (
-                number
-            ):  # the first fit may clear what only the data sheets did not explain; later ones clear nobody
+            errors, sigmas = self._posterior.held_out(models)
+            self._factor = width_factor(errors / sigmas, models)
+            found = self._odd(models, errors, sigmas**2 - self._extra(models, priors.MODEL), priors.MODEL)
+            if shared:
+                errors, sigmas = self._posterior.held_out(owners)
+                variances = sigmas**2 - self._extra(owners, priors.OWNER)
+                odd = self._odd(owners, errors, variances, priors.OWNER)
+                found |= {name: factor for name, factor in odd.items() if name in shared}
+            if number:
+                # The first fit may clear what only the data sheets did not explain; later ones clear nobody.
                 found = self._loose | found
             if found.keys() == self._loose.keys() or number == MOST_ROUNDS - 1:
                 break
             self._loose = found
 
-    def _odd(self, errors: Floats, variances: Floats) -> dict[str, float]:
-        """The models that are one of a kind, from the errors of predictions without them, and their looseness.
+    @staticmethod
+    def _odd(names: Sequence[str], errors: Floats, variances: Floats, usual: float) -> dict[str, float]:
+        """The models (or owners) that are one of a kind, and how loose, from the errors of predictions without them.
 
-        `variances`: those of the errors if no model were one of a kind.
+        `variances`: those of the errors if none were one of a kind. `usual`: the effect of one that is not.
         """
-        models = np.array(self._seen.models, dtype=object)
+        groups = np.array(names, dtype=object)
         found = {
-            name: looseness(errors[models == name], variances[models == name], priors.MODEL)
-            for name in dict.fromkeys(self._seen.models)
+            name: looseness(errors[groups == name], variances[groups == name], usual)
+            for name in dict.fromkeys(names)
         }
         return {name: factor for name, factor in found.items() if factor > 1}
 
-    def _looseness(self, table: _Table) -> Floats:
-        """(n,) how many times larger than usual the effects of the models are."""
-        return np.array([self._loose.get(name, 1.0) for name in table.models])
+    def _looseness(self, names: Sequence[str]) -> Floats:
+        """(n,) how many times larger than usual the effects of models, or owners, are."""
+        return np.array([self._loose.get(name, 1.0) for name in names])
+
+    def _extra(self, names: Sequence[str], usual: float) -> Floats:
+        """(n,) the variance that those have more that are one of a kind."""
+        return np.asarray(usual**2 * (self._looseness(names) ** 2 - 1))
+
+    def _owner(self, table: _Table) -> Floats:
+        """(n,) the effect of who measured on an accelerator; without a namespace there is none."""
+        return np.asarray(priors.OWNER * self._looseness(table.owners) * table.owned)
 
     def _mean(self, table: _Table, theta: Floats) -> tuple[Floats, Floats]:
         """(n,) ln seconds by the form, and its derivatives (n, p)."""
@@ -195,9 +216,10 @@ class WorkerModel:
         for column, length in enumerate(priors.LENGTHS):
             far += (np.subtract.outer(one.place[:, column], other.place[:, column]) / length) ** 2
         smooth = np.exp(-far / 2)
-        loose = np.outer(self._looseness(one), self._looseness(other))
+        loose = np.outer(self._looseness(one.models), self._looseness(other.models))
         kernel = priors.MODEL**2 * loose * model + priors.SMOOTH**2 * smooth
         kernel += device * (priors.BOTH**2 * model + priors.SMOOTH_OWN**2 * smooth)
+        kernel += np.outer(self._owner(one), self._owner(other)) * _equal(one.owners, other.owners)
         kernel += priors.UNKNOWN_FLOPS**2 * model * np.outer(one.guessed, other.guessed)
         return np.asarray(kernel)
 
@@ -205,10 +227,9 @@ class WorkerModel:
         """(n,) mean and (n,) standard deviation of ln(seconds). `again`: of one more measurement, noise included."""
         table = _Table(rows, self._sheets)
         mean, jacobian = self._mean(table, self._posterior.theta)
-        own = priors.SMOOTH**2 + priors.BOTH**2 + priors.SMOOTH_OWN**2
-        variance = (
-            own + (priors.MODEL * self._looseness(table)) ** 2 + priors.UNKNOWN_FLOPS**2 * table.guessed
-        )
+        variance = priors.SMOOTH**2 + priors.BOTH**2 + priors.SMOOTH_OWN**2 + self._owner(table) ** 2
+        variance = variance + (priors.MODEL * self._looseness(table.models)) ** 2
+        variance = variance + priors.UNKNOWN_FLOPS**2 * table.guessed
         unseen = self._unseen(table, jacobian)
         cross = self._kernel(self._seen, table)
         mean, variance, form = self._posterior.predict(mean, jacobian, cross, variance)

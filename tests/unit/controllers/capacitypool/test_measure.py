@@ -15,7 +15,8 @@ from shoal.api.capacity_pool import CapacityPool, CapacityPoolStatus
 from shoal.api.kube import Node
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.capacitypool import counted
-from shoal.controllers.capacitypool.measure import matches, measure
+from shoal.controllers.capacitypool.measure import measure
+from shoal.controllers.capacitypool.members import selects
 from shoal.controllers.capacitypool.overlaps import older_overlap
 from shoal.controllers.capacitypool.seen import Seen
 from shoal.controllers.trainingjob.claims import holdings
@@ -521,7 +522,11 @@ def test_only_the_younger_of_two_pools_that_share_nodes_is_told_and_stays_so(
     selector: dict[str, str], told: bool, nodes: list[Node], blamed: bool
 ) -> None:
     old, young = named("b", OLD, {"pool": "a"}, told=told), named("a", YOUNG, selector, told=told)
-    sharing = {old.metadata.name} if any(matches(old, each) for each in nodes) else set[str]()
+    sharing = (
+        {old.metadata.name}
+        if any(selects(old.spec.node_selector, each.metadata.labels) for each in nodes)
+        else set[str]()
+    )
     assert older_overlap(young, [young, old], sharing, nodes) == ("b" if blamed else "")
     assert not older_overlap(old, [young, old], {"a"}, [node(pool="a", tier="gpu")])
 
@@ -533,9 +538,10 @@ def test_what_runs_in_a_pool_that_overlaps_stays_and_no_more_begins() -> None:
 
 def test_pool_without_selector_has_no_nodes() -> None:
     node = Node.model_validate({"metadata": {"name": "n", "labels": {"pool": "spot", "zone": "a"}}})
-    assert matches(pool(), node)
-    assert not matches(pool(nodeSelector={}), node)
-    assert not matches(pool(nodeSelector={"pool": "spot", "zone": "b"}), node)
+    labels = node.metadata.labels
+    assert selects(pool().spec.node_selector, labels)
+    assert not selects({}, labels)
+    assert not selects({"pool": "spot", "zone": "b"}, labels)
 
 
 def share(of: CapacityPool, *jobs: TrainingJob, operator: str, **more: Any) -> CapacityPool:

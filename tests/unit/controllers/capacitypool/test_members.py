@@ -10,8 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.kube import Node
 from shoal.api.training_job import TrainingJob
-from shoal.controllers.capacitypool.measure import matches
-from shoal.controllers.capacitypool.members import Members
+from shoal.controllers.capacitypool.members import Members, selects
 from shoal.controllers.state import ClusterState, Wakes
 from shoal.controllers.trainingjob.claims import holdings
 from tests.unit.policy import build
@@ -77,7 +76,11 @@ class Changes(RuleBasedStateMachine):
     def nodes_are_those_that_match(self) -> None:
         pools = list(self.state.pools.all())
         of = {
-            pool.metadata.name: {n.metadata.name for n in self.state.nodes.all() if matches(pool, n)}
+            pool.metadata.name: {
+                n.metadata.name
+                for n in self.state.nodes.all()
+                if selects(pool.spec.node_selector, n.metadata.labels)
+            }
             for pool in pools
         }
         for name, nodes in of.items():

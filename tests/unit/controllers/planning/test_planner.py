@@ -818,7 +818,7 @@ async def test_a_plan_of_many_jobs_of_a_model_reads_each_thing_once_and_off_the_
     counted(planner, "profile_of")
     counted(planner, "proposal")
     counted(scene, "fleet_job")
-    counted(scene, "pool_values")
+    counted(scene, "fleet_pool")
     world = World()
     world.add(pool("spot", 0.3, True), pool("on-demand", 1.0, False))
     for n in range(9):
@@ -827,7 +827,7 @@ async def test_a_plan_of_many_jobs_of_a_model_reads_each_thing_once_and_off_the_
         world.hear(job, report(1e6).model_copy(update={"job_uid": job.metadata.uid}))
     await world.planner.plan_once()
     assert calls.pop("profile_of") == 1
-    assert calls.pop("pool_values") == 2
+    assert calls.pop("fleet_pool") == 2
     assert calls == dict.fromkeys(("learn", "holdings", "fleet_job", "proposal"), 9)
     assert threading.main_thread() not in threads
 
@@ -859,7 +859,7 @@ async def test_nodes_are_given_up_at_once_for_a_higher_priority_only(priority: i
     counts = {"team/digits": {"spot": 2}, "team/other": {"spot": 6}}
 
     def plans(_pools: object, _profiles: object, jobs: list[FleetJob]) -> FleetPlan:
-        empty = JobPlan({}, 1, 60.0, None, None, 1.0, 1.0, 0.99, True, None, "", None, None)
+        empty = JobPlan({}, 1, 60.0, None, None, 1.0, 0.99, True, None, "", None, None)
         return FleetPlan({job.name: replace(empty, counts=counts[job.name]) for job in jobs})
 
     world = World(plan=plans)
@@ -887,9 +887,7 @@ async def test_nodes_are_given_up_at_once_for_a_higher_priority_only(priority: i
 def test_a_deadline_at_risk_is_urgent_once_speeds_are_measured(pool: str, basis: str, urgent: bool) -> None:
     """A pool named `measured` is not."""
     job = TrainingJob.model_validate(job_manifest())
-    late = JobPlan(
-        {pool: 2}, 1, 9e4, None, None, 1.0, 1.0, 0.1, False, "deadline", "", 1.0, None, {pool: basis}
-    )
+    late = JobPlan({pool: 2}, 1, 9e4, None, None, 1.0, 0.1, False, "deadline", "", 1.0, None, {pool: basis})
     found = proposal(job, late, Trade(), NOW, None)
     assert (found.urgent, found.basis) == (urgent, f"{pool}: {basis}")
 

@@ -162,3 +162,15 @@ def test_the_end_is_foreseen_anew_after_an_epoch_of_a_job_of_the_model_and_not_b
     assert efficiency._lesson.cache_info().misses - lessons == 3
     progress.forget({"v"})
     assert progress._estimates.keys() == {"v"}
+
+
+def test_courses_of_other_namespaces_teach_nothing() -> None:
+    """A fingerprint is what a pod says: one made-up curve moved k, and with it the workers of everyone's job."""
+    progress, mine = Progress(), job()
+    about = mine.metadata.model_copy(update={"uid": "v", "namespace": "other"})
+    theirs = mine.model_copy(update={"metadata": about})
+    near = mine.model_copy(update={"metadata": mine.metadata.model_copy(update={"uid": "w"})})
+    for each in (mine, theirs, near):
+        progress.observe(each, report(20, 4), PER_EPOCH)
+    model = progress._courses["u"].model
+    assert progress._alike("u", model) == (progress._courses["w"].points,)

@@ -9,6 +9,7 @@ from statistics import fmean, pstdev
 
 import pytest
 
+from shoal.sizing.availability import Stock
 from shoal.sizing.plan.engine import STEPS, Engine
 from shoal.sizing.plan.planner import plan
 from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers, StepWork
@@ -98,3 +99,18 @@ def test_what_the_simulation_holds_to_be_sure_is_feasible() -> None:
     )
     assert found.chance == 1.0
     assert found.feasible
+
+
+def test_a_stock_out_strikes_a_job_whatever_the_limit_of_its_pool() -> None:
+    """A limit of 64 bought eight workers 0.99 where one of 8 promised 0.88: what was left were always the job's."""
+
+    def kept(limit: int) -> float:
+        out = Stock(0.1, 1800.0, looks=100.0)
+        pool = Pool("spot", limit, 0.5, 0.1, 128, startup_seconds=150, running=8, stock=out)
+        known = replace(pool, availability=pool.running_out())
+        work = StepWork(steps=1.5 * 3600 * 8 / 0.1)
+        problem = Problem([known], work, Servers(interruptions_per_hour=0.0), Objective(deadline=1.9 * 3600))
+        runs = Engine(problem, 1.25 * 1.9 * 3600).run([8], 1, "")
+        return float((runs.finish <= 1.9 * 3600).mean())
+
+    assert [kept(limit) for limit in (12, 16, 64)] == pytest.approx([kept(8)] * 3, abs=0.03)

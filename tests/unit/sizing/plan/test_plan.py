@@ -19,7 +19,7 @@ from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.engine import Engine
 from shoal.sizing.plan.risk import kept
 from shoal.sizing.plan.switch import Switch, is_sure, switch
-from shoal.sizing.types import PsModel
+from shoal.sizing.speed.servers import PsModel
 from tests.unit.sizing.runs import chance, finish_times
 
 HOUR = 3600.0

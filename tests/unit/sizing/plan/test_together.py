@@ -17,7 +17,7 @@ from shoal.sizing.fleet.planner import SPARE, plan_problems
 from shoal.sizing.fleet.problems import job_problem
 from shoal.sizing.plan import Objective, Pool, Problem, Servers, StepWork
 from shoal.sizing.plan.assign import Columns, assign
-from shoal.sizing.plan.together import Request, plan_together
+from shoal.sizing.plan.together import plan_together
 from shoal.sizing.speed.model import fitted
 from tests.unit.sizing.fleet.test_fleet import PROFILE, SPOT, STEADY, job
 
@@ -45,7 +45,7 @@ def test_plans_of_two_jobs_fit_into_one_pool() -> None:
     spot = Pool("spot", 8, 0.5, 0.1, 128, startup_seconds=60, interruptions_per_hour=0.05)
     steady = Pool("steady", 8, 1.5, 0.1, 128, spot=False, startup_seconds=60)
     one = Problem((spot, steady), StepWork(steps=200_000), Servers(), Objective(deadline=3600))
-    plans = plan_together([Request(one), Request(one)])
+    plans = plan_together([one, one], [0, 0])
     assert all(plan.feasible for plan in plans)
     assert sum(plan.counts[0] for plan in plans) <= 8
     assert sum(plan.counts[1] for plan in plans) <= 8

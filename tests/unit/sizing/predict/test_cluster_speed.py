@@ -6,8 +6,7 @@ import pytest
 
 from shoal.errors import NotEnoughData, UsageError
 from shoal.sizing.predict.cluster_speed import ClusterSpeed, alone_speeds, series_alone
-from shoal.sizing.speed.servers import soft_min
-from shoal.sizing.types import PsModel
+from shoal.sizing.speed.servers import PsModel, soft_min
 
 TENSOR, PARAMETER, SHARPNESS = 1e-4, 6.4e-9, 4.0
 

@@ -6,29 +6,27 @@ import pytest
 
 from shoal.errors import NotEnoughData, UsageError
 from shoal.sizing.predict.worker_speed import WorkerSpeed
-from shoal.sizing.types import ModelFeatures
+from shoal.sizing.speed.measurements import Model
 
 COEFFICIENTS = {"T4": (0.010, 4e12, 3e-4), "A100": (0.004, 16e12, 1.2e-4)}
 
 
-def step(features: ModelFeatures, accelerator: str, batch: float = 64) -> float:
+def step(features: Model, accelerator: str, batch: float = 64) -> float:
     constant, rate, launch = COEFFICIENTS[accelerator]
-    return constant + 3 * features.flops_per_sample * batch / rate + launch * features.tensors
+    return constant + 3 * features.flops * batch / rate + launch * features.tensors
 
 
-def models(count: int, seed: int = 0) -> list[ModelFeatures]:
+def models(count: int, seed: int = 0) -> list[Model]:
     rng = np.random.default_rng(seed)
     return [
-        ModelFeatures(10.0 ** rng.uniform(8, 10), int(10 ** rng.uniform(5, 8)), int(rng.integers(20, 400)), f"m{i}")
+        Model(f"m{i}", 10.0 ** rng.uniform(8, 10), int(10 ** rng.uniform(5, 8)), int(rng.integers(20, 400)))
         for i in range(count)
     ]  # fmt: skip
 
 
-def row(
-    model: str, accelerator: str, f: ModelFeatures, seconds: float, batch: float = 64
-) -> dict[str, object]:
+def row(model: str, accelerator: str, f: Model, seconds: float, batch: float = 64) -> dict[str, object]:
     return {
-        "model": model, "accelerator": accelerator, "flops": f.flops_per_sample, "params": float(f.parameters),
+        "model": model, "accelerator": accelerator, "flops": f.flops, "params": float(f.parameters),
         "num_tensors": float(f.tensors), "batch_size": batch, "measured": 1 / seconds,
     }  # fmt: skip
 
@@ -42,7 +40,7 @@ def table(count: int, accelerators: tuple[str, ...], noise: float = 0.03, seed: 
     )
 
 
-NEW = ModelFeatures(2e9, 5_000_000, 150, "new")
+NEW = Model("new", 2e9, 5_000_000, 150)
 
 
 def test_accelerator_with_rows_has_own_fit() -> None:
@@ -73,7 +71,7 @@ def test_own_measurements_outweigh_features() -> None:
     speed = WorkerSpeed().fit(pd.concat([rows, own], ignore_index=True))
     after = speed.step_seconds(NEW, "T4", 64)
     assert abs(after.mean / slow - 1) < 0.1 < abs(before.mean / slow - 1)
-    other = ModelFeatures(2e9, 5_000_000, 150, "other")
+    other = Model("other", 2e9, 5_000_000, 150)
     assert speed.step_seconds(other, "T4", 64).mean < 0.9 * slow
 
 
@@ -101,8 +99,8 @@ def test_missing_or_invalid_measurements_raise_error() -> None:
         WorkerSpeed().step_seconds(NEW, "T4")
     with pytest.raises(UsageError, match="not in the catalogue"):
         WorkerSpeed().fit(pd.DataFrame([row("m", "abacus", NEW, 1.0)]))
-    with pytest.raises(UsageError, match="positive number"):
-        ModelFeatures(0, 1, 1)
+    with pytest.raises(UsageError, match="number above 0"):
+        Model("m", 0, 1, 1)
 
 
 def test_batch_size_is_refused_where_none_was_measured() -> None:
@@ -119,5 +117,5 @@ def test_interval_widens_far_from_what_was_measured() -> None:
     """Before, BERT had the interval of a small convolutional network: 4.64 to 6.25 s, and no note."""
     speed = WorkerSpeed().fit(table(16, ("T4", "A100")))
     near = speed.step_seconds(NEW, "T4", 64)
-    far = speed.step_seconds(ModelFeatures(1e12, 7_000_000_000, 300, "llm"), "T4", 64)
+    far = speed.step_seconds(Model("llm", 1e12, 7_000_000_000, 300), "T4", 64)
     assert np.log(far.high / far.low) > 2 * np.log(near.high / near.low)

@@ -67,7 +67,7 @@ def test_shoal_policy_meets_deadline_for_any_spot_capacity(tmp_path: Path, nodes
     assert result.outcome("shoal").kept == 1
     assert result.outcome("spot only").kept < 1
     assert "would have been late" in explain(result)
-    assert "The policy shoal kept" in explain(result)
+    assert "the operator plans instead) kept" in explain(result)
 
 
 def test_cheaper_and_equally_sure_policy_is_named(tmp_path: Path) -> None:

@@ -120,3 +120,17 @@ def test_the_newest_evaluation_counts_however_many_there_are() -> None:
     points = course([4] * (2 * MOST_POINTS))
     points[-1] = Evaluation(points[-1].samples, 0.2, 4)
     assert samples_to_target(points, 0.21, rises=False).samples == 1.0
+
+
+def test_many_other_jobs_of_a_model_are_lessons_that_err_together() -> None:
+    """Of 232 jobs none could be planned: the product of what they say came to nothing. Five made k as good as known."""
+    mixed = course([1] * 6 + [16] * 30 + [4] * 10)
+    own = course([4] * 20)
+    few, many = (
+        samples_to_target(own, 0.3, rises=False, workers=4, others=[mixed] * n).efficiency for n in (1, 400)
+    )
+    silent = samples_to_target(own, 0.3, rises=False, workers=4, others=[own] * 400)
+    assert 0 < many.sigma <= few.sigma
+    assert silent.efficiency.sigma > 0.5
+    five = samples_to_target(own, 0.3, rises=False, workers=4, others=[mixed] * 5).efficiency
+    assert five.sigma > 0.6 * few.sigma

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +17,7 @@ from shoal.errors import UsageError
 from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import MEASURED, LogMean, Model, Profile, Row, ServerLoad
 from shoal.sizing.speed.model import SpeedModel, chosen
-from shoal.sizing.speed.servers import soft_min
+from shoal.sizing.speed.servers import Load, ServerModel, soft_min
 from shoal.sizing.speed.worker import Configuration, Observation
 
 MODEL = Model("resnet32", 5.5e8, 1_857_722, 104)
@@ -285,3 +287,43 @@ def test_two_profiles_of_one_model_count_together_and_what_both_say_once() -> No
     )
     assert slow < forth < fast
     assert forth == pytest.approx(back)
+
+
+def test_servers_of_a_thousand_models_are_fitted_at_once() -> None:
+    """It was cubic in the models, in every plan: 400 profiles took 5 s of the processor, and anyone may make them."""
+    loads = [
+        Load(Model(f"m{i}", 1e8, 10_000 * (i + 1), 50 + i % 300), 1, 1e-4 * (1 + i % 7), 1000)
+        for i in range(1000)
+    ]
+    began = time.process_time()
+    fit = ServerModel(loads)
+    assert time.process_time() - began < 5.0
+    for load in loads[::333]:
+        capacity, sigma = fit.capacity(load.model, 1)
+        assert capacity == pytest.approx(1 / load.seconds, rel=0.15)
+        assert sigma < 0.06
+
+
+@pytest.mark.parametrize("factor", [0.2, 3.0])
+@pytest.mark.parametrize("others", [1, 8, 30])
+def test_a_namespace_of_many_slow_models_moves_nobody_elses_prediction(factor: float, others: int) -> None:
+    """Thirty of one namespace tripled what a third one was told of its new model, give or take 8 %."""
+
+    def profile(number: int, owner: str, devices: Sequence[str], times: float = 1.0) -> Profile:
+        model = Model(f"{owner}-{number}", 4e8 * (1 + number % 7), 1_000_000, 40 + 13 * (number % 9), owner)
+        seconds = {each: times * true(model, each) for each in devices}
+        rows = [Row(d, batch_size=64, compute=LogMean.of(t, 0.1 * t, 1000)) for d, t in seconds.items()]
+        return Profile(model, tuple(rows))
+
+    def true(model: Model, device: str) -> float:
+        overhead, rate = {"T4": (3e-3, 2.4e12), "V100": (2e-3, 6e12)}[device]
+        return overhead + 3 * float(model.flops or 0) * 64 / rate + 1.4e-4 * model.tensors
+
+    honest = [profile(number, "a", ("T4", "V100")) for number in range(5)]
+    slow = [profile(number, "b", ("T4",), factor) for number in range(others)]
+    new = Model("new", 1.5e9, 3_000_000, 90, "c")
+    found = SpeedModel([*honest, *slow]).worker(new, "T4", 1, 0, 64)
+    assert abs(math.log(found.seconds / true(new, "T4"))) < 1.645 * found.sigma
+    assert found.seconds == pytest.approx(true(new, "T4"), rel=0.35)
+    mine = SpeedModel([*honest, *slow]).worker(honest[0].model, "T4", 1, 0, 64)
+    assert mine.seconds == pytest.approx(true(honest[0].model, "T4"), rel=0.02)

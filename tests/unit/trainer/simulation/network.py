@@ -63,6 +63,8 @@ class Exchange:
         self.servers = [None] * shards
         self.connected = [False] * shards
         self.boots = [0] * shards
+        self.pulled = [set() for _ in range(shards)]
+        """The versions that each shard has answered with since it greeted this worker."""
         self.cut_until = [0.0] * (shards + 1)
         """When each link works again: those to the shards, and at last that to the coordinator."""
 
@@ -144,6 +146,7 @@ class Exchange:
         version = None if offered is None else offered.version(index)
         generation = 0 if offered is None else offered.generation
         welcome = shard.hello(*self.identity, self.world.model, version, generation)
+        self.pulled[index] = set()
         if welcome.wants_copy:
             low, high = self.world.bounds[index]
             meta, part = decode_answer(encode_answer(offered.meta(index))), offered.flat[low:high].copy()
@@ -172,6 +175,7 @@ class Exchange:
 
     def probe(self):
         def hello(server, _part):
+            self.pulled[server.shard.index] = set()
             if self.boots[server.shard.index] != server.shard.boot:
                 raise Unreachable("the shard was rolled back to a snapshot")
             return server.shard.hello(*self.identity, self.world.model)
@@ -235,8 +239,9 @@ class Exchange:
 
         def apply(server, part):
             base, boot = push.base_versions[server.shard.index], self.boots[server.shard.index]
-            stream = server.shard.pushing(*self.identity, push.seq, base, meta, delta=delta, boot=boot)
-            answer = self._walk(server, stream, update[part].copy())
+            with self._admitted(server, base, push.seq):
+                stream = server.shard.pushing(*self.identity, push.seq, base, meta, delta=delta, boot=boot)
+                answer = self._walk(server, stream, update[part].copy())
             if arrives:
                 server.shard.workers.arrive(self.worker.slot, 20.0)
             return answer
@@ -250,7 +255,23 @@ class Exchange:
 
             return read_late
 
+        if self.world.bound is not None:  # a late one would have to wait for its admission as well
+            return self._pulled(self._on_all(apply), out)
         return self._pulled(self._on_all(apply, late), out)
+
+    @contextlib.contextmanager
+    def _admitted(self, server, base, seq):
+        """Wait while this push would make another gradient too stale."""
+        workers, index = server.shard.workers, server.shard.index
+        try:
+            workers.wait_admitted(self.worker.slot, base, 20.0)
+            self._check_link(server, index)
+            if self.world.bound is not None and base in self.pulled[index]:
+                self.world.awaited.add((server.shard.boot, *self.identity, seq))
+                self.pulled[index].remove(base)  # of two steps on the same version, the first is waited for
+            yield
+        finally:
+            workers.push_ended(self.worker.slot)
 
     def _walk(self, server, stream, io):
         """Move a request over the pieces of a shard; other workers run in between, and the connection may break.
@@ -280,6 +301,7 @@ class Exchange:
             raise
         finally:
             close()
+        self.pulled[index].add(stream.result.version)
         return stream.result, io
 
     def _check_link(self, server, index):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import numpy as np
 
-from shoal_trainer.contract import JobIdentity, SnapshotPolicy, StopAfter
+from shoal_trainer.contract import JobIdentity, SnapshotPolicy, Staleness, StopAfter
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.follower import Follower
 from shoal_trainer.coordinator.other_shard import OtherShard
@@ -74,6 +75,23 @@ class RemoteShard:
         return self.connected
 
 
+class Turns(threading.Condition):
+    """Of a shard: who waits lets the other workers run, in virtual time."""
+
+    def __init__(self, lock, world):
+        super().__init__(lock)
+        self._world = world
+
+    def wait(self, timeout=None):
+        thread = threading.current_thread()
+        worker = next(worker for worker in self._world.workers if worker.thread is thread)
+        state = self._release_save()
+        try:
+            self._world.sleep(worker, min(timeout, 0.1))
+        finally:
+            self._acquire_restore(state)
+
+
 class SlowStore:
     """The snapshots of a rollback: other workers run during each call."""
 
@@ -96,8 +114,13 @@ class Server:
         world.boots += 1
         self.shard = ShardStore(
             index, world.shards, epoch, boot=world.boots, follows=follows, clock=world.clock,
-            large=0 if world.streams else LARGE_VALUES, piece=PIECE,
+            large=0 if world.streams else LARGE_VALUES, piece=PIECE, staleness=Staleness(max=world.bound),
         )  # fmt: skip
+        self.shard.workers._changed = Turns(self.shard.lock, world)
+        self.gave_up = False
+        """Whether a push waited so long for another one that it waits for it no more."""
+        give_up, self.shard.workers._permits.give_up = self.shard.workers._permits.give_up, self.give_up
+        self._give_up = give_up
         self.world, self.index, self.looks_at = world, index, 0.0
         self.storage_pause = lambda: None
         """Set by the worker whose report causes a rollback."""
@@ -147,11 +170,23 @@ class Server:
         if MODEL_FILE in world.storage.files:
             self.coordinator.end(world.final.coordinator.finished)
 
+    def give_up(self, *arguments):
+        self.gave_up = True
+        self._give_up(*arguments)
+
     def _weigh(self, then):
-        """Record the weight of each push that is applied."""
+        """Record the weight of each push that is applied, and check its staleness, and that its worker may push."""
 
         def applied(push):
-            self.world.weighed((push.slot, push.incarnation, push.seq), push.weight)
+            identity = push.slot, push.incarnation, push.seq
+            if self.index == 0:
+                member = self.coordinator.members.known.get(identity[:2])
+                assert member is None or member.present, f"{identity} of a worker that is {member.state}"
+            self.world.weighed(identity, push.weight)
+            if (self.shard.boot, *identity) in self.world.awaited and not (push.delta or self.gave_up):
+                # The oldest gradients wait for nothing, and each other worker may have two of them.
+                most = self.world.bound + 2 * (len(self.world.slots) - 1)
+                assert push.staleness <= most, f"{identity}: {push.staleness}"
             if then is not None:
                 then(push)
 
@@ -193,7 +228,7 @@ class Server:
 def another_run(shards):
     """The snapshots of a run that trained nothing, so that a run started from it counts only its own samples."""
     world = SimpleNamespace(
-        boots=0, shards=shards, streams=False, steps=0, kept={}, storage=MemoryStorage(), clock=lambda: 0.0,
+        boots=0, shards=shards, streams=False, bound=None, steps=0, kept={}, storage=MemoryStorage(), clock=lambda: 0.0,
         weighed=lambda *_: None,
         begins_with=None, servers=[], cut_off=(), cut_until=[0.0] * shards, interleave=lambda: None,
         stop_after=StopAfter(epochs=EPOCHS),

@@ -101,6 +101,23 @@ def check_lineage(world, context):
         assert older.epoch < newer.epoch or older.generation <= newer.generation, context
 
 
+def check_steps(world, context):
+    """The steps in the parameters are counted, and no more are wasted than were computed in vain.
+
+    But for a step of each worker that was replaced, or saw the loss of a server: nobody knows whether one was in
+    progress. And who waits for the others after its push (`rounds`) does not know whether it has arrived.
+    """
+    counters = world.final.coordinator.record.counters
+    applied = np.count_nonzero(pieces(world, 0)[-1, STEPS_AT : STEPS_AT + world.steps])
+    assert counters.steps == applied, context
+    replaced = len(world.workers) - len(world.slots)
+    in_vain, unsure = world.steps - applied, replaced + world.faults.ps_losses * len(world.slots)
+    too_many = not world.rounds and counters.wasted_steps > in_vain + unsure
+    too_few = world.faults.ps_losses == replaced == 0 and counters.wasted_steps < in_vain
+    assert not too_many, f"{context}: {counters.wasted_steps} of {in_vain}"
+    assert not too_few, f"{context}: {counters.wasted_steps} of {in_vain}"
+
+
 def check(seed, world):
     applied = counts(world)
     counters = world.final.coordinator.record.counters
@@ -115,6 +132,7 @@ def check(seed, world):
     assert applied.sum() == world.final.shard.history.samples, context
     assert report.ranges(world.final.coordinator.record).never == 0, context
     check_lineage(world, context)
+    check_steps(world, context)
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
@@ -193,6 +211,22 @@ def test_files_are_applied_once_or_counted(chunk):
         world.end()
         check(seed, world)
         check_partial(world, f"seed {seed}: {world.describe()}")
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.timeout(600)
+def test_no_gradient_is_staler_than_the_bound(chunk):
+    """Where its worker pulled since it connected, and no push has waited in vain for another one."""
+    for seed in range(chunk, SEEDS // 3, CHUNKS):
+        faults, shards = (0.2, 0.5, 1.0)[seed % 3], (1, 1, 2)[seed % 3]
+        world = World(
+            seed, workers=2 + seed % 3, faults=faults, ps_faults=seed % 2, shards=shards, bound=4 + seed % 4,
+            gradients=seed % 2 == 0,
+        )  # fmt: skip
+        world.run()
+        world.end()
+        check(seed, world)
+        assert world.awaited
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))

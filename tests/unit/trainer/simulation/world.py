@@ -11,10 +11,12 @@ import random
 import sys
 import threading
 import traceback
+from itertools import pairwise
 
 import numpy as np
 
 from shoal_trainer.contract import StopAfter
+from shoal_trainer.coordinator.lease_index import overlap
 from shoal_trainer.errors import FaultyDevice, Fenced, TrainerError, Unreachable
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import State
@@ -34,7 +36,7 @@ class World:
     training stops after this many. `gradients`: see `job`. `streams`: whether shards are so large that pushes and pulls
     are streams. `files`: the samples are in files, whose lengths the job learns, and whose list each worker leaves out
     until it is asked for it. `mean`: answers of the storage are lost, parameter server 0 dies while it writes, and
-    losses of servers do not end an outage of the storage.
+    losses of servers do not end an outage of the storage. `bound`: of the staleness.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class World:
         streams=False,
         mean=False,
         files=False,
+        bound=None,
     ):
         self.random, self.beats = random.Random(seed), random.Random(~seed)
         self.now = 0.0
@@ -65,7 +68,9 @@ class World:
         self.rounds = seed % 4 < 2
         """Whether workers wait for each other after their pushes."""
         self.shards, self.model, self.streams = shards, model(shards, gradients=gradients), streams
-        self.gradients = gradients
+        self.gradients, self.bound = gradients, bound
+        self.awaited = set()
+        """The pushes for which others wait, with their shards: each worker has pulled their base since it connected."""
         self.weights = {}
         """The weights with which each push was applied: in another shard, or after a loss, it has another one."""
         self.pushes = {}
@@ -175,6 +180,7 @@ class World:
         if self.server is not None:
             self.server.coordinator.tick()
             self.reconcile_shards()
+            self.check_leases()
         for server in list(self.cut_off):
             if self.now >= server.looks_at:
                 server.look()
@@ -246,6 +252,14 @@ class World:
             with contextlib.suppress(Unreachable):
                 self.server.reconciler.compare()
                 self.server.compare_due = False
+
+    def check_leases(self):
+        """Nothing is leased twice."""
+        ledger = self.server.coordinator.record.ledger
+        leases = () if ledger is None else ledger.leases.values()
+        segments = sorted((lease.segment for lease in leases), key=lambda one: (*one[:3], one.end))
+        for one, next_one in pairwise(segments):
+            assert not overlap(one, next_one), f"{one} and {next_one} are leased at once"
 
     def tell_others(self, server):
         """Server 0, or one that was replaced and still runs, tells the other shards what holds for all."""
