@@ -1,6 +1,6 @@
 """`shoal-pools` on a real API server: what it sizes, what stops it, and how it lets go.
 
-The test plays the operator: it renews the operator's Lease and writes recommendations. The wall clock is the test's.
+The test plays the operator: it writes recommendations, and that it runs. The wall clock is the test's.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class World:
         body = {"apiVersion": "shoal.dev/v1alpha1", "kind": "CapacityPool"}
         await self.kube.create(POOLS, {**body, "metadata": {"name": self.name}, "spec": spec})
 
-    async def recommend(self, nodes: int, **status: int) -> None:
-        """Write the operator's part of the status."""
+    async def recommend(self, nodes: int, *, runs: bool = True, **status: int) -> None:
+        """Write the operator's part of the status. `runs`: it will be heard of for the next hours."""
         pool = await self.pool()
         ready = {
             "type": "Ready",
@@ -105,11 +105,13 @@ class World:
             "lastTransitionTime": "2026-01-01T12:00:00Z",
         }
         others = [c for c in pool.get("status", {}).get("conditions", ()) if c["type"] != "Ready"]
+        said = self.now + timedelta(hours=4 if runs else -1)
         body = {
             "status": {
                 **status,
                 "observedGeneration": pool["metadata"]["generation"],
                 "recommended": {"nodes": nodes, "reason": "a test"},
+                "shares": [{"operator": "test/shoal", "at": said.isoformat()}],
                 "conditions": [ready, *others],
             },
             "metadata": {"resourceVersion": pool["metadata"]["resourceVersion"]},
@@ -119,7 +121,7 @@ class World:
         except ApiError as error:
             if error.status != 409:
                 raise
-            await self.recommend(nodes, **status)
+            await self.recommend(nodes, runs=runs, **status)
 
     async def pool(self) -> Json:
         return await self.kube.get(self.path)
@@ -169,13 +171,6 @@ class World:
         """Wake the pool's reconcile."""
         await self.kube.patch(self.path, {"metadata": {"labels": {"nudged": os.urandom(3).hex()}}})
 
-    async def renew_operator_lease(self) -> None:
-        path = f"/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases"
-        await self.kube.create(path, {"metadata": {"name": "shoal"}, "spec": {"holderIdentity": "operator"}})
-        while True:
-            await asyncio.sleep(0.1)
-            await self.kube.patch(f"{path}/shoal", {"metadata": {"labels": {"renewed": os.urandom(3).hex()}}})
-
 
 @contextlib.asynccontextmanager
 async def during(task: asyncio.Task[Any]) -> AsyncIterator[None]:
@@ -191,8 +186,7 @@ async def running_pools(
     plane: ControlPlane, world: World, identity: str = "shoal-pools"
 ) -> AsyncIterator[NodePools]:
     http = await transport(plane.kubeconfig)
-    settings = PoolSettings(identity, world.namespace, operator_namespace=world.namespace)
-    pools = NodePools(http, settings, wall=lambda: world.now, pulse_seconds=0.2)
+    pools = NodePools(http, PoolSettings(identity, world.namespace), wall=lambda: world.now)
     try:
         async with during(asyncio.create_task(pools.run())):
             yield pools
@@ -210,13 +204,6 @@ async def world(kube: Kube, namespace: str) -> AsyncIterator[World]:
         await kube.delete(world.path)
 
 
-@pytest.fixture
-async def operator(world: World) -> AsyncIterator[None]:
-    async with during(asyncio.create_task(world.renew_operator_lease())):
-        yield
-
-
-@pytest.mark.usefixtures("operator")
 async def test_target_follows_the_recommendation_and_gets_its_size_back(
     control_plane: ControlPlane, world: World
 ) -> None:
@@ -248,7 +235,6 @@ async def test_target_follows_the_recommendation_and_gets_its_size_back(
     assert await world.replicas() == 2
 
 
-@pytest.mark.usefixtures("operator")
 async def test_of_two_releases_one_sizes_and_the_other_takes_over(
     control_plane: ControlPlane, world: World
 ) -> None:
@@ -271,7 +257,6 @@ async def test_of_two_releases_one_sizes_and_the_other_takes_over(
         assert leading()[1] == 1
 
 
-@pytest.mark.usefixtures("operator")
 async def test_somebody_elses_size_stops_it_until_it_is_back(
     control_plane: ControlPlane, world: World
 ) -> None:
@@ -293,7 +278,6 @@ async def test_somebody_elses_size_stops_it_until_it_is_back(
         await world.has_condition("FieldConflict", "False", "NoConflict")
 
 
-@pytest.mark.usefixtures("operator")
 async def test_a_field_that_another_manager_applies_is_left_alone(
     control_plane: ControlPlane, world: World
 ) -> None:
@@ -318,7 +302,6 @@ async def test_a_field_that_another_manager_applies_is_left_alone(
         await world.has_replicas(5)
 
 
-@pytest.mark.usefixtures("operator")
 async def test_an_active_autoscaler_is_not_fought(control_plane: ControlPlane, world: World) -> None:
     limit = "cluster.x-k8s.io/cluster-api-autoscaler-node-group-max-size"
     await world.create_fleet(2, annotations={limit: "9"})
@@ -334,16 +317,13 @@ async def test_nothing_happens_while_the_operator_is_down(control_plane: Control
     await world.create_fleet(2)
     await world.create_pool()
     async with running_pools(control_plane, world):
-        await world.recommend(5)
+        await world.recommend(5, runs=False)
         await world.has_condition("Scaled", "False", "Stale")
         assert await world.replicas() == 2
-        async with during(asyncio.create_task(world.renew_operator_lease())):
-            await asyncio.sleep(1)  # the Lease is seen to change
-            await world.nudge()
-            await world.has_replicas(5)
+        await world.recommend(5)
+        await world.has_replicas(5)
 
 
-@pytest.mark.usefixtures("operator")
 async def test_another_mode_releases_the_target(control_plane: ControlPlane, world: World) -> None:
     await world.create_fleet(2)
     await world.create_pool()
@@ -364,7 +344,6 @@ async def test_another_mode_releases_the_target(control_plane: ControlPlane, wor
         assert "scaling" not in (await world.pool())["status"]
 
 
-@pytest.mark.usefixtures("operator")
 async def test_giving_back_waits_for_its_turn(control_plane: ControlPlane, world: World) -> None:
     await world.create_fleet(2)
     await world.create_pool()
@@ -382,7 +361,6 @@ async def test_giving_back_waits_for_its_turn(control_plane: ControlPlane, world
     assert await world.replicas() == 2
 
 
-@pytest.mark.usefixtures("operator")
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -405,7 +383,6 @@ async def test_a_target_that_is_not_there_is_named(
         assert words in condition["message"]
 
 
-@pytest.mark.usefixtures("operator")
 async def test_two_pools_with_one_target_do_not_fight(control_plane: ControlPlane, world: World) -> None:
     await world.create_fleet(2)
     await world.create_pool()
@@ -424,7 +401,6 @@ async def test_two_pools_with_one_target_do_not_fight(control_plane: ControlPlan
     assert await world.replicas() == 5
 
 
-@pytest.mark.usefixtures("operator")
 async def test_buffer_is_what_is_recommended_less_used_and_awaited(
     control_plane: ControlPlane, world: World
 ) -> None:

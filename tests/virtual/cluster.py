@@ -415,7 +415,8 @@ class Cluster:
         meta = pod["metadata"]
         labels = meta["labels"]
         key = "pods", meta["namespace"], meta["name"]
-        status = {**pod["status"], "startTime": stamp()}
+        bound = {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp()}
+        status = {**pod["status"], "startTime": stamp(), "conditions": [bound]}
         fresh = self.server.change(key, spec={**pod["spec"], "nodeName": machine.name}, status=status)
         assert fresh is not None
         number = len(self.processes) + self.server.version

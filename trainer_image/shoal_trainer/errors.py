@@ -12,7 +12,7 @@ TrainerError
 │   ├── FaultyDevice   its gradients are not finite, and those of the other workers are
 │   ├── OutOfMemory    a step or a task does not fit into the memory of this worker
 │   ├── DiskFull       the disk of this worker, or of its node, is full
-│   └── HungStep       a step or a task does not end
+│   └── HungStep       a step, a task or a read does not end
 ├── Interrupted     SIGTERM arrived during a task: leave without its result
 ├── Unreachable     a peer or the storage does not answer; callers retry
 │   └── TooSlow       a peer keeps the connection open but misses the deadline
@@ -69,7 +69,7 @@ class DiskFull(WorkerFailed):
 
 
 class HungStep(WorkerFailed):
-    """A training step does not end."""
+    """A training step, a task or a read of the data does not end."""
 
 
 class Interrupted(TrainerError):

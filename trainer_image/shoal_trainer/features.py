@@ -67,15 +67,16 @@ def model_features(model: Any, input_shape: Any = None) -> Features:
         for i, (shape, tensor) in enumerate(zip(shapes, inputs, strict=True))
     ]
 
-    def forward(*tensors: Any) -> Any:
-        return model(keras.tree.pack_sequence_as(model._inputs_struct, tensors), training=False)
-
-    if not hasattr(model, "_inputs_struct"):  # a subclassed or sequential model has a single structure
-
-        def forward(*tensors: Any) -> Any:
-            return model(tensors[0] if len(tensors) == 1 else list(tensors), training=False)
-
+    from shoal_trainer.worker.keras_internals import inputs_structure
     from shoal_trainer.worker.layout import layout_of
+
+    structure = inputs_structure(model)
+
+    def forward(*tensors: Any) -> Any:
+        single = tensors[0] if len(tensors) == 1 else list(tensors)
+        return model(
+            single if structure is None else keras.tree.pack_sequence_as(structure, tensors), training=False
+        )
 
     layout = layout_of(model)
     return Features(float(_flops(forward, specs)), layout.trainable, layout.tensors, layout.fingerprint)
@@ -128,7 +129,9 @@ def _used(graph: Any) -> Sequence[Any]:
 
 def _body(graph: Any, name: Any) -> Any:
     """The graph of a function that the graph calls."""
-    return graph._get_function(name.decode() if isinstance(name, bytes) else name).graph
+    from shoal_trainer.worker.keras_internals import function_graph
+
+    return function_graph(graph, name.decode() if isinstance(name, bytes) else name)
 
 
 def _count(operations: Sequence[Any], body: Callable[[Any], Any]) -> int:

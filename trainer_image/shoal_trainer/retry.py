@@ -53,12 +53,17 @@ class Backoff:
 
 
 def until_reachable(
-    call: Callable[[], T], stop: threading.Event, target: str, *, longest: float = LONGEST_PAUSE
+    call: Callable[[], T],
+    target: str,
+    stop: threading.Event | None = None,
+    *,
+    longest: float = LONGEST_PAUSE,
 ) -> T:
     """Return the result of `call` once it does not raise `Unreachable`; log each new reason once.
 
-    `stop` ends the process with exit code 143.
+    `stop`, if there is one, ends the process with exit code 143.
     """
+    stop = stop or threading.Event()
     backoff = Backoff(FIRST_PAUSE, longest)
     while True:
         try:

@@ -312,7 +312,7 @@ class ParameterServer:
 
     def _when_reachable(self, call: Callable[[], T], target: str = "the storage") -> T:
         """The result of `call`; retried until `target` is reachable."""
-        return until_reachable(call, self._stop, target, longest=RETRY_SECONDS)
+        return until_reachable(call, target, self._stop, longest=RETRY_SECONDS)
 
     def _sweep(self) -> None:
         with contextlib.suppress(Unreachable):  # nothing reads these files

@@ -8,9 +8,10 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_origin
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from shoal_trainer.data.adapt import ClassWeights, as_source
 from shoal_trainer.data.mapped import Mapped
@@ -149,7 +150,7 @@ def as_training(found: Any, args: dict[str, Any], where: str) -> Training:
             f"{where} is a {type(found).__name__}. It must be a shoal_trainer.Training or return one."
         )
     try:
-        signature = inspect.signature(found)
+        signature = _signature(found)
         args = {name: _as_wanted(value, signature.parameters.get(name)) for name, value in args.items()}
         signature.bind(**args)
         _check_kinds(args, signature, where)
@@ -167,11 +168,19 @@ def as_training(found: Any, args: dict[str, Any], where: str) -> Training:
     return made
 
 
+def _signature(found: Callable[..., Any]) -> inspect.Signature:
+    """The signature, with annotations that are text (`from __future__ import annotations`) as what they mean."""
+    try:
+        return inspect.signature(found, eval_str=True)
+    except (NameError, SyntaxError, AttributeError):
+        return inspect.signature(found)
+
+
 def _check_kinds(args: dict[str, Any], signature: inspect.Signature, where: str) -> None:
     """Raise `UserError` where a parameter is annotated as something that its argument is not."""
     for name, value in args.items():
-        kind = _kind(signature.parameters[name]) if name in signature.parameters else ""
-        wanted, words = _KINDS.get(kind, (object, ""))
+        kinds = _kinds(signature.parameters.get(name)) - {"NoneType"}
+        wanted, words = _KINDS.get(next(iter(kinds)), (object, "")) if len(kinds) == 1 else (object, "")
         if not isinstance(value, wanted):
             raise UserError(f"{where}: the argument {name} must be {words}, not {value!r}.")
 
@@ -179,17 +188,36 @@ def _check_kinds(args: dict[str, Any], signature: inspect.Signature, where: str)
 def _as_wanted(value: Any, parameter: inspect.Parameter | None) -> Any:
     """A decimal in quotes as a float, unless the parameter is a string: that gets text, also of a number or a boolean.
 
-    It is a string by its annotation or its default.
+    It is a string by its annotation, also as one of several (`str | None`), or by its default.
     """
-    wants_text = parameter is not None and (_kind(parameter) == "str" or isinstance(parameter.default, str))
-    if wants_text:
-        return json.dumps(value) if isinstance(value, bool | int | float) else value
-    return float(value) if isinstance(value, str) and _DECIMAL.match(value) else value
+    kinds = _kinds(parameter)
+    if parameter is not None and isinstance(parameter.default, str):
+        kinds |= {"str"}
+    if isinstance(value, bool | int | float):
+        return json.dumps(value) if "str" in kinds and kinds.isdisjoint({"bool", "int", "float"}) else value
+    decimal = isinstance(value, str) and _DECIMAL.match(value) and ("str" not in kinds or "float" in kinds)
+    return float(value) if decimal else value
 
 
-def _kind(parameter: inspect.Parameter) -> str:
-    """The name of the type by which a parameter is annotated, also of `list[int]`; empty if it has none."""
-    annotation = parameter.annotation
-    if not isinstance(annotation, str):
-        annotation = getattr(get_origin(annotation) or annotation, "__name__", "")
-    return str(annotation.partition("[")[0])
+def _kinds(parameter: inspect.Parameter | None) -> set[str]:
+    """The names of the types by which a parameter is annotated: "list" of `list[int]`, two of `str | None`."""
+    return (
+        set()
+        if parameter is None or parameter.annotation is parameter.empty
+        else set(_names(parameter.annotation))
+    )
+
+
+def _names(annotation: Any) -> Iterator[str]:
+    origin, members = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        for each in members:
+            yield from _names(each)
+    elif origin is Annotated:
+        yield from _names(members[0])
+    elif origin is Literal:
+        yield from (type(each).__name__ for each in members)
+    elif isinstance(annotation, str):
+        yield from (each.strip().partition("[")[0] for each in annotation.split("|"))
+    else:
+        yield str(getattr(origin or annotation, "__name__", ""))

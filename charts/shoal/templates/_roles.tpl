@@ -109,11 +109,6 @@ roles:
       - {apiGroups: [autoscaling.x-k8s.io], resources: [capacitybuffers], verbs: [get, create, patch, delete]}
       - {apiGroups: [""], resources: [podtemplates], verbs: [create, patch, delete]}
   {{- end }}
-  # The operator's Lease: recommendations are followed only while it runs.
-  - name: {{ printf "%s-lease" $name | quote }}
-    namespace: {{ $home | quote }}
-    rules:
-      - {apiGroups: [coordination.k8s.io], resources: [leases], resourceNames: [{{ include "shoal.name" . | quote }}], verbs: [get]}
   # What is once in a cluster is in the namespace default: the Lease, which every release wants, and events about pools.
   - name: {{ printf "%s-cluster" $elsewhere | quote }}
     namespace: default

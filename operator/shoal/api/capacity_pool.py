@@ -6,7 +6,7 @@ there is enough of it. One worker uses one node of a pool with all its accelerat
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
@@ -178,6 +178,10 @@ class Scaling(Subject):
     shrink_after_seconds: int = Field(600, ge=0, le=86_400)
     """The pool shrinks after less has been recommended for this long. Not for mode Buffer, which shrinks at once. In
     mode Pods: how long your autoscaler keeps an idle node. Plans count it as the price of leaving a node."""
+    shrink: Literal["Idle", "Any"] = "Idle"
+    """For modes Scale and Cloud: whoever gets a smaller size chooses which nodes go. Idle: the pool shrinks only while
+    no node has a pod of a job, or where empty nodes go first (Karpenter). Any: always; workers that are hit are
+    replaced, and parameter servers restored, on the nodes that stay."""
 
 
 class CapacityPoolSpec(Strict):
@@ -222,11 +226,15 @@ class Usage(Status):
     node_seconds: int = 0
     """Seconds that pods of jobs held nodes."""
     starts: int = 0
-    """Worker pods that reached their first push."""
+    """Worker pods that waited for their node and reached their first push."""
     start_seconds: int = 0
     """Sum over these of the seconds from the pod's creation to its first push."""
     start_seconds_squared: int = 0
     """Sum of the squares of these seconds."""
+    warm_starts: int = 0
+    """Likewise, of those whose node was there."""
+    warm_start_seconds: int = 0
+    """Sum over these of the same seconds."""
     unfulfilled: int = 0
     """Requests for a node that were not fulfilled in time."""
     interruptions: int = 0
@@ -248,8 +256,35 @@ class CountedUsage(Usage):
     """The operator of the job, as in `shares`."""
 
 
+class UsageSums(Status):
+    """What all jobs used of the pool, in decimals. What is older counts less: half after 30 days."""
+
+    node_seconds: str = "0"
+    """As in a job's status.poolUsage, and so are all."""
+    starts: str = "0"
+    """With those of nodes that came soon after nobody waited for them any more."""
+    start_seconds: str = "0"
+    """Of these."""
+    start_seconds_squared: str = "0"
+    """Of these."""
+    warm_starts: str = "0"
+    """Starts on nodes that were there."""
+    warm_start_seconds: str = "0"
+    """Of these."""
+    unfulfilled: str = "0"
+    """Requests for a node."""
+    interruptions: str = "0"
+    """Nodes that the platform took."""
+    shocks: str = "0"
+    """Times when several were."""
+    in_shocks: str = "0"
+    """Nodes that were taken in these."""
+    at_shocks: str = "0"
+    """Nodes that there were when these began."""
+
+
 class MeasuredInterruptions(Status):
-    """Measured interruptions of the pool."""
+    """Measured interruptions of the pool. What is older counts less: half after 30 days."""
 
     per_hour: str = "0"
     """Interruptions per node and hour."""
@@ -281,7 +316,7 @@ class MeasuredStock(Status):
 
 
 class MeasuredStartup(Status):
-    """Measured start-ups of the pool."""
+    """Measured start-ups of the pool. What is older counts less: half after 30 days."""
 
     seconds: int = 0
     """Mean seconds from requesting a node until its worker trains."""
@@ -289,6 +324,10 @@ class MeasuredStartup(Status):
     """Standard deviation of these seconds."""
     seen: int = 0
     """Number of start-ups."""
+    warm_seconds: int = 0
+    """Mean seconds until a worker trains whose node is there already."""
+    warm_seen: int = 0
+    """Number of these."""
 
 
 class UnfulfilledWaits(Status):
@@ -297,7 +336,7 @@ class UnfulfilledWaits(Status):
     waits: int = 0
     """How many, so far."""
     pending: int = 0
-    """Worker pods that wait for a node of the pool now, for longer than twice its start-up time."""
+    """Worker pods that wait for a node of the pool now, for longer than nodes take to come."""
 
 
 class Recommendation(Status):
@@ -307,6 +346,10 @@ class Recommendation(Status):
     """Number of nodes."""
     reason: str = ""
     """Why, for people."""
+
+
+SILENT = timedelta(minutes=15)
+"""An operator that has said nothing of a pool for so long does not run. Clocks of nodes differ by less."""
 
 
 class OperatorShare(Status):
@@ -325,8 +368,8 @@ class OperatorShare(Status):
     reason: str = ""
     """Why, for people."""
     at: datetime
-    """When it last said so. An hour later only `used` counts: jobs train on without their operator. Remove the share of
-    one that is gone for good."""
+    """When it last said so, which it repeats every five minutes. After fifteen it does not run, and only `used` counts:
+    jobs train on without their operator. Remove the share of one that is gone for good."""
 
 
 class ScalingStatus(Status):
@@ -342,6 +385,8 @@ class ScalingStatus(Status):
     """The size that it is setting."""
     resized_at: datetime | None = None
     """When it last began to set a size."""
+    shrunk_at: datetime | None = None
+    """When it last began to set a smaller one: nodes that go soon after are no interruptions."""
     lower_since: datetime | None = None
     """Since when less is recommended than there is."""
     highest: int = 0
@@ -376,11 +421,11 @@ class CapacityPoolStatus(Status):
     shares: tuple[OperatorShare, ...] = ()
     """What each operator that has jobs in the pool says. Sums of these are above."""
     counted: tuple[CountedUsage, ...] = ()
-    """The part of each job in the measurements that runs, or ran in the last hour."""
-    retired: Usage = Usage()
-    """The part of the other jobs: they were deleted, or ended long ago."""
+    """What is in `sums` of each job that runs, or ran in the last hour."""
+    sums: UsageSums = UsageSums()
+    """The measurements."""
     retired_until: datetime | None = None
-    """The part of a job that ended before, and has given everything back, is in `retired`, though the job exists."""
+    """What a job used that ended before, and has given everything back, is in `sums`, though the job exists."""
     conditions: tuple[Condition, ...] = Field(
         default=(),
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},

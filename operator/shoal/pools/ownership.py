@@ -60,5 +60,13 @@ def most_nodes(found: Mapping[str, Any]) -> int | None:
     return int(limit) if _group(found) == KARPENTER and limit.isdigit() else None
 
 
+def takes_empty_first(found: Mapping[str, Any]) -> bool:
+    """Whether a smaller size takes nodes without pods first, as Karpenter's static NodePools do.
+
+    A MachineDeployment takes any, the newest or the oldest, unless single Machines are marked for it.
+    """
+    return _group(found) == KARPENTER
+
+
 def _group(found: Mapping[str, Any]) -> str:
     return str(found.get("apiVersion", "")).partition("/")[0]

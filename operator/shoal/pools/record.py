@@ -15,6 +15,7 @@ def memory_of(scaling: ScalingStatus) -> Memory:
         nodes=scaling.nodes,
         setting=scaling.setting,
         resized_at=scaling.resized_at,
+        shrunk_at=scaling.shrunk_at,
         lower_since=scaling.lower_since,
         highest=scaling.highest,
     )
@@ -30,6 +31,7 @@ def scaling_of(subject: Subject, memory: Memory | None, since: datetime | None) 
         nodes=memory.nodes,
         setting=memory.setting,
         resized_at=memory.resized_at,
+        shrunk_at=memory.shrunk_at,
         lower_since=memory.lower_since,
         highest=memory.highest,
         releasing_since=since,

@@ -1,9 +1,11 @@
 """When a pool is sized, and to how many nodes: pure.
 
 Nobody is fought: a size that is neither the one that was last set nor the one that is being set is somebody else's, and
-nothing is done until it is back. What is about to be set is remembered before it is set, so that a process that dies
-between the two recognizes its own doing. A pool grows at once and shrinks late, to the highest size that was
-recommended meanwhile, because a node that comes back costs its start-up time.
+nothing is done until it is back. While a change is under way no size says whose it is: GKE reports each zone's by
+itself, and nodes beside for an upgrade. What is about to be set is remembered before it is set, so that a process that
+dies between the two recognizes its own doing. A pool grows at once and shrinks late, to the highest size that was
+recommended meanwhile, because a node that comes back costs its start-up time; and not while what is sized may take a
+node that a job uses.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ class Target:
     """Who else sizes it, and what to do."""
     version: str = ""
     """Its version, for a write that must not follow another change."""
+    empty_first: bool = False
+    """A smaller size takes nodes without pods first."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Memory:
     nodes: int
     setting: int | None = None
     resized_at: datetime | None = None
+    shrunk_at: datetime | None = None
     lower_since: datetime | None = None
     highest: int = 0
 
@@ -63,6 +68,8 @@ class Wish:
     """Never more than these."""
     problem: Finding | None = None
     """Why it is not to be followed now."""
+    in_use: int = 0
+    """Nodes that a smaller size is not to take."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,8 @@ class Decision:
     resize: int | None = None
     conflict: Finding | None = None
     """Somebody else sizes it: nothing is done."""
+    unsure: bool = False
+    """Whether somebody else sizes it cannot be seen now."""
     scaled: bool = False
     """It has the size that it should have."""
     why: Finding = Finding("", "")
@@ -94,13 +103,13 @@ def decide(wish: Wish, memory: Memory | None, target: Target, now: datetime, pac
     """What to do so that the target has the size that is wished."""
     if memory is not None:
         memory = _settled(memory, target)
+    if target.busy and target.sized_by is None:
+        return Decision(memory, unsure=True, why=Finding("Busy", target.busy))
     if (conflict := conflict_of(memory, target)) is not None:
         return Decision(memory and _without_window(memory), conflict=conflict, why=_stopped(conflict))
     if wish.problem is not None:
         return Decision(memory and _without_window(memory), why=wish.problem)
     memory = memory or Memory(original=target.nodes, nodes=target.nodes)
-    if target.busy:
-        return Decision(memory, why=Finding("Busy", target.busy))
     bounds = _bounds(wish, target)
     if bounds is None:
         words = (
@@ -115,6 +124,12 @@ def decide(wish: Wish, memory: Memory | None, target: Target, now: datetime, pac
         return Decision(_without_window(memory), scaled=True, why=_reached(wish, wanted))
     if wanted > target.nodes:
         return _resize(_without_window(memory), wanted, target, now, pace)
+    if wish.in_use and not target.empty_first:
+        words = (
+            f"a smaller size may take any node, and {wish.in_use} are in use: it stays at {target.nodes} until "
+            "none is; take idle ones away yourself, or set spec.scaling.shrink to Any"
+        )
+        return Decision(_without_window(memory), why=Finding("NodesInUse", words))
     since = memory.lower_since
     if since is None or since > now:  # a clock that was set back
         memory = replace(memory, lower_since=now, highest=wanted)
@@ -131,17 +146,17 @@ def decide(wish: Wish, memory: Memory | None, target: Target, now: datetime, pac
 def release(memory: Memory, target: Target, now: datetime, pace: Pace) -> Decision:
     """What to do so that the target has the size again that it was found with."""
     memory = _without_window(_settled(memory, target))
+    if target.busy and target.sized_by is None:
+        return Decision(memory, unsure=True, why=Finding("Busy", target.busy))
     if (conflict := conflict_of(memory, target)) is not None:
         why = Finding("LeftAsItIs", f"it keeps {target.nodes} nodes: {conflict.message}")
-        return Decision(memory, conflict=conflict, why=why, ended=True)
+        return Decision(memory, conflict=conflict, why=why)
     most = memory.original if target.maximum is None else min(memory.original, target.maximum)
     wanted = max(most, target.minimum)
     if target.nodes == wanted:
         return Decision(
             memory, scaled=True, why=Finding("Released", f"{wanted} nodes, as before"), ended=True
         )
-    if target.busy:
-        return Decision(memory, why=Finding("Busy", target.busy))
     return _resize(memory, wanted, target, now, pace)
 
 
@@ -186,7 +201,10 @@ def _resize(memory: Memory, wanted: int, target: Target, now: datetime, pace: Pa
     if last is not None and last <= now and (left := last + pace.between - now) > timedelta(0):
         words = f"from {target.nodes} nodes to {wanted} at {_clock(now + left)}: it was resized just now"
         return Decision(memory, why=Finding("Waits", words), wait=left)
-    kept = replace(_without_window(memory), nodes=target.nodes, setting=wanted, resized_at=now)
+    shrunk_at = now if wanted < target.nodes else memory.shrunk_at
+    kept = replace(
+        _without_window(memory), nodes=target.nodes, setting=wanted, resized_at=now, shrunk_at=shrunk_at
+    )
     return Decision(kept, resize=wanted, why=Finding("Resizing", f"from {target.nodes} nodes to {wanted}"))
 
 

@@ -13,7 +13,7 @@ from shoal.api.capacity_pool import ScaleTarget
 from shoal.cluster.transport import MERGE_PATCH, Transport
 from shoal.errors import ScalingError
 from shoal.pools.driver import checked
-from shoal.pools.ownership import MANAGER, most_nodes, sized_by
+from shoal.pools.ownership import MANAGER, most_nodes, sized_by, takes_empty_first
 from shoal.pools.rules import Pace, Target
 
 
@@ -38,6 +38,7 @@ class ScaleDriver:
             maximum=most_nodes(found),
             sized_by=sized_by(found),
             version=str(found["metadata"].get("resourceVersion", "")),
+            empty_first=takes_empty_first(found),
         )
 
     async def resize(self, nodes: int, seen: Target, /) -> None:

@@ -34,10 +34,7 @@ CONDITIONS = ("Scaled", "FieldConflict")
 
 
 class PoolScaler:
-    """Called with the key of a pool; returns the seconds until the next time.
-
-    `operator_alive`: whether the operator writes recommendations now.
-    """
+    """Called with the key of a pool; returns the seconds until the next time."""
 
     def __init__(
         self,
@@ -47,7 +44,6 @@ class PoolScaler:
         recorder: Recorder,
         metrics: PoolMetrics,
         *,
-        operator_alive: Callable[[], bool],
         wall: Callable[[], datetime],
     ) -> None:
         self._pools = pools
@@ -55,7 +51,6 @@ class PoolScaler:
         self._writer = writer
         self._recorder = recorder
         self._metrics = metrics
-        self._operator_alive = operator_alive
         self._wall = wall
 
     async def __call__(self, key: Key) -> float | None:
@@ -84,15 +79,17 @@ class PoolScaler:
             await self._tell(pool, subject, _failed(before, error))
             return EVERY_SECONDS
         except Unavailable as error:
-            await self._tell(pool, subject, Decision(before, why=Finding("Unavailable", str(error))))
+            why = Finding("Unavailable", str(error))
+            await self._tell(pool, subject, Decision(before, unsure=True, why=why))
             raise
-        wish = wish_of(pool, subject, alive=self._operator_alive())
+        now = self._wall()
+        wish = wish_of(pool, subject, now)
         if (other := other_holder(pool, subject, self._pools.all())) is not None:
             words = (
                 f"CapacityPool {other} sizes {identity(pool, subject)}: give each pool a target of its own"
             )
             wish = Wish(wish.nodes, wish.limit, Finding("SharedTarget", words))
-        decision = decide(wish, before, target, self._wall(), driver.pace)
+        decision = decide(wish, before, target, now, driver.pace)
         stored = await self._tell(pool, subject, decision)
         if stored is None:
             return SOON_SECONDS
@@ -118,8 +115,7 @@ class PoolScaler:
             target = await driver.read()
             decision = release(memory, target, now, driver.pace)
             if decision.ended:
-                if decision.conflict is None:
-                    await driver.let_go()
+                await driver.let_go()
                 return await self._released(
                     pool, Event("Normal", "Released", f"{what}: {decision.why.message}")
                 )
@@ -134,7 +130,7 @@ class PoolScaler:
                 return await self._released(pool, Event("Normal", "Released", f"{what} is gone"))
             decision = _failed(memory, error)
         except Unavailable as error:  # it may have been done
-            decision = replace(decision, why=Finding("Unavailable", str(error)))
+            decision = replace(decision, unsure=True, why=Finding("Unavailable", str(error)))
         if now - since >= GIVE_UP_AFTER:
             words = f"{what} keeps its size, set it yourself ({memory.original} nodes before): {decision.why.message}"
             return await self._released(pool, Event("Warning", "NotReleased", words))
@@ -179,6 +175,8 @@ class PoolScaler:
                 ("FieldConflict", decision.conflict is not None, conflict),
             )
         ]
+        if decision.unsure and (known := before.get("FieldConflict")) is not None:
+            conditions[1] = known
         scaling = scaling_of(subject, decision.memory, since)
         if scaling == pool.status.scaling and all(before.get(c.type) == c for c in conditions):
             return pool

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 
-from shoal.api.capacity_pool import CapacityPool, Subject
+from shoal.api.capacity_pool import SILENT, CapacityPool, Subject
 from shoal.pools.rules import Finding, Wish
 from shoal.pools.subject import identity, subject_of
 
 
-def wish_of(pool: CapacityPool, subject: Subject, *, alive: bool) -> Wish:
-    """What is recommended, and whether it can be relied on."""
+def wish_of(pool: CapacityPool, subject: Subject, now: datetime) -> Wish:
+    """What is recommended, and whether it can be relied on.
+
+    Of several operators each leaves out the ones that do not run any more, so it can if one of them runs.
+    """
     status = pool.status
     nodes, limit, problem = status.recommended.nodes, pool.spec.limits.nodes, None
     if subject.buffer is not None:
         nodes = max(0, nodes - status.used - status.waiting)
     ready = next((condition for condition in status.conditions if condition.type == "Ready"), None)
-    if not alive:
-        problem = Finding("Stale", "the operator does not run, so the recommendation may be an old one")
+    if all(now - share.at >= SILENT for share in status.shares):
+        problem = Finding("Stale", "no operator runs, so the recommendation may be an old one")
     elif status.observed_generation != pool.metadata.generation:
         problem = Finding("Stale", "the operator has not read the pool's spec yet")
     elif ready is None or ready.status != "True":
         problem = Finding("PoolNotReady", "see the condition Ready")
-    return Wish(nodes, limit, problem)
+    kept = subject.buffer is None and pool.spec.scaling.shrink == "Idle"
+    return Wish(nodes, limit, problem, in_use=status.used if kept else 0)
 
 
 def other_holder(pool: CapacityPool, subject: Subject, pools: Iterable[CapacityPool]) -> str | None:

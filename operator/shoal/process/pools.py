@@ -26,8 +26,6 @@ from shoal.cluster.reflector import Reflector, Source
 from shoal.cluster.transport import Fenced, Transport
 from shoal.errors import UsageError
 from shoal.pools.metrics import LEADING, PoolMetrics
-from shoal.pools.pulse import EVERY_SECONDS as PULSE_SECONDS
-from shoal.pools.pulse import Pulse
 from shoal.pools.scaler import PoolScaler
 from shoal.pools.subject import Drivers, drivers
 from shoal.process.endpoints import exposition, healthy, ready, serve
@@ -58,9 +56,6 @@ class PoolSettings:
     lease_namespace: str = "default"
     """With `lease_name` the same in every installation: two that lead would write each pool in turns."""
     lease_name: str = "shoal-pools"
-    operator_namespace: str = "default"
-    operator_lease: str = "shoal"
-    """The Lease of the operator whose recommendations are followed."""
     metrics_port: int = 8080
     """0: no metrics endpoint."""
     health_port: int = 8081
@@ -75,11 +70,8 @@ class PoolSettings:
         Raises:
             UsageError: a variable is invalid; the message names it.
         """
-        get = environment.get
         return cls(
             identity=identity_of(environment),
-            operator_namespace=get("POD_NAMESPACE") or "default",
-            operator_lease=get("SHOAL_OPERATOR_LEASE_NAME") or "shoal",
             metrics_port=number_of(environment, "SHOAL_METRICS_PORT", 8080),
             health_port=number_of(environment, "SHOAL_HEALTH_PORT", 8081),
             log_level=level_of(environment),
@@ -100,17 +92,9 @@ class NodePools:
         wall: Callable[[], datetime] = utc_now,
         lease_times: LeaseTimes = LEASE_TIMES,
         make_drivers: Callable[[Transport], Drivers] = drivers,
-        pulse_seconds: float = PULSE_SECONDS,
     ) -> None:
         self.metrics = metrics = Metrics(LEADING)
         self.cache: Cache[CapacityPool] = Cache(self._changed)
-        self.pulse = Pulse(
-            transport,
-            settings.operator_namespace,
-            settings.operator_lease,
-            pulse_seconds,
-            on_return=self._wake_all,
-        )
         lease = Lease(
             lease_transport or transport,
             namespace=settings.lease_namespace,
@@ -142,7 +126,6 @@ class NodePools:
             ),
             recorder,
             PoolMetrics(metrics),
-            operator_alive=self.pulse.alive,
             wall=wall,
         )
         self.controller = Controller(
@@ -171,16 +154,11 @@ class NodePools:
             optional={},
             recorder=recorder,
             metrics=metrics,
-            background=[self.pulse.run],
         )
 
     async def run(self) -> None:
         """Run until cancelled; see `Manager.run`."""
         await self.manager.run()
-
-    def _wake_all(self) -> None:
-        for pool in self.cache.all():
-            self.controller.wake(("", pool.metadata.name), Priority.NORMAL)
 
     def _changed(self, old: CapacityPool | None, new: CapacityPool | None, ours: bool) -> None:
         if (seen := new or old) is not None and not ours:

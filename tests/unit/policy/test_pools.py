@@ -96,7 +96,7 @@ def test_time_in_a_queue_is_no_start_up_of_the_pool() -> None:
         pushed = {"slot": 0, "incarnation": 0, "state": "Active", "first_push_at": world.now.timestamp()}
         world.report = build.report(workers=(pushed,))
         world.settle()
-        assert world.status["poolUsage"]["a"]["starts"] == starts
+        assert world.status["poolUsage"]["a"]["warmStarts"] == starts
 
 
 def test_pod_waits_for_the_node_of_a_worker_of_the_same_job_that_has_not_left_yet() -> None:

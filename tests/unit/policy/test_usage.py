@@ -22,8 +22,29 @@ def test_start_up_ends_now_at_the_latest_whatever_the_coordinator_says() -> None
     world.report = build.report(workers=[century])
     world.reconcile()
     usage = world.status["poolUsage"]["a"]
-    assert usage["starts"] == 1
-    assert 0 < usage["startSeconds"] <= (world.now - build.NOW).total_seconds()
+    assert (usage["starts"], usage["warmStarts"]) == (0, 1)
+    assert 0 < usage["warmStartSeconds"] <= (world.now - build.NOW).total_seconds()
+
+
+@pytest.mark.parametrize(("behind", "counted"), [(0, True), (400, False)])
+def test_a_start_that_waited_for_its_node_is_told_from_a_warm_one(behind: int, counted: bool) -> None:
+    """Together they made a mean after which each new node was in vain. Of a clock far behind, nothing is learned."""
+    world = Pools(pool("a"), nodes={"a": 1}, replicas=2)
+    world.settle()
+    world.now += timedelta(seconds=150)
+    world.add("a-1", "a")
+    world.settle()
+    pushed = (world.now - timedelta(seconds=behind)).timestamp()
+    began = [{"slot": i, "incarnation": 0, "state": "Active", "first_push_at": pushed} for i in range(2)]
+    world.report = build.report(workers=began)
+    world.reconcile()
+    usage = world.status["poolUsage"]["a"]
+    waited = usage["startSeconds"]
+    assert (usage["starts"], usage["warmStarts"]) == (counted, counted)
+    assert usage["startSecondsSquared"] == waited**2
+    assert waited in range(150, 180) if counted else waited == 0
+    world.reconcile()
+    assert world.status["poolUsage"]["a"] == usage
 
 
 def test_usage_and_cost_are_counted() -> None:
@@ -36,11 +57,7 @@ def test_usage_and_cost_are_counted() -> None:
     world.reconcile()
     usage = world.status["poolUsage"]["a"]
     waited = int((world.now - build.NOW).total_seconds())
-    assert (usage["starts"], usage["startSeconds"], usage["startSecondsSquared"]) == (
-        2,
-        2 * waited,
-        2 * waited**2,
-    )
+    assert (usage["starts"], usage["warmStarts"], usage["warmStartSeconds"]) == (0, 2, 2 * waited)
     began = usage["nodeSeconds"]
     world.now += timedelta(seconds=1000)
     world.reconcile()
@@ -175,6 +192,20 @@ def test_interruptions_and_shocks_are_counted_by_pool() -> None:
     usage = world.status["poolUsage"]["a"]
     assert (usage["interruptions"], usage["shocks"]) == (3, 1)
     assert (usage["inShocks"], usage["atShocks"]) == (2, 3)
+
+
+@pytest.mark.parametrize(("minutes", "counted"), [(1, 0), (14, 0), (16, 1)])
+def test_a_node_that_goes_as_the_pool_is_made_smaller_is_no_interruption(minutes: int, counted: int) -> None:
+    """Whoever gets the smaller size chooses the nodes: each shrink raised the pool's rate of losses."""
+    began = build.stamp(build.NOW)
+    scaling = {"subject": {}, "originalNodes": 1, "nodes": 3, "setting": 2, "shrunkAt": began}
+    world = Pools(pool("a", status={"scaling": scaling}), nodes={"a": 3}, replicas=2)
+    world.settle()
+    world.now = build.NOW + timedelta(minutes=minutes)
+    world.notice(world.pods["digits-worker-0-0"]["spec"]["nodeName"])
+    world.settle()
+    assert world.status["poolUsage"]["a"]["interruptions"] == counted
+    assert world.status["restarts"]["disruptions"] == 1
 
 
 steps = st.lists(

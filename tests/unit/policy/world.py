@@ -311,7 +311,9 @@ class World:
             target = self._room_for(pod)
             if target:
                 pod["spec"]["nodeName"] = target
-                status["startTime"] = build.stamp(self.now)
+                status["startTime"] = at = build.stamp(self.now)
+                bound = {"type": "PodScheduled", "status": "True", "lastTransitionTime": at}
+                status["conditions"] = [bound]
             return target is not None
         if self.leaving(node) and status["phase"] in {"Pending", "Running"}:
             self.end(name, 143)
@@ -319,7 +321,7 @@ class World:
             return True
         if status["phase"] == "Pending":
             status["phase"] = "Running"
-            status["conditions"] = [{"type": "Ready", "status": "True"}]
+            status["conditions"] = [*status.get("conditions", ()), {"type": "Ready", "status": "True"}]
             return True
         return False
 

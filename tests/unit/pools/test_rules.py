@@ -52,7 +52,8 @@ def test_it_shrinks_late_to_the_highest_that_was_recommended_meanwhile() -> None
     assert decision.wait == seconds(1)
     decision = decide(Wish(2, 16), memory, Target(9), NOW + seconds(600), PACE)
     assert decision.resize == 7
-    assert decision.memory == replace(held(9), setting=7, resized_at=NOW + seconds(600))
+    done = NOW + seconds(600)
+    assert decision.memory == replace(held(9), setting=7, resized_at=done, shrunk_at=done)
 
 
 def test_a_recommendation_that_comes_back_stays_the_shrinking() -> None:
@@ -131,9 +132,31 @@ def test_time_without_recommendations_does_not_count_for_shrinking() -> None:
     assert decide(Wish(3, 16), memory, Target(9), NOW + seconds(700), PACE).wait == PACE.shrink_after
 
 
-def test_nothing_is_sent_while_it_changes() -> None:
-    decision = decide(Wish(8, 16), held(5), Target(5, busy="UPDATING"), NOW, PACE)
-    assert (decision.resize, decision.why) == (None, Finding("Busy", "UPDATING"))
+@pytest.mark.parametrize("nodes", [5, 4, 7])
+def test_while_it_changes_nothing_is_sent_and_no_size_is_somebody_elses(nodes: int) -> None:
+    """GKE grows a regional pool zone by zone, and has nodes beside for an upgrade: both were a FieldConflict."""
+    memory = held(3, setting=6)
+    decision = decide(Wish(8, 16), memory, Target(nodes, busy="RECONCILING"), NOW, PACE)
+    assert (decision.resize, decision.conflict, decision.unsure) == (None, None, True)
+    assert (decision.why, decision.memory) == (Finding("Busy", "RECONCILING"), memory)
+    leaving = release(memory, Target(nodes, busy="RECONCILING"), NOW, PACE)
+    assert (leaving.resize, leaving.conflict, leaving.ended) == (None, None, False)
+    theirs = Target(nodes, busy="RECONCILING", sized_by=Finding("AutoscalerActive", "turn it off"))
+    assert decide(Wish(8, 16), memory, theirs, NOW, PACE).conflict == theirs.sized_by
+
+
+def test_it_does_not_shrink_while_a_node_that_is_in_use_may_be_taken() -> None:
+    """Of eight nodes with five in use, a size of five took two or so that trained, and perhaps the servers."""
+    since, late = NOW - seconds(900), NOW
+    memory = held(8, lower_since=since, highest=5)
+    kept = decide(Wish(5, 16, in_use=5), memory, Target(8), late, PACE)
+    assert (kept.resize, kept.why.reason, kept.memory) == (None, "NodesInUse", held(8))
+    assert decide(Wish(9, 16, in_use=5), memory, Target(8), late, PACE).resize == 9
+    idle = decide(Wish(5, 16), memory, Target(8), late, PACE)
+    assert idle.resize == 5
+    assert idle.memory is not None
+    assert idle.memory.shrunk_at == late
+    assert decide(Wish(5, 16, in_use=5), memory, Target(8, empty_first=True), late, PACE).resize == 5
 
 
 def test_release_gives_back_the_size_that_was_found() -> None:
@@ -146,9 +169,10 @@ def test_release_gives_back_the_size_that_was_found() -> None:
     assert release(gives.memory, Target(2), NOW + seconds(121), PACE).ended
 
 
-def test_release_leaves_the_size_of_somebody_else() -> None:
+def test_release_leaves_the_size_of_somebody_else_until_it_is_back() -> None:
     decision = release(Memory(original=2, nodes=8), Target(4), NOW, PACE)
-    assert (decision.ended, decision.resize, decision.why.reason) == (True, None, "LeftAsItIs")
+    assert (decision.ended, decision.resize, decision.why.reason) == (False, None, "LeftAsItIs")
+    assert release(Memory(original=2, nodes=8), Target(8), NOW, PACE).resize == 2
 
 
 @given(

@@ -65,7 +65,7 @@ class World:
 
     def __init__(self) -> None:
         self.now = NOW
-        self.nodes = 2
+        self.nodes, self.busy = 2, ""
         self.read_fails: Exception | None = None
         self.resize_fails: Exception | None = None
         self.is_done_all_the_same = False
@@ -82,6 +82,7 @@ class World:
                     "status": {
                         "observedGeneration": 1,
                         "recommended": {"nodes": 5},
+                        "shares": [{"operator": "a/shoal", "at": NOW + timedelta(days=1)}],
                         "conditions": [ready],
                     },
                 }
@@ -93,14 +94,13 @@ class World:
             self.writer,  # type: ignore[arg-type]
             self.events,  # type: ignore[arg-type]
             PoolMetrics(self.metrics),
-            operator_alive=lambda: True,
             wall=lambda: self.now,
         )
 
     async def read(self) -> Target:
         if self.read_fails is not None:
             raise self.read_fails
-        return Target(self.nodes)
+        return Target(self.nodes, busy=self.busy)
 
     async def resize(self, nodes: int, _seen: Target, /) -> None:
         if self.resize_fails is None or self.is_done_all_the_same:
@@ -175,6 +175,32 @@ async def test_a_deleted_pool_is_let_go_after_ten_minutes_without_an_answer(worl
     await world.scaler(KEY)
     assert world.pool.metadata.finalizers == ()
     assert world.events.reasons == ["Resized", "NotReleased"]
+
+
+async def test_a_size_of_somebody_else_is_left_and_the_user_is_warned(world: World) -> None:
+    """It was a normal event, "Released", and the nodes were paid for ever."""
+    await world.scaler(KEY)
+    world.nodes = 7
+    world.delete()
+    await world.scaler(KEY)
+    assert (world.pool.metadata.finalizers, world.nodes) == ((FINALIZER,), 7)
+    assert world.condition("FieldConflict") == ("True", "SizeChanged")
+    world.now += timedelta(minutes=10)
+    await world.scaler(KEY)
+    assert world.pool.metadata.finalizers == ()
+    assert world.events.reasons[-1] == "NotReleased"
+
+
+async def test_a_conflict_stays_one_while_nothing_can_be_seen(world: World) -> None:
+    await world.scaler(KEY)
+    world.nodes = 7
+    await world.scaler(KEY)
+    told = world.condition("FieldConflict")
+    assert told == ("True", "SizeChanged")
+    world.busy = "RECONCILING"
+    await world.scaler(KEY)
+    assert (world.condition("FieldConflict"), world.condition("Scaled")) == (told, ("False", "Busy"))
+    assert world.events.reasons == ["Resized", "FieldConflict"]
 
 
 async def test_a_deleted_pool_whose_target_is_gone_is_let_go_at_once(world: World) -> None:

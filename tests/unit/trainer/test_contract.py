@@ -58,3 +58,12 @@ def test_the_difference_of_two_reports_is_what_was_measured_between_them(
     difference = sums(early + late).since(sums(early))
     assert difference.count == len(late)
     assert difference.mean == pytest.approx(sums(late).mean, abs=1e-9)
+
+
+@pytest.mark.parametrize("fingerprint", ["a/b c", "AB" * 32, "ab" * 31, "ab" * 33, ""])
+def test_a_fingerprint_is_a_digest_and_no_name(fingerprint: str) -> None:
+    """Objects of the cluster are named after it."""
+    said = StatusReport(job_uid="u", phase=Phase.TRAINING).model_dump(mode="json")
+    model = {"fingerprint": fingerprint, "parameters": 1, "tensors": 1}
+    with pytest.raises(ValueError, match="fingerprint"):
+        StatusReport.model_validate({**said, "model": model})

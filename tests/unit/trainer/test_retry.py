@@ -27,7 +27,7 @@ class Flaky:
 def test_retries_back_off_and_log_each_reason_once(caplog):
     waited = []
     call = Flaky(*["no answer"] * 6, *["503"] * 4)
-    assert until_reachable(call, SimpleNamespace(wait=waited.append), "the data") == "the answer"
+    assert until_reachable(call, "the data", SimpleNamespace(wait=waited.append)) == "the answer"
     assert waited == [0.25, 0.5, 1, 2, 4, 8, 16, 30, 30, 30]
     messages = [record.message for record in caplog.records]
     assert [("503" in text, "no answer" in text) for text in messages] == [(True, False), (False, True)]
@@ -37,7 +37,7 @@ def test_retries_back_off_and_log_each_reason_once(caplog):
 def test_longest_pause_is_configurable():
     waited = []
     until_reachable(
-        Flaky(*["no answer"] * 5), SimpleNamespace(wait=waited.append), "the storage", longest=1.0
+        Flaky(*["no answer"] * 5), "the storage", SimpleNamespace(wait=waited.append), longest=1.0
     )
     assert waited == [0.25, 0.5, 1, 1, 1]
 
@@ -50,7 +50,7 @@ def test_user_error_is_not_retried():
         raise UserError("fix it")
 
     with pytest.raises(UserError):
-        until_reachable(call, threading.Event(), "the data")
+        until_reachable(call, "the data")
     assert len(tries) == 1
 
 
@@ -58,7 +58,7 @@ def test_stop_ends_the_retries():
     stop = threading.Event()
     stop.set()
     with pytest.raises(SystemExit) as ended:
-        until_reachable(Flaky("no answer"), stop, "the storage")
+        until_reachable(Flaky("no answer"), "the storage", stop)
     assert ended.value.code == EXIT_DRAINED
 
 

@@ -118,7 +118,7 @@ class DataReport(Message):
 class ModelReport(Message):
     """What is exchanged of the job's model, and what one sample of it costs."""
 
-    fingerprint: str = Field(max_length=128)
+    fingerprint: str = Field(pattern=r"^[0-9a-f]{64}$")
     """The SHA-256 (hex) of the layout: path, shape and dtype of every exchanged tensor. The only one in the project:
     workers, shards, snapshots and SpeedProfiles use it."""
     parameters: int = Field(ge=0, le=10**15)

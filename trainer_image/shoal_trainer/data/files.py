@@ -20,7 +20,7 @@ from shoal_trainer.data.downloads import Download, matching
 from shoal_trainer.data.indexed import batched, block_of, check_shuffle, require_dataset, require_end
 from shoal_trainer.data.lengths import Lengths, checked, varying_by
 from shoal_trainer.data.parquet import record_batches
-from shoal_trainer.data.read_errors import is_outage, summary
+from shoal_trainer.data.read_errors import is_network_outage, is_outage, summary
 from shoal_trainer.data.rows import rebatched
 from shoal_trainer.data.shuffle import Blocks, shuffled
 from shoal_trainer.data.source import Extent, Part, Source
@@ -251,6 +251,8 @@ def _parsed(rows: Any, parse: Callable[..., Any]) -> tf.data.Dataset:
     except (TrainerError, OSError):  # a file that `parse` opens may be unreachable
         raise
     except Exception as error:
+        if is_network_outage(error):
+            raise
         raise UserError(
             f"The parse function failed: {where(error)}. Fix the function; the file is not the cause."
         ) from error

@@ -72,8 +72,10 @@ class Items(Ranges):
         return Lengths(self.lengths, varying_in(self._samples(list(range(min(LOOKED_AT, self.size))))))
 
     def _samples(self, rows: list[int]) -> list[Any]:
-        items = connected(lambda: self._get(rows), f"samples {rows[0]}, …")
-        return [_as_arrays(item if self.parse is None else self.parse(item)) for item in items]
+        def read() -> list[Any]:
+            return [_as_arrays(item if self.parse is None else self.parse(item)) for item in self._get(rows)]
+
+        return connected(read, f"samples {rows[0]}, …")
 
     def _get(self, rows: list[int]) -> Sequence[Any]:
         many = getattr(self.items, "__getitems__", None)
@@ -90,18 +92,28 @@ class Batches(Ranges):
 
     dataset: Any
     seed: int | None = None
-    size: int = field(init=False)
     remark = (
         "a PyDataset is read by index, and Shoal shuffles: its on_epoch_end() is not called. The batch size is that of "
         "the job"
     )
 
     def __post_init__(self) -> None:
-        batches = int(self.dataset.num_batches)
-        if batches < 1:
+        if self.dataset.num_batches < 1:
             raise UserError("The training data must have at least one batch; the PyDataset is empty.")
-        size = self._each if batches == 1 else self._each * (batches - 1) + count(self._batch(batches - 1))
-        object.__setattr__(self, "size", size)
+
+    def placed(self, seed: int, worker: tuple[int, int] = (0, 0)) -> Batches:
+        """See `Source`. What has been read of the data to count them is not read again."""
+        placed = super().placed(seed, worker)
+        placed.__dict__.update(
+            {name: self.__dict__[name] for name in ("size", "_first") if name in self.__dict__}
+        )
+        return placed
+
+    @functools.cached_property
+    def size(self) -> int:  # type: ignore[override]
+        """The number of samples. Reads two batches, so it isn't known before it is asked for."""
+        batches = int(self.dataset.num_batches)
+        return self._each if batches == 1 else self._each * (batches - 1) + count(self._batch(batches - 1))
 
     @functools.cached_property
     def _first(self) -> Any:

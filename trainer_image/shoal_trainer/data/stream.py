@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 
 SKIP_SECONDS = 20.0
 """How long a worker skips samples at most to reach its own place."""
+MAY_BATCH = ("Batch", "FlatMap", "Interleave", "Window")
+RECORDS = ("TFRecord", "TextLine", "FixedLengthRecord", "Csv")
+"""Words in the names of TensorFlow's classes of data sets."""
 GOLDEN, SILVER = (math.sqrt(5) - 1) / 2, math.sqrt(2) - 1
 """Irrational shares, whose multiples spread evenly."""
 
@@ -49,8 +52,9 @@ class Stream(Source):
     Args:
         data: What yields **batches**, as for Keras' `fit`: a `tf.data.Dataset`, an iterable that can be iterated again,
             an endless `PyDataset`, or a function that returns one of these or a generator. A function with an
-            argument gets a number that differs between workers, for use as a seed; then no worker skips samples. Data
-            that end are repeated. A `tf.data.Dataset` may also yield single samples.
+            argument gets a number for use as a seed: it follows from that of `Training`, and is another one on each
+            worker and in each pass over the data; then no worker skips samples. Data that end are repeated. A
+            `tf.data.Dataset` may also yield single samples.
         samples: The number of samples in an epoch. Default: those of a `tf.data.Dataset` whose length is known.
         lengths: Batches are padded with zeros, along the axis after that of the batch, to the shortest of these lengths
             that holds them. Without it, each new shape of a batch is compiled.
@@ -64,6 +68,10 @@ class Stream(Source):
     lengths: Sequence[int] = ()
     _rows: _Rows | None = field(init=False, repr=False, default=None)
     _worker: tuple[int, int] = field(init=False, repr=False, default=(0, 0))
+    _seed: int = field(init=False, repr=False, default=0)
+    _passes: itertools.count[int] = field(init=False, repr=False, default_factory=itertools.count)
+    _read: int = field(init=False, repr=False, default=0)
+    """How many samples this worker has taken before its last outage."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lengths", checked(self.lengths, "Stream"))
@@ -84,12 +92,15 @@ class Stream(Source):
         """The number of samples in an epoch."""
         return Extent(self._counted.size)
 
-    def placed(self, seed: int, worker: tuple[int, int] = (0, 0)) -> Stream:  # noqa: ARG002
+    def placed(self, seed: int, worker: tuple[int, int] = (0, 0)) -> Stream:
         """The stream of one worker."""
         stream = copy.copy(self)
-        object.__setattr__(stream, "_rows", None)
-        object.__setattr__(stream, "_worker", worker)
+        stream._set(_rows=None, _worker=worker, _seed=seed, _passes=itertools.count(), _read=0)
         return stream
+
+    def _set(self, **fields: Any) -> None:
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
 
     def example(self, batch_size: int) -> Batch:
         """The first batch of an iteration of its own."""
@@ -122,36 +133,47 @@ class Stream(Source):
                 return
 
     def _taken(self, samples: int, batch_size: int) -> Iterator[Any]:
-        if (rows := self._rows) is None:
-            rows = _Rows(self._repeated(batch_size))
-            object.__setattr__(self, "_rows", rows)
-            self._go_to_own_place(rows, batch_size)
         while samples > 0:
-            element = rows.take(min(samples, batch_size))
+            element = self._next(min(samples, batch_size), batch_size)
             samples -= count(element)
             yield element
 
+    def _next(self, samples: int, batch_size: int) -> Any:
+        """The next of this worker's rows. After an error they are begun anew: an iterator that raised has ended."""
+        if self._rows is None:
+            self._set(_rows=_Rows(self._repeated(batch_size)))
+        rows = self._rows
+        assert rows is not None
+        try:
+            if not rows.taken:
+                self._go_to_own_place(rows, batch_size)
+            return rows.take(samples)
+        except BaseException:
+            self._set(_rows=None, _read=self._read + rows.taken)
+            raise
+
     def _go_to_own_place(self, rows: _Rows, batch_size: int) -> None:
-        if self._seeded() or self._worker == (0, 0):
+        """Skip to where this worker begins, and what it has read before an outage."""
+        if self._seeded():
             return
-        slot, incarnation = self._worker
-        missing = int((slot * GOLDEN + incarnation * SILVER) % 1 * self._counted.size)
+        size, (slot, incarnation) = self._counted.size, self._worker
+        missing = (int((slot * GOLDEN + incarnation * SILVER) % 1 * size) + self._read) % size
         started = time.monotonic()
         while missing > 0 and time.monotonic() - started < SKIP_SECONDS:
-            missing -= count(rows.take(min(missing, batch_size)))
+            missing -= count(rows.skip(min(missing, batch_size)))
 
     def _repeated(self, batch_size: int) -> Iterator[Any]:
-        while True:
+        for number in self._passes:
             empty = True
-            for element in self._elements(batch_size):
+            for element in self._elements(batch_size, number):
                 empty = False
                 yield element
             if empty:
                 raise UserError(f"{_name(self.data)} ends at once. {ONCE}")
 
-    def _elements(self, batch_size: int) -> Iterator[Any]:
-        """One pass over the data, in elements of at most `batch_size` rows."""
-        data = connected(self._made, "the data")
+    def _elements(self, batch_size: int, number: int = 0) -> Iterator[Any]:
+        """A pass over the data, in elements of at most `batch_size` rows. `number`: which one it is."""
+        data = connected(lambda: self._made(number), "the data")
         if hasattr(data, "element_spec"):
             data = _batched(data, batch_size)
             require_dataset(data, "The data set")
@@ -163,11 +185,14 @@ class Stream(Source):
         arrays = map(_as_arrays, elements)
         return rebatched(map(self._padded, arrays) if self.lengths else arrays, batch_size)
 
-    def _made(self) -> Any:
+    def _made(self, number: int) -> Any:
         if hasattr(self.data, "element_spec") or not callable(self.data):
             return self.data
-        slot, incarnation = self._worker
-        return self.data(slot + 100_003 * incarnation) if self._seeded() else self.data()
+        if not self._seeded():
+            return self.data()
+        return self.data(
+            int(np.random.SeedSequence((self._seed, *self._worker, number)).generate_state(1)[0])
+        )
 
     def _seeded(self) -> bool:
         """Whether the data are a function of a seed."""
@@ -199,9 +224,9 @@ class Stream(Source):
         if self.samples is not None:
             return _Counted(self.samples)
         known = self._cardinality
-        if not _is_batched(self.data.element_spec):
+        if not _is_batched(self.data):
             return _Counted(known)
-        head = list(itertools.islice((each for each in self.data if count(each)), 2))
+        head = list(itertools.islice(filter(count, reached(self.data, "the data")), 2))
         if not head:
             raise UserError(EMPTY)
         rounded = known > 1 and next(iter(leaves(self.data.element_spec))).shape[0] is None
@@ -252,9 +277,16 @@ class _Rows:
     def __init__(self, elements: Iterator[Any]) -> None:
         self._elements = elements
         self._rest: Any = None
+        self.taken = 0
 
     def take(self, rows: int) -> Any:
         """The next rows, at most so many."""
+        element = self.skip(rows)
+        self.taken += count(element)
+        return element
+
+    def skip(self, rows: int) -> Any:
+        """The next rows, at most so many, which do not count as taken."""
         element = next(self._elements) if self._rest is None else self._rest
         self._rest = None
         if count(element) > rows:
@@ -265,17 +297,39 @@ class _Rows:
 
 def _batched(dataset: Any, batch_size: int) -> Any:
     """A data set of batches, read ahead."""
-    if not _is_batched(dataset.element_spec):
+    if not _is_batched(dataset):
         dataset = dataset.batch(batch_size, num_parallel_calls=2)
     return dataset.prefetch(2)
 
 
-def _is_batched(spec: Any) -> bool:
-    """Whether a data set yields batches: all its tensors have the same axis 0, as those of single samples have not."""
-    shapes = [leaf.shape for leaf in leaves(spec)]
+def _is_batched(dataset: Any) -> bool:
+    """Whether a data set yields batches: all its tensors have the same axis 0, as those of single samples rarely have.
+
+    They have it where an image is its own label, so what the data set is made of is looked at.
+    """
+    return _alike(dataset) and not _is_of_samples(dataset)
+
+
+def _alike(dataset: Any) -> bool:
+    shapes = [leaf.shape for leaf in leaves(dataset.element_spec)]
     if any(shape.rank is None for shape in shapes):
         return True
     return all(shape.rank > 0 for shape in shapes) and len({shape[0] for shape in shapes}) == 1
+
+
+def _is_of_samples(dataset: Any) -> bool:
+    """Whether a data set is one of the rows of arrays, or of records, that nothing has batched."""
+    from shoal_trainer.worker.keras_internals import made_of
+
+    while True:
+        name = type(dataset).__name__
+        if "Unbatch" in name:
+            return True
+        if any(word in name for word in MAY_BATCH):
+            return False
+        if not (inputs := made_of(dataset)):
+            return any(word in name for word in RECORDS) or ("TensorSlice" in name and _alike(dataset))
+        dataset = inputs[0]
 
 
 def _as_arrays(element: Any) -> Any:

@@ -9,14 +9,20 @@ from shoal_trainer.ps.update_rules import STATE, rule
 from shoal_trainer.wire.messages import OptimizerConfig
 
 MEMORY_MAX = Path("/sys/fs/cgroup/memory.max")
+MEMORY_V1 = Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")
+NO_LIMIT = 1 << 60
+"""cgroup v1 says a number beyond this where there is no limit."""
 
 
-def memory_limit(limit: Path = MEMORY_MAX) -> int | None:
-    """The container's limit in bytes (cgroup v2); None if there is none, as on a laptop."""
-    try:
-        return int(limit.read_text())
-    except (OSError, ValueError):  # no cgroup v2, or "max"
-        return None
+def memory_limit(v2: Path = MEMORY_MAX, v1: Path = MEMORY_V1) -> int | None:
+    """The container's limit in bytes; None if there is none, as on a laptop."""
+    for limit in (v2, v1):
+        try:
+            found = int(limit.read_text())
+        except (OSError, ValueError):  # not this version of cgroup, or "max"
+            continue
+        return found if found < NO_LIMIT else None
+    return None
 
 
 def needed(parameters: int, config: OptimizerConfig) -> int:

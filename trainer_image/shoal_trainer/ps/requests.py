@@ -131,8 +131,9 @@ class Pushing(_OnShard, Request[Answer]):
             if self._delta:
                 self._non_finite |= self.model.add(io, self._meta.scale)
             else:
-                now = abs(self.shard.history.version - self._base)
-                self._non_finite |= self.model.apply_gradient(io, weighed.update, self._meta.steps, now)
+                self._non_finite |= self.model.apply_gradient(
+                    io, weighed.update, self._meta.steps, weighed.staleness
+                )
 
     def complete(self) -> None:
         """See `Request`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -416,7 +417,7 @@ def _decode_metrics(data: bytes, count: int) -> tuple[MetricSum, ...]:
 
 def encode_answer(meta: AnswerMeta) -> bytes:
     """Encode `meta`."""
-    entries = list(meta.applied.items())[-MAX_APPLIED:]
+    entries = _newest(meta.applied)
     journal = meta.journal
     counts = meta.samples, meta.live_workers, len(entries)
     lengths = len(journal.entries), meta.stopped, len(meta.begun)
@@ -424,6 +425,19 @@ def encode_answer(meta: AnswerMeta) -> bytes:
     applied = b"".join(_APPLIED.pack(slot, incarnation, seq) for (slot, incarnation), seq in entries)
     recorded = b"".join(_ENTRY.pack(*entry) for entry in journal.entries)
     return head + applied + recorded + b"".join(map(_encode_begun, meta.begun))
+
+
+def _newest(applied: Mapping[tuple[int, int], int]) -> list[tuple[tuple[int, int], int]]:
+    """As many as may be sent: of each slot the newest incarnations, as the older ones push no more."""
+    if len(applied) <= MAX_APPLIED:
+        return list(applied.items())
+    seen: Counter[int] = Counter()
+    ranked = []
+    for entry in sorted(applied.items(), reverse=True):
+        slot = entry[0][0]
+        ranked.append((seen[slot], entry))
+        seen[slot] += 1
+    return [entry for _, entry in sorted(ranked)[:MAX_APPLIED]]
 
 
 def decode_answer(data: bytes | bytearray | memoryview) -> AnswerMeta:

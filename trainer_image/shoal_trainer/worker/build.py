@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from shoal_trainer.data.batch import Batch, leaves, map_leaves
 from shoal_trainer.data.user_code import where
-from shoal_trainer.errors import UserError
+from shoal_trainer.errors import TrainerError, UserError
 from shoal_trainer.worker.keras_internals import (
     ALL_LOSSES,
     ALL_METRICS,
@@ -24,6 +24,7 @@ from shoal_trainer.worker.keras_internals import (
     user_loss,
     user_metrics,
 )
+from shoal_trainer.worker.memory import memory_is_enough
 from shoal_trainer.worker.optimizers import has_call, has_own_step
 from shoal_trainer.worker.weighing import WeighedLoss, weigh_samples
 
@@ -31,7 +32,10 @@ BUILD_PARTS = "Build its parts before you return it: start each with keras.Input
 
 
 def build(model: Any, example: Batch) -> None:
-    """Create the variables of the model, its loss, metrics and optimizer. Raises `UserError` if that fails."""
+    """Create the variables of the model, its loss, metrics and optimizer.
+
+    Raises `UserError` if that fails, `OutOfMemory` if they do not fit.
+    """
     if not isinstance(model, keras.Model):
         raise UserError(f"Training(model=…) returned {type(model).__name__}. It must return a keras.Model.")
     if not model.compiled or model.optimizer is None:
@@ -41,18 +45,19 @@ def build(model: Any, example: Batch) -> None:
     _check_compiled(model)
     weigh_samples(model)
     try:
-        if has_own_step(model) and not has_call(model):
-            _build_without_call(model)
-        else:
-            build_symbolically(model, _data(example))
-        model.reset_metrics()
+        with memory_is_enough():
+            if has_own_step(model) and not has_call(model):
+                _build_without_call(model)
+            else:
+                build_symbolically(model, _data(example))
+            model.reset_metrics()
         for layer in layers_of(model):
             if isinstance(layer, keras.layers.RNN | keras.layers.Bidirectional) and layer.stateful:
                 raise UserError(
                     f"The layer {layer.name!r} is stateful, but consecutive batches of a worker do not continue the "
                     "same sequences. Use stateful=False."
                 )
-    except UserError:
+    except TrainerError:
         raise
     except Exception as error:
         if missing := _outputs_without_weights(example):

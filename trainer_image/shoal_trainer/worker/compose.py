@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from shoal_trainer.contract import RuntimeConfig
 from shoal_trainer.data.preprocessed import preprocessed
+from shoal_trainer.data.read_errors import is_network_outage, summary
 from shoal_trainer.data.user_code import where, with_location
 from shoal_trainer.errors import HungStep, TrainerError, Unreachable, UserError, WorkerFailed
 from shoal_trainer.ps.client import PSClient
@@ -73,16 +74,24 @@ class Worker:
 
 
 def build_flat_model(job: Training, config: RuntimeConfig) -> FlatModel:
-    """Build the user's model from the first batch of the data. `Unreachable` if the data are unreachable."""
+    """Build the user's model from the first batch of the data.
+
+    `Unreachable` if the data or the model's weights are; `OutOfMemory` if this worker's memory is too small.
+    """
     policy = keras.config.dtype_policy()  # the job's module may have set it
     keras.backend.clear_session(free_memory=False)  # variable names must not depend on models built before
     keras.config.set_dtype_policy(policy)
     keras.utils.set_random_seed(job.seed)
     try:
-        model = job.model()
+        with memory_is_enough():
+            model = job.model()
     except UserError as error:
         raise with_location(error) from error
+    except TrainerError:
+        raise
     except (Exception, SystemExit) as error:
+        if is_network_outage(error):  # it loads weights
+            raise Unreachable(f"Training(model=…): {summary(error)}") from error
         raise UserError(f"Training(model=…) failed: {where(error)}") from error
     default = tf.distribute.get_strategy()
     if getattr(model, "distribute_strategy", default) is not default:
@@ -92,11 +101,11 @@ def build_flat_model(job: Training, config: RuntimeConfig) -> FlatModel:
         )
     try:
         example = preprocessed(job.data, model).example(config.batch_size)
-    except (UserError, Unreachable):  # an unreachable store is not an error of the job
+    except TrainerError:  # an unreachable store, or a full disk, is not an error of the job
         raise
     except (Exception, SystemExit) as error:
         raise UserError(f"The data function failed: {where(error)}") from error
-    return FlatModel(model, example, job.wire, (config.index, config.incarnation))
+    return FlatModel(model, example, job.wire, (config.index, config.incarnation), seed=job.seed)
 
 
 def steps_per_push(job: Training, model: keras.Model) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 from shoal_trainer.contract import CODE_ARCHIVE, CODE_DIR
 from shoal_trainer.data.user_code import where, with_location
-from shoal_trainer.errors import UserError
+from shoal_trainer.errors import TrainerError, Unreachable, UserError
 from shoal_trainer.training import Training, as_training
 
 USAGE = 2
@@ -33,7 +33,8 @@ def load(
     It is looked for in `folder` (default: the job's own code, in `archive` or from a ConfigMap, then the working
     directory) and among the installed packages.
 
-    Raises `UserError` if the module or the object does not exist, or the object does not give a `Training`.
+    Raises `UserError` if the module or the object does not exist, or the object does not give a `Training`;
+    `Unreachable` if it loads data that are not reachable.
     """
     code = (archive, Path(CODE_DIR, CODE_ARCHIVE), Path(CODE_DIR))
     folders = [folder] if folder else [*[each for each in code if each and each.exists()], Path.cwd()]
@@ -44,9 +45,12 @@ def load(
         module = importlib.import_module(module_name)
     except UserError as error:
         raise with_location(error) from error
+    except TrainerError:
+        raise
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             raise _missing(entrypoint, module_name, folder) from error
+        _raise_outage(error, f"the module {module_name!r}")
         raise UserError(
             f"The module {module_name!r} of the entrypoint cannot be imported: {where(error)}{_remedy(error)}"
         ) from error
@@ -74,8 +78,19 @@ def load(
         return as_training(found, args or {}, entrypoint)
     except UserError as error:
         raise with_location(error) from error
+    except TrainerError:
+        raise
     except (Exception, SystemExit) as error:
+        _raise_outage(error, f"the entrypoint {entrypoint!r}")
         raise UserError(f"The entrypoint {entrypoint!r} failed: {where(error)}{_remedy(error)}") from error
+
+
+def _raise_outage(error: BaseException, what: str) -> None:
+    """Raise `Unreachable` for an error of the network: user code may load its data where it makes the `Training`."""
+    from shoal_trainer.data.read_errors import is_network_outage, summary
+
+    if is_network_outage(error):
+        raise Unreachable(f"{what}: {summary(error)}") from error
 
 
 def check(entrypoint: str, *folders: Path) -> tuple[str, str]:

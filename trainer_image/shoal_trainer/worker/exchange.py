@@ -82,13 +82,20 @@ class Exchange:
         return self._pool.submit(self._client.push_delta, delta, out, push, scale=scale)
 
     def pull(
-        self, out: npt.NDArray[Any], *, idle: bool = False, exact: bool = False, ahead: float = 0.0
+        self,
+        out: npt.NDArray[Any],
+        *,
+        idle: bool = False,
+        exact: bool = False,
+        ahead: float = 0.0,
+        known: tuple[int, ...] = (),
     ) -> Future[Pulled]:
         """Get the parameters in `out`, those expected after `ahead` more updates.
 
-        `idle`: no gradient follows; `exact`: in fp32, for evaluation and export.
+        `idle`: no gradient follows; `exact`: in fp32, for evaluation and export. `known`: the versions up to which the
+        journals are known.
         """
-        return self._pool.submit(self._client.pull, out, idle=idle, exact=exact, ahead=ahead)
+        return self._pool.submit(self._client.pull, out, idle=idle, exact=exact, ahead=ahead, known=known)
 
     def probe(self) -> Future[Welcome]:
         """Get the state of the shards, without parameters."""

@@ -20,6 +20,7 @@ from shoal_trainer.data.downloads import Download, Prefetch, is_remote
 from shoal_trainer.data.source import Part, Source
 from shoal_trainer.errors import TrainerError, Unreachable, UserError
 from shoal_trainer.retry import FIRST_PAUSE, Backoff
+from shoal_trainer.worker.watchdog import FIRST_SECONDS, Watchdog
 from shoal_trainer.worker.work import DataWork, Finished, Idle, StatusText, TaskWork, Work, waiting_for
 
 log = logging.getLogger(__name__)
@@ -87,6 +88,8 @@ class Feed:
         self._holds = holds
         self._check = check
         self._clock = clock
+        self.reads = Watchdog(clock)
+        """Of the read in progress, as long as it isn't an outage that is retried."""
         self._next: tuple[DataWork, Prefetch] | None = None
         """The lease after the current one, and its file."""
         self._queue: deque[Item] = deque()
@@ -218,7 +221,8 @@ class Feed:
         download = None if prefetch is None else self._downloaded(work, prefetch)
         if prefetch is None or download is not None:
             part = Part(work.start, work.stop, work.epoch, work.file)
-            for batch in self._data.read(part, self._batch_size, download):
+            batches = self._data.read(part, self._batch_size, download)
+            while (batch := self._next_of(batches, work)) is not None:
                 self._set_message("")
                 try:
                     self._check(batch)
@@ -228,18 +232,23 @@ class Feed:
                 self._set_message(waiting_for(work.source, self._clock))
         self._set_message("")
 
+    def _next_of(self, batches: Iterator[Batch], work: DataWork) -> Batch | None:
+        with self.reads.watch(f"a read of {work.source}", FIRST_SECONDS):
+            return next(batches, None)
+
     def _failed(self, work: DataWork, error: UserError) -> Failed:
         self._set_message("")  # it reads no more
         return Failed(work, error)
 
     def _downloaded(self, work: DataWork, prefetch: Prefetch) -> Download | None:
         """The downloaded file; None if this worker stops or loses the lease."""
-        while not self._stop.is_set() and self._holds(work):
-            try:
-                return prefetch.get(STOP_SECONDS)
-            except TimeoutError:
-                continue
-        return None
+        with self.reads.watch(f"a read of {work.source}", FIRST_SECONDS):
+            while not self._stop.is_set() and self._holds(work):
+                try:
+                    return prefetch.get(STOP_SECONDS)
+                except TimeoutError:
+                    continue
+            return None
 
     def _prefetch_next(self) -> TaskWork | Finished | None:
         """Request the next lease and start to download its file; returns other work, which goes first."""

@@ -30,7 +30,7 @@ import tensorflow as tf
 
 from shoal_trainer.data.batch import Batch, map_leaves
 from shoal_trainer.data.user_code import where
-from shoal_trainer.errors import UserError
+from shoal_trainer.errors import UserError, WorkerFailed
 from shoal_trainer.features import flops_per_sample
 from shoal_trainer.ps import kernels
 from shoal_trainer.ps.aligned import aligned
@@ -95,7 +95,8 @@ class Step:
 class FlatModel:
     """A built and compiled Keras model as a function of a flat vector.
 
-    `worker` (slot, incarnation) makes Dropout differ between workers; the first worker keeps the seeds of the model.
+    `worker` (slot, incarnation) makes Dropout differ between workers, as the job's `seed` says; the first worker keeps
+    the seeds of the model.
     `on_host`: compute without an accelerator (None: detect). `devices`: where to compute (None: on all accelerators;
     empty: TensorFlow chooses); several share each batch.
     `dtype`: the type of the parameters that a step takes, fp32, or uint16 where they are coded (`ps/coding`).
@@ -108,6 +109,7 @@ class FlatModel:
         wire: Wire,
         worker: tuple[int, int] = (0, 0),
         *,
+        seed: int = 0,
         on_host: bool | None = None,
         devices: Sequence[str] | None = None,
     ) -> None:
@@ -116,7 +118,7 @@ class FlatModel:
         self.example = example
         build(model, example)
         keep_drawing()
-        vary_seeds(model, worker)
+        vary_seeds(model, worker, seed)
         self.layout: Layout = layout_of(model)
         self._averages = MovingAverages(model, self.layout)
         self.found = Findings()
@@ -137,22 +139,30 @@ class FlatModel:
         """For any shape of a batch, without XLA, which would compile for each."""
         self._traced: dict[tuple[Any, ...], Any] = {}
         """By the shapes of a batch."""
+        self._copies: dict[tuple[str, int], Any] = {}
+        """See `SeveralDevices`."""
         self._overflows = 0
         self._spare: list[npt.NDArray[Any]] = []
         self._readbacks = ThreadPoolExecutor(1, thread_name_prefix="readback")
 
     def trace(self) -> None:
-        """Trace the step function. Raises `UserError` with the message of Keras or TensorFlow if that fails."""
+        """Trace the step function.
+
+        Raises `UserError` with the message of Keras or TensorFlow if that fails, `OutOfMemory` if it does not fit.
+        """
         failed: Exception | None = None
         weights = len(self.model.weights)
         try:
-            try:
-                self._trace(self._inputs.specs)
-            except NotPure:
-                log.warning("%s: the model uses variables that Keras does not know", ONE_DEVICE)
-                self.devices = self.devices[:1]
-                self._inputs = self._inputs_of(self.example)
-                self._trace(self._inputs.specs)
+            with memory_is_enough():
+                try:
+                    self._trace(self._inputs.specs)
+                except NotPure:
+                    log.warning("%s: the model uses variables that Keras does not know", ONE_DEVICE)
+                    self.devices = self.devices[:1]
+                    self._inputs = self._inputs_of(self.example)
+                    self._trace(self._inputs.specs)
+        except WorkerFailed:
+            raise
         except Exception as error:
             failed = error
         if layout_of(self.model) != self.layout:
@@ -216,7 +226,7 @@ class FlatModel:
         compute: Callable[..., Any] = on_one
         if self.device_count > 1:
             compute = SeveralDevices(
-                step, self.devices, structure, self._decode, self._encode, self.found, xla=xla
+                step, self.devices, structure, self._decode, self._encode, self.found, self._copies, xla=xla
             )
         elif xla and self.on_server:
             compute = tf.function(on_one, autograph=False, jit_compile=True)

@@ -90,11 +90,16 @@ entry whose words are all in a device's name is its name. A test compares this w
 
 
 def catalogue_name(device: str) -> str:
-    """The name by which the operator knows a device: "T4" for "Tesla T4"; one that it does not know keeps its own."""
-    words = _words(device)
+    """The name by which the operator knows a device: "T4" for "Tesla T4"; one that it does not know keeps its own.
+
+    A part of a card is another device: "A100-40GB-MIG-1g-5gb".
+    """
+    card, _, part = device.partition(" MIG ")
+    words = _words(card)
     known = (name for name, wanted in CATALOGUE if _words(wanted) <= words)
-    own = "-".join(re.findall(r"[A-Za-z0-9]+", re.sub(r"(?i)^(nvidia|tesla)\b", "", device.strip())))
-    return next(known, own[:63] or "GPU")
+    own = "-".join(re.findall(r"[A-Za-z0-9]+", re.sub(r"(?i)^(nvidia|tesla)\b", "", card.strip())))
+    profile = "-".join(["", "MIG", *re.findall(r"[a-z0-9]+", part)]) if part else ""
+    return next(known, own[: 63 - len(profile)] or "GPU") + profile
 
 
 def equipment(device: str, devices: int, tensors: int, node: float = 0.0) -> Equipment:
@@ -154,11 +159,13 @@ def promised_accelerators() -> int:
 
 
 def fitted(config: RuntimeConfig, device: str) -> RuntimeConfig:
-    """The configuration with the `batch_size` of the first accelerator whose words are all in the device's name."""
-    words = _words(device)
-    size = next(
-        (entry.batch_size for entry in config.batch_sizes if _words(entry.accelerator) <= words), None
-    )
+    """The configuration with the `batch_size` of the first accelerator whose words are all in the device's name.
+
+    That of a card is not for a part of it (MIG), whose profile an entry must have.
+    """
+    words, profile = _words(device), _words(device.partition(" MIG ")[2])
+    names = ((_words(entry.accelerator), entry.batch_size) for entry in config.batch_sizes)
+    size = next((size for wanted, size in names if profile <= wanted <= words), None)
     if size is None:
         return config
     reference = config.reference_batch_size or config.batch_size

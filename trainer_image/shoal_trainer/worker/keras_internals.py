@@ -35,18 +35,24 @@ __all__ = [
     "decays",
     "evaluate",
     "flat_losses",
+    "flat_metrics",
+    "function_graph",
     "global_seed_generator",
     "input_name",
+    "inputs_structure",
     "keras_mask",
     "layer_variables",
     "layers_of",
     "learning_rate_of",
     "loss_tracker",
+    "made_of",
     "mean_of_function",
     "model_supports_jit",
+    "of_outputs",
     "output_shape",
     "remember_if_better",
     "replace_global_seed_generator",
+    "resource_of",
     "seed_generators",
     "set_current_rate",
     "set_keras_mask",
@@ -86,6 +92,11 @@ def input_name(model: Any, layer: Any) -> str | None:
             if any(tensor is each for each in node.input_tensors):
                 return "" if len(inputs) == 1 else str(tensor._keras_history.operation.name)
     return None
+
+
+def inputs_structure(model: Any) -> Any:
+    """How the inputs of a functional model are nested; None for another model, which has a single structure."""
+    return getattr(model, "_inputs_struct", None)
 
 
 def takes_training(model: Any) -> bool:
@@ -144,6 +155,16 @@ def flat_losses(compiled: Any, change: Callable[[Any], Any] | None = None) -> li
     if change is not None:
         compiled._flat_losses = [change(each) for each in compiled._flat_losses]
     return list(compiled._flat_losses or ())
+
+
+def flat_metrics(compiled: Any) -> tuple[list[Any], list[Any]]:
+    """The `metrics` and `weighted_metrics` of each output, each an object with a list `metrics`, or None."""
+    return compiled._flat_metrics, compiled._flat_weighted_metrics
+
+
+def of_outputs(compiled: Any, structure: Any) -> list[Any]:
+    """The part of labels, predictions or weights that belongs to each output."""
+    return list(compiled._flatten_y(structure))
 
 
 def mean_of_function(metric: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
@@ -209,7 +230,22 @@ def replace_global_seed_generator(generator: Any) -> None:
     set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
 
 
+def resource_of(variable: Any) -> Any:
+    """TensorFlow's variable of Keras' one."""
+    return variable._value
+
+
 # --- TensorFlow
+
+
+def made_of(dataset: Any) -> list[Any]:
+    """The data sets from which a transformation makes this one; none for one of arrays, files or a generator."""
+    return list(getattr(dataset, "_inputs", tuple)())
+
+
+def function_graph(graph: Any, name: str) -> Any:
+    """The graph of a function that the graph calls."""
+    return graph._get_function(name).graph
 
 
 def assigned_handles(graph: Any) -> set[int]:

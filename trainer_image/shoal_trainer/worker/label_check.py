@@ -1,7 +1,8 @@
 """Checks labels and the ids of embeddings before a step uses them, on the host, while another step computes.
 
 TensorFlow reports them only on a CPU without XLA. On a GPU, and with XLA, a label outside of the loss's range gives a
-loss that is NaN, and an id outside of an Embedding gives zeros: training would go on with wrong data.
+loss that is NaN, and an id outside of an Embedding gives zeros: training would go on with wrong data. A subclass with
+a `call` of its own may give such values a meaning (-100: no label), so it isn't checked.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from shoal_trainer.data.batch import Batch
 from shoal_trainer.errors import UserError
 from shoal_trainer.worker.keras_internals import compiled_loss, flat_losses, input_name, layers_of
-from shoal_trainer.worker.weighing import WeighedLoss
+from shoal_trainer.worker.weighing import WeighedLoss, computes_as
 
 
 class LabelCheck:
@@ -49,8 +50,10 @@ def _labels(model: Any) -> Iterator[tuple[tuple[Any, ...], WeighedLoss]]:
 
 
 def _ids(model: Any) -> Iterator[tuple[str, Any]]:
+    kind = keras.layers.Embedding
     for layer in layers_of(model):
-        if isinstance(layer, keras.layers.Embedding) and (name := input_name(model, layer)) is not None:
+        is_plain = isinstance(layer, kind) and computes_as(layer, kind)
+        if is_plain and (name := input_name(model, layer)) is not None:
             yield name, layer
 
 

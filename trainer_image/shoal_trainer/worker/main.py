@@ -44,7 +44,9 @@ from shoal_trainer.worker.hardware import (
 if TYPE_CHECKING:
     from shoal_trainer.coordinator.protocol import Equipment
     from shoal_trainer.security import Credentials
+    from shoal_trainer.training import Training
     from shoal_trainer.worker.compose import Worker
+    from shoal_trainer.worker.flat_model import FlatModel
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +98,8 @@ def main() -> int:
 def _failed(error: WorkerFailed) -> int:
     """Say why this worker ends; returns the exit code, with which it is replaced."""
     log.error("%s", error)
+    if isinstance(error, HungStep):
+        faulthandler.dump_traceback()
     write_failure(type(error).__name__, str(error))
     return EXIT_FAILED
 
@@ -105,7 +109,6 @@ def abandon(worker: Worker, error: HungStep) -> None:
     code = _failed(error)
     end_soon(code)
     try:
-        faulthandler.dump_traceback()
         worker.leave()
     finally:
         os._exit(code)
@@ -122,13 +125,26 @@ def _no_garbage() -> Iterator[None]:
         gc.enable()
 
 
-def _code(config: RuntimeConfig, credentials: Credentials, drain: Drain) -> Path | None:
+def _code(config: RuntimeConfig, credentials: Credentials) -> Path | None:
     """The archive with the job's code, if it lies in the storage."""
     if not config.code_digest:
         return None
     from shoal_trainer.worker.code import fetch
 
-    return until_reachable(partial(fetch, config, credentials), drain.flag, "the job's code")
+    return until_reachable(partial(fetch, config, credentials), "the job's code")
+
+
+def _built(job: Training, config: RuntimeConfig) -> FlatModel:
+    """One attempt to build the model."""
+    from shoal_trainer.worker.compose import build_flat_model
+    from shoal_trainer.worker.memory import memory_is_enough
+
+    try:
+        with memory_is_enough():
+            return build_flat_model(job, config)
+    except Unreachable:
+        gc.collect()  # each attempt leaves a model, and automatic collection is disabled
+        raise
 
 
 def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
@@ -138,11 +154,11 @@ def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
         from shoal_trainer.worker.entrypoint import load
 
         credentials = Credentials.load(config.secret_dir)
-        job = load(config.entrypoint, config.args, archive=_code(config, credentials, drain))
+        archive = _code(config, credentials)
+        job = until_reachable(lambda: load(config.entrypoint, config.args, archive=archive), "the data")
 
-        from shoal_trainer.worker.compose import build_flat_model, compose
+        from shoal_trainer.worker.compose import compose
         from shoal_trainer.worker.coordination import ControlPlane
-        from shoal_trainer.worker.flat_model import FlatModel
         from shoal_trainer.worker.loop import End
         from shoal_trainer.worker.work import reporting
 
@@ -151,22 +167,13 @@ def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
         device = device_name()
         config = fitted(config, device)
 
-        def built() -> FlatModel:
-            try:
-                return build_flat_model(job, config)
-            except Unreachable:
-                gc.collect()  # each attempt leaves a model, and automatic collection is disabled
-                raise
-
-        flat_model = until_reachable(built, drain.flag, "the data")
+        flat_model = until_reachable(partial(_built, job, config), "the data")
 
         def facts() -> Equipment:
             return equipment(device, flat_model.device_count, flat_model.layout.tensors, config.cores)
 
         coordinator = until_reachable(
-            lambda: ControlPlane(config, credentials, job, facts, flat_model.flops_per_sample),
-            drain.flag,
-            "the data",
+            lambda: ControlPlane(config, credentials, job, facts, flat_model.flops_per_sample), "the data"
         )
         coordinator.start()  # send heartbeats while the model is traced
         flat_model.trace()

@@ -36,6 +36,7 @@ from shoal_trainer.worker.entrypoint import load
 from shoal_trainer.worker.flat_model import FlatModel, Step
 from shoal_trainer.worker.inputs import described
 from shoal_trainer.worker.keras_internals import model_supports_jit
+from shoal_trainer.worker.label_check import LabelCheck
 from shoal_trainer.worker.optimizers import place
 from shoal_trainer.worker.packages import beside_the_image
 from shoal_trainer.worker.target import check_target
@@ -170,6 +171,7 @@ class Rehearsal:
 
     def _step(self, model: FlatModel, say: Callable[[str], None]) -> Step:
         model.trace()
+        LabelCheck(model.model).check(model.example)
         step = model.step(model.on_device(model.alias(model.coded(model.dtype))), model.example)
         if not step.finite:
             raise UserError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
 import keras
@@ -13,20 +12,24 @@ from shoal_trainer.worker.keras_internals import (
     global_seed_generator,
     layers_of,
     replace_global_seed_generator,
+    resource_of,
     seed_generators,
 )
 
 
-def vary_seeds(model: Any, worker: tuple[int, int]) -> None:
-    """Give each worker (slot, incarnation) its own random numbers; the first keeps the seeds of the model."""
+def vary_seeds(model: Any, worker: tuple[int, int], seed: int = 0) -> None:
+    """Give each worker (slot, incarnation) its own random numbers; the first keeps the seeds of the model.
+
+    `seed`: that of the job, from which they follow.
+    """
     if worker == (0, 0):
         return
     generators = [g for layer in layers_of(model) for g in seed_generators(layer)]
-    for generator in [*generators, global_seed_generator()]:
-        path = f"{generator.state.path}/{worker[0]}/{worker[1]}".encode()
-        state = np.asarray(generator.state.numpy())
-        generator.state.assign(np.array([zlib.crc32(path), zlib.adler32(path)]).astype(state.dtype))
-    tf.random.set_seed(zlib.crc32(f"{worker[0]}/{worker[1]}".encode()))  # of layers that draw from TensorFlow
+    states = [generator.state for generator in (*generators, global_seed_generator())]
+    *drawn, last = np.random.SeedSequence((seed, *worker)).generate_state(2 * len(states) + 1)
+    for state, numbers in zip(states, np.reshape(drawn, (-1, 2)), strict=True):
+        state.assign(numbers.astype(np.asarray(state.numpy()).dtype))
+    tf.random.set_seed(int(last))  # of layers that draw from TensorFlow
 
 
 def keep_drawing() -> None:
@@ -41,7 +44,12 @@ class _Drawing(keras.random.SeedGenerator):  # type: ignore[misc]
     """Keras' global generator, which also advances in a stateless call; else each step draws the same numbers."""
 
     def next(self, ordered: bool = True) -> Any:
-        state = self.state._value
+        state = resource_of(self.state)
         drawn = state.read_value()
-        state.assign(drawn + tf.constant([0, 1], drawn.dtype) if ordered else (drawn + 1) * 5387 % 933199)
+        state.assign(after(drawn, ordered=ordered))
         return drawn
+
+
+def after(drawn: Any, *, ordered: bool) -> Any:
+    """The state of a seed generator after a draw, as in `keras.random.SeedGenerator.next`."""
+    return drawn + tf.constant([0, 1], drawn.dtype) if ordered else (drawn + 1) * 5387 % 933199

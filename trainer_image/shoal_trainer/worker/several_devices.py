@@ -26,6 +26,7 @@ from shoal_trainer.worker.keras_internals import (
     replace_global_seed_generator,
     seed_generators,
 )
+from shoal_trainer.worker.seeds import after
 from shoal_trainer.worker.training_metrics import as_vector
 from shoal_trainer.worker.weighing import counted_whole
 
@@ -62,7 +63,8 @@ def shares(batch: Batch, devices: int) -> Iterator[tuple[Any, Any, Any, np.int32
 class SeveralDevices:
     """(parameters of each device, shares) -> (the mean update in pieces, numbers), to be traced.
 
-    `decode` and `encode`: see `FlatModel`. `structure`: that of a share.
+    `decode` and `encode`: see `FlatModel`. `structure`: that of a share. `copies`: of frozen weights, by device and
+    variable, which the functions for all shapes share.
     """
 
     def __init__(
@@ -73,11 +75,13 @@ class SeveralDevices:
         decode: Callable[[Any], list[Any]],
         encode: Callable[[list[Any], list[Any], Any], Any],
         found: Findings,
+        copies: dict[tuple[str, int], Any],
         *,
         xla: bool,
     ) -> None:
         self._step, self._devices, self._structure = step, devices, structure
         self._decode, self._encode, self._found = decode, encode, found
+        self._copies = copies
         self._shapes: list[tuple[Any, Any]] = []
         self._changed: list[int] = []
         """Which variables outside of the layout the step assigns."""
@@ -118,8 +122,11 @@ class SeveralDevices:
         given = list(values)
         for position, variable in enumerate(self._step.outside):
             if position not in self._changed:
-                with tf.init_scope(), tf.device(self._devices[index]):
-                    given[position] = tf.identity(variable.value)
+                key = self._devices[index], id(variable)
+                if key not in self._copies:
+                    with tf.init_scope(), tf.device(self._devices[index]):
+                        self._copies[key] = tf.identity(variable.value)
+                given[position] = self._copies[key]
         return given
 
     def _part_on(self, index: int, device: str) -> Callable[..., Any]:
@@ -185,7 +192,7 @@ class _Drawing:
 
     def next(self, ordered: bool = True) -> Any:
         drawn = self.state
-        self.state = drawn + tf.constant([0, 1], drawn.dtype) if ordered else (drawn + 1) * 5387 % 933199
+        self.state = after(drawn, ordered=ordered)
         return drawn
 
     def __getattr__(self, name: str) -> Any:

@@ -41,6 +41,7 @@ from shoal_trainer.worker.callbacks import callbacks_of, rate_of
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.hooks import Hooks
 from shoal_trainer.worker.keras_internals import evaluate
+from shoal_trainer.worker.memory import memory_is_enough
 from shoal_trainer.worker.optimizers import has_call, take_average, unwrap
 from shoal_trainer.worker.work import TaskWork
 
@@ -143,13 +144,13 @@ class Tasks:
         try:
             first = next(rows)
             self._check_alike(first)
-            with _without_xla(model):
+            with memory_is_enough(), _without_xla(model):
                 if own:
                     results = self._own_evaluate(first)
                 else:
                     elements = map(as_keras, itertools.chain([first], rows))
                     results = evaluate(model, (map_leaves(tf.convert_to_tensor, each) for each in elements))
-        except (TrainerError, tf.errors.ResourceExhaustedError):
+        except TrainerError:
             raise
         except (Exception, SystemExit) as error:
             hint = " Yield single samples: do not batch." if "Cannot batch tensors" in str(error) else ""

@@ -19,8 +19,10 @@ from shoal_trainer.wire.messages import MAX_METRICS, MetricSum
 from shoal_trainer.worker.keras_internals import (
     MeanMetricWrapper,
     compiled_metrics,
+    flat_metrics,
     keras_mask,
     mean_of_function,
+    of_outputs,
     output_shape,
 )
 from shoal_trainer.worker.weighing import losses_of_outputs, with_rank
@@ -38,7 +40,7 @@ class TrainingMetrics:
         found = []
         groups: tuple[tuple[bool, Any], ...] = ()
         if self._compiled is not None and self._compiled.built:
-            groups = (False, self._compiled._flat_metrics), (weighted, self._compiled._flat_weighted_metrics)
+            groups = tuple(zip((False, weighted), flat_metrics(self._compiled), strict=True))
         for weighs, outputs in groups:
             for output, metrics in enumerate(outputs):
                 found += [(output, weighs, metric) for metric in (metrics.metrics if metrics else ())]
@@ -59,8 +61,7 @@ class TrainingMetrics:
     def _of_compile(self, y: Any, predicted: Any, weights: Any, samples: Any) -> Sums:
         if not self._parts:
             return {}
-        targets, outputs = self._compiled._flatten_y(y), self._compiled._flatten_y(predicted)
-        each = self._compiled._flatten_y(weights)
+        targets, outputs, each = (of_outputs(self._compiled, part) for part in (y, predicted, weights))
         if len(each) < len(targets):  # as Keras: one weight for all outputs
             each = [each[0]] * len(targets)
         size = tf.shape(each[0])[0]

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,9 +38,10 @@ from shoal_trainer.worker.send import Pile, Send
 from shoal_trainer.worker.work import JOINED, About, Coordinator, DataWork, Token, Wasted
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 LEAVE_SECONDS = 10.0
-"""How long a worker that stops waits for its last push."""
+"""How long a worker that stops waits for the answers to its last pushes."""
 PROBE_SECONDS = 1.0
 """An idle worker probes the servers this often, to detect a lost server."""
 
@@ -95,6 +97,10 @@ class Upstream:
         """Whether to pull newer parameters before the next step."""
         self._probed: tuple[int, ...] = ()
         """The shards' versions at the last probe."""
+        self.others_trained = -math.inf
+        """When a probe last showed that other workers train."""
+        self._leave_by: float | None = None
+        """Until when answers are waited for, once this worker is to stop."""
 
     # --- pushes ---------------------------------------------------------------------------------------------------
 
@@ -111,10 +117,10 @@ class Upstream:
                 if welcome is None:
                     return
                 if not welcome.initialized:
-                    self._exchange.initialize(self._flat_model.initial()).result()
+                    self._answer(self._exchange.initialize(self._flat_model.initial()))
                 self._join_coordinator({})
                 greeted = self._clock()
-                pulled = self._exchange.pull(self._buffers.spare).result()
+                pulled = self._answer(self._exchange.pull(self._buffers.spare))
             except Unreachable as error:
                 if backoff.is_new(error):
                     log.info("joining: %s", error)
@@ -162,24 +168,21 @@ class Upstream:
         (future, send), self.in_flight = self.in_flight, None
         send.hurry.set()
         try:
-            pulled = future.result()
+            pulled = self._answer(future)
         except Unreachable as error:
             self._begin_outage(error, send)
         else:
-            for journal, later in zip(self._journals, pulled.journals, strict=True):
-                journal.follow(later)
-            self.pulled = pulled
+            self._follow(pulled)
             self.anticipation.answered(pulled, send.push.base_versions[0], overlapped=send.overlapped)
             self._buffers.swap(None if self._copy is None else self._copy.result())
             self._leases.answered(send.push)
-            self._leases.void(pulled.stopped)
             self._flat_model.reuse(send.update)
         self.last_answer = self._clock()
 
     def pull_exact(self, flat: npt.NDArray[np.float32]) -> bool:
         """Get the parameters of an evaluation or export; False if an outage begins instead."""
         try:
-            self._exchange.pull(flat, idle=True, exact=True).result()
+            self._answer(self._exchange.pull(flat, idle=True, exact=True))
         except Unreachable as error:
             self._begin_outage(error, None)
             return False
@@ -191,8 +194,8 @@ class Upstream:
         if self.in_flight is not None:
             self.in_flight[1].hurry.set()
             try:
-                self.in_flight[0].result(timeout=LEAVE_SECONDS)
-            except (Unreachable, FutureTimeout) as error:
+                self._last_answer(self.in_flight[0])
+            except Unreachable as error:
                 log.warning("the last push was not answered: %s", error)
                 self.wasted += self.in_flight[1].push.steps
         self._exchange.close()  # before the leases are released: a push must not arrive after that
@@ -211,14 +214,16 @@ class Upstream:
         """
         self.last_answer = self._clock()
         try:
-            welcome = self._exchange.probe().result()
+            welcome = self._answer(self._exchange.probe())
         except Unreachable as error:
             self._begin_outage(error, None)
             return
         assert self.pulled is not None
         self._leases.void(welcome.shards[0].stopped)
         versions = tuple(shard.version for shard in welcome.shards)
-        paused, self._probed = versions == self._probed, versions
+        paused, before, self._probed = versions == self._probed, self._probed, versions
+        if before and not paused:
+            self.others_trained = self.last_answer
         if paused and versions != self.pulled.versions:
             self.refresh(idle=True)
         # Without a pull, the next step would have no permit (bounded staleness).
@@ -228,11 +233,17 @@ class Upstream:
         """Pull the current parameters; no exchange may be in flight. `idle`: no step follows at once."""
         try:
             ahead = 0.0 if idle else self.anticipation.ahead(in_flight=False)
-            pulled = self._exchange.pull(self._buffers.spare, idle=idle, ahead=ahead).result()
+            # The servers are those of the last pull: after an outage they would be asked for everything.
+            known = () if self.pulled is None else self.pulled.versions
+            pulled = self._answer(
+                self._exchange.pull(self._buffers.spare, idle=idle, ahead=ahead, known=known)
+            )
         except Unreachable as error:
             self._begin_outage(error, None)
         else:
-            self._use(pulled)
+            self._buffers.swap()
+            self._follow(pulled)
+            self.outdated = False
         self.last_answer = self._clock()
 
     # --- an outage ------------------------------------------------------------------------------------------------
@@ -266,11 +277,16 @@ class Upstream:
     def _use(self, pulled: Pulled) -> None:
         """Make pulled parameters current, with the complete journal of each shard that came with them."""
         self._buffers.swap()
-        self.pulled, self.outdated = pulled, False
-        self._leases.void(pulled.stopped)
+        self.outdated = False
         self._journals = tuple(PushJournal(journal.floor) for journal in pulled.journals)
-        for journal, received in zip(self._journals, pulled.journals, strict=True):
-            journal.follow(received)
+        self._follow(pulled)
+
+    def _follow(self, pulled: Pulled) -> None:
+        """Take over an answer that has of each shard's journal what this worker lacks."""
+        for journal, later in zip(self._journals, pulled.journals, strict=True):
+            journal.follow(later)
+        self.pulled = pulled
+        self._leases.void(pulled.stopped)
 
     def _reconnect_with_copy(self) -> Future[Welcome]:
         """Connect, and offer the current parameters to shards that have lost them."""
@@ -325,7 +341,7 @@ class Upstream:
         if not welcome.initialized:  # only the workers' copies of the parameters are left
             first = aligned(self._flat_model.layout.size)
             decode(self._buffers.current, first, self._flat_model.layout.trainable)
-            self._exchange.initialize(first, self.pulled.samples).result()
+            self._answer(self._exchange.initialize(first, self.pulled.samples))
         if welcome.boots[0] != self._boots[0]:
             self._rejoin(welcome.shards[0].last_seq)
         if stopped := welcome.shards[0].stopped:
@@ -345,13 +361,13 @@ class Upstream:
                 self._unsent.clear()
                 self._leases.void(answer.stopped)
         # A pull returns the complete journal; the worker's own may contain lost pushes.
-        return self._exchange.pull(self._buffers.spare).result()
+        return self._answer(self._exchange.pull(self._buffers.spare))
 
     def _resend(self, send: Send, live: int) -> Pulled:
         out, push = self._buffers.spare, send.push
         if send.local:
-            return self._exchange.push_delta(send.update, out, push, scale=1.0 / live).result()
-        return self._exchange.push_pull(send.update, out, push).result()
+            return self._answer(self._exchange.push_delta(send.update, out, push, scale=1.0 / live))
+        return self._answer(self._exchange.push_pull(send.update, out, push))
 
     def _rejoin(self, surviving: int) -> None:
         """Present the leases after the loss of shard 0 and its ledger; they may get new tokens."""
@@ -386,7 +402,7 @@ class Upstream:
             (future, send), self.in_flight = self.in_flight, None
             send.hurry.set()
             try:
-                future.result()
+                self._answer(future)
             except Unreachable:
                 self.wasted += send.push.steps
         backoff = Backoff(longest=PROBE_SECONDS)
@@ -418,7 +434,7 @@ class Upstream:
         """Discard steps and leases from before the rollback, and pull the snapshot's parameters."""
         self._discard_unsent()
         self._join_coordinator({})
-        pulled = self._exchange.pull(self._buffers.spare).result()
+        pulled = self._answer(self._exchange.pull(self._buffers.spare))
         self._seq = max(self._seq, *(shard.last_seq for shard in welcome.shards))
         self._leases.reset(welcome.generation)
         self.generation = welcome.generation
@@ -426,7 +442,7 @@ class Upstream:
 
     # --- helpers --------------------------------------------------------------------------------------------------
 
-    def wait(self, future: Future[Welcome], turns: int | None = None) -> Welcome | None:
+    def wait(self, future: Future[T], turns: int | None = None) -> T | None:
         """The future's result; None if `drain` is set, or after this many turns of 0.1 s."""
         while not self._drain.is_set() and turns != 0:
             try:
@@ -434,3 +450,19 @@ class Upstream:
             except FutureTimeout:
                 turns = None if turns is None else turns - 1
         return None
+
+    def _answer(self, future: Future[T]) -> T:
+        """An answer of the servers. They may take any time for it; once `drain` is set this worker has little."""
+        if not future.done() and (answer := self.wait(future)) is not None:
+            return answer
+        return self._last_answer(future) if self._drain.is_set() else future.result()
+
+    def _last_answer(self, future: Future[T]) -> T:
+        """An answer to a worker that stops; `Unreachable` if there is none within `LEAVE_SECONDS` of all together."""
+        now = self._clock()
+        if self._leave_by is None:
+            self._leave_by = now + LEAVE_SECONDS
+        try:
+            return future.result(timeout=max(0.0, self._leave_by - now))
+        except FutureTimeout:
+            raise Unreachable("no answer, and this worker is to end") from None

@@ -138,7 +138,7 @@ class WeighedLoss:
 
     def _computed(self, y_true: Any, y_pred: Any, weights: Any) -> Any:
         loss = self._loss
-        if isinstance(loss, keras.losses.SparseCategoricalCrossentropy) and not keras.tree.is_nested(y_pred):
+        if _is_of_classes(loss) and not keras.tree.is_nested(y_pred):
             self.classes = y_pred.shape[-1]
         self.samples = tf.shape(keras.tree.flatten(y_pred)[0])[0]
         if weights is None or type(loss).__call__ is not keras.losses.Loss.__call__:
@@ -176,6 +176,18 @@ class WeighedLoss:
 
     def _cast(self, value: Any) -> Any:
         return keras.ops.convert_to_tensor(value, dtype=self._loss.dtype)
+
+
+def computes_as(thing: Any, kind: type) -> bool:
+    """Whether a loss or a layer computes as this class does: a subclass may override `call`."""
+    return all(getattr(type(thing), name, None) is getattr(kind, name) for name in ("call", "__call__"))
+
+
+def _is_of_classes(loss: Any) -> bool:
+    """Whether a loss, given as an object, a function or a name, takes the numbers of classes for labels."""
+    sparse = keras.losses.SparseCategoricalCrossentropy
+    is_sparse = getattr(loss, "fn", None) is keras.losses.sparse_categorical_crossentropy
+    return is_sparse and computes_as(loss, sparse)
 
 
 def _count_samples(metric: Any, loss: WeighedLoss) -> None:

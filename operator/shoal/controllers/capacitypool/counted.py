@@ -1,10 +1,10 @@
-"""The sum of what jobs counted in a pool, each count once: pure.
+"""The sum of what jobs counted in a pool, each count once, and old ones with less weight: pure.
 
-The pool remembers the part of each job as it last saw it (`counted`), and adds it to `retired` in the write that drops
-it: when the job is deleted, or an hour after it finished, since finished jobs may be kept by the thousand. Which of
-those that still exist are in `retired` follows from `retiredUntil`, in the same write. Where there are more of them
-than a status can hold, those that ended first are added sooner, and jobs that the pool does not know yet are counted
-later.
+A job's counts only grow. The pool remembers those of each job as it last saw them (`counted`), and adds what is more to
+its sums in the same write. It drops them when the job is deleted, or an hour after it finished, since finished jobs may
+be kept by the thousand. Which of those that still exist it has dropped follows from `retiredUntil`, in the same write.
+Where there are more of them than a status can hold, those that ended first are dropped sooner, and jobs that the pool
+does not know yet are counted later.
 """
 
 from __future__ import annotations
@@ -14,29 +14,58 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
 
-from shoal.api.capacity_pool import CapacityPoolStatus, CountedUsage, Usage
+from shoal.api.capacity_pool import CapacityPoolStatus, CountedUsage, Usage, UsageSums
 from shoal.api.training_job import TrainingJob
+from shoal.sizing.fleet.resources import decimal
 
 KEPT = timedelta(hours=1)
 """A job that finished so long ago, and has nothing left to be given back, uses no pool any more."""
 
-MOST_PARTS = 4000
-"""Parts in a status: 0.7 MB of the 1.5 that etcd takes of an object."""
+MOST_PARTS = 3000
+"""Parts in a status: 0.8 MB of the 1.5 that etcd takes of an object."""
 
 _COUNTS = tuple(Usage.model_fields)
 _values = attrgetter(*_COUNTS)
-_MOST = 2**63 - 1
-"""The largest number that the API server stores: with a larger one the status of the pool could be written no more."""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What jobs used, as numbers: the fields of `Usage`, some of it of long ago."""
+
+    node_seconds: float = 0.0
+    starts: float = 0.0
+    start_seconds: float = 0.0
+    start_seconds_squared: float = 0.0
+    warm_starts: float = 0.0
+    warm_start_seconds: float = 0.0
+    unfulfilled: float = 0.0
+    interruptions: float = 0.0
+    shocks: float = 0.0
+    in_shocks: float = 0.0
+    at_shocks: float = 0.0
+
+    def plus(self, other: Sums, weight: float = 1.0) -> Sums:
+        """The sum with what `other` says, and this with a weight."""
+        both = zip(_COUNTS, _values(self), _values(other), strict=True)
+        return Sums(**{name: weight * mine + theirs for name, mine, theirs in both})
+
+    def text(self) -> UsageSums:
+        """The same for a status."""
+        return UsageSums(**{name: f"{getattr(self, name):.12g}" for name in _COUNTS})
+
+
+def sums_of(status: CapacityPoolStatus) -> Sums:
+    """The sums of a status; 0 for what is no number, since anyone may have edited it."""
+    return Sums(**{name: max(0.0, decimal(getattr(status.sums, name))) for name in _COUNTS})
 
 
 @dataclass(frozen=True)
 class Counted:
-    """The parts, and their sum."""
+    """The counts of each job, and what is new in them."""
 
     parts: tuple[CountedUsage, ...]
-    retired: Usage
+    fresh: Sums
     retired_until: datetime | None
-    total: Usage
     moved: frozenset[str]
     """Operators whose jobs are this one's now: it was installed in their place."""
 
@@ -49,25 +78,31 @@ def count(
     seen = {job.metadata.uid: job for job in jobs}
     # Until an operator of this version has written it, a part says not whose job it is.
     theirs = [each for each in before.counted if each.uid not in seen and each.operator not in {"", operator}]
-    gone = [each for each in before.counted if each.uid not in seen and each.operator in {"", operator}]
     using = {
         uid: usage for uid, job in seen.items() if (usage := job.status.pool_usage.get(name)) is not None
     }
     room = max(0, MOST_PARTS - len(theirs))
     before_then = before.retired_until
     until = max(before_then or now - KEPT, now - KEPT, _soonest([seen[uid] for uid in using], room, now))
-    ours, ended = list[CountedUsage](), list[Usage]()
+    ours, fresh, retires = list[CountedUsage](), [0] * len(_COUNTS), False
     for uid in sorted(using, key=lambda uid: uid not in known):
-        job, usage = seen[uid], using[uid]
-        if not _ended(job, until):
-            if uid in known or len(ours) < room:
-                ours.append(_part(known.get(uid), uid, operator, usage))
-        elif uid in known or before_then is None or not _ended(job, before_then):
-            ended.append(usage)
+        job, usage, was = seen[uid], using[uid], known.get(uid)
+        ended = _ended(job, until)
+        dropped_before = ended and before_then is not None and _ended(job, before_then)
+        if was is None and (dropped_before or (not ended and len(ours) >= room)):
+            continue
+        if was is None or _values(was) != _values(usage):
+            old = _values(was) if was is not None else [0] * len(_COUNTS)
+            more = (max(0, new - known_of) for new, known_of in zip(_values(usage), old, strict=True))
+            fresh = [total + each for total, each in zip(fresh, more, strict=True)]
+        if ended:
+            retires = True
+        else:
+            ours.append(_part(was, uid, operator, usage))
     parts = tuple(sorted([*ours, *theirs], key=lambda each: each.uid))
-    retired = _sum([before.retired, *gone, *ended])
     moved = {known[uid].operator for uid in known.keys() & seen.keys()} - {"", operator}
-    return Counted(parts, retired, until if ended else before_then, _sum([retired, *parts]), frozenset(moved))
+    news = Sums(**dict(zip(_COUNTS, map(float, fresh), strict=True)))
+    return Counted(parts, news, until if retires else before_then, frozenset(moved))
 
 
 def _soonest(jobs: Sequence[TrainingJob], room: int, now: datetime) -> datetime:
@@ -93,8 +128,3 @@ def _part(before: CountedUsage | None, uid: str, operator: str, usage: Usage) ->
     if before is not None and before.operator == operator and _values(before) == _values(usage):
         return before
     return CountedUsage(uid=uid, operator=operator, **dict(zip(_COUNTS, _values(usage), strict=True)))
-
-
-def _sum(parts: Sequence[Usage]) -> Usage:
-    sums = (min(sum(column), _MOST) for column in zip(*map(_values, parts), strict=True))
-    return Usage(**dict(zip(_COUNTS, sums, strict=False)))

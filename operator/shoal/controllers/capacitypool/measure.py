@@ -2,8 +2,8 @@
 
 Every count is made once: a job counts its own use in its one status write (`status.poolUsage`), and the pool sums up
 (`counted.py`). How long there were nodes to be had is counted in `stock`: of the time since the last write, whose state
-that status has, up to `countedUntil` of this one (`stock.py`). What `shoal-pools` writes (`scaling`, and conditions of
-its own) is kept.
+that status has, up to `countedUntil` of this one (`stock.py`). Both lose weight with time, in the same write. What
+`shoal-pools` writes (`scaling`, and conditions of its own) is kept.
 
 Operators that are scoped to namespaces share a pool: each writes what its own jobs have and want, keeps what the others
 wrote, and sums up. A write is refused if another one came first, so none is lost.
@@ -11,29 +11,27 @@ wrote, and sums up. A write is refused if another one came first, so none is los
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from datetime import timedelta
 
 from shoal.api.base import Condition
 from shoal.api.capacity_pool import (
+    SILENT,
     CapacityPoolStatus,
     MeasuredInterruptions,
     MeasuredStartup,
     OperatorShare,
     Recommendation,
     UnfulfilledWaits,
-    Usage,
 )
 from shoal.controllers.capacitypool import stock
-from shoal.controllers.capacitypool.counted import Counted, count
+from shoal.controllers.capacitypool.counted import Counted, Sums, count, sums_of
 from shoal.controllers.capacitypool.seen import Seen
+from shoal.sizing.speed import priors
 
 NAMED_JOBS = 3
-RENEWED = timedelta(minutes=30)
-"""Interval at which an operator repeats what it said."""
-STALE = timedelta(hours=1)
-"""What another operator said so long ago counts no more, as it may be uninstalled, but the nodes that its jobs use."""
+RENEWED = timedelta(minutes=5)
+"""Interval at which an operator repeats what it said, so that others know that it runs."""
 
 
 def measure(seen: Seen) -> CapacityPoolStatus:
@@ -41,48 +39,55 @@ def measure(seen: Seen) -> CapacityPoolStatus:
     pool, before = seen.pool, seen.pool.status
     name = pool.metadata.name
     counted = count(name, before, seen.jobs, seen.operator, seen.now)
-    total = counted.total
-    shares = _shares(seen, counted)
+    known = sums_of(before)
+    patience = stock.patience(seen, known.plus(counted.fresh))
+    shares = _shares(seen, counted, patience)
     pending = sum(share.pending for share in shares)
-    still = stock.still_exhausted(seen, total)
-    status = CapacityPoolStatus(
-        observed_generation=pool.metadata.generation,
-        nodes=len(seen.nodes),
-        used=min(len(seen.nodes), sum(share.used for share in shares)),
-        waiting=sum(share.waiting for share in shares),
-        startup=_startup(total),
-        interruptions=_interruptions(total),
-        unfulfilled=UnfulfilledWaits(waits=total.unfulfilled, pending=pending),
-        stock=before.stock,
-        out_since=stock.out_since(seen, exhausted=bool(pending) or still),
-        recommended=_recommended(shares, pool.spec.limits.nodes),
-        shares=shares,
-        counted=counted.parts,
-        retired=counted.retired,
-        retired_until=counted.retired_until,
-        conditions=_conditions(seen, pending, still=still),
-        scaling=before.scaling,
+    still = stock.still_exhausted(seen, patience)
+    status = before.model_copy(
+        update={
+            "observed_generation": pool.metadata.generation,
+            "nodes": len(seen.nodes),
+            "used": min(len(seen.nodes), sum(share.used for share in shares)),
+            "waiting": sum(share.waiting for share in shares),
+            "unfulfilled": UnfulfilledWaits(waits=before.unfulfilled.waits, pending=pending),
+            "out_since": stock.out_since(seen, exhausted=bool(pending) or still),
+            "recommended": _recommended(shares, pool.spec.limits.nodes),
+            "shares": shares,
+            "counted": counted.parts,
+            "retired_until": counted.retired_until,
+            "conditions": _conditions(seen, pending, still=still),
+        }
     )
     if status == before and not stock.is_due(seen):
         return before
-    return status.model_copy(update={"stock": stock.count(seen, total, status)})
+    weight = priors.weight((seen.now - (before.stock.counted_until or seen.now)).total_seconds())
+    sums = known.plus(counted.fresh, weight).plus(stock.late_start(seen, patience))
+    measured = {
+        "sums": sums.text(),
+        "startup": _startup(sums),
+        "interruptions": _interruptions(sums),
+        "unfulfilled": UnfulfilledWaits(waits=round(sums.unfulfilled), pending=pending),
+        "stock": stock.count(seen, patience, status),
+    }
+    return status.model_copy(update=measured)
 
 
-def _shares(seen: Seen, counted: Counted) -> tuple[OperatorShare, ...]:
+def _shares(seen: Seen, counted: Counted, patience: timedelta) -> tuple[OperatorShare, ...]:
     """What the operators say: this one now, the others before."""
     before = {share.operator: share for share in seen.pool.status.shares}
     nodes, reason = _wanted(seen)
     said = [share for share in before.values() if share.operator not in {seen.operator, *counted.moved}]
     others = [
-        share if seen.now - share.at < STALE else _left(share)
+        share if seen.now - share.at < SILENT else _left(share)
         for share in said
-        if seen.now - share.at < STALE or share.used
+        if seen.now - share.at < SILENT or share.used
     ]
     fresh = OperatorShare(
         operator=seen.operator,
         used=seen.used,
         waiting=len(seen.waiting),
-        pending=len(stock.waiting_too_long(seen, counted.total)),
+        pending=len(stock.waiting_too_long(seen, patience)),
         nodes=nodes,
         reason=reason,
         at=seen.now.replace(microsecond=0),
@@ -95,31 +100,32 @@ def _shares(seen: Seen, counted: Counted) -> tuple[OperatorShare, ...]:
 
 def _left(share: OperatorShare) -> OperatorShare:
     """What an old share still says: its jobs had these nodes, and nobody else sees whether they do."""
-    reason = f"{share.used} in use by jobs of {share.operator}, which has said nothing for an hour"
+    reason = f"{share.used} in use by jobs of {share.operator}, which does not run"
     return OperatorShare(
         operator=share.operator, used=share.used, nodes=share.used, reason=reason, at=share.at
     )
 
 
-def _startup(total: Usage) -> MeasuredStartup:
-    if total.starts <= 0:
-        return MeasuredStartup()
-    mean = total.start_seconds / total.starts
-    variance = max(0.0, total.start_seconds_squared / total.starts - mean * mean)
+def _startup(total: Sums) -> MeasuredStartup:
+    mean, deviation = stock.start(total)
     return MeasuredStartup(
-        seconds=round(mean), deviation_seconds=round(math.sqrt(variance)), seen=total.starts
+        seconds=round(mean),
+        deviation_seconds=round(deviation),
+        seen=round(total.starts),
+        warm_seconds=round(total.warm_start_seconds / total.warm_starts) if total.warm_starts else 0,
+        warm_seen=round(total.warm_starts),
     )
 
 
-def _interruptions(total: Usage) -> MeasuredInterruptions:
+def _interruptions(total: Sums) -> MeasuredInterruptions:
     hours = total.node_seconds / 3600
     return MeasuredInterruptions(
         per_hour=f"{total.interruptions / hours:.4g}" if hours > 0 else "0",
-        seen=total.interruptions,
+        seen=round(total.interruptions),
         node_hours=f"{hours:.4g}",
-        shocks=total.shocks,
-        in_shocks=total.in_shocks,
-        at_shocks=total.at_shocks,
+        shocks=round(total.shocks),
+        in_shocks=round(total.in_shocks),
+        at_shocks=round(total.at_shocks),
         together=f"{total.in_shocks / total.at_shocks:.3g}" if total.at_shocks else None,
     )
 

@@ -6,21 +6,26 @@ write, of the time since the last write, whose state that status has: so each se
 
 from __future__ import annotations
 
+import math
 from datetime import datetime, timedelta
 from typing import Literal
 
 from shoal.api.base import Condition
-from shoal.api.capacity_pool import CapacityPoolStatus, MeasuredStock, Usage
+from shoal.api.capacity_pool import CapacityPoolStatus, MeasuredStock
+from shoal.controllers.capacitypool.counted import Sums
 from shoal.controllers.capacitypool.seen import Seen
 from shoal.sizing.fleet.resources import decimal
 from shoal.sizing.speed import priors
 
-PATIENCE = 2.0
-"""A pod waits too long after this many times the pool's start-up time."""
+PATIENCE, DEVIATIONS = 2.0, 3.0
+"""A pod waits too long after this many times the pool's start-up time, and after so many deviations more than it."""
 LEAST_PATIENCE = timedelta(seconds=30)
 UNSEEN, UNSEEN_SECONDS = 4.0, 120.0
 """While no start was measured: so many times what the spec says, if that is no longer than this. A guess that is too
 short would give up each node just before it comes, and never be corrected."""
+LATE = 2
+"""So it would where nodes take longer than they did. So a node that comes within so many patiences after it was asked
+for is a start, though nobody waits any more; and pods that try a pool again wait for so many."""
 HELD, LONGEST = timedelta(seconds=60), timedelta(minutes=30)
 """A pool stays exhausted for at least this long, twice the wait that showed it, and as long again as it was out of
 nodes before, up to the longest: plans would go back and forth."""
@@ -28,33 +33,56 @@ COUNTED, UNWATCHED = timedelta(minutes=5), timedelta(minutes=10)
 """The stock is counted this often, and with whatever else changes; after a longer time nobody was there to see it."""
 
 
-def waiting_too_long(seen: Seen, total: Usage) -> list[timedelta]:
-    """For how long pods have waited for a node that do so in vain. `total`: the use of all jobs.
-
-    One that has waited for longer than a pool stays exhausted says nothing any more: its requests may fit no node at
-    all, and the pool is to be tried again by others.
-    """
-    patience = _patience(seen, total)
-    waits = (seen.now - since for since in seen.waiting)
-    return [waited for waited in waits if patience < waited <= patience + LONGEST]
+def start(total: Sums) -> tuple[float, float]:
+    """Mean and standard deviation of the seconds of starts that waited for their node; 0 without one."""
+    if total.starts <= 0:
+        return 0.0, 0.0
+    mean = total.start_seconds / total.starts
+    return mean, math.sqrt(max(0.0, total.start_seconds_squared / total.starts - mean * mean))
 
 
-def _patience(seen: Seen, total: Usage) -> timedelta:
-    if total.starts:
-        seconds = PATIENCE * total.start_seconds / total.starts
+def patience(seen: Seen, total: Sums) -> timedelta:
+    """How long a pod waits for a node before it does so in vain. `total`: the use of all jobs."""
+    said = float(seen.pool.spec.startup_seconds)
+    mean, deviation = start(total)
+    if mean > 0:
+        seconds = max(said, PATIENCE * mean, mean + DEVIATIONS * deviation)
     else:
-        said = float(seen.pool.spec.startup_seconds)
         seconds = max(PATIENCE * said, min(UNSEEN * said, UNSEEN_SECONDS))
     return max(LEAST_PATIENCE, timedelta(seconds=seconds))
 
 
-def still_exhausted(seen: Seen, total: Usage) -> bool:
+def waiting_too_long(seen: Seen, patience: timedelta) -> list[timedelta]:
+    """For how long pods have waited for a node that do so in vain.
+
+    One that has waited for longer than a pool stays exhausted says nothing any more: its requests may fit no node at
+    all, and the pool is to be tried again by others.
+    """
+    tried_again = seen.pool.status.out_since is not None and not _is_exhausted(seen)
+    least = patience * LATE if tried_again else patience
+    waits = (seen.now - since for since in seen.waiting)
+    return [waited for waited in waits if least < waited <= least + LONGEST]
+
+
+def late_start(seen: Seen, patience: timedelta) -> Sums:
+    """The start of a node that came soon after its pods had given up: a short patience is corrected."""
+    since = seen.pool.status.out_since
+    if since is None or not _has_grown(seen):
+        return Sums()
+    waited = seen.now - since + patience
+    if waited > LATE * patience:
+        return Sums()
+    seconds = waited.total_seconds()
+    return Sums(starts=1.0, start_seconds=seconds, start_seconds_squared=seconds**2)
+
+
+def still_exhausted(seen: Seen, patience: timedelta) -> bool:
     """Nobody waits any more, but it is too soon to try again, and no node has come since."""
     before = _exhausted(seen)
     if before is None or before.status != "True" or before.last_transition_time is None:
         return False
     since = seen.pool.status.out_since or before.last_transition_time
-    held = max(HELD, 2 * _patience(seen, total), min(before.last_transition_time - since, LONGEST))
+    held = max(HELD, 2 * patience, min(before.last_transition_time - since, LONGEST))
     return not _has_grown(seen) and seen.now - before.last_transition_time < held
 
 
@@ -71,6 +99,11 @@ def _has_grown(seen: Seen) -> bool:
     return len(seen.nodes) > seen.pool.status.nodes
 
 
+def _is_exhausted(seen: Seen) -> bool:
+    before = _exhausted(seen)
+    return before is not None and before.status == "True"
+
+
 def _exhausted(seen: Seen) -> Condition | None:
     """The condition as it was."""
     return next((c for c in seen.pool.status.conditions if c.type == "Exhausted"), None)
@@ -82,7 +115,7 @@ def is_due(seen: Seen) -> bool:
     return until is not None and _was(seen.pool.status) is not None and seen.now - until >= COUNTED
 
 
-def count(seen: Seen, total: Usage, after: CapacityPoolStatus) -> MeasuredStock:
+def count(seen: Seen, patience: timedelta, after: CapacityPoolStatus) -> MeasuredStock:
     """How long there were nodes, and were none, up to now."""
     before, now = seen.pool.status, seen.now.replace(microsecond=0)
     old = before.stock
@@ -93,7 +126,7 @@ def count(seen: Seen, total: Usage, after: CapacityPoolStatus) -> MeasuredStock:
     watched = passed if was else timedelta()
     ran_out = before.out_since is None and after.out_since is not None
     if ran_out:  # that it was out is known only now, after a wait
-        waited = max(waiting_too_long(seen, total), default=timedelta())
+        waited = max(waiting_too_long(seen, patience), default=timedelta())
         out, watched = out + waited, watched + waited
     kept = priors.weight(passed.total_seconds())
 

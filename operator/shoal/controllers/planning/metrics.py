@@ -24,6 +24,11 @@ class PlanMetrics:
             buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600),
             registry=metrics.registry,
         )
+        self.busy = Gauge(
+            "shoal_plan_busy_ratio",
+            "Share of the time that plans take, from the end of the last but one to the end of the last.",
+            registry=metrics.registry,
+        )
         self.plans = Counter(
             "shoal_plans_total", "Plans, by result: done, error.", ["result"], registry=metrics.registry
         )

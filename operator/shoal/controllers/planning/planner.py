@@ -94,20 +94,26 @@ class Planner:
         return max((self._now() - known.at for known in self._known.values()), default=0.0)
 
     async def run(self) -> None:
-        """Plan until cancelled."""
+        """Plan until cancelled, for at most half of the time: a wave of disruptions comes while a plan is made."""
+        took, ended = 0.0, self._now()
         while True:
+            settle = min(SETTLE_SECONDS, self._every_seconds)
             try:
                 async with asyncio.timeout(self._every_seconds):
                     await self._wanted.wait()
-                await asyncio.sleep(min(SETTLE_SECONDS, self._every_seconds))
             except TimeoutError:
-                pass
+                settle = 0.0
+            await asyncio.sleep(max(settle, ended + took - self._now()))
             self._wanted.clear()
+            began = self._now()
             try:
                 await self.plan_once()
             except Exception:  # broad: a fault of the planner must not stop the operator
                 self._metrics.plans.labels("error").inc()
                 logger.exception("the planner failed; the last plans stay")
+            since, ended = ended, self._now()
+            took = ended - began
+            self._metrics.busy.set(took / max(ended - since, 1e-9))
 
     async def plan_once(self) -> None:
         """Plan all jobs once."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from shoal.api.speed_profile import (
     MOST_ROWS,
@@ -30,6 +30,9 @@ from shoal_trainer.contract import LARGEST, BesideSums, LogSums, ShardReport, Sp
 _BESIDE = "beside"
 FORGOTTEN = 6
 """After so many half-lives a measurement counts for nothing."""
+MEASURED_AGAIN, CONTINUED = timedelta(hours=4), timedelta(minutes=10)
+"""While a row is measured again, what it had weighs half after so long: else, after a change of image or driver, the
+steps of months would hide those of days. A longer gap between two reports is no time of measuring."""
 MOST_SERVER_LOADS = 16
 MOST_SUMS = 3000
 """Sums that are remembered, of all jobs: they take up to 250 bytes, and etcd takes 1.5 MB."""
@@ -179,7 +182,9 @@ def _merged(row: MeasuredRow | None, sums: SpeedSums, fresh: Iterable[LogSums], 
         workers=workers,
         parameter_servers=servers,
     )
-    keep = _weight(old.last_seen, now)
+    keep, age = _weight(old.last_seen, now), _age(old.last_seen, now)
+    if age <= CONTINUED:
+        keep *= 0.5 ** (age / MEASURED_AGAIN)
     before = {"compute": old.compute, "pull": old.pull, "push": old.push, "step": old.step}
     after = {name: _pooled(was, part, keep) for (name, was), part in zip(before.items(), fresh, strict=True)}
     return old.model_copy(update={**after, "last_seen": _stamp(now)})
@@ -281,12 +286,17 @@ def _parse(text: str) -> tuple[LogSums, ...]:
     )
 
 
+def _age(last_seen: str, now: datetime) -> timedelta:
+    """How old a measurement is; 0 if its time is not known."""
+    try:
+        return max(now - datetime.fromisoformat(last_seen), timedelta())
+    except (ValueError, TypeError):
+        return timedelta()
+
+
 def _weight(last_seen: str, now: datetime) -> float:
     """What a measurement of that time still counts, 0 to 1."""
-    try:
-        return priors.weight((now - datetime.fromisoformat(last_seen)).total_seconds())
-    except (ValueError, TypeError):
-        return 1.0
+    return priors.weight(_age(last_seen, now).total_seconds())
 
 
 def _stamp(now: datetime) -> str:

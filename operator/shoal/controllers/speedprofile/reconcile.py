@@ -34,6 +34,8 @@ SOON_SECONDS = 20.0
 """Minimum interval of writes, while estimates move."""
 LATE_SECONDS = 300.0
 """Interval of writes of estimates that do not move."""
+MOST_MADE = 200
+"""Profiles that are made in one namespace: every plan reads all of them."""
 NAMED_JOBS = 3
 DAY_SECONDS = 86_400.0
 """Interval of looks at a profile that may be deleted some day."""
@@ -102,6 +104,11 @@ class Learner:
         self._wall = wall
         self._heard: dict[Key, dict[str, tuple[Key, StatusReport]]] = {}
         """By profile."""
+        self._models: dict[str, tuple[str, str, Key]] = {}
+        """By uid of the job: the coordinator's process, the model that it reported first, and its profile."""
+        state.on_gone.append(self._forget)
+        self._full: set[str] = set()
+        """Namespaces that have `MOST_MADE`."""
         self._written: dict[Key, float] = {}
         self._faults: Mapping[Key, str] = {}
 
@@ -109,13 +116,21 @@ class Learner:
         """Take a report. Cheap: it is merged by the next reconcile or plan."""
         if report.model is None or job.status.finished:
             return
+        uid, about = job.metadata.uid, (job.metadata.namespace, job.metadata.name)
         key = job.metadata.namespace, self.name_of(job, report.model.fingerprint)
-        self._heard.setdefault(key, {})[job.metadata.uid] = (
-            (job.metadata.namespace, job.metadata.name),
-            report,
-        )
+        process, model, old = self._models.get(uid, ("", "", key))
+        if process == report.speed_epoch and model not in {"", report.model.fingerprint}:
+            self._on_fault()  # a process has one model: whatever says otherwise would make a profile each time
+            return
+        if old != key:
+            self._heard.get(old, {}).pop(uid, None)
+        self._models[uid] = report.speed_epoch, report.model.fingerprint, key
+        self._heard.setdefault(key, {})[uid] = about, report
         if loop_time() - self._written.get(key, -SOON_SECONDS) >= SOON_SECONDS:
             self._wake(key, Priority.ROUTINE)
+
+    def _forget(self, uid: str) -> None:
+        self._models.pop(uid, None)
 
     def judged(self, faults: Mapping[Key, str]) -> None:
         """Hear from the planner with which profiles it fails, and how: it tells all of them every time."""
@@ -215,12 +230,21 @@ class Learner:
         return forget(new, gone).model_copy(update={"jobs": jobs})
 
     async def _create(self, key: Key) -> SpeedProfile | None:
-        """The profile, made; None where its namespace does not take it any more.
+        """The profile, made; None where its namespace does not take it any more, or has too many.
 
         Raises:
             Unavailable: it may succeed on retry.
         """
         namespace, name = key
+        ours = (each for each in self._state.profiles.all() if _is_made(each))
+        if sum(each.metadata.namespace == namespace for each in ours) >= MOST_MADE:
+            self._on_fault()
+            if namespace not in self._full:
+                self._full.add(namespace)
+                words = "namespace %s has %d SpeedProfiles that Shoal made: no more are, so delete those of old models"
+                logger.warning(words, namespace, MOST_MADE)
+            return None
+        self._full.discard(namespace)
         body = {
             "apiVersion": API_VERSION,
             "kind": "SpeedProfile",

@@ -19,18 +19,23 @@ from functools import cached_property
 from typing import Any
 
 from shoal.api.capacity_pool import CapacityPool
+from shoal.api.kube import Pod
 from shoal.api.labels import Place
 from shoal.api.planning_status import CostStatus, PoolUsage
 from shoal.api.training_job_status import Slot
 from shoal.policy.common.times import parse_time, seconds_between
 from shoal.policy.decide.members import ByIndex, Member, every
-from shoal.policy.facts.read import Facts
+from shoal.policy.facts.read import Facts, bound_at
 from shoal.policy.facts.verdict import terminated
 
 EVERY = timedelta(seconds=60)
 """Node time is counted this often, and whenever the nodes change."""
 TOGETHER = timedelta(seconds=60)
 """Interruptions this close to each other are one shock."""
+WAITED = timedelta(seconds=5)
+"""A pod that is bound later than this has waited for its node; schedulers need a second, and so are times rounded."""
+GIVEN_BACK = timedelta(minutes=15)
+"""Nodes go for so long after a pool was made smaller: clouds drain them first."""
 PATIENCE = timedelta(seconds=300)
 """A worker that waited this long for a node was not served."""
 INTERRUPTIONS = frozenset(
@@ -119,26 +124,44 @@ class _Counter:
         slot, usage = each.slot, self._usage(each.slot.pool)
         pushed = self._facts.coordinator.pushed.get(each.place)
         if pushed is not None and not slot.trained and each.pod is not None:
-            if (
-                not self._facts.job.spec.run_policy.scheduling_policy.queue
-            ):  # what a queue took is no start-up
-                created = parse_time(each.pod.metadata.creation_timestamp)
-                seconds = (
-                    seconds_between(created, min(datetime.fromtimestamp(pushed, UTC), self._facts.now))
-                    if created
-                    else 0
-                )
-                usage["starts"] += 1
-                usage["start_seconds"] += seconds
-                usage["start_seconds_squared"] += seconds**2
+            self._start(usage, each.pod, datetime.fromtimestamp(pushed, UTC))
             each.slot = slot = slot.model_copy(update={"trained": True})
         if not slot.unfulfilled and self._waited(each):
             usage["unfulfilled"] += 1
             each.slot = slot.model_copy(update={"unfulfilled": True})
         if slot.cause in INTERRUPTIONS and self._is_new(each) and (slot.pool, slot.node) not in self._lost:
-            usage["interruptions"] += 1
-            self._shock(usage, slot.pool)
             self._lost |= {(slot.pool, slot.node)} if slot.node else set()
+            if not self._is_given_back(slot.pool):
+                usage["interruptions"] += 1
+                self._shock(usage, slot.pool)
+
+    def _start(self, usage: dict[str, Any], pod: Pod, pushed: datetime) -> None:
+        """Count a start, which waited for its node or found it there.
+
+        What a queue took is none; and of a coordinator whose clock is so far behind that the worker pushed before it
+        had a node, nobody knows how long it took.
+        """
+        created, now = pod.created, self._facts.now
+        bound = bound_at(pod)
+        if created is None or bound is None or pushed < bound:
+            return
+        if self._facts.job.spec.run_policy.scheduling_policy.queue:
+            return
+        seconds = seconds_between(created, min(pushed, now))
+        if bound - created < WAITED:
+            usage["warm_starts"] += 1
+            usage["warm_start_seconds"] += seconds
+        else:
+            usage["starts"] += 1
+            usage["start_seconds"] += seconds
+            usage["start_seconds_squared"] += seconds**2
+
+    def _is_given_back(self, pool: str) -> bool:
+        """Whether Shoal itself has made the pool smaller lately: which nodes go is then no word about the pool."""
+        known = self._facts.seen.pools.get(pool)
+        scaling = known.status.scaling if known is not None else None
+        shrunk_at = scaling.shrunk_at if scaling is not None else None
+        return shrunk_at is not None and timedelta() <= self._facts.now - shrunk_at < GIVEN_BACK
 
     def _waited(self, each: Member) -> bool:
         """Whether its pod waits for a node for too long."""

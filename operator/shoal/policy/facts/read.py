@@ -255,7 +255,7 @@ class _Reader:
         if unasked(self.seen):  # as by a new leader
             self.timers.after(ASK_SECONDS)
             return None
-        since, bound = signal.since, _bound_at(pod)
+        since, bound = signal.since, bound_at(pod)
         if since is not None and bound is not None and bound > since:
             if bound - since > NODES_HEARD_WITHIN:
                 return None  # it was heard again, and its watch is behind
@@ -272,7 +272,7 @@ class _Reader:
         return None if due is not None and self.timers.pending(due) else signal
 
 
-def _bound_at(pod: Pod) -> datetime | None:
+def bound_at(pod: Pod) -> datetime | None:
     """When a pod was bound to its node, as far as that is known."""
     scheduled = pod.condition("PodScheduled")
     return (parse_time(scheduled.last_transition_time) if scheduled else None) or pod.created

@@ -67,10 +67,8 @@ def plan_fleet(
 
     def problem(job: FleetJob, limits: Mapping[str, int]) -> JobProblem:
         promised = Counter[str]()
-        for name, reserve in reserves.items():
-            if name == job.name:
-                break
-            promised.update(reserve)
+        for each in (reserve for name, reserve in reserves.items() if name != job.name):
+            promised.update(each)
         return job_problem(job, pools, limits, speeds, confidence, spare=SPARE, promised=promised)
 
     planned = _planned(jobs, Given(pools, problem, seed, kept, reserves))
@@ -97,10 +95,10 @@ def _planned(jobs: Sequence[FleetJob], given: Given) -> list[Solved]:
     """The plans of all jobs, in the same order."""
     left = given.limits
     alone: dict[str, Solved] = {}
-    urgency = dict[str, tuple[bool, float]]()
-    for job in sorted(jobs, key=lambda job: (-job.priority, job.name)):  # always the same have the reserve
-        urgency[job.name] = _otherwise(NOT_URGENT, _urgency, job, given)
-    order = sorted(jobs, key=lambda job: (-job.priority, *urgency[job.name], job.name))
+    order = sorted(
+        jobs,
+        key=lambda job: (-job.priority, *_otherwise(NOT_URGENT, _urgency, job, given), job.name),
+    )
     first = dict[tuple[str, str], str]()  # by model and pool: the job that measures it for the others
     for job in order:
         for name in _used(under_way(job)):
@@ -111,7 +109,8 @@ def _planned(jobs: Sequence[FleetJob], given: Given) -> list[Solved]:
         for name in _used(solved.answer.counts):
             left[name] = max(left[name] - solved.answer.counts[name], 0)
             first.setdefault((_model(job), name), job.name)
-        given.reserves[job.name] = _reserve_of(solved)
+        if reserve := _reserve_of(solved):
+            given.reserves[job.name] = reserve
     best = [alone[job.name] for job in order]
     chosen = alone | _otherwise({}, better_together, best, given)
     plans = [chosen[job.name] for job in jobs]
@@ -171,7 +170,7 @@ def _stopped(planned: Solved, has: Mapping[str, int]) -> Solved:
 def _urgency(job: FleetJob, given: Given) -> tuple[bool, float]:
     """Whether the job's speed was never measured; and the time to the deadline, over the least that the job takes.
 
-    What is known to need a pool goes before what is only thought to. The job's reserve is set apart.
+    What is known to need a pool goes before what is only thought to.
     """
     if job.model is None or not job.has_work:
         return NOT_URGENT
@@ -179,7 +178,6 @@ def _urgency(job: FleetJob, given: Given) -> tuple[bool, float]:
         one = given.problem(job, given.limits)
     except UsageError:
         return NOT_URGENT
-    given.reserves[job.name] = Counter(one.reserve)
     samples = job.samples_left
     if samples is None and job.steps_left is not None:
         samples = job.steps_left * job.batch_size

@@ -35,6 +35,9 @@ def fleet_pool(pool: CapacityPool, now: datetime | None = None) -> FleetPool:
         c.type == "Ready" and c.status == "False" and c.reason != "NoPrice" for c in status.conditions
     )
     starts = status.startup
+    start, starts_seen = (
+        (starts.seconds, starts.seen) if starts.seen else (starts.warm_seconds, starts.warm_seen)
+    )
     out = status.exhausted
     since = status.out_since or out.last_transition_time if out is not None else None
     weight = _weight(status.stock.counted_until, now)
@@ -48,16 +51,16 @@ def fleet_pool(pool: CapacityPool, now: datetime | None = None) -> FleetPool:
         limit=min(status.used, spec.limits.nodes) if wrong else spec.limits.nodes,
         price_per_hour=spec.price.per_hour if spec.price else None,
         startup_seconds=float(spec.startup_seconds),
-        startup_seen=starts.seen,
-        measured_startup_seconds=float(starts.seconds) if starts.seen else None,
+        startup_seen=weight * starts_seen,
+        measured_startup_seconds=float(start) if starts_seen else None,
         interruptions_per_hour=spec.interruptions_per_hour,
-        interruptions_seen=status.interruptions.seen,
-        node_hours=decimal(status.interruptions.node_hours),
+        interruptions_seen=weight * status.interruptions.seen,
+        node_hours=weight * decimal(status.interruptions.node_hours),
         watched_seconds=weight * decimal(status.stock.watched_seconds),
         out_seconds=weight * decimal(status.stock.out_seconds),
         outs=weight * decimal(status.stock.outs),
-        lost_in_shocks=status.interruptions.in_shocks,
-        there_in_shocks=status.interruptions.at_shocks,
+        lost_in_shocks=weight * status.interruptions.in_shocks,
+        there_in_shocks=weight * status.interruptions.at_shocks,
         exhausted=out is not None,
         doubted=out is None and status.out_since is not None and not status.nodes,
         exhausted_seconds=max((now - since).total_seconds(), 0.0) if now and since else 0.0,

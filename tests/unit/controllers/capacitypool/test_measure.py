@@ -21,6 +21,7 @@ from shoal.controllers.capacitypool.overlaps import older_overlap
 from shoal.controllers.capacitypool.seen import Seen
 from shoal.controllers.trainingjob.claims import holdings
 from shoal.sizing.fleet.resources import fleet_pool
+from shoal.sizing.speed import priors
 from tests.unit.policy import build
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -78,25 +79,47 @@ def test_pod_that_waits_for_ever_exhausts_its_pool_for_a_while_and_not_for_ever(
     assert (condition(again, "Exhausted"), again.waiting) == (("True", "NoNodes"), 2)
 
 
-def test_sums_are_numbers_that_the_api_server_stores() -> None:
+def test_sums_are_numbers_however_large_they_grow() -> None:
     most = 2**63 - 1
     used = {"poolUsage": {"spot": {"starts": 1, "startSeconds": 2**32, "startSecondsSquared": most - 1}}}
-    before = measure(seen(pool(), job("one", used), job("two", used)))
-    assert measure(seen(pool(before))).retired.start_seconds_squared == most
+    status = measure(seen(pool(), job("one", used), job("two", used)))
+    assert float(status.sums.start_seconds_squared) == pytest.approx(2 * most)
+    edited = status.model_copy(update={"sums": status.sums.model_copy(update={"starts": "many"})})
+    assert measure(seen(pool(edited), job("one", used))).startup.seen == 0
 
 
 def test_rates_are_sums_over_jobs() -> None:
     one = job(
         "a", usage(nodeSeconds=7200, starts=2, startSeconds=100, startSecondsSquared=5200, interruptions=1)
     )
-    two = job(
-        "b", usage(nodeSeconds=3600, starts=2, startSeconds=100, startSecondsSquared=5200, unfulfilled=3)
-    )
+    starts = {"starts": 2, "startSeconds": 100, "startSecondsSquared": 5200}
+    two = job("b", usage(nodeSeconds=3600, unfulfilled=3, warmStarts=4, warmStartSeconds=80, **starts))
     status = measure(seen(pool(), one, two))
     assert (status.interruptions.per_hour, status.interruptions.node_hours) == ("0.3333", "3")
     assert (status.startup.seconds, status.startup.deviation_seconds, status.startup.seen) == (50, 10, 4)
+    assert (status.startup.warm_seconds, status.startup.warm_seen) == (20, 4)
     assert status.unfulfilled.waits == 3
     assert status.observed_generation == 3
+    assert fleet_pool(pool(status), NOW).measured_startup_seconds == 50
+    static = measure(seen(pool(), job("c", usage(warmStarts=4, warmStartSeconds=80))))
+    assert fleet_pool(pool(static), NOW).measured_startup_seconds == 20, "no worker waits for a node there"
+
+
+def test_what_was_counted_loses_weight_with_time() -> None:
+    """After 100,000 calm hours a pool that lost a node an hour seemed to lose one in 34 hours, for years."""
+    calm = usage(nodeSeconds=100_000 * 3600, interruptions=1000)
+    worse = usage(nodeSeconds=102_000 * 3600, interruptions=3000)
+    of = share(pool(), job("a", calm), operator="shoal")
+    month = NOW + timedelta(days=30)
+    half = fleet_pool(of, month)
+    assert (half.interruptions_seen, half.node_hours) == (500, 50_000), "though nobody has written since"
+    for days in (1, 30, 180):
+        of = share(of, job("a", calm), operator="shoal", now=NOW + timedelta(days=days), used=1)
+    status = share(of, job("a", worse), operator="shoal", now=NOW + timedelta(days=180)).status
+    assert float(status.interruptions.node_hours) == pytest.approx(100_000 / 64 + 2000, rel=0.01)
+    assert float(status.interruptions.per_hour) == pytest.approx((1000 / 64 + 2000) / 3562, rel=0.01)
+    gone = share(pool(status), operator="shoal", now=NOW + timedelta(days=210)).status
+    assert gone.interruptions.seen == pytest.approx(status.interruptions.seen / 2, abs=1)
 
 
 class Jobs(RuleBasedStateMachine):
@@ -107,6 +130,8 @@ class Jobs(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(priors, "HALF_LIFE", 1e15)  # how counts lose weight is another test
         self.now, self.nobody = NOW, 0.0
         self.stored = CapacityPoolStatus()
         self.jobs: dict[str, int] = {}
@@ -117,6 +142,9 @@ class Jobs(RuleBasedStateMachine):
         self.truth = 0
         self.unseen = 0
         self.made = 0
+
+    def teardown(self) -> None:
+        self.patch.undo()
 
     @rule(count=st.integers(0, 5))
     def use(self, count: int) -> None:
@@ -280,7 +308,56 @@ def test_start_up_that_nobody_measured_is_not_held_to_a_short_guess(said: int, w
         status = measure(seen(guessed, waiting=(waiting(seconds),)))
         assert condition(status, "Exhausted")[0] == exhausted
     quick = job("a", usage(starts=2, startSeconds=40, startSecondsSquared=800))
-    assert condition(measure(seen(guessed, quick, waiting=(waiting(41),))), "Exhausted")[0] == "True"
+    for seconds, exhausted in ((max(said, 40) - 1, "False"), (max(said, 40) + 1, "True")):
+        status = measure(seen(guessed, quick, waiting=(waiting(seconds),)))
+        assert condition(status, "Exhausted")[0] == exhausted, "what the user knows is not undercut"
+
+
+WARM_AND_COLD = {"warmStarts": 80, "warmStartSeconds": 80 * 20}
+COLD = {"starts": 20, "startSeconds": 20 * 180, "startSecondsSquared": 20 * 180**2}
+QUICK = {"starts": 10_000, "startSeconds": 600_000, "startSecondsSquared": 36_000_000}
+
+
+@pytest.mark.parametrize(("counts", "outs"), [({**WARM_AND_COLD, **COLD}, 0), (QUICK, 1)])
+def test_nodes_that_take_longer_than_others_did_are_waited_for(counts: dict[str, int], outs: int) -> None:
+    """Each node took 150 s and was given up just before: 3,523 of 3,523 seconds without nodes.
+
+    A job leaves an exhausted pool, and its node then never comes; it tries again when that is over.
+    """
+    status, asked, declared = measure(seen(pool(), job("a", usage(**counts)))), NOW, 0
+    for second in range(0, 4000, 15):
+        now = NOW + timedelta(seconds=second)
+        if now - asked >= timedelta(seconds=150):
+            break
+        before = condition(status, "Exhausted")[0]
+        exhausted = before == "True"
+        status = measure(
+            seen(pool(status), job("a", usage(**counts)), now=now, waiting=() if exhausted else (asked,))
+        )
+        now_out = condition(status, "Exhausted")[0] == "True"
+        declared += now_out and not exhausted
+        if now_out or exhausted:
+            asked = now
+    else:
+        pytest.fail("it was never waited for long enough")
+    assert declared == outs
+
+
+def test_a_node_that_comes_soon_after_it_was_given_up_is_a_start() -> None:
+    """So that patience follows, though the pods that waited are gone. What comes much later ends a stock-out."""
+    quick = job("a", usage(starts=4, startSeconds=240, startSecondsSquared=4 * 60**2))
+    for late, learned in ((30, True), (600, False)):
+        status = measure(seen(pool(), quick))
+        asked = NOW
+        for second in (119, 121):
+            now = NOW + timedelta(seconds=second)
+            status = measure(seen(pool(status), quick, now=now, waiting=(asked,)))
+        assert condition(status, "Exhausted")[0] == "True"
+        came = seen(pool(status), quick, now=now + timedelta(seconds=late), nodes=[node(pool="spot")])
+        status = measure(came)
+        assert status.startup.seen == 4 + learned
+        assert status.startup.seconds == (round((240 + 150) / 5) if learned else 60)
+        assert measure(seen(pool(status), quick, now=came.now, nodes=came.nodes)).startup == status.startup
 
 
 def test_exhausted_pool_is_tried_again_after_a_while_or_when_a_node_comes() -> None:
@@ -393,7 +470,7 @@ def test_pool_that_stays_out_of_nodes_is_tried_less_and_less_often() -> None:
     gaps = [later - earlier for earlier, later in itertools.pairwise(tries)]
     assert gaps == sorted(gaps)
     assert len(tries) <= 7
-    assert max(gaps) <= 1800 + 150
+    assert max(gaps) <= 1800 + 270, "a try waits for twice the patience"
     node = Node.model_validate({"metadata": {"name": "n", "labels": {"pool": "spot"}}})
     found = measure(seen(pool(status), now=NOW + timedelta(hours=2), nodes=[node]))
     assert found.out_since is None
@@ -484,9 +561,8 @@ def test_operators_of_namespaces_share_a_pool_and_none_takes_back_what_another_s
     assert (status.recommended.nodes, status.recommended.reason) == (3, "1 for team/a, 2 for team/b")
     assert (status.interruptions.seen, status.interruptions.node_hours) == (4, "3")
     assert [each.operator for each in status.counted] == ["a/shoal", "b/shoal"]
-    assert status.retired.interruptions == 0
     of = share(of, operator="a/shoal")  # its job was deleted
-    assert (of.status.interruptions.seen, of.status.retired.interruptions) == (4, 1)
+    assert (of.status.interruptions.seen, len(of.status.counted)) == (4, 1)
     assert (of.status.recommended.nodes, of.status.recommended.reason) == (2, "2 for team/b")
     assert share(of, two, operator="b/shoal").status == of.status  # nothing is left to be said
 
@@ -496,7 +572,7 @@ def test_an_operator_that_says_nothing_more_is_forgotten_and_one_that_lives_is_n
     of = share(share(pool(), one, operator="a/shoal"), two, operator="b/shoal")
     for minute in range(0, 180, 3):
         of = share(of, two, operator="b/shoal", now=NOW + timedelta(minutes=minute))
-        assert of.status.recommended.nodes == (3 if minute < 60 else 2)
+        assert of.status.recommended.nodes == (3 if minute < 15 else 2)
     assert of.status.interruptions.seen == 1  # what was measured stays
     of = share(of, one, operator="a/shoal", now=NOW + timedelta(minutes=180))
     assert (of.status.recommended.nodes, of.status.interruptions.seen) == (3, 1)
@@ -507,12 +583,12 @@ def test_nodes_in_use_by_jobs_of_an_operator_that_is_down_stay_recommended() -> 
     one, two = job("a", plan(1)), job("b", plan(6))
     nodes = [node() for _ in range(4)]
     of = share(pool(limits={"nodes": 9}), two, operator="team-b/shoal", used=4, nodes=nodes)
-    for minute in (10, 59, 61, 600, 6000):
+    for minute in (10, 14, 16, 600, 6000):
         now = NOW + timedelta(minutes=minute)
         of = share(of, one, operator="team-a/shoal", now=now, nodes=nodes)
         recommended = of.status.recommended
-        assert (recommended.nodes, of.status.used) == (7 if minute < 60 else 5, 4)
-        assert ("has said nothing for an hour" in recommended.reason) == (minute > 60)
+        assert (recommended.nodes, of.status.used) == (7 if minute < 15 else 5, 4)
+        assert ("which does not run" in recommended.reason) == (minute > 15)
     again = share(of, one, operator="team-a/shoal", now=NOW + timedelta(minutes=6001), nodes=nodes)
     assert again.status == of.status
     of = share(of, two, operator="team-b/shoal", now=NOW + timedelta(minutes=6002), used=3, nodes=nodes)
@@ -528,7 +604,7 @@ def test_an_operator_that_is_installed_anew_takes_over_what_was_said_of_its_jobs
         of = share(of, one, operator="new/shoal")
         assert (of.status.interruptions.seen, of.status.recommended.nodes) == (4, 3)
     of = share(of, operator="new/shoal")
-    assert (of.status.interruptions.seen, of.status.retired.interruptions) == (4, 1)
+    assert (of.status.interruptions.seen, len(of.status.counted)) == (4, 1)
 
 
 def test_jobs_that_ended_are_remembered_as_a_sum() -> None:
@@ -606,7 +682,7 @@ def test_operators_of_a_shared_pool_repeat_themselves_rarely() -> None:
             again = share(both, its, operator=operator, now=NOW + timedelta(seconds=second))
             changes += again.status != both.status
             both = again
-    assert changes <= 2 * 2
+    assert changes <= 2 * 12
 
 
 def test_pods_of_any_operator_that_wait_in_vain_show_that_the_pool_is_exhausted() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import threading
 from collections import Counter
@@ -28,6 +29,7 @@ from shoal.controllers.speedprofile.reconcile import (
     ANNOTATION,
     DAY_SECONDS,
     LATE_SECONDS,
+    MOST_MADE,
     SOON_SECONDS,
     Known,
     Learner,
@@ -298,6 +300,31 @@ async def test_plans_at_once_after_a_change_and_else_once_a_minute() -> None:
     assert len(plans) == 1
     await asyncio.sleep(120)
     assert len(plans) == 3
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.looptime
+async def test_plans_take_at_most_half_of_the_time_however_much_happens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A plan of five seconds followed a plan of five seconds, for as long as nodes were lost every few."""
+    world = World()
+    begun: list[float] = []
+
+    async def five_seconds() -> None:
+        begun.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(5)
+
+    monkeypatch.setattr(world.planner, "plan_once", five_seconds)
+    task = asyncio.create_task(world.planner.run())
+    for _ in range(100):
+        world.planner.trigger()
+        await asyncio.sleep(1)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(begun)]
+    assert min(gaps) >= 10
+    assert max(gaps) <= 11
+    assert world.metrics.registry.get_sample_value("shoal_plan_busy_ratio") == pytest.approx(0.5, abs=0.05)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -592,6 +619,44 @@ async def test_namespace_that_goes_takes_its_profile_and_stops_nothing() -> None
     gone = b'{"message": "unable to create new content in namespace ns because it is being terminated"}'
     world.cluster.fault = lambda _method, _path: Answer(403, gone)
     assert await world.learner(("team", profile_name(MODEL.fingerprint))) is None
+
+
+@pytest.mark.looptime
+async def test_a_process_has_one_model_whatever_it_reports_later() -> None:
+    """A job that reported another fingerprint each time had a profile made each time: 43,000 a day."""
+    world = World()
+    job = TrainingJob.model_validate(job_manifest())
+    world.add(job)
+    for n in range(20):
+        model = MODEL.model_copy(update={"fingerprint": f"{n:064x}"})
+        world.hear(job, report(1e6, count=500 + n).model_copy(update={"model": model}))
+    assert world.learner.keys == [("team", profile_name("0" * 64))]
+    assert world.metrics.registry.get_sample_value("shoal_plan_faults_total", {"what": "report"}) == 19
+    again = report(1e6).model_copy(update={"speed_epoch": "b"})
+    world.hear(job, again)
+    assert [key for key in world.learner.keys if world.learner.known(key).heard] == [
+        ("team", profile_name(MODEL.fingerprint))
+    ]
+
+
+@pytest.mark.looptime
+async def test_so_many_profiles_are_made_in_a_namespace_and_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    made = {"labels": {"app.kubernetes.io/managed-by": "shoal"}}
+    for n in range(MOST_MADE):
+        about = {"namespace": "team", "name": f"model-{n}", "uid": f"profile-{n}", **made}
+        world.state.profiles.put(SpeedProfile.model_validate({"metadata": about}))
+    job = TrainingJob.model_validate(job_manifest())
+    world.add(job)
+    key = ("team", profile_name(MODEL.fingerprint))
+    for _ in range(3):
+        world.hear(job, report(1e6))
+        assert await world.learner(key) is None
+    assert not world.cluster.writes("POST", "speedprofiles")
+    assert caplog.text.count("namespace team has 200 SpeedProfiles") == 1
+    world.state.profiles.drop("profile-7")
+    world.hear(job, report(1e6))
+    assert await world.learner(key) == SOON_SECONDS
 
 
 @pytest.mark.looptime

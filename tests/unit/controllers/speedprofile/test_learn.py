@@ -123,6 +123,28 @@ def test_old_measurements_count_half_after_the_half_life() -> None:
     assert float(row.compute.mean_log) == pytest.approx(0.5, abs=1e-4)
 
 
+def test_a_row_follows_a_change_within_a_day_however_many_steps_it_has_seen() -> None:
+    """A month of 0.1 s and a day of 0.2 s, since the image changed, were 0.1016 s, give or take 3 %."""
+    status, total, now, seen = SpeedProfileStatus(), LogSums(), NOW, dict[float, float]()
+    [row] = report(1.0, workers=8).speed
+    for minute in range(0, 8 * 24 * 60, 10):
+        seconds = 0.1 if minute < 7 * 24 * 60 else 0.2
+        count, log = round(8 * 600 / seconds), math.log(seconds)
+        total = LogSums(
+            count=total.count + count,
+            total=total.total + count * log,
+            squares=total.squares + count * log**2,
+            seconds=total.seconds + count * seconds,
+        )
+        speed = row.model_copy(update={"compute": total, "pull": LogSums(), "push": LogSums(), "step": total})
+        now += timedelta(minutes=10)
+        status = learn(status, "job", report(1.0).model_copy(update={"speed": (speed,)}), now)
+        seen[minute / 60 - 7 * 24] = math.exp(float(status.rows[0].step.mean_log))
+    assert seen[-1] == pytest.approx(0.1, rel=1e-4)
+    assert seen[4] == pytest.approx(0.126, rel=0.05)
+    assert max(seen.values()) == pytest.approx(0.2, rel=0.03)
+
+
 def test_nothing_new_is_the_same_status() -> None:
     status = learn(SpeedProfileStatus(), "one", report(1.0), NOW)
     assert learn(status, "one", report(1.0), NOW + timedelta(hours=1)) is status

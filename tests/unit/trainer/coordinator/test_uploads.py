@@ -1,12 +1,13 @@
 """Uploads to the control plane, and downloads from it."""
 
+import errno
 import socket
 
 import pytest
 
 from shoal_trainer.coordinator.control_client import CoordinatorClient
 from shoal_trainer.coordinator.protocol import PURPOSE
-from shoal_trainer.errors import Fenced, Overtaken, Unreachable, UserError
+from shoal_trainer.errors import DiskFull, Fenced, Overtaken, Unreachable, UserError
 from tests.unit.trainer.coordinator.served import SECONDS
 
 
@@ -108,3 +109,34 @@ def test_malformed_paths_of_files_are_refused(worker, path):
     assert worker.served.ask("GET", f"/v1/files/{path}")[0] == 400
     assert worker.served.ask("GET", "/v1/files/0/0/0/0/x", token="wrong")[0] == 401
     assert worker.served.works()
+
+
+class Full:
+    """A file on a disk that is full, as the system says when it writes, or only at the end, when it closes."""
+
+    name = "best.npz"
+
+    def __init__(self, number, *, when):
+        self.error, self.when = OSError(number, "no room"), when
+
+    def open(self, _mode):
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.when == "close":
+            raise self.error
+
+    def write(self, _data):
+        if self.when == "write":
+            raise self.error
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("when", ["write", "close"])
+def test_disk_that_is_full_is_not_taken_for_a_silent_coordinator(worker, number, when):
+    worker.served.content = bytes(5 << 20)
+    with pytest.raises(DiskFull, match=r"best\.npz does not fit on the worker's disk.*ephemeral-storage"):
+        worker.download((4, 9), "logs/best.npz", Full(number, when=when))

@@ -290,3 +290,42 @@ def test_what_is_special_of_a_form_is_said():
     assert "not each of them exactly once" in training(numbers()).data.remark
     assert "on_epoch_end() is not called" in training(Sequence()).data.remark
     assert training((X, Y)).data.remark == ""
+
+
+def test_the_seed_of_a_stream_follows_that_of_the_job_and_differs_by_worker_and_pass():
+    seeds = []
+
+    def fn(seed):
+        seeds.append(seed)
+        return [np.ones(4)]
+
+    for job, worker in ((0, (0, 0)), (7, (0, 0)), (7, (1, 0)), (7, (1, 1)), (7, (1, 1))):
+        read(Stream(fn, samples=8).placed(job, worker), 0, 12)
+    assert len(seeds) == 15
+    assert len(set(seeds[:12])) == 12
+    assert seeds[12:] == seeds[9:12]
+    assert all(0 <= seed < 2**32 for seed in seeds)
+
+
+@pytest.mark.parametrize("labels", ["of their own", "the images", "none"])
+@pytest.mark.parametrize("batches", [False, True])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_rows_of_arrays_are_samples_also_if_their_parts_are_alike(labels, batches, mapped):
+    images = np.arange(50 * 28 * 28, dtype=np.float32).reshape(50, 28, 28)
+    arrays = {"of their own": (images, np.zeros(50)), "the images": (images, images), "none": images}[labels]
+    dataset = tf.data.Dataset.from_tensor_slices(arrays).shuffle(50, seed=1)
+    if mapped:
+        dataset = dataset.map(lambda *row: row if len(row) > 1 else row[0])
+    if batches:
+        dataset = dataset.batch(10, drop_remainder=True)
+    stream = Stream(dataset)
+    assert stream.describe().size == 50
+    assert stream.example(8).x.shape == (8, 28, 28)
+
+
+def test_batches_of_a_generator_or_of_files_that_say_how_many_rows_they_have_are_batches():
+    spec = tf.TensorSpec((10, 28), tf.float32)
+    made = tf.data.Dataset.from_generator(lambda: [np.ones((10, 28))] * 5, output_signature=spec)
+    loaded = tf.data.Dataset.from_tensor_slices(["a", "b"]).map(lambda _name: tf.ones((10, 28)))
+    for dataset in (made, loaded, tf.data.Dataset.from_tensors(np.ones((10, 28), np.float32))):
+        assert Stream(dataset, samples=50).example(10).x.shape == (10, 28)

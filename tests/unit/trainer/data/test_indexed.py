@@ -148,7 +148,13 @@ def raising(error):
 
 @pytest.mark.parametrize("made", [failing, raising])
 @pytest.mark.parametrize(
-    "error", [ConnectionResetError(104, "reset"), TimeoutError("late"), ConnectionError("x")]
+    "error",
+    [
+        ConnectionResetError(104, "reset"),
+        TimeoutError("late"),
+        ConnectionError("x"),
+        OSError(5, "Input/output error"),
+    ],
 )
 def test_network_error_in_a_data_function_is_unreachable(made, error):
     with pytest.raises(Unreachable, match="samples 16-64: "):
@@ -162,7 +168,7 @@ def test_tensorflow_outage_in_a_data_function_is_unreachable(kind):
 
 
 @pytest.mark.parametrize("made", [failing, raising])
-@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), KeyError("label"), ValueError("x")])
+@pytest.mark.parametrize("error", [PermissionError(13, "denied"), KeyError("label"), ValueError("x")])
 def test_other_data_function_errors_are_raised_unchanged(made, error):
     with pytest.raises((type(error), tf.errors.OpError)):
         list(Indexed(64, made(error)).read(Part(0, 64), 1))

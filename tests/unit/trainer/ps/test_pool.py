@@ -287,10 +287,14 @@ def test_a_request_waits_for_its_first_piece_or_for_all(whole: bool) -> None:
         assert second.granted(0.0, whole=True)
 
 
-@pytest.mark.parametrize(("text", "limit"), [("1073741824\n", 1 << 30), ("max\n", None), (None, None)])
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [("1073741824\n", 1 << 30), ("max\n", None), ("9223372036854771712\n", None), (None, None)],
+)
+@pytest.mark.parametrize("version", [1, 2])
 def test_the_pods_memory_limit_is_read_from_its_cgroup(
-    tmp_path: Path, text: str | None, limit: int | None
+    tmp_path: Path, text: str | None, limit: int | None, version: int
 ) -> None:
     if text is not None:
-        (tmp_path / "memory.max").write_text(text)
-    assert memory_limit(tmp_path / "memory.max") == limit
+        (tmp_path / f"v{version}").write_text(text)
+    assert memory_limit(tmp_path / "v2", tmp_path / "v1") == limit

@@ -431,3 +431,25 @@ def test_snapshot_counts_no_step_of_a_push_that_began_behind_it() -> None:
     assert [(push.slot, push.pieces) for push in copy.begun] == [(0, 1)]
     assert shard.model is not None
     assert (copy.updates, shard.model.updates) == (2, 3)
+
+
+def test_staleness_of_a_slow_push_is_that_of_its_first_piece() -> None:
+    """Its statistics would move by less in the pieces that other pushes overtake."""
+    shard = large()
+    spec = MODEL.model_copy(
+        update={
+            "parameters": PIECE, "statistics": SIZE - PIECE,
+            "optimizer": OptimizerConfig(name="sgd", learning_rate=0.1, batch_size=1),
+        }
+    )  # fmt: skip
+    shard.hello(0, 0, spec)
+    shard.initialize(grad(0.0, SIZE))
+    zero, moved = grad(0.0, SIZE), grad(0.0, SIZE)
+    moved[PIECE:] = 1.0
+    slow = shard.pushing(0, 0, 1, 0, meta_of(1))
+    for number, (low, high) in enumerate(slow.spans()):
+        slow.step(moved[low:high])
+        if number < PIECES - 1:
+            shard.push(1, 0, number + 1, shard.history.version, meta_of(number + 1), zero.copy())
+    assert shard.model is not None
+    assert len(set(shard.model.parameters[PIECE:].tolist())) == 1

@@ -182,12 +182,18 @@ class Exchange:
 
         return Answer(lambda: Welcome(tuple(self._on_all(hello))))
 
-    def pull(self, out, idle=False, exact=False, ahead=0.0):
+    def pull(self, out, idle=False, exact=False, ahead=0.0, known=()):
         del exact  # the simulation has one encoding
 
         def pull_part(server, part):
-            boot = self.boots[server.shard.index]
-            stream = server.shard.pulling(self.worker.slot, boot=boot, idle=idle, ahead=ahead)
+            index = server.shard.index
+            stream = server.shard.pulling(
+                self.worker.slot,
+                boot=self.boots[index],
+                idle=idle,
+                ahead=ahead,
+                known=known[index] if known else -1,
+            )
             return self._walk(server, stream, aligned(part.stop - part.start))
 
         return Answer(lambda: self._pulled(self._on_all(pull_part), out))

@@ -33,6 +33,7 @@ from shoal_trainer.worker.on_host import HostInclusion
 from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.run_task import run_task
 from shoal_trainer.worker.tasks import Outcome
+from shoal_trainer.worker.watchdog import Watchdog
 from shoal_trainer.worker.work import DataWork, Finished, TaskWork, Wasted
 from tests.unit.trainer.simulation.job import BATCH, MODEL_FILE, PIECE, SAMPLES, STEPS_AT
 from tests.unit.trainer.simulation.network import Drain, Exchange
@@ -72,6 +73,7 @@ class Worker:
         self.killed = False
         self.end = None
         self.reading = False
+        self.reads = Watchdog(world.clock)
         self.requests, self.joins = 0, itertools.count(1)
         self.exchange = Exchange(self)
         self.drain = Drain(self)

@@ -29,6 +29,7 @@ from shoal_trainer.wire.channel import Channel
 from shoal_trainer.wire.handshake import Server, read_peer
 from shoal_trainer.wire.header import Codec, Header, Op
 from shoal_trainer.wire.messages import (
+    MAX_APPLIED,
     MAX_MARKS,
     MAX_METRICS,
     MAX_NAME,
@@ -318,3 +319,14 @@ def test_model_without_parameters_is_refused() -> None:
 def test_model_spec_json_round_trip() -> None:
     hello = Hello(model=ModelSpec(fingerprint="f" * 64, parameters=10, statistics=2), copy_version=3)
     assert decode_json(Hello, hello.to_json().encode()) == hello
+
+
+def test_of_too_many_workers_the_newest_of_each_slot_are_told() -> None:
+    """Else a shard that is restored from a worker's copy would apply their resent pushes twice."""
+    slots = MAX_APPLIED * 3 // 4
+    applied = {(slot, incarnation): 1 + slot for incarnation in (0, 1, 7) for slot in range(slots)}
+    found = decode_answer(encode_answer(AnswerMeta(applied=applied))).applied
+    assert len(found) == MAX_APPLIED
+    assert found.items() <= applied.items()
+    assert all((slot, 7) in found for slot in range(slots))
+    assert not any(incarnation == 0 for _, incarnation in found)

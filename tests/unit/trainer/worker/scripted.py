@@ -18,6 +18,7 @@ from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.loop import Loop, Policy
 from shoal_trainer.worker.on_host import HostInclusion, HostMean
 from shoal_trainer.worker.optimizers import Placement
+from shoal_trainer.worker.watchdog import Watchdog
 from shoal_trainer.worker.work import About, DataWork
 
 SIZE, TERM = 4, 111
@@ -141,8 +142,10 @@ class Bench:
             start=lambda: None,
             stop=lambda: None,
             upcoming=lambda: None,
+            reads=Watchdog(lambda: self.now),
             get=lambda _timeout: self.items.pop(0) if self.items else None,
         )
+        self.feed = feed
         self.loop = Loop(
             model, Placement(OptimizerConfig()), self.server, feed, self.coordinator, self.leases, None,
             threading.Event(), Policy(**policy), clock=lambda: self.now,

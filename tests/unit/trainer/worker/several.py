@@ -205,6 +205,28 @@ def copies():
     return [ways.count(["0", "1"]), ways.count(["1", "0"])]
 
 
+def frozen_copies():
+    """How many copies of a frozen weight are there after one shape of a batch, and after four."""
+
+    def batch_of(length):
+        x = np.ones((4, length, 64), np.float32)
+        return Indexed.from_arrays(x, np.zeros(4, np.int64)).example(4)
+
+    inputs = keras.Input((None, 64))
+    base = L.Dense(1000, trainable=False)
+    model = compiled(keras.Model(inputs, L.Dense(4)(L.GlobalAveragePooling1D()(base(inputs)))))
+    model.jit_compile = False
+    flat_model = FlatModel(model, batch_of(8), "fp32", on_host=False, devices=SEVERAL)
+    flat_model.trace()
+    tensors, found = parameters(flat_model), []
+    for length in (8, 16, 32, 64):
+        flat_model.step(tensors, batch_of(length))
+        captured = [each for traced in flat_model._traced.values() for each in traced.captured_inputs]
+        found.append(len({id(each) for each in captured if tuple(each.shape) == (64, 1000)}))
+    assert len(flat_model._traced) == 4
+    return [found[0], found[-1]]
+
+
 def hidden():
     begin()
     return compiled(Hidden())
@@ -231,6 +253,7 @@ def whole_worker():
 
 
 CASES = {
+    "frozen copies": frozen_copies,
     "copies": copies,
     "whole batch": lambda: difference(functional, batch()),
     "part of a batch": lambda: difference(functional, batch(5)),

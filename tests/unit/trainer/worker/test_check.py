@@ -159,6 +159,11 @@ def test_command_prints_nothing_of_tensorflow(tmp_path: Path):
     ("lines", "part", "words"),
     [
         ("job = 1 / 0", "import", "ZeroDivisionError"),
+        (
+            "job = Training(model=build, data=Indexed.from_arrays(x, y + 1))",
+            "training step",
+            "outside the loss's range: 2",
+        ),
         ("job = Training(model=lambda: keras.Sequential(), data=DATA)", "model and data", "not compiled"),
         ("job = Training(model=lambda: build(loss='mse_'), data=DATA)", "model and data", "Did you mean"),
         (

@@ -1,6 +1,7 @@
 """Building a worker: outages at the start, and errors of user code."""
 
 import threading
+import urllib.error
 from types import SimpleNamespace
 
 import keras
@@ -52,14 +53,56 @@ def test_user_code_failure_is_a_user_error(model, data, words):
         build_flat_model(Training(model=model, data=data), CONFIG)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor with shape[9,9]"),
-        tf.errors.InternalError(None, None, "Dst tensor is not initialized."),
-        tf.errors.InternalError(None, None, "RESOURCE_EXHAUSTED: Out of memory while trying to allocate"),
-    ],
-)
+@pytest.mark.parametrize("error", [ConnectionResetError(104, "reset"), urllib.error.URLError(TimeoutError())])
+def test_weights_that_cannot_be_loaded_now_are_waited_for(error):
+    """As those of `keras.applications`."""
+    with pytest.raises(Unreachable, match=r"Training\(model=…\)"):
+        build_flat_model(Training(model=raises(error), data=DATA), CONFIG)
+
+
+NO_MEMORY = [
+    tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor with shape[9,9]"),
+    tf.errors.InternalError(None, None, "Dst tensor is not initialized."),
+    tf.errors.InternalError(None, None, "RESOURCE_EXHAUSTED: Out of memory while trying to allocate"),
+    MemoryError("Unable to allocate 9 GiB"),
+]
+
+
+class Large(keras.layers.Layer):
+    """Does not fit where it is built, or where the step is traced for the first time."""
+
+    def __init__(self, error, fails):
+        super().__init__()
+        self.error, self.fails = error, fails
+
+    def build(self, _):
+        if self.fails == "build":
+            raise self.error
+
+    def call(self, x):
+        if self.fails == "step" and not isinstance(x, keras.KerasTensor):
+            raise self.error
+        return x
+
+
+@pytest.mark.parametrize("error", NO_MEMORY)
+@pytest.mark.parametrize("fails", ["model", "build", "step"])
+def test_a_model_that_does_not_fit_here_may_fit_on_another_worker(error, fails):
+    def model():
+        if fails == "model":
+            raise error
+        layers = [keras.Input((6, 6, 1)), keras.layers.Flatten(), keras.layers.Dense(4)]
+        made = compiled(keras.Sequential(layers))
+        call = made.call
+        large = Large(error, fails)
+        made.call = lambda x, **options: large(call(x, **options))
+        return made
+
+    with pytest.raises(OutOfMemory, match="ran out of memory"):
+        build_flat_model(job(model), CONFIG).trace()
+
+
+@pytest.mark.parametrize("error", NO_MEMORY)
 def test_worker_that_runs_out_of_memory_gives_its_leases_back_and_suggests_a_smaller_batch(error):
     left = []
     loop = SimpleNamespace(run=raises(error), leave=lambda: left.append(True))

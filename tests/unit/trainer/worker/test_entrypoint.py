@@ -7,6 +7,7 @@ import zipfile
 import pytest
 
 from shoal_trainer import Training, UserError
+from shoal_trainer.errors import Unreachable
 from shoal_trainer.worker import entrypoint
 from shoal_trainer.worker.entrypoint import load
 
@@ -36,6 +37,13 @@ def rated(rate: float):
 
 def wide(layers: list[int], flags: "dict[str, int]" = {}, tag: str = "", fast: bool = False, name="a", **others):
     return Training(model=build, data=Indexed.from_arrays(np.ones(4)), callbacks=lambda: [layers, tag, name, others])
+
+from typing import Literal, Optional
+
+def mixed(tag: str | None = None, other: Optional[str] = None, kind: Literal["1.5", "2.5"] = "1.5",
+          number: int | str = 0, rate: float | str = 0, size: int | None = None, text: "str | None" = None):
+    return Training(model=build, data=Indexed.from_arrays(np.ones(4)), callbacks=lambda: [
+        tag, other, kind, number, rate, size, text])
 
 def reads():
     open("no/such.csv")
@@ -67,7 +75,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "reads.py").write_text("open('no/such.csv')\n")
     (tmp_path / "writes.py").write_text("raise OSError(30, 'Read-only file system', 'out')\n")
     yield tmp_path
-    for name in ("goodjob", "syntaxerror", "importerror", "exits"):
+    for name in ("goodjob", "loading", "syntaxerror", "importerror", "exits"):
         sys.modules.pop(name, None)
 
 
@@ -118,7 +126,7 @@ def test_entrypoint_is_a_training_or_a_function(folder):
         (
             "goodjob:training",
             {},
-            "has no 'training'. It has: job, build, leave, make, mistaken, needs, nothing, rated, reads, wide.",
+            "has no 'training'. It has: job, build, leave, make, mistaken, mixed, needs, nothing, rated, reads, wide.",
         ),
         ("options:job", {}, "An entrypoint has no command line: take the values as arguments of a function"),
         (
@@ -157,6 +165,50 @@ def test_a_parameter_that_is_a_string_gets_text_and_others_get_numbers(folder):
     layers, tag, name, others = load("goodjob:wide", args, folder=folder).callbacks()
     assert (layers, tag, name, others) == ([64, 32], "5", "true", {"rate": 0.001, "depth": 2})
     assert load("goodjob:wide", {"layers": [], "tag": "1.10"}, folder=folder).callbacks()[1] == "1.10"
+
+
+def test_a_parameter_that_may_be_a_string_gets_text(folder):
+    quoted = {
+        "tag": "1.10",
+        "other": "1e5",
+        "kind": "2.5",
+        "number": "1.0",
+        "rate": "1.5",
+        "size": 3,
+        "text": "0.5",
+    }
+    found = load("goodjob:mixed", quoted, folder=folder).callbacks()
+    assert found == ["1.10", "1e5", "2.5", "1.0", 1.5, 3, "0.5"]
+    found = load("goodjob:mixed", {"tag": 5, "number": 5, "rate": 5, "text": True}, folder=folder).callbacks()
+    assert found == ["5", None, "1.5", 5, 5, None, "true"]
+    with pytest.raises(UserError, match=r"the argument size must be a number \(int\), not 'many'"):
+        load("goodjob:mixed", {"size": "many"}, folder=folder)
+
+
+def test_annotations_that_are_text_mean_the_same(folder):
+    (folder / "goodjob.py").write_text("from __future__ import annotations\n" + GOOD)
+    found = load("goodjob:mixed", {"tag": "1.10", "rate": "1.5", "text": 5}, folder=folder).callbacks()
+    assert found == ["1.10", None, "1.5", 0, 1.5, None, "5"]
+
+
+@pytest.mark.parametrize("where", ["module", "function"])
+def test_data_that_user_code_cannot_load_now_are_waited_for(folder, where):
+    """As `datasets.load_dataset` and `keras.datasets`, which download."""
+    lines = [
+        "import pathlib",
+        "def job():",
+        "    if not pathlib.Path(__file__).with_name('there').exists():",
+        "        raise ConnectionResetError('reset by peer')",
+        "    return goodjob.job",
+        "import goodjob",
+        *(["job = job()"] if where == "module" else []),
+    ]
+    (folder / "loading.py").write_text("\n".join(lines))
+    for _ in range(2):
+        with pytest.raises(Unreachable, match=r"loading.*reset by peer"):
+            load("loading:job", folder=folder)
+    (folder / "there").write_text("")
+    assert isinstance(load("loading:job", folder=folder), Training)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from shoal_trainer import Files, Indexed, Stream, Training, UserError
-from shoal_trainer.errors import Interrupted
+from shoal_trainer.errors import Interrupted, OutOfMemory
 from shoal_trainer.worker.alone import quiet_end
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.tasks import Tasks, evaluated
@@ -341,4 +341,18 @@ def test_own_evaluate_needs_no_call_and_no_test_step():
     network.compile("sgd")
     runner, flat = tasks(network, validation=DATA)
     assert set(runner.evaluate(flat).metrics) == {"val_energy"}
+    runner.close()
+
+
+def test_evaluation_that_does_not_fit_here_may_fit_on_another_worker():
+    """As CUDA's libraries say it; a step of training may need less."""
+
+    def full():
+        raise tf.errors.InternalError(None, None, "cuDNN: CUDNN_STATUS_ALLOC_FAILED")
+
+    network = model()
+    runner, flat = tasks(network, validation=DATA)
+    network.make_test_function = full
+    with pytest.raises(OutOfMemory, match="ALLOC_FAILED"):
+        runner.evaluate(flat)
     runner.close()

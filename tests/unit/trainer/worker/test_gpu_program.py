@@ -212,6 +212,51 @@ def test_labels_and_ids_are_checked_on_the_host(data, options, words):
         check.check(batch)
 
 
+class Masked(keras.losses.SparseCategoricalCrossentropy):
+    """Ignores tokens with the label -100."""
+
+    def call(self, y_true, y_pred):
+        kept = keras.ops.cast(y_true >= 0, "float32")
+        return super().call(keras.ops.maximum(y_true, 0), y_pred) * kept
+
+
+class Hashed(L.Embedding):
+    """Takes any number for an id."""
+
+    def call(self, inputs):
+        return super().call(keras.ops.mod(inputs, self.input_dim))
+
+
+class Renamed(L.Embedding):
+    """Has another name, and computes as its base class does."""
+
+
+@pytest.mark.parametrize(("layer", "words"), [(Hashed, None), (Renamed, "outside the Embedding")])
+def test_a_subclass_may_give_values_a_meaning_that_its_base_class_does_not_know(layer, words):
+    inputs = keras.Input((5,), dtype="int32")
+    model = keras.Model(inputs, L.Dense(3, activation="softmax")(layer(10, 4)(inputs)))
+    model.compile("sgd", Masked())
+    x, y = np.arange(40, dtype=np.int32).reshape(8, 5), np.array([[-100, 0, 1, 2, 1]] * 8)
+    check, data = checked(model, x, y)
+    if words is None:
+        check.check(data.example(8))
+        return
+    with pytest.raises(UserError, match=words):
+        check.check(data.example(8))
+
+
+@pytest.mark.parametrize(
+    "loss", ["sparse_categorical_crossentropy", keras.losses.sparse_categorical_crossentropy]
+)
+def test_labels_of_a_loss_that_is_given_by_name_are_checked(loss):
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, L.Dense(3, activation="softmax")(inputs))
+    model.compile("sgd", loss)
+    check, _ = checked(model, np.ones((8, 2)), np.arange(8) % 3)
+    with pytest.raises(UserError, match="outside the loss's range: 3"):
+        check.check(Indexed.from_arrays(np.ones((8, 2)), np.full(8, 3)).example(8))
+
+
 def test_models_without_such_limits_are_not_checked():
     inputs = keras.Input((2,))
     model = keras.Model(inputs, L.Dense(1)(inputs))

@@ -55,10 +55,12 @@ def config(*sizes):
         ("NVIDIA A10", 64),  # whole words match, not prefixes
         ("NVIDIA H200", 32),
         ("CPU", 4),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 8),
+        ("NVIDIA A100-SXM4-40GB MIG 2g.10gb", 32),  # none for this part, and that of the card would not fit
     ],
 )
 def test_first_matching_accelerator_entry_decides(device, size):
-    sizes = (("T4", 16), ("a100 80GB", 256), ("A100", 128), ("A10", 64), ("CPU", 4))
+    sizes = (("A100 1g-5gb", 8), ("T4", 16), ("a100 80GB", 256), ("A100", 128), ("A10", 64), ("CPU", 4))
     found = fitted(config(*sizes), device)
     assert (found.batch_size, found.reference_batch_size or found.batch_size) == (size, 32)
     assert fitted(found, device) == found
@@ -210,6 +212,9 @@ def test_devices_have_the_names_of_the_operators_catalogue():
         ("", "GPU"),
         ("x" * 200, "x" * 63),
         ("CPU", "CPU"),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "A100-40GB-MIG-1g-5gb"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "H100-80GB-MIG-1g-10gb"),
+        ("x" * 200 + " MIG 1g.10gb", "x" * 51 + "-MIG-1g-10gb"),
     ],
 )
 def test_driver_names_become_names_of_the_catalogue(driver, name):

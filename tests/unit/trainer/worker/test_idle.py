@@ -113,3 +113,26 @@ def test_idle_worker_pushes_its_pending_gradient(bench):
     bench.probe(2)
     assert bench.shard.workers._permits.admits(10, 10, 0)
     bench.finish()
+
+
+def test_an_idle_worker_asks_only_for_the_pushes_that_it_does_not_know(bench):
+    """After an evaluation all workers pull at once; a shard's journal has up to 49,152 entries."""
+    sent, answer = [], bench.shard.answer
+
+    def counted(*arguments, **options):
+        found = answer(*arguments, **options)
+        sent.append([entry.version for entry in found.meta.journal.entries])
+        return found
+
+    bench.shard.answer = counted
+    bench.probe()
+    for _ in range(3):
+        bench.push()
+        bench.probe()
+    bench.probe(3)
+    with bench.coordinator.lock:
+        bench.coordinator.free.append((1, 0, 16))
+    bench.finish()
+    assert sent[-3:] == [[5, 6, 7], [], [8]]
+    journal = bench.worker.loop.upstream._journals[0]
+    assert [entry.version for entry in journal.since(-1).entries] == list(range(1, 9))

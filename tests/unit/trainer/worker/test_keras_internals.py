@@ -44,6 +44,32 @@ def test_dependencies_have_an_upper_bound():
         assert all("<" in each for each in bounded), bounded
 
 
+def test_private_attributes_of_others_are_used_nowhere_else():
+    """Names with an underscore that nothing in this package defines."""
+    trees = {path.name: ast.parse(path.read_text()) for path in TRAINER.rglob("*.py")}
+    own = set()
+    for tree in trees.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                own.add(node.name)
+            elif isinstance(node, ast.Name):
+                own.add(node.id)
+            elif isinstance(node, ast.arg):
+                own.add(node.arg)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                own.add(node.attr)
+    theirs = {
+        f"{name}: {node.attr}"
+        for name, tree in trees.items()
+        if name != "keras_internals.py"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
+        if node.attr
+        not in own | {"_replace", "_make", "_asdict", "_fields", "_exit"}  # of the standard library
+    }
+    assert theirs == set()
+
+
 def test_every_name_is_exported_once():
     assert sorted(internals.__all__) == internals.__all__
     defined = {
@@ -67,6 +93,8 @@ def test_layers_and_their_variables(model):
     first = next(layer for layer in layers if isinstance(layer, keras.layers.Conv2D))
     assert internals.input_name(model, first) == ""
     assert isinstance(model, internals.Functional)
+    assert len(keras.tree.flatten(internals.inputs_structure(model))) == 1
+    assert internals.inputs_structure(keras.Sequential()) is None
 
 
 def test_loss_and_metrics_of_compile(model):
@@ -83,6 +111,10 @@ def test_loss_and_metrics_of_compile(model):
     assert internals.loss_tracker(model).name == "loss"
     assert "mse" in internals.ALL_LOSSES
     assert "mse" in internals.ALL_METRICS
+    metrics_of, weighted_of = internals.flat_metrics(metrics)
+    assert [each.name for each in metrics_of[0].metrics] == ["accuracy"]
+    assert weighted_of == [None]
+    assert internals.of_outputs(metrics, 7) == [7]
     wrapper = internals.MeanMetricWrapper(lambda true, found, k: k * (true - found), name="m", k=2)
     function, arguments = internals.mean_of_function(wrapper)
     assert function(3, 1, **arguments) == 4
@@ -143,9 +175,28 @@ def test_backend():
 def test_seeds():
     before = internals.global_seed_generator()
     other = keras.random.SeedGenerator(3)
+    assert internals.resource_of(other.state).read_value().numpy().tolist() == other.state.numpy().tolist()
     internals.replace_global_seed_generator(other)
     assert internals.global_seed_generator() is other
     internals.replace_global_seed_generator(before)
+
+
+def test_data_sets_and_what_they_are_made_of():
+    rows = tf.data.Dataset.from_tensor_slices(np.ones((4, 2)))
+    batched = rows.map(lambda row: row).batch(2)
+    way = [batched, *internals.made_of(batched)]
+    way += internals.made_of(way[-1])
+    assert ["Batch" in type(each).__name__ for each in way] == [True, False, False]
+    assert "TensorSlice" in type(way[-1]).__name__
+    assert internals.made_of(way[-1]) == []
+    for name, made in (
+        ("Unbatch", batched.unbatch()),
+        ("FlatMap", rows.flat_map(tf.data.Dataset.from_tensors)),
+    ):
+        assert name in type(made).__name__
+    assert "Interleave" in type(rows.interleave(tf.data.Dataset.from_tensors)).__name__
+    assert "Window" in type(rows.window(2)).__name__
+    assert "TFRecord" in type(tf.data.TFRecordDataset("x")).__name__
 
 
 def test_traced_functions():
@@ -156,6 +207,10 @@ def test_traced_functions():
         assigned.assign(read + x)
         return 2 * assigned
 
+    outer = tf.function(lambda x: function(x) + 1).get_concrete_function(tf.TensorSpec(()))
+    (call,) = (op for op in outer.graph.get_operations() if op.type == "StatefulPartitionedCall")
+    inner = internals.function_graph(outer.graph, call.get_attr("f").name)
+    assert any(op.type == "AssignVariableOp" for op in inner.get_operations())
     concrete = function.get_concrete_function(tf.TensorSpec(()))
     assert internals.assigned_handles(concrete.graph) == {id(assigned.handle)}
     assert float(internals.call_traced(concrete, [tf.constant(3.0)])) == 8.0

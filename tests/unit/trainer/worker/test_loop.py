@@ -1,6 +1,7 @@
 """The real worker against real parameter servers on loopback and a coordinator in memory."""
 
 import math
+import threading
 
 import keras
 import numpy as np
@@ -10,12 +11,12 @@ from shoal_trainer import Training, UserError
 from shoal_trainer.data.source import Part
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.wire.messages import MAX_MARKS
-from shoal_trainer.worker import cadence
+from shoal_trainer.worker import cadence, upstream
 from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.work import DataWork, Finished, reporting
 from tests.unit.trainer.worker.fakes import FakeCoordinator
 from tests.unit.trainer.worker.models import DATA, compiled, functional, job
-from tests.unit.trainer.worker.running import Running, wait
+from tests.unit.trainer.worker.running import SECONDS, Running, wait
 
 # From Keras' saving code with NumPy 2.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -78,15 +79,51 @@ def test_two_workers_share_the_data(start_servers, monkeypatch, shards, share):
     assert any(worker.worker.loop._cadence.in_round for worker in workers) == (share > 0)
 
 
-def test_drained_worker_completes_its_push(start_servers):
+@pytest.mark.parametrize("batches", [1, 7])
+def test_drained_worker_pushes_all_that_it_has_computed(start_servers, batches):
     coordinator = FakeCoordinator(DATA.size, epochs=50)
     servers = start_servers(coordinator)
-    running = Running(job(), servers, coordinator).start()
-    wait(coordinator, lambda: coordinator.pushes >= 5)
-    running.drain.set()
+    running = Running(job(batches_per_push=batches), servers, coordinator)
+    loop = running.worker.loop
+    step = loop._step
+
+    def counted(*arguments):
+        if coordinator.pushes >= 5 and loop.steps % batches == batches // 2:
+            running.drain.set()  # within a push's batches
+        return step(*arguments)
+
+    loop._step = counted
+    running.start()
     assert running.join() is End.DRAINED
     assert coordinator.left == 1
-    assert coordinator.samples == running.worker.loop.steps * 16
+    assert coordinator.samples == loop.steps * 16
+    assert loop.upstream.wasted == 0
+    assert loop.steps % batches or batches == 1
+
+
+def test_a_push_without_an_answer_does_not_keep_a_drained_worker(start_servers, monkeypatch):
+    """A server may take any time for one: the wait for stale workers, a server that is short of memory."""
+    monkeypatch.setattr(upstream, "LEAVE_SECONDS", 0.2)
+    coordinator = FakeCoordinator(DATA.size, epochs=50)
+    running = Running(job(), start_servers(coordinator), coordinator)
+    client = running.worker.loop.upstream._exchange._client
+    held, answers, push = threading.Event(), threading.Event(), client.push_pull
+
+    def unanswered(*arguments):
+        held.set()
+        assert answers.wait(SECONDS)
+        return push(*arguments)
+
+    client.push_pull = unanswered
+    running.start()
+    assert held.wait(SECONDS)
+    running.drain.set()
+    try:
+        assert running.join() is End.DRAINED
+        assert coordinator.left == 1
+        assert running.worker.loop.upstream.wasted == running.worker.loop.steps
+    finally:
+        answers.set()
 
 
 def nan_loss(y, p):

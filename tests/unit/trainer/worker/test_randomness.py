@@ -1,13 +1,18 @@
 """Random layers: which draws differ between workers and steps."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from shoal_trainer.ps.aligned import aligned
+from shoal_trainer.worker.compose import build_flat_model
 from shoal_trainer.worker.flat_model import FlatModel
-from tests.unit.trainer.worker.models import compiled, functional
+from shoal_trainer.worker.keras_internals import global_seed_generator, layers_of, seed_generators
+from tests.unit.trainer.worker.models import compiled, functional, job
+from tests.unit.trainer.worker.test_compose import CONFIG
 from tests.unit.trainer.worker.trained import BATCHES, SGD
 
 
@@ -21,6 +26,22 @@ def test_dropout_differs_between_workers():
     assert np.array_equal(updates[0], updates[3])
     assert not np.array_equal(updates[0], updates[1])
     assert not np.array_equal(updates[1], updates[2])
+
+
+def test_draws_follow_the_seed_of_the_job_on_every_worker():
+    """Else runs with several seeds, for error bars, would draw the same masks on all workers but the first."""
+
+    def states(slot, seed):
+        training = job(lambda: functional(dropout=0.5), seed=seed)
+        config = CONFIG.model_copy(update={"index": slot})
+        layers = layers_of(build_flat_model(training, config).model)
+        generators = [generator for layer in layers for generator in seed_generators(layer)]
+        return [tuple(each.state.numpy().tolist()) for each in (*generators, global_seed_generator())]
+
+    found = [states(slot, seed) for slot in (1, 2) for seed in (0, 1, 2)]
+    assert all(len(each) == 2 for each in found)
+    assert len(set(itertools.chain(*found))) == 12  # another one for each generator, worker and seed
+    assert states(1, 2) == found[2]
 
 
 def noisy():

@@ -29,7 +29,7 @@ def computed(*names):
 @pytest.fixture(scope="module")
 def one_process():
     """The cases of `make test`: a process takes seconds to import TensorFlow."""
-    return computed("copies", "weights of a part", "sum")
+    return computed("copies", "weights of a part", "sum", "frozen copies")
 
 
 @pytest.mark.timeout(300)
@@ -43,6 +43,14 @@ def test_what_crosses_to_the_device_and_back_in_a_step(one_process):
     into, out = one_process["copies"]
     assert into <= 1  # a constant; the parameters and the batch are there already
     assert out == 1  # the loss with the metrics, and what is known of the update, which stays there
+
+
+@pytest.mark.timeout(300)
+def test_frozen_weights_are_on_each_device_once_however_many_shapes_there_are(one_process):
+    assert one_process["frozen copies"] == [
+        2,
+        2,
+    ]  # on the second and the third; the first has the variable itself
 
 
 @pytest.mark.nightly

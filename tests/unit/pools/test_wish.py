@@ -1,0 +1,61 @@
+"""Which size a pool is to have, and whether the recommendation can be relied on."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from shoal.api.capacity_pool import CapacityPool
+from shoal.pools.subject import subject_of
+from shoal.pools.wish import wish_of
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+TARGET = {"mode": "Scale", "target": {"apiVersion": "a/v1", "kind": "Fleet", "name": "blue"}}
+BUFFER = {"mode": "Buffer", "buffer": {"namespace": "buffers", "requests": {"cpu": "7"}}}
+
+
+def pool(*said: float, **scaling: Any) -> CapacityPool:
+    """`said`: how many minutes ago each operator said something."""
+    shares = [{"operator": f"{n}/shoal", "at": NOW - timedelta(minutes=ago)} for n, ago in enumerate(said)]
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": NOW, "reason": "Valid"}
+    return CapacityPool.model_validate(
+        {
+            "metadata": {"name": "spot", "uid": "p", "generation": 1},
+            "spec": {"limits": {"nodes": 8}, "scaling": scaling or TARGET},
+            "status": {
+                "observedGeneration": 1,
+                "used": 3,
+                "waiting": 1,
+                "recommended": {"nodes": 5},
+                "shares": shares,
+                "conditions": [ready],
+            },
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "stale"), [((0,), False), ((14.9,), False), ((15,), True), ((400, 2), False), ((400, 15), True)]
+)
+def test_a_recommendation_is_followed_while_one_operator_runs(said: tuple[float, ...], stale: bool) -> None:
+    """Whichever it is: with one for each namespace, the death of a certain one froze all pools."""
+    of = pool(*said)
+    subject = subject_of(of.spec.scaling)
+    assert subject is not None
+    problem = wish_of(of, subject, NOW).problem
+    assert (problem is not None and problem.reason == "Stale") == stale
+
+
+@pytest.mark.parametrize(
+    ("scaling", "nodes", "in_use"), [(TARGET, 5, 3), ({**TARGET, "shrink": "Any"}, 5, 0), (BUFFER, 1, 0)]
+)
+def test_nodes_in_use_are_kept_unless_the_pool_says_otherwise(
+    scaling: dict[str, Any], nodes: int, in_use: int
+) -> None:
+    of = pool(0, **scaling)
+    subject = subject_of(of.spec.scaling)
+    assert subject is not None
+    wish = wish_of(of, subject, NOW)
+    assert (wish.nodes, wish.in_use, wish.problem) == (nodes, in_use, None)

@@ -1,0 +1,146 @@
+"""A store that does not answer, at any moment and in any form of data, is waited for."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from shoal_trainer import Indexed, Stream, Training
+from shoal_trainer.data.source import Part
+from shoal_trainer.errors import Unreachable
+from shoal_trainer.worker import feed as feeds
+from shoal_trainer.worker.feed import Feed, Ready
+from shoal_trainer.worker.work import DataWork, Finished
+
+X, Y = np.arange(128, dtype=np.float32).reshape(64, 2), np.arange(64) % 3
+SECONDS = 60
+
+
+class Store:
+    """Answers, but for the calls of these numbers."""
+
+    def __init__(self, *away):
+        self.calls, self.away = 0, away
+
+    def get(self, value):
+        self.calls += 1
+        if self.calls - 1 in self.away:
+            raise ConnectionResetError("reset by peer")
+        return value
+
+
+def rows_of(store):
+    def batches():
+        for low in range(0, 64, 4):
+            yield store.get(X[low : low + 4]), Y[low : low + 4]
+
+    return batches
+
+
+def data_set(store):
+    def batch(number):
+        low = int(number) * 4
+        return store.get(X[low : low + 4])
+
+    return tf.data.Dataset.range(16).map(
+        lambda number: (tf.ensure_shape(tf.py_function(batch, [number], tf.float32), (None, 2)), number[None])
+    )
+
+
+class FromStore(keras.utils.PyDataset):
+    def __init__(self, store):
+        super().__init__()
+        self.store = store
+
+    @property
+    def num_batches(self):
+        return 16
+
+    def __getitem__(self, index):
+        return self.store.get(X[index * 4 : index * 4 + 4]), Y[index * 4 : index * 4 + 4]
+
+
+class Rows:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return index
+
+
+OUT_OF_STORE = {
+    "generator": lambda store: Stream(rows_of(store), samples=64),
+    "generator with a seed": lambda store: Stream(lambda _seed: rows_of(store)(), samples=64),
+    "tf.data": lambda store: Stream(data_set(store), samples=64),
+    "PyDataset": lambda store: Training(model=lambda: None, data=FromStore(store)).data,
+    "parse": lambda store: Indexed.from_items(Rows(), lambda row: (store.get(X[row]), Y[row])),
+    "parse with lengths": lambda store: Indexed.from_items(
+        Rows(), lambda row: (store.get(X[row]), Y[row]), lengths=[2, 4]
+    ),
+}
+
+
+@pytest.mark.parametrize("number", range(0, 30, 3))
+@pytest.mark.parametrize("form", OUT_OF_STORE)
+def test_an_outage_at_any_moment_is_retried(form, number):
+    """Before it has joined, a worker describes its data and reads an example; then its feed reads what is leased."""
+    store = Store(number, number + 1)
+    data = OUT_OF_STORE[form](store)
+    failed = 0
+
+    def again(call):
+        nonlocal failed
+        while True:
+            try:
+                return call()
+            except Unreachable:
+                failed += 1
+
+    placed = again(lambda: data.placed(0, (1, 0)))
+    assert again(placed.describe).size == 64
+    again(lambda: placed.example(8))
+    end = 0
+
+    def read():
+        nonlocal end
+        for batch in placed.read(Part(end, 64), 8):
+            end = batch.end
+
+    again(read)
+    assert end == 64
+    assert (
+        store.calls <= number or failed or form == "tf.data"
+    )  # which reads ahead, also of what nobody takes
+
+
+def test_after_an_outage_a_stream_goes_on_where_it_was():
+    rows = [(X[low : low + 4], Y[low : low + 4]) for low in range(0, 64, 4)]
+    store = Store(5)
+    stream = Stream(lambda: ((store.get(x), y) for x, y in rows), samples=64).placed(0, (0, 0))
+    assert [batch.samples for batch in itertools.islice(stream.read(Part(0, 64), 4), 5)] == [4] * 5
+    with pytest.raises(Unreachable):
+        next(stream.read(Part(20, 64), 4))
+    assert np.array_equal(next(stream.read(Part(20, 64), 4)).x, rows[5][0])
+
+
+def test_a_pydataset_is_not_read_before_it_is_asked_for_and_each_batch_once():
+    store = Store()
+    data = Training(model=lambda: None, data=FromStore(store)).data
+    assert store.calls == 0
+    placed = data.placed(7)
+    assert (data.describe().size, placed.describe().size, store.calls) == (64, 64, 4)
+    assert data.placed(8).describe().size == 64
+    assert store.calls == 4
+
+
+@pytest.mark.parametrize("form", ["generator", "tf.data"])
+def test_the_feed_of_a_stream_outlives_an_outage(monkeypatch, form):
+    monkeypatch.setattr(feeds, "FIRST_PAUSE", 0.0)
+    works = iter([DataWork((1, 1), 0, 0, 40), Finished()])
+    feed = Feed(OUT_OF_STORE[form](Store(3, 6)).placed(0), 4, lambda: next(works), lambda _work: None)
+    feed.start()
+    items = [feed.get(SECONDS) for _ in range(11)]
+    assert all(isinstance(item, Ready) for item in items[:10]), items
+    assert isinstance(items[10], Finished)
