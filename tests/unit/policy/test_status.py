@@ -133,7 +133,7 @@ def test_phase_goes_back_only_when_what_was_trained_is_lost() -> None:
     assert told == ["Starting", "Starting", "Running", "Starting", "Starting", "Running"]
 
 
-def test_job_whose_coordinator_cannot_be_read_is_taken_to_train_and_stays_running() -> None:
+def test_job_whose_coordinator_cannot_be_read_is_taken_to_train_until_it_is_heard_that_it_does_not() -> None:
     pods = [build.pod("ps", node="safe-0"), *(build.pod("worker", index) for index in range(3))]
     deaf = build.observe(build.job(), *pods, unreachable_seconds=1.0, unreachable_because="timed out")
     status = plan(deaf).status
@@ -142,7 +142,7 @@ def test_job_whose_coordinator_cannot_be_read_is_taken_to_train_and_stays_runnin
     heard = plan(build.observe(job, *pods, report=build.report(step=0))).status
     running = heard.condition("Running")
     assert running is not None
-    assert (heard.phase, running.status) == ("Running", "False")
+    assert (heard.phase, running.status) == ("Starting", "False")
 
 
 def test_missing_progress_degrades_the_job() -> None:

@@ -87,10 +87,8 @@ class PodCounts:
     workers_ready: int
     workers_pending: int
     min_workers: int
-    trains: bool
-    """A step was completed, as far as can be known."""
-    from_nothing: bool = False
-    """Training begins again from nothing: all that was trained is lost."""
+    trains: bool | None
+    """Whether a step was completed, and is not lost; None: nobody can know."""
 
     @property
     def all_servers_ready(self) -> bool:
@@ -104,8 +102,8 @@ class PodCounts:
 
     @property
     def runs(self) -> bool:
-        """Whether the job trains now."""
-        return self.all_servers_ready and self.workers_ready > 0 and self.trains
+        """Whether the job trains now, as far as can be known."""
+        return self.all_servers_ready and self.workers_ready > 0 and self.trains is not False
 
     @property
     def settled(self) -> bool:
@@ -140,10 +138,13 @@ def set_pod_conditions(conditions: Conditions, counts: PodCounts) -> None:
 
 
 def phase(before: str, counts: PodCounts) -> Phase:
-    """Pending, Starting or Running. A job that is Running stays so until it finishes, whatever pods it lost."""
+    """Pending, Starting or Running.
+
+    A job that is Running stays so until it finishes, whatever pods it lost, unless it is heard that no step is done.
+    """
     if not counts.workers_wanted:
         return "Pending"
-    if (before == "Running" and not counts.from_nothing) or counts.runs:
+    if (before == "Running" and counts.trains is not False) or counts.runs:
         return "Running"
     if counts.servers_ready or counts.workers_ready:
         return "Starting"

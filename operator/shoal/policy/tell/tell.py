@@ -208,7 +208,6 @@ class _Teller:
     def _counts(self, training: TrainingProgress) -> PodCounts:
         spec, facts, suspended = self._seen.job.spec, self._facts, self._facts.suspended
         workers, at_rest = self._active_workers, facts.at_rest
-        before = self._seen.job.status.training
         known = self._seen.report is not None or bool(training.phase) or unasked(self._seen)
         return PodCounts(
             servers_wanted=0 if suspended else spec.parameter_servers.replicas,
@@ -219,8 +218,7 @@ class _Teller:
             workers_ready=len(at_rest.running) + sum(each.slot.state == "Running" for each in workers),
             workers_pending=len(at_rest.starting) + sum(each.slot.state == "Starting" for each in workers),
             min_workers=spec.workers.min_replicas,
-            trains=training.step > 0 or not known,
-            from_nothing=training.restarts_from_nothing > before.restarts_from_nothing,
+            trains=training.step > 0 if known else None,
         )
 
     def _workers_status(self, counts: PodCounts) -> WorkersStatus:
