@@ -178,10 +178,10 @@ class Scaling(Subject):
     shrink_after_seconds: int = Field(600, ge=0, le=86_400)
     """The pool shrinks after less has been recommended for this long. Not for mode Buffer, which shrinks at once. In
     mode Pods: how long your autoscaler keeps an idle node. Plans count it as the price of leaving a node."""
-    shrink: Literal["Idle", "Any"] = "Idle"
-    """For modes Scale and Cloud: whoever gets a smaller size chooses which nodes go. Idle: the pool shrinks only while
-    no node has a pod of a job, or where empty nodes go first (Karpenter). Any: always; workers that are hit are
-    replaced, and parameter servers restored, on the nodes that stay."""
+    shrink: Literal["WhenNoServers", "WhenIdle"] = "WhenNoServers"
+    """For modes Scale and Cloud: whoever gets a smaller size chooses which nodes go, unless empty ones go first
+    (Karpenter). WhenNoServers: the pool shrinks only while no node has a parameter server; workers that are hit are
+    replaced on the nodes that stay. WhenIdle: only while no node has a pod of a job."""
 
 
 class CapacityPoolSpec(Strict):
@@ -359,6 +359,8 @@ class OperatorShare(Status):
     """Namespace and name of its Lease."""
     used: int = 0
     """Nodes with a pod of its jobs."""
+    serving: int = 0
+    """Of these, nodes with a parameter server."""
     waiting: int = 0
     """Pods of its jobs that wait for a node of the pool."""
     pending: int = 0

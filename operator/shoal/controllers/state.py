@@ -134,6 +134,7 @@ class ClusterState:
                 "node": lambda pod: pod.spec.node_name,
                 "host": lambda pod: None if pod.ended else pod.spec.node_name,
                 "worker's host": lambda pod: None if pod.ended or not is_worker(pod) else pod.spec.node_name,
+                "server's host": lambda pod: None if pod.ended or is_worker(pod) else pod.spec.node_name,
                 "waiting": _awaited_pool,
             },
             shared=lambda old, new: as_heard(old, new, wall()),

@@ -126,8 +126,8 @@ def decide(wish: Wish, memory: Memory | None, target: Target, now: datetime, pac
         return _resize(_without_window(memory), wanted, target, now, pace)
     if wish.in_use and not target.empty_first:
         words = (
-            f"a smaller size may take any node, and {wish.in_use} are in use: it stays at {target.nodes} until "
-            "none is; take idle ones away yourself, or set spec.scaling.shrink to Any"
+            f"a smaller size may take any node, and {wish.in_use} are not to be taken (spec.scaling.shrink): it stays "
+            f"at {target.nodes} until none is; give parameter servers a pool of their own, or take idle nodes away"
         )
         return Decision(_without_window(memory), why=Finding("NodesInUse", words))
     since = memory.lower_since

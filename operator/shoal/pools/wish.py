@@ -26,8 +26,9 @@ def wish_of(pool: CapacityPool, subject: Subject, now: datetime) -> Wish:
         problem = Finding("Stale", "the operator has not read the pool's spec yet")
     elif ready is None or ready.status != "True":
         problem = Finding("PoolNotReady", "see the condition Ready")
-    kept = subject.buffer is None and pool.spec.scaling.shrink == "Idle"
-    return Wish(nodes, limit, problem, in_use=status.used if kept else 0)
+    idle = pool.spec.scaling.shrink == "WhenIdle"
+    in_use = status.used if idle else sum(share.serving for share in status.shares)
+    return Wish(nodes, limit, problem, in_use=0 if subject.buffer is not None else in_use)
 
 
 def other_holder(pool: CapacityPool, subject: Subject, pools: Iterable[CapacityPool]) -> str | None:

@@ -18,7 +18,10 @@ BUFFER = {"mode": "Buffer", "buffer": {"namespace": "buffers", "requests": {"cpu
 
 def pool(*said: float, **scaling: Any) -> CapacityPool:
     """`said`: how many minutes ago each operator said something."""
-    shares = [{"operator": f"{n}/shoal", "at": NOW - timedelta(minutes=ago)} for n, ago in enumerate(said)]
+    shares = [
+        {"operator": f"{n}/shoal", "at": NOW - timedelta(minutes=ago), "serving": 1}
+        for n, ago in enumerate(said)
+    ]
     ready = {"type": "Ready", "status": "True", "lastTransitionTime": NOW, "reason": "Valid"}
     return CapacityPool.model_validate(
         {
@@ -49,12 +52,12 @@ def test_a_recommendation_is_followed_while_one_operator_runs(said: tuple[float,
 
 
 @pytest.mark.parametrize(
-    ("scaling", "nodes", "in_use"), [(TARGET, 5, 3), ({**TARGET, "shrink": "Any"}, 5, 0), (BUFFER, 1, 0)]
+    ("scaling", "nodes", "in_use"), [(TARGET, 5, 2), ({**TARGET, "shrink": "WhenIdle"}, 5, 3), (BUFFER, 1, 0)]
 )
-def test_nodes_in_use_are_kept_unless_the_pool_says_otherwise(
+def test_nodes_of_servers_are_kept_and_those_of_workers_if_the_pool_says_so(
     scaling: dict[str, Any], nodes: int, in_use: int
 ) -> None:
-    of = pool(0, **scaling)
+    of = pool(0, 1, **scaling)
     subject = subject_of(of.spec.scaling)
     assert subject is not None
     wish = wish_of(of, subject, NOW)

@@ -86,6 +86,7 @@ def _shares(seen: Seen, counted: Counted, patience: timedelta) -> tuple[Operator
     fresh = OperatorShare(
         operator=seen.operator,
         used=seen.used,
+        serving=seen.serving,
         waiting=len(seen.waiting),
         pending=len(stock.waiting_too_long(seen, patience)),
         nodes=nodes,
@@ -102,7 +103,12 @@ def _left(share: OperatorShare) -> OperatorShare:
     """What an old share still says: its jobs had these nodes, and nobody else sees whether they do."""
     reason = f"{share.used} in use by jobs of {share.operator}, which does not run"
     return OperatorShare(
-        operator=share.operator, used=share.used, nodes=share.used, reason=reason, at=share.at
+        operator=share.operator,
+        used=share.used,
+        serving=share.serving,
+        nodes=share.used,
+        reason=reason,
+        at=share.at,
     )
 
 
@@ -135,10 +141,10 @@ def _wanted(seen: Seen) -> tuple[int, str]:
     most = sorted(seen.held.items(), key=lambda item: (-item[1], item[0]))
     more = f" and {len(most) - NAMED_JOBS} more jobs" if len(most) > NAMED_JOBS else ""
     words = [", ".join(f"{count} for {job}" for job, count in most[:NAMED_JOBS]) + more]
-    planned, working = sum(seen.held.values()), seen.used - seen.serving
+    planned, working = sum(seen.held.values()), seen.used - seen.apart
     if working > planned:
         words.append(f"{working} in use")
-    if servers := seen.serving + seen.servers_waiting:
+    if servers := seen.apart + seen.servers_waiting:
         words.append(f"{servers} for parameter servers")
     return max(planned, working) + servers, ", ".join(filter(None, words))
 

@@ -26,7 +26,9 @@ class Seen:
     held: Mapping[str, int] = field(default_factory=dict)
     """The nodes that jobs' workers have or, by a plan that is carried out, are to have, by namespace/name."""
     serving: int = 0
-    """Of those used, nodes with parameter servers and no worker."""
+    """Of those used, nodes with parameter servers."""
+    apart: int = 0
+    """Of those, nodes without a worker."""
     servers_waiting: int = 0
     """Of those waiting, parameter servers: no plan counts their nodes, which they may share."""
     problem: tuple[str, str] | None = None

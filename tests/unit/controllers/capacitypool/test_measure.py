@@ -263,9 +263,9 @@ def test_recommended_size_is_the_sum_of_plans_within_the_limit() -> None:
     ("sees", "size", "why"),
     [
         ({"servers_waiting": 1}, 1, "1 for parameter servers"),
-        ({"used": 1, "serving": 1}, 1, "1 for parameter servers"),
-        ({"used": 2, "serving": 1, "held": {"team/a": 2}}, 3, "2 for team/a, 1 for parameter servers"),
-        ({"used": 3, "serving": 1}, 3, "2 in use, 1 for parameter servers"),
+        ({"used": 1, "apart": 1}, 1, "1 for parameter servers"),
+        ({"used": 2, "apart": 1, "held": {"team/a": 2}}, 3, "2 for team/a, 1 for parameter servers"),
+        ({"used": 3, "apart": 1}, 3, "2 in use, 1 for parameter servers"),
         ({"used": 2, "held": {"team/a": 2}}, 2, "2 for team/a"),  # the server is beside a worker
     ],
 )

@@ -1,7 +1,8 @@
-"""What a pool's controller sees of pods that wait."""
+"""What a pool's controller sees of pods."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -69,15 +70,28 @@ async def test_parameter_server_that_waits_asks_for_a_node_of_its_pool(
     assert (await _look({}, scheduled, {}, role=role)).recommended.nodes == recommended
 
 
+async def test_nodes_with_a_parameter_server_are_told_whoever_else_they_have() -> None:
+    """A pool does not shrink while it has one: it would not say which node goes."""
+    runs = {"type": "PodScheduled", "status": "True"}
+    pods = [("ps", 0, "spot-0"), ("worker", 0, "spot-0"), ("ps", 1, "spot-1"), ("worker", 1, "spot-2")]
+    [share] = (await _look({}, runs, {}, nodes=4, running=pods)).shares
+    assert (share.used, share.serving) == (3, 2)
+
+
 def _told(status: CapacityPoolStatus) -> tuple[int, str]:
     """How many wait, and whether it is Exhausted."""
     return status.waiting, next(each.status for each in status.conditions if each.type == "Exhausted")
 
 
 async def _look(
-    policy: Any, scheduled: Any, status: Any, nodes: int = 0, role: RoleName = "worker"
+    policy: Any,
+    scheduled: Any,
+    status: Any,
+    nodes: int = 0,
+    role: RoleName = "worker",
+    running: Sequence[tuple[RoleName, int, str]] = (),
 ) -> CapacityPoolStatus:
-    """The status of a pool with a pod that is twenty minutes old."""
+    """The status of a pool with a pod that is twenty minutes old, or with these on nodes."""
     state, cluster, long = ClusterState(Wakes()), Cluster(), timedelta(minutes=20)
     look = PoolReconciler(
         state,
@@ -97,11 +111,13 @@ async def _look(
     for number in range(nodes):
         state.nodes.put(build.node(f"spot-{number}"))
     state.jobs.put(build.job(status, runPolicy=policy))
-    pod = build.pod_manifest(
-        role, node=None, phase="Pending", created=build.NOW - long, conditions=[scheduled]
-    )
-    pod["metadata"]["labels"]["shoal.dev/pool"] = "spot"
-    state.pods.put(Pod.model_validate(pod))
+    created, conditions = build.NOW - long, [scheduled]
+    for of, index, node in running:
+        state.pods.put(Pod.model_validate(build.pod_manifest(of, index, node=node, conditions=conditions)))
+    if not running:
+        pod = build.pod_manifest(role, node=None, phase="Pending", created=created, conditions=conditions)
+        pod["metadata"]["labels"]["shoal.dev/pool"] = "spot"
+        state.pods.put(Pod.model_validate(pod))
     await look(("", "spot"))
     seen = state.pools.get("spot")
     assert seen is not None
