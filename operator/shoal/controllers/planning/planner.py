@@ -49,7 +49,7 @@ PORTION_SECONDS = 10.0
 
 
 class Plan(Protocol):
-    """Makes a plan; `told` hears of each job's as it is made (`plan_fleet`)."""
+    """Makes a plan; `told` hears of each job's as it is made."""
 
     def __call__(
         self,
@@ -59,7 +59,9 @@ class Plan(Protocol):
         /,
         *,
         told: Callable[[str, JobPlan], None],
-    ) -> FleetPlan: ...
+    ) -> FleetPlan:
+        """See `plan_fleet`."""
+        ...
 
 
 Answers = list[tuple[TrainingJob, Proposal]]
