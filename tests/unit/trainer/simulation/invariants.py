@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
+from shoal_trainer.contract import WorkerState
 from shoal_trainer.coordinator.lease_index import overlap
 from shoal_trainer.ps.contents import KEPT_INCARNATIONS
 from shoal_trainer.snapshot.manifest import Manifest
@@ -52,6 +53,14 @@ def check_fences(shard):
         pushed = [*shard.history.applied, *((push.slot, push.incarnation) for push in shard.history.begun())]
     for slot, incarnation in pushed:
         assert older.get(slot, 0) >= incarnation, f"workers before {slot}-{incarnation} may push"
+
+
+def check_lost(coordinator):
+    """Whom the coordinator has fenced, shard 0 refuses."""
+    older = dict(coordinator.shard.workers.refused()[0])
+    for member in list(coordinator.members.known.values()):
+        if member.state is WorkerState.FENCED:
+            assert older.get(member.slot, 0) > member.incarnation, f"{member.worker} is fenced and may push"
 
 
 def check_may_push(shard, worker):

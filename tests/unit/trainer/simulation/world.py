@@ -21,7 +21,7 @@ from shoal_trainer.ps.shard import State
 from shoal_trainer.ps.shard_bounds import bounds
 from shoal_trainer.worker.loop import End
 from tests.unit.trainer.simulation.faults import Faults
-from tests.unit.trainer.simulation.invariants import check_fences, check_leases
+from tests.unit.trainer.simulation.invariants import check_fences, check_leases, check_lost
 from tests.unit.trainer.simulation.job import EPOCHS, lengths, model
 from tests.unit.trainer.simulation.server import Server
 from tests.unit.trainer.simulation.storage import MeanStorage, MemoryStorage
@@ -185,6 +185,7 @@ class World:
             self.reconcile_shards()
             if (ledger := self.server.coordinator.record.ledger) is not None:
                 check_leases(ledger)
+            check_lost(self.server.coordinator)
         for server in filter(None, self.servers):
             check_fences(server.shard)
             if self.now >= server.looks_at:
