@@ -59,6 +59,8 @@ class Parted(InPieces, Protocol):
 
 Vector = NDArray[Any] | Parted
 
+UNCONNECTED = "not connected: call hello first"
+
 CODECS = {"fp32": Codec.FP32, "bf16": Codec.BF16}
 
 
@@ -98,22 +100,18 @@ class PSClient:
             )
             for index, shard in enumerate(shards)
         ]
+        self._model: ModelSpec | None = None
         self._bounds: tuple[Bounds, ...] = ()
         self._trainable = 0
         self._outgoing = aligned(0, np.uint16)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="answers")
-
-    @property
-    def bounds(self) -> tuple[Bounds, ...]:
-        """The range of the flat vector that each shard holds; known after `hello`."""
-        return self._bounds
 
     def hello(self, model: ModelSpec, copy: Copy | None = None) -> Welcome:
         """Connect to all shards, agree on the model, and send `copy` to shards that lost their parameters.
 
         If some shards are unreachable, the others get the copy before `Unreachable` is raised: they wait only briefly.
         """
-        self._bounds = bounds(model.size, len(self._shards))
+        self._model, self._bounds = model, bounds(model.size, len(self._shards))
         self._trainable = model.parameters
         size = place(model.size, model.parameters, np.uint16)
         if self.codec is Codec.BF16 and self._outgoing.size != size:
@@ -150,11 +148,13 @@ class PSClient:
             raise
         return Welcome(tuple(welcome for _, welcome in found))
 
-    def probe(self, model: ModelSpec) -> Welcome:
+    def probe(self) -> Welcome:
         """The state of the shards, without a transfer of parameters. `Unreachable` also after a rollback."""
+        if self._model is None:
+            raise Unreachable(UNCONNECTED)
         try:
             for shard in self._shards:
-                self._send_hello(shard, model, None)
+                self._send_hello(shard, self._model, None)
             found = [decode_json(ShardWelcome, shard.receive(Op.WELCOME)[1]) for shard in self._shards]
             if [welcome.boot for welcome in found] != [shard.server.boot for shard in self._shards]:
                 raise Unreachable("a shard was rolled back to a snapshot")
@@ -367,7 +367,7 @@ class PSClient:
     def _check(self, flat: Vector) -> None:
         size = self._bounds[-1][1] if self._bounds else -1
         if size < 0:
-            raise Unreachable("not connected: call hello first")
+            raise Unreachable(UNCONNECTED)
         contiguous = not isinstance(flat, np.ndarray) or flat.flags.c_contiguous
         dtypes = (np.float32, np.uint16) if self.codec is Codec.BF16 else (np.float32,)
         expected = place(size, self._trainable, flat.dtype)

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps import schedules
 from shoal_trainer.ps.aligned import aligned
+from shoal_trainer.ps.client import PSClient
 from shoal_trainer.ps.coding import decode
 from shoal_trainer.ps.journal import PushJournal
 from shoal_trainer.retry import Backoff
@@ -117,10 +118,10 @@ class Upstream:
                 if welcome is None:
                     return
                 if not welcome.initialized:
-                    self._answer(self._exchange.initialize(self._flat_model.initial()))
+                    self._initialize(self._flat_model.initial())
                 self._join_coordinator({})
                 greeted = self._clock()
-                pulled = self._answer(self._exchange.pull(self._buffers.spare))
+                pulled = self._pull()
             except Unreachable as error:
                 if backoff.is_new(error):
                     log.info("joining: %s", error)
@@ -150,9 +151,9 @@ class Upstream:
         """Pass a push to the exchange thread; `again`: see `Exchange`."""
         out = self._buffers.spare
         if in_round:
-            future = self._exchange.push_round(send.update, out, send.push)
+            future = self._exchange.submit(lambda client: client.push_round(send.update, out, send.push))
         else:
-            future = self._exchange.push_pull(send.update, out, send.push, again=again)
+            future = self._exchange.push_pull(send.update, out, send.push, again)
         self.in_flight = (future, send)
         self._copy = self._flat_model.upload_when(future, self._buffers.spare_tensor)
 
@@ -182,7 +183,7 @@ class Upstream:
     def pull_exact(self, flat: npt.NDArray[np.float32]) -> bool:
         """Get the parameters of an evaluation or export; False if an outage begins instead."""
         try:
-            self._answer(self._exchange.pull(flat, idle=True, exact=True))
+            self._ask(lambda client: client.pull(flat, idle=True, exact=True))
         except Unreachable as error:
             self._begin_outage(error, None)
             return False
@@ -214,7 +215,7 @@ class Upstream:
         """
         self.last_answer = self._clock()
         try:
-            welcome = self._answer(self._exchange.probe())
+            welcome = self._ask(lambda client: client.probe())
         except Unreachable as error:
             self._begin_outage(error, None)
             return
@@ -235,9 +236,7 @@ class Upstream:
             ahead = 0.0 if idle else self.anticipation.ahead(in_flight=False)
             # The servers are those of the last pull: after an outage they would be asked for everything.
             known = () if self.pulled is None else self.pulled.versions
-            pulled = self._answer(
-                self._exchange.pull(self._buffers.spare, idle=idle, ahead=ahead, known=known)
-            )
+            pulled = self._pull(idle=idle, ahead=ahead, known=known)
         except Unreachable as error:
             self._begin_outage(error, None)
         else:
@@ -341,7 +340,7 @@ class Upstream:
         if not welcome.initialized:  # only the workers' copies of the parameters are left
             first = aligned(self._flat_model.layout.size)
             decode(self._buffers.current, first, self._flat_model.layout.trainable)
-            self._answer(self._exchange.initialize(first, self.pulled.samples))
+            self._initialize(first, self.pulled.samples)
         if welcome.boots[0] != self._boots[0]:
             self._rejoin(welcome.shards[0].last_seq)
         if stopped := welcome.shards[0].stopped:
@@ -361,13 +360,13 @@ class Upstream:
                 self._unsent.clear()
                 self._leases.void(answer.stopped)
         # A pull returns the complete journal; the worker's own may contain lost pushes.
-        return self._answer(self._exchange.pull(self._buffers.spare))
+        return self._pull()
 
     def _resend(self, send: Send, live: int) -> Pulled:
         out, push = self._buffers.spare, send.push
         if send.local:
-            return self._answer(self._exchange.push_delta(send.update, out, push, scale=1.0 / live))
-        return self._answer(self._exchange.push_pull(send.update, out, push))
+            return self._ask(lambda client: client.push_delta(send.update, out, push, scale=1.0 / live))
+        return self._ask(lambda client: client.push_pull(send.update, out, push))
 
     def _rejoin(self, surviving: int) -> None:
         """Present the leases after the loss of shard 0 and its ledger; they may get new tokens."""
@@ -434,7 +433,7 @@ class Upstream:
         """Discard steps and leases from before the rollback, and pull the snapshot's parameters."""
         self._discard_unsent()
         self._join_coordinator({})
-        pulled = self._answer(self._exchange.pull(self._buffers.spare))
+        pulled = self._pull()
         self._seq = max(self._seq, *(shard.last_seq for shard in welcome.shards))
         self._leases.reset(welcome.generation)
         self.generation = welcome.generation
@@ -450,6 +449,19 @@ class Upstream:
             except FutureTimeout:
                 turns = None if turns is None else turns - 1
         return None
+
+    def _initialize(self, flat: npt.NDArray[Any], samples: int = 0) -> None:
+        """Send the first parameters, with so many samples in them, unless another worker has sent some."""
+        self._ask(lambda client: client.initialize(flat, samples))
+
+    def _pull(self, *, idle: bool = False, ahead: float = 0.0, known: tuple[int, ...] = ()) -> Pulled:
+        """Pull the parameters into the spare buffer."""
+        out = self._buffers.spare
+        return self._ask(lambda client: client.pull(out, idle=idle, ahead=ahead, known=known))
+
+    def _ask(self, call: Callable[[PSClient], T]) -> T:
+        """Make a call of the client, and wait for its answer."""
+        return self._answer(self._exchange.submit(call))
 
     def _answer(self, future: Future[T]) -> T:
         """An answer of the servers. They may take any time for it; once `drain` is set this worker has little."""

@@ -168,6 +168,9 @@ class Exchange:
     def close(self):
         self.disconnect()
 
+    def submit(self, call):
+        return call(self)
+
     def initialize(self, flat, samples=0):
         return Answer(
             lambda: self._on_all(lambda server, part: server.shard.initialize(flat[part], samples) or True)
