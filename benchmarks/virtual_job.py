@@ -290,15 +290,12 @@ class VirtualJob(Course):
         base, flat = self.computing[worker]
         anticipation, overlaps = self.anticipations[worker], self.job.overlaps
         io = self.update(worker, flat)
-        long = length(io, io.size)
-        push = Push(self.seqs[worker], self.job.batch, (base,))
+        meta = PushMeta(self.job.batch, length=length(io, io.size))
+        push = Push(self.seqs[worker], (base,), meta)
         flight = Send(io.copy(), push, overlapped=worker in self.flights)
         self.seqs[worker] += 1
         ahead = anticipation.ahead(in_flight=overlaps) if self.job.anticipates else 0.0
-        meta, who = (
-            PushMeta(samples=self.job.batch, length=long),
-            (worker, self.incarnations[worker], self.seqs[worker]),
-        )
+        who = worker, self.incarnations[worker], self.seqs[worker]
         answer = self.shard.push(*who, base, meta, io, ahead=ahead)
         self.samples += self.job.batch
         self.metas[worker] = answer.meta

@@ -10,7 +10,6 @@ Nothing is retried: `Unreachable` closes every connection; the caller then calls
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,7 +35,6 @@ from shoal_trainer.wire.messages import (
     ModelSpec,
     Pulled,
     Push,
-    PushMeta,
     ShardWelcome,
     Welcome,
     WorkerIdentity,
@@ -190,7 +188,7 @@ class PSClient:
         )
 
     def push_pull(self, gradient: Vector, out: NDArray[Any], push: Push) -> Pulled:
-        """Apply the mean gradient of `push.samples` samples, and write the parameters to `out`, `push.ahead` later."""
+        """Apply the mean gradient of a push, and write the parameters to `out`, `push.ahead` later."""
         self._check(gradient)
         self._check(out)
         return self._call(Op.PUSH_PULL, Op.PARAMETERS, gradient, out, push, ahead=push.ahead)
@@ -206,11 +204,11 @@ class PSClient:
         sent, waited = pushed.push_seconds, pushed.pull_seconds
         return replace(pulled, push_seconds=sent, wait_seconds=waited, made=pushed.versions[0])
 
-    def push_delta(self, delta: Vector, out: NDArray[Any], push: Push, *, scale: float = 1.0) -> Pulled:
-        """Parameters += scale * delta, and write the new parameters to `out`."""
+    def push_delta(self, delta: Vector, out: NDArray[Any], push: Push) -> Pulled:
+        """Parameters += `push.meta.scale` * delta, and write the new parameters to `out`."""
         self._check(delta)
         self._check(out)
-        return self._call(Op.DELTA_PULL, Op.PARAMETERS, delta, out, push, scale=scale)
+        return self._call(Op.DELTA_PULL, Op.PARAMETERS, delta, out, push)
 
     def close(self) -> None:
         """Close all connections. `hello` opens them again."""
@@ -241,7 +239,6 @@ class PSClient:
         out: NDArray[Any] | None,
         push: Push | None = None,
         *,
-        scale: float = 1.0,
         codec: Codec | None = None,
         flags: int = 0,
         ahead: float = 0.0,
@@ -253,7 +250,7 @@ class PSClient:
         payload = values if values is None or coding is Codec.FP32 else self._encode(values)
         payload_codec = coding if payload is not None or out is not None else Codec.NONE
         seq = 0 if push is None else push.seq
-        meta = b"" if push is None else encode_push(_push_meta(push, scale))
+        meta = b"" if push is None else encode_push(push.meta)
 
         versions = known if push is None else push.base_versions
         sending = 0.0
@@ -375,20 +372,3 @@ class PSClient:
             raise ValueError(
                 f"a flat vector has shape ({size},) in float32, not {flat.shape} in {flat.dtype}"
             )
-
-
-def _push_meta(push: Push, scale: float) -> PushMeta:
-    rate = math.nan if push.learning_rate is None else push.learning_rate
-    return PushMeta(
-        push.samples,
-        push.steps,
-        push.loss,
-        rate,
-        scale,
-        push.timings,
-        push.progress,
-        push.metrics,
-        push.length,
-        push.left_out,
-        push.skipped,
-    )

@@ -201,31 +201,39 @@ class Timings(NamedTuple):
     input: float = 0.0
 
 
+class PushMeta(NamedTuple):
+    """What a push says of its gradient, which is the mean of `steps` batches of together so many `samples`."""
+
+    samples: int
+    steps: int = 1
+    loss: float = math.nan
+    learning_rate: float | None = None
+    """Instead of the optimizer's, for schedules that only the worker can evaluate."""
+    scale: float = 1.0
+    """Only for differences: parameters += scale * difference."""
+    timings: Timings = Timings()
+    progress: tuple[Progress, ...] = ()
+    metrics: tuple[MetricSum, ...] = ()
+    length: float = math.nan
+    """The Euclidean length of the gradient in all shards."""
+    left_out: int = 0
+    """Those of `samples` whose gradient was not finite (`on_nan="skip"`), and is not in it."""
+    skipped: bool = False
+    """There is no gradient, so that the optimizer takes no step, but samples and statistics count."""
+
+
 @dataclass(frozen=True, slots=True)
 class Push:
     """One update of a worker. It has the same sequence number on all shards, also when it is resent.
 
-    `samples`, `steps`: the samples and batches in the mean gradient. `base_versions`: the version of the parameters on
-    which it was computed, per shard. `learning_rate` overrides the optimizer's, for schedules that only the worker can
-    evaluate. `ahead`: after how many more updates the worker's next gradient will arrive; the answer has the parameters
-    expected there. `length`: the Euclidean length of the gradient. `left_out`: those of `samples` whose gradient was
-    not finite, and is not in it. `skipped`: there is no gradient, so that the optimizer takes no step, but samples and
-    statistics count.
+    `base_versions`: the version of the parameters on which it was computed, per shard. `ahead`: after how many more
+    updates the worker's next gradient will arrive; the answer has the parameters expected there.
     """
 
     seq: int
-    samples: int
     base_versions: tuple[int, ...]
-    progress: tuple[Progress, ...] = ()
-    loss: float = math.nan
-    timings: Timings = Timings()
-    learning_rate: float | None = None
-    steps: int = 1
-    metrics: tuple[MetricSum, ...] = ()
+    meta: PushMeta
     ahead: float = 0.0
-    length: float = math.nan
-    left_out: int = 0
-    skipped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,26 +332,6 @@ _ENTRY = struct.Struct("<QIIQIIiQQ")
 _APPLIED = struct.Struct("<IIQ")
 
 
-class PushMeta(NamedTuple):
-    """The meta block of a push."""
-
-    samples: int
-    steps: int = 1
-    loss: float = math.nan
-    learning_rate: float = math.nan
-    scale: float = 1.0
-    """Only for differences: parameters += scale * difference."""
-    timings: Timings = Timings()
-    progress: tuple[Progress, ...] = ()
-    metrics: tuple[MetricSum, ...] = ()
-    length: float = math.nan
-    """The Euclidean length of the gradient in all shards."""
-    left_out: int = 0
-    """Samples without a finite gradient, by `on_nan="skip"`."""
-    skipped: bool = False
-    """See `Push`."""
-
-
 class AnswerMeta(NamedTuple):
     """The meta block of an answer with parameters."""
 
@@ -371,8 +359,9 @@ def encode_push(meta: PushMeta) -> bytes:
         raise ProtocolError(
             f"the push covers {len(marks)} ranges of the data, at most {MAX_MARKS} are allowed"
         )
+    rate = math.nan if meta.learning_rate is None else meta.learning_rate
     head = _PUSH.pack(
-        meta.samples, meta.steps, meta.left_out, meta.loss, meta.learning_rate, meta.scale, meta.length, *meta.timings,
+        meta.samples, meta.steps, meta.left_out, meta.loss, rate, meta.scale, meta.length, *meta.timings,
         meta.skipped, len(marks), len(metrics),
     )  # fmt: skip
     parts = [head, *(_MARK.pack(*mark) for mark in marks)]
@@ -396,8 +385,10 @@ def decode_push(data: bytes | bytearray | memoryview) -> PushMeta:
     numbers = scale, *seconds, *(number for metric in metrics for number in metric[1:])
     if not all(map(math.isfinite, numbers)):
         raise ProtocolError("the meta block of a push has a non-finite number")
-    timings = Timings(*seconds)
-    return PushMeta(samples, steps, loss, rate, scale, timings, progress, metrics, length, left_out, skipped)
+    own_rate, timings = rate if math.isfinite(rate) else None, Timings(*seconds)
+    return PushMeta(
+        samples, steps, loss, own_rate, scale, timings, progress, metrics, length, left_out, skipped
+    )
 
 
 def _decode_metrics(data: bytes, count: int) -> tuple[MetricSum, ...]:

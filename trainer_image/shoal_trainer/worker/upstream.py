@@ -198,7 +198,7 @@ class Upstream:
                 self._last_answer(self.in_flight[0])
             except Unreachable as error:
                 log.warning("the last push was not answered: %s", error)
-                self.wasted += self.in_flight[1].push.steps
+                self.wasted += self.in_flight[1].push.meta.steps
         self._exchange.close()  # before the leases are released: a push must not arrive after that
         self._discard_unsent()
         try:
@@ -253,7 +253,7 @@ class Upstream:
         log.warning("%s: training continues locally", message)
         self._coordinator.set_message(message, About.OUTAGE)
         assert self.pulled is not None
-        self.outage = self._local_training(None if send is None else send.push.learning_rate)
+        self.outage = self._local_training(None if send is None else send.push.meta.learning_rate)
         if send is not None:
             self.outage.absorb(send)
             self._unsent.append(send)
@@ -356,7 +356,7 @@ class Upstream:
             answer = self._resend(self._unsent[0], live)
             self._leases.answered(self._unsent.pop(0).push)
             if answer.stopped:  # no push may follow
-                self.wasted += sum(send.push.steps for send in self._unsent)
+                self.wasted += sum(send.push.meta.steps for send in self._unsent)
                 self._unsent.clear()
                 self._leases.void(answer.stopped)
         # A pull returns the complete journal; the worker's own may contain lost pushes.
@@ -365,7 +365,8 @@ class Upstream:
     def _resend(self, send: Send, live: int) -> Pulled:
         out, push = self._buffers.spare, send.push
         if send.local:
-            return self._ask(lambda client: client.push_delta(send.update, out, push, scale=1.0 / live))
+            push = replace(push, meta=push.meta._replace(scale=1.0 / live))
+            return self._ask(lambda client: client.push_delta(send.update, out, push))
         return self._ask(lambda client: client.push_pull(send.update, out, push))
 
     def _rejoin(self, surviving: int) -> None:
@@ -403,7 +404,7 @@ class Upstream:
             try:
                 self._answer(future)
             except Unreachable:
-                self.wasted += send.push.steps
+                self.wasted += send.push.meta.steps
         backoff = Backoff(longest=PROBE_SECONDS)
         while not self._drain.is_set():
             try:
@@ -423,7 +424,7 @@ class Upstream:
     def _discard_unsent(self) -> None:
         """Discard all steps without an answer, and count them as wasted."""
         local = 0 if self.outage is None else self.outage.steps
-        self.wasted += local + len(self.pending) + sum(send.push.steps for send in self._unsent)
+        self.wasted += local + len(self.pending) + sum(send.push.meta.steps for send in self._unsent)
         self.pending.clear()
         self._unsent.clear()
         if self.outage is not None:

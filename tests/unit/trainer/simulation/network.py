@@ -15,7 +15,7 @@ import numpy as np
 
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.aligned import aligned
-from shoal_trainer.wire.messages import Pulled, PushMeta, Welcome, decode_answer, encode_answer
+from shoal_trainer.wire.messages import Pulled, Welcome, decode_answer, encode_answer
 from tests.unit.trainer.ps.shards import blocked, held_up
 from tests.unit.trainer.simulation.job import STEPS_AT
 
@@ -235,13 +235,12 @@ class Exchange:
         world = self.world
         return Answer(pushed_and_pulled)
 
-    def push_delta(self, delta, out, push, *, scale):
-        del scale  # local steps count fully in the simulation
+    def push_delta(self, delta, out, push):
+        push = replace(push, meta=push.meta._replace(scale=1.0))  # local steps count fully in the simulation
         return Answer(lambda: self._push(delta, out, push, delta=True))
 
     def _push(self, update, out, push, *, delta=False, arrives=False):
-        meta = PushMeta(samples=push.samples, steps=push.steps, progress=push.progress, length=push.length)
-        delta = delta or not self.world.gradients
+        meta, delta = push.meta, delta or not self.world.gradients
         if not delta:
             for step in np.flatnonzero(update[STEPS_AT : STEPS_AT + self.world.steps]):
                 self.world.pushes[int(step)] = (*self.identity, push.seq)

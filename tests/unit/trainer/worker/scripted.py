@@ -55,10 +55,10 @@ class Server:
             answer._result = replace(answer.result(), wait_seconds=self.wait)
         return answer
 
-    def push_delta(self, _delta, _out, push, *, scale):
+    def push_delta(self, _delta, _out, push):
         if self.reachable:
             self.pushes.append(push)
-            self.deltas.append(scale)
+            self.deltas.append(push.meta.scale)
         return self._answer(self.pulled)
 
     def probe(self):

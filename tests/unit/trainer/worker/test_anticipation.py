@@ -61,7 +61,7 @@ def overlapping(config, *, anticipates):
         if flight is not None and anticipates:
             parameters = anticipation.include(held, flight[0], known).copy()
         io = update(parameters, step, config)
-        send = Send(io.copy(), Push(step + 1, 1, known.versions), overlapped=flight is not None)
+        send = Send(io.copy(), Push(step + 1, known.versions, PushMeta(1)), overlapped=flight is not None)
         if flight is not None:  # its answer comes during the step
             held, known = flight[1], flight[2]
             base = flight[0].push.base_versions[0]
@@ -111,7 +111,7 @@ def test_gradient_in_flight_goes_as_far_as_the_servers_say() -> None:
     anticipation = Anticipation(
         OptimizerConfig(learning_rate=0.5, batch_size=1), N, HostInclusion(N, lambda array: array)
     )
-    send = Send(np.ones(N, np.float32), Push(1, 1, (0,)), overlapped=False)
+    send = Send(np.ones(N, np.float32), Push(1, (0,), PushMeta(1)), overlapped=False)
     for factor in (1.0, 0.25):
         moved = anticipation.include(np.zeros(N, np.float32), send, Pulled((0,), ({},), 0, 4, factor=factor))
         np.testing.assert_allclose(moved, -0.5 * factor)

@@ -58,7 +58,7 @@ class Server:
         result = self.flat_model.step(self.tensor, batch, self.samples // 16)
         self.seq += 1
         self.coded[:] = result.update
-        rate = float("nan") if self.placement.rate is None else self.placement.rate(self.samples)
+        rate = None if self.placement.rate is None else self.placement.rate(self.samples)
         meta = PushMeta(batch.samples, learning_rate=rate)
         self.version = self.store.push(0, 0, self.seq, self.version, meta, self.io).version
         self.samples += batch.samples
