@@ -173,7 +173,9 @@ class _Server:
             if not peer.hello(spec).initialized:
                 peer.initialize(aligned(size))
             pulled = peer.pull(out[number])
-            pulled = peer.push_pull(gradient, out[number], Push(1, pulled.versions, PushMeta(1)))  # touches every page
+            pulled = peer.push_pull(
+                gradient, out[number], Push(1, pulled.versions, PushMeta(1))
+            )  # touches every page
             ready.wait(60)  # if one fails, all fail
             start = time.perf_counter()
             for seq in range(2, pushes + 2):

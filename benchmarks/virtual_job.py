@@ -269,9 +269,8 @@ class VirtualJob(Course):
         self.held[worker] = self.computing[worker] = version
         released, ends = max(self.now, made_at), self._served(max(self.now, made_at))
         self.pulled[worker] = pulled = Pulled(
-            (version[0],), ({},), answer.meta.samples, answer.meta.live_workers, made=made,
-            pull_seconds=ends - released, push_seconds=made_at - self.pushed[worker], wait_seconds=released - made_at,
-            factor=answer.meta.factor,
+            (version[0],), (answer.meta,), made=made, pull_seconds=ends - released,
+            push_seconds=made_at - self.pushed[worker], wait_seconds=released - made_at,
         )  # fmt: skip
         self.anticipations[worker].answered(pulled, base, overlapped=False)
         self._begin(worker, ends)
@@ -309,8 +308,8 @@ class VirtualJob(Course):
             return
         self._begin(worker, self.now)
         self.pulled[worker] = pulled = Pulled(
-            (answer.version,), ({},), answer.meta.samples, answer.meta.live_workers,
-            pull_seconds=self._served(made_at) - made_at, push_seconds=made_at - self.now, factor=answer.meta.factor,
+            (answer.version,), (answer.meta,),
+            pull_seconds=self._served(made_at) - made_at, push_seconds=made_at - self.now,
         )  # fmt: skip
         before = self.held[worker]
         self.held[worker] = answer.version, io
@@ -321,13 +320,8 @@ class VirtualJob(Course):
         # The next step begins before this answer, with the one before.
         self.computing[worker] = before
         if self.job.anticipates:
-            known = Pulled(
-                (before[0],),
-                ({},),
-                self.known.get(worker, 0),
-                answer.meta.live_workers,
-                factor=answer.meta.factor,
-            )
+            meta = answer.meta._replace(samples=self.known.get(worker, 0))
+            known = Pulled((before[0],), (meta,))
             ahead_of = anticipation.include(before[1], flight, known)
             self.computing[worker] = before[0], ahead_of.copy()
         anticipation.answered(pulled, base, overlapped=flight.overlapped)
@@ -341,9 +335,8 @@ class VirtualJob(Course):
         self.known[worker] = self.shard.history.samples
         self.flights.pop(worker, None)
         self.cadences[worker] = Cadence(rounds=self.job.rounds, sequential=False)
-        self.pulled[worker] = Pulled(
-            (self.held[worker][0],), ({},), self.known[worker], self.shard.workers.live
-        )
+        meta = AnswerMeta(self.known[worker], self.shard.workers.live)
+        self.pulled[worker] = Pulled((self.held[worker][0],), (meta,))
         self.pushed[worker] = self.now
         self._begin(worker, self.now)
 

@@ -306,20 +306,13 @@ class PSClient:
         except BaseException:
             self.close()
             raise
-        metas = [decode_answer(meta) if expected is Op.PARAMETERS else AnswerMeta() for _, meta in answers]
         return Pulled(
             versions=tuple(answer.version for answer, _ in answers),
-            applied=tuple(meta.applied for meta in metas),
-            samples=metas[0].samples,
-            live_workers=metas[0].live_workers,
-            shard_samples=tuple(meta.samples for meta in metas),
+            answers=tuple(
+                decode_answer(meta) if expected is Op.PARAMETERS else AnswerMeta() for _, meta in answers
+            ),
             push_seconds=sending,
             pull_seconds=self._clock() - begin - sending,
-            journals=tuple(meta.journal for meta in metas),
-            stopped=metas[0].stopped,
-            begun=tuple(meta.begun for meta in metas),
-            torn=tuple(meta.torn for meta in metas),
-            factor=metas[0].factor,
         )
 
     def _overlapped(

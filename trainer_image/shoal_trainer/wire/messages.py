@@ -236,34 +236,53 @@ class Push:
     ahead: float = 0.0
 
 
+class AnswerMeta(NamedTuple):
+    """What a shard says with its parameters."""
+
+    samples: int = 0
+    live_workers: int = 1
+    applied: Mapping[tuple[int, int], int] = MappingProxyType({})
+    journal: Journal = Journal()
+    stopped: int = 0
+    """The coordinator process that has ended training, whose leases are void; 0: training continues."""
+    begun: tuple[BegunPush, ...] = ()
+    """The pushes that the parameters contain in part; without those in a published snapshot that nobody continues."""
+    torn: bool = False
+    """Whether the parameters are of several states of the shard, so that it could not recover from them."""
+    factor: float = 1.0
+    """By what the rate of a gradient of normal staleness and one batch is multiplied now; see `Damping.rate`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pulled:
     """The answer to a pull or push, without the parameters. Tuples have one item per shard."""
 
     versions: tuple[int, ...]
-    applied: tuple[Mapping[tuple[int, int], int], ...]
-    samples: int
-    """The samples seen by shard 0."""
-    live_workers: int
-    shard_samples: tuple[int, ...] = ()
+    answers: tuple[AnswerMeta, ...]
+    """Of a push, each journal has only what came after the base version."""
     push_seconds: float = 0.0
     """The time in which the requests were sent."""
     pull_seconds: float = 0.0
     """The rest, to the last byte received; includes the servers' work, unless more was sent meanwhile."""
-    journals: tuple[Journal, ...] = ()
-    """The pushes since each shard's last snapshot; in the answer to a push, only those after its base version."""
-    stopped: int = 0
-    """Shard 0's; see `AnswerMeta`."""
     wait_seconds: float = 0.0
     """The time in which a push was applied, and the worker waited for others in a round."""
     made: int | None = None
     """The version that the push made in shard 0, if the parameters are newer."""
-    begun: tuple[tuple[BegunPush, ...], ...] = ()
-    """`AnswerMeta.begun` of each shard."""
-    torn: tuple[bool, ...] = ()
-    """`AnswerMeta.torn` of each shard."""
-    factor: float = 1.0
-    """Shard 0's; see `AnswerMeta`."""
+
+    @property
+    def samples(self) -> int:
+        """The samples seen by shard 0."""
+        return self.answers[0].samples
+
+    @property
+    def live_workers(self) -> int:
+        """The workers connected to shard 0."""
+        return self.answers[0].live_workers
+
+    @property
+    def stopped(self) -> int:
+        """Shard 0's; see `AnswerMeta`."""
+        return self.answers[0].stopped
 
     def staleness(self, base: int) -> int:
         """How many updates were applied between version `base` of shard 0 and the push that this answers."""
@@ -280,18 +299,11 @@ class Copy:
 
     def version(self, shard: int) -> int | None:
         """Its version of a shard; None if that shard could not recover from it."""
-        return None if self.pulled.torn and self.pulled.torn[shard] else self.pulled.versions[shard]
+        return None if self.pulled.answers[shard].torn else self.pulled.versions[shard]
 
     def meta(self, shard: int) -> AnswerMeta:
         """What a shard needs to know of it."""
-        pulled = self.pulled
-        return AnswerMeta(
-            pulled.shard_samples[shard],
-            pulled.live_workers,
-            pulled.applied[shard],
-            pulled.journals[shard],
-            begun=pulled.begun[shard] if pulled.begun else (),
-        )
+        return self.pulled.answers[shard]._replace(stopped=0, torn=False, factor=1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,23 +342,6 @@ _ANSWER = struct.Struct("<QIHQIQH?f")
 _BEGUN = struct.Struct("<IIQIqH")
 _ENTRY = struct.Struct("<QIIQIIiQQ")
 _APPLIED = struct.Struct("<IIQ")
-
-
-class AnswerMeta(NamedTuple):
-    """The meta block of an answer with parameters."""
-
-    samples: int = 0
-    live_workers: int = 1
-    applied: Mapping[tuple[int, int], int] = MappingProxyType({})
-    journal: Journal = Journal()
-    stopped: int = 0
-    """The coordinator process that has ended training, whose leases are void; 0: training continues."""
-    begun: tuple[BegunPush, ...] = ()
-    """The pushes that the parameters contain in part; without those in a published snapshot that nobody continues."""
-    torn: bool = False
-    """Whether the parameters are of several states of the shard, so that it could not recover from them."""
-    factor: float = 1.0
-    """By what the rate of a gradient of normal staleness and one batch is multiplied now; see `Damping.rate`."""
 
 
 def encode_push(meta: PushMeta) -> bytes:

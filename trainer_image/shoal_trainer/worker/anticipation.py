@@ -70,7 +70,7 @@ class Anticipation:
         rate = meta.learning_rate
         if rate is None:
             rate = schedules.learning_rate(c.learning_rate, c.step_after(pulled.samples))
-        rate *= c.weight(meta.samples) * pulled.factor
+        rate *= c.weight(meta.samples) * pulled.answers[0].factor
         steps = self.ahead(in_flight=True)
         if c.name == "delta":
             return "plain", rate

@@ -277,21 +277,24 @@ class Upstream:
         """Make pulled parameters current, with the complete journal of each shard that came with them."""
         self._buffers.swap()
         self.outdated = False
-        self._journals = tuple(PushJournal(journal.floor) for journal in pulled.journals)
+        self._journals = tuple(PushJournal(answer.journal.floor) for answer in pulled.answers)
         self._follow(pulled)
 
     def _follow(self, pulled: Pulled) -> None:
         """Take over an answer that has of each shard's journal what this worker lacks."""
-        for journal, later in zip(self._journals, pulled.journals, strict=True):
-            journal.follow(later)
+        for journal, answer in zip(self._journals, pulled.answers, strict=True):
+            journal.follow(answer.journal)
         self.pulled = pulled
         self._leases.void(pulled.stopped)
 
     def _reconnect_with_copy(self) -> Future[Welcome]:
         """Connect, and offer the current parameters to shards that have lost them."""
         assert self.pulled is not None
-        journals = tuple(journal.since(-1) for journal in self._journals)
-        copy = Copy(self._buffers.current, replace(self.pulled, journals=journals), self.generation)
+        answers = tuple(
+            answer._replace(journal=journal.since(-1))
+            for answer, journal in zip(self.pulled.answers, self._journals, strict=True)
+        )
+        copy = Copy(self._buffers.current, replace(self.pulled, answers=answers), self.generation)
         return self._exchange.connect(lambda: copy)
 
     def local_steps(self) -> None:

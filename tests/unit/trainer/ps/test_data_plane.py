@@ -59,7 +59,7 @@ def test_worker_trains_with_every_encoding(
     expected = start + np.where(np.arange(N) < MODEL.parameters, -0.75, 0.75).astype(np.float32)
     np.testing.assert_allclose(out, expected, rtol=0 if dtype == "fp32" else 2**-8, atol=1e-6)
     assert pulled.versions == (3,) * shards
-    assert pulled.applied == ({(0, 0): 3},) * shards
+    assert [answer.applied for answer in pulled.answers] == [{(0, 0): 3}] * shards
     assert pulled.samples == 3
     cluster.close()
 
@@ -234,11 +234,11 @@ def test_interrupted_push_goes_on_where_it_was(
     between = other.pull(out)
     assert set(out[: 3 * PIECE]) == {-1}
     assert set(out[3 * PIECE :]) == {0}
-    assert between.begun[0][0][:4] == (0, 0, 1, 3)
+    assert between.answers[0].begun[0][:4] == (0, 0, 1, 3)
     assert between.versions == (0,)
     client.hello(MODEL)
     again = client.push_pull(flat(1.0), out, push)
-    assert (again.versions, again.begun) == ((1,), ((),))
+    assert (again.versions, again.answers[0].begun) == ((1,), ())
     np.testing.assert_array_equal(out[: MODEL.parameters], -1)
     cluster.close()
 
@@ -283,7 +283,7 @@ def test_live_workers_follow_joins_and_leaves(cluster: Cluster) -> None:
     second.close()
     until(lambda: cluster.stores[0].workers.live == 1)
     pulled = first.push_pull(flat(1.0), out, Push(1, (1, 1), PushMeta(1)))
-    assert pulled.applied[0] == {(0, 0): 1, (1, 0): 1}
+    assert pulled.answers[0].applied == {(0, 0): 1, (1, 0): 1}
     np.testing.assert_array_equal(out[:10], -2)
 
 

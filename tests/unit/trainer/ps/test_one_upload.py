@@ -127,7 +127,7 @@ def test_payload_that_waited_for_memory_is_checked_again(
         waits.set()
 
     monkeypatch.setattr(served.server._pool, "_take", none)
-    copy = Copy(np.zeros(N, np.uint16), Pulled((5,), ({},), 0, 1, shard_samples=(0,), journals=(Journal(),)))
+    copy = Copy(np.zeros(N, np.uint16), Pulled((5,), (AnswerMeta(),)))
 
     def send() -> None:
         client.hello(MODEL, copy if kind == "copy" else None)

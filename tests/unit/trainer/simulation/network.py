@@ -346,15 +346,4 @@ class Exchange:
         for (_, values), (low, high) in zip(found, self.world.bounds, strict=True):
             out[low:high] = values
         answers = [answer for answer, _ in found]
-        metas = [answer.meta for answer in answers]
-        return Pulled(
-            tuple(answer.version for answer in answers),
-            tuple(dict(meta.applied) for meta in metas),
-            metas[0].samples,
-            metas[0].live_workers,
-            tuple(meta.samples for meta in metas),
-            journals=tuple(meta.journal for meta in metas),
-            stopped=metas[0].stopped,
-            begun=tuple(meta.begun for meta in metas),
-            torn=tuple(meta.torn for meta in metas),
-        )
+        return Pulled(tuple(a.version for a in answers), tuple(a.meta for a in answers))

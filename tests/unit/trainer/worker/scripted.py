@@ -11,7 +11,7 @@ import numpy as np
 from shoal_trainer.data.batch import Batch
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps.aligned import aligned
-from shoal_trainer.wire.messages import Journal, OptimizerConfig, Pulled, ShardWelcome, Welcome
+from shoal_trainer.wire.messages import AnswerMeta, OptimizerConfig, Pulled, ShardWelcome, Welcome
 from shoal_trainer.worker.feed import Ready
 from shoal_trainer.worker.flat_model import Step
 from shoal_trainer.worker.leases import Leases
@@ -71,16 +71,8 @@ class Server:
         pass
 
     def pulled(self):
-        return Pulled(
-            (5,),
-            ({},),
-            0,
-            self.live,
-            (0,),
-            pull_seconds=self.seconds,
-            journals=(Journal(),),
-            stopped=self.stopped,
-        )
+        answer = AnswerMeta(live_workers=self.live, stopped=self.stopped)
+        return Pulled((5,), (answer,), pull_seconds=self.seconds)
 
     def welcome(self):
         welcome = ShardWelcome(index=0, epoch=0, boot=TERM, version=5, initialized=True, stopped=self.stopped)
