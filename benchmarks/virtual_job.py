@@ -295,7 +295,7 @@ class VirtualJob(Course):
         self.seqs[worker] += 1
         ahead = anticipation.ahead(in_flight=overlaps) if self.job.anticipates else 0.0
         who = worker, self.incarnations[worker], self.seqs[worker]
-        answer = self.shard.push(*who, base, meta, io, ahead=ahead)
+        answer = self.shard.run(self.shard.pushing(*who, base, meta, ahead=ahead), io)
         self.samples += self.job.batch
         self.metas[worker] = answer.meta
         cadence, made_at = self.cadences[worker], self._served(self.now)
@@ -381,7 +381,8 @@ class VirtualJob(Course):
             alone.difference_into(delta)
             self.seqs[worker] += 1
             meta = PushMeta(samples=steps * BATCH, steps=steps, scale=1.0 / workers)
-            answer = self.shard.delta(worker, 0, self.seqs[worker], base, meta, delta)
+            stream = self.shard.pushing(worker, 0, self.seqs[worker], base, meta, delta=True)
+            answer = self.shard.run(stream, delta)
             self.samples += meta.samples
             self.held[worker] = self.computing[worker] = (answer.version, delta)
 
@@ -414,7 +415,7 @@ class VirtualJob(Course):
 
     def _pull(self, worker: int, ahead: float = 0.0) -> tuple[int, Vector]:
         out = np.empty(self.network.size, np.float32)
-        return self.shard.pull(worker, out, ahead=ahead).version, out
+        return self.shard.run(self.shard.pulling(worker, ahead=ahead), out).version, out
 
 
 def accuracy_after_loss(job: Job, copies: bool) -> tuple[int, float]:

@@ -16,7 +16,7 @@ import numpy as np
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.wire.messages import Pulled, Welcome, decode_answer, encode_answer
-from tests.unit.trainer.ps.shards import blocked, held_up
+from tests.unit.trainer.ps.shards import blocked, held_up, push_to
 from tests.unit.trainer.simulation.job import STEPS_AT
 
 
@@ -259,7 +259,7 @@ class Exchange:
             arguments = (*self.identity, push.seq, base, meta)
 
             def read_late(server):
-                (server.shard.delta if delta else server.shard.push)(*arguments, sent, boot=boot)
+                push_to(server.shard, *arguments, sent, boot=boot, delta=delta)
 
             return read_late
 

@@ -16,6 +16,7 @@ from shoal_trainer.wire.messages import (
 from shoal_trainer.worker.anticipation import LEAD, Anticipation
 from shoal_trainer.worker.on_host import HostInclusion
 from shoal_trainer.worker.send import Send
+from tests.unit.trainer.ps.shards import pull_from, push_to
 
 N, STATISTICS, STEPS = 40, 4, 60
 WARM_UP = Schedule(
@@ -45,7 +46,7 @@ def server(config):
 
 def exact(shard):
     out = np.empty_like(START)
-    shard.pull(0, out)
+    pull_from(shard, 0, out)
     return out
 
 
@@ -53,7 +54,7 @@ def waiting(config):
     shard, held = server(config), START.copy()
     for step in range(STEPS):
         held = update(held, step, config)
-        shard.push(0, 0, step + 1, step, PushMeta(samples=1), held)
+        push_to(shard, 0, 0, step + 1, step, PushMeta(samples=1), held)
     return exact(shard)
 
 
@@ -76,7 +77,7 @@ def overlapping(config, *, anticipates):
             anticipation.answered(known, base, overlapped=flight[0].overlapped)
         ahead = anticipation.ahead(in_flight=True) if anticipates else 0.0
         base = send.push.base_versions[0]
-        answer = shard.push(0, 0, step + 1, base, PushMeta(samples=1), io, ahead=ahead)
+        answer = push_to(shard, 0, 0, step + 1, base, PushMeta(samples=1), io, ahead=ahead)
         flight = send, io, Pulled((answer.version,), (answer.meta._replace(live_workers=1),))
     return exact(shard)
 

@@ -25,6 +25,7 @@ from shoal_trainer.worker.hardware import (
 )
 from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.optimizers import place
+from tests.unit.trainer.ps.shards import push_to
 from tests.unit.trainer.worker.fakes import FakeCoordinator, Servers
 from tests.unit.trainer.worker.models import DATA, functional, job
 from tests.unit.trainer.worker.running import Running
@@ -142,7 +143,7 @@ def test_unequal_workers_move_by_the_mean_over_all_samples():
     for slot, (samples, update) in enumerate(((8, small), (16, large))):
         io = aligned(update.size)
         io[:] = update
-        shard.push(slot, 0, 1, base, PushMeta(samples=samples), io)
+        push_to(shard, slot, 0, 1, base, PushMeta(samples=samples), io)
     expected = flat_model.initial() - RATE * (24 / REFERENCE) * together
     np.testing.assert_allclose(io, expected, atol=1e-6)
 
