@@ -320,8 +320,8 @@ class VirtualJob(Course):
         # The next step begins before this answer, with the one before.
         self.computing[worker] = before
         if self.job.anticipates:
-            meta = answer.meta._replace(samples=self.known.get(worker, 0))
-            known = Pulled((before[0],), (meta,))
+            said = answer.meta._replace(samples=self.known.get(worker, 0))
+            known = Pulled((before[0],), (said,))
             ahead_of = anticipation.include(before[1], flight, known)
             self.computing[worker] = before[0], ahead_of.copy()
         anticipation.answered(pulled, base, overlapped=flight.overlapped)
