@@ -153,7 +153,7 @@ class Upstream:
         if in_round:
             future = self._exchange.submit(lambda client: client.push_round(send.update, out, send.push))
         else:
-            future = self._exchange.push_pull(send.update, out, send.push, again)
+            future = self._exchange.push_pull(send.update, out, send.push, again=again)
         self.in_flight = (future, send)
         self._copy = self._flat_model.upload_when(future, self._buffers.spare_tensor)
 
