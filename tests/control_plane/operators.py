@@ -119,6 +119,7 @@ class OperatorProcess:
             "SHOAL_INSTALL_KEY_FILE": str(key),
             "SHOAL_IMAGE_PS": "shoal/ps:test",
             "SHOAL_IMAGE_WORKER": "shoal/worker:test",
+            "SHOAL_IMAGE_WORKER_GPU": "shoal/worker-gpu:test",
             "SHOAL_NAMESPACE": namespace,
             "POD_NAME": "operator-0",
             "POD_NAMESPACE": namespace,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -60,15 +61,20 @@ async def test_running_job_teaches_the_predictor_and_is_moved_to_the_pools_it_ne
         assert (row["device"], row["batchSize"], row["workers"]) == ("T4", 128, 2)
         assert float(row["compute"]["meanLog"]) == pytest.approx(math.log(0.2), abs=0.01)
 
+        told: dict[str, Any] = {}
+
         async def pool_told() -> bool:
-            found = (await kube.get(f"{POOLS}/{names[0]}")).get("status", {})
-            return (found.get("nodes"), found.get("used"), found.get("recommended", {}).get("nodes")) == (
+            told.update((await kube.get(f"{POOLS}/{names[0]}")).get("status", {}))
+            return (told.get("nodes"), told.get("used"), told.get("recommended", {}).get("nodes")) == (
                 4,
                 4,
                 4,
             )
 
-        await eventually(pool_told, seconds=40)
+        try:
+            await eventually(pool_told, seconds=40)
+        except AssertionError:
+            raise AssertionError(f"{told}: {await job.status()}") from None
         listed = control_plane.kubectl("get", "cpool", names[0])
         assert listed.split()[-1] != ""
 

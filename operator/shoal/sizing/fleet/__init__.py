@@ -7,7 +7,7 @@ the first plan: an operator whose jobs name no pools does without the 12 MiB.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from shoal.sizing.fleet.values import FleetJob, FleetPlan, FleetPool, JobPlan, Pace, Watched
 from shoal.sizing.speed.measurements import Evaluation, LogMean, Model, Profile, Row, ServerLoad
@@ -29,8 +29,12 @@ __all__ = [
 ]
 
 
-def plan_fleet(*args: Any, **options: Any) -> FleetPlan:
-    """See `shoal.sizing.fleet.planner.plan_fleet`."""
-    from shoal.sizing.fleet import planner
+if TYPE_CHECKING:
+    from shoal.sizing.fleet.planner import plan_fleet
+else:
 
-    return planner.plan_fleet(*args, **options)
+    def plan_fleet(*args, **options):
+        """See `shoal.sizing.fleet.planner.plan_fleet`."""
+        from shoal.sizing.fleet import planner
+
+        return planner.plan_fleet(*args, **options)

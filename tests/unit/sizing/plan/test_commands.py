@@ -187,8 +187,8 @@ def test_what_a_pool_counted_of_its_stock_and_shocks_is_planned_with(tmp_path: P
     pools.write_text((spot + status + rest).replace("limits: {nodes: 16}", "limits: {nodes: 4}"))
     k80, known, _ = _problem(_job(tmp_path, "{epochs: 400}"), pools, now).pools
     assert known.stock == Stock.watched(360_000, 180_000, 50)  # half of it, after 30 days
-    assert known.shock_share == pytest.approx((5 + 30) / (10 + 40))
-    assert known.shock_size == pytest.approx((5 + 30) / (10 + 50))
+    assert known.shock_share == pytest.approx((5 + 15) / (10 + 20))  # what was counted of losses, too
+    assert known.shock_size == pytest.approx((5 + 15) / (10 + 25))
     assert isinstance(known.availability, Markov)
     assert known.availability.stock == known.stock
     assert isinstance(k80.availability, Markov)

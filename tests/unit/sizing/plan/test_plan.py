@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -342,13 +341,6 @@ def test_other_number_of_servers_restarts_all_workers_from_a_snapshot() -> None:
     slow = replace(runs, servers=replace(runs.servers, startup_seconds=400))
     assert finish_times(slow, (4,), 1).mean() == pytest.approx(times[1] + 460, rel=0.01)
     assert plan(runs).servers == 2
-
-
-def test_documentation_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    text = (Path(__file__).parents[4] / "docs" / "planning.md").read_text()
-    code = text.split("```python\n")[1].split("```")[0]
-    exec(compile(code, "planning.md", "exec"), {})
-    assert "cheapest plan that ends within the deadline of 2 h" in capsys.readouterr().out
 
 
 def test_where_the_best_plan_is_sure_no_other_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
