@@ -76,12 +76,12 @@ class CostStatus(Status):
     """What the nodes of the job cost, in the currency of the CapacityPools' prices. Amounts are decimals.
 
     They are those of workers.pools and parameterServers.pools: pods without a pool are not in it, nor are transfers. A
-    node counts, once, while it has pods of the job: not while it boots or stands idle. One that other jobs' servers
-    share counts for each of them.
+    node counts, once, while it has pods of the job: not while it boots or stands idle. Jobs that have pods on one node
+    pay it in equal parts, as far as the operator sees them: one that serves a namespace sees those there.
     """
 
     per_hour: Decimals = "0"
-    """Of the nodes in use now."""
+    """Of the nodes in use now; of one with pods of several jobs, an equal part."""
     accumulated: Decimals = "0"
     """Up to status.countedUntil. Only grows."""
     saved_versus_on_demand: Decimals = "0"

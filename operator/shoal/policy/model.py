@@ -177,6 +177,8 @@ class Observation:
     """The newest proposal of the planner for this job."""
     taken: Mapping[str, int] = field(default_factory=dict)
     """Nodes of each pool that other jobs have, or plan to have."""
+    others_on: Callable[[str], int] = lambda _node: 0
+    """How many other jobs have pods for a pool on the node of this name."""
 
 
 @dataclass(frozen=True)

@@ -219,7 +219,7 @@ class Operator:
         self._outage.assumed(self.lease.abandoned_seconds)
         self._job_metrics.count_jobs(self.state.jobs.all)
         self._plan_metrics.count_pools(self.state.pools.all, self.state.jobs.all)
-        self._plan_metrics.count_age(self.planner.oldest_seconds)
+        self._plan_metrics.count_proposals(self.planner.oldest_seconds, self.planner.waiting)
         self.planner.trigger()
 
     def _hear(self, uid: str, report: StatusReport) -> None:

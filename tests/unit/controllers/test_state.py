@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -227,3 +228,46 @@ def test_what_somebody_said_of_the_platform_holds_whatever_nodes_join() -> None:
     assert state.platform is AUTOPILOT
     state.nodes.put(build.node())
     assert state.platform is AUTOPILOT
+
+
+def test_jobs_with_pods_for_pools_on_a_node_are_counted_once_each_and_only_while_they_are_there(
+    state: ClusterState,
+) -> None:
+    def begin(name: str, namespace: str, **status: Any) -> None:
+        manifest = build.job_manifest() | {"status": status}
+        manifest["metadata"] |= {"name": name, "namespace": namespace, "uid": name, "resourceVersion": "1"}
+        state.jobs.put(TrainingJob.model_validate(manifest))
+
+    def run(job: str, namespace: str, index: int = 0, version: int = 1, **more: Any) -> None:
+        manifest = build.pod_manifest("ps", index, node="od-0", **more)
+        name = f"{job}-ps-{index}-0"
+        manifest["metadata"] |= {
+            "name": name,
+            "namespace": namespace,
+            "uid": name,
+            "resourceVersion": f"{version}",
+        }
+        manifest["metadata"]["labels"] |= {"shoal.dev/job": job, "shoal.dev/pool": "od"}
+        manifest["metadata"]["ownerReferences"][0]["uid"] = job
+        state.pods.put(Pod.model_validate(manifest))
+
+    complete = {
+        "type": "Complete",
+        "status": "True",
+        "reason": "Done",
+        "lastTransitionTime": build.stamp(build.NOW),
+    }
+    begin("mine", "team")
+    begin("theirs", "other")
+    begin("over", "team", conditions=[complete])
+    run("mine", "team")
+    assert state.others_on("mine", "od-0") == 0
+    run("theirs", "other", 0)
+    run("theirs", "other", 1)  # two servers of one job pay once
+    run("elsewhere", "team", 0)  # of a job that is gone
+    run("over", "team", 0)
+    assert (state.others_on("mine", "od-0"), state.others_on("theirs", "od-0")) == (1, 1)
+    assert (state.others_on("mine", "od-1"), state.others_on("over", "od-0")) == (0, 2)
+    for index, left in ((0, 1), (1, 0)):
+        run("theirs", "other", index, 2, phase="Succeeded")
+        assert state.others_on("mine", "od-0") == left

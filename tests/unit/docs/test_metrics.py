@@ -55,7 +55,7 @@ def test_operator_metrics_match_the_registry() -> None:
     jobs.count_jobs(lambda: [build.job()])
     plans = PlanMetrics(metrics)
     plans.count_pools(lambda: [POOL], lambda: [build.job()])
-    plans.count_age(lambda: 0.0)
+    plans.count_proposals(lambda: 0.0, lambda: 0)
     metrics.live("shoal_queue_length", "…", "controller", lambda: {"trainingjob": 1})
     for metric in (*vars(metrics).values(), *vars(jobs).values(), *vars(plans).values()):
         if isinstance(metric, MetricWrapperBase) and metric._labelnames:

@@ -52,6 +52,8 @@ class Pools(World):
         self.pools = {each.metadata.name: each for each in pools}
         self.proposal: Proposal | None = None
         self.elsewhere: dict[str, int] = {}
+        self.others: dict[str, int] = {}
+        """Other jobs with pods, by node."""
         elasticity, servers = workers.pop("elasticity", {}), workers.pop("servers", {})
         super().__init__(
             spot_nodes=0,
@@ -77,7 +79,14 @@ class Pools(World):
         self.nodes[node]["metadata"]["labels"]["pool"] = label
 
     def observation(self) -> Observation:
-        return replace(super().observation(), pools=self.pools, proposal=self.proposal, taken=self.elsewhere)
+        others = {**self.others}
+        return replace(
+            super().observation(),
+            pools=self.pools,
+            proposal=self.proposal,
+            taken=self.elsewhere,
+            others_on=lambda node: others.get(node, 0),
+        )
 
     def _create(self, action: CreatePod) -> None:
         super()._create(action)

@@ -321,6 +321,64 @@ def test_a_server_and_a_worker_on_one_node_pay_it_once() -> None:
     assert world.status["cost"]["perHour"] == "3.6"
 
 
+def test_a_node_of_several_jobs_is_paid_in_equal_parts_and_counted_once_across_crashes() -> None:
+    """Each was billed the whole of a node that its server shared. Its time is whole: each counts its loss, too."""
+    world = Pools(
+        pool("a", price=3.6), pool("od", "OnDemand", price=36), nodes={"a": 1, "od": 1}, replicas=1,
+        pools=["a"], servers={"pools": ["od"]},
+    )  # fmt: skip
+    world.settle()
+    assert world.status["cost"]["perHour"] == "39.6"
+    for others, per_hour, more in ((2, "15.6", 1 + 10 / 3), (1, "21.6", 1 + 5), (0, "39.6", 1 + 10)):
+        spent, until = float(world.status["cost"]["accumulated"]), world.status["countedUntil"]
+        seconds = world.status["poolUsage"]["od"]["nodeSeconds"]
+        world.now = datetime.fromisoformat(until) + timedelta(seconds=1000)
+        world.others = {"od-0": others}
+        for after in range(3):
+            world.reconcile(crash_after=after)
+        world.reconcile()
+        assert world.status["cost"]["perHour"] == per_hour
+        assert float(world.status["cost"]["accumulated"]) == pytest.approx(spent + more, abs=1e-5)
+        assert world.status["poolUsage"]["od"]["nodeSeconds"] == seconds + 1000
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.booleans()), min_size=60, max_size=90),
+    st.lists(st.tuples(st.integers(0, 59), st.integers(0, 2)), max_size=4),
+)
+def test_what_jobs_pay_of_a_node_together_is_its_price(
+    steps: list[tuple[int, bool]], changes: list[tuple[int, int]]
+) -> None:
+    """Jobs go and come back, and the operator crashes: at each change, no more than two minutes are in doubt."""
+    jobs = []
+    for _ in range(3):
+        one = Pools(
+            pool("od", "OnDemand", price=36), nodes={"od": 1}, replicas=1, pools=[], servers={"pools": ["od"]}
+        )
+        one.nodes["spot-0"] = build.node_manifest("spot-0")
+        jobs.append(one)
+
+    def there(one: Pools) -> bool:
+        return any(pod["spec"].get("nodeName") == "od-0" for pod in one.pods.values())
+
+    used = 0.0
+    for number, (seconds, crash) in enumerate(steps):
+        for which in (job for at, job in changes if at == number):
+            spec = jobs[which].manifest["spec"]
+            spec["suspend"] = not spec.get("suspend", False)
+        used += seconds * any(map(there, jobs))
+        for one in jobs:
+            one.tick(seconds)
+        for one in jobs:
+            one.others = {"od-0": sum(there(each) for each in jobs if each is not one)}
+            if crash:
+                one.reconcile(crash_after=1)
+            one.reconcile()
+    paid = sum(float(one.status.get("cost", {}).get("accumulated", 0)) for one in jobs)
+    assert paid * 100 == pytest.approx(used, abs=120 * (1 + len(changes)))
+
+
 @pytest.mark.parametrize("role", ["worker", "ps"])
 def test_nodes_are_paid_while_their_pool_is_replaced(role: str) -> None:
     """GitOps deletes it and makes it anew, or a new leader has not read it yet: the nodes cost what they cost."""

@@ -40,11 +40,14 @@ from shoal_trainer.coordinator.protocol import (
 from shoal_trainer.coordinator.record import Record
 from shoal_trainer.coordinator.speeds import Speeds
 from shoal_trainer.coordinator.stop_target import target_reached
+from shoal_trainer.coordinator.stuck import Stuck
 from shoal_trainer.coordinator.task_queue import Task
 from shoal_trainer.errors import Fenced, Unreachable, UserError
 from shoal_trainer.ps.contents import Contents, Worker
 from shoal_trainer.ps.shard import AppliedPush, ShardStore
 from shoal_trainer.wire.messages import Applied
+
+SILENT = "silent for too long"
 
 
 class Coordinator:
@@ -65,6 +68,7 @@ class Coordinator:
         self.record = self.blank()
         self.shard = shard
         self.members = Members()
+        self.stuck = Stuck()
         self.facts = ModelFacts()
         self.speeds = Speeds(shard.shards)
         self.finished: TerminationMessage | None = None
@@ -154,6 +158,7 @@ class Coordinator:
         with self.lock:
             member, now = self._contact(request.worker), self.clock()
             member.message = request.message
+            self.stuck.heard(member, request.reading_seconds, now)
             passed = member.passed_beside(request.task_seconds, request.wait_seconds)
             self.course.passed_beside(member.rate, *passed)
             if request.flops_per_sample is not None:
@@ -229,6 +234,7 @@ class Coordinator:
             member.first_push_at = self._wall()
         meta = push.meta
         member.last_push = now
+        self.stuck.pushed(member, now)
         member.pushed(meta.steps, meta.samples, push.staleness, meta.timings)
         if member.device:  # it has joined this coordinator
             self.speeds.pushed(now, member.worker, lambda: member.configuration, meta.timings)
@@ -312,7 +318,8 @@ class Coordinator:
         """Detect silent workers. Called a few times a second; only this iterates over all members."""
         with self.lock:
             for member in self.members.notice_silence(self.clock()):
-                self._fence(member)
+                self._fence(member, SILENT)
+            self.stuck.notice(self.members.active())
             self.shard.workers.set_live(
                 sum(self.shard.workers.connected(m.slot) for m in self.members.active()) or 1
             )
@@ -369,9 +376,7 @@ class Coordinator:
             raise Fenced(f"slot {slot} has a newer incarnation than {incarnation}")
         member = self.members.get(worker)
         if member.state is WorkerState.FENCED:
-            raise Fenced(
-                f"worker {slot} incarnation {incarnation} was silent for too long and has been fenced"
-            )
+            raise Fenced(f"worker {slot} incarnation {incarnation} has been fenced: {member.message}")
         self.members.contact(member, self.clock())
         self.course.gathering.heard_of(slot)
         return member
@@ -401,21 +406,28 @@ class Coordinator:
         return Assignment(kind="idle", seconds=max(IDLE_SECONDS, self.shard.workers.live / ASKS_PER_SECOND))
 
     def _assign(self, worker: Worker) -> Assignment | None:
-        """Assign the next task, else the next range; fence silent workers if that frees work for an idle one."""
+        """Assign the next task, else the next range; fence workers that hold up this one, as it is idle."""
         assignment = self._assigning.next(worker)
-        if assignment is None and (silent := self.members.silent()):
-            holders = self._assigning.holders()
+        if assignment is None and (silent := self._holders(self.members.silent())):
             for member in silent:
-                if member.worker in holders:
-                    self._fence(member)
+                self._fence(member, SILENT)
+            assignment = self._assigning.next(worker)
+        if assignment is None and (stuck := self._holders(self.stuck.found())):
+            self.record.counters.taken_back += 1
+            self._fence(stuck[0], self.stuck.taken(stuck[0], self.clock()))
             assignment = self._assigning.next(worker)
         return assignment
 
-    def _fence(self, member: Member) -> None:
-        """Fence a silent worker, so that its pushes are refused, and release its leases."""
+    def _holders(self, members: Sequence[Member]) -> list[Member]:
+        """Those of these members that hold work."""
+        holders = self._assigning.holders() if members else set()
+        return [member for member in members if member.worker in holders]
+
+    def _fence(self, member: Member, why: str) -> None:
+        """Fence a worker, so that its pushes are refused, and release its leases."""
         self.shard.workers.fence(member.slot, member.incarnation + 1)
         self.fenced()
-        self._remove(member, WorkerState.FENCED, "silent for too long")
+        self._remove(member, WorkerState.FENCED, why)
 
     def _left(self, member: Member, state: WorkerState, reason: str) -> None:
         """It has left: its pushes are refused, and its leases released."""

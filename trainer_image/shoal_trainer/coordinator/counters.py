@@ -17,6 +17,8 @@ class Counters:
     steps: int = 0
     rollbacks: int = 0
     restarted_from_nothing: int = 0
+    taken_back: int = 0
+    """How often a worker's leases were (see `stuck`)."""
     repeated_ranges: set[tuple[int, int]] = field(default_factory=set)
     partial_ranges: set[tuple[int, int]] = field(default_factory=set)
 

@@ -74,6 +74,10 @@ class StatusCollector(Collector):
                 "Restarts without a snapshot or a copy.",
                 status.restarted_from_nothing,
             ),
+            "shoal_leases_taken_back": (
+                "Workers fenced because they read nothing while others were idle.",
+                status.leases_taken_back,
+            ),
             "shoal_samples_repeated": ("Samples applied more than once.", status.data.repeated),
             "shoal_samples_partial": ("Samples applied on some shards only.", status.data.partial),
             "shoal_samples_lost": ("Samples left out by on_nan, as not finite.", status.data.lost),

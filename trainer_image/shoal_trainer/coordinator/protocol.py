@@ -245,6 +245,8 @@ class Heartbeat(Caller):
     """In all tasks of this worker so far."""
     wait_seconds: float = Field(default=0.0, ge=0, le=MOST_SECONDS, allow_inf_nan=False)
     """In which this worker had no work, so far."""
+    reading_seconds: float = Field(default=0.0, ge=0, le=MOST_SECONDS, allow_inf_nan=False)
+    """For how long the read of the next batch of its lease has taken by now, with its repetitions; 0: there is none."""
 
 
 class Alive(Message):

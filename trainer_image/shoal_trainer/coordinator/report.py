@@ -51,6 +51,7 @@ def status(coordinator: Coordinator) -> StatusReport:
             wasted_steps=counters.wasted_steps,
             rollbacks=counters.rollbacks,
             restarted_from_nothing=counters.restarted_from_nothing,
+            leases_taken_back=counters.taken_back,
             goodput=None if not computed else round(counters.steps / computed, 4),
             input_wait=coordinator.members.input_wait(),
             data=DataReport(
@@ -69,7 +70,7 @@ def status(coordinator: Coordinator) -> StatusReport:
             speed=coordinator.speeds.report(),
             beside=coordinator.course.beside,
             speed_epoch=f"{coordinator.shard.epoch}-{coordinator.shard.first_boot}",
-            message=record.stopping,
+            message=record.stopping or coordinator.stuck.message(now),
         )
 
 
@@ -97,7 +98,7 @@ def succeeded(coordinator: Coordinator, note: str = "") -> TerminationMessage:
     """The termination message of a successful job, with a note about its model, but without the model's URI."""
     with coordinator.lock:
         report, counted = status(coordinator), ranges(coordinator.record)
-    reason = report.message or "all epochs are complete"
+        reason = coordinator.record.stopping or "all epochs are complete"
     return TerminationMessage(
         outcome=Outcome.SUCCEEDED,
         reason="Succeeded",

@@ -62,10 +62,12 @@ class ControlPlane:
         job: Training,
         equipment: Callable[[], Equipment] = lambda: UNKNOWN,
         count_flops: Callable[[], float] = lambda: 0.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._equipment = equipment
         self._count_flops = count_flops
+        self._clock = clock
         self._flops: float | None = None
         """Once they are counted, until they are reported."""
         self._client = CoordinatorClient(
@@ -75,6 +77,8 @@ class ControlPlane:
         self._beside = Beside()
         self._messages: dict[About, StatusText] = dict.fromkeys(About, "")
         self._logged: StatusText = ""
+        self._reads_since: float | None = None
+        """Since when the next batch is waited for, also while a read of it is repeated."""
         self._uploaded: dict[str, tuple[int, int]] = {}
         """Size and modification time (ns) of each uploaded file."""
         self._joined = threading.Event()
@@ -134,6 +138,10 @@ class ControlPlane:
     def set_message(self, message: StatusText, about: About = About.WORK) -> None:
         """Set a message for the heartbeats."""
         self._messages[about] = message
+        if about is About.WORK and not message:
+            self._reads_since = None
+        elif about is About.WORK and self._reads_since is None:
+            self._reads_since = self._clock()
 
     def file_ended(self, token: Token, length: int) -> None:
         """Report that a leased file has `length` samples."""
@@ -202,13 +210,15 @@ class ControlPlane:
         return ""
 
     def _beat(self) -> None:
-        flops, (tasks, waits) = self._flops, self._beside.passed(time.monotonic())
+        now, since = self._clock(), self._reads_since
+        flops, (tasks, waits) = self._flops, self._beside.passed(now)
         beat = Heartbeat(
             **self._client.identity,
             message=self._message_text(),
             flops_per_sample=flops,
             task_seconds=tasks,
             wait_seconds=waits,
+            reading_seconds=0.0 if since is None else max(0.0, now - since),
         )
         alive = self._client.heartbeat(beat)
         self._finished, self._learning_rate = alive.finished, alive.learning_rate

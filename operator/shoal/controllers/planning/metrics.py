@@ -45,12 +45,15 @@ class PlanMetrics:
             registry=metrics.registry,
         )
 
-    def count_age(self, oldest_seconds: Callable[[], float]) -> None:
-        """Export the age of the oldest proposal, computed at each scrape."""
+    def count_proposals(self, oldest_seconds: Callable[[], float], waiting: Callable[[], int]) -> None:
+        """Export the age of the oldest proposal, and how many jobs wait for their first, computed at each scrape."""
         self._metrics.live_value(
             "shoal_plan_oldest_seconds",
             "Age of the oldest proposal to a job that is planned: plans take longer than they last where it grows.",
             oldest_seconds,
+        )
+        self._metrics.live_value(
+            "shoal_plan_waiting_jobs", "Jobs with pools that wait for their first proposal.", waiting
         )
 
     def count_pools(

@@ -1,8 +1,11 @@
 """Plans all jobs that name pools, off the event loop: at once after what matters, else once a minute.
 
-One plan at a time, of all jobs together, since they share the pools. A plan that fails leaves the last proposals, which
-grow old and say so. A job, pool, profile or report that fails is left out and counted, and the others'
-plans go on.
+One plan at a time, of all jobs together, since they share the pools. The first one of a thousand jobs may take an hour:
+those that follow no plan yet get theirs meanwhile, as it is before jobs trade. One that follows the plan of an operator
+before this one keeps it until the end: it would give up what it got by a trade, and get it back.
+
+A plan that fails leaves the last proposals, which grow old and say so. A job, pool, profile or report that fails is
+left out and counted, and the others' plans go on.
 """
 
 from __future__ import annotations
@@ -13,14 +16,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.planning.metrics import PlanMetrics
 from shoal.controllers.planning.paces import Paces
 from shoal.controllers.planning.progress import Progress
-from shoal.controllers.planning.scene import Scene, take
+from shoal.controllers.planning.scene import Scene, is_planned, take
 from shoal.controllers.planning.trades import Trade, trades
 from shoal.controllers.planning.translate import proposal
 from shoal.controllers.speedprofile.reconcile import Learner
@@ -41,7 +44,27 @@ SETTLE_SECONDS = 1.0
 T = TypeVar("T")
 U = TypeVar("U")
 
-Plan = Callable[[list[FleetPool], list[Profile], list[FleetJob]], FleetPlan]
+PORTION_SECONDS = 10.0
+"""First proposals are published so often while a plan is made: as a rule it is done before, and published whole."""
+
+
+class Plan(Protocol):
+    """Makes a plan; `told` hears of each job's as it is made."""
+
+    def __call__(
+        self,
+        pools: list[FleetPool],
+        profiles: list[Profile],
+        jobs: list[FleetJob],
+        /,
+        *,
+        told: Callable[[str, JobPlan], None],
+    ) -> FleetPlan:
+        """See `plan_fleet`."""
+        ...
+
+
+Answers = list[tuple[TrainingJob, Proposal]]
 
 
 @dataclass(frozen=True)
@@ -93,6 +116,10 @@ class Planner:
         """The age of the oldest proposal; 0 without one."""
         return max((self._now() - known.at for known in self._known.values()), default=0.0)
 
+    def waiting(self) -> int:
+        """How many jobs wait for their first proposal."""
+        return sum(is_planned(job) and job.metadata.uid not in self._known for job in self._state.jobs.all())
+
     async def run(self) -> None:
         """Plan until cancelled, for at most half of the time: a wave of disruptions comes while a plan is made."""
         took, ended = 0.0, self._now()
@@ -115,8 +142,8 @@ class Planner:
             took = ended - began
             self._metrics.busy.set(took / max(ended - since, 1e-9))
 
-    async def plan_once(self) -> None:
-        """Plan all jobs once."""
+    async def plan_once(self, clock: Callable[[], float] | None = None) -> None:
+        """Plan all jobs once. `clock`: by which portions are due; None: the loop's."""
         scene = take(self._state, self._poller, self._learner, self._wall(), self._now())
         uids = {look.job.metadata.uid for look in scene.looks}
         for uid in self._known.keys() - uids:
@@ -125,20 +152,32 @@ class Planner:
         self._paces.forget(uids)
         if not uids:
             return
-        began = self._now()
-        proposals, faults = await asyncio.to_thread(self._proposals, scene)
+        began, loop = self._now(), asyncio.get_running_loop()
+
+        def tell(portion: Answers) -> None:
+            loop.call_soon_threadsafe(self._publish, portion)
+
+        proposals, faults = await asyncio.to_thread(self._proposals, scene, tell, clock or loop.time)
         self._metrics.seconds.observe(self._now() - began)
         self._metrics.plans.labels("done").inc()
         self._metrics.faults.labels("profile").inc(len(faults))
         self._learner.judged(faults)
+        self._publish(proposals)
+
+    def _publish(self, proposals: Answers) -> None:
         for job, fresh in proposals:
             self._known[job.metadata.uid] = _Known(fresh, self._now())
             self._wake(key_of(job), Priority.NORMAL)
 
     # --- off the event loop ---------------------------------------------------------------------------------------
 
-    def _proposals(self, scene: Scene) -> tuple[list[tuple[TrainingJob, Proposal]], dict[Key, str]]:
-        """What is proposed to the jobs, and why some profiles cannot be used."""
+    def _proposals(
+        self, scene: Scene, tell: Callable[[Answers], None], clock: Callable[[], float]
+    ) -> tuple[Answers, dict[Key, str]]:
+        """What is proposed to the jobs, and why some profiles cannot be used.
+
+        `tell`: gets the first proposals of jobs, in portions.
+        """
         pools = self._each("pool", scene.pools.values(), scene.pool)
         merged = {key: known.merged() for key, known in scene.profiles.items()}
         profiles, faults = _read_profiles(merged, scene.now)
@@ -151,19 +190,34 @@ class Planner:
             _read(job, partial(self._progress.estimated, job, planned))
             for job, planned in zip(jobs.values(), seen, strict=True)
         ]
-        found = self._plan(pools, list(profiles.values()), fleet)
+        held = {job_name(job): holdings(job) for job in scene.jobs}
+        limits = {name: pool.spec.limits.nodes for name, pool in scene.pools.items()}
+        priorities = {planned.name: planned.priority for planned in fleet}
+
+        def answers_of(plans: Mapping[str, JobPlan], names: Iterable[str]) -> Answers:
+            traded = trades({name: plan.counts for name, plan in plans.items()}, held, limits, priorities)
+            each = ((jobs[name], plans[name], traded[name]) for name in names)
+            return self._each("job", each, lambda one: (one[0], self._proposal(*one, scene.now)))
+
+        made, first, since = dict[str, JobPlan](), list[str](), clock()
+
+        def told(name: str, plan: JobPlan) -> None:
+            nonlocal since
+            made[name] = plan
+            if jobs[name].metadata.uid not in self._known and not _follows(jobs[name]):
+                first.append(name)
+            if first and clock() - since >= PORTION_SECONDS:
+                logger.info("the plan has %d of %d jobs so far", len(made), len(jobs))
+                tell(answers_of(made, first))
+                first.clear()
+                since = clock()
+
+        found = self._plan(pools, list(profiles.values()), fleet, told=told)
         blamed = {id(each.profile): each.fault for each in found.left_out}
         faults |= {key: blamed[id(each)] for key, each in profiles.items() if id(each) in blamed}
         self._metrics.rows_left_out.set(found.rows_left_out)
         self._metrics.faults.labels("job").inc(sum(bool(plan.fault) for plan in found.jobs.values()))
-        traded = trades(
-            {name: plan.counts for name, plan in found.jobs.items()},
-            {job_name(job): holdings(job) for job in scene.jobs},
-            {name: pool.spec.limits.nodes for name, pool in scene.pools.items()},
-            {planned.name: planned.priority for planned in fleet},
-        )
-        answers = [(jobs[name], plan, traded[name]) for name, plan in found.jobs.items()]
-        return self._each("job", answers, lambda one: (one[0], self._proposal(*one, scene.now))), faults
+        return answers_of(found.jobs, found.jobs), faults
 
     def _each(self, what: str, items: Iterable[T], make: Callable[[T], U]) -> list[U]:
         """What is made of each; those that fail are left out, and counted."""
@@ -185,6 +239,11 @@ class Planner:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _follows(job: TrainingJob) -> bool:
+    """Whether the job carries out a plan that was made for it, and not what it begins with."""
+    return job.status.plan is not None and job.status.plan.finish_time is not None
 
 
 def _read(job: TrainingJob, read: Callable[[], FleetJob]) -> FleetJob:

@@ -104,7 +104,7 @@ def take(state: ClusterState, poller: Poller, learner: Learner, now: datetime, a
     jobs = list(state.jobs.all())
     looks = []
     for job in jobs:
-        if not _is_planned(job):
+        if not is_planned(job):
             continue
         report, age = poller.latest(job.metadata.uid)
         fingerprint = report.model.fingerprint if report is not None and report.model is not None else ""
@@ -117,7 +117,8 @@ def take(state: ClusterState, poller: Poller, learner: Learner, now: datetime, a
     return Scene(now, at, looks, jobs, dict(state.pools_by_name), dict(state.nodes_by_name), known)
 
 
-def _is_planned(job: TrainingJob) -> bool:
+def is_planned(job: TrainingJob) -> bool:
+    """Whether a job is planned: one that names pools, and runs or is to."""
     return (
         bool(job.spec.workers.pools)
         and not job.status.finished

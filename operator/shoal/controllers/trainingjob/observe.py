@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Callable, Container
 from datetime import datetime
+from functools import partial
 from operator import attrgetter
 
 from shoal.api.kube import OwnedMeta
@@ -117,6 +118,7 @@ class Observer:
             pools=self._state.pools_by_name,
             proposal=self._proposal(uid),
             taken=self._claims.of_others(job) if job.spec.workers.pools else {},
+            others_on=partial(self._state.others_on, uid),
         )
 
     def _budgets(self, key: Key, uid: str) -> frozenset[str]:

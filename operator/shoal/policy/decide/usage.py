@@ -6,11 +6,15 @@ status up to now, and `countedUntil` is written with it; a start, an unfulfilled
 the write that marks them in their slot. So whatever crashes when, nothing is counted twice. A node that no status knew
 counts from the start of its first pod, if that is later than `countedUntil`: that a pod has a node is written late.
 One that went counts up to the last sign of its pods, which may be long before anybody looks.
+
+Jobs that have pods on one node, as parameter servers do, pay it in equal parts, as many as they are when it is counted:
+that needs no record, and who comes or goes between is wrong by a minute of it. Its time counts whole for each of them,
+since each counts its loss: so the pool's rate of losses stays true.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -219,27 +223,31 @@ class _Counter:
             stay = stay or _nodes(each.slot for each in facts.at_rest)
             went = self._ends(members, was - now - stay, since)
             passed = seconds_between(since, facts.now)
-            seconds = Counter(
-                {pool: passed * n for pool, n in Counter(pool for pool, _ in stay | was).items()}
-            )
-            for (pool, _), at in went.items():
-                seconds[pool] -= passed - seconds_between(since, at)
+            seconds = dict.fromkeys(stay | was, passed)
+            seconds |= {node: seconds_between(since, at) for node, at in went.items()}
             for node, began in self._starts(members).items():
                 if node in now - was - stay:
                     begun = max(began, before.counted_until or began)
-                    seconds[node[0]] += seconds_between(begun, facts.now)
-            for pool, some in seconds.items():
+                    seconds[node] = seconds_between(begun, facts.now)
+            for (pool, _), some in seconds.items():
                 self._usage(pool)["node_seconds"] += some
             until = max(since, facts.now)  # a clock that goes back counts nothing twice
-            nodes = Counter(pool for pool, _ in stay | now)
-            prices = {name: self._node_price(name) for name in seconds.keys() | nodes.keys()}
-            cost = _cost(facts.seen.pools, prices, cost, seconds, Counter() if ends else nodes)
+            prices = {name: self._node_price(name) for name, _ in seconds.keys() | stay | now}
+            nodes = dict.fromkeys(() if ends else stay | now, 1)
+            cost = _cost(facts.seen.pools, prices, cost, self._paid(seconds), self._paid(nodes))
         if now or at_rest:
             facts.timers.after(
                 max(1.0, EVERY.total_seconds() - (facts.now - (until or facts.now)).total_seconds())
             )
         pools = {name: PoolUsage.model_validate(usage) for name, usage in self._pools.items()}
         return Usage(before.pool_usage if pools == before.pool_usage else pools, cost, until)
+
+    def _paid(self, amounts: Mapping[Node, int]) -> Mapping[str, Decimal]:
+        """What the job pays of nodes, by pool: of one on which other jobs have pods, an equal part with each."""
+        paid = defaultdict[str, Decimal](Decimal)
+        for (pool, node), amount in amounts.items():
+            paid[pool] += Decimal(amount) / (1 + self._facts.seen.others_on(node))
+        return paid
 
     def _node_price(self, name: str) -> Decimal | None:
         """Of an hour, as the pool says; while it is not there, as it said last: its nodes are paid all the same."""
@@ -303,10 +311,10 @@ def _cost(
     pools: Mapping[str, CapacityPool],
     node_prices: Mapping[str, Decimal | None],
     before: CostStatus | None,
-    seconds: Mapping[str, int],
-    now: Mapping[str, int],
+    seconds: Mapping[str, Decimal],
+    now: Mapping[str, Decimal],
 ) -> CostStatus | None:
-    """The cost so far, with `seconds` of nodes more; `now`: how many there are. Both by pool."""
+    """The cost so far, with `seconds` of nodes more; `now`: how many there are. Both by pool, the job's part."""
     if (
         before is None
         and not any(pool.spec.price for pool in pools.values())

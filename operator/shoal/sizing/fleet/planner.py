@@ -19,7 +19,7 @@ from shoal.sizing.fleet.joint import better_together
 from shoal.sizing.fleet.kept import Kept
 from shoal.sizing.fleet.moves import Move, reached
 from shoal.sizing.fleet.problems import JobProblem, job_problem
-from shoal.sizing.fleet.values import FleetJob, FleetPlan, FleetPool
+from shoal.sizing.fleet.values import FleetJob, FleetPlan, FleetPool, JobPlan
 from shoal.sizing.plan.planner import Plan, nothing
 from shoal.sizing.speed.measurements import Profile
 from shoal.sizing.speed.model import fitted
@@ -44,6 +44,7 @@ def plan_fleet(
     confidence: float = 0.95,
     seed: int = 0,
     kept: Kept | None = None,
+    told: Callable[[str, JobPlan], None] = lambda _name, _plan: None,
 ) -> FleetPlan:
     """The counts of every job, each with a reason. There is an answer for every job, whatever its input.
 
@@ -56,6 +57,7 @@ def plan_fleet(
         confidence: probability with which deadlines and budgets are to be kept.
         seed: of the simulated runs.
         kept: choices of the plan before, and afterwards of this one; with the same input, the answer is the same.
+        told: hears of each job's plan as it is made, before jobs trade; all together are within the limits.
 
     """
     kept = {} if kept is None else kept
@@ -71,7 +73,7 @@ def plan_fleet(
             promised.update(each)
         return job_problem(job, pools, limits, speeds, confidence, spare=SPARE, promised=promised)
 
-    planned = _planned(jobs, Given(pools, problem, seed, kept, reserves))
+    planned = _planned(jobs, Given(pools, problem, seed, kept, reserves), told)
     return FleetPlan({each.job.name: each.answer for each in planned}, tuple(left_out), speeds.left_out)
 
 
@@ -91,7 +93,9 @@ def plan_problems(pools: Sequence[FleetPool], jobs: Sequence[tuple[FleetJob, Job
     return [each.found or nothing(one.problem) for each, (_, one) in zip(planned, jobs, strict=True)]
 
 
-def _planned(jobs: Sequence[FleetJob], given: Given) -> list[Solved]:
+def _planned(
+    jobs: Sequence[FleetJob], given: Given, told: Callable[[str, JobPlan], None] = lambda _name, _plan: None
+) -> list[Solved]:
     """The plans of all jobs, in the same order."""
     left = given.limits
     alone: dict[str, Solved] = {}
@@ -111,6 +115,7 @@ def _planned(jobs: Sequence[FleetJob], given: Given) -> list[Solved]:
             first.setdefault((_model(job), name), job.name)
         if reserve := _reserve_of(solved):
             given.reserves[job.name] = reserve
+        told(job.name, solved.answer)
     best = [alone[job.name] for job in order]
     chosen = alone | _otherwise({}, better_together, best, given)
     plans = [chosen[job.name] for job in jobs]

@@ -260,7 +260,7 @@ async def test_the_age_of_the_oldest_proposal_is_that_of_the_job_that_was_planne
     await world.planner.plan_once()
     second = world.planner.proposal(jobs[1].metadata.uid)
     monkeypatch.setattr(Planner, "_now", staticmethod(lambda: 160.0))
-    monkeypatch.setattr(Planner, "_proposals", lambda _self, _scene: ([(jobs[1], second)], {}))
+    monkeypatch.setattr(Planner, "_proposals", lambda *_: ([(jobs[1], second)], {}))
     await world.planner.plan_once()  # the first job is left out
     monkeypatch.setattr(Planner, "_now", staticmethod(lambda: 170.0))
     assert world.planner.oldest_seconds() == 70.0
@@ -286,7 +286,7 @@ async def test_two_jobs_never_plan_more_than_the_limit() -> None:
 async def test_plans_at_once_after_a_change_and_else_once_a_minute() -> None:
     plans: list[float] = []
 
-    def counted(pools: Any, profiles: Any, jobs: Any) -> FleetPlan:
+    def counted(pools: Any, profiles: Any, jobs: Any, **_: Any) -> FleetPlan:
         plans.append(len(jobs))
         return FleetPlan({})
 
@@ -329,14 +329,48 @@ async def test_plans_take_at_most_half_of_the_time_however_much_happens(
     await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_the_first_proposals_are_published_while_those_of_others_are_made() -> None:
+    """Of 1,000 jobs and 50 pools the first plan takes an hour, and nothing was published before it ended.
+
+    A job that follows a plan keeps it until all are made: what it gains by trades would be given up, and come back.
+    """
+    loop, now, waiting = asyncio.get_running_loop(), 0, list[int]()
+
+    async def look() -> None:
+        waiting.append(world.planner.waiting())
+
+    def plan(*given: Any, told: Any) -> FleetPlan:
+        def slowly(name: str, made: JobPlan) -> None:
+            nonlocal now
+            now += 5
+            asyncio.run_coroutine_threadsafe(look(), loop).result()
+            told(name, made)
+
+        return plan_fleet(*given, told=slowly)
+
+    world = World(plan=plan)
+    follows = {"plan": {"revision": 3, "pools": {"spot": 2}, "finishTime": NOW.isoformat()}}
+    for n in range(6):
+        status = {} if n else follows
+        world.add(TrainingJob.model_validate({**job_manifest(f"job-{n}"), "status": status}))
+    world.add(pool("spot", 0.3, True, limits={"nodes": 60}))
+    await world.planner.plan_once(lambda: now)
+    assert waiting == [6, 6, 5, 5, 3, 3]
+    assert world.planner.waiting() == 0
+    told = Counter(name for _, name in world.woken)
+    assert told == {"job-0": 1, **{f"job-{n}": 2 for n in range(1, 6)}}
+    await world.planner.plan_once(lambda: now)  # no first one is left: all change together
+    assert Counter(name for _, name in world.woken) - told == dict.fromkeys(told, 1)
+
+
 @pytest.mark.looptime
 async def test_fault_of_the_planner_keeps_the_last_proposals_and_is_counted() -> None:
     broken = False
 
-    def plan(pools: Any, profiles: Any, jobs: Any) -> FleetPlan:
+    def plan(*given: Any, **options: Any) -> FleetPlan:
         if broken:
             raise ZeroDivisionError
-        return plan_fleet(pools, profiles, jobs)
+        return plan_fleet(*given, **options)
 
     world = World(plan=plan, every_seconds=10)
     job = TrainingJob.model_validate(job_manifest())
@@ -374,7 +408,10 @@ async def test_a_budget_is_that_of_the_whole_job_where_the_servers_have_a_price(
         world.add(job, *pools)
         world.hear(job, report(7e6))
         planned = []
-        world.planner._plan = lambda *given, planned=planned: (planned.append(given), plan_fleet(*given))[1]
+        world.planner._plan = lambda *given, planned=planned, **_: (
+            planned.append(given),
+            plan_fleet(*given),
+        )[1]
         await world.planner.plan_once()
         proposal = world.planner.proposal(job.metadata.uid)
         assert proposal is not None
@@ -593,7 +630,7 @@ async def test_a_profile_in_which_a_user_has_a_part_is_never_deleted(more: dict[
 async def test_a_profile_that_a_job_asks_for_is_kept_and_planned_with() -> None:
     profiles: list[int] = []
 
-    def plan(_pools: object, known: list[object], _jobs: list[FleetJob]) -> FleetPlan:
+    def plan(_pools: object, known: list[object], _jobs: list[FleetJob], **_: object) -> FleetPlan:
         profiles.append(len(known))
         return FleetPlan({})
 
@@ -858,7 +895,7 @@ async def test_nodes_are_given_up_at_once_for_a_higher_priority_only(priority: i
     """Plans of equals change places with every report; what is carried out has held for a while."""
     counts = {"team/digits": {"spot": 2}, "team/other": {"spot": 6}}
 
-    def plans(_pools: object, _profiles: object, jobs: list[FleetJob]) -> FleetPlan:
+    def plans(_pools: object, _profiles: object, jobs: list[FleetJob], **_: object) -> FleetPlan:
         empty = JobPlan({}, 1, 60.0, None, None, 1.0, 0.99, True, None, "", None, None)
         return FleetPlan({job.name: replace(empty, counts=counts[job.name]) for job in jobs})
 

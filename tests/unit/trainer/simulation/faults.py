@@ -44,6 +44,7 @@ class Faults:
             (0.001, self.toggle_storage),
             (0.0003, self.pause_worker),
             (0.001 * ps_rate, self.lose_servers),
+            *([(0.003, self.hang_read)] if world.hangs else []),
         )
         """(probability per turn at `rate` 1, event). An event returns whether it was possible."""
 
@@ -124,6 +125,13 @@ class Faults:
             worker = self.random.choice(workers)
             until = self.world.now + self.random.choice([2.0, 10.0, 90.0]) * self.random.random()
             self.world.wakes_at[worker] = worker.beats_at = max(until, self.world.wakes_at.get(worker, 0.0))
+        return bool(workers)
+
+    def hang_read(self):
+        """The next read of a worker takes long, or has no end. It still sends heartbeats."""
+        if workers := self.faulty_workers():
+            seconds = self.random.choice([2.0, 10.0, 60.0, math.inf]) * (1 - self.random.random())
+            self.random.choice(workers).hangs_for = seconds
         return bool(workers)
 
     def cut_off_worker(self):

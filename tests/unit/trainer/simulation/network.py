@@ -241,8 +241,9 @@ class Exchange:
 
     def _push(self, update, out, push, *, delta=False, arrives=False):
         meta, delta = push.meta, delta or not self.world.gradients
-        if not delta:
-            for step in np.flatnonzero(update[STEPS_AT : STEPS_AT + self.world.steps]):
+        for step in np.flatnonzero(update[STEPS_AT : STEPS_AT + self.world.steps]):
+            self.world.sent.setdefault(int(step), set()).add((*self.identity, push.seq))
+            if not delta:
                 self.world.pushes[int(step)] = (*self.identity, push.seq)
 
         def apply(server, part):

@@ -24,11 +24,13 @@ from shoal_trainer.coordinator.protocol import (
 from shoal_trainer.coordinator.reconciler import Reconciler, pushes_of
 from shoal_trainer.coordinator.rollback import Rollback
 from shoal_trainer.coordinator.snapshotter import Snapshotter
+from shoal_trainer.coordinator.stuck import Stuck
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import LARGE_VALUES, ShardStore
 from shoal_trainer.snapshot.claims import LOOK_SECONDS, Claim
 from shoal_trainer.snapshot.store import SnapshotStore
+from tests.unit.trainer.simulation.invariants import check_claim, check_contents, check_may_push
 from tests.unit.trainer.simulation.job import BATCH, EPOCHS, MODEL_FILE, PIECE, SAMPLES, STEPS_AT, model
 from tests.unit.trainer.simulation.storage import AtOnce, MemoryStorage
 
@@ -128,6 +130,7 @@ class Server:
         self.follower = Follower(self.shard, self.store, world.interleave)
         self.claim = Claim(world.storage, index, epoch)
         self.claim.make()
+        check_claim(world.storage, index, epoch)
         found = self.store.load_settled(index, world.shards)
         begun = None if found or not world.begins_with else world.begins_with.load_newest(index, world.shards)
         if found is not None:
@@ -139,6 +142,7 @@ class Server:
         if index == 0:
             self._coordinate(found, begun)
         self._weigh(self.shard.on_applied)
+        self._watch_history()
 
     def _coordinate(self, found, begun):
         world = self.world
@@ -146,6 +150,8 @@ class Server:
             JobIdentity(namespace="n", name="j", uid="u"), world.stop_after, BATCH, self.shard,
             clock=world.clock, wall=world.clock,
         )  # fmt: skip
+        if world.hangs:
+            self.coordinator.stuck = Stuck(least=5.0, first=10.0)
         others = [RemoteShard(world, other) for other in range(1, world.shards)]
         self.others = [
             OtherShard(self.shard, index, other, self.compare_soon) for index, other in enumerate(others, 1)
@@ -192,6 +198,21 @@ class Server:
 
         self.shard.on_applied = applied
 
+    def _watch_history(self):
+        """Check who pushes, and what a worker's copy brings."""
+        shard, begin, adopt = self.shard, self.shard.history.begin, self.shard.history.adopt
+
+        def begins(worker, seq, meta):
+            check_may_push(shard, worker)
+            return begin(worker, seq, meta)
+
+        def adopts(version, generation, meta):
+            assert generation >= shard.history.generation, "a copy from before a rollback"
+            adopt(version, generation, meta)
+            check_contents(self.world, shard)
+
+        shard.history.begin, shard.history.adopt = begins, adopts
+
     def ready(self, version, applied):
         """Record the steps with which a generation begins; a rollback makes the shard ready again."""
         self.coordinator.ready(version, applied)
@@ -220,16 +241,18 @@ class Server:
         try:
             self.claim.check()
         except Unreachable:
-            return
+            pass
         except Fenced as error:
             self.fenced(error)
+        else:
+            check_claim(self.world.storage, self.index, self.shard.epoch)
 
 
 def another_run(shards):
     """The snapshots of a run that trained nothing, so that a run started from it counts only its own samples."""
     world = SimpleNamespace(
-        boots=0, shards=shards, streams=False, bound=None, steps=0, kept={}, storage=MemoryStorage(), clock=lambda: 0.0,
-        weighed=lambda *_: None,
+        boots=0, shards=shards, streams=False, bound=None, hangs=False, steps=0, kept={},
+        storage=MemoryStorage(), clock=lambda: 0.0, weighed=lambda *_: None,
         begins_with=None, servers=[], cut_off=(), cut_until=[0.0] * shards, interleave=lambda: None,
         stop_after=StopAfter(epochs=EPOCHS),
     )  # fmt: skip

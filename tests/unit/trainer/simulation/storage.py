@@ -8,6 +8,7 @@ import random
 from concurrent.futures import Executor, Future
 
 from shoal_trainer.errors import Unreachable
+from tests.unit.trainer.simulation.invariants import check_published
 
 
 class MemoryStorage:
@@ -33,6 +34,7 @@ class MemoryStorage:
 
     def create(self, name, data):
         self._check()
+        check_published(self, name, data)
         created = self.files.setdefault(name, data) is data
         if created:
             self.created.append((name, data))

@@ -231,6 +231,22 @@ def test_no_gradient_is_staler_than_the_bound(chunk):
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 @pytest.mark.timeout(600)
+def test_hung_reads_hold_up_nobody_for_ever(chunk):
+    """Also if such a worker comes back when others have its ranges, by then in work or done."""
+    for seed in range(chunk, SEEDS // 3, CHUNKS):
+        faults, shards = (0.2, 0.5, 1.0)[seed % 3], (1, 1, 2)[seed % 3]
+        world = World(
+            seed, workers=2 + seed % 3, faults=faults, ps_faults=seed // 3 % 3, shards=shards, hangs=True,
+            steps_per_push=steps_per_push(seed), streams=seed % 2 == 0,
+        )  # fmt: skip
+        world.run(20_000, calm_after=100 + 37 * (seed % 50))
+        world.end()
+        check(seed, world)
+        check_partial(world, f"seed {seed}: {world.describe()}")
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.timeout(600)
 def test_job_ends_after_the_last_fault(chunk):
     """No later fault hides the damage of an earlier one."""
     for seed in range(chunk, SEEDS // 2, CHUNKS):

@@ -82,6 +82,8 @@ class Worker:
         self.in_task = False
         self.fenced = None
         self.beats_at = world.now
+        self.hangs_for, self.hangs = 0.0, (0.0, 0.0)
+        """For how long the next read hangs, and from when to when the last one."""
         self.resumed = threading.Semaphore(0)
         flat_model = SimpleNamespace(
             layout=SimpleNamespace(size=world.model.size, trainable=world.model.size),
@@ -189,13 +191,25 @@ class Worker:
     def task_finished(self):
         self.in_task = False
 
+    @property
+    def reading_seconds(self):
+        """For how long the read in progress hangs."""
+        since, until = self.hangs
+        return self.world.now - since if self.world.now < until else 0.0
+
     def get(self, timeout):
-        del timeout
+        if self.queue and self.hangs_for:
+            self.hangs, self.hangs_for = (self.world.now, self.world.now + self.hangs_for), 0.0
+        if self.world.now < self.hangs[1]:
+            self.world.sleep(self, timeout)
+            return None
         if not self.queue:
             try:
                 self.queue += self.items()
             except Unreachable:
                 return None
+            if self.hangs_for:
+                return None  # it has a lease, and hangs from now on
         return self.queue.pop(0) if self.queue else None
 
     def upcoming(self):
@@ -230,6 +244,8 @@ class Worker:
         lease, first, stop = given.lease, 0, given.lease.stop
         if (lengths := self.world.lengths) is not None:
             first, stop = sum(lengths[: lease.number]), stop or lengths[lease.number]
+        granted = self.slot, self.incarnation, lease.epoch, lease.number, lease.start
+        assert self.world.granted.setdefault(lease.token, granted) == granted, f"{lease.token} is not unique"
         place = lease.epoch, lease.start, lease.stop, lease.file, lease.number
         work = DataWork(lease.token, *place, generation=generation)
         self.leases.grant(work)
@@ -335,7 +351,10 @@ class Worker:
         if world.beats.random() < world.loss:
             return
         try:
-            world.server.coordinator.heartbeat(Heartbeat(slot=self.slot, incarnation=self.incarnation))
+            beat = Heartbeat(
+                slot=self.slot, incarnation=self.incarnation, reading_seconds=self.reading_seconds
+            )
+            world.server.coordinator.heartbeat(beat)
         except Fenced as error:
             self.fenced = error
 

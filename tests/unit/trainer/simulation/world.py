@@ -11,18 +11,17 @@ import random
 import sys
 import threading
 import traceback
-from itertools import pairwise
 
 import numpy as np
 
 from shoal_trainer.contract import StopAfter
-from shoal_trainer.coordinator.lease_index import overlap
 from shoal_trainer.errors import FaultyDevice, Fenced, TrainerError, Unreachable
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import State
 from shoal_trainer.ps.shard_bounds import bounds
 from shoal_trainer.worker.loop import End
 from tests.unit.trainer.simulation.faults import Faults
+from tests.unit.trainer.simulation.invariants import check_fences, check_leases
 from tests.unit.trainer.simulation.job import EPOCHS, lengths, model
 from tests.unit.trainer.simulation.server import Server
 from tests.unit.trainer.simulation.storage import MeanStorage, MemoryStorage
@@ -36,7 +35,8 @@ class World:
     training stops after this many. `gradients`: see `job`. `streams`: whether shards are so large that pushes and pulls
     are streams. `files`: the samples are in files, whose lengths the job learns, and whose list each worker leaves out
     until it is asked for it. `mean`: answers of the storage are lost, parameter server 0 dies while it writes, and
-    losses of servers do not end an outage of the storage. `bound`: of the staleness.
+    losses of servers do not end an outage of the storage. `bound`: of the staleness. `hangs`: reads hang, for ever or
+    for a while, of which the worker's heartbeats tell.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class World:
         mean=False,
         files=False,
         bound=None,
+        hangs=False,
     ):
         self.random, self.beats = random.Random(seed), random.Random(~seed)
         self.now = 0.0
@@ -68,13 +69,15 @@ class World:
         self.rounds = seed % 4 < 2
         """Whether workers wait for each other after their pushes."""
         self.shards, self.model, self.streams = shards, model(shards, gradients=gradients), streams
-        self.gradients, self.bound = gradients, bound
+        self.gradients, self.bound, self.hangs = gradients, bound, hangs
         self.awaited = set()
         """The pushes for which others wait, with their shards: each worker has pulled their base since it connected."""
         self.weights = {}
         """The weights with which each push was applied: in another shard, or after a loss, it has another one."""
         self.pushes = {}
         """The push of each step that was sent as a gradient."""
+        self.sent, self.granted = {}, {}
+        """The pushes in which each step was sent, and the worker and place of each lease by its token."""
         self.bounds = bounds(self.model.size, shards)
         self.faults = Faults(self, faults, ps_faults, safe=safe, survival=survival)
         self.yielded = threading.Semaphore(0)
@@ -180,11 +183,16 @@ class World:
         if self.server is not None:
             self.server.coordinator.tick()
             self.reconcile_shards()
-            self.check_leases()
+            if (ledger := self.server.coordinator.record.ledger) is not None:
+                check_leases(ledger)
+        for server in filter(None, self.servers):
+            check_fences(server.shard)
+            if self.now >= server.looks_at:
+                server.look()
         for server in list(self.cut_off):
             if self.now >= server.looks_at:
                 server.look()
-            if server.index == 0:
+            if server in self.cut_off and server.index == 0:
                 server.coordinator.tick()
                 self.tell_others(server)
         for slot, worker in list(self.slots.items()):
@@ -252,14 +260,6 @@ class World:
             with contextlib.suppress(Unreachable):
                 self.server.reconciler.compare()
                 self.server.compare_due = False
-
-    def check_leases(self):
-        """Nothing is leased twice."""
-        ledger = self.server.coordinator.record.ledger
-        leases = () if ledger is None else ledger.leases.values()
-        segments = sorted((lease.segment for lease in leases), key=lambda one: (*one[:3], one.end))
-        for one, next_one in pairwise(segments):
-            assert not overlap(one, next_one), f"{one} and {next_one} are leased at once"
 
     def tell_others(self, server):
         """Server 0, or one that was replaced and still runs, tells the other shards what holds for all."""

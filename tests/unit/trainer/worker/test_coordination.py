@@ -245,6 +245,27 @@ def test_heartbeat_carries_an_outage_before_the_message_about_data(bench, monkey
         plane._thread.join(30)
 
 
+def test_heartbeat_says_how_long_a_read_takes(bench):
+    plane, now, said = bench.worker(), [100.0], []
+    plane._clock = lambda: now[0]
+    plane._client.heartbeat = lambda beat: said.append(beat.reading_seconds) or Alive()
+
+    def beats(seconds):
+        now[0] += seconds
+        plane._beat()
+
+    beats(1.0)
+    plane.set_message(lambda: "")  # as a read begins
+    beats(5.0)
+    plane.set_message("cannot read part-3: no answer")
+    plane.set_message("a training step takes long", About.STEP)
+    plane.set_message(lambda: "")  # it is tried again
+    beats(5.0)
+    plane.set_message("")
+    beats(1.0)
+    assert said == [0.0, 5.0, 10.0, 0.0]
+
+
 def test_finished_job_is_learned_from_the_answer_to_a_heartbeat(bench, monkeypatch):
     monkeypatch.setattr(coordination, "HEARTBEAT_SECONDS", 0.001)
     plane = bench.worker()

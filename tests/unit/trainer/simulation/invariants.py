@@ -1,0 +1,73 @@
+"""What holds at every moment of a simulated job, and not only of what its end shows.
+
+They look at what is there: at fences, claims and parameters, and not at the code that should have kept them.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+from shoal_trainer.coordinator.lease_index import overlap
+from shoal_trainer.ps.contents import KEPT_INCARNATIONS
+from shoal_trainer.snapshot.manifest import Manifest
+from tests.unit.trainer.simulation.job import PIECE, STEPS_AT
+
+CLAIM = re.compile(r"snapshots/epoch-(\d+)-(\d+)")
+
+
+def claimed(storage, index):
+    """The highest incarnation that has claimed this shard."""
+    claims = map(CLAIM.fullmatch, storage.files)
+    return max((int(claim[2]) for claim in claims if claim and int(claim[1]) == index), default=0)
+
+
+def check_claim(storage, index, epoch):
+    """A server serves this shard: it has claimed it, and no newer one has."""
+    assert claimed(storage, index) == epoch, (
+        f"shard {index}: {claimed(storage, index)} has claimed it, not {epoch}"
+    )
+
+
+def check_published(storage, name, data):
+    """Nobody publishes after its successor has claimed the storage."""
+    if "/manifest-" in name:
+        epoch = Manifest.model_validate_json(data).epoch
+        assert claimed(storage, 0) <= epoch, f"{name} of {epoch} follows {claimed(storage, 0)}"
+
+
+def check_leases(ledger):
+    """Nothing is leased twice."""
+    segments = sorted(
+        (lease.segment for lease in ledger.leases.values()), key=lambda one: (*one[:3], one.end)
+    )
+    for one, next_one in pairwise(segments):
+        assert not overlap(one, next_one), f"{one} and {next_one} are leased at once"
+
+
+def check_fences(shard):
+    """A shard refuses the predecessors of the workers whose pushes it has, as a whole or in part."""
+    with shard.lock:
+        older = dict(shard.workers.refused()[0])
+        pushed = [*shard.history.applied, *((push.slot, push.incarnation) for push in shard.history.begun())]
+    for slot, incarnation in pushed:
+        assert older.get(slot, 0) >= incarnation, f"workers before {slot}-{incarnation} may push"
+
+
+def check_may_push(shard, worker):
+    """This worker, of which a push begins, is not refused."""
+    older, left = map(dict, shard.workers.refused())
+    assert older.get(worker[0], 0) <= worker[1], f"{worker} was replaced and pushes"
+    assert left.get(worker[0]) != worker[1], f"{worker} has left and pushes"
+
+
+def check_contents(world, shard):
+    """A shard has the steps of the pushes that it says it has, and no others (of incarnations that it remembers)."""
+    last = shard.model.parameters.reshape(-1, PIECE)[-1, STEPS_AT : STEPS_AT + world.steps]
+    contents, newest = shard.history.contents, {}
+    for slot, incarnation, *_ in contents.spans():
+        newest[slot] = max(incarnation, newest.get(slot, 0))
+    for step, pushes in world.sent.items():
+        if all(incarnation > newest.get(slot, 0) - KEPT_INCARNATIONS for slot, incarnation, _ in pushes):
+            told = any(push in contents for push in pushes)
+            assert told == bool(last[step]), f"step {step} of {pushes}: {contents.spans()}"

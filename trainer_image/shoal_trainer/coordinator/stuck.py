@@ -1,0 +1,77 @@
+"""Workers that hold up the others: they hold leases and read nothing, while others are idle for want of these. Pure.
+
+Such a worker sends heartbeats, so it is not silent, and it cannot know that others wait: its own watchdog ends it after
+an hour, and only if others train on. So it is fenced as a silent one is: what it pushes later is refused, and another
+worker trains its ranges. Where nobody can read them, the next one hangs as well: after each time the patience doubles,
+until a push arrives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shoal_trainer.coordinator.members import Member
+
+LEAST_SECONDS = 600.0
+FIRST_SECONDS = 3600.0
+"""Before the first push to this process: until then nobody knows how long a read takes."""
+FACTOR = 3.0
+"""It is stuck after so many times the longest read that has ended, and the least time."""
+TOLD_SECONDS = 600.0
+
+
+class Stuck:
+    """Finds them in what the heartbeats say. `least`, `first`: seconds, see `LEAST_SECONDS` and `FIRST_SECONDS`."""
+
+    def __init__(self, least: float = LEAST_SECONDS, first: float = FIRST_SECONDS) -> None:
+        self._least, self._first = least, first
+        self._longest = 0.0
+        """Of the reads that have ended, in seconds."""
+        self._pushed = False
+        self._in_vain = 0
+        """How many were fenced since the last push."""
+        self._suspects: list[Member] = []
+        """The result of the last `notice`; some may have read since."""
+        self._told = "", 0.0
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which a worker that reads nothing is stuck."""
+        least = max(self._least, FACTOR * self._longest) if self._pushed else self._first
+        return float(least * 2**self._in_vain)
+
+    def heard(self, member: Member, seconds: float, now: float) -> None:
+        """A heartbeat says for how long this worker has read nothing, of which only the time without a push counts."""
+        seconds = min(seconds, now - member.last_push)
+        if seconds < member.reading_seconds:
+            self._longest = max(self._longest, member.reading_seconds)
+        member.reading_seconds = seconds
+
+    def pushed(self, member: Member, now: float) -> None:
+        """A push of this worker was applied."""
+        self.heard(member, 0.0, now)
+        self._pushed, self._in_vain = True, 0
+
+    def notice(self, members: Iterable[Member]) -> None:
+        """Look at all members; called by the timer."""
+        self._suspects = [member for member in members if self._hangs(member)]
+
+    def found(self) -> list[Member]:
+        """The workers that are stuck, the one that has been so longest first."""
+        stuck = [member for member in self._suspects if self._hangs(member)]
+        return sorted(stuck, key=lambda member: -member.reading_seconds)
+
+    def taken(self, member: Member, now: float) -> str:
+        """Its leases are taken back; returns why."""
+        why = f"read nothing for {member.reading_seconds:.0f} s while others were idle"
+        self._told = f"worker {member.slot}-{member.incarnation} {why}: its ranges went to others", now
+        self._in_vain += 1
+        return why
+
+    def message(self, now: float) -> str:
+        """The last time, as long as it is news; "" if there is none."""
+        said, at = self._told
+        return said if now - at <= TOLD_SECONDS else ""
+
+    def _hangs(self, member: Member) -> bool:
+        return member.present and member.reading_seconds > self.patience
