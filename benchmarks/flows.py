@@ -26,7 +26,7 @@ from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.client import PSClient
 from shoal_trainer.ps.kernel_loader import load_kernels
 from shoal_trainer.security import Credentials
-from shoal_trainer.wire.messages import Push, WorkerIdentity
+from shoal_trainer.wire.messages import Push, PushMeta, WorkerIdentity
 
 SIZE = 25_600_000
 MESSAGE = 2 * SIZE
@@ -140,7 +140,7 @@ def work(secret: str, port: int) -> None:
     def exchange() -> None:
         nonlocal pulled, seq
         seq += 1
-        pulled = client.push_pull(gradient, out, Push(seq, 1, pulled.versions))
+        pulled = client.push_pull(gradient, out, Push(seq, pulled.versions, PushMeta(1)))
 
     _answer(exchange)
     client.close()

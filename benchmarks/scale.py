@@ -21,7 +21,7 @@ from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.client import PSClient
 from shoal_trainer.ps.memory import needed
 from shoal_trainer.run.processes import LocalJob, LocalRun
-from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Push, WorkerIdentity
+from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Push, PushMeta, WorkerIdentity
 
 SIZES = {"1 M": 1_000_000, "25.6 M": 25_600_000, "100 M": 100_000_000}
 
@@ -173,11 +173,13 @@ class _Server:
             if not peer.hello(spec).initialized:
                 peer.initialize(aligned(size))
             pulled = peer.pull(out[number])
-            pulled = peer.push_pull(gradient, out[number], Push(1, 1, pulled.versions))  # touches every page
+            pulled = peer.push_pull(
+                gradient, out[number], Push(1, pulled.versions, PushMeta(1))
+            )  # touches every page
             ready.wait(60)  # if one fails, all fail
             start = time.perf_counter()
             for seq in range(2, pushes + 2):
-                pulled = peer.push_pull(gradient, out[number], Push(seq, 1, pulled.versions))
+                pulled = peer.push_pull(gradient, out[number], Push(seq, pulled.versions, PushMeta(1)))
             times.append(time.perf_counter() - start)
             peer.close()
 

@@ -269,9 +269,8 @@ class VirtualJob(Course):
         self.held[worker] = self.computing[worker] = version
         released, ends = max(self.now, made_at), self._served(max(self.now, made_at))
         self.pulled[worker] = pulled = Pulled(
-            (version[0],), ({},), answer.meta.samples, answer.meta.live_workers, made=made,
-            pull_seconds=ends - released, push_seconds=made_at - self.pushed[worker], wait_seconds=released - made_at,
-            factor=answer.meta.factor,
+            (version[0],), (answer.meta,), made=made, pull_seconds=ends - released,
+            push_seconds=made_at - self.pushed[worker], wait_seconds=released - made_at,
         )  # fmt: skip
         self.anticipations[worker].answered(pulled, base, overlapped=False)
         self._begin(worker, ends)
@@ -290,16 +289,13 @@ class VirtualJob(Course):
         base, flat = self.computing[worker]
         anticipation, overlaps = self.anticipations[worker], self.job.overlaps
         io = self.update(worker, flat)
-        long = length(io, io.size)
-        push = Push(self.seqs[worker], self.job.batch, (base,))
+        meta = PushMeta(self.job.batch, length=length(io, io.size))
+        push = Push(self.seqs[worker], (base,), meta)
         flight = Send(io.copy(), push, overlapped=worker in self.flights)
         self.seqs[worker] += 1
         ahead = anticipation.ahead(in_flight=overlaps) if self.job.anticipates else 0.0
-        meta, who = (
-            PushMeta(samples=self.job.batch, length=long),
-            (worker, self.incarnations[worker], self.seqs[worker]),
-        )
-        answer = self.shard.push(*who, base, meta, io, ahead=ahead)
+        who = worker, self.incarnations[worker], self.seqs[worker]
+        answer = self.shard.run(self.shard.pushing(*who, base, meta, ahead=ahead), io)
         self.samples += self.job.batch
         self.metas[worker] = answer.meta
         cadence, made_at = self.cadences[worker], self._served(self.now)
@@ -312,8 +308,8 @@ class VirtualJob(Course):
             return
         self._begin(worker, self.now)
         self.pulled[worker] = pulled = Pulled(
-            (answer.version,), ({},), answer.meta.samples, answer.meta.live_workers,
-            pull_seconds=self._served(made_at) - made_at, push_seconds=made_at - self.now, factor=answer.meta.factor,
+            (answer.version,), (answer.meta,),
+            pull_seconds=self._served(made_at) - made_at, push_seconds=made_at - self.now,
         )  # fmt: skip
         before = self.held[worker]
         self.held[worker] = answer.version, io
@@ -324,13 +320,8 @@ class VirtualJob(Course):
         # The next step begins before this answer, with the one before.
         self.computing[worker] = before
         if self.job.anticipates:
-            known = Pulled(
-                (before[0],),
-                ({},),
-                self.known.get(worker, 0),
-                answer.meta.live_workers,
-                factor=answer.meta.factor,
-            )
+            said = answer.meta._replace(samples=self.known.get(worker, 0))
+            known = Pulled((before[0],), (said,))
             ahead_of = anticipation.include(before[1], flight, known)
             self.computing[worker] = before[0], ahead_of.copy()
         anticipation.answered(pulled, base, overlapped=flight.overlapped)
@@ -344,9 +335,8 @@ class VirtualJob(Course):
         self.known[worker] = self.shard.history.samples
         self.flights.pop(worker, None)
         self.cadences[worker] = Cadence(rounds=self.job.rounds, sequential=False)
-        self.pulled[worker] = Pulled(
-            (self.held[worker][0],), ({},), self.known[worker], self.shard.workers.live
-        )
+        meta = AnswerMeta(self.known[worker], self.shard.workers.live)
+        self.pulled[worker] = Pulled((self.held[worker][0],), (meta,))
         self.pushed[worker] = self.now
         self._begin(worker, self.now)
 
@@ -391,7 +381,8 @@ class VirtualJob(Course):
             alone.difference_into(delta)
             self.seqs[worker] += 1
             meta = PushMeta(samples=steps * BATCH, steps=steps, scale=1.0 / workers)
-            answer = self.shard.delta(worker, 0, self.seqs[worker], base, meta, delta)
+            stream = self.shard.pushing(worker, 0, self.seqs[worker], base, meta, delta=True)
+            answer = self.shard.run(stream, delta)
             self.samples += meta.samples
             self.held[worker] = self.computing[worker] = (answer.version, delta)
 
@@ -424,7 +415,7 @@ class VirtualJob(Course):
 
     def _pull(self, worker: int, ahead: float = 0.0) -> tuple[int, Vector]:
         out = np.empty(self.network.size, np.float32)
-        return self.shard.pull(worker, out, ahead=ahead).version, out
+        return self.shard.run(self.shard.pulling(worker, ahead=ahead), out).version, out
 
 
 def accuracy_after_loss(job: Job, copies: bool) -> tuple[int, float]:

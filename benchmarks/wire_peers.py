@@ -26,7 +26,7 @@ from shoal_trainer.ps.kernel_loader import load_kernels
 from shoal_trainer.ps.server import DataServer
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.security import Credentials, create_secret_dir
-from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Push, WorkerIdentity
+from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Push, PushMeta, WorkerIdentity
 
 HOT = 1 << 20
 SO_MAX_PACING_RATE = 47
@@ -131,7 +131,7 @@ def work(
         begin = time.monotonic()
         while time.monotonic() < until:
             seq, count = seq + 1, count + 1
-            pulled = client.push_pull(gradient, out, Push(seq, 1, pulled.versions))
+            pulled = client.push_pull(gradient, out, Push(seq, pulled.versions, PushMeta(1)))
         _print(count=count, seconds=time.monotonic() - begin, cpu=time.process_time() - cpu)
     client.close()
 

@@ -76,7 +76,7 @@ def test_from_submit_to_a_worker(bucket: str, made: Manifests, tmp_path: Path) -
     assert made.code is None
     digest = made.job["spec"]["training"]["code"]["digest"]
     with served(tmp_path / "secret", bucket, digest) as config:
-        path = fetch(config, Credentials.load(config.secret_dir))
+        path = fetch(config, Credentials.load(config.secret_dir), tmp_path)
     with zipfile.ZipFile(path) as archive:
         assert archive.read("digits.py").decode() == CODE
     store.put(bucket, "team", made.archive or b"")  # another job with this code
@@ -87,15 +87,15 @@ def test_code_that_is_gone_or_changed_is_an_error_of_the_user(bucket: str, tmp_p
     with served(tmp_path, bucket, digest) as config:
         credentials = Credentials.load(config.secret_dir)
         with pytest.raises(UserError, match=rf"team/code-{digest}.zip, is not in its storage s3://runs/all"):
-            fetch(config, credentials)
+            fetch(config, credentials, tmp_path)
         s3fs.S3FileSystem().pipe_file(f"runs/all/team/code-{digest}.zip", b"other")
         with pytest.raises(UserError, match="it was changed"):
-            fetch(config, credentials)
+            fetch(config, credentials, tmp_path)
     with (
         served(tmp_path / "none", bucket, "") as config,
         pytest.raises(ProtocolError, match="unknown path /v1/code"),
     ):
-        fetch(config, Credentials.load(config.secret_dir))
+        fetch(config, Credentials.load(config.secret_dir), tmp_path)
 
 
 @pytest.mark.parametrize(

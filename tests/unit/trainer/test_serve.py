@@ -39,6 +39,7 @@ from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.termination.message import TERMINATION_LOG_ENV
 from shoal_trainer.wire.messages import AnswerMeta, ModelSpec, OptimizerConfig, Progress, PushMeta
 from tests.unit.trainer.coordinator.bench import next_work
+from tests.unit.trainer.ps.shards import pull_from, push_to
 from tests.unit.trainer.snapshot.saving import latest
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=4, optimizer=OptimizerConfig(name="delta", batch_size=2))
@@ -77,7 +78,7 @@ def trained(tmp_path, shards=1, run=""):
     server.service.coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=2), batch_size=2))
     next_work(server.service.coordinator, 0, 0)
     meta = PushMeta(samples=2, progress=(Progress(0, -1, 0, 2),))
-    server.shard.delta(0, 0, 1, 0, meta, aligned(server.shard.size))
+    push_to(server.shard, 0, 0, 1, 0, meta, aligned(server.shard.size), delta=True)
     return server
 
 
@@ -252,7 +253,7 @@ def test_shards_start_from_one_snapshot_of_another_run_that_still_trains(server,
             time.sleep(0.01)
         started[0]._restore()
         entry = PushMeta(samples=2, progress=(Progress(0, -1, 0, 2),))
-        server.shard.delta(0, 0, 2, 1, entry, aligned(4))
+        push_to(server.shard, 0, 0, 2, 1, entry, aligned(4), delta=True)
         assert server.service.snapshotter.take().number == 2
         waiting.result(timeout=20)
     assert [one.shard.history.samples for one in started] == [2, 2]
@@ -261,7 +262,7 @@ def test_shards_start_from_one_snapshot_of_another_run_that_still_trains(server,
 def test_restart_in_place_before_first_snapshot_asks_workers_first(server, tmp_path):
     # OOM-killed: a new worker's initial values must not replace a copy of the trained parameters.
     copy = aligned(4)
-    answer = server.shard.pull(0, copy)
+    answer = pull_from(server.shard, 0, copy)
     server._create_marker()
     again = ParameterServer(config(tmp_path))
     again._restore()
@@ -304,7 +305,9 @@ def test_replaced_server_exits_and_its_successor_keeps_its_updates(server, tmp_p
     copy = aligned(4)
     copy += 3.0
     entry = PushMeta(samples=2, progress=(Progress(0, -1, 0, 2),))
-    answer = server.shard.delta(0, 0, 2, 1, entry, copy)  # its workers are still connected to it
+    answer = push_to(
+        server.shard, 0, 0, 2, 1, entry, copy, delta=True
+    )  # its workers are still connected to it
     with pytest.raises(Fenced, match="incarnation 1 has claimed the storage, this is 0"):
         server.service.snapshotter.take()
     assert server._fenced is None
@@ -479,7 +482,7 @@ def test_another_job_continues_a_run_with_the_same_name(tmp_path):
     before.service.coordinator.join(Join(slot=0, incarnation=1000, data=DataSpec(size=4), batch_size=2))
     next_work(before.service.coordinator, 0, 1000)
     meta = PushMeta(samples=2, progress=(Progress(0, -1, 0, 2),))
-    before.shard.delta(0, 1000, 1, 0, meta, aligned(before.shard.size))
+    push_to(before.shard, 0, 1000, 1, 0, meta, aligned(before.shard.size), delta=True)
     assert before.service.snapshotter.take()
 
     after = named(tmp_path, uid="v", first=2000)

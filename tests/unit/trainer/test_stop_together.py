@@ -15,6 +15,7 @@ from shoal_trainer.snapshot.storage import open_storage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Progress, PushMeta
 from tests.unit.trainer.coordinator.bench import next_work
+from tests.unit.trainer.ps.shards import push_to
 from tests.unit.trainer.snapshot.saving import latest
 from tests.unit.trainer.threads import Job
 
@@ -44,7 +45,7 @@ class Stopped(Job):
     def push(self, seq):
         meta = PushMeta(samples=2, progress=(Progress(0, -1, 2 * seq - 2, 2 * seq),))
         for server in self.servers.values():
-            server.shard.delta(0, 0, seq, seq - 1, meta, aligned(server.shard.size))
+            push_to(server.shard, 0, 0, seq, seq - 1, meta, aligned(server.shard.size), delta=True)
 
     def exit_code(self, index):
         self.serving[index].join(30)

@@ -6,6 +6,7 @@ the same batches where the samples are shuffled anyway.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,6 +22,15 @@ def checked(lengths: Sequence[int], where: str) -> tuple[int, ...]:
     if not all(isinstance(length, int) and length > 0 for length in lengths):
         raise UserError(f"{where}: lengths must be positive integers, not {list(lengths)}.")
     return tuple(sorted(set(lengths)))
+
+
+def fitting(lengths: Sequence[int], length: int, what: str) -> int:
+    """The shortest of ascending `lengths` that holds `what`. Raises `UserError` if none does."""
+    if length > lengths[-1]:
+        raise UserError(
+            f"{what} has the length {length}, and the longest of lengths=… is {lengths[-1]}. Cut it, or add a length."
+        )
+    return lengths[bisect.bisect_left(lengths, length)]
 
 
 class Lengths:
@@ -79,7 +89,7 @@ class Lengths:
     def cut(self, elements: Iterator[Any]) -> Iterator[Any]:
         """The arrays of elements, as short as their longest row allows."""
         for element, sizes in elements:
-            width = self.lengths[int(np.searchsorted(self.lengths, np.max(sizes)))]
+            width = fitting(self.lengths, int(np.max(sizes)), "A sample")
             flags = iter(self.varies)
             yield map_leaves(lambda leaf: np.asarray(leaf)[:, :width] if next(flags) else leaf, element)  # noqa: B023
 
@@ -89,11 +99,7 @@ class Lengths:
             raise UserError(
                 f"The arrays of a sample that vary in length have different lengths: {sorted(found)}."
             )
-        if (length := found.pop()) > self.lengths[-1]:
-            raise UserError(
-                f"A sample has the length {length}, and the longest of lengths=… is {self.lengths[-1]}. Cut it, or add "
-                "a length."
-            )
+        fitting(self.lengths, length := found.pop(), "A sample")
         return length
 
 

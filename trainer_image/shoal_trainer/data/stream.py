@@ -22,7 +22,7 @@ import numpy as np
 
 from shoal_trainer.data.batch import Batch, batches, fill, leaves, map_leaves, split
 from shoal_trainer.data.indexed import connected, reached, require_dataset
-from shoal_trainer.data.lengths import checked
+from shoal_trainer.data.lengths import checked, fitting
 from shoal_trainer.data.rows import count, rebatched, taken
 from shoal_trainer.data.source import UNPLACED, Extent, Part, Source
 from shoal_trainer.errors import UserError
@@ -235,20 +235,14 @@ class Stream(Source):
     def _padded(self, element: Any) -> Any:
         x = split(element)[0]
         width = next((np.shape(leaf)[1] for leaf in leaves(x) if np.ndim(leaf) > 1), None)
-        if width is None or width in self.lengths:
+        if width is None or (missing := fitting(self.lengths, width, "A batch") - width) == 0:
             return element
-        fitting = [length for length in self.lengths if length >= width]
-        if not fitting:
-            raise UserError(
-                f"A batch has the length {width}, and the longest of lengths=… is {self.lengths[-1]}. Cut it, or add a "
-                "length."
-            )
 
         def pad(leaf: Any) -> Any:
             array = np.asarray(leaf)
             if array.ndim < 2 or array.shape[1] != width:
                 return leaf
-            return np.pad(array, [(0, 0), (0, fitting[0] - width), *[(0, 0)] * (array.ndim - 2)])
+            return np.pad(array, [(0, 0), (0, missing), *[(0, 0)] * (array.ndim - 2)])
 
         return map_leaves(pad, element)
 

@@ -10,7 +10,6 @@ Nothing is retried: `Unreachable` closes every connection; the caller then calls
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,7 +35,6 @@ from shoal_trainer.wire.messages import (
     ModelSpec,
     Pulled,
     Push,
-    PushMeta,
     ShardWelcome,
     Welcome,
     WorkerIdentity,
@@ -58,6 +56,8 @@ class Parted(InPieces, Protocol):
 
 
 Vector = NDArray[Any] | Parted
+
+UNCONNECTED = "not connected: call hello first"
 
 CODECS = {"fp32": Codec.FP32, "bf16": Codec.BF16}
 
@@ -98,22 +98,18 @@ class PSClient:
             )
             for index, shard in enumerate(shards)
         ]
+        self._model: ModelSpec | None = None
         self._bounds: tuple[Bounds, ...] = ()
         self._trainable = 0
         self._outgoing = aligned(0, np.uint16)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="answers")
-
-    @property
-    def bounds(self) -> tuple[Bounds, ...]:
-        """The range of the flat vector that each shard holds; known after `hello`."""
-        return self._bounds
 
     def hello(self, model: ModelSpec, copy: Copy | None = None) -> Welcome:
         """Connect to all shards, agree on the model, and send `copy` to shards that lost their parameters.
 
         If some shards are unreachable, the others get the copy before `Unreachable` is raised: they wait only briefly.
         """
-        self._bounds = bounds(model.size, len(self._shards))
+        self._model, self._bounds = model, bounds(model.size, len(self._shards))
         self._trainable = model.parameters
         size = place(model.size, model.parameters, np.uint16)
         if self.codec is Codec.BF16 and self._outgoing.size != size:
@@ -150,11 +146,13 @@ class PSClient:
             raise
         return Welcome(tuple(welcome for _, welcome in found))
 
-    def probe(self, model: ModelSpec) -> Welcome:
+    def probe(self) -> Welcome:
         """The state of the shards, without a transfer of parameters. `Unreachable` also after a rollback."""
+        if self._model is None:
+            raise Unreachable(UNCONNECTED)
         try:
             for shard in self._shards:
-                self._send_hello(shard, model, None)
+                self._send_hello(shard, self._model, None)
             found = [decode_json(ShardWelcome, shard.receive(Op.WELCOME)[1]) for shard in self._shards]
             if [welcome.boot for welcome in found] != [shard.server.boot for shard in self._shards]:
                 raise Unreachable("a shard was rolled back to a snapshot")
@@ -190,7 +188,7 @@ class PSClient:
         )
 
     def push_pull(self, gradient: Vector, out: NDArray[Any], push: Push) -> Pulled:
-        """Apply the mean gradient of `push.samples` samples, and write the parameters to `out`, `push.ahead` later."""
+        """Apply the mean gradient of a push, and write the parameters to `out`, `push.ahead` later."""
         self._check(gradient)
         self._check(out)
         return self._call(Op.PUSH_PULL, Op.PARAMETERS, gradient, out, push, ahead=push.ahead)
@@ -206,11 +204,11 @@ class PSClient:
         sent, waited = pushed.push_seconds, pushed.pull_seconds
         return replace(pulled, push_seconds=sent, wait_seconds=waited, made=pushed.versions[0])
 
-    def push_delta(self, delta: Vector, out: NDArray[Any], push: Push, *, scale: float = 1.0) -> Pulled:
-        """Parameters += scale * delta, and write the new parameters to `out`."""
+    def push_delta(self, delta: Vector, out: NDArray[Any], push: Push) -> Pulled:
+        """Parameters += `push.meta.scale` * delta, and write the new parameters to `out`."""
         self._check(delta)
         self._check(out)
-        return self._call(Op.DELTA_PULL, Op.PARAMETERS, delta, out, push, scale=scale)
+        return self._call(Op.DELTA_PULL, Op.PARAMETERS, delta, out, push)
 
     def close(self) -> None:
         """Close all connections. `hello` opens them again."""
@@ -241,7 +239,6 @@ class PSClient:
         out: NDArray[Any] | None,
         push: Push | None = None,
         *,
-        scale: float = 1.0,
         codec: Codec | None = None,
         flags: int = 0,
         ahead: float = 0.0,
@@ -253,7 +250,7 @@ class PSClient:
         payload = values if values is None or coding is Codec.FP32 else self._encode(values)
         payload_codec = coding if payload is not None or out is not None else Codec.NONE
         seq = 0 if push is None else push.seq
-        meta = b"" if push is None else encode_push(_push_meta(push, scale))
+        meta = b"" if push is None else encode_push(push.meta)
 
         versions = known if push is None else push.base_versions
         sending = 0.0
@@ -309,20 +306,13 @@ class PSClient:
         except BaseException:
             self.close()
             raise
-        metas = [decode_answer(meta) if expected is Op.PARAMETERS else AnswerMeta() for _, meta in answers]
         return Pulled(
             versions=tuple(answer.version for answer, _ in answers),
-            applied=tuple(meta.applied for meta in metas),
-            samples=metas[0].samples,
-            live_workers=metas[0].live_workers,
-            shard_samples=tuple(meta.samples for meta in metas),
+            answers=tuple(
+                decode_answer(meta) if expected is Op.PARAMETERS else AnswerMeta() for _, meta in answers
+            ),
             push_seconds=sending,
             pull_seconds=self._clock() - begin - sending,
-            journals=tuple(meta.journal for meta in metas),
-            stopped=metas[0].stopped,
-            begun=tuple(meta.begun for meta in metas),
-            torn=tuple(meta.torn for meta in metas),
-            factor=metas[0].factor,
         )
 
     def _overlapped(
@@ -367,7 +357,7 @@ class PSClient:
     def _check(self, flat: Vector) -> None:
         size = self._bounds[-1][1] if self._bounds else -1
         if size < 0:
-            raise Unreachable("not connected: call hello first")
+            raise Unreachable(UNCONNECTED)
         contiguous = not isinstance(flat, np.ndarray) or flat.flags.c_contiguous
         dtypes = (np.float32, np.uint16) if self.codec is Codec.BF16 else (np.float32,)
         expected = place(size, self._trainable, flat.dtype)
@@ -375,20 +365,3 @@ class PSClient:
             raise ValueError(
                 f"a flat vector has shape ({size},) in float32, not {flat.shape} in {flat.dtype}"
             )
-
-
-def _push_meta(push: Push, scale: float) -> PushMeta:
-    rate = math.nan if push.learning_rate is None else push.learning_rate
-    return PushMeta(
-        push.samples,
-        push.steps,
-        push.loss,
-        rate,
-        scale,
-        push.timings,
-        push.progress,
-        push.metrics,
-        push.length,
-        push.left_out,
-        push.skipped,
-    )

@@ -103,8 +103,9 @@ class ModelState:
         `samples`: how many the shard has seen, for the schedule of a push without its own learning rate. `pace`: see
         `Damping`. Its answer has the parameters expected after `ahead` more updates.
         """
-        rate = later = meta.learning_rate
-        if not math.isfinite(rate):
+        if (rate := meta.learning_rate) is not None:
+            later = rate
+        else:
             rate, later = self._rate(samples), self._rate(samples + meta.samples) if ahead else math.nan
         self.updates += 1
         before, self.pace = self.pace or pace, pace

@@ -38,7 +38,7 @@ class _OnShard:
 
 
 class Pull(_OnShard, Request[Answer]):
-    """See `ShardStore.pull`."""
+    """See `ShardStore.pulling`."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Pull(_OnShard, Request[Answer]):
 
 
 class Pushing(_OnShard, Request[Answer]):
-    """See `ShardStore.push` and `delta`.
+    """See `ShardStore.pushing`.
 
     The weight of a gradient and its optimizer step are fixed before its first piece is applied, and kept with the push:
     one that was interrupted and is sent again is one step.

@@ -18,11 +18,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from shoal_trainer.cgroup import memory_limit
 from shoal_trainer.errors import Fenced, ProtocolError, TrainerError, Unauthorized, Unreachable, UserError
 from shoal_trainer.ps.aligned import octets
 from shoal_trainer.ps.coding import in_memory
 from shoal_trainer.ps.kernel_loader import load_kernels
-from shoal_trainer.ps.memory import memory_limit
 from shoal_trainer.ps.pool import Loan, PiecePool
 from shoal_trainer.ps.shard import Answer, ShardStore
 from shoal_trainer.ps.streams import Stream

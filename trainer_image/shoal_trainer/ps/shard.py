@@ -202,23 +202,6 @@ class ShardStore:
 
     # --- reading and writing --------------------------------------------------------------------------------------
 
-    def pull(
-        self,
-        slot: int,
-        io: Payload,
-        *,
-        boot: int | None = None,
-        idle: bool = False,
-        ahead: float = 0.0,
-        known: int = -1,
-    ) -> Answer:
-        """Write the parameters to `io` (fp32 or bf16). `idle`: the worker computes no gradient on them.
-
-        `boot` is checked if given: `Unreachable` if the shard has restarted, or has no parameters yet. `ahead`: write
-        those expected after so many more updates. `known`: as in `answer`.
-        """
-        return self.run(self.pulling(slot, boot=boot, idle=idle, ahead=ahead, known=known), io)
-
     def pulling(
         self,
         slot: int,
@@ -228,32 +211,15 @@ class ShardStore:
         ahead: float = 0.0,
         known: int = -1,
     ) -> Stream[Answer]:
-        """A `pull` piece by piece."""
+        """Write the parameters piece by piece (fp32 or bf16). `idle`: the worker computes no gradient on them.
+
+        `boot` is checked if given: `Unreachable` if the shard has restarted, or has no parameters yet. `ahead`: write
+        those expected after so many more updates. `known`: as in `answer`.
+        """
         with self.lock:
             self.check_ready(boot)
             walk = self.history.walks.begin()
             return self._stream(Pull(self, boot, walk, slot, known, ahead, idle=idle))
-
-    def push(
-        self,
-        slot: int,
-        incarnation: int,
-        seq: int,
-        base: int,
-        meta: PushMeta,
-        io: Payload,
-        *,
-        boot: int | None = None,
-        ahead: float = 0.0,
-    ) -> Answer:
-        """Apply the mean gradient in `io` (or the step of a worker's optimizer), and write the parameters to `io`.
-
-        `base`: the version on which it was computed. `ahead`: write the parameters expected after so many more updates.
-        A repeated `seq` is answered, but not applied again.
-        `Fenced` for a replaced worker, `Unreachable` as in `pull`.
-        """
-        arguments = slot, incarnation, seq, base, meta
-        return self.run(self.pushing(*arguments, boot=boot, ahead=ahead), io)
 
     def pushing(
         self,
@@ -267,9 +233,14 @@ class ShardStore:
         boot: int | None = None,
         ahead: float = 0.0,
     ) -> Stream[Answer]:
-        """A `push`, or a `delta`, piece by piece. It counts with its last piece.
+        """Apply the mean gradient of a request (or the step of a worker's optimizer), and write the parameters to it.
 
-        If it is interrupted, its first pieces are in the parameters. A resend of it is answered and applied from there.
+        `base`: the version on which it was computed. `delta`: parameters += `meta.scale` * the request. `ahead`: write
+        the parameters expected after so many more updates. A repeated `seq` is answered, but not applied again.
+        `Fenced` for a replaced worker, `Unreachable` as in `pulling`.
+
+        It counts with its last piece. If it is interrupted, its first pieces are in the parameters. A resend of it is
+        answered and applied from there.
         """
         worker = slot, incarnation
         with self.lock:
@@ -277,21 +248,6 @@ class ShardStore:
             self.check_ready(boot)
             walk = self.history.walks.begin(self.history.begin(worker, seq, meta))
             return self._stream(Pushing(self, boot, walk, worker, seq, base, meta, ahead, delta=delta))
-
-    def delta(
-        self,
-        slot: int,
-        incarnation: int,
-        seq: int,
-        base: int,
-        meta: PushMeta,
-        io: Payload,
-        *,
-        boot: int | None = None,
-    ) -> Answer:
-        """Parameters += `meta.scale` * `io`. Otherwise as `push`."""
-        arguments = slot, incarnation, seq, base, meta
-        return self.run(self.pushing(*arguments, delta=True, boot=boot), io)
 
     def run(self, stream: Stream[T], io: Payload) -> T:
         """All of a request at once, in place. `ProtocolError` if `io` has another size."""

@@ -201,31 +201,56 @@ class Timings(NamedTuple):
     input: float = 0.0
 
 
+class PushMeta(NamedTuple):
+    """What a push says of its gradient, which is the mean of `steps` batches of together so many `samples`."""
+
+    samples: int
+    steps: int = 1
+    loss: float = math.nan
+    learning_rate: float | None = None
+    """Instead of the optimizer's, for schedules that only the worker can evaluate."""
+    scale: float = 1.0
+    """Only for differences: parameters += scale * difference."""
+    timings: Timings = Timings()
+    progress: tuple[Progress, ...] = ()
+    metrics: tuple[MetricSum, ...] = ()
+    length: float = math.nan
+    """The Euclidean length of the gradient in all shards."""
+    left_out: int = 0
+    """Those of `samples` whose gradient was not finite (`on_nan="skip"`), and is not in it."""
+    skipped: bool = False
+    """There is no gradient, so that the optimizer takes no step, but samples and statistics count."""
+
+
 @dataclass(frozen=True, slots=True)
 class Push:
     """One update of a worker. It has the same sequence number on all shards, also when it is resent.
 
-    `samples`, `steps`: the samples and batches in the mean gradient. `base_versions`: the version of the parameters on
-    which it was computed, per shard. `learning_rate` overrides the optimizer's, for schedules that only the worker can
-    evaluate. `ahead`: after how many more updates the worker's next gradient will arrive; the answer has the parameters
-    expected there. `length`: the Euclidean length of the gradient. `left_out`: those of `samples` whose gradient was
-    not finite, and is not in it. `skipped`: there is no gradient, so that the optimizer takes no step, but samples and
-    statistics count.
+    `base_versions`: the version of the parameters on which it was computed, per shard. `ahead`: after how many more
+    updates the worker's next gradient will arrive; the answer has the parameters expected there.
     """
 
     seq: int
-    samples: int
     base_versions: tuple[int, ...]
-    progress: tuple[Progress, ...] = ()
-    loss: float = math.nan
-    timings: Timings = Timings()
-    learning_rate: float | None = None
-    steps: int = 1
-    metrics: tuple[MetricSum, ...] = ()
+    meta: PushMeta
     ahead: float = 0.0
-    length: float = math.nan
-    left_out: int = 0
-    skipped: bool = False
+
+
+class AnswerMeta(NamedTuple):
+    """What a shard says with its parameters."""
+
+    samples: int = 0
+    live_workers: int = 1
+    applied: Mapping[tuple[int, int], int] = MappingProxyType({})
+    journal: Journal = Journal()
+    stopped: int = 0
+    """The coordinator process that has ended training, whose leases are void; 0: training continues."""
+    begun: tuple[BegunPush, ...] = ()
+    """The pushes that the parameters contain in part; without those in a published snapshot that nobody continues."""
+    torn: bool = False
+    """Whether the parameters are of several states of the shard, so that it could not recover from them."""
+    factor: float = 1.0
+    """By what the rate of a gradient of normal staleness and one batch is multiplied now; see `Damping.rate`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,29 +258,31 @@ class Pulled:
     """The answer to a pull or push, without the parameters. Tuples have one item per shard."""
 
     versions: tuple[int, ...]
-    applied: tuple[Mapping[tuple[int, int], int], ...]
-    samples: int
-    """The samples seen by shard 0."""
-    live_workers: int
-    shard_samples: tuple[int, ...] = ()
+    answers: tuple[AnswerMeta, ...]
+    """Of a push, each journal has only what came after the base version."""
     push_seconds: float = 0.0
     """The time in which the requests were sent."""
     pull_seconds: float = 0.0
     """The rest, to the last byte received; includes the servers' work, unless more was sent meanwhile."""
-    journals: tuple[Journal, ...] = ()
-    """The pushes since each shard's last snapshot; in the answer to a push, only those after its base version."""
-    stopped: int = 0
-    """Shard 0's; see `AnswerMeta`."""
     wait_seconds: float = 0.0
     """The time in which a push was applied, and the worker waited for others in a round."""
     made: int | None = None
     """The version that the push made in shard 0, if the parameters are newer."""
-    begun: tuple[tuple[BegunPush, ...], ...] = ()
-    """`AnswerMeta.begun` of each shard."""
-    torn: tuple[bool, ...] = ()
-    """`AnswerMeta.torn` of each shard."""
-    factor: float = 1.0
-    """Shard 0's; see `AnswerMeta`."""
+
+    @property
+    def samples(self) -> int:
+        """The samples seen by shard 0."""
+        return self.answers[0].samples
+
+    @property
+    def live_workers(self) -> int:
+        """The workers connected to shard 0."""
+        return self.answers[0].live_workers
+
+    @property
+    def stopped(self) -> int:
+        """Shard 0's; see `AnswerMeta`."""
+        return self.answers[0].stopped
 
     def staleness(self, base: int) -> int:
         """How many updates were applied between version `base` of shard 0 and the push that this answers."""
@@ -272,18 +299,11 @@ class Copy:
 
     def version(self, shard: int) -> int | None:
         """Its version of a shard; None if that shard could not recover from it."""
-        return None if self.pulled.torn and self.pulled.torn[shard] else self.pulled.versions[shard]
+        return None if self.pulled.answers[shard].torn else self.pulled.versions[shard]
 
     def meta(self, shard: int) -> AnswerMeta:
         """What a shard needs to know of it."""
-        pulled = self.pulled
-        return AnswerMeta(
-            pulled.shard_samples[shard],
-            pulled.live_workers,
-            pulled.applied[shard],
-            pulled.journals[shard],
-            begun=pulled.begun[shard] if pulled.begun else (),
-        )
+        return self.pulled.answers[shard]._replace(stopped=0, torn=False, factor=1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,43 +344,6 @@ _ENTRY = struct.Struct("<QIIQIIiQQ")
 _APPLIED = struct.Struct("<IIQ")
 
 
-class PushMeta(NamedTuple):
-    """The meta block of a push."""
-
-    samples: int
-    steps: int = 1
-    loss: float = math.nan
-    learning_rate: float = math.nan
-    scale: float = 1.0
-    """Only for differences: parameters += scale * difference."""
-    timings: Timings = Timings()
-    progress: tuple[Progress, ...] = ()
-    metrics: tuple[MetricSum, ...] = ()
-    length: float = math.nan
-    """The Euclidean length of the gradient in all shards."""
-    left_out: int = 0
-    """Samples without a finite gradient, by `on_nan="skip"`."""
-    skipped: bool = False
-    """See `Push`."""
-
-
-class AnswerMeta(NamedTuple):
-    """The meta block of an answer with parameters."""
-
-    samples: int = 0
-    live_workers: int = 1
-    applied: Mapping[tuple[int, int], int] = MappingProxyType({})
-    journal: Journal = Journal()
-    stopped: int = 0
-    """The coordinator process that has ended training, whose leases are void; 0: training continues."""
-    begun: tuple[BegunPush, ...] = ()
-    """The pushes that the parameters contain in part; without those in a published snapshot that nobody continues."""
-    torn: bool = False
-    """Whether the parameters are of several states of the shard, so that it could not recover from them."""
-    factor: float = 1.0
-    """By what the rate of a gradient of normal staleness and one batch is multiplied now; see `Damping.rate`."""
-
-
 def encode_push(meta: PushMeta) -> bytes:
     """Encode `meta`; `ProtocolError` if it has more than `MAX_MARKS` marks.
 
@@ -371,8 +354,9 @@ def encode_push(meta: PushMeta) -> bytes:
         raise ProtocolError(
             f"the push covers {len(marks)} ranges of the data, at most {MAX_MARKS} are allowed"
         )
+    rate = math.nan if meta.learning_rate is None else meta.learning_rate
     head = _PUSH.pack(
-        meta.samples, meta.steps, meta.left_out, meta.loss, meta.learning_rate, meta.scale, meta.length, *meta.timings,
+        meta.samples, meta.steps, meta.left_out, meta.loss, rate, meta.scale, meta.length, *meta.timings,
         meta.skipped, len(marks), len(metrics),
     )  # fmt: skip
     parts = [head, *(_MARK.pack(*mark) for mark in marks)]
@@ -396,8 +380,10 @@ def decode_push(data: bytes | bytearray | memoryview) -> PushMeta:
     numbers = scale, *seconds, *(number for metric in metrics for number in metric[1:])
     if not all(map(math.isfinite, numbers)):
         raise ProtocolError("the meta block of a push has a non-finite number")
-    timings = Timings(*seconds)
-    return PushMeta(samples, steps, loss, rate, scale, timings, progress, metrics, length, left_out, skipped)
+    own_rate, timings = rate if math.isfinite(rate) else None, Timings(*seconds)
+    return PushMeta(
+        samples, steps, loss, own_rate, scale, timings, progress, metrics, length, left_out, skipped
+    )
 
 
 def _decode_metrics(data: bytes, count: int) -> tuple[MetricSum, ...]:

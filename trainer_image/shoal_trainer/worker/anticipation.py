@@ -55,7 +55,7 @@ class Anticipation:
 
     def include(self, current: Any, send: Send, pulled: Pulled) -> Any:
         """The parameters `current`, a tensor, as `pulled`, with what the push in flight will do: to compute on."""
-        if send.local or send.push.skipped or self._config.name in {"adagrad", "lion"}:
+        if send.local or send.push.meta.skipped or self._config.name in {"adagrad", "lion"}:
             return current
         kind, scale, *rest = self._lead(send, pulled)
         # As the servers weigh the differences of statistics.
@@ -65,12 +65,12 @@ class Anticipation:
 
     def _lead(self, send: Send, pulled: Pulled) -> tuple[Any, ...]:
         """The kind of a `Lead`, its scale, and its other scalars."""
-        c, push = self._config, send.push
+        c, meta = self._config, send.push.meta
         pace = self._damping.pace(pulled.live_workers)
-        rate = push.learning_rate
+        rate = meta.learning_rate
         if rate is None:
             rate = schedules.learning_rate(c.learning_rate, c.step_after(pulled.samples))
-        rate *= c.weight(push.samples) * pulled.factor
+        rate *= c.weight(meta.samples) * pulled.answers[0].factor
         steps = self.ahead(in_flight=True)
         if c.name == "delta":
             return "plain", rate

@@ -149,15 +149,19 @@ def _check(callback: Any, trained: Sequence[str]) -> None:
     path = getattr(callback, path_attribute(callback) or "", None)
     if isinstance(path, str) and os.path.normpath(path).startswith(".."):
         raise UserError(f"{kind}({path!r}) writes outside of logs/. Use a path without '..'.")
-    best = isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_best_only
-    monitors = keras.callbacks.EarlyStopping | keras.callbacks.ReduceLROnPlateau
-    if (best or isinstance(callback, monitors)) and not _known(callback.monitor, trained):
+    if isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_freq != "epoch":
         raise UserError(
-            f"{kind}(monitor={callback.monitor!r}) monitors a metric that is not in its logs. {_logs(trained)} Monitor "
-            f'"val_{callback.monitor}" or "loss".'
+            f"{kind}(save_freq={callback.save_freq}) would never save: callbacks are not called after batches. Leave "
+            "save_freq out to save after each epoch."
         )
-    if isinstance(callback, keras.callbacks.ModelCheckpoint):
-        _check_checkpoint(callback, trained)
+    for name in _needed(callback):
+        if name not in trained and not name.startswith("val_"):
+            raise UserError(
+                f"{kind} uses {name!r}, which is not in its logs. The logs contain {', '.join(trained)} and, with "
+                "Training(validation=…), val_loss and val_… for each metric. Metrics that are no means over samples "
+                "(AUC, precision) and what compute_metrics adds are computed in the evaluation only. Use one of "
+                f'these, such as "val_{name}" or "loss".'
+            )
     if isinstance(callback, keras.callbacks.TensorBoard) and importlib.util.find_spec("tensorboard") is None:
         raise UserError(
             f"{kind} requires the package tensorboard. Install it where the workers run: pip install tensorboard."
@@ -195,28 +199,18 @@ def _is_users(callback: Any, hook: str) -> bool:
     return not owner.__module__.startswith("keras.")
 
 
-def _check_checkpoint(callback: Any, trained: Sequence[str]) -> None:
-    kind = type(callback).__name__
-    if callback.save_freq != "epoch":
-        raise UserError(
-            f"{kind}(save_freq={callback.save_freq}) would never save: callbacks are not called after batches. Leave "
-            "save_freq out to save after each epoch."
-        )
-    for name in _fields(callback.filepath):
-        if name != "epoch" and not _known(name, trained):
-            raise UserError(
-                f"{kind}({callback.filepath!r}) uses {name!r}, which is not in its logs. {_logs(trained)} Use these, "
-                "or epoch."
-            )
+def _needed(callback: Any) -> list[str]:
+    """The metrics that a callback of Keras monitors, or has in the names of its files."""
+    if isinstance(callback, keras.callbacks.ModelCheckpoint):
+        names = [name for name in _fields(callback.filepath) if name != "epoch"]
+        return names + [callback.monitor] * callback.save_best_only
+    monitors = keras.callbacks.EarlyStopping | keras.callbacks.ReduceLROnPlateau
+    return [callback.monitor] if isinstance(callback, monitors) else []
 
 
 def _check_evaluated(callback: Any, evaluated: Collection[str] | None) -> None:
-    kind, needed = type(callback).__name__, []
-    if isinstance(callback, keras.callbacks.ModelCheckpoint):
-        needed = _fields(callback.filepath) + [callback.monitor] * callback.save_best_only
-    elif isinstance(callback, keras.callbacks.EarlyStopping | keras.callbacks.ReduceLROnPlateau):
-        needed = [callback.monitor]
-    for name in needed:
+    kind = type(callback).__name__
+    for name in _needed(callback):
         if evaluated is None or not name.startswith("val_") or name in evaluated:
             continue
         if evaluated:
@@ -235,18 +229,6 @@ def _check_unwritten(callback: Any, why: str) -> None:
             f"ModelCheckpoint({callback.filepath!r}) cannot save this model: {why}. Fix this, or use "
             'ModelCheckpoint("….weights.h5", save_weights_only=True).'
         )
-
-
-def _known(name: str, trained: Sequence[str]) -> bool:
-    return name in trained or name.startswith("val_")
-
-
-def _logs(trained: Sequence[str]) -> str:
-    return (
-        f"The logs contain {', '.join(trained)} and, with Training(validation=…), val_loss and val_… for each metric. "
-        "Metrics that are no means over samples (AUC, precision) and what compute_metrics adds are computed in "
-        "the evaluation only."
-    )
 
 
 def _fields(pattern: str) -> list[str]:

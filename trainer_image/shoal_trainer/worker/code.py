@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import tempfile
 from pathlib import Path
 
 from shoal_trainer.contract import CODE_ARCHIVE, RuntimeConfig
@@ -14,14 +13,14 @@ from shoal_trainer.errors import UserError
 from shoal_trainer.security import Credentials
 
 
-def fetch(config: RuntimeConfig, credentials: Credentials) -> Path:
-    """The archive, in a new folder.
+def fetch(config: RuntimeConfig, credentials: Credentials, folder: Path) -> Path:
+    """The archive, in `folder`.
 
     Raises:
         UserError: there is none, or it has another content than the job was submitted with.
         Unreachable: the coordinator, or its storage, does not answer.
     """
-    path = Path(tempfile.mkdtemp(prefix="shoal-code-"), CODE_ARCHIVE)
+    path = folder / CODE_ARCHIVE
     with contextlib.closing(ControlClient(config.parameter_servers[0], credentials)) as coordinator:
         coordinator.get(CODE, path)
     with path.open("rb") as content:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy.typing as npt
 
@@ -23,6 +23,7 @@ from shoal_trainer.retry import Backoff
 from shoal_trainer.wire.messages import Copy, ModelSpec, Pulled, Push, Welcome
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -55,55 +56,17 @@ class Exchange:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="exchange")
         self._stop = threading.Event()
 
+    def submit(self, call: Callable[[PSClient], T]) -> Future[T]:
+        """Make a call of the client in the thread, after those before it."""
+        return self._pool.submit(call, self._client)
+
     def push_pull(
-        self,
-        update: npt.NDArray[Any],
-        out: npt.NDArray[Any],
-        push: Push,
-        *,
-        again: Again | None = None,
+        self, update: npt.NDArray[Any], out: npt.NDArray[Any], push: Push, again: Again | None = None
     ) -> Future[Pulled]:
-        """Push a gradient (or a worker-side optimizer's difference); `out` gets the new parameters.
-
-        `again`: then pull newer ones, with what the other workers have pushed meanwhile.
-        """
+        """`PSClient.push_pull`; `again`: then pull newer parameters, with what others have pushed meanwhile."""
         if again is None:
-            return self._pool.submit(self._client.push_pull, update, out, push)
+            return self.submit(lambda client: client.push_pull(update, out, push))
         return self._pool.submit(self._push_pull_again, update, out, push, again)
-
-    def push_round(self, update: npt.NDArray[Any], out: npt.NDArray[Any], push: Push) -> Future[Pulled]:
-        """Push, wait for the other workers (`ps/rounds`), and get the parameters with their pushes in `out`."""
-        return self._pool.submit(self._client.push_round, update, out, push)
-
-    def push_delta(
-        self, delta: npt.NDArray[Any], out: npt.NDArray[Any], push: Push, *, scale: float
-    ) -> Future[Pulled]:
-        """Push a difference of parameters, such as that of an outage's local steps; `out` gets the new parameters."""
-        return self._pool.submit(self._client.push_delta, delta, out, push, scale=scale)
-
-    def pull(
-        self,
-        out: npt.NDArray[Any],
-        *,
-        idle: bool = False,
-        exact: bool = False,
-        ahead: float = 0.0,
-        known: tuple[int, ...] = (),
-    ) -> Future[Pulled]:
-        """Get the parameters in `out`, those expected after `ahead` more updates.
-
-        `idle`: no gradient follows; `exact`: in fp32, for evaluation and export. `known`: the versions up to which the
-        journals are known.
-        """
-        return self._pool.submit(self._client.pull, out, idle=idle, exact=exact, ahead=ahead, known=known)
-
-    def probe(self) -> Future[Welcome]:
-        """Get the state of the shards, without parameters."""
-        return self._pool.submit(self._client.probe, self._model)
-
-    def initialize(self, flat: npt.NDArray[Any], samples: int = 0) -> Future[None]:
-        """Send the initial parameters, with so many samples in them, unless another worker has sent some."""
-        return self._pool.submit(self._client.initialize, flat, samples)
 
     def connect(self, copy: Callable[[], Copy | None]) -> Future[Welcome]:
         """Connect until every shard answers and is ready; `Unreachable` only after `close`.
@@ -119,11 +82,7 @@ class Exchange:
         self._client.close()
 
     def _push_pull_again(
-        self,
-        update: npt.NDArray[Any],
-        out: npt.NDArray[Any],
-        push: Push,
-        again: Again,
+        self, update: npt.NDArray[Any], out: npt.NDArray[Any], push: Push, again: Again
     ) -> Pulled:
         started = self._clock()
         answer = self._client.push_pull(update, out, push)

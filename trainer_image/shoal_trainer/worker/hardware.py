@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from shoal_trainer import cgroup
 from shoal_trainer.contract import ACCELERATORS_ENV, RuntimeConfig
 from shoal_trainer.coordinator.protocol import Equipment
 from shoal_trainer.errors import NoAccelerator
@@ -21,37 +22,19 @@ NO_ACCELERATOR = "CPU"
 THREADS_ENV = "TF_NUM_INTRAOP_THREADS"
 VISIBLE_ENV = "CUDA_VISIBLE_DEVICES"
 GROWTH_ENV = "TF_FORCE_GPU_ALLOW_GROWTH"
-CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
-CFS = Path("/sys/fs/cgroup/cpu")
 
 
-def cores(node: float = 0.0, v2: Path = CPU_MAX, v1: Path = CFS) -> float:
+def cores(node: float = 0.0, root: Path = cgroup.ROOT) -> float:
     """The CPU time that this process may use, in cores: half a core is 0.5.
 
     Args:
         node: cores of the node, if its pool says so (0: it does not). A limit of the whole node is not visible here.
-        v2: cpu.max of the container's cgroup, where the machine has cgroup v2.
-        v1: the folder of cpu.cfs_quota_us and cpu.cfs_period_us, where it has cgroup v1.
+        root: of the container's cgroup.
 
     """
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    limits = [limit for limit in (node, _quota(v2, v1)) if limit > 0]
+    limits = [limit for limit in (node, cgroup.cpu_limit(root)) if limit]
     return round(min([float(available), *limits]), 3)
-
-
-def _quota(v2: Path, v1: Path) -> float:
-    """The limit of the container in cores; 0 without one."""
-    try:
-        quota, period = v2.read_text().split()
-    except (OSError, ValueError):
-        try:
-            quota, period = ((v1 / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        except OSError:
-            return 0.0
-    try:
-        return max(0.0, int(quota) / int(period))
-    except (ValueError, ZeroDivisionError):  # "max": no limit; -1 is none either
-        return 0.0
 
 
 def shared_by(processes: int, node: float = 0.0) -> dict[str, str]:

@@ -67,8 +67,8 @@ class Leases:
         One mark may cover several adjacent leases.
         """
         with self._lock:
-            self._answers.append((push.seq, push.steps))
-            for mark in push.progress:
+            self._answers.append((push.seq, push.meta.steps))
+            for mark in push.meta.progress:
                 for token, (work, _) in list(self._ends.items()):
                     stop = mark.stop if work.stop is None else min(mark.stop, work.stop)
                     if (work.epoch, work.number) != mark[:2] or max(mark.start, work.start) >= stop:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from shoal_trainer.errors import Unreachable, UserError
 from shoal_trainer.ps.aligned import aligned
-from shoal_trainer.wire.messages import Pulled, Push, Timings
+from shoal_trainer.wire.messages import Pulled, Push, PushMeta, Timings
 from shoal_trainer.worker.beside import Beside
 from shoal_trainer.worker.cadence import Cadence
 from shoal_trainer.worker.callbacks import rate_of, set_rate
@@ -260,13 +260,11 @@ class Loop:
         update, steps = pile.update(), len(pile)
         now = self._clock()
         self._cadence.pushes(now - self._last_push, self._compute_seconds + self._input_seconds, base)
-        push = Push(
-            seq=self.upstream.next_seq(),
-            samples=pile.samples,
-            left_out=pile.left_out,
-            base_versions=base.versions,
-            progress=joined(marks),
-            loss=pile.loss,
+        meta = PushMeta(
+            pile.samples,
+            steps,
+            pile.loss,
+            self._learning_rate(base),
             timings=Timings(
                 (now - self._last_push) / steps,
                 self._compute_seconds / steps,
@@ -274,13 +272,14 @@ class Loop:
                 base.push_seconds / steps,
                 self._input_seconds / steps,
             ),
-            learning_rate=self._learning_rate(base),
-            steps=steps,
+            progress=joined(marks),
             metrics=pile.metrics,
-            ahead=self.upstream.anticipation.ahead(in_flight=not self._cadence.waits),
             length=length(update, self._flat_model.layout.trainable) if base.live_workers > 1 else math.nan,
+            left_out=pile.left_out,
             skipped=pile.skipped,
         )
+        ahead = self.upstream.anticipation.ahead(in_flight=not self._cadence.waits)
+        push = Push(self.upstream.next_seq(), base.versions, meta, ahead)
         pile.clear()
         self._input_seconds, self._last_push = 0.0, now
         send = Send(update, push, overlapped=self._overlapped)

@@ -6,12 +6,15 @@ sets a flag that the loop checks after each step. A `UserError` exits with `EXIT
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import gc
 import logging
 import os
+import shutil
 import signal
+import tempfile
 import threading
 import time
 import traceback
@@ -126,12 +129,14 @@ def _no_garbage() -> Iterator[None]:
 
 
 def _code(config: RuntimeConfig, credentials: Credentials) -> Path | None:
-    """The archive with the job's code, if it lies in the storage."""
+    """The archive with the job's code, if it lies in the storage. It is there until this process ends."""
     if not config.code_digest:
         return None
     from shoal_trainer.worker.code import fetch
 
-    return until_reachable(partial(fetch, config, credentials), "the job's code")
+    folder = tempfile.mkdtemp(prefix="shoal-code-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return until_reachable(partial(fetch, config, credentials, Path(folder)), "the job's code")
 
 
 def _built(job: Training, config: RuntimeConfig) -> FlatModel:

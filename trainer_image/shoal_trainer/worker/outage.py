@@ -19,7 +19,7 @@ from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.coding import coded, decode, encode, values
 from shoal_trainer.ps.statistics import Statistics
 from shoal_trainer.ps.update_rules import Optimizer, Update
-from shoal_trainer.wire.messages import Average, OptimizerConfig, Progress, Push
+from shoal_trainer.wire.messages import Average, OptimizerConfig, Progress, Push, PushMeta
 from shoal_trainer.worker.leases import joined
 from shoal_trainer.worker.send import Send
 
@@ -72,8 +72,8 @@ class Outage:
 
     def absorb(self, send: Send) -> None:
         """Apply a push that is sent separately: it is not part of the difference."""
-        push = send.push
-        self._apply(send.update, push.samples, push.steps, gradient=not push.skipped)
+        meta = send.push.meta
+        self._apply(send.update, meta.samples, meta.steps, gradient=not meta.skipped)
         self.base[:] = self.master
 
     def step(
@@ -115,16 +115,9 @@ class Outage:
         """The local steps as a push; the next difference starts after them."""
         delta = coded(self.master.size, self._parameters, self._scratch.dtype)  # the dtype of the updates
         self.difference_into(delta)
-        push = Push(
-            seq=seq,
-            samples=self.samples,
-            left_out=self.left_out,
-            base_versions=versions,
-            progress=joined(self.progress),
-            steps=self.steps,
-        )
+        meta = PushMeta(self.samples, self.steps, progress=joined(self.progress), left_out=self.left_out)
         self.rebase()
-        return Send(delta, push, local=True)
+        return Send(delta, Push(seq, versions, meta), local=True)
 
     def _apply(self, update: Any, samples: int, steps: int, gradient: bool) -> None:
         if self._scratch.shape != update.shape or self._scratch.dtype != update.dtype:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps import schedules
 from shoal_trainer.ps.aligned import aligned
+from shoal_trainer.ps.client import PSClient
 from shoal_trainer.ps.coding import decode
 from shoal_trainer.ps.journal import PushJournal
 from shoal_trainer.retry import Backoff
@@ -117,10 +118,10 @@ class Upstream:
                 if welcome is None:
                     return
                 if not welcome.initialized:
-                    self._answer(self._exchange.initialize(self._flat_model.initial()))
+                    self._initialize(self._flat_model.initial())
                 self._join_coordinator({})
                 greeted = self._clock()
-                pulled = self._answer(self._exchange.pull(self._buffers.spare))
+                pulled = self._pull()
             except Unreachable as error:
                 if backoff.is_new(error):
                     log.info("joining: %s", error)
@@ -150,7 +151,7 @@ class Upstream:
         """Pass a push to the exchange thread; `again`: see `Exchange`."""
         out = self._buffers.spare
         if in_round:
-            future = self._exchange.push_round(send.update, out, send.push)
+            future = self._exchange.submit(lambda client: client.push_round(send.update, out, send.push))
         else:
             future = self._exchange.push_pull(send.update, out, send.push, again=again)
         self.in_flight = (future, send)
@@ -182,7 +183,7 @@ class Upstream:
     def pull_exact(self, flat: npt.NDArray[np.float32]) -> bool:
         """Get the parameters of an evaluation or export; False if an outage begins instead."""
         try:
-            self._answer(self._exchange.pull(flat, idle=True, exact=True))
+            self._ask(lambda client: client.pull(flat, idle=True, exact=True))
         except Unreachable as error:
             self._begin_outage(error, None)
             return False
@@ -197,7 +198,7 @@ class Upstream:
                 self._last_answer(self.in_flight[0])
             except Unreachable as error:
                 log.warning("the last push was not answered: %s", error)
-                self.wasted += self.in_flight[1].push.steps
+                self.wasted += self.in_flight[1].push.meta.steps
         self._exchange.close()  # before the leases are released: a push must not arrive after that
         self._discard_unsent()
         try:
@@ -214,7 +215,7 @@ class Upstream:
         """
         self.last_answer = self._clock()
         try:
-            welcome = self._answer(self._exchange.probe())
+            welcome = self._ask(lambda client: client.probe())
         except Unreachable as error:
             self._begin_outage(error, None)
             return
@@ -235,9 +236,7 @@ class Upstream:
             ahead = 0.0 if idle else self.anticipation.ahead(in_flight=False)
             # The servers are those of the last pull: after an outage they would be asked for everything.
             known = () if self.pulled is None else self.pulled.versions
-            pulled = self._answer(
-                self._exchange.pull(self._buffers.spare, idle=idle, ahead=ahead, known=known)
-            )
+            pulled = self._pull(idle=idle, ahead=ahead, known=known)
         except Unreachable as error:
             self._begin_outage(error, None)
         else:
@@ -254,7 +253,7 @@ class Upstream:
         log.warning("%s: training continues locally", message)
         self._coordinator.set_message(message, About.OUTAGE)
         assert self.pulled is not None
-        self.outage = self._local_training(None if send is None else send.push.learning_rate)
+        self.outage = self._local_training(None if send is None else send.push.meta.learning_rate)
         if send is not None:
             self.outage.absorb(send)
             self._unsent.append(send)
@@ -278,21 +277,24 @@ class Upstream:
         """Make pulled parameters current, with the complete journal of each shard that came with them."""
         self._buffers.swap()
         self.outdated = False
-        self._journals = tuple(PushJournal(journal.floor) for journal in pulled.journals)
+        self._journals = tuple(PushJournal(answer.journal.floor) for answer in pulled.answers)
         self._follow(pulled)
 
     def _follow(self, pulled: Pulled) -> None:
         """Take over an answer that has of each shard's journal what this worker lacks."""
-        for journal, later in zip(self._journals, pulled.journals, strict=True):
-            journal.follow(later)
+        for journal, answer in zip(self._journals, pulled.answers, strict=True):
+            journal.follow(answer.journal)
         self.pulled = pulled
         self._leases.void(pulled.stopped)
 
     def _reconnect_with_copy(self) -> Future[Welcome]:
         """Connect, and offer the current parameters to shards that have lost them."""
         assert self.pulled is not None
-        journals = tuple(journal.since(-1) for journal in self._journals)
-        copy = Copy(self._buffers.current, replace(self.pulled, journals=journals), self.generation)
+        answers = tuple(
+            answer._replace(journal=journal.since(-1))
+            for answer, journal in zip(self.pulled.answers, self._journals, strict=True)
+        )
+        copy = Copy(self._buffers.current, replace(self.pulled, answers=answers), self.generation)
         return self._exchange.connect(lambda: copy)
 
     def local_steps(self) -> None:
@@ -341,7 +343,7 @@ class Upstream:
         if not welcome.initialized:  # only the workers' copies of the parameters are left
             first = aligned(self._flat_model.layout.size)
             decode(self._buffers.current, first, self._flat_model.layout.trainable)
-            self._answer(self._exchange.initialize(first, self.pulled.samples))
+            self._initialize(first, self.pulled.samples)
         if welcome.boots[0] != self._boots[0]:
             self._rejoin(welcome.shards[0].last_seq)
         if stopped := welcome.shards[0].stopped:
@@ -357,17 +359,18 @@ class Upstream:
             answer = self._resend(self._unsent[0], live)
             self._leases.answered(self._unsent.pop(0).push)
             if answer.stopped:  # no push may follow
-                self.wasted += sum(send.push.steps for send in self._unsent)
+                self.wasted += sum(send.push.meta.steps for send in self._unsent)
                 self._unsent.clear()
                 self._leases.void(answer.stopped)
         # A pull returns the complete journal; the worker's own may contain lost pushes.
-        return self._answer(self._exchange.pull(self._buffers.spare))
+        return self._pull()
 
     def _resend(self, send: Send, live: int) -> Pulled:
         out, push = self._buffers.spare, send.push
         if send.local:
-            return self._answer(self._exchange.push_delta(send.update, out, push, scale=1.0 / live))
-        return self._answer(self._exchange.push_pull(send.update, out, push))
+            push = replace(push, meta=push.meta._replace(scale=1.0 / live))
+            return self._ask(lambda client: client.push_delta(send.update, out, push))
+        return self._ask(lambda client: client.push_pull(send.update, out, push))
 
     def _rejoin(self, surviving: int) -> None:
         """Present the leases after the loss of shard 0 and its ledger; they may get new tokens."""
@@ -404,7 +407,7 @@ class Upstream:
             try:
                 self._answer(future)
             except Unreachable:
-                self.wasted += send.push.steps
+                self.wasted += send.push.meta.steps
         backoff = Backoff(longest=PROBE_SECONDS)
         while not self._drain.is_set():
             try:
@@ -424,7 +427,7 @@ class Upstream:
     def _discard_unsent(self) -> None:
         """Discard all steps without an answer, and count them as wasted."""
         local = 0 if self.outage is None else self.outage.steps
-        self.wasted += local + len(self.pending) + sum(send.push.steps for send in self._unsent)
+        self.wasted += local + len(self.pending) + sum(send.push.meta.steps for send in self._unsent)
         self.pending.clear()
         self._unsent.clear()
         if self.outage is not None:
@@ -434,7 +437,7 @@ class Upstream:
         """Discard steps and leases from before the rollback, and pull the snapshot's parameters."""
         self._discard_unsent()
         self._join_coordinator({})
-        pulled = self._answer(self._exchange.pull(self._buffers.spare))
+        pulled = self._pull()
         self._seq = max(self._seq, *(shard.last_seq for shard in welcome.shards))
         self._leases.reset(welcome.generation)
         self.generation = welcome.generation
@@ -450,6 +453,19 @@ class Upstream:
             except FutureTimeout:
                 turns = None if turns is None else turns - 1
         return None
+
+    def _initialize(self, flat: npt.NDArray[Any], samples: int = 0) -> None:
+        """Send the first parameters, with so many samples in them, unless another worker has sent some."""
+        self._ask(lambda client: client.initialize(flat, samples))
+
+    def _pull(self, *, idle: bool = False, ahead: float = 0.0, known: tuple[int, ...] = ()) -> Pulled:
+        """Pull the parameters into the spare buffer."""
+        out = self._buffers.spare
+        return self._ask(lambda client: client.pull(out, idle=idle, ahead=ahead, known=known))
+
+    def _ask(self, call: Callable[[PSClient], T]) -> T:
+        """Make a call of the client, and wait for its answer."""
+        return self._answer(self._exchange.submit(call))
 
     def _answer(self, future: Future[T]) -> T:
         """An answer of the servers. They may take any time for it; once `drain` is set this worker has little."""

@@ -6,6 +6,7 @@ from shoal_trainer.coordinator.protocol import DataSpec, Join, Next
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Progress, PushMeta
+from tests.unit.trainer.ps.shards import push_to
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=4, optimizer=OptimizerConfig(name="delta", batch_size=2))
 
@@ -66,7 +67,7 @@ class Bench:
         self.seq[slot, incarnation] = seq = self.seq.get((slot, incarnation), 0) + 1
         mark = Progress(lease.epoch, lease.number, end - samples, end)
         meta = PushMeta(samples=samples, loss=loss, progress=(mark,), metrics=metrics)
-        self.shard.delta(slot, incarnation, seq, self.shard.history.version, meta, aligned(4))
+        push_to(self.shard, slot, incarnation, seq, self.shard.history.version, meta, aligned(4), delta=True)
 
     def train(self, slot, incarnation=0):
         """Train until the coordinator assigns something other than data."""

@@ -11,6 +11,7 @@ from shoal_trainer.coordinator.protocol import Heartbeat
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.wire.messages import Progress, PushMeta, Timings
 from tests.unit.trainer.coordinator.bench import Bench
+from tests.unit.trainer.ps.shards import push_to
 
 HALF_A_SECOND = Timings(0.5, 0.4, 0.1, 0.1, 0.0)
 
@@ -19,7 +20,7 @@ def timed(bench: Bench, slot: int) -> None:
     """A push with times: 2 samples in 0.5 s are 4 samples/s."""
     bench.seq[slot, 0] = seq = bench.seq.get((slot, 0), 0) + 1
     meta = PushMeta(samples=2, loss=0.5, timings=HALF_A_SECOND, progress=(Progress(0, -1, 0, 2),))
-    bench.shard.delta(slot, 0, seq, bench.shard.history.version, meta, aligned(4))
+    push_to(bench.shard, slot, 0, seq, bench.shard.history.version, meta, aligned(4), delta=True)
 
 
 def test_sums_are_added_to_and_compared() -> None:

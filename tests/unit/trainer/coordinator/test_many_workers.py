@@ -17,6 +17,7 @@ from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec, Progress, PushMeta
 from tests.unit.trainer.coordinator.bench import next_work
+from tests.unit.trainer.ps.shards import push_to
 
 WORKERS = 200
 
@@ -41,7 +42,7 @@ def test_push_compares_few_of_many_leases(coordinator, monkeypatch):
     for seq, lease in enumerate(leases, 1):
         mark = Progress(lease.epoch, -1, lease.start, lease.start + 2)
         meta = PushMeta(samples=2, progress=(mark,))
-        coordinator.shard.push(0, 0, seq, seq - 1, meta, aligned(4))
+        push_to(coordinator.shard, 0, 0, seq, seq - 1, meta, aligned(4))
     assert len(looked) <= 2 * WORKERS
     assert coordinator.record.ledger.done_samples == 2 * WORKERS
 

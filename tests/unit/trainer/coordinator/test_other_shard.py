@@ -32,6 +32,7 @@ from shoal_trainer.security import create_secret_dir
 from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
+from tests.unit.trainer.ps.shards import push_to
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=40_000)
 DATA = DataSpec(size=64)
@@ -99,7 +100,8 @@ class Job:
         refused = []
         for index, shard in enumerate(self.shards):
             try:
-                shard.push(
+                push_to(
+                    shard,
                     0,
                     0,
                     next(self.numbers),

@@ -18,6 +18,7 @@ from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.contents import KEPT_INCARNATIONS, Contents, arriving, uneven
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import Entry, ModelSpec, OptimizerConfig, Progress, PushMeta
+from tests.unit.trainer.ps.shards import push_to
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=8, optimizer=OptimizerConfig(name="delta"))
 pushes = st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 12))
@@ -137,7 +138,7 @@ class Bench:
         meta = PushMeta(samples=2, progress=(Progress(0, -1, 2 * seq, 2 * seq + 2),))
         for index in to:
             shard = self.shards[index]
-            shard.delta(0, 0, seq, 0, meta, aligned(shard.size))
+            push_to(shard, 0, 0, seq, 0, meta, aligned(shard.size), delta=True)
 
     def parts(self):
         """What a snapshot of these shards would contain."""

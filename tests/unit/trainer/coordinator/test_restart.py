@@ -11,6 +11,7 @@ from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import State
 from shoal_trainer.wire.messages import AnswerMeta
 from tests.unit.trainer.coordinator.bench import MODEL, Bench
+from tests.unit.trainer.ps.shards import pull_from
 
 
 def test_dump_and_load_keep_the_whole_state():
@@ -34,7 +35,7 @@ def test_journal_advances_the_restored_ledger_to_the_copy():
     lease = old.ask(0).lease
     old.push(0, lease, lease.stop)
     old.push(0, lease, lease.stop)
-    newest = old.shard.pull(0, aligned(4))
+    newest = pull_from(old.shard, 0, aligned(4))
 
     new = Bench()
     new.shard.restore(copy)
@@ -147,7 +148,7 @@ def test_coordinator_waits_for_a_worker_that_joined_after_the_snapshot():
     old.join(1)
     lease, held = old.ask(1).lease, old.ask(1).lease
     old.push(1, lease, lease.stop)
-    newest = old.shard.pull(0, aligned(4))
+    newest = pull_from(old.shard, 0, aligned(4))
 
     new.shard.restore(copy)
     new.coordinator.load(saved)
@@ -173,7 +174,7 @@ def test_replacement_of_new_run_before_first_snapshot_adopts_copies():
     lost.now += 10.0
     lease, held = lost.ask(0).lease, lost.ask(0).lease
     lost.finish(0, lease)
-    meta = lost.shard.pull(0, copy := aligned(4)).meta
+    meta = pull_from(lost.shard, 0, copy := aligned(4)).meta
     assert new.coordinator.course.gathering.on
     assert new.shard.hello(0, 0, MODEL, copy_version=1).wants_copy
     new.shard.offer(0, 0, 1, meta, copy)

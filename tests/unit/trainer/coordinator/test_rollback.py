@@ -26,6 +26,7 @@ from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Progress, Pu
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.work import DataWork
 from tests.unit.trainer.coordinator.bench import next_work
+from tests.unit.trainer.ps.shards import pull_from, push_to
 from tests.unit.trainer.snapshot.saving import latest
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=4, optimizer=OptimizerConfig(name="delta", batch_size=2))
@@ -69,7 +70,7 @@ class Bench:
             values = aligned(4)
             values[:] = 1
             meta = PushMeta(samples=2, progress=(Progress(lease.epoch, -1, lease.start, lease.stop),))
-            self.shard.delta(slot, 0, self.seq, self.shard.history.version, meta, values)
+            push_to(self.shard, slot, 0, self.seq, self.shard.history.version, meta, values, delta=True)
 
     def lease(self, slot=0):
         return next_work(self.coordinator, slot, 0, self.shard.history.generation).lease
@@ -132,9 +133,9 @@ def test_requests_and_leases_from_before_a_rollback_are_refused(bench):
     boot, held = bench.shard.boot, bench.lease()
     bench.diverge()
     with pytest.raises(Unreachable, match="before its restart"):
-        bench.shard.push(0, 0, 9, 1, PushMeta(samples=2), aligned(4), boot=boot)
+        push_to(bench.shard, 0, 0, 9, 1, PushMeta(samples=2), aligned(4), boot=boot)
     with pytest.raises(Unreachable, match="before its restart"):
-        bench.shard.pull(0, aligned(4), boot=boot)
+        pull_from(bench.shard, 0, aligned(4), boot=boot)
     assert next_work(bench.coordinator, 0, 0, 0).kind == "idle"
     assert bench.lease().token > held.token
 
@@ -405,7 +406,7 @@ def test_copy_of_an_older_generation_is_not_adopted(held, offers):
         assert wants == ((generation, version) > best)
         values = aligned(4)
         values[:] = generation
-        shard.offer(slot, 0, version, first.pull(0, aligned(4)).meta, values, generation=generation)
+        shard.offer(slot, 0, version, pull_from(first, 0, aligned(4)).meta, values, generation=generation)
         best = max(best, (generation, version))
         assert (shard.history.generation, shard.history.version) == best
     if best != held:

@@ -22,6 +22,7 @@ from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, PushMeta
+from tests.unit.trainer.ps.shards import push_to
 from tests.unit.trainer.snapshot.saving import latest
 
 SECONDS = 60
@@ -114,7 +115,9 @@ class Bench:
         self.seq += 1
         io = aligned(self.shard.size)
         io += 1.0
-        return self.shard.push(0, 0, self.seq, self.shard.history.version, PushMeta(samples=1), io).version
+        return push_to(
+            self.shard, 0, 0, self.seq, self.shard.history.version, PushMeta(samples=1), io
+        ).version
 
     def train_until(self, condition):
         """Push until `condition` holds; each push gives the snapshotter something to save."""

@@ -16,6 +16,7 @@ from shoal_trainer.coordinator.speeds import SETTLE_SECONDS, SETTLE_STEPS, Speed
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.wire.messages import Progress, PushMeta, Timings
 from tests.unit.trainer.coordinator.bench import MODEL, Bench
+from tests.unit.trainer.ps.shards import push_to
 
 A, B = (0, 0), (1, 0)
 TIMINGS = Timings(step=0.1, compute=0.06, pull=0.02, push=0.01, input=0.02)
@@ -225,7 +226,7 @@ def train(
         for slot in slots:
             bench.seq[slot, 0] = seq = bench.seq.get((slot, 0), 0) + 1
             meta = PushMeta(samples=2, loss=0.5, timings=TIMINGS, progress=(Progress(0, -1, 0, 2),))
-            bench.shard.delta(slot, 0, seq, bench.shard.history.version, meta, aligned(4))
+            push_to(bench.shard, slot, 0, seq, bench.shard.history.version, meta, aligned(4), delta=True)
         bench.coordinator.tick()
         bench.now += step
 
@@ -391,5 +392,5 @@ def test_a_shard_counts_its_updates_and_their_bytes() -> None:
     report = bench.shard.report()
     assert (report.updates, report.bytes_received, report.boot) == (3, 3 * 4 * 4, 1)
     meta = PushMeta(samples=2)
-    bench.shard.delta(0, 0, 3, 2, meta, aligned(4))  # resent: answered, not applied
+    push_to(bench.shard, 0, 0, 3, 2, meta, aligned(4), delta=True)  # resent: answered, not applied
     assert bench.shard.report().updates == 3

@@ -11,6 +11,7 @@ from shoal_trainer.wire.messages import ModelSpec, Progress, PushMeta, decode_an
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.work import DataWork
 from tests.unit.trainer.coordinator.bench import next_work
+from tests.unit.trainer.ps.shards import push_to
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=4)
 TERM = 7
@@ -50,7 +51,7 @@ class Bench:
         mark = Progress(work.epoch, work.number, self.at[slot], self.at[slot] + 2)
         self.at[slot] += 2
         meta = PushMeta(samples=2, progress=(mark,))
-        answer = self.shard.push(slot, 0, self.seq, self.shard.history.version, meta, aligned(4))
+        answer = push_to(self.shard, slot, 0, self.seq, self.shard.history.version, meta, aligned(4))
         found = decode_answer(encode_answer(answer.meta))
         self.leases[slot].void(found.stopped)
         return found.stopped

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from shoal_trainer.ps.shard import ShardCopy, ShardStore
+from shoal_trainer.ps.pieces import Payload
+from shoal_trainer.ps.shard import Answer, ShardCopy, ShardStore
 from shoal_trainer.ps.streams import Stream
 from shoal_trainer.wire.messages import (
     ModelSpec,
@@ -44,9 +45,28 @@ def ready(model: ModelSpec = MODEL, **arguments: Any) -> ShardStore:
     return shard
 
 
+def pull_from(shard: ShardStore, slot: int, io: Payload, **options: Any) -> Answer:
+    """Write the parameters to `io`. `options`: of `ShardStore.pulling`."""
+    return shard.run(shard.pulling(slot, **options), io)
+
+
+def push_to(
+    shard: ShardStore,
+    slot: int,
+    incarnation: int,
+    seq: int,
+    base: int,
+    meta: PushMeta,
+    io: Payload,
+    **options: Any,
+) -> Answer:
+    """Apply what is in `io`, and write the parameters to it. `options`: of `ShardStore.pushing`."""
+    return shard.run(shard.pushing(slot, incarnation, seq, base, meta, **options), io)
+
+
 def read(shard: ShardStore) -> np.ndarray:
     out = grad(0.0, shard.size)
-    shard.pull(0, out)
+    pull_from(shard, 0, out)
     return out
 
 
@@ -58,7 +78,7 @@ def crashed(pushes: int, snapshot_at: int, clock: Clock) -> tuple[ShardStore, np
     old, copy = ready(), None
     for seq in range(1, pushes + 1):
         io = grad(0.001 * seq)
-        old.push(0, 0, seq, seq - 1, ONE, io)
+        push_to(old, 0, 0, seq, seq - 1, ONE, io)
         if seq == snapshot_at:
             copy = old.copy()
     new = ShardStore(0, 1, 1, clock=clock)

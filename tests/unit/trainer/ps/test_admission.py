@@ -25,7 +25,7 @@ from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.security import Credentials, create_secret_dir
 from shoal_trainer.wire.channel import MIN_RATE, Channel
 from shoal_trainer.wire.gate import Gate
-from shoal_trainer.wire.messages import ModelSpec, Push, WorkerIdentity
+from shoal_trainer.wire.messages import ModelSpec, Push, PushMeta, WorkerIdentity
 from tests.unit.trainer.ps.cluster import until
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=8)
@@ -106,7 +106,7 @@ def test_payload_on_its_way_without_free_memory_is_refused_at_its_deadline(
     client.hello(MODEL)
     served.shard.initialize(aligned(8))
     with pytest.raises(Unreachable, match="no memory"):
-        client.push_pull(aligned(8), aligned(8), Push(1, 1, (0,)))
+        client.push_pull(aligned(8), aligned(8), Push(1, (0,), PushMeta(1)))
 
 
 @pytest.mark.parametrize("kind", ["pull", "push"])
@@ -128,7 +128,7 @@ def test_a_busy_server_makes_a_worker_wait_longer_than_any_timeout(
     if kind == "pull":
         client.pull(aligned(8))
     else:
-        client.push_pull(aligned(8), aligned(8), Push(1, 1, (0,)))
+        client.push_pull(aligned(8), aligned(8), Push(1, (0,), PushMeta(1)))
         assert served.shard.history.version == 1
     freeing.join()
     assert served.shard.report().busy_answers >= 5
@@ -156,7 +156,7 @@ def test_more_workers_than_memory_all_get_their_turn(served: Served, monkeypatch
 
     def work(client: PSClient) -> None:
         for seq in range(1, 4):
-            client.push_pull(aligned(8), aligned(8), Push(seq, 1, (0,)))
+            client.push_pull(aligned(8), aligned(8), Push(seq, (0,), PushMeta(1)))
 
     with ThreadPoolExecutor(len(clients)) as pool:
         for done in [pool.submit(work, client) for client in clients]:
@@ -191,7 +191,7 @@ def test_all_waits_of_a_request_share_one_deadline(served: Served, monkeypatch: 
     monkeypatch.setattr(served.server._pool, "lend", lend_for)
     client = served.client()
     client.hello(MODEL)
-    client.push_pull(aligned(8), aligned(8), Push(1, 1, (0,)))
+    client.push_pull(aligned(8), aligned(8), Push(1, (0,), PushMeta(1)))
     assert limits == [10.0, 4.0, 1.0]
 
 

@@ -13,7 +13,7 @@ from shoal_trainer.ps.coding import coded, decode, encode, in_memory, place, val
 from shoal_trainer.ps.pieces import parts
 from shoal_trainer.ps.shard_bounds import GRAIN
 from shoal_trainer.security import Credentials
-from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Push
+from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Push, PushMeta
 from tests.unit.trainer.ps.cluster import Cluster
 
 DTYPES = st.sampled_from((np.float32, np.uint16))
@@ -81,7 +81,7 @@ def test_round_trip_over_two_shards(
     np.testing.assert_array_equal(found[trainable:], first[trainable:])
     update = coded(size, trainable, np.uint16)
     encode(np.full(size, 0.3, np.float32), update, trainable)
-    client.push_pull(update, answer, Push(1, 1, pulled.versions))
+    client.push_pull(update, answer, Push(1, pulled.versions, PushMeta(1)))
     decode(answer, found, trainable)
     np.testing.assert_array_equal(found[trainable:], first[trainable:] + np.float32(0.3))
     np.testing.assert_allclose(found[:trainable], first[:trainable] - 0.3, rtol=2**-8)

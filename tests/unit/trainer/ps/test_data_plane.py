@@ -26,7 +26,7 @@ from shoal_trainer.security import Credentials
 from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import open_storage
 from shoal_trainer.snapshot.store import SnapshotStore
-from shoal_trainer.wire.messages import Copy, Progress, Push
+from shoal_trainer.wire.messages import Copy, Progress, Push, PushMeta
 from tests.unit.trainer.ps.cluster import MODEL, PIECE, Cluster, N, flat, until
 
 
@@ -54,12 +54,12 @@ def test_worker_trains_with_every_encoding(
     pulled = client.pull(out)
     np.testing.assert_allclose(out, start, rtol=0 if dtype == "fp32" else 2**-8)
     for seq in range(1, 4):
-        push = Push(seq, 1, pulled.versions, progress=(Progress(0, -1, seq - 1, seq),))
+        push = Push(seq, pulled.versions, PushMeta(1, progress=(Progress(0, -1, seq - 1, seq),)))
         pulled = client.push_pull(flat(0.25), out, push)
     expected = start + np.where(np.arange(N) < MODEL.parameters, -0.75, 0.75).astype(np.float32)
     np.testing.assert_allclose(out, expected, rtol=0 if dtype == "fp32" else 2**-8, atol=1e-6)
     assert pulled.versions == (3,) * shards
-    assert pulled.applied == ({(0, 0): 3},) * shards
+    assert [answer.applied for answer in pulled.answers] == [{(0, 0): 3}] * shards
     assert pulled.samples == 3
     cluster.close()
 
@@ -98,7 +98,7 @@ def test_update_in_pieces_is_that_of_one_array(
     both: tuple[Any, ...] = update, Arriving(update)
     for seq, given in enumerate(both, start=1):
         out = coded(N, MODEL.parameters, dtype)
-        client.push_pull(given, out, Push(seq, 1, (seq - 1,) * shards))
+        client.push_pull(given, out, Push(seq, (seq - 1,) * shards, PushMeta(1)))
         found.append(out)
     values = [aligned(N) for _ in found]
     for array, into in zip(found, values, strict=True):
@@ -138,7 +138,7 @@ def test_workers_share_the_memory_of_one_message(credentials: Credentials, shard
         out = aligned(N)
         pulled = client.pull(out)
         for seq in range(1, 11):
-            pulled = client.push_pull(flat(-0.25), out, Push(seq, 1, pulled.versions))
+            pulled = client.push_pull(flat(-0.25), out, Push(seq, pulled.versions, PushMeta(1)))
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(train, clients))
@@ -176,7 +176,7 @@ def test_answer_of_a_large_push_is_read_while_it_is_sent(
 
     monkeypatch.setattr(ShardClient, "send_payload", sends)
     monkeypatch.setattr(ShardClient, "receive_payload", receives)
-    client.push_pull(flat(1.0), out, Push(1, 1, pulled.versions))
+    client.push_pull(flat(1.0), out, Push(1, pulled.versions, PushMeta(1)))
     np.testing.assert_array_equal(out[: MODEL.parameters], -1)
     cluster.close()
 
@@ -204,7 +204,7 @@ def test_failed_push_leaves_the_buffer_alone_and_gives_the_reason(
     monkeypatch.setattr(ShardClient, "send_payload", fails)
     monkeypatch.setattr(ShardClient, "receive", receives)
     with pytest.raises(reason, match="server"):
-        client.push_pull(flat(1.0), out, Push(1, 1, pulled.versions))
+        client.push_pull(flat(1.0), out, Push(1, pulled.versions, PushMeta(1)))
     assert read.is_set()
     cluster.close()
 
@@ -226,7 +226,7 @@ def test_interrupted_push_goes_on_where_it_was(
         raise Unreachable("the link broke")
 
     monkeypatch.setattr(ShardClient, "send_payload", breaks)
-    push = Push(1, 1, pulled.versions, progress=(Progress(0, -1, 0, 1),))
+    push = Push(1, pulled.versions, PushMeta(1, progress=(Progress(0, -1, 0, 1),)))
     with pytest.raises(Unreachable):
         client.push_pull(flat(1.0), out, push)
     monkeypatch.setattr(ShardClient, "send_payload", send)
@@ -234,11 +234,11 @@ def test_interrupted_push_goes_on_where_it_was(
     between = other.pull(out)
     assert set(out[: 3 * PIECE]) == {-1}
     assert set(out[3 * PIECE :]) == {0}
-    assert between.begun[0][0][:4] == (0, 0, 1, 3)
+    assert between.answers[0].begun[0][:4] == (0, 0, 1, 3)
     assert between.versions == (0,)
     client.hello(MODEL)
     again = client.push_pull(flat(1.0), out, push)
-    assert (again.versions, again.begun) == ((1,), ((),))
+    assert (again.versions, again.answers[0].begun) == ((1,), ())
     np.testing.assert_array_equal(out[: MODEL.parameters], -1)
     cluster.close()
 
@@ -267,7 +267,7 @@ def test_bf16_buffers_are_exchanged_directly(cluster: Cluster) -> None:
     client.pull(out)
     assert set(out[: MODEL.parameters]) == {0x3FC0}
     assert set(out[MODEL.parameters :].view(np.float32)) == {1.5}
-    client.push_pull(out.copy(), out, Push(1, 1, (0, 0)))
+    client.push_pull(out.copy(), out, Push(1, (0, 0), PushMeta(1)))
     np.testing.assert_array_equal(out[: MODEL.parameters], 0)
 
 
@@ -279,11 +279,11 @@ def test_live_workers_follow_joins_and_leaves(cluster: Cluster) -> None:
     second = cluster.client(1)
     assert second.hello(MODEL).initialized
     assert second.pull(out).live_workers == 2
-    second.push_pull(flat(1.0), out, Push(1, 1, (0, 0)))
+    second.push_pull(flat(1.0), out, Push(1, (0, 0), PushMeta(1)))
     second.close()
     until(lambda: cluster.stores[0].workers.live == 1)
-    pulled = first.push_pull(flat(1.0), out, Push(1, 1, (1, 1)))
-    assert pulled.applied[0] == {(0, 0): 1, (1, 0): 1}
+    pulled = first.push_pull(flat(1.0), out, Push(1, (1, 1), PushMeta(1)))
+    assert pulled.answers[0].applied == {(0, 0): 1, (1, 0): 1}
     np.testing.assert_array_equal(out[:10], -2)
 
 
@@ -294,7 +294,7 @@ def test_replaced_worker_is_fenced(cluster: Cluster) -> None:
     old.initialize(flat(0.0))
     new.hello(MODEL)
     with pytest.raises(Fenced):
-        old.push_pull(flat(1.0), out, Push(1, 1, (0,)))
+        old.push_pull(flat(1.0), out, Push(1, (0,), PushMeta(1)))
     with pytest.raises(Fenced):
         old.hello(MODEL)
     new.pull(out)
@@ -306,7 +306,7 @@ def test_resend_over_a_new_connection_is_applied_once(cluster: Cluster) -> None:
     client, out = cluster.client(), aligned(N)
     client.hello(MODEL)
     client.initialize(flat(0.0))
-    push = Push(1, 1, (0, 0))
+    push = Push(1, (0, 0), PushMeta(1))
     client.push_pull(flat(1.0), out, push)
     before = client.hello(MODEL)
     assert [shard.last_seq for shard in before.shards] == [1, 1]
@@ -332,13 +332,13 @@ def test_worker_survives_the_loss_of_all_parameter_servers(cluster: Cluster, tmp
     client.initialize(flat(0.0))
     pulled = client.pull(out)
     for seq in range(1, 11):
-        pulled = client.push_pull(flat(0.125), out, Push(seq, 1, pulled.versions))
+        pulled = client.push_pull(flat(0.125), out, Push(seq, pulled.versions, PushMeta(1)))
         if seq == 4:
             files = [store.write_shard(1, 0, copy) for s in cluster.stores if (copy := s.copy())]
             store.publish(Manifest(number=1, epoch=0, run="uid", shards=tuple(files), model=MODEL))
     ports = cluster.stop()
     with pytest.raises(Unreachable):
-        client.push_pull(flat(0.125), aligned(N), Push(11, 1, pulled.versions))
+        client.push_pull(flat(0.125), aligned(N), Push(11, pulled.versions, PushMeta(1)))
     with pytest.raises(Unreachable):
         client.hello(MODEL)
     cluster.serve(2, epoch=1, ports=ports)
@@ -351,7 +351,7 @@ def test_worker_survives_the_loss_of_all_parameter_servers(cluster: Cluster, tmp
     assert welcome.boots != known.boots
     assert [shard.version for shard in welcome.shards] == [10, 10]
     assert [shard.last_seq for shard in welcome.shards] == [10, 10]
-    pulled = client.push_pull(flat(0.125), out, Push(11, 1, pulled.versions))
+    pulled = client.push_pull(flat(0.125), out, Push(11, pulled.versions, PushMeta(1)))
     assert pulled.versions == (11, 11)
     np.testing.assert_allclose(out[:10], -1.375, rtol=2**-8)
 
@@ -366,10 +366,10 @@ def test_shard_gets_the_copy_while_another_is_unreachable(
     client, out = cluster.client(dtype="bf16"), aligned(N)
     client.hello(MODEL)
     client.initialize(flat(0.0))
-    pulled = client.push_pull(flat(0.125), out, Push(1, 1, client.pull(out).versions))
+    pulled = client.push_pull(flat(0.125), out, Push(1, client.pull(out).versions, PushMeta(1)))
     files = [store.write_shard(1, 0, copy) for s in cluster.stores if (copy := s.copy())]
     store.publish(Manifest(number=1, epoch=0, run="uid", shards=tuple(files), model=MODEL))
-    pulled = client.push_pull(flat(0.125), out, Push(2, 1, pulled.versions))
+    pulled = client.push_pull(flat(0.125), out, Push(2, pulled.versions, PushMeta(1)))
     cluster.serve(2, epoch=1, ports=cluster.stop())
     for index, shard in enumerate(cluster.stores):
         found = store.load_newest(index, 2)

@@ -15,7 +15,7 @@ from shoal_trainer.wire.messages import (
     Progress,
     PushMeta,
 )
-from tests.unit.trainer.ps.shards import MODEL, Clock, crashed, grad, ready
+from tests.unit.trainer.ps.shards import MODEL, Clock, crashed, grad, pull_from, push_to, ready
 
 
 def test_answer_lists_pushes_that_worker_and_snapshot_lack() -> None:
@@ -25,7 +25,7 @@ def test_answer_lists_pushes_that_worker_and_snapshot_lack() -> None:
         meta = PushMeta(
             samples=1, progress=(Progress(0, -1, shard.history.version, shard.history.version + 1),)
         )
-        return shard.push(slot, 0, seq, base, meta, grad(0.0)).meta.journal
+        return push_to(shard, slot, 0, seq, base, meta, grad(0.0)).meta.journal
 
     first = push(0, 1, 0)
     assert first == Journal(0, (Entry(1, 0, 0, 1, 1, 0, -1, 0, 1),))
@@ -39,7 +39,7 @@ def test_answer_lists_pushes_that_worker_and_snapshot_lack() -> None:
     shard.history.journal.published(2)
     third = push(0, 3, 3)
     assert (third.floor, [entry.version for entry in third.entries]) == (2, [4])
-    whole = shard.pull(0, grad(0.0)).meta.journal
+    whole = pull_from(shard, 0, grad(0.0)).meta.journal
     worker.follow(third)
     assert worker.since(-1) == whole
     assert [entry.version for entry in whole.entries] == [3, 4]
@@ -65,7 +65,7 @@ def test_copy_that_diverged_before_the_snapshot_is_not_adopted() -> None:
     new.offer(0, 0, old.history.version, meta, copy.copy())
     assert new.history.version == 6
     assert new.history.contents.spans() == ((0, 0, 1, 7),)
-    meta = old.pull(0, copy).meta
+    meta = pull_from(old, 0, copy).meta
     new.offer(0, 0, old.history.version, meta, copy)
     assert new.history.version == 10
     assert new.history.contents.spans() == ((0, 0, 1, 11),)
@@ -78,7 +78,7 @@ def test_late_copy_is_ignored_by_a_ready_shard() -> None:
     clock.now += 10.0
     assert new.state is State.READY
     assert not new.hello(0, 0, MODEL, old.history.version).wants_copy
-    new.offer(0, 0, old.history.version, old.pull(0, copy).meta, copy)
+    new.offer(0, 0, old.history.version, pull_from(old, 0, copy).meta, copy)
     assert (new.history.version, new.history.contents.spans()) == (6, ((0, 0, 1, 7),))
 
 
@@ -89,7 +89,7 @@ def test_late_copy_is_adopted_by_an_empty_shard() -> None:
     clock.now += 10.0
     assert new.state is State.EMPTY
     assert new.hello(0, 0, MODEL, old.history.version).wants_copy
-    new.offer(0, 0, old.history.version, old.pull(0, copy).meta, copy)
+    new.offer(0, 0, old.history.version, pull_from(old, 0, copy).meta, copy)
     assert (new.state, new.history.version, new.history.contents.spans()) == (
         State.READY,
         10,
@@ -129,7 +129,7 @@ def test_journal_that_overflows_is_told_once_and_ends_with_the_next_snapshot(
     def push(times: int) -> None:
         for _ in range(times):
             seq = shard.history.version + 1
-            shard.push(0, 0, seq, seq - 1, PushMeta(1), grad(0.0))
+            push_to(shard, 0, 0, seq, seq - 1, PushMeta(1), grad(0.0))
 
     push(8)
     assert calls == [6]

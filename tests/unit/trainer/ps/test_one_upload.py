@@ -18,7 +18,7 @@ from shoal_trainer.ps import shard_client
 from shoal_trainer.ps.recovery import LONGEST_WAIT, Initializer
 from shoal_trainer.ps.shard import ShardStore, State
 from shoal_trainer.wire.messages import AnswerMeta, Copy, Journal, Pulled
-from tests.unit.trainer.ps.shards import MODEL, ONE, Clock, N, grad, ready
+from tests.unit.trainer.ps.shards import MODEL, ONE, Clock, N, grad, push_to, ready
 from tests.unit.trainer.ps.test_admission import Served
 
 WORKERS = 16
@@ -31,7 +31,7 @@ class Lost:
         self.clock = Clock()
         old = ready()
         for slot in range(WORKERS):
-            old.push(slot, 0, 1, 0, ONE, grad())
+            push_to(old, slot, 0, 1, 0, ONE, grad())
         snapshot = old.copy()
         assert snapshot is not None
         self.snapshot = snapshot
@@ -127,7 +127,7 @@ def test_payload_that_waited_for_memory_is_checked_again(
         waits.set()
 
     monkeypatch.setattr(served.server._pool, "_take", none)
-    copy = Copy(np.zeros(N, np.uint16), Pulled((5,), ({},), 0, 1, shard_samples=(0,), journals=(Journal(),)))
+    copy = Copy(np.zeros(N, np.uint16), Pulled((5,), (AnswerMeta(),)))
 
     def send() -> None:
         client.hello(MODEL, copy if kind == "copy" else None)

@@ -15,7 +15,7 @@ from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.ps.update_rules import Optimizer, Update, adam_momentum, free_pace, momentum_at, stretch
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, PushMeta, Schedule
-from tests.unit.trainer.ps.shards import grad, ready
+from tests.unit.trainer.ps.shards import grad, pull_from, push_to, ready
 
 N, STEPS, BATCH = 1000, 20, 8
 
@@ -53,7 +53,7 @@ def run_shard(config: OptimizerConfig, start: np.ndarray, gradients: np.ndarray)
     io = start.copy()
     for seq, gradient in enumerate(gradients, start=1):
         io = gradient.copy()
-        shard.push(0, 0, seq, seq - 1, PushMeta(samples=BATCH), io)
+        push_to(shard, 0, 0, seq, seq - 1, PushMeta(samples=BATCH), io)
     return io
 
 
@@ -112,7 +112,7 @@ def test_schedule_follows_the_samples_of_all_workers() -> None:
     steps = []
     for slot in range(4):
         before, io = shard.history.samples // BATCH, np.ones(1, np.float32)
-        shard.push(slot, 0, 1, shard.history.version, PushMeta(samples=BATCH), io)
+        push_to(shard, slot, 0, 1, shard.history.version, PushMeta(samples=BATCH), io)
         steps.append((before, float(io[0])))
     assert steps == [(0, -1.0), (1, -2.0), (2, -2.5), (3, -3.0)]
 
@@ -123,10 +123,10 @@ def test_learning_rate_of_a_push_overrides_the_schedule() -> None:
     shard.hello(0, 0, ModelSpec(fingerprint="f" * 64, parameters=1, optimizer=config))
     shard.initialize(np.zeros(1, np.float32))
     io = np.ones(1, np.float32)
-    shard.push(0, 0, 1, 0, PushMeta(samples=1, learning_rate=0.25), io)
+    push_to(shard, 0, 0, 1, 0, PushMeta(samples=1, learning_rate=0.25), io)
     assert io[0] == -0.25
     with pytest.raises(UserError, match="MySchedule cannot be evaluated"):
-        shard.push(0, 0, 2, 1, PushMeta(samples=1), io)
+        push_to(shard, 0, 0, 2, 1, PushMeta(samples=1), io)
 
 
 @pytest.mark.parametrize("pace", [1.0, 2.0, 7.5, 31.0])
@@ -186,11 +186,11 @@ def test_answer_one_update_ahead_lacks_only_the_next_gradient(
     meta = PushMeta(samples=BATCH)
     for seq, gradient in enumerate(gradients, start=1):
         ahead = gradient.copy()
-        shard.push(0, 0, seq, seq - 1, meta, ahead, ahead=1.0)
+        push_to(shard, 0, 0, seq, seq - 1, meta, ahead, ahead=1.0)
     pulled, exact, after = start.copy(), start.copy(), np.zeros_like(start)
-    shard.pull(0, pulled, ahead=1.0)
-    shard.pull(0, exact)
-    shard.push(0, 0, STEPS + 1, STEPS, meta, after)
+    pull_from(shard, 0, pulled, ahead=1.0)
+    pull_from(shard, 0, exact)
+    push_to(shard, 0, 0, STEPS + 1, STEPS, meta, after)
     moved = float(np.abs(after - exact).max())
     assert moved > 0.005
     np.testing.assert_allclose(ahead, after, atol=0.002 * moved)
@@ -258,7 +258,7 @@ def test_gradient_without_a_finite_square_counts_as_not_finite(
         if bf16:
             io = aligned(8, np.uint16)
             kernels.encode(grad(value), io)
-        shard.push(0, 0, seq, seq - 1, PushMeta(1), io)
+        push_to(shard, 0, 0, seq, seq - 1, PushMeta(1), io)
     copy = shard.copy()
     assert copy is not None
     assert all(np.isfinite(values).all() for values in copy.arrays.values())

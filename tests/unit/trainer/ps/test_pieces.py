@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from shoal_trainer.ps.pieces import Payload, Pieces, parts
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, PushMeta
+from tests.unit.trainer.ps.shards import pull_from, push_to
 
 TRAINABLE, SIZE = 50, 70
 
@@ -46,12 +47,12 @@ def trained(config: OptimizerConfig, dtype: type, shape: Callable[[np.ndarray], 
             io[60:] = np.nan if dtype is np.float32 else 0x7FC0
         arguments = 0, 0, seq, max(0, seq - 3), PushMeta(samples=1), shape(io)
         if seq < 4:
-            shard.push(*arguments)
+            push_to(shard, *arguments)
         else:
-            shard.delta(*arguments)
+            push_to(shard, *arguments, delta=True)
         answers.append(io)
     pulled: np.ndarray = np.zeros(SIZE, dtype)
-    shard.pull(0, shape(pulled))
+    pull_from(shard, 0, shape(pulled))
     assert shard.model is not None
     return [*answers, pulled, *shard.model.arrays().values()]
 
@@ -62,9 +63,9 @@ def test_empty_shard_takes_every_push() -> None:
     shard.hello(0, 0, ModelSpec(fingerprint="f" * 64, parameters=3, optimizer=config))
     assert shard.size == 0
     shard.initialize(empty)
-    shard.push(0, 0, 1, 0, PushMeta(samples=1), empty)
-    shard.delta(0, 0, 2, 0, PushMeta(samples=1), empty)
-    assert shard.pull(0, empty).version == 2
+    push_to(shard, 0, 0, 1, 0, PushMeta(samples=1), empty)
+    push_to(shard, 0, 0, 2, 0, PushMeta(samples=1), empty, delta=True)
+    assert pull_from(shard, 0, empty).version == 2
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16], ids=["fp32", "bf16"])

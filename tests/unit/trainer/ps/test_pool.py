@@ -2,7 +2,6 @@
 
 import threading
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps import pool as pool_module
-from shoal_trainer.ps.memory import memory_limit
 from shoal_trainer.ps.pool import MAX_SLOW, SLOW_SECONDS, Loan, PiecePool
 from shoal_trainer.wire.header import Codec
 from tests.unit.trainer.ps.cluster import until
@@ -285,16 +283,3 @@ def test_a_request_waits_for_its_first_piece_or_for_all(whole: bool) -> None:
         for _ in sending:
             pass
         assert second.granted(0.0, whole=True)
-
-
-@pytest.mark.parametrize(
-    ("text", "limit"),
-    [("1073741824\n", 1 << 30), ("max\n", None), ("9223372036854771712\n", None), (None, None)],
-)
-@pytest.mark.parametrize("version", [1, 2])
-def test_the_pods_memory_limit_is_read_from_its_cgroup(
-    tmp_path: Path, text: str | None, limit: int | None, version: int
-) -> None:
-    if text is not None:
-        (tmp_path / f"v{version}").write_text(text)
-    assert memory_limit(tmp_path / "v2", tmp_path / "v1") == limit

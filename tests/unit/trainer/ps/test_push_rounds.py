@@ -13,7 +13,7 @@ from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.client import PSClient
 from shoal_trainer.ps.pool import PiecePool
 from shoal_trainer.security import Credentials
-from shoal_trainer.wire.messages import Push
+from shoal_trainer.wire.messages import Push, PushMeta
 from tests.unit.trainer.ps.cluster import MODEL, Cluster, N, flat, until
 
 USUAL = 30.0
@@ -66,10 +66,10 @@ def test_workers_get_each_others_pushes(
         out = [aligned(N), aligned(N)]
         with ThreadPoolExecutor(1) as pool:
             for seq, versions in ((1, (0,) * shards), (2, (2,) * shards)):
-                early = pool.submit(first.push_round, flat(0.25), out[0], Push(seq, 1, versions))
+                early = pool.submit(first.push_round, flat(0.25), out[0], Push(seq, versions, PushMeta(1)))
                 until(lambda: waiting(cluster) == [1] * shards)
                 assert not early.done()
-                late = second.push_round(flat(0.25), out[1], Push(seq, 1, versions))
+                late = second.push_round(flat(0.25), out[1], Push(seq, versions, PushMeta(1)))
                 assert early.result(PROMPT).versions == late.versions == (2 * seq,) * shards
                 assert (early.result().made, late.made) == (2 * seq - 1, 2 * seq)
                 assert early.result().staleness(versions[0]) == 0
@@ -77,7 +77,7 @@ def test_workers_get_each_others_pushes(
                 assert np.array_equal(out[0], out[1])
                 assert out[0][0] == -0.5 * seq
                 in_step(cluster, 2)
-        assert late.applied == ({(0, 0): 2, (1, 0): 2},) * shards
+        assert [answer.applied for answer in late.answers] == [{(0, 0): 2, (1, 0): 2}] * shards
     finally:
         cluster.close()
 
@@ -107,12 +107,12 @@ def test_push_that_waits_is_applied_and_holds_no_memory_and_no_permit(
     other = cluster.client(2)
     other.hello(MODEL)
     with ThreadPoolExecutor(1) as pool:
-        waits = pool.submit(first.push_round, flat(0.25), aligned(N), Push(1, 1, (0,)))
+        waits = pool.submit(first.push_round, flat(0.25), aligned(N), Push(1, (0,), PushMeta(1)))
         until(lambda: waiting(cluster) == [1])
         assert cluster.stores[0].history.version == 1
         pulled = other.pull(aligned(N))
         for seq in (1, 2):
-            pulled = other.push_pull(flat(0.25), aligned(N), Push(seq, 1, pulled.versions))
+            pulled = other.push_pull(flat(0.25), aligned(N), Push(seq, pulled.versions, PushMeta(1)))
         second.close()
         assert waits.result(PROMPT).versions == (3,)
 
@@ -121,7 +121,7 @@ def test_lost_and_idle_workers_end_the_wait(cluster: Cluster) -> None:
     cluster.serve(1)
     clients = joined(cluster, 3)
     with ThreadPoolExecutor(1) as pool:
-        waits = pool.submit(clients[0].push_round, flat(0.25), aligned(N), Push(1, 1, (0,)))
+        waits = pool.submit(clients[0].push_round, flat(0.25), aligned(N), Push(1, (0,), PushMeta(1)))
         until(lambda: waiting(cluster) == [1])
         clients[1].pull(aligned(N), idle=True)  # evaluates
         assert not waits.done()
@@ -132,7 +132,7 @@ def test_lost_and_idle_workers_end_the_wait(cluster: Cluster) -> None:
 def test_repeated_push_is_not_applied_again(cluster: Cluster) -> None:
     cluster.serve(1)
     (client,) = joined(cluster, 1)
-    push, out = Push(1, 1, (0,)), aligned(N)
+    push, out = Push(1, (0,), PushMeta(1)), aligned(N)
     for _ in range(2):
         assert client.push_round(flat(0.25), out, push).versions == (1,)
         assert out[0] == -0.25

@@ -14,7 +14,7 @@ from shoal_trainer.wire.messages import (
     AnswerMeta,
     OptimizerConfig,
 )
-from tests.unit.trainer.ps.shards import MODEL, ONE, Clock, N, crashed, grad, read, ready
+from tests.unit.trainer.ps.shards import MODEL, ONE, Clock, N, crashed, grad, pull_from, push_to, read, ready
 
 
 def offer(shard: ShardStore, old: ShardStore, slot: int, io: np.ndarray) -> None:
@@ -44,7 +44,7 @@ def test_replacement_before_first_snapshot_adopts_worker_copy() -> None:
 def test_older_copy_is_not_requested_and_recovery_times_out() -> None:
     clock = Clock()
     old, _, new = crashed(10, 8, clock)
-    old.push(1, 0, 1, 10, ONE, grad())
+    push_to(old, 1, 0, 1, 10, ONE, grad())
     copy = old.copy()
     assert copy is not None
     new = ShardStore(0, 1, 1, clock=clock)
@@ -127,7 +127,7 @@ def test_on_ready_reports_version_and_applied_pushes() -> None:
 def test_shard_restarted_from_another_run_adopts_worker_copy(epoch: int, weights_only: bool) -> None:
     """The run has no snapshot of its own yet. `epoch` 0: the container restarted in place."""
     other = ready()
-    other.push(0, 0, 1, 0, ONE, grad())
+    push_to(other, 0, 0, 1, 0, ONE, grad())
     other_copy = other.copy()
     assert other_copy is not None
     first = ShardStore(0, 1, 0, clock=(clock := Clock()))
@@ -135,13 +135,13 @@ def test_shard_restarted_from_another_run_adopts_worker_copy(epoch: int, weights
     first.hello(0, 0, MODEL)
     clock.now += 10.0
     np.testing.assert_array_equal(read(first), -1)
-    first.push(0, 0, 1, 0, ONE, io := grad())
+    push_to(first, 0, 0, 1, 0, ONE, io := grad())
     second = ShardStore(0, 1, epoch, clock=clock)
     second.restore(other_copy, other_run=True, weights_only=weights_only)
     welcome = second.hello(1, 0, MODEL)  # a new worker without a copy connects first
     assert (welcome.initialized, welcome.recovering) == (True, True)
     assert second.hello(0, 0, MODEL, first.history.version).wants_copy
-    second.offer(0, 0, first.history.version, first.pull(0, io).meta, io)
+    second.offer(0, 0, first.history.version, pull_from(first, 0, io).meta, io)
     assert (second.state, second.history.version, second.history.samples) == (
         State.READY,
         1,
@@ -171,7 +171,7 @@ def adam_steps(shard: ShardStore, slot: int, count: int = 50) -> float:
     rng, steps, before = np.random.default_rng(7), [], read(shard)
     done = shard.history.applied.get((slot, 0), 0)
     for seq in range(done + 1, done + count + 1):
-        shard.push(slot, 0, seq, shard.history.version, ONE, io := rng.normal(1, 1, N).astype(np.float32))
+        push_to(shard, slot, 0, seq, shard.history.version, ONE, io := rng.normal(1, 1, N).astype(np.float32))
         steps.append(np.abs(io - before).mean())
         before = io
     return float(np.mean(steps))
@@ -182,7 +182,7 @@ def test_adam_step_size_is_kept_after_adopting_a_worker_copy() -> None:
     old = ready(model := MODEL.model_copy(update={"optimizer": ADAM}))
     fresh = adam_steps(old, 0)
     adam_steps(old, 0, 500)
-    meta = old.pull(0, io := grad()).meta
+    meta = pull_from(old, 0, io := grad()).meta
     new = ShardStore(0, 1, 1)
     assert new.hello(0, 0, model, old.history.version).wants_copy
     new.offer(0, 0, old.history.version, meta, io)
@@ -195,7 +195,7 @@ def test_adam_step_size_is_kept_after_adopting_a_copy_over_a_snapshot() -> None:
     snapshot = old.copy()
     assert snapshot is not None
     adam_steps(old, 0, 500)
-    meta = old.pull(0, io := grad()).meta
+    meta = pull_from(old, 0, io := grad()).meta
     new = ShardStore(0, 1, 1)
     new.restore(snapshot)
     new.hello(0, 0, model, old.history.version)
@@ -237,7 +237,7 @@ def test_weights_of_another_run_accept_another_optimizer() -> None:
 def test_snapshot_names_the_pushes_in_it() -> None:
     shard = ready()
     for seq in (1, 2):
-        shard.push(0, 0, seq, seq - 1, ONE, grad())
+        push_to(shard, 0, 0, seq, seq - 1, ONE, grad())
     copy = shard.copy()
     assert copy is not None
     assert copy.contents == ((0, 0, 1, 3),)

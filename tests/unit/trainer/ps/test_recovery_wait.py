@@ -7,7 +7,7 @@ from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.recovery import FIRST_COPY_SECONDS, JITTER, LONGEST_PAUSE, Recovery, longest_pause
 from shoal_trainer.ps.shard import ShardStore, State
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, PushMeta
-from tests.unit.trainer.ps.shards import copy_of
+from tests.unit.trainer.ps.shards import copy_of, pull_from, push_to
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=8)
 
@@ -17,7 +17,7 @@ def test_connection_without_hello_leaves_the_worker_expected() -> None:
     old.workers.connect(0, 0)
     old.hello(0, 0, MODEL)
     old.initialize(aligned(8))
-    old.delta(0, 0, 1, 0, PushMeta(samples=1), aligned(8))
+    push_to(old, 0, 0, 1, 0, PushMeta(samples=1), aligned(8), delta=True)
     new = ShardStore(0, 1, 1)
     new.restore(copy_of(old))
     new.workers.connect(0, 0)
@@ -36,8 +36,8 @@ def test_snapshot_from_before_the_first_push_yields_to_a_workers_copy() -> None:
     new = ShardStore(0, 1, 1)
     new.restore(copy_of(old))
     io = aligned(8)
-    old.delta(0, 0, 1, 0, PushMeta(samples=1), io)
-    answer = old.pull(0, io)
+    push_to(old, 0, 0, 1, 0, PushMeta(samples=1), io, delta=True)
+    answer = pull_from(old, 0, io)
     assert new.hello(1, 0, MODEL).recovering
     assert new.hello(0, 0, MODEL, copy_version=1).wants_copy
     new.offer(0, 0, answer.version, answer.meta, io)
@@ -50,12 +50,12 @@ def test_worker_that_joined_after_the_snapshot_is_awaited() -> None:
     old.hello(0, 0, MODEL)
     old.initialize(aligned(8))
     io, later = aligned(8), aligned(8)
-    old.delta(0, 0, 1, 0, PushMeta(samples=1), io)
+    push_to(old, 0, 0, 1, 0, PushMeta(samples=1), io, delta=True)
     snapshot = copy_of(old)
     old.hello(1, 0, MODEL)
-    old.delta(1, 0, 1, 1, PushMeta(samples=1), io)
-    first = old.delta(0, 0, 2, 2, PushMeta(samples=1), io)
-    second = old.delta(1, 0, 2, 2, PushMeta(samples=1), later)
+    push_to(old, 1, 0, 1, 1, PushMeta(samples=1), io, delta=True)
+    first = push_to(old, 0, 0, 2, 2, PushMeta(samples=1), io, delta=True)
+    second = push_to(old, 1, 0, 2, 2, PushMeta(samples=1), later, delta=True)
 
     new = ShardStore(0, 1, 1)
     new.restore(snapshot)
@@ -91,9 +91,9 @@ def test_worker_without_a_copy_leaves_time_for_those_with_one() -> None:
     old.hello(0, 0, MODEL)
     old.initialize(aligned(8))
     io, now = aligned(8), [0.0]
-    old.delta(0, 0, 1, 0, PushMeta(samples=1), io)
+    push_to(old, 0, 0, 1, 0, PushMeta(samples=1), io, delta=True)
     snapshot = copy_of(old)
-    answer = old.delta(0, 0, 2, 1, PushMeta(samples=1), io)
+    answer = push_to(old, 0, 0, 2, 1, PushMeta(samples=1), io, delta=True)
     new = ShardStore(0, 1, 1, clock=lambda: now[0])
     new.restore(snapshot)
     assert new.hello(1, 0, MODEL).recovering  # it replaces a lost worker

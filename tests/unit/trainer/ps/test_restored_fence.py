@@ -9,12 +9,22 @@ from shoal_trainer.errors import Fenced
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
+from tests.unit.trainer.ps.shards import pull_from, push_to
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=8)
 
 
 def push(shard: ShardStore, incarnation: int, seq: int) -> None:
-    shard.delta(3, incarnation, seq, shard.history.version, PushMeta(samples=1), np.ones(8, np.float32))
+    push_to(
+        shard,
+        3,
+        incarnation,
+        seq,
+        shard.history.version,
+        PushMeta(samples=1),
+        np.ones(8, np.float32),
+        delta=True,
+    )
 
 
 @pytest.fixture
@@ -42,7 +52,7 @@ def test_restored_shard_refuses_a_replaced_incarnation(before: ShardStore) -> No
 def test_shard_that_adopted_a_copy_refuses_a_replaced_incarnation(before: ShardStore) -> None:
     io = aligned(8)
     before.workers.connect(4, 0)
-    answer = before.pull(4, io)
+    answer = pull_from(before, 4, io)
     shard = ShardStore(0, 1, 1)
     shard.workers.connect(4, 0)
     assert shard.hello(4, 0, MODEL, answer.version).wants_copy

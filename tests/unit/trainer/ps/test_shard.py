@@ -15,7 +15,7 @@ from shoal_trainer.wire.messages import (
     OptimizerConfig,
     PushMeta,
 )
-from tests.unit.trainer.ps.shards import DELTA, MODEL, ONE, SGD, N, grad, read, ready
+from tests.unit.trainer.ps.shards import DELTA, MODEL, ONE, SGD, N, grad, pull_from, push_to, read, ready
 
 
 def test_second_initialization_is_ignored() -> None:
@@ -26,7 +26,7 @@ def test_second_initialization_is_ignored() -> None:
 
 def test_push_returns_updated_parameters() -> None:
     shard, io = ready(), grad()
-    answer = shard.push(0, 0, 1, 0, ONE, io)
+    answer = push_to(shard, 0, 0, 1, 0, ONE, io)
     np.testing.assert_array_equal(io, -1)
     assert (answer.version, answer.meta.samples, answer.meta.applied) == (1, 1, {(0, 0): 1})
 
@@ -36,7 +36,7 @@ def test_resent_push_is_answered_but_applied_once() -> None:
     shard = ready(on_applied=applied.append)
     for _ in range(3):
         io = grad()
-        assert shard.push(0, 0, 1, 0, ONE, io).version == 1
+        assert push_to(shard, 0, 0, 1, 0, ONE, io).version == 1
         np.testing.assert_array_equal(io, -1)
     assert [push.seq for push in applied] == [1]
 
@@ -44,17 +44,17 @@ def test_resent_push_is_answered_but_applied_once() -> None:
 def test_push_for_another_boot_is_rejected() -> None:
     shard = ready()
     with pytest.raises(Unreachable, match="before its restart"):
-        shard.push(0, 0, 1, 0, ONE, grad(), boot=2)
+        push_to(shard, 0, 0, 1, 0, ONE, grad(), boot=2)
     assert shard.history.version == 0
 
 
 def test_older_incarnation_is_fenced() -> None:
     shard = ready()
     shard.workers.connect(3, 1)
-    shard.push(3, 1, 1, 0, ONE, grad())
+    push_to(shard, 3, 1, 1, 0, ONE, grad())
     shard.workers.connect(3, 2)
     with pytest.raises(Fenced):
-        shard.push(3, 1, 2, 0, ONE, grad())
+        push_to(shard, 3, 1, 2, 0, ONE, grad())
     with pytest.raises(Fenced):
         shard.workers.connect(3, 1)
     shard.workers.fence(4, 5)
@@ -66,11 +66,11 @@ def test_older_incarnation_is_fenced() -> None:
 def test_malformed_requests_are_rejected() -> None:
     shard = ready()
     with pytest.raises(ProtocolError, match="holds 8 values, the message 9"):
-        shard.push(0, 0, 1, 0, ONE, grad(1.0, 9))
+        push_to(shard, 0, 0, 1, 0, ONE, grad(1.0, 9))
     with pytest.raises(ProtocolError, match="begin at 1"):
-        shard.push(0, 0, 0, 0, ONE, grad())
+        push_to(shard, 0, 0, 0, 0, ONE, grad())
     with pytest.raises(Unreachable, match="empty"):
-        ShardStore(0, 1, 0).pull(0, grad(0.0, 0))
+        pull_from(ShardStore(0, 1, 0), 0, grad(0.0, 0))
 
 
 @pytest.mark.parametrize(
@@ -93,9 +93,9 @@ def test_gradient_that_is_staler_than_normal_is_weighted_down(policy: str) -> No
     applied: list[AppliedPush] = []
     shard = ready(staleness=Staleness(policy=policy), on_applied=applied.append)
     for seq in range(1, 5):
-        shard.push(1, 0, seq, seq - 1, ONE, grad(0.0))
+        push_to(shard, 1, 0, seq, seq - 1, ONE, grad(0.0))
     io = grad()
-    shard.push(0, 0, 1, 0, ONE, io)
+    push_to(shard, 0, 0, 1, 0, ONE, io)
     np.testing.assert_allclose(io, -0.25)
     assert applied[-1].staleness == 4
     assert applied[-1].weight == pytest.approx(0.25)
@@ -111,7 +111,7 @@ def test_normal_staleness_is_weighted_by_policy(policy: str, weight: float) -> N
     shard.workers.set_live(5)
     for turn in range(100):
         seq, slot = divmod(turn, 5)
-        shard.push(slot, 0, seq + 1, max(0, turn - 4), ONE, grad(0.0))
+        push_to(shard, slot, 0, seq + 1, max(0, turn - 4), ONE, grad(0.0))
     assert applied[-1].staleness == 4
     assert applied[-1].weight == pytest.approx(weight, rel=1e-4)
 
@@ -121,14 +121,14 @@ def test_own_gradient_in_flight_is_no_staleness() -> None:
     applied: list[AppliedPush] = []
     shard = ready(on_applied=applied.append)
     for seq in range(1, 9):
-        shard.push(0, 0, seq, max(0, seq - 2), PushMeta(samples=1, length=float(seq)), grad(0.0))
+        push_to(shard, 0, 0, seq, max(0, seq - 2), PushMeta(samples=1, length=float(seq)), grad(0.0))
     assert [push.staleness for push in applied] == [0] + [1] * 7
     assert [push.weight for push in applied] == [1.0] * 8
 
 
 def test_push_is_weighted_by_its_samples() -> None:
     shard, io = ready(), grad()
-    shard.push(0, 0, 1, 0, PushMeta(samples=3), io)
+    push_to(shard, 0, 0, 1, 0, PushMeta(samples=3), io)
     np.testing.assert_array_equal(io, -3)
 
 
@@ -136,11 +136,11 @@ def test_statistics_are_averaged_not_optimized() -> None:
     model = ModelSpec(fingerprint="f" * 64, parameters=N, statistics=2, optimizer=SGD)
     shard = ready(model)
     io = grad(1.0, N + 2)
-    shard.push(0, 0, 1, 0, ONE, io)
+    push_to(shard, 0, 0, 1, 0, ONE, io)
     np.testing.assert_array_equal(io, [-1] * N + [1, 1])
-    shard.push(0, 0, 2, 1, ONE, grad(0.0, N + 2))
+    push_to(shard, 0, 0, 2, 1, ONE, grad(0.0, N + 2))
     io = grad(1.0, N + 2)
-    shard.push(1, 0, 1, 0, ONE, io)
+    push_to(shard, 1, 0, 1, 0, ONE, io)
     np.testing.assert_array_equal(io[N:], 1.5)  # two versions old: weight 1/2
 
 
@@ -151,11 +151,11 @@ def test_push_without_a_gradient_moves_only_the_statistics(config: OptimizerConf
     shard = ready(
         ModelSpec(fingerprint="f" * 64, parameters=N, statistics=2, averages=averages, optimizer=config)
     )
-    shard.push(0, 0, 1, 0, ONE, grad(1.0, N + 2))
+    push_to(shard, 0, 0, 1, 0, ONE, grad(1.0, N + 2))
     assert shard.model is not None
     before = {name: values.copy() for name, values in shard.model.arrays().items()}
     io = grad(5.0, N + 2)
-    answer = shard.push(0, 0, 2, 1, PushMeta(samples=3, skipped=True), io)
+    answer = push_to(shard, 0, 0, 2, 1, PushMeta(samples=3, skipped=True), io)
     assert (answer.version, answer.meta.samples, shard.model.updates) == (2, 4, 1)
     np.testing.assert_array_equal(io[N:], [0.25 + (5 - 0.25) / 4, 1 + 5])
     np.testing.assert_array_equal(io[:N], before["parameters"][:N])
@@ -171,7 +171,7 @@ def test_weight_decay_skips_excluded_ranges() -> None:
     shard.hello(0, 0, MODEL.model_copy(update={"optimizer": config}))
     shard.initialize(grad(1.0))
     io = grad(0.0)
-    shard.push(0, 0, 1, 0, ONE, io)
+    push_to(shard, 0, 0, 1, 0, ONE, io)
     np.testing.assert_allclose(io, [0.95, 0.95, 1, 1, 0.95, 0.95, 1, 1])
 
 
@@ -179,21 +179,21 @@ def test_worker_side_updates_are_weighted_like_gradients() -> None:
     model = MODEL.model_copy(update={"optimizer": DELTA, "parameters": N - 2, "statistics": 2})
     shard = ready(model)
     io = grad()
-    shard.push(0, 0, 1, 0, PushMeta(samples=4), io)
+    push_to(shard, 0, 0, 1, 0, PushMeta(samples=4), io)
     np.testing.assert_array_equal(io, 1)  # a delta is added
     for seq in range(2, 5):
-        shard.push(0, 0, seq, shard.history.version, PushMeta(samples=4), grad(0.0))
+        push_to(shard, 0, 0, seq, shard.history.version, PushMeta(samples=4), grad(0.0))
     io = grad()
-    shard.push(1, 0, 1, 0, PushMeta(samples=4), io)  # four updates old, where none is normal
+    push_to(shard, 1, 0, 1, 0, PushMeta(samples=4), io)  # four updates old, where none is normal
     np.testing.assert_allclose(io, [*[1.25] * (N - 2), *[1.25] * 2])
     io = grad()
-    shard.push(1, 0, 2, shard.history.version, PushMeta(samples=2), io)  # half a batch
+    push_to(shard, 1, 0, 2, shard.history.version, PushMeta(samples=2), io)  # half a batch
     np.testing.assert_allclose(io[: N - 2], 1.75)
 
 
 def test_outage_delta_is_multiplied_by_its_scale() -> None:
     shard, io = ready(MODEL.model_copy(update={"optimizer": DELTA})), grad()
-    shard.delta(0, 0, 1, 0, PushMeta(samples=4, scale=0.5), io)
+    push_to(shard, 0, 0, 1, 0, PushMeta(samples=4, scale=0.5), io, delta=True)
     np.testing.assert_array_equal(io, 0.5)
 
 
@@ -205,12 +205,12 @@ def test_non_finite_values_become_zero_and_are_logged_once(
     shard = ready(model)
     for seq in range(1, 4):
         io = np.array([np.nan, np.inf, -np.inf, 1, 1, 1, np.nan, 1], np.float32)
-        shard.push(0, 0, seq, shard.history.version, ONE, io)
+        push_to(shard, 0, 0, seq, shard.history.version, ONE, io)
         assert np.isfinite(io).all()
         np.testing.assert_array_equal(io[[0, 1, 2, 6]], 0)
         assert io[3] != 0
     io = grad(np.nan)
-    shard.delta(1, 0, 1, shard.history.version, ONE, io)
+    push_to(shard, 1, 0, 1, shard.history.version, ONE, io, delta=True)
     assert np.isfinite(io).all()
     assert [record.getMessage() for record in caplog.records] == [
         f"worker {slot}-0 pushed non-finite values: they were replaced by 0" for slot in (0, 1)
@@ -221,7 +221,7 @@ def test_applied_vector_is_bounded() -> None:
     shard = ready()
     for incarnation in range(20):
         for slot in range(3):
-            shard.push(slot, incarnation, 1, shard.history.version, ONE, grad(0.0))
+            push_to(shard, slot, incarnation, 1, shard.history.version, ONE, grad(0.0))
     assert len(shard.history.applied) == 3 * APPLIED_INCARNATIONS
     assert set(shard.history.applied) == {
         (slot, inc) for slot in range(3) for inc in range(20 - APPLIED_INCARNATIONS, 20)
@@ -231,15 +231,15 @@ def test_applied_vector_is_bounded() -> None:
 def test_momentum_lasts_longer_with_more_live_workers() -> None:
     config = OptimizerConfig(learning_rate=1.0, momentum=0.9, batch_size=1)
     shard = ready(MODEL.model_copy(update={"optimizer": config}), staleness=Staleness(policy="Constant"))
-    shard.push(0, 0, 1, 0, ONE, grad())  # m = -1
+    push_to(shard, 0, 0, 1, 0, ONE, grad())  # m = -1
     shard.workers.set_live(2)
     io = grad(0.0)
-    shard.push(0, 0, 2, 1, ONE, io)  # two workers that wait for their answers: m = 0.9 · -1
+    push_to(shard, 0, 0, 2, 1, ONE, io)  # two workers that wait for their answers: m = 0.9 · -1
     np.testing.assert_allclose(io, -1.9, rtol=1e-6)
     shard.workers.set_live(33)  # a pace of 16: slower by 16 ** 1.25 = 32
     io = grad(0.0)
-    shard.push(0, 0, 3, 2, ONE, io)  # m = 0.9 / 32 · -0.9
+    push_to(shard, 0, 0, 3, 2, ONE, io)  # m = 0.9 / 32 · -0.9
     np.testing.assert_allclose(io, -1.9 - 0.81 / 32, rtol=1e-6)
     io = grad(0.0)
-    shard.push(0, 0, 4, 3, ONE, io)
+    push_to(shard, 0, 0, 4, 3, ONE, io)
     np.testing.assert_allclose(io, -1.9 - 0.81 / 32 * (1 + 1 - 0.1 / 32), rtol=1e-6)

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from shoal_trainer.contract import Staleness
 from shoal_trainer.errors import Fenced
 from shoal_trainer.ps.shard import AppliedPush, ShardCopy, ShardStore, State
-from tests.unit.trainer.ps.shards import MODEL, ONE, Clock, grad, read
+from tests.unit.trainer.ps.shards import MODEL, ONE, Clock, grad, push_to, read
 
 
 class ShardMachine(RuleBasedStateMachine):
@@ -44,7 +44,7 @@ class ShardMachine(RuleBasedStateMachine):
         self.hello(slot)
         identity = slot, self.newest[slot]
         self.seqs[identity] = self.seqs.get(identity, 0) + 1
-        self.shard.push(*identity, self.seqs[identity], self.shard.history.version, ONE, grad(-1.0))
+        push_to(self.shard, *identity, self.seqs[identity], self.shard.history.version, ONE, grad(-1.0))
 
     @rule(slot=st.integers(0, 2), back=st.integers(0, 3))
     def resend(self, slot: int, back: int) -> None:
@@ -53,7 +53,7 @@ class ShardMachine(RuleBasedStateMachine):
         if seq >= 1 and seq <= self.shard.history.applied.get(identity, 0):
             self.hello(slot)
             before = self.shard.history.version
-            self.shard.push(*identity, seq, self.shard.history.version, ONE, grad(-1.0))
+            push_to(self.shard, *identity, seq, self.shard.history.version, ONE, grad(-1.0))
             assert self.shard.history.version == before
 
     @rule(slot=st.integers(0, 2))
@@ -61,7 +61,7 @@ class ShardMachine(RuleBasedStateMachine):
         self.newest[slot] += 1
         self.hello(slot)
         with pytest.raises(Fenced):
-            self.shard.push(slot, self.newest[slot] - 1, 1_000_000, 0, ONE, grad(-1.0))
+            push_to(self.shard, slot, self.newest[slot] - 1, 1_000_000, 0, ONE, grad(-1.0))
 
     @rule()
     def save(self) -> None:

@@ -11,17 +11,17 @@ import pytest
 from shoal_trainer.contract import Staleness
 from shoal_trainer.errors import Fenced
 from shoal_trainer.ps.shard import ShardStore
-from tests.unit.trainer.ps.shards import MODEL, ONE, grad, ready
+from tests.unit.trainer.ps.shards import MODEL, ONE, grad, pull_from, push_to, ready
 
 
 def test_fast_worker_waits_for_a_slow_but_not_a_dead_worker() -> None:
     shard = ready(staleness=Staleness(max=2))
     for slot in (0, 1):
         shard.workers.connect(slot, 0)
-        shard.pull(slot, grad(0.0))
+        pull_from(shard, slot, grad(0.0))
     for seq in (1, 2):
         shard.workers.wait_admitted(0, seq - 1, 0.0)
-        shard.push(0, 0, seq, seq - 1, ONE, grad(0.0))
+        push_to(shard, 0, 0, seq, seq - 1, ONE, grad(0.0))
     passed = threading.Event()
 
     def third() -> None:
@@ -42,8 +42,8 @@ def test_fenced_worker_blocks_no_push() -> None:
     shard = ready(staleness=Staleness(max=0))
     for slot in (0, 1):
         shard.workers.connect(slot, 0)
-        shard.pull(slot, grad(0.0))
-    shard.push(0, 0, 1, 0, ONE, grad(0.0))
+        pull_from(shard, slot, grad(0.0))
+    push_to(shard, 0, 0, 1, 0, ONE, grad(0.0))
     shard.workers.fence(1, 0)  # its own join fences earlier incarnations only
     assert not shard.workers._permits.admits(1, shard.history.version, 0)
     shard.workers.fence(1, 1)
@@ -54,13 +54,13 @@ def test_worker_that_blocked_one_push_until_timeout_blocks_no_other() -> None:
     shard = ready(staleness=Staleness(max=0))
     for slot in (0, 1, 2):
         shard.workers.connect(slot, 0)
-        shard.pull(slot, grad(0.0))
+        pull_from(shard, slot, grad(0.0))
     shard.workers.wait_admitted(0, 0, 0.0)
-    shard.push(0, 0, 1, 0, ONE, grad(0.0))
+    push_to(shard, 0, 0, 1, 0, ONE, grad(0.0))
     shard.workers.wait_admitted(0, 1, 0.0)  # waits until the timeout
     assert shard.workers._permits.admits(1, shard.history.version, 0)
-    shard.pull(1, grad(0.0))  # the next push waits for it again
-    shard.push(0, 0, 2, 1, ONE, grad(0.0))
+    pull_from(shard, 1, grad(0.0))  # the next push waits for it again
+    push_to(shard, 0, 0, 2, 1, ONE, grad(0.0))
     assert not shard.workers._permits.admits(2, shard.history.version, 0)
 
 
@@ -70,10 +70,10 @@ def test_push_after_its_worker_left_is_fenced() -> None:
     shard.workers.connect(0, 0)
     shard.workers.leave(0, 0)
     with pytest.raises(Fenced, match="has left"):
-        shard.push(0, 0, 1, 0, ONE, grad())
+        push_to(shard, 0, 0, 1, 0, ONE, grad())
     assert shard.history.version == 0
     shard.workers.connect(0, 0)  # the same process reconnects
-    shard.push(0, 0, 1, 0, ONE, grad())
+    push_to(shard, 0, 0, 1, 0, ONE, grad())
     assert shard.history.version == 1
 
 
@@ -81,13 +81,13 @@ def test_idle_worker_blocks_no_push() -> None:
     shard = ready(staleness=Staleness(max=0))
     for slot in (0, 1):
         shard.workers.connect(slot, 0)
-        shard.pull(slot, grad(0.0))
-    shard.push(0, 0, 1, 0, ONE, grad(0.0))
+        pull_from(shard, slot, grad(0.0))
+    push_to(shard, 0, 0, 1, 0, ONE, grad(0.0))
     assert not shard.workers._permits.admits(1, shard.history.version, 0)
-    shard.pull(1, grad(0.0), idle=True)  # it evaluates or waits for work
+    pull_from(shard, 1, grad(0.0), idle=True)  # it evaluates or waits for work
     for seq in (2, 3):
         assert shard.workers._permits.admits(seq - 1, shard.history.version, 0)
-        shard.push(0, 0, seq, seq - 1, ONE, grad(0.0))
+        push_to(shard, 0, 0, seq, seq - 1, ONE, grad(0.0))
     assert shard.history.version == 3
 
 
@@ -95,7 +95,7 @@ def test_idle_worker_blocks_no_push() -> None:
     "stop_expecting",
     [
         lambda shard: shard.hello(1, 0, MODEL),  # an idle worker's probe
-        lambda shard: shard.pull(1, grad(0.0), idle=True),
+        lambda shard: pull_from(shard, 1, grad(0.0), idle=True),
         lambda shard: shard.disconnect(1),
         lambda shard: shard.workers.fence(1, 1),
         lambda shard: shard.workers.leave(1, 0),
@@ -110,8 +110,8 @@ def test_waiting_push_continues_when_the_other_worker_computes_no_gradient(
     shard = ready(staleness=Staleness(max=0))
     for slot in (0, 1):
         shard.workers.connect(slot, 0)
-        shard.pull(slot, grad(0.0))
-    shard.push(0, 0, 1, 0, ONE, grad(0.0))
+        pull_from(shard, slot, grad(0.0))
+    push_to(shard, 0, 0, 1, 0, ONE, grad(0.0))
     passed = threading.Event()
 
     def second() -> None:
@@ -131,11 +131,11 @@ def test_push_that_skips_an_older_version_wakes_the_pushes_that_wait_for_it() ->
     for slot in (0, 1):
         shard.workers.connect(slot, 0)
     shard.history.version = 1
-    shard.pull(1, grad(0.0))  # worker 1 computes no gradient on this version
+    pull_from(shard, 1, grad(0.0))  # worker 1 computes no gradient on this version
     shard.history.version = 2
-    shard.pull(0, grad(0.0))
+    pull_from(shard, 0, grad(0.0))
     shard.history.version = 3
-    shard.pull(1, grad(0.0))
+    pull_from(shard, 1, grad(0.0))
     passed = threading.Event()
 
     def first() -> None:
@@ -148,7 +148,7 @@ def test_push_that_skips_an_older_version_wakes_the_pushes_that_wait_for_it() ->
     threads.append(threading.Thread(target=lambda: shard.workers.wait_admitted(1, 3, 30), daemon=True))
     threads[1].start()  # waits for worker 0
     assert passed.wait(10)
-    shard.push(0, 0, 1, 2, ONE, grad(0.0))
+    push_to(shard, 0, 0, 1, 2, ONE, grad(0.0))
     for thread in threads:
         thread.join(10)
         assert not thread.is_alive()
@@ -162,7 +162,7 @@ def test_an_older_incarnation_does_not_make_the_late_push_of_a_worker_that_left_
     with pytest.raises(Fenced):
         shard.workers.connect(0, 0)
     with pytest.raises(Fenced, match="has left"):
-        shard.push(0, 1, 1, 0, ONE, grad())
+        push_to(shard, 0, 1, 1, 0, ONE, grad())
     assert shard.history.version == 0
 
 
@@ -171,8 +171,8 @@ def test_a_gradient_of_lost_versions_is_stale() -> None:
     weights = []
     shard = ready(on_applied=lambda push: weights.append((push.staleness, push.weight)))
     shard.workers.connect(0, 0)
-    shard.push(0, 0, 1, 0, ONE, grad())
-    shard.push(0, 0, 2, 10, ONE, grad())
+    push_to(shard, 0, 0, 1, 0, ONE, grad())
+    push_to(shard, 0, 0, 2, 10, ONE, grad())
     assert [staleness for staleness, _ in weights] == [0, 9]
     assert weights[1][1] == pytest.approx(weights[0][1] / 9), "it is staler than normal by as much"
 

@@ -17,6 +17,7 @@ from shoal_trainer.ps.pieces import Pieces
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.ps.statistics import Statistics
 from shoal_trainer.wire.messages import Average, ModelSpec, PushMeta
+from tests.unit.trainer.ps.shards import push_to
 
 START, SEEN = 1.0, -3.0
 """Where a moving average starts, and what each batch shows."""
@@ -65,7 +66,7 @@ class Job:
         self._seqs[slot] += 1
         io = np.array([0.0, SEEN], np.float32)
         meta = PushMeta(samples=self._steps, steps=self._steps)
-        self._shard.push(slot, 0, self._seqs[slot], self._bases[slot], meta, io)
+        push_to(self._shard, slot, 0, self._seqs[slot], self._bases[slot], meta, io)
         self.moved.append((self.moved[-1][0] + self._steps, float(io[1])))
 
 

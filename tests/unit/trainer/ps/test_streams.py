@@ -17,7 +17,7 @@ from shoal_trainer.ps.shard import Answer, ShardCopy, ShardStore
 from shoal_trainer.ps.streams import Stream
 from shoal_trainer.ps.walks import Begun, Walks
 from shoal_trainer.wire.messages import AnswerMeta, ModelSpec, OptimizerConfig, Progress, PushMeta
-from tests.unit.trainer.ps.shards import Clock, blocked, grad, held_up
+from tests.unit.trainer.ps.shards import Clock, blocked, grad, held_up, push_to
 
 PIECE, PIECES, WORKERS = 64, 4, 3
 SIZE = PIECE * PIECES - 10  # the last piece is shorter
@@ -178,7 +178,7 @@ def test_worker_that_vanishes_leaves_a_part_of_its_push_and_may_continue_it() ->
     assert [(push.seq, push.pieces, push.progress) for push in shard.history.begun()] == [
         (1, 2, meta_of(1).progress)
     ]
-    answer = shard.delta(0, 0, 1, 0, meta_of(1), io := vector(0, 1))
+    answer = push_to(shard, 0, 0, 1, 0, meta_of(1), io := vector(0, 1), delta=True)
     assert content(io) == {(0, 1): PIECES}
     assert (answer.version, answer.meta.begun, shard.history.begun()) == (1, (), ())
 
@@ -188,7 +188,7 @@ def test_part_of_a_push_is_given_up_when_its_worker_sends_the_next_one() -> None
     stream = shard.pushing(0, 0, 1, 0, meta_of(1), delta=True)
     walked(stream, vector(0, 1), 1)
     stream.close()
-    shard.delta(0, 0, 2, 0, meta_of(2), vector(0, 2))
+    push_to(shard, 0, 0, 2, 0, meta_of(2), vector(0, 2), delta=True)
     assert [(push.seq, push.pieces, push.closed) for push in shard.history.begun()] == [(1, 1, 0)]
     with pytest.raises(Unreachable, match="later push"):
         large_again = shard.pushing(0, 1, 5, 0, meta_of(5), delta=True)
@@ -241,10 +241,10 @@ def test_shard_that_adopts_a_copy_knows_the_part_of_a_push_in_it() -> None:
     snapshot = shard.copy()
     stream = shard.pushing(0, 0, 1, 0, meta_of(1), delta=True)
     walked(stream, vector(0, 1), 2)
-    answer = shard.delta(1, 0, 1, 0, meta_of(1), io := vector(1, 1))
+    answer = push_to(shard, 1, 0, 1, 0, meta_of(1), io := vector(1, 1), delta=True)
     again = adopted(snapshot, answer, io)
     assert [(push.push, push.pieces) for push in again.history.walks.begun.values()] == [((0, 0, 1), 2)]
-    again.delta(0, 0, 1, 0, meta_of(1), io := vector(0, 1))
+    push_to(again, 0, 0, 1, 0, meta_of(1), io := vector(0, 1), delta=True)
     assert content(io) == {(0, 1): PIECES, (1, 1): PIECES}
 
 
@@ -253,10 +253,10 @@ def test_shard_that_adopts_a_copy_knows_the_parts_that_were_given_up_before_its_
     stream = shard.pushing(0, 0, 1, 0, meta_of(1), delta=True)
     walked(stream, vector(0, 1), 2)
     stream.close()
-    shard.delta(0, 0, 2, 0, meta_of(2), vector(0, 2))
+    push_to(shard, 0, 0, 2, 0, meta_of(2), vector(0, 2), delta=True)
     snapshot = shard.copy()
     shard.history.journal.published(1)
-    answer = shard.delta(1, 0, 1, 1, meta_of(1), io := vector(1, 1))
+    answer = push_to(shard, 1, 0, 1, 1, meta_of(1), io := vector(1, 1), delta=True)
     assert answer.meta.begun == ()  # every shard that could adopt it has that snapshot
     again = adopted(snapshot, answer, io)
     assert [(push.slot, push.seq, push.pieces, push.closed) for push in again.history.begun()] == [
@@ -380,7 +380,7 @@ def test_answers_of_streams_follow_the_optimizer_bit_for_bit() -> None:
                     stream.step(io, 0)
         else:
             for slot, io in enumerate(ios):
-                shard.push(slot, 0, 1, 0, PushMeta(samples=1), io, ahead=1.0)
+                push_to(shard, slot, 0, 1, 0, PushMeta(samples=1), io, ahead=1.0)
         assert shard.model is not None
         answers.append([*(io[: SIZE - 5] for io in ios), *shard.model.arrays().values()])
     for one, other in zip(*answers, strict=True):
@@ -402,7 +402,7 @@ def test_interrupted_push_is_weighed_once(overlaps: bool) -> None:
     if not overlaps:
         first.close()
     shard.workers.set_live(8)
-    shard.push(0, 0, 1, 0, meta_of(1), grad(1.0, SIZE))
+    push_to(shard, 0, 0, 1, 0, meta_of(1), grad(1.0, SIZE))
     first.close()
     assert shard.history.version == 1
     assert shard.model is not None
@@ -416,7 +416,7 @@ def test_snapshot_counts_no_step_of_a_push_that_began_behind_it() -> None:
     config = OptimizerConfig(name="adam", learning_rate=0.1, batch_size=1)
     shard.hello(0, 0, MODEL.model_copy(update={"optimizer": config}))
     shard.initialize(grad(0.0, SIZE))
-    shard.push(0, 0, 1, 0, meta_of(1), grad(1.0, SIZE))
+    push_to(shard, 0, 0, 1, 0, meta_of(1), grad(1.0, SIZE))
     before = shard.pushing(0, 0, 2, 1, meta_of(2))
     before.step(grad(1.0, SIZE), 0)
     behind = shard.pushing(1, 0, 1, 1, meta_of(1))
@@ -450,6 +450,6 @@ def test_staleness_of_a_slow_push_is_that_of_its_first_piece() -> None:
     for number, (low, high) in enumerate(slow.spans()):
         slow.step(moved[low:high])
         if number < PIECES - 1:
-            shard.push(1, 0, number + 1, shard.history.version, meta_of(number + 1), zero.copy())
+            push_to(shard, 1, 0, number + 1, shard.history.version, meta_of(number + 1), zero.copy())
     assert shard.model is not None
     assert len(set(shard.model.parameters[PIECE:].tolist())) == 1

@@ -14,7 +14,7 @@ from shoal_trainer.ps.update_rules import momentum_at
 from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, PushMeta
-from tests.unit.trainer.ps.shards import Clock, grad
+from tests.unit.trainer.ps.shards import Clock, grad, pull_from, push_to
 from tests.unit.trainer.snapshot.saving import save
 
 N = 8
@@ -39,7 +39,7 @@ class Job:
             self.seq += 1
             base = max(0, self.shard.history.version - (self.workers - 1))
             io = grad(gradient)
-            self.shard.push(self.seq % 64, 0, self.seq, base, PushMeta(1), io)
+            push_to(self.shard, self.seq % 64, 0, self.seq, base, PushMeta(1), io)
         return io
 
     @property
@@ -101,7 +101,7 @@ def test_answer_looks_ahead_at_the_pace_of_the_snapshot() -> None:
     job.push(1.0, 100)
     job.shard.roll_back(replace(copy, generation=1))
     ahead = grad(0.0)
-    job.shard.pull(0, ahead, ahead=1.0)
+    pull_from(job.shard, 0, ahead, ahead=1.0)
     # The zero gradient's own staleness moves the pace a little.
     np.testing.assert_allclose(ahead, job.push(0.0, 1), rtol=0.02)
 

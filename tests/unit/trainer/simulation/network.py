@@ -15,8 +15,8 @@ import numpy as np
 
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.aligned import aligned
-from shoal_trainer.wire.messages import Pulled, PushMeta, Welcome, decode_answer, encode_answer
-from tests.unit.trainer.ps.shards import blocked, held_up
+from shoal_trainer.wire.messages import Pulled, Welcome, decode_answer, encode_answer
+from tests.unit.trainer.ps.shards import blocked, held_up, push_to
 from tests.unit.trainer.simulation.job import STEPS_AT
 
 
@@ -168,6 +168,9 @@ class Exchange:
     def close(self):
         self.disconnect()
 
+    def submit(self, call):
+        return call(self)
+
     def initialize(self, flat, samples=0):
         return Answer(
             lambda: self._on_all(lambda server, part: server.shard.initialize(flat[part], samples) or True)
@@ -232,13 +235,12 @@ class Exchange:
         world = self.world
         return Answer(pushed_and_pulled)
 
-    def push_delta(self, delta, out, push, *, scale):
-        del scale  # local steps count fully in the simulation
+    def push_delta(self, delta, out, push):
+        push = replace(push, meta=push.meta._replace(scale=1.0))  # local steps count fully in the simulation
         return Answer(lambda: self._push(delta, out, push, delta=True))
 
     def _push(self, update, out, push, *, delta=False, arrives=False):
-        meta = PushMeta(samples=push.samples, steps=push.steps, progress=push.progress, length=push.length)
-        delta = delta or not self.world.gradients
+        meta, delta = push.meta, delta or not self.world.gradients
         for step in np.flatnonzero(update[STEPS_AT : STEPS_AT + self.world.steps]):
             self.world.sent.setdefault(int(step), set()).add((*self.identity, push.seq))
             if not delta:
@@ -258,7 +260,7 @@ class Exchange:
             arguments = (*self.identity, push.seq, base, meta)
 
             def read_late(server):
-                (server.shard.delta if delta else server.shard.push)(*arguments, sent, boot=boot)
+                push_to(server.shard, *arguments, sent, boot=boot, delta=delta)
 
             return read_late
 
@@ -345,15 +347,4 @@ class Exchange:
         for (_, values), (low, high) in zip(found, self.world.bounds, strict=True):
             out[low:high] = values
         answers = [answer for answer, _ in found]
-        metas = [answer.meta for answer in answers]
-        return Pulled(
-            tuple(answer.version for answer in answers),
-            tuple(dict(meta.applied) for meta in metas),
-            metas[0].samples,
-            metas[0].live_workers,
-            tuple(meta.samples for meta in metas),
-            journals=tuple(meta.journal for meta in metas),
-            stopped=metas[0].stopped,
-            begun=tuple(meta.begun for meta in metas),
-            torn=tuple(meta.torn for meta in metas),
-        )
+        return Pulled(tuple(a.version for a in answers), tuple(a.meta for a in answers))

@@ -11,6 +11,7 @@ from shoal_trainer.ps.shard_bounds import bounds
 from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, PushMeta
+from tests.unit.trainer.ps.shards import push_to
 
 N, STATISTICS = 70_000, 500
 MODEL = ModelSpec(
@@ -29,7 +30,7 @@ def shards(count: int, pushes: int = 3) -> list[ShardStore]:
         shard.initialize(np.linspace(-1, 1, N, dtype=np.float32)[low:high])
         for seq in range(1, pushes + 1):
             gradient = np.cos(np.arange(N, dtype=np.float32) * seq)[low:high]
-            shard.push(0, 0, seq, seq - 1, PushMeta(samples=1), gradient)
+            push_to(shard, 0, 0, seq, seq - 1, PushMeta(samples=1), gradient)
         stores.append(shard)
     return stores
 

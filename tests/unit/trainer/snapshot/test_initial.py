@@ -14,6 +14,7 @@ from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import LocalStorage, Storage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire.messages import PushMeta
+from tests.unit.trainer.ps.shards import push_to
 from tests.unit.trainer.snapshot.saving import save, shards
 
 
@@ -31,7 +32,9 @@ class Other:
         """Train one step, publish a snapshot, and remove older ones."""
         for shard in self.shards:
             version = shard.history.version
-            shard.push(0, 0, version + 1, version, PushMeta(samples=1), np.ones(shard.size, dtype=np.float32))
+            push_to(
+                shard, 0, 0, version + 1, version, PushMeta(samples=1), np.ones(shard.size, dtype=np.float32)
+            )
         save(self.store, self.shards)
         self.store.prune(retain)
 

@@ -22,6 +22,7 @@ from shoal_trainer.snapshot.manifest import Manifest, ShardFile
 from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.snapshot.store import PUBLISH_TRIES, SnapshotStore
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
+from tests.unit.trainer.ps.shards import push_to
 
 SECONDS = 60
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=40_000)
@@ -72,7 +73,7 @@ def shards(count: int) -> list[ShardStore]:
 
 def push(stores: list[ShardStore], seq: int) -> None:
     for shard in stores:
-        shard.delta(0, 0, seq, seq - 1, PushMeta(samples=1), np.ones(shard.size, np.float32))
+        push_to(shard, 0, 0, seq, seq - 1, PushMeta(samples=1), np.ones(shard.size, np.float32), delta=True)
 
 
 def part(store: SnapshotStore, number: int, shard: ShardStore, epoch: int = 0) -> ShardFile:

@@ -27,6 +27,7 @@ from shoal_trainer.snapshot.manifest import PIECE, Manifest
 from shoal_trainer.snapshot.storage import LocalStorage, Storage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire.messages import PushMeta
+from tests.unit.trainer.ps.shards import push_to
 from tests.unit.trainer.snapshot.saving import MODEL, N, latest, save, shards, whole
 
 
@@ -58,7 +59,7 @@ def test_restored_shard_continues_bit_for_bit(local: SnapshotStore) -> None:
     results = []
     for one in (shard, again):
         exchanged = np.sin(np.arange(N, dtype=np.float32))
-        one.push(0, 0, 4, 3, PushMeta(samples=1), exchanged)
+        push_to(one, 0, 0, 4, 3, PushMeta(samples=1), exchanged)
         results.append(exchanged)
     np.testing.assert_array_equal(results[0], results[1])
 
@@ -96,7 +97,7 @@ def test_snapshot_published_during_a_load_is_used(
 ) -> None:
     (shard,) = shards(1)
     save(local, [shard])
-    shard.push(0, 0, 4, 3, PushMeta(samples=1), np.ones(N, dtype=np.float32))
+    push_to(shard, 0, 0, 4, 3, PushMeta(samples=1), np.ones(N, dtype=np.float32))
     load = SnapshotStore.load_shard
 
     def slow(self: SnapshotStore, manifest: Manifest, index: int, count: int) -> ShardCopy:

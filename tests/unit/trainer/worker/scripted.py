@@ -11,7 +11,7 @@ import numpy as np
 from shoal_trainer.data.batch import Batch
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps.aligned import aligned
-from shoal_trainer.wire.messages import Journal, OptimizerConfig, Pulled, ShardWelcome, Welcome
+from shoal_trainer.wire.messages import AnswerMeta, OptimizerConfig, Pulled, ShardWelcome, Welcome
 from shoal_trainer.worker.feed import Ready
 from shoal_trainer.worker.flat_model import Step
 from shoal_trainer.worker.leases import Leases
@@ -36,6 +36,9 @@ class Server:
         self.live, self.seconds, self.wait, self.late = 1, 0.0, 0.0, 0.0
         self._passes = passes
 
+    def submit(self, call):
+        return call(self)
+
     def pull(self, *_arguments, **_options):
         return self._answer(self.pulled)
 
@@ -52,10 +55,10 @@ class Server:
             answer._result = replace(answer.result(), wait_seconds=self.wait)
         return answer
 
-    def push_delta(self, _delta, _out, push, *, scale):
+    def push_delta(self, _delta, _out, push):
         if self.reachable:
             self.pushes.append(push)
-            self.deltas.append(scale)
+            self.deltas.append(push.meta.scale)
         return self._answer(self.pulled)
 
     def probe(self):
@@ -68,16 +71,8 @@ class Server:
         pass
 
     def pulled(self):
-        return Pulled(
-            (5,),
-            ({},),
-            0,
-            self.live,
-            (0,),
-            pull_seconds=self.seconds,
-            journals=(Journal(),),
-            stopped=self.stopped,
-        )
+        answer = AnswerMeta(live_workers=self.live, stopped=self.stopped)
+        return Pulled((5,), (answer,), pull_seconds=self.seconds)
 
     def welcome(self):
         welcome = ShardWelcome(index=0, epoch=0, boot=TERM, version=5, initialized=True, stopped=self.stopped)

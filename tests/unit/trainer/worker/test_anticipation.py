@@ -4,10 +4,19 @@ import numpy as np
 import pytest
 
 from shoal_trainer.ps.shard import ShardStore
-from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Pulled, Push, PushMeta, Schedule
+from shoal_trainer.wire.messages import (
+    AnswerMeta,
+    ModelSpec,
+    OptimizerConfig,
+    Pulled,
+    Push,
+    PushMeta,
+    Schedule,
+)
 from shoal_trainer.worker.anticipation import LEAD, Anticipation
 from shoal_trainer.worker.on_host import HostInclusion
 from shoal_trainer.worker.send import Send
+from tests.unit.trainer.ps.shards import pull_from, push_to
 
 N, STATISTICS, STEPS = 40, 4, 60
 WARM_UP = Schedule(
@@ -37,7 +46,7 @@ def server(config):
 
 def exact(shard):
     out = np.empty_like(START)
-    shard.pull(0, out)
+    pull_from(shard, 0, out)
     return out
 
 
@@ -45,7 +54,7 @@ def waiting(config):
     shard, held = server(config), START.copy()
     for step in range(STEPS):
         held = update(held, step, config)
-        shard.push(0, 0, step + 1, step, PushMeta(samples=1), held)
+        push_to(shard, 0, 0, step + 1, step, PushMeta(samples=1), held)
     return exact(shard)
 
 
@@ -55,21 +64,21 @@ def overlapping(config, *, anticipates):
     anticipation = Anticipation(
         config, N, HostInclusion(N + STATISTICS, lambda array: array, [(N, N + STATISTICS)])
     )
-    held, known, flight = START.copy(), Pulled((0,), ({},), 0, 1), None
+    held, known, flight = START.copy(), Pulled((0,), (AnswerMeta(),)), None
     for step in range(STEPS):
         parameters = held
         if flight is not None and anticipates:
             parameters = anticipation.include(held, flight[0], known).copy()
         io = update(parameters, step, config)
-        send = Send(io.copy(), Push(step + 1, 1, known.versions), overlapped=flight is not None)
+        send = Send(io.copy(), Push(step + 1, known.versions, PushMeta(1)), overlapped=flight is not None)
         if flight is not None:  # its answer comes during the step
             held, known = flight[1], flight[2]
             base = flight[0].push.base_versions[0]
             anticipation.answered(known, base, overlapped=flight[0].overlapped)
         ahead = anticipation.ahead(in_flight=True) if anticipates else 0.0
         base = send.push.base_versions[0]
-        answer = shard.push(0, 0, step + 1, base, PushMeta(samples=1), io, ahead=ahead)
-        flight = send, io, Pulled((answer.version,), ({},), answer.meta.samples, 1)
+        answer = push_to(shard, 0, 0, step + 1, base, PushMeta(samples=1), io, ahead=ahead)
+        flight = send, io, Pulled((answer.version,), (answer.meta._replace(live_workers=1),))
     return exact(shard)
 
 
@@ -111,9 +120,11 @@ def test_gradient_in_flight_goes_as_far_as_the_servers_say() -> None:
     anticipation = Anticipation(
         OptimizerConfig(learning_rate=0.5, batch_size=1), N, HostInclusion(N, lambda array: array)
     )
-    send = Send(np.ones(N, np.float32), Push(1, 1, (0,)), overlapped=False)
+    send = Send(np.ones(N, np.float32), Push(1, (0,), PushMeta(1)), overlapped=False)
     for factor in (1.0, 0.25):
-        moved = anticipation.include(np.zeros(N, np.float32), send, Pulled((0,), ({},), 0, 4, factor=factor))
+        moved = anticipation.include(
+            np.zeros(N, np.float32), send, Pulled((0,), (AnswerMeta(0, 4, factor=factor),))
+        )
         np.testing.assert_allclose(moved, -0.5 * factor)
 
 
@@ -122,6 +133,8 @@ def test_look_ahead_grows_with_the_staleness_that_others_make():
     assert anticipation.ahead(in_flight=False) == 0
     assert anticipation.ahead(in_flight=True) == 1
     for _ in range(200):
-        anticipation.answered(Pulled((9,), ({},), 0, 4), 4, overlapped=True)  # of 4 updates one is its own
+        anticipation.answered(
+            Pulled((9,), (AnswerMeta(0, 4),)), 4, overlapped=True
+        )  # of 4 updates one is its own
     assert anticipation.ahead(in_flight=True) == pytest.approx(1 + 3 * LEAD)
     assert anticipation.ahead(in_flight=False) == pytest.approx(3 * LEAD)

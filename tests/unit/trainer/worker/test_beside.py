@@ -43,7 +43,7 @@ def test_steps_and_what_passes_beside_them_are_all_of_the_time() -> None:
     loop.upstream.last_answer = bench.now = bench.now + 5.0
     loop._idle()
     assert loop.beside.passed(bench.now) == Passed(7.0, 5.0)
-    assert sum(push.timings.step for push in pushes) + 12.0 == bench.now == 17.0
+    assert sum(push.meta.timings.step for push in pushes) + 12.0 == bench.now == 17.0
 
 
 def test_slow_data_are_the_time_of_a_step() -> None:

@@ -9,6 +9,7 @@ from shoal_trainer import Indexed
 from shoal_trainer.data.source import Part
 from shoal_trainer.wire.messages import PushMeta
 from shoal_trainer.worker.layout import flatten
+from tests.unit.trainer.ps.shards import push_to
 from tests.unit.trainer.worker.models import begin
 from tests.unit.trainer.worker.trained import SGD, Server, pushed
 
@@ -209,7 +210,7 @@ def test_variance_stays_one_that_was_seen_with_many_steps_on_one_version(name):
     updates = [rounds.flat_model.step(rounds.tensor, batch).update.copy() for batch in BATCHES[:8]]
     for slot, update in enumerate(updates):
         rounds.io[:] = update
-        rounds.store.push(slot, 0, 1, rounds.version, PushMeta(16), rounds.io)
+        push_to(rounds.store, slot, 0, 1, rounds.version, PushMeta(16), rounds.io)
     pushed(pile, BATCHES * 2)
     for server in (rounds, pile):
         server.flat_model.load(server.flat())

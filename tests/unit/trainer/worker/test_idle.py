@@ -8,6 +8,7 @@ from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.wire.messages import PushMeta
 from shoal_trainer.worker.compose import build_flat_model, compose
 from shoal_trainer.worker.loop import End
+from tests.unit.trainer.ps.shards import push_to
 from tests.unit.trainer.worker.fakes import FakeCoordinator, Servers
 from tests.unit.trainer.worker.models import job
 
@@ -54,8 +55,14 @@ class Bench:
 
     def push(self):
         self.seq += 1
-        self.shard.push(
-            9, 0, self.seq, self.shard.history.version, PushMeta(samples=16), aligned(self.shard.size)
+        push_to(
+            self.shard,
+            9,
+            0,
+            self.seq,
+            self.shard.history.version,
+            PushMeta(samples=16),
+            aligned(self.shard.size),
         )
 
     def finish(self):

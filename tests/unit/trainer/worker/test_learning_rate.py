@@ -13,6 +13,7 @@ from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.tasks import Tasks
 from tests.unit.trainer.coordinator.bench import Bench
+from tests.unit.trainer.ps.shards import pull_from
 from tests.unit.trainer.worker.fakes import FakeCoordinator
 from tests.unit.trainer.worker.models import DATA, functional, job
 from tests.unit.trainer.worker.running import Running
@@ -139,7 +140,7 @@ def test_a_worker_trains_with_the_rate_of_the_job(start_servers, optimizer):
     assert running.join() is End.FINISHED
     before = FlatModel(functional(optimizer), DATA.example(16), "fp32").initial()
     flat = np.zeros_like(before)
-    servers.stores[0].pull(0, flat)
+    pull_from(servers.stores[0], 0, flat)
     assert abs(flat - before).max() < 1e-20
     if optimizer == "sgd":
         assert rates == [pytest.approx(1e-30)] * 4

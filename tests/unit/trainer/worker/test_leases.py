@@ -3,13 +3,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_trainer.wire.messages import Progress, Push
+from shoal_trainer.wire.messages import Progress, Push, PushMeta
 from shoal_trainer.worker.leases import Leases, joined
 from shoal_trainer.worker.work import DataWork
 
 
 def push(seq, *marks):
-    return Push(seq=seq, samples=1, base_versions=(0,), progress=marks)
+    return Push(seq, (0,), PushMeta(1, progress=marks))
 
 
 def test_lease_is_held_until_its_last_sample_is_applied():

@@ -12,6 +12,7 @@ from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.layout import flatten
 from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.optimizers import place
+from tests.unit.trainer.ps.shards import pull_from
 from tests.unit.trainer.worker.fakes import FakeCoordinator
 from tests.unit.trainer.worker.models import DATA, Plain, X, Y, begin, compiled, functional, job
 from tests.unit.trainer.worker.running import Running
@@ -114,7 +115,7 @@ def test_adamax_trains_on_after_a_skipped_batch(start_servers):
     assert running.start().join() is End.FINISHED
     assert all(np.isfinite(np.asarray(v)).all() for v in running.flat_model.model.optimizer.variables)
     flat = np.zeros(running.flat_model.layout.size, np.float32)
-    servers.stores[0].pull(0, flat)
+    pull_from(servers.stores[0], 0, flat)
     assert np.isfinite(flat).all()
     assert not np.array_equal(flat, before)
 

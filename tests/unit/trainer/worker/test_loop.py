@@ -14,6 +14,7 @@ from shoal_trainer.wire.messages import MAX_MARKS
 from shoal_trainer.worker import cadence, upstream
 from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.work import DataWork, Finished, reporting
+from tests.unit.trainer.ps.shards import pull_from
 from tests.unit.trainer.worker.fakes import FakeCoordinator
 from tests.unit.trainer.worker.models import DATA, compiled, functional, job
 from tests.unit.trainer.worker.running import SECONDS, Running, wait
@@ -60,7 +61,7 @@ def test_sequential_worker_equals_keras_bit_for_bit(start_servers):
     for batch in DATA.read(Part(0, DATA.size), 16):
         plain.train_on_batch(batch.x, batch.y)
     flat = np.zeros(running.flat_model.layout.size, np.float32)
-    servers.stores[0].pull(0, flat)
+    pull_from(servers.stores[0], 0, flat)
     assert np.array_equal(flat, np.concatenate([v.numpy().ravel() for v in plain.trainable_variables]))
 
 

@@ -9,6 +9,7 @@ from shoal_trainer import Training
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.worker.compose import build_flat_model
 from shoal_trainer.worker.loop import End
+from tests.unit.trainer.ps.shards import pull_from
 from tests.unit.trainer.worker.fakes import FakeCoordinator
 from tests.unit.trainer.worker.running import Running
 from tests.unit.trainer.worker.test_compose import CONFIG
@@ -87,7 +88,7 @@ def test_texts_are_preprocessed_for_training_and_once_for_evaluation(start_serve
     assert kind == "evaluate"
     assert metrics["val_loss"] < 3.5  # ln 32 is 3.47, and the words are few
     after = np.zeros_like(before)
-    servers.stores[0].pull(0, after)
+    pull_from(servers.stores[0], 0, after)
     assert not np.array_equal(before, after)
     model = running.flat_model.model
     changed = [v.path for v in model.non_trainable_variables if not np.array_equal(frozen[v.path], v.numpy())]

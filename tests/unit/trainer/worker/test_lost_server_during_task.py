@@ -7,6 +7,7 @@ import pytest
 
 from shoal_trainer.worker.compose import build_flat_model, compose
 from shoal_trainer.worker.loop import End
+from tests.unit.trainer.ps.shards import pull_from
 from tests.unit.trainer.worker.fakes import FakeCoordinator, Servers
 from tests.unit.trainer.worker.models import DATA, job
 
@@ -39,7 +40,7 @@ def test_server_lost_at_task_adopts_the_copy_of_the_worker_at_task(tmp_path, sna
     def lose():
         old = servers.stores[0]
         flat = np.zeros(old.size, np.float32)
-        old.pull(0, flat)
+        pull_from(old, 0, flat)
         last.append((old.history.version, flat))
         servers.stop(0)
         servers.start(0, epoch=1, restore=saved[0] if snapshot else None)
@@ -60,7 +61,7 @@ def test_server_lost_at_task_adopts_the_copy_of_the_worker_at_task(tmp_path, sna
         version, expected = last[0]
         assert servers.stores[0].history.version == version
         flat = np.zeros(servers.stores[0].size, np.float32)
-        servers.stores[0].pull(0, flat)
+        pull_from(servers.stores[0], 0, flat)
         assert np.array_equal(flat, expected)
         assert [kind for kind, *_ in coordinator.results] == ["evaluate"]
     finally:

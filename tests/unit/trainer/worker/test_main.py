@@ -141,6 +141,29 @@ sys.exit(3)
     assert (ended.returncode, ended.stdout) == (3, b"the last words")
 
 
+FETCHES = """
+from types import SimpleNamespace
+from shoal_trainer import retry
+from shoal_trainer.errors import Unreachable
+from shoal_trainer.worker import code, main
+
+def fetch(_config, _credentials, folder):
+    tried.append((folder / "code.zip").touch())
+    if len(tried) < 3:
+        raise Unreachable("no answer")
+    return folder / "code.zip"
+
+tried, retry.FIRST_PAUSE, code.fetch = [], 0.0, fetch
+assert main._code(SimpleNamespace(code_digest="some"), None).exists()
+"""
+
+
+def test_the_code_of_the_job_is_removed_when_the_process_ends(tmp_path):
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", FETCHES], env=environment, timeout=50, check=True)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("answer", "raised"),
     [

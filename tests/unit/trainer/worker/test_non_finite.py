@@ -50,7 +50,7 @@ def test_batch_of_a_non_finite_local_step_is_repeated_after_the_outage(recovered
     if recovered:
         bench.loss = 0.1
         bench.loop._train(repeated)
-        assert [push.progress for push in bench.server.pushes] == [((0, -1, 0, 2),)]
+        assert [push.meta.progress for push in bench.server.pushes] == [((0, -1, 0, 2),)]
     else:
         with pytest.raises(UserError, match="not finite"):
             bench.loop._train(repeated)

@@ -5,7 +5,7 @@ import pytest
 
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.coding import coded, encode
-from shoal_trainer.wire.messages import Average, OptimizerConfig, Progress, Push
+from shoal_trainer.wire.messages import Average, OptimizerConfig, Progress, Push, PushMeta
 from shoal_trainer.worker.outage import Outage
 from shoal_trainer.worker.send import Send
 from tests.unit.trainer.ps.shards import Clock
@@ -26,7 +26,7 @@ def begin(name="sgd", dtype=np.float32, clock=None, averages=(), **options):
 
 def test_local_steps_make_a_delta_without_absorbed_updates():
     outage = begin()
-    outage.absorb(Send(np.array([1, 1, 1, 1, 7, 7], np.float32), Push(1, 16, (0,))))
+    outage.absorb(Send(np.array([1, 1, 1, 1, 7, 7], np.float32), Push(1, (0,), PushMeta(16))))
     outage.step(np.array([2, 0, 0, 0, 1, -1], np.float32), 16, [Progress(0, -1, 0, 16)])
     out = aligned(6)
     outage.difference_into(out)
@@ -42,7 +42,7 @@ def test_local_steps_make_a_delta_without_absorbed_updates():
 def test_moving_averages_go_on_as_on_the_servers():
     outage = begin(averages=(Average(5, 6, 0.5),))
     update = np.array([0, 0, 0, 0, 8, 8], np.float32)
-    outage.absorb(Send(update, Push(1, 48, (0,), steps=3)))
+    outage.absorb(Send(update, Push(1, (0,), PushMeta(48, steps=3))))
     assert list(outage.master[4:]) == [8, 7]
     outage.step(update, 16, [Progress(0, -1, 0, 16)])
     assert list(outage.master[4:]) == [16, 7.5]

@@ -10,6 +10,7 @@ from shoal_trainer.worker import loop
 from shoal_trainer.worker.compose import build_flat_model
 from shoal_trainer.worker.flat_model import MAX_OVERFLOWS, FlatModel
 from shoal_trainer.worker.loop import End
+from tests.unit.trainer.ps.shards import pull_from
 from tests.unit.trainer.worker.fakes import FakeCoordinator
 from tests.unit.trainer.worker.models import DATA, X, Y, functional, job
 from tests.unit.trainer.worker.running import Running
@@ -85,7 +86,7 @@ def test_skipped_batches_do_not_step_the_optimizer(start_servers, monkeypatch):
     assert store.history.version == DATA.size // 16
     assert store.model.updates == 0
     flat = np.zeros(running.flat_model.layout.size, np.float32)
-    store.pull(0, flat)
+    pull_from(store, 0, flat)
     assert np.array_equal(flat, first)
 
 

@@ -12,6 +12,7 @@ from shoal_trainer.worker.feed import Ready
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.optimizers import place
 from shoal_trainer.worker.send import Pile
+from tests.unit.trainer.ps.shards import pull_from, push_to
 from tests.unit.trainer.worker.models import DATA
 
 BATCHES = list(DATA.read(Part(0, 160), 16))
@@ -43,7 +44,7 @@ class Server:
         self.io = values(self.coded, layout.trainable)
         self.buffer = self.flat_model.coded(self.flat_model.dtype)
         self.tensor = self.flat_model.alias(self.buffer)
-        self.version = self.store.pull(0, self.io).version
+        self.version = pull_from(self.store, 0, self.io).version
         self.seq = self.samples = 0
 
     def take(self):
@@ -58,15 +59,15 @@ class Server:
         result = self.flat_model.step(self.tensor, batch, self.samples // 16)
         self.seq += 1
         self.coded[:] = result.update
-        rate = float("nan") if self.placement.rate is None else self.placement.rate(self.samples)
+        rate = None if self.placement.rate is None else self.placement.rate(self.samples)
         meta = PushMeta(batch.samples, learning_rate=rate)
-        self.version = self.store.push(0, 0, self.seq, self.version, meta, self.io).version
+        self.version = push_to(self.store, 0, 0, self.seq, self.version, meta, self.io).version
         self.samples += batch.samples
         return result.loss
 
     def flat(self):
         out = aligned(self.flat_model.layout.size)
-        self.store.pull(0, out)
+        pull_from(self.store, 0, out)
         return out
 
 
@@ -84,4 +85,4 @@ def push(server, pile):
     server.seq += 1
     server.samples += pile.samples
     meta = PushMeta(pile.samples, len(pile), skipped=pile.skipped)
-    server.version = server.store.push(0, 0, server.seq, server.version, meta, server.io).version
+    server.version = push_to(server.store, 0, 0, server.seq, server.version, meta, server.io).version
