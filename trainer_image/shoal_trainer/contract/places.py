@@ -33,6 +33,6 @@ EXIT_OK = 0
 EXIT_USER = 2
 """The user's code or configuration is wrong; a restart cannot help."""
 EXIT_FENCED = 4
-"""A newer incarnation has replaced this process."""
+"""A newer incarnation has replaced this process, or its work went to others, since it was silent or stuck."""
 EXIT_DRAINED = 143
 """The process stopped on SIGTERM. Not 0, which Kubernetes would count as success."""

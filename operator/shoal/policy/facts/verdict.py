@@ -195,7 +195,12 @@ def judge_exit(end: Terminated, slot: Slot, rules: Sequence[FailureRule]) -> Ver
     if code in _KILLED and not (message and message.reason == USER_ERROR):
         return _killed(ended, code)
     if code == EXIT_FENCED:
-        return Verdict(PodOutcome.KILLED, "Fenced", "a newer incarnation has replaced it", code)
+        return Verdict(
+            PodOutcome.KILLED,
+            "Fenced",
+            "its work went to another one: a newer incarnation, or since it was silent or stuck",
+            code,
+        )
     if message is not None and reported:
         return _reported_failure(message, code)
     if code == EXIT_OK:
