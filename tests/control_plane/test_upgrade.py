@@ -138,6 +138,7 @@ async def test_an_upgrade_and_a_rollback_restart_nothing(
         "POD_NAME": "operator-1",
         "SHOAL_METRICS_PORT": str(port),
         "SHOAL_IMAGE_WORKER": "shoal/worker:new",
+        "SHOAL_IMAGE_WORKER_GPU": "",  # a job that has none would take a new one, which it may have been told to lack
     }
     async with OperatorProcess(control_plane.kubeconfig, namespace, tmp_path / "new", settings):
         await scaled(control_plane, job, 3)
