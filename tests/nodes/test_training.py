@@ -46,7 +46,7 @@ def test_a_job_outlives_a_node_and_the_operator(
     cluster: LocalCluster, backend: Local, namespace: str
 ) -> None:
     documents = list(yaml.safe_load_all(MANIFEST.read_text()))
-    documents[0]["spec"]["training"]["stopAfter"] = {"epochs": 40}
+    documents[0]["spec"]["training"]["stopAfter"] = {"epochs": 60}
     worker = documents[0]["spec"]["workers"]["template"]["spec"]["containers"][0]
     worker["env"] = [
         {"name": "PYTHONPATH", "value": "/code"}
