@@ -135,6 +135,14 @@ def check(seed, world):
     check_steps(world, context)
 
 
+def play(seed, world):
+    """Run to the end, and check what was applied once, again or in a part of the shards."""
+    world.run()
+    world.end()
+    check(seed, world)
+    check_partial(world, f"seed {seed}: {world.describe()}")
+
+
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 @pytest.mark.timeout(600)
 def test_each_sample_is_applied_once_or_counted(chunk):
@@ -159,10 +167,7 @@ def test_gradients_are_applied_once_with_one_weight(chunk):
             seed, workers=1 + seed % 5, faults=faults, ps_faults=seed % 4, shards=shards, streams=seed % 2 == 0,
             gradients=True,
         )  # fmt: skip
-        world.run()
-        world.end()
-        check(seed, world)
-        check_partial(world, f"seed {seed}: {world.describe()}")
+        play(seed, world)
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
@@ -175,10 +180,7 @@ def test_samples_in_some_shards_only_are_counted(chunk):
             seed, workers=1 + seed % 4, faults=faults, ps_faults=1 + seed % 4, shards=shards,
             begins_with=begins_with, steps_per_push=steps_per_push(seed),
         )  # fmt: skip
-        world.run()
-        world.end()
-        check(seed, world)
-        check_partial(world, f"seed {seed}: {world.describe()}")
+        play(seed, world)
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
@@ -191,10 +193,7 @@ def test_pushes_in_pieces_are_applied_once_or_counted(chunk):
             seed, workers=1 + seed % 5, faults=faults, ps_faults=seed % 4, shards=shards, streams=True,
             steps_per_push=steps_per_push(seed), survival=(0.0, 0.7)[seed % 2],
         )  # fmt: skip
-        world.run()
-        world.end()
-        check(seed, world)
-        check_partial(world, f"seed {seed}: {world.describe()}")
+        play(seed, world)
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
@@ -207,10 +206,7 @@ def test_files_are_applied_once_or_counted(chunk):
             seed, workers=1 + seed % 4, faults=faults, ps_faults=seed % 5, shards=shards, files=True,
             steps_per_push=steps_per_push(seed), survival=(0.0, 0.7)[seed % 2], mean=seed % 4 == 3,
         )  # fmt: skip
-        world.run()
-        world.end()
-        check(seed, world)
-        check_partial(world, f"seed {seed}: {world.describe()}")
+        play(seed, world)
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
