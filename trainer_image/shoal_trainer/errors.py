@@ -20,6 +20,13 @@ TrainerError
 ```
 """
 
+from __future__ import annotations
+
+import errno
+
+NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
+"""A disk is full."""
+
 
 class TrainerError(Exception):
     """The base class."""
@@ -86,3 +93,10 @@ class TooSlow(Unreachable):
 
 class SnapshotError(TrainerError):
     """A snapshot is absent, incomplete or corrupt."""
+
+
+def has_no_room(error: BaseException) -> bool:
+    """Whether a disk is full (`DiskFull`), as Python says it, or HDF5 and TensorFlow in words."""
+    words = ("No space left on device", "Disk quota exceeded")
+    number = error.errno if isinstance(error, OSError) else None
+    return number in NO_ROOM or any(text in str(error) for text in words)

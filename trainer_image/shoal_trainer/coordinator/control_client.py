@@ -7,7 +7,6 @@ The server's errors keep their type: `Fenced`, `UserError`, `Unauthorized`, `Pro
 from __future__ import annotations
 
 import contextlib
-import errno
 import http.client
 import itertools
 import shutil
@@ -41,13 +40,12 @@ from shoal_trainer.coordinator.protocol import (
     RollBackShard,
     SnapshotShard,
 )
-from shoal_trainer.errors import DiskFull, ProtocolError, TrainerError, Unreachable
+from shoal_trainer.errors import DiskFull, ProtocolError, TrainerError, Unreachable, has_no_room
 from shoal_trainer.ps.contents import Span, Worker
 from shoal_trainer.security import Credentials
 from shoal_trainer.snapshot.manifest import ShardFile
 from shoal_trainer.wire.channel import enable_keepalive
 
-NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 M = TypeVar("M", bound=Message)
 SECONDS = 10.0
 CONNECT_SECONDS = 5.0
@@ -107,7 +105,7 @@ class ControlClient:
             with file.open("wb") as content, contextlib.closing(self._separate()) as download:
                 download._send("GET", path, None, UPLOAD_SECONDS, into=content)
         except OSError as error:
-            if error.errno not in NO_ROOM:
+            if not has_no_room(error):
                 raise
             raise DiskFull(
                 f"{file.name} does not fit on the worker's disk: {error}. Raise ephemeral-storage in the resources of "
@@ -168,7 +166,7 @@ class ControlClient:
             lost = isinstance(error, ConnectionError | ssl.SSLEOFError)
             if lost and not closed and not fresh and size is None:
                 return self._send(method, path, body, timeout)  # the server closed the idle connection
-            if into is not None and getattr(error, "errno", None) in NO_ROOM:
+            if into is not None and has_no_room(error):
                 raise
             where = f"{self._address.host}:{self._address.control_port}"
             raise Unreachable(f"the coordinator at {where} does not answer: {error!r}") from None

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from shoal_trainer.data.read_errors import NOT_THERE, has_no_room
-from shoal_trainer.errors import DiskFull, TrainerError, Unreachable, UserError
+from shoal_trainer.data.read_errors import NOT_THERE
+from shoal_trainer.errors import DiskFull, TrainerError, Unreachable, UserError, has_no_room
 
 MOUNTED = {"file", "local"}
 """Protocols of files that are mounted on this machine."""

@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 
 NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
 """The file system answers that the file does not exist."""
-NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
-"""A disk is full."""
 OF_NETWORK = {
     errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EREMOTEIO, errno.ETIMEDOUT, errno.ECONNABORTED, errno.ECONNREFUSED,
     errno.ECONNRESET, errno.EPIPE, errno.ENETDOWN, errno.ENETUNREACH, errno.ENETRESET, errno.EHOSTDOWN,
@@ -53,13 +51,6 @@ PYTHON = re.compile(r"^(\w+): (?:<urlopen error )?(?:\[[Ee]rrno (-?\d+)\])?")
 QUALIFIED = re.compile(r"^(\w+\.)*(?=\w+: )")
 IN_MAP = re.compile(r"^Error in user-defined function passed to \w+:\d+ transformation with iterator: \S+: ")
 """The prefix of an error in a mapped function."""
-
-
-def has_no_room(error: BaseException) -> bool:
-    """Whether a disk is full, as Python says it, or HDF5 and TensorFlow in words."""
-    words = ("No space left on device", "Disk quota exceeded")
-    number = error.errno if isinstance(error, OSError) else None
-    return number in NO_ROOM or any(text in str(error) for text in words)
 
 
 def is_outage(error: BaseException, path: str | None = None) -> bool:

@@ -20,9 +20,8 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from shoal_trainer.data.read_errors import has_no_room
 from shoal_trainer.data.user_code import where
-from shoal_trainer.errors import DiskFull, TrainerError, UserError
+from shoal_trainer.errors import DiskFull, TrainerError, UserError, has_no_room
 from shoal_trainer.worker import best_weights
 from shoal_trainer.worker.best_weights import Best
 from shoal_trainer.worker.callbacks import path_attribute, rate_of, remember, set_rate, unchanged

@@ -14,9 +14,8 @@ from typing import Any
 
 import keras
 
-from shoal_trainer.data.read_errors import has_no_room
 from shoal_trainer.data.user_code import where
-from shoal_trainer.errors import DiskFull, UserError
+from shoal_trainer.errors import DiskFull, UserError, has_no_room
 from shoal_trainer.worker.keras_internals import Functional
 from shoal_trainer.worker.optimizers import has_call
 

@@ -115,7 +115,7 @@ def test_worker_joins_and_trains_while_a_pod_attacks_the_data_and_control_ports(
         "local_job:job", stop_after=StopAfter(epochs=100_000), storage_uri=(tmp_path / "runs").as_uri()
     )
     with LocalRun(job) as run, Pod() as pod:
-        until(run, run.status)  # the worker, which imports TensorFlow, has not joined yet
+        until(run, lambda: trained(run, steps=50))
         (server,) = (each for each in run.processes if each.role is Role.PS)
         process = psutil.Process(server.popen.pid)
         memory, threads = process.memory_info().rss, process.num_threads()
@@ -125,15 +125,22 @@ def test_worker_joins_and_trains_while_a_pod_attacks_the_data_and_control_ports(
         pod.headers_without_end(shard.control_port)
         pod.trickle(shard.data_port, tls=False)
         pod.trickle(shard.control_port, tls=True)
+        before = until(run, lambda: trained(run, steps=51))
+        run._start(Role.WORKER, 1, 0)
         turn, most, most_threads, deadline = threading.Event(), memory, threads, time.monotonic() + SECONDS
-        while time.monotonic() < deadline or trained(run, steps=50) is None:
-            assert time.monotonic() < deadline + 60, "the worker could not join and train"
+        while time.monotonic() < deadline or not joined(run.status()):
+            assert time.monotonic() < deadline + 60, "the worker could not join"
             most = max(most, process.memory_info().rss)
             most_threads = max(most_threads, process.num_threads())
             turn.wait(0.05)
+        until(run, lambda: trained(run, steps=before + 50))
     assert pod.headers > 0
     assert most - memory < MEMORY
     assert most_threads - threads <= MAX_UNAUTHENTICATED + MAX_UNPROVEN + 10
+
+
+def joined(report: StatusReport | None) -> bool:
+    return report is not None and any(worker.slot == 1 and worker.steps > 0 for worker in report.workers)
 
 
 def test_head_of_a_request_is_bounded_before_it_is_proved(start_server: Any) -> None:
