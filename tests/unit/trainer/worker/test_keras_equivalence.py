@@ -225,6 +225,9 @@ def test_custom_train_step_gets_the_data_unpadded(kind, given, plain, engine):
         (SGD, {"clipnorm": 0.02}),
         (ADAM, {"global_clipnorm": 0.05}),
         (ADAM, {"clipvalue": 0.005}),
+        pytest.param(ADAM, {"clipnorm": 0.02}, marks=pytest.mark.nightly),
+        pytest.param(SGD, {"global_clipnorm": 0.05}, marks=pytest.mark.nightly),
+        pytest.param(SGD, {"clipvalue": 0.005}, marks=pytest.mark.nightly),
     ],
 )
 def test_accumulated_gradients_are_one_push(optimizer, clip):
