@@ -29,7 +29,7 @@ from shoal.sizing.simulate.scenario import Scenario, scenario_of
 from shoal.sizing.simulate.summary import run
 from shoal.sizing.simulate.traces import Trace, read_trace
 
-__all__ = ["TRACES", "bounded", "least_on_demand", "rehearse", "short"]
+__all__ = ["NAMES", "TRACES", "bounded", "least_on_demand", "rehearse", "short"]
 
 Ints = NDArray[np.int64]
 

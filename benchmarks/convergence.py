@@ -17,7 +17,17 @@ from pathlib import Path
 from typing import Any, get_args
 
 from benchmarks.harness import Measurement, record, summary, write
-from benchmarks.tasks import ON_WORKERS, OTHERS, TASKS
+from benchmarks.tasks import TASKS
+from benchmarks.trials import (
+    Accumulating,
+    AgreeingFromTwo,
+    ByGap,
+    ByGapAlone,
+    ByPace,
+    Joined,
+    JoinedWarmed,
+    Warmed,
+)
 from benchmarks.virtual_job import (
     AllReduce,
     Asynchronous,
@@ -34,12 +44,15 @@ CHEAP = ("digits", "MNIST", "table", "words", "rings")
 CONSTANT_RATES = {"digits": "momentum", "MNIST": "momentum", "words": "Adam"}
 """Sets for the time to an accuracy: a run may need more samples than a schedule has."""
 SHOAL = "Shoal"
+CONDITIONS: dict[str, dict[str, Any]] = {
+    "": {},
+    ", no rounds": {"rounds": False},
+    ", three times the rate": {"rate": 3.0},
+    ", equal workers": {"speeds": "equal"},
+    ", a worker lost and replaced every 20 updates": {"churn": 20},
+}
 RULES: dict[str, tuple[type[Course], dict[str, Any]]] = {
-    SHOAL: (VirtualJob, {}),
-    "Shoal, no rounds": (VirtualJob, {"rounds": False}),
-    "Shoal, three times the rate": (VirtualJob, {"rate": 3.0}),
-    "Shoal, equal workers": (VirtualJob, {"speeds": "equal"}),
-    "Shoal, a worker lost and replaced every 20 updates": (VirtualJob, {"churn": 20}),
+    **{SHOAL + condition: (VirtualJob, options) for condition, options in CONDITIONS.items()},
     "each gradient a step of Keras": (Asynchronous, {}),
     "all-reduce": (AllReduce, {}),
     "all-reduce, rate × √W": (AllReduce, {"rate": math.sqrt}),
@@ -50,6 +63,25 @@ RULES: dict[str, tuple[type[Course], dict[str, Any]]] = {
         {"rate": math.sqrt, "shorter": lambda workers: max(1.0, workers / 2)},
     ),
 }
+TRIED: dict[str, tuple[type[Course], dict[str, Any]]] = {
+    "√pace": (ByPace, {}),
+    "agreement from two": (AgreeingFromTwo, {}),
+    "by gap": (ByGap, {}),
+    "by gap alone": (ByGapAlone, {"anticipates": False}),
+    "warm-up": (Warmed, {}),
+    "joined": (Joined, {}),
+    "joined, warm-up": (JoinedWarmed, {}),
+    "accumulated": (Accumulating, {}),
+    "accumulated, rate × √W": (Accumulating, {"rate": math.sqrt}),
+    "Constant": (VirtualJob, {"policy": "Constant"}),
+    "Inverse": (VirtualJob, {"policy": "Inverse"}),
+}
+TRIALS = {
+    name + condition: (kind, options | more)
+    for name, (kind, options) in TRIED.items()
+    for condition, more in CONDITIONS.items()
+}
+"""Only measured if they are named."""
 TIMED = (
     SHOAL,
     "Shoal, no rounds",
@@ -81,7 +113,7 @@ def share(case: tuple[str, Job]) -> float:
 
 def course(rule: str, job: Job) -> Course:
     """A run by one of the rules."""
-    kind, options = RULES[rule]
+    kind, options = (RULES | TRIALS)[rule]
     return kind(_with(job, **{name: _value(value, job.workers) for name, value in options.items()}))
 
 
@@ -110,7 +142,7 @@ def equal_samples(
         for optimizer, rule, number in itertools.product(
             optimizers or TASKS[name].optimizers, rules, workers
         ):
-            if number == 1 and rule not in {SHOAL, "Shoal, three times the rate"}:
+            if number == 1 and rule not in {SHOAL, f"{SHOAL}, three times the rate"}:
                 continue
             jobs = [(rule, Job(name, number, seed, optimizer)) for seed in seeds]
             label = f"accuracy, {name}, {optimizer}, {number} workers, {rule}"
@@ -198,8 +230,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.convergence", description=__doc__)
     parser.add_argument("--sets", nargs="*", choices=list(TASKS), default=list(CHEAP))
     parser.add_argument("--workers", nargs="*", type=int, default=list(WORKERS))
-    parser.add_argument("--rules", nargs="*", choices=list(RULES), default=list(RULES))
-    parser.add_argument("--optimizers", nargs="*", choices=[*OTHERS, *ON_WORKERS], default=[])
+    parser.add_argument("--rules", nargs="*", choices=[*RULES, *TRIALS], default=list(RULES))
+    parser.add_argument("--optimizers", nargs="*", default=[])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument(

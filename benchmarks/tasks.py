@@ -21,6 +21,7 @@ from benchmarks.networks import KerasNetwork, Network, Perceptron, Vector, resid
 from shoal_trainer.wire.messages import OptimizerConfig, Schedule
 
 BATCH = 32
+WARMED = ", warm-up, cosine"
 WORDS, LENGTH = 2048, 24
 PACKAGES = (
     "asyncio",
@@ -216,6 +217,7 @@ OTHERS = {
     "Lion": OptimizerConfig(name="lion", learning_rate=0.001, beta_2=0.99, batch_size=BATCH),
     "Adagrad": OptimizerConfig(name="adagrad", learning_rate=0.1, batch_size=BATCH),
     "Nadam": OptimizerConfig(name="nadam", learning_rate=0.003, batch_size=BATCH),
+    "SGD": OptimizerConfig(name="sgd", learning_rate=0.2, batch_size=BATCH),
 }
 """Optimizers that any set may be trained with, at rates that are good for one worker on digits and words."""
 
@@ -228,7 +230,10 @@ def optimizer_of(task: str, name: str) -> OptimizerConfig:
     """An optimizer of a task, or another one."""
     if name in ON_WORKERS:
         return OptimizerConfig(name="delta", learning_rate=1.0, normalized=True, batch_size=BATCH)
-    return TASKS[task].optimizers.get(name) or OTHERS[name]
+    own, plain = TASKS[task].optimizers, name.removesuffix(WARMED)
+    if name not in own and plain in own:
+        return warmed(own[plain], updates_of(task))
+    return own.get(name) or OTHERS[name]
 
 
 def on_worker(name: str, rate: float, size: int) -> Callable[[Vector, Vector], Vector]:

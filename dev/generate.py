@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from dev.remedies import FILE, PAGE, remedies
+from dev.remedies import FILE, PAGES, remedies
 from shoal.api.crd import files
 from shoal.api.reference import reference
 
@@ -19,7 +19,10 @@ FOLDERS = (ROOT / "crds", ROOT / "charts" / "shoal" / "files" / "crds")
 def generated() -> dict[Path, str]:
     """The generated files and their content."""
     crds = {folder / name: text for folder in FOLDERS for name, text in files().items()}
-    return crds | {ROOT / "docs" / "api.md": reference(), FILE: remedies(PAGE.read_text())}
+    return crds | {
+        ROOT / "docs" / "api.md": reference(),
+        FILE: remedies("\n".join(page.read_text() for page in PAGES)),
+    }
 
 
 def stale() -> list[Path]:

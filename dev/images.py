@@ -170,19 +170,24 @@ def _read_stamps() -> dict[str, str]:
         return {}
 
 
+def stage(image: Image, context: Path) -> None:
+    """Copy the sources of an image into a build context, with the modes and the time stamp that the cache knows."""
+    for source in sources(image):
+        target = context / source.relative_to(ROOT / image.context)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+        target.chmod(0o755 if source.stat().st_mode & 0o100 else 0o644)
+    for path in sorted(context.rglob("*"), reverse=True):
+        if path.is_dir():
+            path.chmod(0o755)
+        os.utime(path, (_EPOCH, _EPOCH))
+
+
 def _build(image: Image) -> None:
     with tempfile.TemporaryDirectory(dir=folder(), prefix=".context-") as name:
         context = Path(name)
-        for source in sources(image):
-            target = context / source.relative_to(ROOT / image.context)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, target)
-            target.chmod(0o755 if source.stat().st_mode & 0o100 else 0o644)
-        for path in sorted(context.rglob("*"), reverse=True):
-            if path.is_dir():
-                path.chmod(0o755)
-            os.utime(path, (_EPOCH, _EPOCH))
-        with _pip_configuration() as volumes:
+        stage(image, context)
+        with pip_configuration() as volumes:
             _run(
                 buildah(
                     "build",
@@ -260,7 +265,7 @@ def _run(words: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def _pip_configuration() -> Iterator[list[str]]:
+def pip_configuration() -> Iterator[list[str]]:
     """Mount this machine's pip settings and certificate authorities as volumes, so that no image keeps them."""
     answer = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False

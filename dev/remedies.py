@@ -1,4 +1,4 @@
-"""What `shoal explain` advises: the words after *Do:* on docs/troubleshooting.md, by the reason of the entry."""
+"""What `shoal explain` advises: the words after *Do:* on the pages of troubleshooting, by the reason of the entry."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 from dev.paths import ROOT
 
-PAGE = ROOT / "docs" / "troubleshooting.md"
+PAGES = [ROOT / "docs" / name for name in ("troubleshooting.md", "troubleshooting-running.md")]
 FILE = ROOT / "operator" / "shoal" / "client" / "remedies.json"
 
 

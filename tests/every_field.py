@@ -55,6 +55,7 @@ EXPLICIT: dict[str, list[Any]] = {
     "workers.pools": [["absent"]],
     "elasticity.objective.deadlineSeconds": [3600],
     "elasticity.objective.maxCost": [5.5],
+    "elasticity.objective.confidence": [0.9],
     **{
         f"{role}.template.{part}": [value]
         for role in ("workers", "parameterServers")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
@@ -62,6 +63,37 @@ def limit(name: str, cores: float, root: Path = ROOT) -> None:
             (folder / "cpu.cfs_period_us").write_text(str(PERIOD_MICROSECONDS))
             (folder / "cpu.cfs_quota_us").write_text(str(quota or -1))
             (folder / "cpu.shares").write_text(str(10 * 1024))
+
+
+@dataclass(frozen=True)
+class Used:
+    """What the processes of a node's pods had of the CPUs so far, in seconds, and how their limit held them back."""
+
+    cpu: float = 0.0
+    periods: int = 0
+    throttled: int = 0
+    """Periods in which they had used up their share."""
+    throttled_seconds: float = 0.0
+
+
+def used(name: str, root: Path = ROOT) -> Used:
+    """What the node's pods had of the CPUs so far.
+
+    Raises:
+        OSError: there is no such node.
+    """
+    if unified(root):
+        found = _numbers(root / name / "cpu.stat")
+        cpu, waited = found["usage_usec"] / 1e6, found.get("throttled_usec", 0) / 1e6
+    else:
+        found = _numbers(root / "cpu" / name / "cpu.stat")
+        cpu = int((root / "cpuacct" / name / "cpuacct.usage").read_text()) / 1e9
+        waited = found["throttled_time"] / 1e9
+    return Used(cpu, found.get("nr_periods", 0), found.get("nr_throttled", 0), waited)
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    return {name: int(value) for name, value in map(str.split, path.read_text().splitlines())}
 
 
 def remove(prefix: str, root: Path = ROOT, seconds: float = 5.0) -> list[Path]:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from dev.cluster import addons, cgroups, host, network
+from dev.cluster import addons, cgroups, holder, host, network
 from dev.cluster.containerd import ensure_template, load
 from dev.cluster.control_plane import ControlPlane, Network
 from dev.cluster.network import Addresses
@@ -51,17 +51,19 @@ class LocalCluster:
         """Control plane, DNS, storage, then the nodes together. `images` are the references to load.
 
         Raises:
-            DevError: it is already running, or something did not start (it is kept for inspection; `down` removes
-            it).
+            DevError: it is already running, or another process uses it, or something did not start (it is kept for
+            inspection; `down` removes it).
         """
         host.prepare()
         self.plane.tools = ensure(NODES)
         with self._lock():
+            self.refuse_another()
             if self.plane.processes.running("kube-apiserver"):
                 raise DevError(
                     f"The cluster {self.name} is already running. Stop it with `python -m dev down`."
                 )
             self._remove()
+            holder.hold(self.name)
             host.save_sysctls()
             with ThreadPoolExecutor() as pool:
                 template = pool.submit(ensure_template, images)
@@ -76,11 +78,20 @@ class LocalCluster:
             self.add_nodes(nodes)
 
     def down(self) -> None:
-        """Stop and remove everything of this cluster, in any state."""
+        """Stop and remove everything of this cluster, in any state.
+
+        Raises:
+            DevError: another process, which still runs, uses it.
+        """
         with self._lock():
             self._remove()
 
+    def refuse_another(self) -> None:
+        """Raise a DevError if another process uses this cluster."""
+        holder.refuse_another(self.name)
+
     def _remove(self) -> None:
+        self.refuse_another()
         for node in self.nodes():
             node.processes.stop("init", "logind", number=signal.SIGKILL)
         # A node without a spec file can still have recorded processes.
@@ -97,6 +108,7 @@ class LocalCluster:
         if busy := cgroups.remove(self.addresses.prefix):
             say(f"[yellow]still busy, not removed: {', '.join(map(str, busy))}[/yellow]")
         shutil.rmtree(self.folder, ignore_errors=True)
+        holder.release(self.name)
         if not any((clusters() / name / "nodes").exists() for name in NUMBERS):
             host.restore_sysctls()
 

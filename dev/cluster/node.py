@@ -107,6 +107,10 @@ class Node:
         """Limit the CPU time of its pods, in cores; 0: no limit."""
         cgroups.limit(self.cgroup, cores)
 
+    def used(self) -> cgroups.Used:
+        """What its pods had of the CPUs so far. Raises OSError if it is gone."""
+        return cgroups.used(self.cgroup)
+
     def power_button(self) -> None:
         """Begin a graceful shutdown by the kubelet."""
         if found := self.processes.find("logind"):

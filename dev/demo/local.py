@@ -41,8 +41,9 @@ class Local:
         return self.cluster.plane.env
 
     def check(self) -> None:
-        """Check for root, and install missing packages."""
+        """Check for root, install missing packages; refuse to begin while another process uses the cluster."""
         host.prepare()
+        self.cluster.refuse_another()
 
     def up(self, nodes: Sequence[tuple[str, bool]] = DEFAULT_NODES) -> None:
         """Build tools and images concurrently: one compiles while the other downloads."""

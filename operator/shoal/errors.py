@@ -64,12 +64,14 @@ class Forbidden(Refused):
 class Unavailable(ClusterError):
     """No answer from the API server, or one that may differ on retry.
 
-    `retry_after`: seconds that the server asks to wait (its header Retry-After), if it does.
+    `retry_after`: seconds that the server asks to wait (its header Retry-After), if it does. `of_one`: with this
+    request, since an object or a resource is what is not ready; otherwise with all.
     """
 
-    def __init__(self, message: str, retry_after: float | None = None) -> None:
+    def __init__(self, message: str, retry_after: float | None = None, *, of_one: bool = False) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+        self.of_one = of_one
 
 
 class LeaseLost(ClusterError):

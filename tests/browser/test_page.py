@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -54,7 +56,9 @@ async def test_the_list_and_one_job(tab: Tab, address: str, scene: Scene, tmp_pa
     text = await tab.evaluate(TEXT)
     for words in ("vision/resnet50-imagenet", "samples/s", "Expected end", "l4-spot-a was interrupted three "
                                                                            "times in 20 minutes",
-                  "Earlier plans", "on-demand nodes"):  # fmt: skip
+                  "Earlier plans", "on-demand nodes", "val_accuracy",
+                  "Price per node-hour", "Used / free / limit", "3 / 1 / 8",
+                  "in the currency of the pools’ prices"):  # fmt: skip
         assert words in text
     shown = scene.page.job("vision", "resnet50-imagenet")
     assert shown
@@ -63,8 +67,43 @@ async def test_the_list_and_one_job(tab: Tab, address: str, scene: Scene, tmp_pa
     lost = [span for span in spans if span["end"] and span["cause"]]
     assert lost
     assert await tab.evaluate("document.querySelectorAll('#job svg text.end').length") == len(lost)
+    fits = "[...document.querySelectorAll('.scroll')].every((each) => each.scrollWidth <= each.clientWidth)"
+    assert await tab.evaluate(fits), "nothing is hidden at 1280 pixels"
     await tab.picture(Path(os.environ.get("SHOAL_PICTURES", tmp_path)) / "page.png")
     assert tab.problems == []
+
+
+async def test_metrics_over_time(tab: Tab, address: str, scene: Scene) -> None:
+    """A curve of each, beside the losses; one that came later begins later."""
+    await tab.open(f"{address}/#/vision/resnet50-imagenet")
+    await tab.until("document.querySelectorAll('#job .curves svg').length === 5")
+    titles = "[...document.querySelectorAll('#job .curves h3')].map((each) => each.textContent)"
+    assert await tab.evaluate(titles) == [
+        "Samples per second", "Loss", "Workers that run", "accuracy", "val_accuracy"
+    ]  # fmt: skip
+    points = "[...document.querySelectorAll('#job .curves polyline')].map((each) => each.points.length)"
+    [*_, trained, evaluated] = await tab.evaluate(points)
+    assert (trained, evaluated) == (240, 211), "the first five minutes lack one"
+    words = "document.querySelector('#job .curves > :nth-child(4) svg').ariaLabel"
+    before = await tab.evaluate(words)
+    assert re.fullmatch(r"accuracy: now 0\.725, lowest 0\.0\d+, highest 0\.725, since .*", before), before
+    scene.play(1)
+    await tab.until(f"{words} !== {before!r}")
+
+
+async def test_metrics_beyond_the_curves_are_told(
+    tab: Tab, address: str, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight curves, however many metrics and however small or long their names."""
+    many = {f"{'metric_' * 18}{number}"[-128:]: "1.5e-07" for number in range(10)}
+    monkeypatch.setattr(scene, "metrics", lambda _: many)
+    scene.play(1)
+    await tab.open(f"{address}/#/vision/resnet50-imagenet")
+    await tab.until("document.querySelectorAll('#job .curves svg').length === 3 + 8")
+    assert "4 metrics more have no curve" in await tab.evaluate(TEXT)
+    assert await tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    texts = "[...document.querySelectorAll('#job .curves text')].every((each) => each.getBBox().x >= 0)"
+    assert await tab.evaluate(texts)
 
 
 async def test_it_is_live(tab: Tab, address: str, scene: Scene) -> None:
@@ -258,3 +297,31 @@ async def test_500_jobs_by_phase_and_in_order(tab: Tab, address: str, scene: Sce
     scene.play(1)  # what is sorted stays so when the operator sends what is new
     await tab.until("document.getElementById('live').textContent === 'live'")
     assert await tab.evaluate(first) == "vision/resnet50-imagenet"
+
+
+@pytest.mark.nightly
+async def test_ten_minutes_of_a_page_leave_nothing_behind(
+    tab: Tab, address: str, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a garbage collection. What is drawn stays as large: the curves have got sparse at their 100 points."""
+    monkeypatch.setattr("shoal.page.memory.SAMPLES", 100)
+    await tab.open(f"{address}/#/vision/resnet50-imagenet")
+    await tab.until("document.querySelectorAll('#job svg').length > 3")
+    await tab.call("Performance.enable")
+
+    async def held(updates: int) -> dict[str, float]:
+        for _ in range(updates):
+            await tab.evaluate("""window.drawn = new Promise((done) => new MutationObserver((_, watch) => {
+              watch.disconnect(); done(); }).observe(document.getElementById('job'), {
+              childList: true, subtree: true, attributes: true, characterData: true })), 0""")
+            scene.now += timedelta(seconds=2)
+            scene.page.look()
+            await tab.evaluate("window.drawn.then(() => 0)")
+        await tab.call("HeapProfiler.collectGarbage")
+        told = await tab.call("Performance.getMetrics")
+        return {each["name"]: each["value"] for each in told["metrics"]}
+
+    first, last = await held(100), await held(300)
+    assert last["JSEventListeners"] == first["JSEventListeners"]
+    assert last["Nodes"] < first["Nodes"] + 100
+    assert last["JSHeapUsedSize"] < 1.25 * first["JSHeapUsedSize"]

@@ -16,8 +16,8 @@ from dev.paths import ROOT
 from dev.publish import install_command
 from shoal.api.labels import SPOT_LABELS
 from shoal.cluster.lease import LeaseTimes
+from shoal.manifests.installed import labels_of
 from shoal.process.pools import PoolSettings
-from shoal.process.settings import labels_of
 from tests.unit.docs.pages import read, section
 
 CHART = Path(__file__).parents[2] / "charts" / "shoal"
@@ -43,6 +43,13 @@ def render(tools: Path, *sets: str, namespace: str = "shoal-system") -> list[dic
 
 def of_kind(documents: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [d for d in documents if d["kind"] == kind]
+
+
+def environment_of(documents: list[dict[str, Any]]) -> dict[str, str]:
+    """The variables of the operator's container."""
+    (operator, *_) = of_kind(documents, "Deployment")
+    env = operator["spec"]["template"]["spec"]["containers"][0]["env"]
+    return {each["name"]: each.get("value", "") for each in env}
 
 
 def granted(documents: list[dict[str, Any]], kind: str) -> set[tuple[str, str]]:
@@ -87,11 +94,10 @@ def test_images_that_a_machine_built_run_on_nodes_of_its_architecture(
     done = subprocess.run(
         [str(tools / "helm"), "template", *words[2:]], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    [deployment] = of_kind([d for d in yaml.safe_load_all(done.stdout) if d], "Deployment")
-    pod = deployment["spec"]["template"]["spec"]
-    environment = {each["name"]: each.get("value", "") for each in pod["containers"][0]["env"]}
-    assert pod["nodeSelector"] == {"kubernetes.io/arch": architecture}
-    assert labels_of(environment, "SHOAL_NODE_SELECTOR") == {"kubernetes.io/arch": architecture}
+    documents = [d for d in yaml.safe_load_all(done.stdout) if d]
+    [deployment] = of_kind(documents, "Deployment")
+    assert deployment["spec"]["template"]["spec"]["nodeSelector"] == {"kubernetes.io/arch": architecture}
+    assert labels_of(environment_of(documents), "SHOAL_NODE_SELECTOR") == {"kubernetes.io/arch": architecture}
 
 
 def test_crds_are_part_of_the_release_and_kept_on_uninstall(tools: Path) -> None:
@@ -146,12 +152,8 @@ def test_an_image_that_is_not_named_says_how_to_get_one(tools: Path, missing: st
 
 def test_workers_with_gpus_have_an_image_of_their_own_if_one_is_named(tools: Path) -> None:
     for image in ("", "r.io/worker-gpu:1"):
-        (operator, *_) = of_kind(render(tools, f"trainer.workerGpuImage={image}"), "Deployment")
-        env = {
-            each["name"]: each.get("value")
-            for each in operator["spec"]["template"]["spec"]["containers"][0]["env"]
-        }
-        assert env.get("SHOAL_IMAGE_WORKER_GPU", "") == image
+        environment = environment_of(render(tools, f"trainer.workerGpuImage={image}"))
+        assert environment.get("SHOAL_IMAGE_WORKER_GPU", "") == image
 
 
 def test_values_that_neighbours_have(tools: Path) -> None:
@@ -222,8 +224,39 @@ def test_network_policy_admits_the_pod_of_helm_test(tools: Path, sets: tuple[str
     assert bool(sets) != any(labels.items() <= operator.items() for labels in admitted)
 
 
+def test_network_policies_are_as_wide_as_the_values_say(tools: Path) -> None:
+    """Whom the rules let through is tested on the control plane, with the labels of a job."""
+    assert of_kind(render(tools, "networkPolicy.jobNamespaces={a}"), "NetworkPolicy") == []
+    assert len(of_kind(render(tools, "networkPolicy.enabled=true"), "NetworkPolicy")) == 1
+    sets = (
+        "networkPolicy.enabled=true",
+        "networkPolicy.jobNamespaces={a,b}",
+        "scope.namespace=a",
+        "networkPolicy.egress.enabled=true",
+        "networkPolicy.egress.apiServer.cidrs={10.0.0.1/32,fd00::1/128}",
+        "networkPolicy.egress.apiServer.ports={16443}",
+        "networkPolicy.egress.rules[0].ports[0].port=988",
+    )
+    operator, *jobs = of_kind(render(tools, *sets), "NetworkPolicy")
+    assert [each["metadata"]["namespace"] for each in jobs] == ["a", "b"]
+    scraped = [rule for each in jobs for rule in each["spec"]["ingress"] if rule["ports"] == [{"port": 7072}]]
+    assert scraped == [{"ports": [{"port": 7072}]}] * 2  # by everybody, as nobody is named
+    _, api_server, more, coordinators = operator["spec"]["egress"]
+    assert api_server == {
+        "ports": [{"port": 16443}],
+        "to": [{"ipBlock": {"cidr": "10.0.0.1/32"}}, {"ipBlock": {"cidr": "fd00::1/128"}}],
+    }
+    [peer] = coordinators["to"]
+    assert peer["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "a"}}
+    assert more == {"ports": [{"port": 988}]}
+    for wrong in ("jobNamespaces={A_b}", "egress.apiServer.cidrs={10.0.0.1}", "egress.apiServer.ports={}"):
+        assert (
+            "schema" in helm(tools, "template", "shoal", str(CHART), "--set", f"networkPolicy.{wrong}").stderr
+        )
+
+
 def test_replicas_keep_apart_and_off_spot_nodes(tools: Path) -> None:
-    documents = render(tools, "pools.enabled=true", "pools.replicas=2")
+    documents = render(tools, "pools.enabled=true", "pools.replicas=2", "spotLabels.node-lifecycle=spot")
     for deployment in of_kind(documents, "Deployment"):
         affinity = deployment["spec"]["template"]["spec"]["affinity"]
         [apart] = affinity["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
@@ -231,7 +264,7 @@ def test_replicas_keep_apart_and_off_spot_nodes(tools: Path) -> None:
         assert selected == deployment["spec"]["selector"]["matchLabels"]
         [safe] = affinity["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
         named = {each["key"]: tuple(each["values"]) for each in safe["preference"]["matchExpressions"]}
-        assert named == SPOT_LABELS
+        assert named == {**SPOT_LABELS, "node-lifecycle": ("spot",)}
         assert {each["operator"] for each in safe["preference"]["matchExpressions"]} == {"NotIn"}
     own = "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].x=y"
     [deployment] = of_kind(render(tools, own), "Deployment")
@@ -251,14 +284,25 @@ def test_a_replica_that_is_not_ready_keeps_no_node_from_being_drained(tools: Pat
     assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
+def test_spot_nodes_of_ones_own_are_named_by_values(tools: Path) -> None:
+    assert not any("SPOT" in name for name in environment_of(render(tools)))
+    sets = ("spotLabels.node-lifecycle=spot", "spotTaints.example\\.com/reclaimable=")
+    documents = render(tools, *sets)
+    environment = environment_of(documents)
+    assert labels_of(environment, "SHOAL_SPOT_LABELS") == {"node-lifecycle": "spot"}
+    assert labels_of(environment, "SHOAL_SPOT_TAINTS") == {"example.com/reclaimable": ""}
+    for wrong in ("spotLabels.node-lifecycle=a b", "spotTaints.a b=c"):
+        assert "schema" in helm(tools, "template", "shoal", str(CHART), "--set", wrong).stderr
+
+
 def test_pods_run_where_the_images_do(tools: Path) -> None:
     """Cloud clusters mix architectures, and an image is of one."""
 
     def said(*sets: str) -> tuple[dict[str, str], dict[str, str]]:
-        [deployment] = of_kind(render(tools, *sets), "Deployment")
-        pod = deployment["spec"]["template"]["spec"]
-        environment = {each["name"]: each.get("value", "") for each in pod["containers"][0]["env"]}
-        return pod.get("nodeSelector", {}), labels_of(environment, "SHOAL_NODE_SELECTOR")
+        documents = render(tools, *sets)
+        [deployment] = of_kind(documents, "Deployment")
+        selector = deployment["spec"]["template"]["spec"].get("nodeSelector", {})
+        return selector, labels_of(environment_of(documents), "SHOAL_NODE_SELECTOR")
 
     amd64 = {"kubernetes.io/arch": "amd64"}
     assert said() == (amd64, amd64)

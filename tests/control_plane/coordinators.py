@@ -10,6 +10,7 @@ from pathlib import Path
 
 from shoal.controllers.trainingjob.credentials import InstallKey, job_credentials
 from shoal_trainer.contract import CONTROL_PORT, StatusReport
+from shoal_trainer.security import Credentials
 
 
 class Coordinators:
@@ -17,7 +18,7 @@ class Coordinators:
 
     def __init__(self, key: InstallKey, folder: Path, report: Callable[[str], StatusReport]) -> None:
         self._key = key
-        self._pem = folder / "coordinator.pem"
+        self._folder = folder
         self._report = report
         self._servers: list[asyncio.Server] = []
         self._network = random.randint(2, 250)  # the port is fixed, and other tests run beside
@@ -29,9 +30,9 @@ class Coordinators:
     async def serve(self, number: int, uid: str) -> None:
         """Answer for one job until `close`."""
         known = job_credentials(self._key, uid)
-        self._pem.write_text(known.private_key + known.certificate)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self._pem)
+        (self._folder / "tls.crt").write_text(known.certificate)
+        (self._folder / "tls.key").write_text(known.private_key)
+        context = Credentials(self._folder, uid, b"").server_context()
 
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:

@@ -185,6 +185,21 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("label-yes",
      template("workers", containers=[TRAINS], nodeSelector={"gpu": True}),
      'template.spec.nodeSelector.gpu in body must be of type string: "boolean"'),
+    ("terms",
+     template("workers", containers=[TRAINS],
+              affinity={"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution":
+                  {"nodeSelectorTerms": [{"matchExpressions": [{"key": f"k{i}", "operator": "Exists"}]}
+                                         for i in range(33)]}}}),
+     "nodeSelectorTerms: Too many: 33: must have at most 32 items"),
+    ("tolerations",
+     template("workers", containers=[TRAINS], tolerations=[{"key": f"k{i}", "operator": "Exists"} for i in range(257)]),
+     "tolerations: Too many: 257: must have at most 256 items"),
+    ("variables",
+     template("workers", containers=[{**TRAINS, "env": [{"name": f"V{i}", "value": "x"} for i in range(1025)]}]),
+     "env: Too many: 1025: must have at most 1024 items"),
+    ("grace-text",
+     template("workers", containers=[TRAINS], terminationGracePeriodSeconds="30"),
+     'template.spec.terminationGracePeriodSeconds in body must be of type integer: "string"'),
     ("restart", template("workers", restartPolicy="Always"), "restartPolicy is set by Shoal"),
     ("node-name", template("workers", nodeName="n"), "use nodeSelector"),
     ("host-network", template("workers", hostNetwork=True), "hostNetwork would open the job's ports on the node"),
@@ -278,7 +293,7 @@ def test_valid_manifest_gets_its_defaults(control_plane: ControlPlane, namespace
     }
     assert spec["elasticity"] == {
         "mode": "Manual",
-        "objective": {"prefer": "MinCost"},
+        "objective": {"confidence": 0.95, "prefer": "MinCost"},
         "stabilizationSeconds": {"up": 30, "down": 300},
     }
     assert spec["training"]["args"] == {"rate": 0.1, "layers": [64, 32], "augment": True}
@@ -388,6 +403,62 @@ def test_template_keeps_unknown_fields(control_plane: ControlPlane, namespace: s
     assert kept["spec"]["workers"]["template"]["spec"] == manifest["spec"]["workers"]["template"]["spec"]
 
 
+def test_a_job_with_longer_lists_than_are_allowed_now_lives_on(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    """An upgrade of the CRD must not end the writes of a status: what did not change is not judged again."""
+    now = yaml.safe_load(Path("crds/shoal.dev_trainingjobs.yaml").read_text())
+    now["metadata"]["name"], now["spec"]["group"] = "oldjobs.before.example.com", "before.example.com"
+    now["spec"]["names"] = {
+        "plural": "oldjobs",
+        "singular": "oldjob",
+        "kind": "OldJob",
+        "listKind": "OldJobList",
+    }
+    before = json.loads(json.dumps(now).replace('"maxItems": 256', '"maxItems": 512'))
+    many = [{"key": f"k{i}", "operator": "Exists"} for i in range(300)]
+    job = template("workers", containers=[TRAINS], tolerations=many)
+    job |= {"apiVersion": "before.example.com/v1alpha1", "kind": "OldJob"}
+    there = ("-n", namespace, "oldjob", "good")
+
+    def apply(manifest: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+        return kubectl(
+            control_plane, "apply", "--server-side", "-n", namespace, "-f", "-", stdin=json.dumps(manifest)
+        )
+
+    try:
+        assert apply(before).returncode == 0
+        assert eventually(lambda: apply(job).stdout), apply(job).stderr
+        assert apply(now).returncode == 0
+        another = {**job, "metadata": {"name": "another"}}
+        assert eventually(lambda: apply(another).stderr).count("must have at most 256 items") == 1
+        status = json.dumps({"status": {"phase": "Running"}})
+        done = kubectl(control_plane, "patch", *there, "--subresource=status", "--type=merge", "-p", status)
+        assert done.returncode == 0, done.stderr
+        scaled = kubectl(
+            control_plane, "patch", *there, "--type=merge", "-p", '{"spec": {"workers": {"replicas": 3}}}'
+        )
+        assert scaled.returncode == 0, scaled.stderr
+    finally:
+        kubectl(control_plane, "delete", "crd", now["metadata"]["name"])
+
+
+REMOVABLE = ("affinity", "tolerations", "securityContext", "terminationGracePeriodSeconds")
+
+
+@pytest.mark.parametrize("field", [*REMOVABLE, "envFrom", "ports", "volumeMounts", "readinessProbe"])
+def test_a_null_removes_what_shoal_sets(control_plane: ControlPlane, namespace: str, field: str) -> None:
+    """`kubectl create`, since `kubectl apply` takes a null for a field that is to be removed."""
+    in_spec = field in REMOVABLE
+    container = TRAINS if in_spec else {**TRAINS, field: None}
+    manifest = template("workers", containers=[container], **({field: None} if in_spec else {}))
+    done = kubectl(control_plane, "create", "-n", namespace, "-f", "-", stdin=json.dumps(manifest))
+    assert done.returncode == 0, done.stderr
+    kept = json.loads(kubectl(control_plane, "get", "-n", namespace, "etj", "good", "-o", "json").stdout)
+    spec = kept["spec"]["workers"]["template"]["spec"]
+    assert (spec if in_spec else spec["containers"][0])[field] is None
+
+
 @pytest.mark.parametrize("cpu", ["500m", 2, "2", "0.5", ".5", "2.", "+1", "1e3", "12E-1", "3k", "8Gi", "5E"])
 def test_a_quantity_is_accepted(control_plane: ControlPlane, cpu: int | str) -> None:
     manifest = template("workers", containers=[{**TRAINS, "resources": {"requests": {"cpu": cpu}}}])
@@ -447,7 +518,7 @@ def test_printer_columns(control_plane: ControlPlane, namespace: str) -> None:
         "AGE",
     ]
     wide = kubectl(control_plane, "get", "-n", namespace, "etj", "-o", "wide").stdout.splitlines()[0].split()
-    assert wide[-5:] == ["ETA(S)", "LAST-STEP", "COST", "PLAN", "FAILURES"]
+    assert wide[-5:] == ["ETA(S)", "LAST-STEP", "SPENT", "PLAN", "FAILURES"]
 
 
 @pytest.mark.parametrize("path", sorted(Path("examples").rglob("*.yaml")), ids=lambda p: p.name)

@@ -24,7 +24,8 @@ from tests.doubles.fake_kubelet import FakeKubelet
 
 HOME = "shoal-system"
 POLICIES = "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies"
-EVERY_PORT = range(7000, 8100)
+DNS, API_SERVER = 53, {443, 6443}
+EVERY_PORT = (DNS, *sorted(API_SERVER), *range(7000, 8100))
 
 
 @dataclass(frozen=True)
@@ -63,29 +64,36 @@ def matches(selector: Json, labels: Mapping[str, str]) -> bool:
 
 def admits(policies: Sequence[Json], source: Peer, target: Peer) -> set[int]:
     """The ports of `target` that `source` reaches."""
+    let_out = _open(policies, "Egress", source, target, target)
+    return let_out & _open(policies, "Ingress", target, source, target)
+
+
+def _open(policies: Sequence[Json], way: str, selected: Peer, other: Peer, target: Peer) -> set[int]:
+    """The ports of `target` that the policies of one end open to, or from, the other end."""
     selecting = [
         policy["spec"]
         for policy in policies
-        if policy["metadata"]["namespace"] == target.namespace
-        and matches(policy["spec"]["podSelector"], target.labels)
-        and "Ingress" in policy["spec"]["policyTypes"]
+        if policy["metadata"]["namespace"] == selected.namespace
+        and matches(policy["spec"]["podSelector"], selected.labels)
+        and way in policy["spec"]["policyTypes"]
     ]
     if not selecting:
         return set(EVERY_PORT)
-    rules = [rule for spec in selecting for rule in spec.get("ingress", ())]
-    admitted = [rule for rule in rules if _is_from(rule.get("from"), source, target)]
+    rules = [rule for spec in selecting for rule in spec.get(way.lower(), ())]
+    peers = "from" if way == "Ingress" else "to"
+    admitted = [rule for rule in rules if _is_one_of(rule.get(peers), other, selected)]
     return {port for port in EVERY_PORT for rule in admitted if _is_to(rule.get("ports"), port, target)}
 
 
-def _is_from(peers: Sequence[Json] | None, source: Peer, target: Peer) -> bool:
+def _is_one_of(peers: Sequence[Json] | None, other: Peer, selected: Peer) -> bool:
     if not peers:
         return True
     for each in peers:
         assert each.keys() <= {"podSelector", "namespaceSelector"}
-        there = {"kubernetes.io/metadata.name": source.namespace}
+        there = {"kubernetes.io/metadata.name": other.namespace}
         namespaces = each.get("namespaceSelector")
-        near = source.namespace == target.namespace if namespaces is None else matches(namespaces, there)
-        if near and matches(each.get("podSelector", {}), source.labels):
+        near = other.namespace == selected.namespace if namespaces is None else matches(namespaces, there)
+        if near and matches(each.get("podSelector", {}), other.labels):
             return True
     return False
 
@@ -126,9 +134,15 @@ async def test_policies_admit_whom_they_should_and_nobody_else(
         pods = await job.pods()
     server = Peer.of(pods["digits-ps-0-0"], namespace)
     worker = Peer.of(pods["digits-worker-0-0"], namespace)
-    scraped = "networkPolicy.from[0].namespaceSelector.matchLabels.kubernetes\\.io/metadata\\.name=monitoring"
-    objects = rendered(control_plane, namespace, "networkPolicy.enabled=true", "pools.enabled=true", scraped)
-    of_chart = [each for each in objects if each["kind"] == "NetworkPolicy"]
+    settings = (
+        "networkPolicy.enabled=true",
+        "networkPolicy.egress.enabled=true",
+        "pools.enabled=true",
+        "networkPolicy.from[0].namespaceSelector.matchLabels.kubernetes\\.io/metadata\\.name=monitoring",
+        "networkPolicy.from[1].podSelector.matchLabels.app=own-prometheus",
+        f"networkPolicy.jobNamespaces={{{namespace}}}",
+    )
+    objects = rendered(control_plane, HOME, *settings)
     templates = {
         each["metadata"]["name"]: Peer.of(each["spec"]["template"], HOME)
         for each in objects
@@ -137,30 +151,45 @@ async def test_policies_admit_whom_they_should_and_nobody_else(
     operator, pools = templates["shoal"], templates["shoal-pools"]
     stranger = Peer(namespace, {"app": "web"}, {})
     elsewhere = Peer("other-team", worker.labels, {})
+    prometheus = Peer("monitoring", {"app": "prometheus"}, {})
+    beside = Peer(HOME, {"app": "own-prometheus"}, {})  # in the operator's namespace
+    outside = Peer("", {}, {})
 
-    of_jobs = await created(kube, namespace, documented())
-    policies = [of_jobs]
-    for each in of_chart:
+    of_processes, [of_jobs] = [], [await created(kube, namespace, documented())]
+    for each in (each for each in objects if each["kind"] == "NetworkPolicy"):
+        home, each["metadata"]["namespace"] = each["metadata"]["namespace"], namespace
         stored = await created(kube, namespace, each)
-        stored["metadata"]["namespace"] = HOME  # the release's, whichever it is
-        policies.append(stored)
+        stored["metadata"]["namespace"] = home
+        of_processes.append(stored)
+    [of_chart] = [each for each in of_processes if each["metadata"]["namespace"] == namespace]
+    of_processes.remove(of_chart)
 
     of_a_server = {DATA_PORT, CONTROL_PORT, METRICS_PORT}
-    assert admits(policies, worker, server) == of_a_server
-    assert admits(policies, server, server) == of_a_server  # of one shard, from another
-    assert admits(policies, operator, server) == of_a_server
-    assert admits(policies, stranger, server) == set()
-    assert admits(policies, Peer("monitoring", {"app": "prometheus"}, {}), server) == {METRICS_PORT}
-    assert admits(policies, elsewhere, server) == set()
-    assert admits(policies, stranger, worker) == set(EVERY_PORT)  # a worker listens on none
-    assert worker.ports == {}
     assert set(server.ports.values()) <= of_a_server
+    assert worker.ports == {}
+    for policy in (of_jobs, of_chart):
+        policies = [*of_processes, policy]
+        assert admits(policies, worker, server) == of_a_server
+        assert admits(policies, server, server) == of_a_server  # of one shard, from another
+        assert admits(policies, operator, server) == {CONTROL_PORT}
+        assert admits(policies, stranger, server) == set()
+        assert admits(policies, prometheus, server) == {METRICS_PORT}
+        assert admits(policies, elsewhere, server) == set()
+        assert admits(policies, stranger, worker) == set(EVERY_PORT)  # a worker listens on none
+    assert admits([of_chart], pools, server) == set()
+    assert admits([of_chart], beside, server) == {METRICS_PORT}
+    assert admits([of_chart], Peer(namespace, beside.labels, {}), server) == set()
+
+    policies = of_processes
     [check] = [Peer(HOME, each["metadata"]["labels"], {}) for each in objects if each["kind"] == "Pod"]
     assert admits(policies, check, operator) == {operator.ports["metrics"], operator.ports["health"]}
     for ours in (operator, pools):
         assert admits(policies, stranger, ours) == {ours.ports["health"]}
-        prometheus = Peer("monitoring", {"app": "prometheus"}, {})
         assert admits(policies, prometheus, ours) == {ours.ports["metrics"], ours.ports["health"]}
+        assert admits(policies, ours, outside) == {DNS, *API_SERVER}
+        assert admits(policies, ours, worker) == {DNS, *API_SERVER}
+    assert admits(policies, operator, server) == {DNS, *API_SERVER, CONTROL_PORT}
+    assert admits(policies, pools, server) == {DNS, *API_SERVER}
 
 
 def test_no_policy_selects_everything() -> None:

@@ -3,38 +3,24 @@ evaluated on what they export, so that a series that is never there is found."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
-import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-import yaml
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from dev.cluster import ControlPlane
 from dev.kube import Kube
-from dev.paths import ROOT
-from dev.tools.prometheus import prometheus_command
 from shoal.process.endpoints import exposition
 from shoal_trainer.contract import Outcome, StatusReport, TerminationMessage, WorkerReport, WorkerState
 from shoal_trainer.coordinator.metrics import StatusCollector
-from tests.control_plane.operators import FakeCoordinator, Job, eventually, free_ports, running_operator
+from tests.control_plane.operators import FakeCoordinator, Job, eventually, running_operator
 from tests.control_plane.pools import report
 from tests.doubles.fake_kubelet import FakeKubelet
-
-FILES = ROOT / "charts" / "shoal" / "files"
-DASHBOARD = json.loads((FILES / "dashboard.json").read_text(encoding="utf-8"))
-QUERIES = [
-    (panel["title"], re.sub(r"\$\w+", ".*", target["expr"]))
-    for panel in DASHBOARD["panels"]
-    for target in panel.get("targets", ())
-]
+from tests.prometheus import QUERIES, prometheus, reads
 
 
 @contextlib.asynccontextmanager
@@ -53,60 +39,9 @@ async def served(registry: CollectorRegistry) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-class Prometheus:
-    """Asks one server."""
-
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
-        self._session, self._url = session, url
-
-    async def get(self, path: str, **query: str) -> Any:
-        async with self._session.get(f"{self._url}/api/v1/{path}", params=query) as answer:
-            found = await answer.json()
-            assert found["status"] == "success", (query, found)
-            return found["data"]
-
-    async def query(self, expression: str) -> list[Any]:
-        return list((await self.get("query", query=expression))["result"])
-
-
-@contextlib.asynccontextmanager
-async def prometheus(folder: Path, targets: dict[str, dict[str, Any]]) -> AsyncIterator[Prometheus]:
-    """A server that scrapes and evaluates the alerts each second. `targets`: static configuration by job."""
-    (folder / "alerts.yaml").write_text((FILES / "alerts.yaml").read_text(encoding="utf-8"))
-    config = {
-        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
-        "rule_files": ["alerts.yaml"],
-        "scrape_configs": [{"job_name": name, "static_configs": [each]} for name, each in targets.items()],
-    }
-    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-    [port] = free_ports(1)
-    with (folder / "log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            str(prometheus_command("prometheus")),
-            f"--config.file={folder}/prometheus.yml",
-            f"--storage.tsdb.path={folder}/data",
-            f"--web.listen-address=127.0.0.1:{port}",
-            cwd=folder,
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        async with aiohttp.ClientSession() as session:
-            url = f"http://127.0.0.1:{port}"
-
-            async def ready() -> bool:
-                assert process.returncode is None, (folder / "log").read_text()
-                with contextlib.suppress(aiohttp.ClientError):
-                    async with session.get(f"{url}/-/ready") as answer:
-                        return answer.status == 200
-                return False
-
-            await eventually(ready, what="Prometheus")
-            yield Prometheus(session, url)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        await process.wait()
+def fixed(name: str, target: str, labels: dict[str, str]) -> dict[str, Any]:
+    """A target that does not move."""
+    return {"job_name": name, "static_configs": [{"targets": [target], "labels": labels}]}
 
 
 def full(uid: str, workers: int, pushed: tuple[tuple[int, int], ...] = ()) -> StatusReport:
@@ -156,10 +91,10 @@ async def test_every_query_and_every_alert_has_something_to_read(
         server = await stack.enter_async_context(
             prometheus(
                 tmp_path,
-                {
-                    "shoal": {"targets": [own], "labels": {"namespace": "shoal-system"}},
-                    "coordinators": {"targets": [jobs], "labels": labels},
-                },
+                [
+                    fixed("shoal", own, {"namespace": "shoal-system"}),
+                    fixed("coordinators", jobs, labels),
+                ],
             )
         )
         applied = await job.apply(
@@ -173,14 +108,14 @@ async def test_every_query_and_every_alert_has_something_to_read(
         uid = applied["metadata"]["uid"]
         await job.runs(2)
         tell(full(uid, 2))
-        await eventually(_reads(server, "shoal_plan_changes_total > 0"), what="a plan")
+        await eventually(reads(server, "shoal_plan_changes_total > 0"), what="a plan")
 
         taken = await job.pod_runs("digits-worker-0-0")
         await fake_kubelet.notice(taken["spec"]["nodeName"], drain_seconds=0.5)
         await job.pod_runs("digits-worker-0-1")
         tell(full(uid, 2, pushed=((0, 1),)))
         pushed = 'shoal_reaction_seconds_count{role="worker",stage="first_push"} > 0'
-        await eventually(_reads(server, pushed), what="the first push of the replacement")
+        await eventually(reads(server, pushed), what="the first push of the replacement")
         [created] = await server.query(
             'sum(shoal_reaction_seconds_bucket{role="worker",stage="created",le="40.0"})'
         )
@@ -188,8 +123,8 @@ async def test_every_query_and_every_alert_has_something_to_read(
 
         message = TerminationMessage(outcome=Outcome.SUCCEEDED, model_uri="file:///m", step=7).to_json()
         await fake_kubelet.succeed_pod(namespace, "digits-ps-0-0", message=message)
-        await eventually(_reads(server, "shoal_predicted_finish_ratio_count > 0"), what="the end")
-        await eventually(_reads(server, "rate(shoal_predicted_finish_ratio_count[1m])"))
+        await eventually(reads(server, "shoal_predicted_finish_ratio_count > 0"), what="the end")
+        await eventually(reads(server, "rate(shoal_predicted_finish_ratio_count[1m])"))
 
         empty = [(title, query) for title, query in QUERIES if not await server.query(query)]
         assert empty == []
@@ -204,7 +139,3 @@ async def test_every_query_and_every_alert_has_something_to_read(
         assert {rule["name"]: rule.get("lastError", "") for rule in rules if rule["health"] != "ok"} == {}
         states = {rule["name"]: rule["state"] for rule in rules}
         assert states["ShoalOperatorDown"] == "inactive"
-
-
-def _reads(server: Prometheus, query: str) -> Callable[[], Any]:
-    return lambda: server.query(query)

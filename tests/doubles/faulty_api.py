@@ -34,6 +34,8 @@ from dev.kube import Json, Kube
 
 LONGEST_DELAY_SECONDS = 3.0
 RETRY_AFTER_SECONDS = 1
+SHED = "Too many requests, please try again later."
+"""As an API server says it that sheds load: in plain words."""
 _NOT_FORWARDED = {"host", "connection", "transfer-encoding", "content-length", "authorization", "user-agent"}
 _NOT_RETURNED = {"connection", "transfer-encoding", "content-length", "content-encoding"}
 
@@ -165,7 +167,7 @@ class FaultyApi:
             self.weather.meet(fault)
         match fault:
             case Fault.TOO_MANY:
-                return _refusal(429, "TooManyRequests", "slow down", retry_after=RETRY_AFTER_SECONDS)
+                return web.Response(status=429, text=SHED, headers={"Retry-After": f"{RETRY_AFTER_SECONDS}"})
             case Fault.BROKEN:
                 return _refusal(500, "InternalError", "etcdserver: request timed out")
             case Fault.CONFLICT:
@@ -279,9 +281,8 @@ def _status(code: int, reason: str, message: str) -> Json:
     return {**kind, "code": code, "reason": reason, "message": f"{message} (injected)"}
 
 
-def _refusal(code: int, reason: str, message: str, retry_after: int | None = None) -> web.Response:
-    headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
-    return web.json_response(_status(code, reason, message), status=code, headers=headers)
+def _refusal(code: int, reason: str, message: str) -> web.Response:
+    return web.json_response(_status(code, reason, message), status=code)
 
 
 def _returned(answer: aiohttp.ClientResponse) -> CIMultiDict[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -13,11 +14,13 @@ from typing import Any
 import pytest
 import s3fs
 import yaml
+from click.testing import CliRunner
 from moto.server import ThreadedMotoServer
 
 from dev.paths import ROOT
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.training_job import TrainingJob
+from shoal.cli import main as shoal
 from shoal_trainer.contract import StopAfter
 from shoal_trainer.training import as_training
 from shoal_trainer.worker.rehearsal import Rehearsal
@@ -39,7 +42,7 @@ JOBS: dict[str, tuple[int, Callable[[dict[str, list[float]]], bool]]] = {
     "digits/digits.py": (2, lambda seen: seen["val_accuracy"][-1] > 0.8),
 }
 """File -> (epochs, what was learned, from Keras' history)."""
-SLOW = {"language/lm.py"}
+SLOW = {"language/lm.py", "parquet/flowers.py"}
 EACH = [pytest.param(file, marks=[pytest.mark.nightly] * (file in SLOW), id=file) for file in JOBS]
 
 
@@ -123,6 +126,23 @@ def test_two_servers_keep_the_run_in_a_bucket(monkeypatch: pytest.MonkeyPatch) -
     assert [name for name in kept if name.endswith("model/model.keras")]
     shards = {found[1] for name in kept if (found := re.search(r"/snapshots/.*shard-?(\d+)", name))}
     assert shards == {"0", "1"}, kept
+
+
+@pytest.mark.parametrize("platform", ["gke", "eks"])
+def test_the_job_with_a_deadline_has_a_plan(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command in the head of examples/pools/job.yaml; tests/virtual plays the job."""
+    [words] = re.findall(
+        r"^#   shoal (plan .*)", (EXAMPLES / "pools/job.yaml").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    monkeypatch.chdir(ROOT)
+    done = CliRunner().invoke(shoal, [*words.replace("gke.yaml", f"{platform}.yaml").split(), "-o", "json"])
+    assert done.exit_code == 0, done.output
+    plan = json.loads(done.stdout)
+    [job] = documents("pools/job.yaml")
+    objective = job["spec"]["elasticity"]["objective"]
+    assert 0 < plan["timeSeconds"] <= objective["deadlineSeconds"]
+    assert 0 < plan["cost"] <= objective["maxCost"]
+    assert plan["deadlineKept"] >= 0.95
 
 
 def documents(name: str) -> list[dict[str, Any]]:

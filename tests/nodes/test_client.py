@@ -88,11 +88,17 @@ def test_a_file_is_submitted_and_followed_to_its_end(
                 assert time.monotonic() < deadline, shoal("status", "mine")
                 assert following.poll() is None, following.communicate()[0]
                 time.sleep(0.5)
+            checks = {each["name"]: each for each in json.loads(shoal("doctor", "-o", "json"))}
             log = shoal("logs", "mine", "--slot", "0", "--follow")  # ends with the worker
             said, _ = following.communicate(timeout=900)
         finally:
             following.kill()
     assert following.returncode == 0, said
+    assert {name: each["state"] for name, each in checks.items() if name != "storage"} == dict.fromkeys(
+        ("kubernetes", "crds", "permissions", "operator", "leader", "nodes", "pools", "coordinators"), "ok"
+    )
+    assert checks["coordinators"]["message"] == "mine: the operator reads parameter server 0"
+    assert "3 spot nodes for workers, 1 without a spot label" in checks["nodes"]["message"]
     assert "the code of this test is running" in log
     assert "job mine was created" in said
     assert re.search(r"Running.*samples/s", said), said

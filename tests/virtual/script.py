@@ -227,6 +227,8 @@ async def queued_life(world: World) -> None:
 def watch_slots(world: World) -> None:
     """No pod of a slot and incarnation twice, except the first of a server; counters only grow; who trained trains.
 
+    And clients of a server that there is are never sent back to an earlier one.
+
     What is broken is told when the world ends: an error would be raised in the operator, which goes on.
     """
 
@@ -244,6 +246,11 @@ def watch_slots(world: World) -> None:
             if key in made and not name.endswith("-ps-0-0"):
                 broken(f"{name} is made a second time at {now()}")
             made[key] = found["metadata"]["uid"]
+        if plural == "services" and change.kind == "MODIFIED" and old is not None:
+            before_it, after_it = (int(each["spec"]["selector"][INCARNATION]) for each in (old, found))
+            newer = ("pods", change.key[1], f"{name}-{before_it}")
+            if after_it < before_it and newer in world.server.objects:
+                broken(f"{name} goes from {before_it} back to {after_it} at {now()}")
         if plural == "trainingjobs" and change.kind == "MODIFIED":
             status = found.get("status", {})
             fresh = (

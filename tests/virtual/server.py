@@ -255,11 +255,13 @@ class ApiServer:
         at, begin = map(int, token.split("-")) if token else (newest if past is None else past, 0)
         objects = self.objects if at == self.version else self.as_of(at)
         label = query.get("labelSelector", "")
+        only = query.get("fieldSelector", "").removeprefix("metadata.name=")
         found = [
             o
-            for (p, n, _), o in sorted(objects.items())
-            if p == plural and ns in {"", n} and (not label or label in (o["metadata"].get("labels") or {}))
-        ]
+            for (p, n, name), o in sorted(objects.items())
+            if p == plural and ns in {"", n} and only in {"", name}
+            and (not label or label in (o["metadata"].get("labels") or {}))
+        ]  # fmt: skip
         meta = {"resourceVersion": str(at)}
         if begin + self.page < len(found):
             meta["continue"] = f"{at}-{begin + self.page}"

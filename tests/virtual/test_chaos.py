@@ -39,11 +39,15 @@ class Weather(Faults):
     share: float = 0.08
     out_until: float = 0.0
     """The API server answers nobody until then."""
+    unstored_until: float = 0.0
+    """A webhook that every status is shown to is down until then."""
 
     async def before(self, client: Client, verb: str, key: str) -> None:
         if now() < self.out_until:
             await asyncio.sleep(0.2)
             raise Unavailable("connection refused")
+        if now() < self.unstored_until and verb == "PUT" and key.endswith("/status"):
+            raise Unavailable("500 failed calling webhook")
         if self.chance.random() < self.share:
             match self.chance.randrange(4):
                 case 0:
@@ -162,6 +166,8 @@ class Chaos:
                 "scale",
                 "suspend",
                 "hang",
+                "unstored",
+                "force",
             ]
         )
         self.told.append(f"{now():.1f} {what} {machine.name}")
@@ -190,6 +196,10 @@ class Chaos:
                     world.cluster.crash(chance.choice(running), 1)
                 elif running:
                     chance.choice(running).extra["hangs_until"] = now() + chance.uniform(3, 40)
+            case "unstored":
+                self.weather.unstored_until = now() + chance.choice([10.0, 60.0, 120.0])
+            case "force" if pods := world.server.all("pods"):
+                world.server.delete(("pods", "team", chance.choice(pods)["metadata"]["name"]), 0)
             case "scale":
                 world.edit(workers={"replicas": chance.randint(1, 5), "maxReplicas": 6, "maxSurge": 1})
             case "suspend":
@@ -204,7 +214,7 @@ class Chaos:
                 self.world.cluster.reconnect(name)
 
     async def _clear(self) -> None:
-        self.weather.share = self.weather.out_until = 0.0
+        self.weather.share = self.weather.out_until = self.weather.unstored_until = 0.0
         self.world.edit(suspend=False, workers={"replicas": 3, "maxReplicas": 6, "maxSurge": 1})
         spot = sum(1 for m in self.world.cluster.machines.values() if m.name.startswith(("spot", "new")))
         for number in range(max(0, 6 - spot)):

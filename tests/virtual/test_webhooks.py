@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from shoal.errors import Unavailable
-from tests.virtual.loop import play
+from tests.virtual.loop import now, play
 from tests.virtual.server import Client, Faults
 from tests.virtual.trainer import Truth
 from tests.virtual.world import World
@@ -16,13 +16,15 @@ WORDS = 'failed calling webhook "verify.kyverno.svc": connection refused'
 
 
 class Webhook(Faults):
-    """Is asked about every pod."""
+    """Is asked about every pod, or about more, of all namespaces, or of one."""
 
     seconds = 0.0
     broken = False
+    space = ""
+    kinds: tuple[str, ...] = ("pods",)
 
     async def before(self, client: Client, verb: str, key: str) -> None:
-        if verb == "POST" and key.endswith("/pods"):
+        if verb == "POST" and f"/namespaces/{self.space}" in key and key.endswith(self.kinds):
             await asyncio.sleep(self.seconds)
             if self.broken:
                 raise Unavailable(f"POST {key}: 500 Internal error occurred: {WORDS}")
@@ -84,5 +86,31 @@ def test_what_failed_and_is_wanted_no_more_is_told_no_more() -> None:
             await world.until(lambda: world.job().status.reason == "ApiServerRefuses", 45.0, "it says so")
             world.edit(suspend=True)
             await world.until(lambda: world.job().status.reason == "Suspended", 30.0, "it is suspended")
+
+    play(story)
+
+
+def test_namespace_whose_webhook_times_out_keeps_no_job_of_another_from_training() -> None:
+    """Their Services had four places in the order in which they came: the name of a server was there after 41 s."""
+    webhook = Webhook()
+    webhook.seconds, webhook.broken = 10.0, True
+    webhook.space, webhook.kinds = "slow/", ("pods", "services", "events")
+
+    async def story() -> None:
+        world = World(lambda _uid: Truth(samples=1e9), faults=webhook)
+        world.nodes(3, 1)
+        world.server.namespaces["slow"] = "Active"
+        async with world.living():
+            world.replica("a")
+            for number in range(20):
+                world.apply(f"slow-{number}", "slow")
+            await asyncio.sleep(60.0)
+            applied = now()
+            world.apply()
+            await world.until(lambda: world.job().status.workers.ready == 3, 10.0, "it trains")
+            made = next(
+                each.at for each in world.server.sent if each.key == ("services", "team", "digits-ps-0")
+            )
+            assert made - applied < 1.0
 
     play(story)

@@ -277,8 +277,8 @@ def digest_of(job: Json) -> Json:
         "conditions": sorted(
             (c["type"], c["status"], c["reason"])
             for c in status.get("conditions", [])
-            if (c["type"], c["status"])
-            != ("Disrupted", "False")  # as if it had never been told: it may be so brief
+            # As if it had never been told: it may be so brief.
+            if (c["type"], c["status"]) not in {("Disrupted", "False"), ("Degraded", "False")}
         ),
         "restarts": {k: v for k, v in status.get("restarts", {}).items() if k != "byReason"},
         "reasons": sum(status.get("restarts", {}).get("byReason", {}).values()),

@@ -12,7 +12,8 @@ TrainerError
 │   ├── FaultyDevice   its gradients are not finite, and those of the other workers are
 │   ├── OutOfMemory    a step or a task does not fit into the memory of this worker
 │   ├── DiskFull       the disk of this worker, or of its node, is full
-│   └── HungStep       a step, a task or a read does not end
+│   ├── CallbackOutage  a callback of the user did not reach what it talks to
+│   └── HungStep       a step or a task does not end
 ├── Interrupted     SIGTERM arrived during a task: leave without its result
 ├── Unreachable     a peer or the storage does not answer; callers retry
 │   └── TooSlow       a peer keeps the connection open but misses the deadline
@@ -75,8 +76,12 @@ class DiskFull(WorkerFailed):
     """The disk of this worker, or of its node, is full."""
 
 
+class CallbackOutage(WorkerFailed):
+    """A callback of the user met an outage of the network, such as of the server that it reports to."""
+
+
 class HungStep(WorkerFailed):
-    """A training step, a task or a read of the data does not end."""
+    """A training step or a task does not end."""
 
 
 class Interrupted(TrainerError):

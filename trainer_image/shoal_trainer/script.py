@@ -31,7 +31,8 @@ HELP = """{file} has no shoal_trainer.Training. Add one, such as
 
     job = Training(model=build, data=(x, y))     # what fit() gets; callbacks=lambda: [...], validation=...
 
-and take out {fit}. Then `shoal-trainer check {file}` says what is missing; docs/keras.md has the rest."""
+and {fit}. Then `shoal-trainer check {file}` says what is missing; docs/keras.md has the rest."""
+_GUARD = "`if __name__ == '__main__':`"
 
 
 def module_of(file: str) -> str:
@@ -77,9 +78,12 @@ def training_in(file: str, text: str) -> str:
     for name, node in _named_in(guarded):
         if name in _trainings(guarded)[0]:
             raise ValueError(_only_as_a_program(file, node.lineno, name))
-    fits = sorted({node.lineno for each in (*body, *guarded) for node in ast.walk(each) if _trains(node)})
-    which = f" (line {' or '.join(map(str, fits))})" if fits else ""
-    raise ValueError(HELP.format(file=file, fit=f"the call of fit() that trains it{which}"))
+    fits = sorted({node.lineno for node in _scope(body) if _trains(node)})
+    fit = f"leave fit() only under {_GUARD}, where it may stay"
+    if fits:
+        lines = " or ".join(map(str, fits))
+        fit = f"take out the call of fit() that trains it (line {lines}), or put it under {_GUARD}"
+    raise ValueError(HELP.format(file=file, fit=fit))
 
 
 def imports(tree: ast.AST) -> set[str]:
@@ -228,8 +232,8 @@ def _importable(tree: ast.Module) -> tuple[list[ast.stmt], list[ast.stmt]]:
 
 def _only_as_a_program(file: str, line: int, name: str) -> str:
     return (
-        f"{file}, line {line}: {name} is under `if __name__ == '__main__':`, which runs only where the file is the "
-        "program: move it out, to the top level"
+        f"{file}, line {line}: {name} is under {_GUARD}, which runs only where the file is the program: move it out, "
+        "to the top level"
     )
 
 

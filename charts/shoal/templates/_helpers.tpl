@@ -58,7 +58,24 @@ metricRelabelings: {{- toYaml . | nindent 2 }}
     - {podSelector: {matchLabels: {{ $.check | fromYaml | toJson }}}}
   {{- end }}
 {{- end }}
-{{- /* Replicas (of a selector) prefer different nodes, and none that the cloud may take: what replaces lost pods must not go with them. */}}
+{{- /* What both processes reach: DNS, the API server, and what else the values of egress name. */}}
+{{- define "shoal.reached" -}}
+- ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}]
+- ports:
+    {{- range .apiServer.ports }}
+    - {port: {{ . }}}
+    {{- end }}
+  {{- with .apiServer.cidrs }}
+  to:
+    {{- range . }}
+    - {ipBlock: {cidr: {{ . | quote }}}}
+    {{- end }}
+  {{- end }}
+{{- with .rules }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+{{- /* Replicas (of a selector, with the spotLabels) prefer different nodes, and none that the cloud may take: what replaces lost pods must not go with them. */}}
 {{- define "shoal.affinity" -}}
 podAntiAffinity:
   preferredDuringSchedulingIgnoredDuringExecution:
@@ -66,7 +83,7 @@ podAntiAffinity:
       podAffinityTerm:
         topologyKey: kubernetes.io/hostname
         labelSelector:
-          matchLabels: {{- . | nindent 12 }}
+          matchLabels: {{- .selector | nindent 12 }}
 nodeAffinity:
   preferredDuringSchedulingIgnoredDuringExecution:
     - weight: 100
@@ -78,4 +95,14 @@ nodeAffinity:
           - {key: eks.amazonaws.com/capacityType, operator: NotIn, values: [SPOT]}
           - {key: karpenter.sh/capacity-type, operator: NotIn, values: [spot]}
           - {key: kubernetes.azure.com/scalesetpriority, operator: NotIn, values: [spot]}
+          {{- range $key, $value := .spotLabels }}
+          - {key: {{ $key }}, operator: NotIn, values: [{{ $value | quote }}]}
+          {{- end }}
+{{- end }}
+
+{{/* A map as key=value,key=value. */}}
+{{- define "shoal.pairs" -}}
+{{- $pairs := list }}
+{{- range $key, $value := . }}{{ $pairs = append $pairs (printf "%s=%s" $key $value) }}{{ end }}
+{{- join "," $pairs }}
 {{- end }}

@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dev.cluster.cgroups import Used
 from dev.cluster.local import LocalCluster
 from dev.cluster.node import GRACE_SECONDS
 from dev.errors import DevError
@@ -113,6 +114,14 @@ class Cloud:
             self._ending.append(self._threads.submit(self._end, name))
         if made:
             self._booting.append(self._threads.submit(self._make, made))
+
+    def used(self) -> dict[str, Used]:
+        """What the workers of each machine had of the CPUs so far."""
+        found = {}
+        for name in tuple(self.machines):
+            with contextlib.suppress(OSError, DevError):  # it is being ended
+                found[name] = self.cluster.node(name).used()
+        return found
 
     def reclaim(self, pool: str) -> list[str]:
         """Give notice to all machines of a pool, and have none of it any more."""

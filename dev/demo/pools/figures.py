@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dev.demo.pools.record import SETTLED_SECONDS, Moment, WorkerSeen
+from dev.demo.pools.pace import alike, over_time, passed, slower
+from dev.demo.pools.record import SETTLED_SECONDS, Moment
 
 START_SECONDS = 6.0
 WINDOW_SECONDS = 8.0
@@ -40,8 +40,8 @@ def step_seconds(moments: Sequence[Moment]) -> dict[str, float]:
     a start takes of the machine that all share is not the speed of a pool.
     """
     seconds, steps = defaultdict[str, float](float), Counter[str]()
-    for old, new, passed in _passed(_settled(moments)):
-        seconds[new.pool] += passed - (new.beside - old.beside)
+    for old, new, took in passed(_settled(moments)):
+        seconds[new.pool] += took - (new.beside - old.beside)
         steps[new.pool] += new.steps - old.steps
     return {pool: seconds[pool] / n for pool, n in steps.items() if n and seconds[pool] >= WINDOW_SECONDS}
 
@@ -49,8 +49,8 @@ def step_seconds(moments: Sequence[Moment]) -> dict[str, float]:
 def throughput(moments: Sequence[Moment]) -> dict[str, float]:
     """Samples a second of one worker of each pool, over all the time that it trained."""
     seconds, samples = defaultdict[str, float](float), Counter[str]()
-    for old, new, passed in _passed(moments):
-        seconds[new.pool] += passed
+    for old, new, took in passed(moments):
+        seconds[new.pool] += took
         samples[new.pool] += new.samples - old.samples
     return {pool: n / seconds[pool] for pool, n in samples.items() if seconds[pool] >= WINDOW_SECONDS}
 
@@ -62,15 +62,6 @@ def _settled(moments: Sequence[Moment]) -> Iterator[Moment]:
         if (workers := frozenset(worker.key for worker in now.workers)) != team:
             since, team = now.at, workers
         yield now if now.at - since >= SETTLED_SECONDS else replace(now, workers=())
-
-
-def _passed(moments: Iterable[Moment]) -> Iterator[tuple[WorkerSeen, WorkerSeen, float]]:
-    """Each settled worker in two moments, one after the other, and the seconds between them."""
-    for old, new in itertools.pairwise(moments):
-        before = {worker.key: worker for worker in old.workers if worker.settled}
-        for worker in new.workers:
-            if worker.key in before:
-                yield before[worker.key], worker, new.at - old.at
 
 
 def job_speed(moments: Sequence[Moment]) -> float | None:
@@ -101,10 +92,13 @@ def figures(
     finished: float | None,
     samples: float,
     learned: Mapping[str, float],
+    cores: Mapping[str, float],
     on_demand: tuple[str, float],
     second: tuple[float | None, Sequence[Moment]],
 ) -> dict[str, Any]:
     """The content of build/demo-pools.json but for the seconds.
+
+    What is of different minutes is compared at one pace of the machine (`pace.py`), and `asSeen` as it was.
 
     Args:
         moments: of the first job.
@@ -112,6 +106,7 @@ def figures(
         finished: when it was complete, in seconds after its start.
         samples: that it trained on.
         learned: seconds of a step of a worker alone, by pool, as predicted from the SpeedProfile.
+        cores: of the machines of each pool.
         on_demand: the pool of on-demand machines, and their price per hour.
         second: the speed predicted for the second job before its first step, and its moments.
 
@@ -119,27 +114,47 @@ def figures(
     speeds, half = throughput(moments), predicted_at_half(moments)
     pool, price = on_demand
     rate = speeds.get(pool)
-    only = None if rate is None else samples / rate * price / 3600
     cost = moments[-1].cost if moments else 0.0
     predicted, measured = second[0], job_speed(second[1])
+    truth, paces = step_seconds(moments), dict[str, float]()
+    steady, kind = list(_settled(moments)), alike(pool, cores)
+    for name in truth:
+        paces[name] = slower((steady, {name}), (steady, alike(name, cores)))
+    at_pace = {name: seconds * paces[name] for name, seconds in truth.items()}
+    job_pace = slower((moments, {pool}), (moments, kind))
+    later = slower((steady, cores), (second[1], cores)) if predicted else 1.0
+    only = None if rate is None else samples / rate * price / 3600
+    only_at_pace = None if only is None else only * job_pace
     return {
         "deadlineSeconds": deadline,
         "deadlineKept": finished is not None and finished <= deadline,
         "finishPredictedAtHalf": None if half is None else round(half, 1),
         "finishActual": None if finished is None else round(finished, 1),
         "finishError": None if half is None or not finished else round(half / finished - 1, 3),
-        "speedErrorByPool": errors(learned, step_seconds(moments)),
+        "speedErrorByPool": errors(learned, at_pace),
         "samplesPerSecondByPool": {pool: round(found, 1) for pool, found in speeds.items()},
         "cost": round(cost, 4),
-        "onDemandOnlyCost": None if only is None else round(only, 4),
-        "costRatio": None if not only else round(cost / only, 3),
+        "onDemandOnlyCost": None if only_at_pace is None else round(only_at_pace, 4),
+        "costRatio": _ratio(cost, only_at_pace),
         "planChanges": plan_changes(moments),
         "secondJobPredicted": predicted,
         "secondJobMeasured": None if measured is None else round(measured, 1),
-        "secondJobFirstPredictionError": None
-        if predicted is None or not measured
-        else round(abs(predicted / measured - 1), 3),
+        "secondJobFirstPredictionError": _apart(predicted and predicted / later, measured),
+        "asSeen": {
+            "speedErrorByPool": errors(learned, truth),
+            "costRatio": _ratio(cost, only),
+            "secondJobFirstPredictionError": _apart(predicted, measured),
+        },
+        "machine": {"msOfAStep": over_time(moments), "ofTheSecondJob": over_time(second[1])},
     }
+
+
+def _ratio(cost: float, only: float | None) -> float | None:
+    return None if not only else round(cost / only, 3)
+
+
+def _apart(predicted: float | None, measured: float | None) -> float | None:
+    return None if predicted is None or not measured else round(abs(predicted / measured - 1), 3)
 
 
 GOALS = (

@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from types import MappingProxyType
 
+from dev.cluster.cgroups import Used
 from dev.demo.watch import Picture
 
 SETTLED_SECONDS = 10.0
@@ -15,7 +17,10 @@ SETTLED_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class WorkerSeen:
-    """A worker that trains: its machine's pool, samples and steps so far, and seconds in tasks and waits."""
+    """A worker that trains: its machine's pool, samples and steps so far, and seconds in tasks and waits.
+
+    `parts`: seconds of its last steps: compute, input, pull, push.
+    """
 
     key: tuple[int, int]
     pool: str
@@ -23,6 +28,8 @@ class WorkerSeen:
     samples: int
     steps: int = 0
     beside: float = 0.0
+    used: Used = Used()
+    parts: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,8 +58,10 @@ class Moment:
         return Counter(worker.pool for worker in self.workers)
 
 
-def moment(picture: Picture, now: datetime, pools: Mapping[str, str]) -> Moment:
-    """The moment of a picture. `pools`: the pool of each machine that ever was, by name."""
+def moment(
+    picture: Picture, now: datetime, pools: Mapping[str, str], used: Mapping[str, Used] = MappingProxyType({})
+) -> Moment:
+    """The moment of a picture. `pools`: the pool of each machine that ever was, `used`: of the CPUs, by name."""
     status, report = picture.job.status, picture.report if picture.fresh else None
     start = status.start_time or now
     told, plan = status.prediction, status.plan
@@ -64,6 +73,8 @@ def moment(picture: Picture, now: datetime, pools: Mapping[str, str]) -> Moment:
             w.samples,
             w.steps,
             w.beside_seconds,
+            used.get(w.node, Used()),
+            (w.compute_seconds, w.input_seconds, w.pull_seconds, w.push_seconds),
         )
         for w in picture.pushing
     )

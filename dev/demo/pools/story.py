@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -152,6 +152,12 @@ def pools(stage: Stage) -> Told:
     finished = (end - start).total_seconds() if start and end else None
     batch = int(job["spec"]["training"]["batchSize"])
     known = SpeedModel([found] if (found := profile_of(profile, datetime.now(UTC))) else [])
+    seen = {
+        "first": [*map(asdict, moments)],
+        "second": [*map(asdict, again)],
+        "profile": profile.model_dump(),
+    }
+    APPLIED.with_name("demo-pools-moments.json").write_text(json.dumps(seen) + "\n")
     deadline = float(job["spec"]["elasticity"]["objective"]["deadlineSeconds"])
     prices = {
         each["metadata"]["name"]: float(each["spec"]["price"]["perHour"])
@@ -167,6 +173,7 @@ def pools(stage: Stage) -> Told:
             name: known.worker(found.model, "CPU", 1, offer.cores, batch).seconds
             for name, offer in cloud.offers.items()
         },
+        cores={name: offer.cores for name, offer in cloud.offers.items()},
         on_demand=(ON_DEMAND, prices[ON_DEMAND]),
         second=(_first_prediction(again), again),
     )  # fmt: skip
@@ -194,7 +201,7 @@ def _follow(
 
     def advance(picture: Picture) -> None:
         pools.update({name: machine.pool for name, machine in cloud.machines.items()})
-        now = moment(picture, datetime.now(UTC), pools)
+        now = moment(picture, datetime.now(UTC), pools, cloud.used())
         if now.revision != (moments[-1].revision if moments else 0):
             stage.report(f"plan {now.revision}: {dict(now.plan)}: {now.reason}")
         moments.append(now)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AwareDatetime, BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
 from shoal_trainer.contract import lean
@@ -80,7 +80,7 @@ class Condition(Status):
     """True, False or Unknown."""
     observed_generation: int = 0
     """The generation of the spec that the condition was set for."""
-    last_transition_time: datetime
+    last_transition_time: AwareDatetime
     """When `status` last changed."""
     reason: str
     """Why, in one CamelCase word."""

@@ -6,10 +6,10 @@ there is enough of it. One worker uses one node of a pool with all its accelerat
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import AwareDatetime, ConfigDict, Field
 
 from shoal.api.base import Column, Condition, Resource, Status, Strict
 from shoal.api.rules import Amount, Positive, quoted, rules
@@ -79,7 +79,7 @@ class Price(Strict):
     """Price of a node."""
 
     per_hour: Amount
-    """Price of one node per hour: `0.35`."""
+    """Price of one node per hour: `0.35`. In your currency, the same for all pools: Shoal names and converts none."""
 
 
 class ScaleTarget(Strict):
@@ -311,7 +311,7 @@ class MeasuredStock(Status):
     """Seconds of these in which there were no more nodes."""
     outs: str = "0"
     """How often it ran out."""
-    counted_until: datetime | None = None
+    counted_until: AwareDatetime | None = None
     """Up to when that is counted."""
 
 
@@ -369,7 +369,7 @@ class OperatorShare(Status):
     """Nodes that its jobs have, or are to have by plans that are carried out."""
     reason: str = ""
     """Why, for people."""
-    at: datetime
+    at: AwareDatetime
     """When it last said so, which it repeats every five minutes. After fifteen it does not run, and only `used` counts:
     jobs train on without their operator. Remove the share of one that is gone for good."""
 
@@ -385,15 +385,15 @@ class ScalingStatus(Status):
     """The size that it last set, or found."""
     setting: int | None = None
     """The size that it is setting."""
-    resized_at: datetime | None = None
+    resized_at: AwareDatetime | None = None
     """When it last began to set a size."""
-    shrunk_at: datetime | None = None
+    shrunk_at: AwareDatetime | None = None
     """When it last began to set a smaller one: nodes that go soon after are no interruptions."""
-    lower_since: datetime | None = None
+    lower_since: AwareDatetime | None = None
     """Since when less is recommended than there is."""
     highest: int = 0
     """The highest recommendation since then."""
-    releasing_since: datetime | None = None
+    releasing_since: AwareDatetime | None = None
     """Since when it gives the size back."""
 
 
@@ -416,7 +416,7 @@ class CapacityPoolStatus(Status):
     """Requests for a node that were not fulfilled."""
     stock: MeasuredStock = MeasuredStock()
     """How often there were no more nodes."""
-    out_since: datetime | None = None
+    out_since: AwareDatetime | None = None
     """Since when pods waited for a node in vain, if none has come since, however often it was tried again."""
     recommended: Recommendation = Recommendation()
     """The recommended size, and why."""
@@ -426,7 +426,7 @@ class CapacityPoolStatus(Status):
     """What is in `sums` of each job that runs, or ran in the last hour."""
     sums: UsageSums = UsageSums()
     """The measurements."""
-    retired_until: datetime | None = None
+    retired_until: AwareDatetime | None = None
     """What a job used that ended before, and has given everything back, is in `sums`, though the job exists."""
     conditions: tuple[Condition, ...] = Field(
         default=(),
@@ -451,7 +451,7 @@ class CapacityPool(Resource):
     COLUMNS: ClassVar[tuple[Column, ...]] = (
         Column("Accelerator", ".spec.accelerator.name"),
         Column("Type", ".spec.capacityType"),
-        Column("Price", ".spec.price.perHour", description="Price of a node per hour"),
+        Column("Price/h", ".spec.price.perHour", description="Price of a node per hour, in your currency"),
         Column("Nodes", ".status.nodes", "integer", description="Existing nodes"),
         Column("Used", ".status.used", "integer", description="Nodes with a pod of a TrainingJob"),
         Column("Recommended", ".status.recommended.nodes", "integer", description="Recommended nodes"),

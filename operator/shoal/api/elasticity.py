@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import ConfigDict
 
 from shoal.api.base import Strict
-from shoal.api.rules import Amount, Natural, Positive, rules
+from shoal.api.rules import Amount, Confidence, Natural, Positive, rules
 
 
 class Objective(Strict):
@@ -19,12 +19,14 @@ class Objective(Strict):
     """Spend at most this much, in the currency of the CapacityPools' prices, on the nodes of workers and, where
     parameterServers.pools names a pool with a price, of parameter servers. What was spent is their time with a pod of
     the job: not while nodes boot or stand idle, and without transfers. Unset: no limit."""
+    confidence: Confidence = 0.95
+    """Probability with which the deadline and the budget are to be kept, from 0.5 to 0.999. More of it costs more."""
     prefer: Literal["MinCost", "MinTime"] = "MinCost"
     """Among the plans that keep the deadline and the budget: the cheapest (MinCost) or the fastest (MinTime)."""
 
 
 class Stabilization(Strict):
-    """For how long a plan must hold before it is carried out."""
+    """For how long a change must be planned before it is made: as far as all plans of that time agree to it."""
 
     up: Natural = 30
     """Seconds during which more workers were planned before workers are added."""
@@ -60,4 +62,4 @@ class Elasticity(Strict):
     objective: Objective = Objective()
     """What a plan aims at."""
     stabilization_seconds: Stabilization = Stabilization()
-    """For how long a plan must hold before mode Auto carries it out."""
+    """For how long a change must be planned before mode Auto makes it: as far as all plans of that time agree to it."""

@@ -21,7 +21,9 @@ from shoal.api.labels import SPOT_LABELS, Place, place_in
 
 ANNOUNCED_ENDS = frozenset({"DisruptionTarget", "TerminationTarget"})
 """Conditions by which Kubernetes and Kueue say that a pod is about to be ended."""
-READ_CONDITIONS = frozenset({"Ready", "PodScheduled", "VMEventScheduled", *ANNOUNCED_ENDS})
+READY_TO_START = "PodReadyToStartContainers"
+"""The condition of a pod whose volumes and network are ready."""
+READ_CONDITIONS = frozenset({"Ready", "PodScheduled", READY_TO_START, "VMEventScheduled", *ANNOUNCED_ENDS})
 """The conditions of pods and nodes that anything depends on."""
 MOST_SHARED = 4096
 """Parts that are remembered to be shared: 0.3 KiB each, since none has a text of a user's."""
@@ -321,6 +323,7 @@ class NodeInfo:
     """The kubelet's report on its machine. `boot_id` changes with every boot."""
 
     boot_id: Annotated[str, Field(alias="bootID")] = ""
+    kubelet_version: str = ""
 
 
 @dataclass(frozen=True, slots=True, config=PART)

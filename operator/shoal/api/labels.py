@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
@@ -46,10 +47,14 @@ class Place(NamedTuple):
         return self.role == "ps" and self.index == 0
 
 
+_NUMBER = re.compile("0|[1-9][0-9]{0,9}")
+"""As Shoal writes it. A longer one, of somebody else, would be an integer for no other program that reads a status."""
+
+
 def place_in(labels: Mapping[str, str]) -> Place | None:
-    """The place that labels name; None if they are incomplete."""
+    """The place that labels name; None if they are incomplete, or not as Shoal writes them."""
     role, index, incarnation = labels.get(ROLE), labels.get(INDEX, ""), labels.get(INCARNATION, "")
-    if not (index.isdigit() and incarnation.isdigit()):
+    if not (_NUMBER.fullmatch(index) and _NUMBER.fullmatch(incarnation)):
         return None
     if role == "ps":
         return Place("ps", int(index), int(incarnation))

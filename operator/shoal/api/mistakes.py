@@ -42,6 +42,8 @@ def advice(error: Any) -> str:
         return "this field is required: add it"
     if error["type"] == "value_error":  # a validator of ours: its words name what was given, where that helps
         return str(error["ctx"]["error"])
+    if error["type"] == "timezone_aware":
+        return f"{given!r} has no time zone: write it with one, as 2026-01-01T00:00:00Z"
     if error["type"] == "unexpected_keyword_argument":
         return "there is no such argument: check its spelling"
     if error["type"] == "extra_forbidden":

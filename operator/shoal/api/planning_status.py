@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AwareDatetime, Field
 
 from shoal.api.base import Status
 from shoal.api.capacity_pool import Usage
@@ -25,7 +24,7 @@ class PlanStatus(Status):
     """Workers wanted, by CapacityPool."""
     parameter_servers: int | None = None
     """Parameter servers that the plan is made for. A different number of them takes effect only if you set it."""
-    finish_time: datetime | None = None
+    finish_time: AwareDatetime | None = None
     """When the job is expected to finish."""
     cost: str | None = None
     """What the whole job is expected to cost, including what was spent, a decimal."""
@@ -33,7 +32,7 @@ class PlanStatus(Status):
     """The probability with which deadline and budget are expected to be kept, 0 to 1, a decimal."""
     reason: str = ""
     """Why these counts."""
-    decided_at: datetime | None = None
+    decided_at: AwareDatetime | None = None
     """When the counts last changed."""
 
 
@@ -92,7 +91,7 @@ class CostStatus(Status):
 class PoolUsage(Usage):
     """What the job used and met in one pool. All counts only grow, and include each thing once."""
 
-    last_interruption: datetime | None = None
+    last_interruption: AwareDatetime | None = None
     """When the platform last took one of its nodes."""
     in_last_shock: int = 0
     """How many it took within a minute of each other the last time."""

@@ -2,15 +2,16 @@
 
 A full PodTemplateSpec would add 10,000 lines to the CRD and drop fields of newer Kubernetes versions. So unknown fields
 below `spec` are preserved, and the API server validates them when the pod is created (`fieldValidation=Strict`). Only
-fields that Shoal reads or rejects are declared, since CEL sees nothing else; and those of which people often mistake
-the type or the unit, since the pod's own error comes later and does not name the field.
+fields that Shoal reads or rejects are declared, since CEL sees nothing else; those of which people often mistake the
+type or the unit, since the pod's own error comes later and does not name the field; and lists that are merged with
+Shoal's, one element after another, for each pod, which must not take the time of other jobs.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from shoal.api.rules import rules
+from shoal.api.rules import MOST, rules
 
 QUANTITY = "^[+]?([0-9]+[.]?[0-9]*|[.][0-9]+)(n|u|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][+-]?[0-9]+)?$"
 """A Kubernetes quantity. A pattern, whose error names field, value and units: a CEL rule on that many strings exceeds
@@ -23,6 +24,12 @@ RESERVED_FIELDS = {
     "nodeName": "nodeName bypasses the scheduler: use nodeSelector",
 }
 """Fields of a PodSpec that a template must not set, with the error message."""
+
+MOST_ELEMENTS = 256
+"""Elements of a list that is merged with Shoal's."""
+MOST_VARIABLES = 1024
+MOST_TERMS = 32
+"""Terms for nodes, and expressions of each: all are combined with each of Shoal's."""
 
 
 def _metadata() -> dict[str, Any]:
@@ -47,6 +54,40 @@ def _metadata() -> dict[str, Any]:
     }
 
 
+_ANY = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+
+
+def _most(number: int, description: str, items: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A list of what the pod's own schema checks. A null removes Shoal's."""
+    some = {"type": "array", "nullable": True, "maxItems": number, "items": items or _ANY}
+    return some | {"description": description}
+
+
+def _part(description: str, properties: dict[str, Any]) -> dict[str, Any]:
+    return {**_ANY, "nullable": True, "description": description, "properties": properties}
+
+
+def _affinity() -> dict[str, Any]:
+    hard, soft = (f"{kind}DuringSchedulingIgnoredDuringExecution" for kind in ("required", "preferred"))
+    parts = {
+        name: _most(MOST_TERMS, "All of them must match.") for name in ("matchExpressions", "matchFields")
+    }
+    terms = _most(MOST_TERMS, "Any of them must match.", {**_ANY, "properties": parts})
+    pods = {hard: _most(MOST_ELEMENTS, "All must be met."), soft: _most(MOST_ELEMENTS, "As far as possible.")}
+    nodes = {
+        hard: _part("Beside those of Shoal.", {"nodeSelectorTerms": terms}),
+        soft: _most(MOST_ELEMENTS, "As far as possible."),
+    }
+    return _part(
+        "Where pods run, beside Shoal's rules.",
+        {
+            "nodeAffinity": _part("By labels of nodes.", nodes),
+            "podAffinity": _part("Near other pods.", pods),
+            "podAntiAffinity": _part("Away from other pods.", pods),
+        },
+    )
+
+
 _QUANTITY = {
     "x-kubernetes-int-or-string": True,
     "anyOf": [{"type": "integer"}, {"type": "string"}],
@@ -68,6 +109,7 @@ def _volumes() -> dict[str, Any]:
     }
     return {
         "type": "array",
+        "maxItems": MOST_ELEMENTS,
         "description": "Volumes, beside those of Shoal.",
         "items": {
             "type": "object",
@@ -103,6 +145,7 @@ def _containers(container: str) -> dict[str, Any]:
                 "image": {"type": "string", "maxLength": 1024, "description": "Image of the container."},
                 "env": {
                     "type": "array",
+                    "maxItems": MOST_VARIABLES,
                     "description": "Environment variables, before those that Shoal adds.",
                     "items": {
                         "type": "object",
@@ -114,6 +157,11 @@ def _containers(container: str) -> dict[str, Any]:
                         },
                     },
                 },
+                "envFrom": _most(
+                    MOST_ELEMENTS, "ConfigMaps and Secrets whose keys are environment variables."
+                ),
+                "ports": _most(MOST_ELEMENTS, "Ports, beside those of Shoal."),
+                "volumeMounts": _most(MOST_ELEMENTS, "Where volumes are mounted, beside those of Shoal."),
                 "resources": _resources(),
             },
         },
@@ -144,6 +192,7 @@ def pod_template_schema(container: str) -> dict[str, Any]:
                     "containers": _containers(container),
                     "initContainers": {
                         "type": "array",
+                        "maxItems": MOST_ELEMENTS,
                         "description": "Containers that end before the others start.",
                         "items": {
                             "type": "object",
@@ -152,6 +201,15 @@ def pod_template_schema(container: str) -> dict[str, Any]:
                         },
                     },
                     "volumes": _volumes(),
+                    "tolerations": _most(MOST_ELEMENTS, "Tolerations, beside those of Shoal."),
+                    "affinity": _affinity(),
+                    "terminationGracePeriodSeconds": {
+                        "type": "integer",
+                        "minimum": 0,
+                        "maximum": MOST,
+                        "nullable": True,
+                        "description": "Time between the notice and the end. A null: as Kubernetes has it.",
+                    },
                     "nodeSelector": {
                         "type": "object",
                         "description": "Labels of the nodes: true and numbers in quotes.",

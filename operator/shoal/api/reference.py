@@ -9,7 +9,7 @@ from typing import Any
 
 from shoal.api.base import API_VERSION, Resource
 from shoal.api.crd import KINDS, Schema, custom_resource_definition
-from shoal.api.pod_template import RESERVED_FIELDS
+from shoal.api.pod_template import MOST_ELEMENTS, MOST_TERMS, MOST_VARIABLES, RESERVED_FIELDS
 from shoal.api.rules import MOST
 from shoal.api.training_job import TrainingJob
 
@@ -61,7 +61,10 @@ def _pod_templates() -> list[str]:
         "### Pod templates",
         "",
         "`spec.parameterServers.template` and `spec.workers.template` are PodTemplateSpecs, merged over Shoal's"
-        " defaults as `kubectl patch` does. The training container is named `ps` or `worker`; the others are sidecars.",
+        " defaults as `kubectl patch` does. The training container is named `ps` or `worker`; the others are sidecars."
+        " A volume, variable or readiness probe of another kind replaces Shoal's of that name. A list that is merged"
+        f" has at most {MOST_ELEMENTS} elements, `env` {MOST_VARIABLES:,}, and the affinity to nodes"
+        f" {MOST_TERMS} terms.",
         "",
         f"A template must not set {reserved}, `hostNetwork: true`, or labels and annotations under `shoal.dev/`.",
     ]

@@ -47,6 +47,12 @@ Amount = Annotated[float, Field(ge=0, allow_inf_nan=False, json_schema_extra=quo
 """Such a number of zero or more: money, a rate, a time."""
 
 
+Confidence = Annotated[
+    float, Field(ge=0.5, le=0.999, json_schema_extra=quoted("^[+]?0*[.]([5-8][0-9]*|9[0-9]{0,2})$"))
+]
+"""A probability that can be promised: a plan is tried in 1,000 runs."""
+
+
 def rules(*pairs: tuple[str, str]) -> dict[str, Any]:
     """(CEL rule, message) pairs as a schema extension. A message says what to change."""
     return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in pairs]}

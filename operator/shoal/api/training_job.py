@@ -269,8 +269,8 @@ class Staleness(Strict):
 
     max: Natural | None = None
     """Most updates that a slow worker's gradient may be behind: a push that would exceed this for another worker
-    waits. Workers of equal speed are up to 2 x their number - 1 behind all the same. 0: each worker waits for its push
-    before its next step. Unset: no limit."""
+    waits, unless its own is as old. So no gradient is further behind than this and 2 for each other worker. 0: each
+    worker waits for its push before its next step. Unset: no limit."""
     policy: Literal["Constant", "InverseSquareRoot", "Inverse"] = "InverseSquareRoot"
     """Constant (p = 0), InverseSquareRoot (p = 1/2) or Inverse (p = 1)."""
     rounds: bool = True
@@ -492,7 +492,12 @@ class TrainingJob(Resource):
             wide=True,
             description="How long ago a step was last known: it grows while training stands, or no operator runs",
         ),
-        Column("Cost", ".status.cost.accumulated", wide=True, description="Cost of the nodes so far"),
+        Column(
+            "Spent",
+            ".status.cost.accumulated",
+            wide=True,
+            description="Cost of the nodes so far, in the currency of the pools' prices",
+        ),
         Column("Plan", ".status.plan.summary", wide=True, description="Workers wanted by pool"),
         Column(
             "Failures",

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-from pydantic import Field, model_serializer
+from pydantic import AwareDatetime, Field, model_serializer
 
 from shoal.api.base import Condition as JobCondition
 from shoal.api.base import Status
@@ -62,9 +62,9 @@ class Slot(Status):
     """How many incarnations in a row ended abnormally shortly after they started."""
     queued: bool = False
     """A queue, such as Kueue, holds its pod back."""
-    created_at: datetime | None = None
+    created_at: AwareDatetime | None = None
     """When the pod was created, let go by a queue or, of a planned one, recorded; until it runs."""
-    ended_at: datetime | None = None
+    ended_at: AwareDatetime | None = None
     """When it was first seen to have ended or to be draining."""
 
     @cached_property
@@ -95,7 +95,7 @@ class ParameterServersStatus(Status):
     """Number ready."""
     restarts: int = 0
     """Replacements and restarts in place."""
-    last_snapshot_time: datetime | None = None
+    last_snapshot_time: AwareDatetime | None = None
     """When the model was last saved."""
 
 
@@ -145,7 +145,7 @@ class LastDisruption(Status):
     """The node it ran on."""
     reason: str
     """The signal that announced it."""
-    time: datetime
+    time: AwareDatetime
     """When the operator noticed it."""
     replacement_created_seconds: int | None = None
     """Seconds until the replacement was created."""
@@ -166,7 +166,7 @@ class LastFailure(Status):
     """Why, in one CamelCase word."""
     message: str = ""
     """The message of the trainer or of Kubernetes."""
-    time: datetime
+    time: AwareDatetime
     """When the operator noticed it."""
 
 
@@ -177,7 +177,7 @@ class ExcludedNode(Status):
     """Its name."""
     reason: str = ""
     """Why, in one CamelCase word."""
-    until: datetime
+    until: AwareDatetime
     """When it is tried again."""
 
 
@@ -205,7 +205,7 @@ class TrainingProgress(Status):
     input_wait: str | None = None
     """Share of their time that workers wait for input, 0 to 1, a decimal. Much above 0, the data function is slower
     than the training step."""
-    last_progress_time: datetime | None = None
+    last_progress_time: AwareDatetime | None = None
     """When `step` last increased."""
     message: str = ""
     """What the trainer waits for, and of which worker, such as a file that cannot be read or an outage."""
@@ -282,11 +282,11 @@ class TrainingJobStatus(Status):
     """Pending, Starting, Running, Suspended, Succeeded or Failed: a summary of the conditions."""
     reason: str = ""
     """The reason of the most important condition, when the job is not simply running."""
-    start_time: datetime | None = None
+    start_time: AwareDatetime | None = None
     """When the operator first created pods for the job."""
     images: JobImages | None = None
     """The images of pods whose template names none, since the job first had pods."""
-    completion_time: datetime | None = None
+    completion_time: AwareDatetime | None = None
     """When the job succeeded or failed."""
     suspended_seconds: int = 0
     """Total suspended time up to the last resumption."""
@@ -321,9 +321,9 @@ class TrainingJobStatus(Status):
     """What the nodes of the job cost; of a job with pools that have prices."""
     pool_usage: dict[str, PoolUsage] = Field(default_factory=dict, max_length=64)
     """What the job used and met in each pool. Only grows."""
-    counted_until: datetime | None = None
+    counted_until: AwareDatetime | None = None
     """Until when poolUsage and cost are counted."""
-    returning_since: datetime | None = None
+    returning_since: AwareDatetime | None = None
     """When a worker last tried to return from an on-demand node to a spot node."""
     released: bool = False
     """The Services and the disruption budget of the finished job are given back."""

@@ -123,7 +123,7 @@ def limits_options(default: str) -> Callable[[Command], Command]:
             help=f"Lowest cost, shortest time, or most speed for the cost.{default}",
         ),
         click.option(
-            "--confidence", type=float, help="Probability of meeting the deadline.  [default: 0.95]"
+            "--confidence", type=float, help="Probability of meeting the deadline.  [default: the job's]"
         ),
     )
 

@@ -56,7 +56,12 @@ def simulate(
     seed: int,
     output: Output,
 ) -> None:
-    """Replay revocation traces and compare policies by finish time and cost."""
+    """Replay revocation traces and compare policies by finish time and cost.
+
+    The policy "shoal" is two rules for one spot and one on-demand pool, not the operator's planning: that plans all
+    jobs on all pools, from learned speeds and with a confidence. What its engine promises for one spot pool,
+    `shoal calibrate` tests.
+    """
     from shoal.sizing.simulate import summary
     from shoal.sizing.simulate.scenario import scenario_of
 

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 from shoal.api.base import GROUP, VERSION
 from shoal.api.kube import Node, Toleration
 from shoal.client.api import Api, Json
-from shoal.errors import NotFound, Refused
+from shoal.errors import NotFound, Refused, UsageError
+from shoal.manifests.installed import own_spot_of
 from shoal.manifests.placement import Where, tolerations
-from shoal.manifests.platforms import GENERIC, is_spot
+from shoal.manifests.platforms import GENERIC, NO_OWN, Platform, is_spot, platform_of
 from shoal.words import count
 
 Name = tuple[str, str]
@@ -40,7 +42,7 @@ TAKEN = 20
 
 @dataclass(frozen=True)
 class Check:
-    """One answer. `unknown`: this user may not read it."""
+    """One answer. `unknown`: this user may not read it, or nothing shows it now."""
 
     name: str
     state: Literal["ok", "warning", "broken", "unknown"]
@@ -176,11 +178,26 @@ def _operator(cluster: Cluster) -> Iterator[Check]:
 
 def _scope(deployment: Json) -> str:
     """The namespace that an operator works for; empty: all of them."""
+    return _environment(deployment).get("SHOAL_NAMESPACE", "")
+
+
+def _environment(deployment: Json) -> dict[str, str]:
+    """The variables of an operator whose values are in its Deployment."""
     containers = deployment["spec"].get("template", {}).get("spec", {}).get("containers", ())
-    environment = (
+    variables = [
         variable for each in containers if each["name"] == "operator" for variable in each.get("env") or ()
-    )
-    return next((each.get("value", "") for each in environment if each["name"] == "SHOAL_NAMESPACE"), "")
+    ]
+    return {each["name"]: each.get("value", "") for each in variables}
+
+
+def _platform(cluster: Cluster) -> Platform:
+    """All platforms' spot nodes, and those that the installation for this namespace names as its own."""
+    own = NO_OWN
+    for each in cluster.deployments or ():
+        if _scope(each) in {"", cluster.namespace}:
+            with suppress(UsageError):  # which that operator says itself, and does not start
+                own = own_spot_of(_environment(each))
+    return platform_of((), GENERIC, own)
 
 
 def _lease(cluster: Cluster, deployment: Json) -> Iterator[Check]:
@@ -216,19 +233,22 @@ def _nodes(cluster: Cluster) -> Iterator[Check]:
         yield Check("nodes", "unknown", "you may not read nodes")
         return
     nodes = [Node.model_validate(each, extra="ignore") for each in cluster.nodes]
+    platform = _platform(cluster)
     pools = [each for pool in cluster.pools or () for each in pool["spec"].get("tolerations") or ()]
     tolerated = {
         spot: [
             Toleration(**each)
-            for each in tolerations(Where("Spot" if spot else "OnDemand"), GENERIC, gpu=spot) + pools
+            for each in tolerations(Where("Spot" if spot else "OnDemand"), platform, gpu=spot) + pools
         ]
         for spot in (True, False)
     }
-    usable = [each for each in nodes if _open(each, tolerated[is_spot(each)])]
+    usable = [each for each in nodes if _open(each, tolerated[is_spot(each, platform)])]
     closed = [each.metadata.name for each in nodes if each not in usable]
-    spot = [each for each in usable if is_spot(each)]
+    spot = [each for each in usable if is_spot(each, platform)]
     safe = len(usable) - len(spot)
     words = f"{count(len(spot), 'spot node')} for workers, {safe} without a spot label for parameter servers"
+    if cluster.deployments is None:
+        words += "; spotLabels of the installation are not known: you may not read its Deployment"
     if closed:
         words += f"; with taints that jobs do not tolerate: {', '.join(sorted(closed)[:5])}"
     if away := [each["metadata"]["name"] for each in cluster.nodes if not _ready(each)]:
@@ -322,11 +342,17 @@ def _storage(cluster: Cluster) -> Iterator[Check]:
 def _coordinators(cluster: Cluster) -> Iterator[Check]:
     if cluster.jobs is None:
         yield Check("coordinators", "unknown", f"you may not read TrainingJobs in {cluster.namespace}")
-    for job in cluster.jobs or ():
-        status = job.get("status") or {}
-        if status.get("phase") != "Running" or not (status.get("workers") or {}).get("ready"):
-            continue
-        name = job["metadata"]["name"]
+        return
+    statuses = [(job["metadata"]["name"], job.get("status") or {}) for job in cluster.jobs]
+    running = [
+        (name, status)
+        for name, status in statuses
+        if status.get("phase") == "Running" and (status.get("workers") or {}).get("ready")
+    ]
+    if not running:
+        yield Check("coordinators", "unknown", f"no job runs in the namespace {cluster.namespace}: whether the "
+                                               "operator reaches parameter servers shows one that does")  # fmt: skip
+    for name, status in running:
         if (status.get("training") or {}).get("phase"):
             yield Check("coordinators", "ok", f"{name}: the operator reads parameter server 0")
         else:

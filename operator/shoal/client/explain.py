@@ -133,7 +133,7 @@ def _nobody_works(seen: Seen) -> Iterator[Finding]:
 
 @cache
 def remedies() -> dict[str, str]:
-    """Reason -> what to do, as docs/troubleshooting.md says it (`make generate`)."""
+    """Reason -> what to do, as docs/troubleshooting*.md say it (`make generate`)."""
     found: dict[str, str] = json.loads(files("shoal.client").joinpath("remedies.json").read_text("utf-8"))
     return found
 

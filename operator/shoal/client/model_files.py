@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,10 +39,10 @@ def download(uri: str, target: Path, job: Job, api: Api) -> Path:
 
 
 def load(uri: str, job: Job, api: Api) -> Any:
-    """The model as Keras loads it.
+    """The model as Keras loads it. Its files are deleted when it is loaded.
 
     Raises:
-        UsageError: Keras is not installed here, or the job could not save a whole model.
+        UsageError: Keras is not installed here, could not save a whole model, or does not know a class of it here.
     """
     try:
         import keras
@@ -51,7 +52,17 @@ def load(uri: str, job: Job, api: Api) -> Any:
         ) from error
     folder = download(uri, Path(tempfile.mkdtemp(prefix=f"shoal-{job.name}-")), job, api)
     file = folder / "model.keras"
+    there = ", ".join(sorted(path.name for path in folder.iterdir()))
     if not file.exists():
-        there = ", ".join(sorted(path.name for path in folder.iterdir()))
         raise UsageError(f"the job saved no model.keras, since Keras could not; {folder} has {there}")
-    return keras.models.load_model(file)
+    try:
+        model = keras.models.load_model(file)
+    except Exception as error:  # whatever a class of the user's raises
+        why = str(error).partition(" Full object config")[0]
+        raise UsageError(
+            f"Keras cannot load model.keras here: {type(error).__name__}: {why}\n"
+            "Where a class of yours is missing, import the module that has it, and ask again; or load what you need "
+            f"yourself: {folder} has {there}"
+        ) from error
+    shutil.rmtree(folder)
+    return model

@@ -37,8 +37,8 @@ def job_table(jobs: Iterable[TrainingJob], *, namespaces: bool = False, now: dat
     now = now or datetime.now(UTC)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     heads = [*(["NAMESPACE"] if namespaces else []), "NAME", "PHASE", "WORKERS", "SAMPLES/S", "LOSS", "DONE", "LEFT",
-             "DISRUPTIONS", "COST", "AGE", "REASON"]  # fmt: skip
-    numbers = {"SAMPLES/S", "LOSS", "DONE", "LEFT", "DISRUPTIONS", "COST"}
+             "DISRUPTIONS", "SPENT", "AGE", "REASON"]  # fmt: skip
+    numbers = {"SAMPLES/S", "LOSS", "DONE", "LEFT", "DISRUPTIONS", "SPENT"}
     for head in heads:
         table.add_column(head, justify="right" if head in numbers else "left", no_wrap=head != "REASON")
     for job in jobs:

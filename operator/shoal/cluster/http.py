@@ -6,6 +6,7 @@ threads (aiohttp's `trust_env`), which took longer than the request itself.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Unpack
@@ -33,6 +34,9 @@ WATCH_BYTES = 2**16
 """That a watch may. With 16 KiB, 1,000 pods that start say more than a process can read that has a loop of 50 turns a
 second, since others have the machine, too."""
 CONNECT_SECONDS = 10.0
+CLOSE_SECONDS = 0.05
+"""After which connections that were cancelled while they opened have closed, too: asyncio forgets a socket whose loop
+ends before. On an idle machine 1 ms is enough."""
 LONGEST_RETRY_AFTER = 120.0
 """A server that asks for more is asked again after this many seconds."""
 
@@ -51,6 +55,7 @@ class HttpTransport:
         """Close all connections."""
         if self._opened is not None:
             await self._opened.close()
+            await asyncio.sleep(CLOSE_SECONDS)
 
     async def request(self, method: str, path: str, **options: Unpack[Options]) -> Answer:
         """See `Transport`."""
@@ -147,7 +152,11 @@ async def _lines(path: str, response: aiohttp.ClientResponse) -> AsyncIterator[b
 
 def _available(method: str, path: str, answer: Answer, headers: Mapping[str, str]) -> Answer:
     if answer.status == 429 or answer.status >= 500:
-        raise Unavailable(f"{method} {path}: {answer.status} {answer.message}", _retry_after(headers))
+        # What sheds load (priority and fairness, a shutdown) answers in plain words before anybody looks at the object.
+        # A Status comes from behind it: a webhook's, or of a list that is being made ready. Both have the headers of
+        # priority and fairness.
+        words = f"{method} {path}: {answer.status} {answer.message}"
+        raise Unavailable(words, _retry_after(headers), of_one=answer.is_status)
     return answer
 
 

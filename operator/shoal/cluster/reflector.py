@@ -11,14 +11,17 @@ import asyncio
 import json
 import logging
 import random
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Generic, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from shoal.cluster.cache import Cache, T
+from shoal.cluster.cache import version as version_of
 from shoal.cluster.deep_json import loads
 from shoal.cluster.transport import StreamRefused, Transport
 from shoal.errors import ClusterError, Unavailable
@@ -42,6 +45,11 @@ SHORT_WATCH_SECONDS = 1.0
 MIN_PAUSE_SECONDS = 0.2
 ABSENT_SECONDS = 3.0
 """Interval of retries of a list whose CRD does not exist yet."""
+
+_IDENTITY = re.compile(
+    rb'"resourceVersion":"(\d+)","uid":"([^"]+)"|"uid":"([^"]+)","resourceVersion":"(\d+)"'
+)
+"""Of an object, as the API server writes it: in the order of the alphabet, or of Kubernetes' own types."""
 
 
 class Expired(Exception):
@@ -273,6 +281,8 @@ class Reflector(Generic[T]):
 
     def _take(self, line: bytes, version: str) -> str:
         """Apply one event; returns its resource version."""
+        if (known := self._known(line)) is not None:
+            return known
         try:
             frame = self._frame.model_validate_json(line, extra="ignore")
         except ValidationError as error:
@@ -284,6 +294,21 @@ class Reflector(Generic[T]):
             _number(fresh.metadata.resource_version)
             self._cache.put(fresh)
         return fresh.metadata.resource_version
+
+    def _known(self, line: bytes) -> str | None:
+        """The resource version of an event that tells what the cache has, as after each write of this process.
+
+        That is seen without reading the object. In texts quotes are escaped, so that none looks like these fields;
+        where a user's own fields do, the object is read.
+        """
+        if not line.startswith((b'{"type":"ADDED"', b'{"type":"MODIFIED"')):
+            return None
+        found = _IDENTITY.findall(line)
+        if len(found) != 1:
+            return None
+        version, uid = (each.decode() for each in (found[0][:2] if found[0][0] else found[0][:1:-1]))
+        known = self._cache.by_uid(uid)
+        return version if known is not None and version_of(known) >= int(version) else None
 
     def _take_other(self, line: bytes, version: str, error: ValidationError) -> str:
         """An error of the server, or an object that cannot be parsed, of which the last known state is kept."""
@@ -361,6 +386,7 @@ def _backoff(failures: int) -> float:
     return float(min(30.0, 0.1 * 2 ** min(failures, 10))) * random.uniform(0.5, 1.0)
 
 
+@cache
 def _page_of(model: type[BaseModel]) -> type[BaseModel]:
     class Page(_Wire):
         metadata: ListMeta = ListMeta()
@@ -369,6 +395,7 @@ def _page_of(model: type[BaseModel]) -> type[BaseModel]:
     return Page
 
 
+@cache
 def _frame_of(model: type[BaseModel]) -> type[BaseModel]:
     class Frame(_Wire):
         type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]

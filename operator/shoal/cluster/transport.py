@@ -55,16 +55,22 @@ class Answer:
     @property
     def message(self) -> str:
         """The server's message about a refusal."""
-        try:
-            return str(json.loads(self.body)["message"])
-        except (ValueError, KeyError, TypeError):
-            return self.body[:300].decode(errors="replace") or f"HTTP {self.status}"
+        return self._said("message") or self.body[:300].decode(errors="replace") or f"HTTP {self.status}"
 
     @property
     def reason(self) -> str:
         """The reason of a refusal in one word (metav1.Status), or empty."""
+        return self._said("reason")
+
+    @property
+    def is_status(self) -> bool:
+        """Whether it is a metav1.Status."""
+        return self._said("kind") == "Status"
+
+    def _said(self, field: str) -> str:
+        """A field of a body that is JSON, or empty."""
         try:
-            return str(json.loads(self.body)["reason"])
+            return str(json.loads(self.body)[field])
         except (ValueError, KeyError, TypeError):
             return ""
 

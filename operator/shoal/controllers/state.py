@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -26,8 +27,8 @@ from shoal.cluster.clock import utc_now
 from shoal.cluster.reflector import Source
 from shoal.controllers.arrival import as_heard
 from shoal.manifests.names import pod_name
-from shoal.manifests.platforms import Platform, detect
-from shoal.policy.facts.blip import silent_since
+from shoal.manifests.platforms import NO_OWN, Platform, platform_of
+from shoal.policy.facts.blip import heard_since, silent_since
 from shoal.policy.facts.signals import pod_disruption
 from shoal.runtime.work_queue import Priority
 
@@ -35,7 +36,7 @@ Key = tuple[str, str]
 """(namespace, name) of an object; the namespace of a cluster-scoped one is empty."""
 
 MOST_DELETED = 20_000
-"""Names of deleted pods of a job, and of nodes, that are remembered: longer than it takes to record their end."""
+"""Names of pods that a job had, and of deleted nodes, that are remembered: longer than it takes to record their end."""
 
 Wake = Callable[[Key, Priority], None]
 
@@ -117,7 +118,12 @@ class ClusterState:
     """The caches. `platform`: of the nodes, if somebody said it; `wall`: tells when an object arrives."""
 
     def __init__(
-        self, wakes: Wakes, platform: Platform | None = None, *, wall: Callable[[], datetime] = utc_now
+        self,
+        wakes: Wakes,
+        platform: Platform | None = None,
+        *,
+        own: Platform = NO_OWN,
+        wall: Callable[[], datetime] = utc_now,
     ) -> None:
         self._wakes = wakes
         self._nodes: dict[str, Node] = {}
@@ -154,10 +160,12 @@ class ClusterState:
         """Told the uid of a job that is gone. Whoever keeps something of jobs is told here, and drops it."""
         self.on_node: list[Callable[[Node | None, Node | None], None]] = []
         self.on_pool: list[Callable[[CapacityPool | None, CapacityPool | None], None]] = []
-        self._deleted_pods: dict[str, dict[str, str]] = {}
-        self._deleted_nodes: dict[str, str] = {}
+        self._gone_pods: dict[str, dict[str, str | None]] = {}
+        self._deleted_nodes: dict[str, str | None] = {}
         self._silent: list[datetime] = []
-        self._said_platform = self._platform = platform
+        self._heard_again: list[datetime] = []
+        self._platform_of = partial(platform_of, said=platform, own=own)
+        self._platform: Platform | None = None
         self.nodes_by_name: Mapping[str, Node] = MappingProxyType(self._nodes)
         self.pools_by_name: Mapping[str, CapacityPool] = MappingProxyType(self._pools)
         self.flavors_by_name: Mapping[str, ResourceFlavor] = MappingProxyType(self._flavors)
@@ -166,7 +174,7 @@ class ClusterState:
     def platform(self) -> Platform:
         """The platform of the nodes: found once, and again when a node has joined."""
         if self._platform is None:
-            self._platform = detect(self._nodes.values())
+            self._platform = self._platform_of(self._nodes.values())
         return self._platform
 
     def cache_of(self, plural: str) -> Cache[Any] | None:
@@ -196,20 +204,25 @@ class ClusterState:
         if not ours:
             self._wakes.jobs(key_of(seen), Priority.NORMAL)
         if new is None:
-            self._deleted_pods.pop(seen.metadata.uid, None)
+            self._gone_pods.pop(seen.metadata.uid, None)
             for forget in self.on_gone:
                 forget(seen.metadata.uid)
         if seen.spec.workers.pools and _wants(old) != _wants(new):
             self._wakes.plans()
 
-    def deleted_pods(self, job_uid: str) -> dict[str, str]:
-        """The pods of a job that lately went as they had announced, with the reason if they had given one."""
-        return self._deleted_pods.get(job_uid, {})
+    def gone_pods(self, job_uid: str) -> dict[str, str | None]:
+        """The pods that a job had: see `Observation.gone_pods`."""
+        return self._gone_pods.get(job_uid, {})
 
     @property
     def silent_nodes(self) -> Sequence[datetime]:
         """Since when nodes are Unknown, the earliest first."""
         return self._silent
+
+    @property
+    def nodes_heard_again(self) -> Sequence[datetime]:
+        """When nodes that had been Unknown were heard again, the earliest first: the last ones."""
+        return self._heard_again
 
     def others_on(self, job_uid: str, node: str) -> int:
         """How many jobs but this one have pods for a pool on a node, of those that can be seen and have not ended."""
@@ -223,15 +236,19 @@ class ClusterState:
         return name in self._deleted_nodes
 
     def _pod_changed(self, old: Pod | None, new: Pod | None, ours: bool) -> None:
-        owner = old.metadata.controller_uid if old is not None and new is None else None
-        # One that announced nothing may have lost its label, and run on: the API server is asked.
-        if old is not None and owner and _is_leaving(old) and self.jobs.by_uid(owner) is not None:
-            gone = self._deleted_pods.setdefault(owner, {})
-            _remember(gone, old.metadata.name, pod_disruption(old) or "")
+        run = run_of(old) if old is not None else None
+        if old is not None and run is not None and (new is None or run_of(new) != run):
+            self._lose(run[1], old, told=new is None and _is_leaving(old))
         if not ours and not _reads_the_same(old, new):
             priority = Priority.URGENT if new is None or _is_leaving(new) else Priority.NORMAL
             for key in _jobs_of(old, new):
                 self._wakes.jobs(key, priority)
+
+    def _lose(self, uid: str, pod: Pod, *, told: bool) -> None:
+        """Remember a pod that a job has no more. `told`: it had announced that; else it may run on, without a label."""
+        if self.jobs.by_uid(uid) is not None:
+            why = (pod_disruption(pod) or "") if told else None
+            _remember(self._gone_pods.setdefault(uid, {}), pod.metadata.name, why)
 
     def _owned_changed(self, old: Owned | None, new: Owned | None, ours: bool) -> None:
         for key in () if ours else _jobs_of(old, new):
@@ -253,12 +270,12 @@ class ClusterState:
             self._nodes[name] = new
             self._deleted_nodes.pop(name, None)
             if old is None:
-                self._platform = self._said_platform
+                self._platform = None
         elif old is not None:
             name = old.metadata.name
             if (known := self._nodes.get(name)) is not None and known.metadata.uid == old.metadata.uid:
                 del self._nodes[name]
-            _remember(self._deleted_nodes, name, "")
+            _remember(self._deleted_nodes, name)
         self._note_silence(old, new)
         if old is not None and new is not None and _without_version(old) == _without_version(new):
             return  # only a heartbeat
@@ -273,6 +290,9 @@ class ClusterState:
                 self._silent.remove(was)
             if since is not None:
                 bisect.insort(self._silent, since)
+            elif new is not None and (heard := heard_since(new)) is not None:
+                bisect.insort(self._heard_again, heard)
+                del self._heard_again[: -len(self._nodes)]
 
     def _pool_changed(self, old: CapacityPool | None, new: CapacityPool | None, ours: bool) -> None:
         for told in self.on_pool:
@@ -318,7 +338,7 @@ def _is_leaving(pod: Pod) -> bool:
     return pod.metadata.deletion_timestamp is not None or pod.ended or pod_disruption(pod) is not None
 
 
-def _remember(names: dict[str, str], name: str, why: str) -> None:
+def _remember(names: dict[str, str | None], name: str, why: str | None = None) -> None:
     names[name] = why
     if len(names) > MOST_DELETED:
         del names[next(iter(names))]

@@ -119,7 +119,7 @@ def keys_of_nodes(affinity: Mapping[str, Any] | None) -> set[str]:
     """The labels that an affinity requires something of."""
     required = ((affinity or {}).get("nodeAffinity") or {}).get(_HARD) or {}
     terms = required.get("nodeSelectorTerms") or ()
-    return {each["key"] for term in terms for each in term.get("matchExpressions") or ()}
+    return {each.get("key", "") for term in terms for each in term.get("matchExpressions") or ()}
 
 
 def tolerations(where: Where, platform: Platform, *, gpu: bool) -> list[dict[str, Any]]:

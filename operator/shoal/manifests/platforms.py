@@ -1,7 +1,8 @@
 """How the platforms label and taint spot nodes.
 
-A pod carries the keys of one platform only: GKE Autopilot admits no others, and Karpenter tries terms one after
-another. Where the platform is not known, it carries all of them.
+A pod carries the keys of the platforms whose nodes there are, and no others: GKE Autopilot admits none, and Karpenter
+tries terms one after another. Where none is known, it carries all of them. A cluster may have spot nodes of labels of
+its own, which an installation names.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ class Platform:
     spot: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     taints: Mapping[str, str] = field(default_factory=dict)
     """Key -> value."""
+    beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Spot labels of other nodes that such a cluster may get, also for a pod that waits: a server avoids them, too."""
     marks: tuple[str, ...] = ()
     """Labels of any node of the platform."""
     named_nodes: bool = True
@@ -33,7 +36,8 @@ class Platform:
 
     def on_demand_terms(self) -> list[dict[str, Any]]:
         """One node selector term, which matches nodes without a spot label."""
-        return [{"matchExpressions": [_expression("NotIn", key, v) for key, v in self.spot.items()]}]
+        avoided = {**self.beside, **self.spot}
+        return [{"matchExpressions": [_expression("NotIn", key, v) for key, v in avoided.items()]}]
 
     def tolerations(self) -> list[dict[str, Any]]:
         """Tolerations of the taints of spot nodes."""
@@ -53,19 +57,22 @@ KARPENTER = Platform(
 GKE = Platform(
     "gke",
     spot={"cloud.google.com/gke-spot": ("true",)},
+    beside={"cloud.google.com/gke-preemptible": ("true",)},
     taints={"cloud.google.com/gke-spot": "true", "cloud.google.com/gke-preemptible": "true"},
     marks=("cloud.google.com/gke-nodepool", "cloud.google.com/gke-spot"),
 )
-AUTOPILOT = replace(GKE, name="autopilot", marks=(), named_nodes=False)
+AUTOPILOT = replace(GKE, name="autopilot", beside={}, marks=(), named_nodes=False)
 """GKE Autopilot: nodes show no difference, so somebody has to say it."""
 EKS = Platform(
     "eks",
     spot={"eks.amazonaws.com/capacityType": ("SPOT",)},
+    beside=KARPENTER.spot,  # which has no nodes until a pod waits for one
     marks=("eks.amazonaws.com/nodegroup", "eks.amazonaws.com/capacityType"),
 )
 AKS = Platform(
     "aks",
     spot={"kubernetes.azure.com/scalesetpriority": ("spot",)},
+    beside=KARPENTER.spot,  # the nodes of AKS' own provisioning
     taints={"kubernetes.azure.com/scalesetpriority": "spot"},
     marks=("kubernetes.azure.com/agentpool", "kubernetes.azure.com/cluster"),
 )
@@ -75,14 +82,34 @@ PLATFORMS = {each.name: each for each in (KARPENTER, GKE, AUTOPILOT, EKS, AKS, G
 """In the order in which they are looked for: Karpenter runs on several clouds."""
 
 
-def detect(nodes: Iterable[Node]) -> Platform:
-    """The platform of these nodes, by their labels."""
+NO_OWN = Platform("own")
+"""An installation that names no labels and taints of its own."""
+
+
+def platform_of(nodes: Iterable[Node], said: Platform | None = None, own: Platform = NO_OWN) -> Platform:
+    """That of these nodes, by their labels or as somebody `said`, with what the installation names as its `own`."""
+    if said is not None:
+        return _joined(said, own)
     labels = {key for node in nodes for key in node.metadata.labels}
-    return next((p for p in PLATFORMS.values() if any(mark in labels for mark in p.marks)), GENERIC)
+    found = [each for each in PLATFORMS.values() if any(mark in labels for mark in each.marks)]
+    return _joined(*(found or [GENERIC]), own)
+
+
+def _joined(first: Platform, *others: Platform) -> Platform:
+    """A cluster of nodes of all these platforms, by the name of the first."""
+    for each in others:
+        if each.spot or each.taints:
+            first = replace(
+                first,
+                spot={**first.spot, **each.spot},
+                taints={**first.taints, **each.taints},
+                beside={**first.beside, **each.beside},
+                named_nodes=first.named_nodes and each.named_nodes,
+            )
+    return first
 
 
 def is_spot(node: Node, platform: Platform = GENERIC) -> bool:
-    """Whether the node has a spot label, of its platform or of another one."""
-    if node.has_spot_label or platform is GENERIC:
-        return node.has_spot_label
-    return any(node.metadata.labels.get(key) in values for key, values in platform.spot.items())
+    """Whether the node has a spot label, of any platform or of the installation's own."""
+    labels = node.metadata.labels
+    return node.has_spot_label or any(labels.get(key) in values for key, values in platform.spot.items())

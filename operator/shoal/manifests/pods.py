@@ -60,6 +60,15 @@ class Images:
     """Labels of nodes, such as their architecture, where neither the pool nor the template has the key."""
 
 
+def has_gpu_image(job: TrainingJob, images: Images) -> bool:
+    """Whether the job's workers on nodes with GPUs have an image that can use them: their own, or one with CUDA."""
+    kept = job.status.images
+    containers = (job.spec.workers.template.get("spec") or {}).get("containers") or ()
+    return bool(images.worker_gpu or (kept is not None and kept.worker_gpu)) or any(
+        each["name"] == "worker" and each.get("image") for each in containers
+    )
+
+
 class PodFactory:
     """Makes the pods of one job. What pods have in common is merged once."""
 
@@ -147,6 +156,13 @@ def pod(
 ) -> Manifest:
     """The pod of a place."""
     return PodFactory(job, images, platform).pod(place, where)
+
+
+def volumes_of(job: TrainingJob, role: str) -> list[Manifest]:
+    """The volumes of the pods of a role."""
+    theirs = (_template(job, role).get("spec") or {}).get("volumes") or []
+    merged: list[Manifest] = merge({"volumes": _volumes(job, role)[0]}, {"volumes": theirs})["volumes"]
+    return merged
 
 
 def _template(job: TrainingJob, role: str) -> dict[str, Any]:

@@ -6,9 +6,10 @@ A new operator begins with what the status still has: when slots ended, and when
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from math import ceil
 
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Slot, TrainingJobStatus
@@ -21,6 +22,10 @@ FINISHED_SAMPLES = 50
 """Of the curve of a job that has ended: it stays until the job is deleted."""
 POINTS = 100_000
 """Points and spans of all jobs together, 20 to 40 MiB. Beyond, jobs that have more than their share keep half."""
+METRICS = 8
+"""So many have a curve: the first that a job tells. The operator reads no name of more than 128 characters."""
+METRICS_OF_A_POINT = 4
+"""So many values of metrics need the memory of one point more."""
 
 Place = tuple[str, int, int]
 """(role, index, incarnation)."""
@@ -48,6 +53,8 @@ class Sample:
     workers: int
     samples_per_second: float | None
     loss: float | None
+    metrics: tuple[float | None, ...] = ()
+    """In the order of `JobMemory.metrics`; those that came later are missing. One tuple until a value changes."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +73,12 @@ class JobMemory:
     uid: str
     spans: dict[Place, Span] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
+    metrics: tuple[str, ...] = ()
+    """Names of those that have a curve, in the order in which they came."""
     plans: deque[Decision] = field(default_factory=lambda: deque(maxlen=PLANS))
     every: int = 1
     _skipped: int = 0
+    _ended: bool = False
 
     def see(self, job: TrainingJob, now: datetime, *, first: bool) -> None:
         """Take in the job as it is now. `first`: the process sees it for the first time, so what runs began earlier."""
@@ -95,15 +105,14 @@ class JobMemory:
         ):
             self.plans.append(Decision(plan.decided_at or now, plan.summary, plan.reason))
         if status.finished:
-            while len(self.samples) > FINISHED_SAMPLES:
-                self._halve_samples()
+            self._end(job, now)
         elif status.phase:
             self._sample(job, now)
 
     @property
     def size(self) -> int:
-        """Points and spans."""
-        return len(self.samples) + len(self.spans)
+        """Points and spans, by the memory that they need."""
+        return len(self.samples) * (1 + ceil(len(self.metrics) / METRICS_OF_A_POINT)) + len(self.spans)
 
     def thin(self, share: int) -> None:
         """Keep about so many: every second point, and the spans of the pods that ended last."""
@@ -130,19 +139,43 @@ class JobMemory:
         if slot.state == "Ended":
             span.end = span.end or slot.ended_at or now
 
+    def _end(self, job: TrainingJob, now: datetime) -> None:
+        """Keep a rough curve, whose last point is what the job ended with: the last evaluation is told with the end."""
+        if self._ended or not self.samples:
+            return
+        while len(self.samples) >= FINISHED_SAMPLES:
+            self._halve_samples()
+        self._add(job, now)
+        self._ended = True
+
     def _sample(self, job: TrainingJob, now: datetime) -> None:
         self._skipped += 1
         if self._skipped < self.every:
             return
         self._skipped = 0
+        self._add(job, now)
+        if len(self.samples) >= SAMPLES:
+            self._halve_samples()
+
+    def _add(self, job: TrainingJob, now: datetime) -> None:
         training = job.status.training
         self.samples.append(
             Sample(
-                now, job.status.workers.ready, _number(training.samples_per_second), _number(training.loss)
+                now,
+                job.status.workers.ready,
+                _number(training.samples_per_second),
+                _number(training.loss),
+                self._metrics(training.metrics),
             )
         )
-        if len(self.samples) >= SAMPLES:
-            self._halve_samples()
+
+    def _metrics(self, told: Mapping[str, str]) -> tuple[float | None, ...]:
+        if len(self.metrics) < METRICS:
+            new = sorted(told.keys() - set(self.metrics), key=_beside_its_evaluation)
+            self.metrics = (*self.metrics, *new)[:METRICS]
+        values = tuple(_number(told.get(name)) for name in self.metrics)
+        before = self.samples[-1].metrics if self.samples else ()
+        return before if values == before else values
 
 
 class Memory:
@@ -182,6 +215,11 @@ def _last(status: TrainingJobStatus, place: Place) -> str:
 
 def _place(slot: Slot) -> Place:
     return slot.role, slot.index, slot.incarnation
+
+
+def _beside_its_evaluation(name: str) -> tuple[str, str]:
+    """Sorts `val_accuracy` after `accuracy`."""
+    return name.removeprefix("val_"), name
 
 
 def _number(text: str | None) -> float | None:

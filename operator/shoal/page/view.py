@@ -92,7 +92,10 @@ def detail(job: TrainingJob, memory: JobMemory | None, now: datetime) -> Json:
         "spans": [span(each) for each in sorted(memory.spans.values(), key=lambda s: s.place)]
         if memory
         else [],
-        "samples": [[s.at.timestamp(), s.workers, s.samples_per_second, s.loss] for s in memory.samples]
+        "curves": memory.metrics if memory else [],
+        "samples": [
+            [s.at.timestamp(), s.workers, s.samples_per_second, s.loss, *s.metrics] for s in memory.samples
+        ]
         if memory
         else [],
     }
@@ -169,6 +172,7 @@ def pool(each: CapacityPool) -> Json:
         "limit": spec.limits.nodes,
         "nodes": status.nodes,
         "used": status.used,
+        "free": max(0, status.nodes - status.used),
         "interruptionsPerHour": number(status.interruptions.per_hour)
         if status.interruptions.seen
         else spec.interruptions_per_hour,

@@ -60,6 +60,8 @@ class Refusal:
     generation: int
     """The job's generation at that time."""
     at: datetime
+    times: int = 0
+    """So many refusals of this kind came before it, in a row."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,16 @@ class NameConflict:
     """Its deletionTimestamp: when its grace period ends."""
     node: str = ""
     """The node, if it is a pod."""
+    due: bool = False
+    """It was seen some time ago: no watch reports that the name is free, so to create is to ask."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """Workers by CapacityPool that the planner proposed from a time on, until it proposed others."""
+
+    since: datetime
+    pools: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -85,6 +97,8 @@ class Proposal:
     """Why, in plain sentences."""
     since: datetime
     """Since when the planner proposes the same counts."""
+    before: tuple[Wish, ...] = ()
+    """What it proposed before that, the oldest first, for as long as a change is to last."""
     age_seconds: float = 0.0
     """How long ago it was made."""
     finish_time: datetime | None = None
@@ -145,8 +159,12 @@ class Observation:
     """All nodes by name; empty where nodes cannot be read."""
     silent_nodes: Sequence[datetime] = ()
     """Since when nodes are Unknown, the earliest first."""
+    nodes_heard_again: Sequence[datetime] = ()
+    """When nodes that had been Unknown were heard again, the earliest first."""
     node_signals: bool = True
     """Whether nodes can be read at all."""
+    unread: bool = False
+    """The job has a newer state that cannot be parsed: nothing about it can be recorded."""
     old_pods: bool = False
     """Pods cannot be read, and `pods` are those of before."""
     report: StatusReport | None = None
@@ -160,9 +178,9 @@ class Observation:
     failing: str = ""
     """What requests about the job have failed with for long, in the API server's words; empty: they do not."""
     refusals: tuple[Refusal, ...] = ()
-    confirmed_absent: Mapping[str, str] = field(default_factory=dict)
-    """Names of pods that do not exist: they were seen to be deleted, or the API server was asked (`ConfirmAbsent`).
-    With the reason that they had announced; empty if it is not known."""
+    gone_pods: Mapping[str, str | None] = field(default_factory=dict)
+    """Names that pods of the job had: they were seen to go, or the API server was asked (`ConfirmAbsent`). With the
+    reason that they had announced, empty if it is not known. None: they went without a word, and may run on."""
     in_flight: frozenset[Place] = frozenset()
     """Places whose pods are being created: the API server has not answered yet."""
     absent_nodes: Container[str] = frozenset()
@@ -313,7 +331,7 @@ class DeleteDisruptionBudget:
 class ConfirmAbsent:
     """GET an object that is recorded and not in the cache.
 
-    A 404 puts its name into `confirmed_absent` (or `absent_nodes`) of the next observation, an answer into the cache.
+    A 404 puts its name into `gone_pods` (or `absent_nodes`) of the next observation, an answer into the cache.
     """
 
     name: str

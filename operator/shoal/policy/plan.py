@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shoal.policy.decide.afterwards import clean_up
+from shoal.policy.decide.cleanup import stuck
 from shoal.policy.decide.decide import decide
 from shoal.policy.facts.read import read
 from shoal.policy.facts.sightings import Memory
@@ -30,9 +31,9 @@ def plan(seen: Observation, memory: Memory | None = None) -> Plan:
         gpu = images.worker_gpu or seen.images.worker_gpu
         kept = replace(seen.images, ps=images.ps, worker=images.worker, worker_gpu=gpu)
         seen = replace(seen, images=kept)
-    if job.metadata.deletion_timestamp or not job.spec.ours:
-        return Plan((), job.status)
     facts = read(seen, memory)
+    if job.metadata.deletion_timestamp:
+        return Plan(tuple(stuck(facts)), job.status, wake_after=facts.timers.next_seconds)
     if job.status.finished:
         facts.rouse(facts.at_rest.by_index())
         return tell_afterwards(facts, clean_up(facts))

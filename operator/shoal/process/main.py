@@ -19,7 +19,6 @@ from pathlib import Path
 from shoal.cluster.http import HttpTransport, connect
 from shoal.cluster.lease import MOST_UNANSWERED
 from shoal.cluster.own_thread import OwnThread
-from shoal.controllers.state import sources
 from shoal.errors import Unavailable, UsageError
 from shoal.page import Page
 from shoal.process.check import check
@@ -81,7 +80,7 @@ async def run(settings: Settings) -> int:
             transport, settings, coordinator, lease_transport=lease_transport, lease_runs=aside
         )
         if settings.health_port:
-            probes = {"/healthz": healthy, "/readyz": ready(operator.unread)}
+            probes = {"/healthz": healthy, "/readyz": ready(operator.manager.unread)}
             resources.push_async_callback((await serve(settings.health_port, probes)).cleanup)
         if settings.metrics_port:
             registry = operator.metrics.registry
@@ -104,10 +103,9 @@ def _kopf(operator: Operator, settings: Settings, transport: HttpTransport) -> K
         if operator.changed(plural, namespace, name, uid, version):
             loop.call_later(SEEN_WITHIN_SECONDS, operator.missed, plural, uid, version)
 
-    watched = [name for name in WATCHED_BY_KOPF if name in sources(settings.namespace)]
     restarts = operator.metrics.watch_restarts.labels("kopf", "ended")
     login = partial(credentials, transport.server)
-    return KopfWatch(watched, settings.namespace, changed, login, on_restart=restarts.inc)
+    return KopfWatch(WATCHED_BY_KOPF, settings.namespace, changed, login, on_restart=restarts.inc)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, TypeVar
 
 from shoal.api.base import Resource
@@ -26,7 +26,7 @@ from shoal.controllers.state import ClusterState, Key, Wakes, key_of, sources
 from shoal.controllers.trainingjob.api_answers import AnswerStore
 from shoal.controllers.trainingjob.apply import Applier
 from shoal.controllers.trainingjob.claims import Claims
-from shoal.controllers.trainingjob.credentials import job_credentials
+from shoal.controllers.trainingjob.credentials import CredentialsOfJobs
 from shoal.controllers.trainingjob.metrics import JobMetrics
 from shoal.controllers.trainingjob.observe import Observer
 from shoal.controllers.trainingjob.reactions import Reactions
@@ -88,7 +88,7 @@ class Operator:
         wakes = Wakes(
             jobs=self._wake_job, pools=self._wake_pool, profiles=self._wake_profile, plans=self._replan
         )
-        self.state = ClusterState(wakes, settings.platform, wall=wall)
+        self.state = ClusterState(wakes, settings.platform, own=settings.own_spot, wall=wall)
         self._settings = settings
         self._wall = wall
         self._outage = Outage(monotonic, wall)
@@ -132,6 +132,7 @@ class Operator:
             wake=self._wake_job,
             wall=wall,
             metrics=self._plan_metrics,
+            images=settings.images,
             every_seconds=settings.plan_seconds,
         )
         self._tasks = Tasks()
@@ -154,11 +155,6 @@ class Operator:
             background=[self.planner.run, self._tasks.run],
             on_lead=self._lead,
         )
-
-    @property
-    def unread(self) -> Callable[[], list[str]]:
-        """See `Manager.unread`."""
-        return self.manager.unread
 
     async def run(self) -> None:
         """Run until cancelled; see `Manager.run`."""
@@ -244,6 +240,7 @@ class Operator:
             wall=self._wall,
             operator=f"{self._settings.lease_namespace}/{self._settings.lease_name}",
             on_change=self._replan,
+            rest=self._rest_pool,
         )
         return Controller(
             "capacitypool",
@@ -269,7 +266,8 @@ class Operator:
 
     def _make_jobs(self) -> Controller:
         state, settings, fenced, wall = self.state, self._settings, self._fenced, self._wall
-        credentials = lru_cache(1024)(partial(job_credentials, settings.install_key))
+        credentials = CredentialsOfJobs(settings.install_key)
+        state.on_gone.append(credentials.forget)
         answers = AnswerStore()
         claims = Claims()
         state.on_job.append(claims.see)
@@ -288,7 +286,9 @@ class Operator:
                 proposal=self.planner.proposal,
                 wall=wall,
             ),
-            Applier(fenced, state, answers, credentials=credentials, wall=wall, metrics=self._job_metrics),
+            Applier(
+                fenced, state, answers, credentials=credentials.get, wall=wall, metrics=self._job_metrics
+            ),
             Reporter(
                 writer,
                 self.recorder,
@@ -300,7 +300,7 @@ class Operator:
             answers=answers,
             claims=claims,
             poller=self._poller,
-            credentials=credentials,
+            credentials=credentials.get,
             complaints=self._complaints,
             reactions=Reactions(self._job_metrics.reacted),
             tasks=self._tasks,
@@ -328,6 +328,9 @@ class Operator:
 
     def _wake_pool(self, key: Key, priority: Priority) -> None:
         self.pools.wake(key, priority)
+
+    def _rest_pool(self, key: Key, seconds: float) -> None:
+        self.pools.queue.rest(key, seconds)
 
     def _wake_profile(self, key: Key, priority: Priority) -> None:
         self.profiles.wake(key, priority)

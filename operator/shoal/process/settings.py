@@ -11,7 +11,8 @@ from pathlib import Path
 
 from shoal.controllers.trainingjob.credentials import FIRST_KEY_ID, InstallKey
 from shoal.errors import UsageError
-from shoal.manifests.platforms import PLATFORMS, Platform
+from shoal.manifests.installed import labels_of, own_spot_of
+from shoal.manifests.platforms import NO_OWN, PLATFORMS, Platform
 from shoal.policy.model import Images
 from shoal.process.install_key import KEY_BYTES
 
@@ -30,6 +31,8 @@ class Settings:
     """Whether to watch Workloads and ResourceFlavors of Kueue."""
     platform: Platform | None = None
     """The platform of the nodes; None: as their labels say."""
+    own_spot: Platform = NO_OWN
+    """Labels and taints of spot nodes that are this cluster's own."""
     identity: str = "shoal"
     """The holder identity in the Lease."""
     lease_namespace: str = "default"
@@ -68,6 +71,7 @@ class Settings:
             node_signals=_flag(environment, "SHOAL_NODE_SIGNALS", True),
             kueue=_flag(environment, "SHOAL_KUEUE", False),
             platform=_platform(environment),
+            own_spot=own_spot_of(environment),
             identity=identity_of(environment),
             lease_namespace=get("POD_NAMESPACE") or "default",
             lease_name=get("SHOAL_LEASE_NAME") or "shoal",
@@ -125,14 +129,6 @@ def number_of(environment: Mapping[str, str], name: str, default: int) -> int:
     if not text.isdigit():
         raise UsageError(f"{name}={text} must be a non-negative integer")
     return int(text)
-
-
-def labels_of(environment: Mapping[str, str], name: str) -> dict[str, str]:
-    """A variable such as `kubernetes.io/arch=amd64,kubernetes.io/os=linux`."""
-    pairs = [each.partition("=") for each in environment.get(name, "").split(",") if each.strip()]
-    if wrong := ["".join(pair) for pair in pairs if not (pair[0].strip() and pair[1])]:
-        raise UsageError(f"{name}: {wrong[0]!r} must be label=value")
-    return {key.strip(): value.strip() for key, _, value in pairs}
 
 
 def _flag(environment: Mapping[str, str], name: str, default: bool) -> bool:

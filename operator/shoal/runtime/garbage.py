@@ -38,14 +38,17 @@ class Garbage:
         """Until cancelled; then collections are as Python has them."""
         before = gc.get_threshold()
         gc.set_threshold(*before[:2], MOST)
+        known = _full_ones()
         try:
             while True:
                 await self._quiet()
-                if gc.get_count()[2] < before[2]:
+                if gc.get_count()[2] >= before[2]:
+                    gc.collect()
+                elif _full_ones() == known:
                     await asyncio.sleep(QUIET_SECONDS)
                     continue
-                gc.collect()
-                self._collected()
+                self._collected()  # also after one that came late in a ramp: what it freed is not given back yet
+                known = _full_ones()
                 await asyncio.sleep(EVERY_SECONDS)
         finally:
             gc.set_threshold(*before)
@@ -59,3 +62,8 @@ class Garbage:
             except TimeoutError:
                 return
             await asyncio.sleep(QUIET_SECONDS)
+
+
+def _full_ones() -> int:
+    """How many full collections there were."""
+    return int(gc.get_stats()[2]["collections"])

@@ -4,6 +4,9 @@ The queue is bounded, and a wave of losses is a handful of requests: the first e
 posted as they are, the others are combined into one event with a count. An event's name is derived from the object,
 the reason and the message, so that a repetition, even after a restart, is a 409 and increments the count. Kubernetes
 deletes events after an hour. Losing an event is not an error, since the status has the same information.
+
+Events of a namespace are posted one after another, and those of a few namespaces at once: where each takes long, it is
+that namespace's which wait, and which are lost.
 """
 
 from __future__ import annotations
@@ -21,11 +24,14 @@ from shoal.api.events import Event
 from shoal.cluster.clock import loop_time
 from shoal.cluster.transport import MERGE_PATCH, Transport
 from shoal.errors import ClusterError
+from shoal.runtime.shares import Shares
 
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 2048
-"""Events that wait to be posted; beyond it the oldest are dropped."""
+"""Events that wait to be posted; beyond it the oldest are dropped, of the namespace that has most."""
+POSTERS = 4
+"""Namespaces whose events are posted at once."""
 MAX_COUNTS = 4096
 MAX_MESSAGE_LENGTH = 1024  # limit of core/v1 Event
 BURST = {"Warning": 5, "Normal": 2}
@@ -59,7 +65,9 @@ class Recorder:
         self._reporter = reporter
         self._wall = wall
         self._on_result = on_result
-        self._waiting: OrderedDict[str, _Waiting] = OrderedDict()
+        self._waiting: dict[str, OrderedDict[str, _Waiting]] = {}
+        """By namespace; none is empty."""
+        self._posters = Shares(POSTERS)
         self._counts: OrderedDict[str, int] = OrderedDict()
         self._windows: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
         self._resting: dict[str, _Waiting | None] = {}
@@ -75,35 +83,58 @@ class Recorder:
 
     async def run(self) -> None:
         """Post events until cancelled."""
-        while True:
-            while self._waiting:
-                name, waiting = next(iter(self._waiting.items()))
-                before = self._counts.get(name)
-                del self._waiting[name]
-                try:
-                    await self._post(name, waiting)
-                except asyncio.CancelledError:
-                    self._waiting[name] = waiting  # for `drain`
-                    self._counts.pop(name) if before is None else self._counts.update({name: before})
-                    raise
-                if waiting.combined:
-                    self._resting[name] = None
-                    asyncio.get_running_loop().call_later(PAUSE_SECONDS, self._rested, name)
-            self._filled.clear()
-            await self._filled.wait()
+        posting: dict[str, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                self._filled.clear()
+                posting = {space: task for space, task in posting.items() if not task.done()}
+                for space in self._waiting:
+                    if space not in posting:
+                        posting[space] = tasks.create_task(self._post_all(space))
+                await self._filled.wait()
 
     async def drain(self) -> None:
         """Post what still waits, after `run` was cancelled."""
         for name in list(self._resting):
             self._rested(name)
-        while self._waiting:
-            await self._post(*self._waiting.popitem(last=False))
+        async with asyncio.TaskGroup() as tasks:
+            for space in self._waiting:
+                tasks.create_task(self._post_all(space))
+
+    async def _post_all(self, space: str) -> None:
+        """Post the events of a namespace, one after another, until none waits."""
+        while space in self._waiting:
+            async with self._posters.place(space):
+                if space in self._waiting:  # not dropped meanwhile
+                    await self._post_first(space)
+
+    async def _post_first(self, space: str) -> None:
+        name, waiting = self._next(space)
+        before = self._counts.get(name)
+        try:
+            await self._post(name, waiting)
+        except asyncio.CancelledError:
+            self._waiting.setdefault(space, OrderedDict())[name] = waiting  # for `drain`
+            self._counts.pop(name) if before is None else self._counts.update({name: before})
+            raise
+        if waiting.combined:
+            self._resting[name] = None
+            asyncio.get_running_loop().call_later(PAUSE_SECONDS, self._rested, name)
+
+    def _next(self, space: str) -> tuple[str, _Waiting]:
+        """Take the oldest that waits."""
+        waiting = self._waiting[space]
+        first = waiting.popitem(last=False)
+        if not waiting:
+            del self._waiting[space]
+        return first
 
     def _add(self, about: Resource, event: Event) -> None:
         combined = self._in_window(about.metadata.uid, event.reason) > BURST.get(event.type, 2)
         content = "combined" if combined else event.message
         name = _name(about, event.reason, content)
-        if (known := self._waiting.get(name) or self._resting.get(name)) is not None:
+        beside = self._waiting.get(_namespace(about), OrderedDict[str, _Waiting]())
+        if (known := beside.get(name) or self._resting.get(name)) is not None:
             known.about, known.event, known.count = about, event, known.count + 1
         elif name in self._resting:
             self._resting[name] = _Waiting(about, event, combined=combined)
@@ -111,9 +142,9 @@ class Recorder:
             self._wait(name, _Waiting(about, event, combined=combined))
 
     def _wait(self, name: str, waiting: _Waiting) -> None:
-        self._waiting[name] = waiting
-        if len(self._waiting) > MAX_WAITING:
-            self._waiting.popitem(last=False)
+        self._waiting.setdefault(_namespace(waiting.about), OrderedDict())[name] = waiting
+        if sum(map(len, self._waiting.values())) > MAX_WAITING:
+            self._next(max(self._waiting, key=lambda space: len(self._waiting[space])))
             self._on_result("dropped")
         self._filled.set()
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,12 +44,14 @@ class Supply:
 
     Both are (runs, steps), or (1, steps) where all runs are the same. In a long interval `lost` may be more than 1:
     what replaces a lost node is lost again. `shared`: a job's part of the pool fares like the whole, whatever the
-    limit; else (in a trace) what is there is there for any job.
+    limit; else (in a trace) what is there is there for any job. `stays`: the part that is there of nodes that a job has
+    at the beginning, where that differs: a pool that is out of stock then does not take them.
     """
 
     there: Floats
     lost: Floats
     shared: bool = False
+    stays: Floats | None = None
 
 
 class Availability(Protocol):
@@ -116,8 +118,9 @@ class Markov:
         shock_share: part of the interruptions that come as shocks, in which a part `shock_size` of the nodes is lost.
         shock_size: also the part of the nodes that is lost when the pool runs out of stock.
         stock: how often and for how long it is.
-        out_now: whether the pool is out of stock at the beginning: then its nodes are those that have survived that.
-            None: as likely as `stock` says.
+        out_now: how likely the pool is out of stock at the beginning: then the nodes that a job has stay, as far as
+            they are not lost. None: as likely as `stock` says.
+        coming: the part of the others that come even then. None: those that no shock takes.
         horizon: seconds over which the mean is taken where it is out at the beginning.
 
     """
@@ -127,8 +130,17 @@ class Markov:
     shock_share: float = priors.SHOCK_SHARE
     shock_size: float = priors.SHOCK_SIZE
     stock: Stock = NEVER_OUT
-    out_now: bool | None = None
+    out_now: float | None = None
+    coming: float | None = None
     horizon: float = math.inf
+
+    def waited(self, unmet: float) -> Markov:
+        """The pool once nodes have not come which, with `unmet` as likelihood, would not have yet if it had any."""
+        share, come = self.stock.out_share, 1.0 - self.shock_size
+        not_come = come * unmet + self.shock_size
+        out, stocked = share * not_come, (1.0 - share) * unmet
+        known = out / (out + stocked) if out > 0 else 0.0
+        return replace(self, out_now=known, coming=come * unmet / not_come if not_come > 0 else 0.0)
 
     @property
     def mean(self) -> float:
@@ -139,7 +151,8 @@ class Markov:
             return mean
         # Until it ends there is what survived, ever less; then it is as it is at any time.
         times = self.horizon / self.stock.out_seconds
-        return _part(times / alone) + (1.0 - _part(times)) * mean
+        out = _part(times / alone) + (1.0 - _part(times)) * mean
+        return self.out_now * out + (1.0 - self.out_now) * mean
 
     def supply(self, rng: np.random.Generator, runs: int, steps: int, step: float, limit: int) -> Supply:
         """Draw runs; see the module. Intervals are drawn in parts where stock-outs are shorter."""
@@ -149,9 +162,16 @@ class Markov:
         fine = self._drawn(rng, runs, steps * parts, step / parts, limit)
         if parts == 1:
             return fine
-        there = fine.there.reshape(runs, steps, parts).mean(axis=2)
-        whole = np.floor(there * limit + rng.random((runs, steps))) / max(limit, 1)
-        return Supply(whole, fine.lost.reshape(runs, steps, parts).sum(axis=2), shared=True)
+        rounding = rng.random((runs, steps))
+
+        def whole(part: Floats | None) -> Any:
+            if part is None:
+                return None
+            mean = part.reshape(runs, steps, parts).mean(axis=2)
+            return np.floor(mean * limit + rounding) / max(limit, 1)
+
+        lost = fine.lost.reshape(runs, steps, parts).sum(axis=2)
+        return Supply(whole(fine.there), lost, shared=True, stays=whole(fine.stays))
 
     def _drawn(self, rng: np.random.Generator, runs: int, steps: int, step: float, limit: int) -> Supply:
         hours = step / 3600
@@ -173,16 +193,18 @@ class Markov:
                 lost,
             )
         there = np.ones((runs, steps))
-        if out.any():
-            # Out of stock, what is lost is not replaced: only what survived is there.
-            left = np.ones(runs)
-            if self.out_now is None:
-                survived = rng.binomial(limit, 1 - self.shock_size, runs) / max(limit, 1)
-                left = np.where(out[:, 0], survived, 1.0)
-            for i in range(steps):
-                left = np.where(out[:, i], left * np.maximum(1 - lost[:, i], 0.0), 1.0)
-                there[:, i] = left
-        return Supply(there, lost, shared=True)
+        if not out.any():
+            return Supply(there, lost, shared=True)
+        # Out of stock, what is lost is not replaced: only what survived is there.
+        stays = there.copy()
+        coming = 1 - self.shock_size if self.coming is None else self.coming
+        came = rng.binomial(limit, coming, runs) / max(limit, 1)
+        left, old = np.where(out[:, 0], came, 1.0), np.ones(runs)
+        for i in range(steps):
+            survive = np.maximum(1 - lost[:, i], 0.0)
+            left, old = (np.where(out[:, i], each * survive, 1.0) for each in (left, old))
+            there[:, i], stays[:, i] = left, old
+        return Supply(there, lost, shared=True, stays=stays)
 
     def _out(
         self, rng: np.random.Generator, runs: int, steps: int, step: float
@@ -193,13 +215,13 @@ class Markov:
         if self.stock.out_share <= 0 and not self.out_now:
             return out, begins
         stock = self.stock
+        now = rng.random(runs) < (stock.out_share if self.out_now is None else self.out_now)
         share = np.full(runs, min(stock.out_share, 0.999))
-        if math.isfinite(stock.looks) and 0 < stock.out_share < 1:
+        if math.isfinite(stock.looks) and 0 < stock.out_share < 1:  # what there is now is one more look
             looks = max(stock.looks, 1.0)
-            share = rng.beta(looks * stock.out_share, looks * (1 - stock.out_share), runs)
+            share = rng.beta(looks * stock.out_share + now, looks * (1 - stock.out_share) + ~now)
         turns = 1 - np.exp(-step / stock.out_seconds / np.maximum(1 - share, 1e-3))
         ends, starts = (1 - share) * turns, share * turns
-        now = rng.random(runs) < share if self.out_now is None else np.full(runs, self.out_now)
         chance = rng.random((runs, steps))
         for i in range(steps):
             before = now

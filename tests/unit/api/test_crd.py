@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from shoal.api.base import Resource
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.crd import KINDS, custom_resource_definition, files, structural
+from shoal.api.elasticity import Objective
 from shoal.api.reference import reference
 from shoal.api.training_job import MAX_ARGS_BYTES, RunPolicy, StopAfter, TrainingJob, TrainingSpec
 
@@ -49,9 +50,11 @@ def test_schema_is_structural(kind: type[Resource]) -> None:
 def test_only_templates_arguments_and_numbers_keep_unknown_fields() -> None:
     text = next(iter(files().values()))
     kept = text.count("x-kubernetes-preserve-unknown-fields: true")
-    # Spec, containers, their env and resources, init containers and theirs, volumes and emptyDir, of the two templates;
-    # the arguments; and maxCost and value, which may be in quotes.
-    assert kept == 16 + 1 + 2
+    # Of the two templates: spec, containers, their env and resources, init containers and theirs, volumes and emptyDir;
+    # envFrom, ports, mounts, tolerations; affinity, of nodes (required, its terms with expressions and fields,
+    # preferred) and twice of pods (required, preferred).
+    # The arguments; and maxCost, confidence and value, which may be in quotes.
+    assert kept == 2 * (8 + 4 + 7 + 2 * 3) + 1 + 3
 
 
 def test_arguments_fit_into_an_environment_variable() -> None:
@@ -83,6 +86,28 @@ def test_numbers_in_quotes_are_read() -> None:
     assert (read.price.per_hour, read.cores, read.interruptions_per_hour) == (0.28, 0.5, 0.05)
     with pytest.raises(ValidationError, match="finite number"):
         CapacityPool.model_validate({"metadata": meta, "spec": {**spec, "cores": "1e999"}})
+
+
+@pytest.mark.parametrize(
+    ("said", "taken"), [(0.5, True), ("0.6", True), (".95", True), ("0.999", True), (0.4, False), (1, False),
+                        ("1", False), ("0.49", False), ("0.9991", False), ("95%", False)]
+)  # fmt: skip
+def test_a_confidence_that_cannot_be_promised_is_refused_with_what_can(
+    said: float | str, taken: bool
+) -> None:
+    objective = structural(TrainingJob)["properties"]["spec"]["properties"]["elasticity"]["properties"][
+        "objective"
+    ]
+    schema = objective["properties"]["confidence"]
+    if isinstance(said, str):  # as the API server
+        assert (re.search(schema["pattern"], said) is not None) == taken
+    else:
+        assert (schema["minimum"] <= said <= schema["maximum"]) == taken
+    if taken:
+        assert Objective.model_validate({"confidence": said}).confidence == float(said)
+    else:
+        with pytest.raises(ValidationError, match=r"equal to 0\.5|equal to 0\.999|valid number"):
+            Objective.model_validate({"confidence": said})
 
 
 def test_each_kind_is_described_by_its_model_alone() -> None:

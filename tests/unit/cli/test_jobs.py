@@ -157,3 +157,17 @@ def test_what_nobody_answers_has_an_exit_code_of_its_own(api: FakeApi, shoal: Ca
     """Not that of `plan`, which says that no plan keeps the limits."""
     api.away = [True]
     assert shoal("status", "digits").exit_code == 4
+
+
+def test_logs_of_the_pod_before(api: FakeApi, shoal: Callable[..., Result]) -> None:
+    for incarnation in (0, 1):
+        pod = pod_manifest("worker", 3, incarnation)
+        api.objects[f"/api/v1/namespaces/team/pods/{pod['metadata']['name']}"] = pod
+    api.logs["digits-worker-3-0", False] = ["step 5", "taken"]
+    found = shoal("logs", "digits", "--slot", "3", "--previous", "--tail", "2")
+    assert (found.exit_code, found.output) == (0, "step 5\ntaken\n")
+    assert api.queries[-1]["tailLines"] == "2"
+    del api.objects["/api/v1/namespaces/team/pods/digits-worker-3-0"]
+    found = shoal("logs", "digits", "--slot", "3", "--previous")
+    assert found.exit_code != 0
+    assert "pods of lost nodes take their logs along" in found.output

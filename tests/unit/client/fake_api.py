@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,8 @@ class FakeApi(Api):
         self.queries: list[Mapping[str, str]] = []
         self.files: dict[str, bytes] = {}
         """What pods can read."""
+        self.logs: defaultdict[tuple[str, bool], list[str]] = defaultdict(list)
+        """Of a pod, now or before its container was restarted."""
         self.phases: list[str] = []
         """Of the pod that is created next, each time that it is asked for; then it runs."""
 
@@ -75,8 +78,10 @@ class FakeApi(Api):
             raise NotFound(f"{path} not found")
 
     def lines(self, path: str, query: Mapping[str, str], *, seconds: float | None = None) -> Iterator[str]:
-        del path, seconds
+        del seconds
         self.queries.append(query)
+        if path.endswith("/log"):
+            yield from self.logs[path.split("/")[-2], query.get("previous") == "true"]
         while self.changes:
             yield json.dumps({"type": "MODIFIED", "object": self.changes.pop(0)})
 

@@ -19,12 +19,11 @@ def node(name: str, gpus: int = 0, **labels: str) -> dict[str, Any]:
     }
 
 
-def operator_of(namespace: str) -> dict[str, Any]:
+def operator_of(namespace: str, **variables: str) -> dict[str, Any]:
     """Its Deployment."""
-    containers = [
-        {"name": "proxy"},
-        {"name": "operator", "env": [{"name": "POD_NAME"}, {"name": "SHOAL_NAMESPACE", "value": namespace}]},
-    ]
+    variables = {"SHOAL_NAMESPACE": namespace, **variables}
+    said = [{"name": name, "value": value} for name, value in variables.items()]
+    containers = [{"name": "proxy"}, {"name": "operator", "env": [{"name": "POD_NAME"}, *said]}]
     return {
         "metadata": {"namespace": "shoal-system", "name": "shoal"},
         "spec": {"replicas": 2, "template": {"spec": {"containers": containers}}},
@@ -40,6 +39,10 @@ def pool(ready: str = "True", message: str = "", **spec: Any) -> dict[str, Any]:
     }
 
 
+RUNNING = {
+    "metadata": {"name": "digits"},
+    "status": {"phase": "Running", "workers": {"ready": 1}, "training": {"phase": "Training"}},
+}
 SCALED = pool(scaling={"mode": "Scale"})
 GOOD = Cluster(
     version={"major": "1", "minor": "36+", "gitVersion": "v1.36.2"},
@@ -56,6 +59,7 @@ GOOD = Cluster(
     renewed={("shoal-system", "shoal")},
     nodes=[node("safe"), node("spot", 1, **SPOT)],
     pools=[],
+    jobs=[RUNNING],
     classes=[
         {"metadata": {"name": "fast", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}}
     ],
@@ -121,6 +125,38 @@ def test_what_is_missing_is_named_with_a_way_out(
     ]
     assert check.state == state
     assert words in check.help
+
+
+@pytest.mark.parametrize(
+    "jobs", [[], [{"metadata": {"name": "new"}}], [RUNNING | {"status": {"phase": "Failed"}}]]
+)
+def test_the_way_to_coordinators_is_unknown_where_no_job_runs(jobs: list[dict[str, Any]]) -> None:
+    [check] = [each for each in diagnose(replace(GOOD, jobs=jobs)) if each.state != "ok"]
+    assert (check.name, check.state) == ("coordinators", "unknown")
+    assert "no job runs in the namespace team" in check.message
+
+
+OWN = {"SHOAL_SPOT_LABELS": "node-lifecycle=spot", "SHOAL_SPOT_TAINTS": "reclaimable=yes"}
+
+
+@pytest.mark.parametrize(
+    ("operators", "words"),
+    [
+        ([operator_of("", **OWN)], "1 spot node for workers, 1 without a spot label for parameter servers"),
+        ([operator_of("other"), operator_of("team", **OWN)], "1 spot node for workers, 1 without a spot label"),
+        ([operator_of("other", **OWN), operator_of("team")], "0 spot nodes for workers, 1 without a spot label"),
+        ([operator_of("", SHOAL_SPOT_LABELS="spot")], "0 spot nodes for workers"),
+        (None, "spotLabels of the installation are not known"),
+    ],
+)  # fmt: skip
+def test_spot_nodes_are_those_that_the_installation_names_too(
+    operators: list[dict[str, Any]] | None, words: str
+) -> None:
+    reclaimable = {"key": "reclaimable", "value": "yes", "effect": "NoSchedule"}
+    nodes = [node("safe"), tainted("ours", reclaimable, **{"node-lifecycle": "spot"})]
+    checks = diagnose(replace(GOOD, nodes=nodes, deployments=operators))
+    [found] = [each for each in checks if each.name == "nodes"]
+    assert words in found.message
 
 
 def test_pools_that_are_sized_are_fine() -> None:

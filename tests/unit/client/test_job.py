@@ -15,7 +15,7 @@ from rich.console import Console
 
 from shoal.api.training_job import TrainingJob
 from shoal.client.job import Job, JobFailed
-from shoal.errors import Unavailable, UsageError
+from shoal.errors import NotFound, Unavailable, UsageError
 from shoal_trainer.contract import EPOCH_LINE, EpochReport
 from tests.unit.client.fake_api import FakeApi, client_of
 from tests.unit.policy.build import NOW, job_manifest, pod_manifest, stamp
@@ -272,3 +272,43 @@ def test_the_last_lines_of_a_log_may_be_none(api: FakeApi, tail: int | None, ask
     api.objects[f"/api/v1/namespaces/team/pods/{pod['metadata']['name']}"] = pod
     list(Job(api, "digits").logs(tail=tail))
     assert api.queries[-1].get("tailLines") == asked
+
+
+@pytest.fixture
+def with_logs(api: FakeApi) -> FakeApi:
+    """A slot whose earlier pod is there, one whose container was restarted, and a worker and a server that are new."""
+    for pod in (
+        pod_manifest("worker", 0, 2), pod_manifest("worker", 0, 10), pod_manifest("worker", 1, restarts=1),
+        pod_manifest("worker", 2), pod_manifest("ps", 0),
+    ):  # fmt: skip
+        name = pod["metadata"]["name"]
+        api.objects[f"/api/v1/namespaces/team/pods/{name}"] = pod
+        api.logs[name, False] = [f"{name} now"]
+        api.logs[name, True] = [f"{name} before"]
+    return api
+
+
+@pytest.mark.parametrize(
+    ("slot", "previous", "line"),
+    [
+        (0, False, "digits-worker-0-10 now"),
+        (0, True, "digits-worker-0-2 now"),
+        (1, False, "digits-worker-1-0 now"),
+        (1, True, "digits-worker-1-0 before"),
+        (None, False, "digits-ps-0-0 now"),
+    ],
+)
+def test_a_log_of_before_is_of_the_older_pod_or_the_earlier_container(
+    with_logs: FakeApi, slot: int | None, previous: bool, line: str
+) -> None:
+    assert list(Job(with_logs, "digits").logs(slot, previous=previous)) == [line]
+    role = "worker" if slot is not None else "ps"
+    assert with_logs.queries[-1]["container"] == role
+
+
+def test_a_log_that_went_with_its_node_is_told(with_logs: FakeApi) -> None:
+    for slot, role in ((2, "worker"), (0, "ps"), (7, "worker")):
+        with pytest.raises(
+            NotFound, match=f"no earlier pod of {role} {slot} exists: .* `shoal status digits`"
+        ):
+            Job(with_logs, "digits").logs(slot, role=role, previous=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import ssl
 from asyncio.sslproto import SSLProtocol
@@ -17,6 +18,7 @@ from aiohttp import web
 
 from shoal.cluster import server as servers
 from shoal.cluster.http import ANSWER_BYTES, LONGEST_RETRY_AFTER, HttpTransport
+from shoal.cluster.own_thread import OwnThread
 from shoal.cluster.server import ApiServer, TokenFile, find, in_pod
 from shoal.cluster.transport import APPLY_PATCH, StreamRefused
 from shoal.controllers.trainingjob.credentials import InstallKey, job_credentials
@@ -144,6 +146,23 @@ async def test_what_may_differ_on_retry_is_unavailable(
                 pass
 
 
+async def test_wait_that_is_asked_for_about_one_object_is_told_from_that_of_a_server_without_time() -> None:
+    """Only who sheds load answers in plain words; the headers of priority and fairness are everywhere."""
+    headers = {"Retry-After": "7", "X-Kubernetes-PF-FlowSchema-UID": "u"}
+    denied = {"kind": "Status", "message": "admission webhook denied the request", "code": 429}
+
+    def answer(request: web.Request) -> web.Response:
+        if request.path == "/denied":
+            return web.json_response(denied, status=429, headers=headers)
+        return web.Response(text="Too many requests, please try again later.", status=429, headers=headers)
+
+    async with serving(answer) as transport:
+        for path, of_one in (("/denied", True), ("/shed", False)):
+            with pytest.raises(Unavailable) as refused:
+                await transport.request("GET", path)
+            assert (refused.value.of_one, refused.value.retry_after) == (of_one, 7.0)
+
+
 @pytest.mark.parametrize("status", [400, 403, 404, 409, 410, 422])
 async def test_a_refusal_is_an_answer(status: int) -> None:
     def answer(_: web.Request) -> web.Response:
@@ -206,6 +225,31 @@ async def test_a_stream_ends_or_breaks_as_its_server_does() -> None:
                     pass
 
 
+def server_tls(folder: Path) -> ssl.SSLContext:
+    for name, content in job_credentials(InstallKey(b"k" * 32), "u1").secret_data().items():
+        (folder / name).write_bytes(content)
+    return Credentials.load(folder).server_context()
+
+
+async def test_no_socket_outlives_its_loop(tmp_path: Path) -> None:
+    """Also of requests that were cancelled at any point of the opening of their connection: a warning is an error."""
+    async with serving(lambda _: web.Response(), tls=server_tls(tmp_path), verify=False) as reached:
+
+        async def cancelled(after: float) -> None:
+            transport = HttpTransport(reached.server)
+            requests = [asyncio.ensure_future(transport.request("GET", "/")) for _ in range(4)]
+            await asyncio.wait(requests, timeout=after)
+            for each in requests:
+                each.cancel()
+            await asyncio.gather(*requests, return_exceptions=True)
+            await transport.close()
+
+        for milliseconds in range(0, 40, 2):
+            with OwnThread("short") as thread:
+                await thread(cancelled(milliseconds / 1000))
+            gc.collect()
+
+
 @pytest.mark.parametrize("watch", [True, False])
 async def test_a_long_answer_reads_a_record_at_a_time_and_a_watch_more(
     watch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -220,8 +264,6 @@ async def test_a_long_answer_reads_a_record_at_a_time_and_a_watch_more(
 
     monkeypatch.setattr(SSLProtocol, "max_size", TLS_BUFFER)
     monkeypatch.setattr(SSLProtocol, "buffer_updated", buffer_updated)
-    for name, content in job_credentials(InstallKey(b"k" * 32), "u1").secret_data().items():
-        (tmp_path / name).write_bytes(content)
     opened = asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -234,8 +276,7 @@ async def test_a_long_answer_reads_a_record_at_a_time_and_a_watch_more(
             await response.write(b"x" * 10_000 + b"\n")
         return response
 
-    tls = Credentials.load(tmp_path).server_context()
-    async with serving(answer, tls=tls, verify=False) as transport:
+    async with serving(answer, tls=server_tls(tmp_path), verify=False) as transport:
         if watch:
             async with transport.stream("/", {}) as lines:
                 opened.set()

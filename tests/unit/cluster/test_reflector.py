@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -76,6 +77,34 @@ async def test_lists_by_pages_then_follows() -> None:
         assert found is not None
         assert found.status.phase == "Failed"
         assert w.server.lists == 1
+
+
+@pytest.mark.parametrize("order", [("uid", "resourceVersion"), ("resourceVersion", "uid")])
+async def test_what_the_cache_has_already_is_not_read_again(order: tuple[str, str]) -> None:
+    """Each write of this process is told by the watch, too, and to read it took as long as to take the answer."""
+    w = Watched()
+    async with w.running():
+        await w.reflector.synced.wait()
+        await asyncio.sleep(1)
+        pod = w.server.set("a")
+        await asyncio.sleep(1)
+
+        def event(version: int, **metadata: object) -> bytes:
+            identity = {"uid": pod["metadata"]["uid"], "resourceVersion": str(version)}
+            meta = {"name": "a", "namespace": "ns", **{each: identity[each] for each in order}, **metadata}
+            found = {"type": "MODIFIED", "object": {"metadata": meta, "status": "what cannot be read"}}
+            return json.dumps(found, separators=(",", ":")).encode() + b"\n"
+
+        known = w.server.version
+        w.server.send(event(known))
+        await asyncio.sleep(1)
+        assert w.unreadable == []
+        # A label that looks like the identity hides nothing: the object is read.
+        w.server.send(event(known + 1, labels={each: {"uid": "x"}.get(each, "1") for each in order}))
+        w.server.send(event(known + 1))
+        await asyncio.sleep(1)
+        assert [name for name, _ in w.unreadable] == ["a", "a"]
+        assert w.restarts == []
 
 
 async def test_broken_watch_continues_from_its_version() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from shoal.api.base import ObjectMeta
 from shoal.api.capacity_pool import CapacityPool
-from shoal.api.kube import Condition, Node, NodeStatus, OwnedMeta, OwnerReference, Pod, PodSpec, PodStatus
+from shoal.api.kube import Condition, Node, NodeStatus, OwnedMeta, Pod, PodSpec, PodStatus
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.state import ClusterState, Key, Wakes, sources
 from shoal.manifests.platforms import AUTOPILOT
@@ -133,37 +133,41 @@ def test_nodes_that_are_unknown_are_known_by_since_when(state: ClusterState) -> 
     assert len(state.silent_nodes) == 1
 
 
-def test_pods_that_went_as_announced_are_remembered_with_the_reason_while_there_is_the_job(
-    state: ClusterState,
-) -> None:
+def test_pods_that_a_job_had_are_remembered_with_the_reason_that_they_announced(state: ClusterState) -> None:
+    """Of those that went without a word, or lost their labels, None: they may run on."""
     manifest = build.job_manifest()
     manifest["metadata"] |= {"uid": "u", "resourceVersion": "1"}
     state.jobs.put(TrainingJob.model_validate(manifest))
-    stopped = ("TerminationTarget",)
-    for uid, kinds, phase in (
-        ("u", stopped, ""),
-        ("u2", stopped, ""),
-        ("u", (), "Failed"),
-        ("u", (), "Running"),
-    ):
-        each = pod(f"{uid}{len(kinds)}{phase}", 2)
-        state.pods.put(
-            each.model_copy(
-                update={
-                    "metadata": replace(
-                        each.metadata, owner_references=(OwnerReference(uid=uid, controller=True),)
-                    ),
-                    "status": PodStatus(
-                        phase=phase, conditions=tuple(Condition(type=k, status="True") for k in kinds)
-                    ),
-                }
-            )
-        )
+
+    def come(index: int, uid: str = "u", *, phase: str = "Running", stopped: bool = False) -> Pod:
+        made = build.pod_manifest("worker", index, phase=phase)
+        made["metadata"]["labels"]["shoal.dev/job"] = "digits"
+        made["metadata"]["ownerReferences"][0]["uid"] = uid
+        made["metadata"] |= {"uid": f"{uid}-{index}", "resourceVersion": "2"}
+        if stopped:
+            made["status"]["conditions"].append({"type": "TerminationTarget", "status": "True"})
+        state.pods.put(found := Pod.model_validate(made))
+        return found
+
+    gone = [come(0, stopped=True), come(0, "u2", stopped=True), come(1, phase="Failed"), come(2)]
+    for each in gone:
         state.pods.drop(each.metadata.uid)
-    assert state.deleted_pods("u") == {"u1": "EvictedByKueue", "u0Failed": ""}
-    assert state.deleted_pods("u2") == {}  # of no job that is known
+    unlabelled = come(3)
+    state.pods.put(
+        unlabelled.model_copy(
+            update={"metadata": replace(unlabelled.metadata, resource_version="3", labels={})}
+        )
+    )
+    come(4)
+    assert state.gone_pods("u") == {
+        "digits-worker-0-0": "EvictedByKueue",
+        "digits-worker-1-0": "",
+        "digits-worker-2-0": None,
+        "digits-worker-3-0": None,
+    }
+    assert state.gone_pods("u2") == {}  # of no job that is known
     state.jobs.drop("u")
-    assert state.deleted_pods("u") == {}
+    assert state.gone_pods("u") == {}
 
 
 def test_sources_of_one_or_all_namespaces() -> None:

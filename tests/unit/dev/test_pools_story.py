@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dev.cluster import cgroups
+from dev.cluster.cgroups import Used
 from dev.cluster.node import GRACE_SECONDS
 from dev.demo import tell as telling
 from dev.demo.local import Local
@@ -141,6 +142,7 @@ def figures_of(moments: list[Moment], **changes: Any) -> dict[str, Any]:
         "finished": 30.0,
         "samples": 6000.0,
         "learned": {"fast": 0.105, "od": 0.1},
+        "cores": {"fast": 0.2, "slow": 0.1, "od": 0.2},
         "on_demand": ("od", 3600.0),
         "second": (190.0, run_of("fast", "fast")),
     }
@@ -157,6 +159,48 @@ def test_figures_come_from_what_was_seen() -> None:
     assert found["onDemandOnlyCost"] == pytest.approx(60)  # 60 s of a worker at 1 a second
     assert found["secondJobFirstPredictionError"] == pytest.approx(0.05)
     assert missed(found) == []
+
+
+def slowed(moments: list[Moment], factor: float, cores: float = 0.2) -> list[Moment]:
+    """The same on a machine so many times slower, whose workers use `cores` each."""
+
+    def seen(each: WorkerSeen, at: float) -> WorkerSeen:
+        samples, steps = round(each.samples / factor), round(each.steps / factor)
+        return replace(each, samples=samples, steps=steps, used=Used(1 + cores * at))
+
+    return [replace(m, workers=tuple(seen(each, m.at) for each in m.workers)) for m in moments]
+
+
+def test_figures_of_different_minutes_are_compared_at_one_pace_of_the_machine() -> None:
+    """The machine is twice as slow in the second half, when only on-demand trains, and in the second job.
+
+    What was learned is right for the mean of both; neither pool was as fast as that while it was seen.
+    """
+    first = slowed(run_of("fast", count=100), 1.0)
+    then = [
+        replace(m, at=m.at + 100.0, workers=tuple(replace(w, key=(1, 0)) for w in m.workers))
+        for m in slowed(run_of("od", count=200), 2.0)
+    ]
+    seen = slowed(run_of("fast", "fast"), 2.0)
+    mean = 300 / (99 * 10 + 199 * 5)  # 0.1 and 0.2 s a step
+    found = figures_of([*first, *then], learned={"fast": mean, "od": mean}, second=(2 * 10 / mean, seen))
+    assert found["speedErrorByPool"] == {"fast": pytest.approx(0, abs=0.02), "od": pytest.approx(0, abs=0.02)}
+    assert found["asSeen"]["speedErrorByPool"]["fast"] == pytest.approx(0.5, abs=0.02)
+    assert found["asSeen"]["speedErrorByPool"]["od"] == pytest.approx(-0.25, abs=0.02)
+    assert found["costRatio"] == pytest.approx(found["asSeen"]["costRatio"] * 0.2 / mean, rel=0.02)
+    assert found["secondJobFirstPredictionError"] == pytest.approx(0, abs=0.02)
+    assert found["asSeen"]["secondJobFirstPredictionError"] == pytest.approx(0.333, abs=0.02)
+    assert [ms for at, ms in found["machine"]["msOfAStep"]][::14] == [pytest.approx(20), pytest.approx(40)]
+
+
+def test_what_was_learned_wrong_is_wrong_at_any_pace() -> None:
+    """Workers that wait half of the time use half of their share: that is no slower machine."""
+    waits = slowed(slowed(run_of("fast", "od", count=100), 2.0), 1.0, cores=0.1)
+    found = figures_of(waits, learned={"fast": 0.1, "od": 0.2})
+    assert found["speedErrorByPool"] == {
+        "fast": pytest.approx(-0.5, abs=0.02),
+        "od": pytest.approx(0, abs=0.02),
+    }
 
 
 def test_what_was_not_seen_is_not_made_up_and_is_a_goal_that_was_missed() -> None:
@@ -182,6 +226,9 @@ class _Cloud:
 
     def advance(self, _pods: object, trains: list[str]) -> None:
         self.did.append(f"advance {trains}")
+
+    def used(self) -> dict[str, Used]:
+        return {}
 
     def close(self) -> None:
         self.did.append("close")
@@ -308,3 +355,21 @@ def test_the_share_of_a_node_is_written_as_its_cgroup_wants_it(tmp_path: Path, u
     assert (folder / name).read_text() == ("3000 10000" if unified else "3000")
     cgroups.limit("node", 0.0, tmp_path)
     assert (folder / name).read_text() == ("max 10000" if unified else "-1")
+
+
+@pytest.mark.parametrize("unified", [True, False])
+def test_what_a_node_used_of_the_cpus_is_read_as_its_cgroup_says_it(tmp_path: Path, unified: bool) -> None:
+    if unified:
+        (tmp_path / "node").mkdir()
+        (tmp_path / "cgroup.controllers").write_text("cpu")
+        text = "usage_usec 2500000\nuser_usec 1\nnr_periods 300\nnr_throttled 200\nthrottled_usec 1500000\n"
+        (tmp_path / "node" / "cpu.stat").write_text(text)
+    else:
+        for name in ("cpu", "cpuacct"):
+            (tmp_path / name / "node").mkdir(parents=True)
+        text = "nr_periods 300\nnr_throttled 200\nthrottled_time 1500000000\n"
+        (tmp_path / "cpu" / "node" / "cpu.stat").write_text(text)
+        (tmp_path / "cpuacct" / "node" / "cpuacct.usage").write_text("2500000000\n")
+    assert cgroups.used("node", tmp_path) == Used(2.5, 300, 200, 1.5)
+    with pytest.raises(OSError, match="gone"):
+        cgroups.used("gone", tmp_path)

@@ -130,6 +130,13 @@ def test_what_is_cached_is_below_a_folder_that_the_action_takes() -> None:
     assert job["steps"][0] == {"run": 'echo "XDG_CACHE_HOME=$RUNNER_TEMP/cache" >>"$GITHUB_ENV"'}
 
 
+def test_all_tests_run_with_the_whole_history() -> None:
+    """Without it tests/control_plane/test_upgrade.py is skipped, the only test that nothing restarts."""
+    tests = yaml.safe_load((ROOT / ".github/workflows/test.yaml").read_text(encoding="utf-8"))
+    [clone] = [each for each in tests["jobs"]["all"]["steps"] if "actions/checkout" in each.get("uses", "")]
+    assert clone["with"]["fetch-depth"] == 0
+
+
 def test_the_plugin_is_built_for_every_platform() -> None:
     built = {(each["os"], each["arch"]) for each in JOBS["plugin"]["strategy"]["matrix"]["include"]}
     assert built == release.PLATFORMS

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,16 @@ import pytest
 import yaml
 
 from dev import release
-from dev.cluster.pki import Pki
 from dev.paths import ROOT, cache
 from dev.tools.build import ensure, go_environment
 from shoal import __version__
+from tests.unit.dev.registry import PASSWORD, USER, command
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]  # the first run compiles the tools
 
 JOBS: dict[str, Any] = yaml.safe_load((ROOT / ".github/workflows/release.yaml").read_text())["jobs"]
 COSIGN = "github.com/sigstore/cosign/v2/cmd/cosign@v2.6.5"
 SYFT = "github.com/anchore/syft/cmd/syft@v1.57.0"
-USER, PASSWORD = "robot", "secret"
 
 
 def step(job: str, words: str) -> dict[str, Any]:
@@ -45,12 +44,6 @@ def run(script: Mapping[str, Any], cwd: Path, env: Mapping[str, str]) -> subproc
     pipefail = ["-o", "pipefail"] if script.get("shell") == "bash" else []
     words = ["bash", "--noprofile", "--norc", "-e", *pipefail, "-c", script["run"]]
     return subprocess.run(words, cwd=cwd, env=dict(env), capture_output=True, text=True, check=False)
-
-
-def command(*words: str, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
-    done = subprocess.run(words, env=env, cwd=cwd, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{words}: {done.stderr}"
-    return done.stdout
 
 
 def script(path: Path, *lines: str) -> None:
@@ -67,29 +60,6 @@ def installed(package: str) -> str:
         env = {**os.environ, "GOBIN": str(folder), "CGO_ENABLED": "0", "GOFLAGS": ""}
         command("go", "install", package, env=env)
     return str(folder / name)
-
-
-@pytest.fixture
-def registry(tmp_path: Path) -> Iterator[str]:
-    """HOST:PORT."""
-    Pki(tmp_path / "pki").create("127.0.0.1")
-    command(
-        "go",
-        "build",
-        "-o",
-        str(tmp_path / "registry"),
-        "./registry",
-        cwd=ROOT / "dev/checks",
-        env=go_environment(),
-    )
-    certificate = [str(tmp_path / "pki" / f"apiserver.{each}") for each in ("crt", "key")]
-    with subprocess.Popen(
-        [str(tmp_path / "registry"), *certificate, USER, PASSWORD],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        yield process.stdout.readline().strip()
-        process.kill()
 
 
 @pytest.fixture

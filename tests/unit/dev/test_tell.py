@@ -116,7 +116,12 @@ def test_keep_keeps_it(
     monkeypatch.setenv("KEEP", "1")
     assert tell("demo", lambda _: told(tmp_path)) == 0
     assert "down" not in cluster.done
-    assert "make demo-down" in capsys.readouterr().err
+    said = " ".join(capsys.readouterr().err.split())
+    assert "make demo-down" in said
+    assert (
+        "the web page is at http://localhost:8082 while `kubectl --namespace shoal-system port-forward"
+        in said
+    )
 
 
 def test_a_job_is_followed_to_its_end_and_each_picture_is_seen(cluster: Cluster) -> None:

@@ -1,6 +1,8 @@
 """Reading the documentation: its pages and the tables in them."""
 
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
@@ -33,3 +35,17 @@ def rows(text: str) -> list[list[str]]:
 def code(cell: str) -> list[str]:
     """The code spans of a cell."""
     return re.findall(r"`([^`]*)`", cell)
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """What the fences of a page contain, of one language."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", read(page), re.MULTILINE | re.DOTALL)
+    return [block for kind, block in found if kind == language]
+
+
+def lines(page: str) -> Iterator[list[str]]:
+    """The commands of a page, split into words."""
+    for block in blocks(page, "sh"):
+        yield from (
+            words for line in block.splitlines() if (words := shlex.split(re.sub(r"(^|\s)#\s.*", "", line)))
+        )

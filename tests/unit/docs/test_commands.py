@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +36,8 @@ def commands(page: str) -> Iterator[list[str]]:
 def test_commands_exist(page: Path) -> None:
     for line in commands(page.read_text(encoding="utf-8")):
         words = [word for word in line if not re.match(r"[A-Z_]+=", word)]
+        if words[:2] == ["kubectl", "shoal"]:
+            words = words[1:]
         if words[1:3] == ["-m", "dev"]:
             words = words[2:]
         if len(words) < 2:
@@ -43,6 +46,22 @@ def test_commands_exist(page: Path) -> None:
             assert words[1] in TARGETS, words
         if words[0] in PROGRAMS:
             check(words)
+
+
+FENCES = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_are_told_as_such_and_a_shell_reads_them(page: Path) -> None:
+    """Else no test would look at them."""
+    blocks = FENCES.findall(page.read_text(encoding="utf-8"))
+    begins = re.compile(
+        r"(\$ )?(kubectl|helm|shoal|shoal-trainer|make|python|aws|gcloud|eksctl|docker|sudo|kind)\b"
+    )
+    assert [block for kind, block in blocks if not kind and begins.match(block)] == []
+    script = "\n".join(block for kind, block in blocks if kind == "sh")
+    done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def check(words: list[str]) -> None:

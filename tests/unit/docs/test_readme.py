@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from pathlib import Path
 
+import click
 import pytest
 import yaml
 
@@ -18,18 +19,10 @@ from dev.paths import ROOT
 from dev.publish import commands, install_command, reference, values
 from shoal.api.training_job import TrainingJob
 from shoal.cli import main as shoal
-from tests.unit.docs.pages import read
+from shoal_trainer.cli import main as trainer
+from tests.unit.docs.pages import blocks, lines, read
 
-
-def blocks(page: str, language: str) -> list[str]:
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", read(page), re.MULTILINE | re.DOTALL)
-    return [block for kind, block in found if kind == language]
-
-
-def lines(page: str) -> Iterator[list[str]]:
-    """The commands of a page, split into words."""
-    for block in blocks(page, "sh"):
-        yield from (shlex.split(line) for line in block.splitlines())
+PROGRAMS: dict[str, click.Group] = {"shoal": shoal, "shoal-trainer": trainer}
 
 
 def test_python_equals_the_example() -> None:
@@ -93,14 +86,24 @@ def test_images_are_built_before_those_that_are_made_from_them() -> None:
     assert "--set-string trainer.psImage=r.io/t/shoal-ps:1" in install_command("r.io/t", "1")
 
 
-def test_commands_of_shoal_and_their_options_exist() -> None:
-    context = shoal.make_context("shoal", [], resilient_parsing=True)
-    used = [words for words in lines("README.md") if words[0] == "shoal"]
-    assert used
-    for words in used:
-        command = shoal.get_command(context, words[1])
-        assert command is not None
-        known = {option for parameter in command.params for option in parameter.opts}
-        assert {word for word in words if word.startswith("--")} <= known
-        for word in words:
-            assert ".py:" not in word or (ROOT / word.partition(":")[0]).exists()
+@pytest.mark.parametrize("words", [w for w in lines("README.md") if w[0] in PROGRAMS], ids=shlex.join)
+def test_its_commands_are_accepted_as_they_stand(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names, options, values and files; tests of the control plane and of the examples run them."""
+    monkeypatch.chdir(ROOT / "examples/quickstart" if words[0] == "shoal-trainer" else ROOT)
+    group = PROGRAMS[words[0]]
+    name, command, rest = group.resolve_command(click.Context(group), words[1:])
+    assert command is not None
+    command.make_context(name, rest)
+    assert all(Path(word.partition(":")[0]).exists() for word in rest if ".py" in word)
+
+
+def test_the_one_number_is_the_measured_one() -> None:
+    """docs/benchmarks/README.md has it, with the spread and how often it was measured."""
+    table = read("docs/benchmarks/README.md")
+    told = re.search(r"pass \*\*([\d.]+ s)\*\* \(median of (\d+) demos\)", read("README.md"))
+    assert told
+    assert re.search(rf"\| notice to the replacement's CREATE \| {told[1]} \(.*?\) \| {told[2]} \|", table)
+    shown = re.search(r"first gradient \*\*(\d+) to (\d+) s\*\*", read("README.md"))
+    least, most = re.findall(r"\| replacement's CREATE to its first push \| .*?\((.*?) to (.*?)\)", table)[0]
+    assert shown
+    assert (int(shown[1]), int(shown[2])) == (int(float(least)), int(float(most)))

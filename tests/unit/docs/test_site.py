@@ -9,10 +9,14 @@ import pytest
 
 from dev.errors import DevError
 from dev.site import build
-from tests.unit.docs.pages import PAGES, ROOT
+from tests.unit.docs.pages import PAGES, ROOT, read
 
 LONGEST_CELL = 120
 LONGEST_PAGE = 150
+MOST_WORDS, MOST_TO_UNDERSTAND = 1500, 2000
+"""Outside of tables, of a page for people who train or operate, and of one that explains or tells what was measured."""
+HELD = {"docs/guarantees.md": 1900, "docs/benchmarks/log.md": 2500}
+"""Pages that had more when this came: a contract, and the laboratory's notes. They get no longer."""
 LONGER = {"docs/api.md", "docs/metrics.md", "docs/reasons.md", "CHANGELOG.md"}  # looked up in, not read
 
 
@@ -32,6 +36,45 @@ def test_no_cell_of_a_table_is_a_paragraph(page: Path) -> None:
 def test_a_page_is_short_enough_to_be_read(page: Path) -> None:
     if str(page.relative_to(ROOT)) not in LONGER:
         assert len(page.read_text(encoding="utf-8").splitlines()) <= LONGEST_PAGE, "split it, or leave out"
+
+
+def words(page: Path) -> int:
+    """Those that are read: not of tables, in which one looks something up."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    return sum(len(line.split()) for line in lines if not line.startswith("|"))
+
+
+def pages_of(part: str) -> list[str]:
+    """The pages of a part of the site's menu."""
+    [found] = re.findall(rf"^  - {part}:\n(.*?)(?=^  - )", read("mkdocs.yml"), re.MULTILINE | re.DOTALL)
+    return re.findall(r"- (?:\w+: )?(\S+\.md)", found)
+
+
+def test_no_page_has_more_words_than_one_reads() -> None:
+    names = {str(page.relative_to(ROOT)): page for page in PAGES}
+    explains = {*pages_of("Understand")}
+    assert "docs/loop.md" in explains
+    most = {name: HELD.get(name, MOST_TO_UNDERSTAND if name in explains else MOST_WORDS) for name in names}
+    found = {name: (count, most[name]) for name, page in names.items() if (count := words(page)) > most[name]}
+    assert {name: pair for name, pair in found.items() if name not in LONGER} == {}, "split it, or leave out"
+
+
+SEEN = re.compile(r"\b(should|worked|works when|shows?|says?|prints?|lists?|logs|ends with)\b")
+
+
+@pytest.mark.parametrize("name", [*pages_of("Train"), *pages_of("Operate")])
+def test_commands_say_what_one_should_see(name: str) -> None:
+    """In each section that has some: their output, or words about it."""
+    for part in re.split(r"^(?=##+ )", read(name), flags=re.MULTILINE):
+        found = re.findall(r"^```(\w*)\n(.*?)^```$", part, re.MULTILINE | re.DOTALL)
+        kinds = {kind for kind, _ in found}
+        prose = re.sub(r"^```.*?^```$", "", part, flags=re.MULTILINE | re.DOTALL)
+        output = kinds & {"", "text"} or any(
+            kind == "console" and any(line and not line.startswith("$") for line in block.splitlines())
+            for kind, block in found
+        )
+        if kinds & {"sh", "console"}:
+            assert output or SEEN.search(prose), f"{part.splitlines()[0]}: what does success look like?"
 
 
 def test_site_builds_strictly_and_loads_nothing_from_another_host(tmp_path: Path) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.api.training_job import TrainingJob
-from shoal.page.memory import FINISHED_SAMPLES, POINTS, SAMPLES, Memory
+from shoal.page.memory import FINISHED_SAMPLES, METRICS, POINTS, SAMPLES, Memory
 from shoal.page.view import detail, overview
 from tests.unit.policy.build import NOW, job, stamp
 
@@ -92,6 +94,50 @@ def test_curves_keep_the_whole_life_in_bounded_memory() -> None:
     assert samples[-1][0] >= (NOW + timedelta(seconds=2.9 * SAMPLES)).timestamp()
 
 
+def training(metrics: dict[str, str]) -> dict[str, Any]:
+    return slots((0, "Running")) | {"training": {"loss": "1.5", "metrics": metrics}}
+
+
+def test_metrics_have_curves_from_when_they_are_told() -> None:
+    """Those of an evaluation come later, and one may be missing for a while."""
+    memory = Memory()
+    told = (
+        {}, {"auc": "0.7", "accuracy": "0.5"}, {"val_accuracy": "0.4", "auc": "0.8", "accuracy": "0.6"},
+        {"accuracy": "0.7", "val_accuracy": "0.4"},
+    )  # fmt: skip
+    for minute, metrics in enumerate(told):
+        memory.see([job(training(metrics))], NOW + timedelta(minutes=minute))
+    shown = detail(job(slots()), memory.of("team", "digits"), NOW)
+    assert shown["curves"] == ("accuracy", "auc", "val_accuracy")
+    assert [point[3:] for point in shown["samples"]] == [
+        [1.5], [1.5, 0.5, 0.7], [1.5, 0.6, 0.8, 0.4], [1.5, 0.7, None, 0.4]
+    ]  # fmt: skip
+
+
+def test_so_many_metrics_have_a_curve_and_an_evaluation_is_beside_its_metric() -> None:
+    memory = Memory()
+    many = {f"{kind}{name}": "1" for kind in ("", "val_") for name in "fedcba"}
+    memory.see([job(training(many))], NOW)
+    found = memory.of("team", "digits")
+    assert found is not None
+    assert found.metrics == ("a", "val_a", "b", "val_b", "c", "val_c", "d", "val_d")
+    assert len(found.samples[0].metrics) == METRICS
+
+
+def test_what_does_not_change_is_kept_once() -> None:
+    memory = Memory()
+    for minute in range(3):
+        memory.see([job(training({"auc": "0.7"}))], NOW + timedelta(minutes=minute))
+    found = memory.of("team", "digits")
+    assert found is not None
+    assert len({id(sample.metrics) for sample in found.samples}) == 1
+
+
+def succeeded(status: dict[str, Any]) -> TrainingJob:
+    complete = {"type": "Complete", "status": "True", "reason": "Complete", "lastTransitionTime": stamp(NOW)}
+    return job(status | {"conditions": [complete], "phase": "Succeeded"})
+
+
 def named(number: int, status: dict[str, Any]) -> TrainingJob:
     one = job(status)
     identity = {"name": f"job-{number}", "uid": f"uid-{number}"}
@@ -102,12 +148,33 @@ def test_a_job_that_has_ended_keeps_a_rough_curve() -> None:
     memory = Memory()
     for second in range(SAMPLES - 1):
         memory.see([job(slots((0, "Running")))], NOW + timedelta(seconds=second))
-    complete = {"type": "Complete", "status": "True", "reason": "Complete", "lastTransitionTime": stamp(NOW)}
-    ended = job(slots((0, "Ended")) | {"conditions": [complete], "phase": "Succeeded"})
+    ended = succeeded(slots((0, "Ended")))
     memory.see([ended], NOW + timedelta(seconds=SAMPLES))
     samples = detail(ended, memory.of("team", "digits"), NOW)["samples"]
     assert FINISHED_SAMPLES / 2 <= len(samples) <= FINISHED_SAMPLES
     assert samples[0][0] == NOW.timestamp()
+
+
+@pytest.mark.parametrize("looks", [2, SAMPLES - 1])
+def test_the_last_point_is_what_the_job_ended_with(looks: int) -> None:
+    """The last evaluation is told together with the end."""
+    memory = Memory()
+    for second in range(looks):
+        memory.see([job(training({"auc": "0.7"}))], NOW + timedelta(seconds=second))
+    ended = succeeded(training({"auc": "0.8", "val_auc": "0.9"}))
+    for second in range(3):
+        memory.see([ended], NOW + timedelta(seconds=looks + second))
+    shown = detail(ended, memory.of("team", "digits"), NOW)
+    assert shown["curves"] == ("auc", "val_auc")
+    assert [point[4:] for point in shown["samples"]][-2:] == [[0.7], [0.8, 0.9]]
+    assert shown["samples"][-1][0] == (NOW + timedelta(seconds=looks)).timestamp()
+
+
+def test_of_a_job_that_had_ended_before_there_is_no_curve() -> None:
+    ended = succeeded(training({"auc": "0.8"}))
+    memory = Memory()
+    memory.see([ended], NOW)
+    assert detail(ended, memory.of("team", "digits"), NOW)["samples"] == []
 
 
 def test_all_jobs_together_have_bounded_memory() -> None:
@@ -118,6 +185,26 @@ def test_all_jobs_together_have_bounded_memory() -> None:
         remembered = [memory.of("team", each.metadata.name) for each in jobs]
         assert sum(each.size for each in remembered if each) <= POINTS
     assert all(each is not None and each.size > 30 for each in remembered)
+
+
+def test_500_jobs_with_all_their_metrics_need_no_more_memory() -> None:
+    """As many bytes as POINTS says, though a point with eight metrics, all of which change, is a large one."""
+    names = [f"metric-{each}" for each in range(METRICS + 2)]
+    changing = [
+        [named(number, training(dict.fromkeys(names, value))) for number in range(500)]
+        for value in ("0.123", "0.456")
+    ]
+    tracemalloc.start()
+    try:
+        memory = Memory()
+        for minute in range(65):  # the next look would make it half as much
+            memory.see(changing[minute % 2], NOW + timedelta(minutes=minute))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    sizes = [found.size for each in changing[0] if (found := memory.of("team", each.metadata.name))]
+    assert POINTS * 0.9 < sum(sizes) <= POINTS
+    assert held < 20 << 20
 
 
 def test_a_job_of_many_losses_gives_way_to_the_others() -> None:

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from shoal.api.capacity_pool import CapacityPool
+from shoal.api.training_job import TrainingJob
 from shoal.client.view import job_table
-from shoal.page.view import detail, row
+from shoal.page.view import detail, overview, row
 from tests.unit.policy.build import NOW, job, stamp
 
 
@@ -50,6 +52,31 @@ def test_a_job_that_stands_is_not_told_as_if_it_trained(
     shown = detail(of, None, NOW)
     assert (shown["samplesPerSecond"], shown["message"]) == (speed, words)
     assert (shown["finish"] is None) == (speed is None)
+
+
+@pytest.mark.parametrize(("nodes", "used", "free"), [(4, 3, 1), (3, 3, 0), (1, 2, 0)])
+def test_free_nodes_of_a_pool_are_those_that_no_job_uses(nodes: int, used: int, free: int) -> None:
+    """A node that is gone may still have a pod."""
+    spec = {"nodeSelector": {"pool": "a"}, "limits": {"nodes": 8}, "price": {"perHour": 0.3}}
+    found = CapacityPool.model_validate(
+        {
+            "kind": "CapacityPool", "metadata": {"name": "a"}, "spec": spec,
+            "status": {"nodes": nodes, "used": used},
+        }
+    )  # fmt: skip
+    [shown] = overview([], [found], NOW)["pools"]
+    assert [shown[key] for key in ("used", "free", "limit", "price")] == [used, free, 8, 0.3]
+
+
+@pytest.mark.parametrize("kind", [TrainingJob, CapacityPool])
+def test_columns_of_money_say_of_how_much_it_is(kind: type[TrainingJob | CapacityPool]) -> None:
+    """For an hour, or so far; and in whose currency."""
+    money = [each for each in kind.COLUMNS if "rice" in each.path or "cost" in each.path]
+    assert money
+    for column in money:
+        assert column.name.endswith("/h") == column.path.endswith("perHour")
+        assert "currency" in column.description
+        assert column.name.lower() not in {"cost", "price"}
 
 
 def test_the_condition_that_matters_most_is_told() -> None:

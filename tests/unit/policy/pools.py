@@ -7,6 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 from shoal.api.capacity_pool import CapacityPool
+from shoal.api.training_job import TrainingJob
+from shoal.controllers.planning.translate import wished
 from shoal.policy.model import CreatePod, Observation, Plan, Proposal
 from tests.unit.policy import build
 from tests.unit.policy.world import World
@@ -123,6 +125,18 @@ class Pools(World):
     def propose(self, counts: dict[str, int], *, age: int = 3600, **more: Any) -> None:
         since = self.now - timedelta(seconds=age)
         self.proposal = Proposal(counts, 1, more.pop("reason", "cheaper"), since=since, **more)
+
+    def propose_each_minute(self, *proposed: dict[str, int]) -> list[dict[str, int]]:
+        """The plans while a planner proposes these counts one after another, remembering what it proposed before."""
+        plans = []
+        wait = TrainingJob.model_validate(self.manifest).spec.elasticity.stabilization_seconds
+        for counts in proposed:
+            since, before = wished(counts, self.now, self.proposal, wait)
+            self.proposal = Proposal(counts, 1, "cheaper", since=since, before=before)
+            self.reconcile()
+            plans.append(self.status["plan"]["pools"])
+            self.tick(seconds=60)
+        return plans
 
 
 def created(made: Plan) -> list[dict[str, Any]]:

@@ -6,6 +6,8 @@ import copy
 from datetime import datetime
 from typing import Any
 
+from pydantic_core import to_json
+
 from shoal.api.kueue import ResourceFlavor, Workload
 from shoal.api.labels import Place
 from shoal.api.training_job import TrainingJob
@@ -89,7 +91,7 @@ class Queue:
 
     def decide(self) -> bool:
         """Look at each Workload that waits; True if anything changed."""
-        before = copy.deepcopy(self.workloads)
+        before = to_json(self.workloads)
         for name, each in self.workloads.items():
             if "admission" in each["status"]:
                 continue
@@ -106,7 +108,7 @@ class Queue:
                 self.tell(name, "Admitted", "True", "Admitted")
             else:
                 self.tell(name, "QuotaReserved", "False", "Pending", "no room")
-        return before != self.workloads
+        return before != to_json(self.workloads)
 
     def preempt(self) -> None:
         """A job of a higher priority needs the quota."""

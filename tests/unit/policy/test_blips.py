@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from shoal.policy.model import ConfirmAbsent, CreatePod, DeletePod, Plan
+from shoal.policy.common.timers import Timers
+from shoal.policy.facts.blip import suspicion
+from shoal.policy.model import ConfirmAbsent, CreatePod, DeletePod, Plan, UpdateService
 from shoal.policy.plan import plan
 from tests.unit.policy import build
 from tests.unit.policy.world import World, running_world
@@ -56,10 +58,24 @@ def test_nodes_that_all_turn_unknown_are_suspected_and_nothing_is_done() -> None
     assert world.status["parameterServers"]["restarts"] == 0
 
 
-def test_unknown_nodes_are_believed_after_a_minute() -> None:
+@pytest.mark.parametrize("since", [61, 3600])
+def test_while_nearly_no_node_is_heard_nothing_is_done_however_long(since: int) -> None:
     world = running_world()
+    world.now += timedelta(hours=2)
+    unknown(world, since=since)
+    world.report_age = 3600.0
+    assert of_pods(world.reconcile()) == []
+    assert "nearly no node was heard" in world.condition("NodeSignalsSuspect")["message"]
+    assert restarts(world)["disruptions"] == 0
+
+
+def test_unknown_nodes_are_believed_after_a_minute_while_others_are_heard() -> None:
+    world = running_world()
+    lost = list(world.nodes)
+    for name in ("other-0", "other-1"):
+        world.nodes[name] = build.node_manifest(name)
     world.now += timedelta(minutes=2)
-    unknown(world, since=61)
+    unknown(world, *lost, since=61)
     world.report_age = 3600.0
     made = world.reconcile()
     assert sorted(of_pods(made)) == [
@@ -67,6 +83,19 @@ def test_unknown_nodes_are_believed_after_a_minute() -> None:
         *(f"CreatePod digits-worker-{i}-1" for i in range(3)),
     ]
     assert world.deleted == []  # none of the replacements runs
+
+
+@pytest.mark.parametrize(
+    ("heard_again", "seconds", "believed"), [(3, 59, False), (3, 61, True), (2, 2, True)]
+)
+def test_the_last_nodes_to_be_heard_again_are_waited_for(
+    heard_again: int, seconds: int, believed: bool
+) -> None:
+    """The network is back: kubelets report within ten seconds of each other, and are seen one after another."""
+    silent = [build.NOW - timedelta(minutes=5)] * 2
+    back = [build.NOW - timedelta(seconds=seconds)] * heard_again
+    found = suspicion(5, silent, back, build.NOW, None, Timers(build.NOW))
+    assert (found is None) is believed
 
 
 def test_first_of_many_nodes_to_turn_unknown_is_not_acted_upon_before_the_others_follow() -> None:
@@ -234,6 +263,24 @@ def test_a_new_leader_asks_the_coordinator_before_it_believes_that_a_node_is_gon
     assert of_pods(plan(world.observation())) == []
 
 
+@pytest.mark.parametrize(("node", "role"), [("spot-1", "worker"), ("safe-0", "ps")])
+def test_new_leader_that_has_not_asked_the_coordinator_withdraws_no_loss(node: str, role: str) -> None:
+    """It counted it again a moment later, when it had."""
+    world = running_world()
+    world.now += timedelta(seconds=120)
+    unknown(world, node, since=60)
+    world.report_age = 3600.0
+    counted = plan(world.observation()).status
+    assert (counted.restarts.disruptions, counted.parameter_servers.restarts) == (
+        (1, 0) if role == "worker" else (0, 1)
+    )
+    recorded = world.job.model_copy(update={"status": counted})
+    world.pods["digits-ps-0-0"]["status"]["podIP"] = "10.0.0.1"
+    first = plan(replace(world.observation(), job=recorded, report=None, first_look=True)).status
+    assert [slot.cause for slot in first.slots if slot.cause] == ["NodeLost"]
+    assert first.restarts.withdrawn is None
+
+
 # --- absence is weak evidence -----------------------------------------------------------------------------------------
 
 
@@ -245,7 +292,7 @@ def test_recorded_pods_that_are_not_in_the_cache_are_asked_for_before_they_count
     assert made.actions == tuple(ConfirmAbsent(f"digits-worker-{i}-0") for i in range(3))
     assert made.status.restarts.disruptions == 0
     assert made.status.slots == seen.job.status.slots
-    gone = plan(replace(stale, confirmed_absent={"digits-worker-1-0": ""}))
+    gone = plan(replace(stale, gone_pods={"digits-worker-1-0": ""}))
     assert of_pods(gone) == ["CreatePod digits-worker-1-1"]
     assert gone.status.restarts.by_reason == {"Gone": 1}
 
@@ -276,6 +323,18 @@ def test_epoch_of_a_server_is_recorded_before_its_pod_is_created() -> None:
     recorded = world.job.model_copy(update={"status": first.status})
     second = plan(replace(world.observation(), job=recorded))
     assert of_pods(second) == ["CreatePod digits-ps-0-1"]
+
+
+def test_new_leader_turns_no_service_before_it_has_stored_a_status() -> None:
+    """The one that it read may be older, and the server to which it sent clients back is gone."""
+    world = running_world()
+    world.services["digits-ps-0"]["spec"]["selector"]["shoal.dev/incarnation"] = "1"
+    seen = world.observation()
+    first = plan(replace(seen, first_look=True))
+    assert not [a for a in first.actions if isinstance(a, UpdateService)]
+    assert first.wake_after is not None
+    assert 0 < first.wake_after <= 1.0, "not in a loop, where the status needs no write"
+    assert [a.name for a in plan(seen).actions if isinstance(a, UpdateService)] == ["digits-ps-0"]
 
 
 def test_server_of_a_list_that_is_older_than_the_record_is_lost_to_nobody() -> None:

@@ -68,9 +68,7 @@ def a_job_after_a_loss() -> Observation:
     pods = [build.pod("worker", i, 0) for i in range(3)] + [build.pod("ps", 0, 0, node="safe-0")]
     begun = fresh.model_copy(update={"status": plan(build.observe(fresh, *pods)).status})
     gone = {"digits-worker-0-0": ""}
-    lost = begun.model_copy(
-        update={"status": plan(build.observe(begun, *pods[1:], confirmed_absent=gone)).status}
-    )
+    lost = begun.model_copy(update={"status": plan(build.observe(begun, *pods[1:], gone_pods=gone)).status})
     return build.observe(lost, *pods[1:], build.pod("worker", 0, 1))
 
 
@@ -106,7 +104,7 @@ def test_what_a_server_said_before_it_died_a_day_ago_is_not_told() -> None:
     seen = a_job_after_a_loss()
     report = StatusReport.model_validate(REPORT).model_copy(update={"step": 7})
     pods = tuple(pod for pod in seen.pods if pod.place and pod.place.role == "worker")
-    died = replace(seen, pods=pods, report=report, report_age=86400.0, confirmed_absent={"digits-ps-0-0": ""})
+    died = replace(seen, pods=pods, report=report, report_age=86400.0, gone_pods={"digits-ps-0-0": ""})
     made = plan(died)
     assert ("ps", 0, 1) in {slot.place for slot in made.status.slots}, "it is to be replaced"
     assert made.status.parameter_servers.last_snapshot_time is None

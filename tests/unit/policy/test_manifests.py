@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -282,6 +282,22 @@ def test_manifests_are_json() -> None:
         assert json.loads(json.dumps(made)) == made
 
 
+@pytest.mark.parametrize("role", ["worker", "ps"])
+@pytest.mark.parametrize(
+    "terms", [[{}], [{"matchExpressions": None}], [{"matchExpressions": [{"operator": "Exists"}]}]]
+)
+def test_terms_that_the_api_server_refuses_are_sent_for_it_to_say_so(
+    role: Literal["worker", "ps"], terms: list[Any]
+) -> None:
+    """And are no error of the operator's own."""
+    needs = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    template = {"spec": {"affinity": {"nodeAffinity": needs}}}
+    field = "workers" if role == "worker" else "parameterServers"
+    a_job = build.job(**{field: {"replicas": 1, "template": template}})
+    pod = manifests.pod(a_job, Place(role, 0, 0), build.IMAGES)
+    assert pod["spec"]["affinity"]["nodeAffinity"]
+
+
 @pytest.mark.parametrize(
     ("defaults", "patch", "merged"),
     [
@@ -294,6 +310,32 @@ def test_manifests_are_json() -> None:
         ({"tolerations": [{"key": "a"}]}, {"tolerations": [{"key": "b"}]},
          {"tolerations": [{"key": "a"}, {"key": "b"}]}),
         ({"volumes": [{"name": "a"}]}, {"volumes": [{"name": {"b": 1}}]}, {"volumes": [{"name": {"b": 1}}]}),
+        ({"volumes": [{"name": "a", "emptyDir": {}}]}, {"volumes": [{"name": "a", "hostPath": {"path": "/"}}]},
+         {"volumes": [{"name": "a", "hostPath": {"path": "/"}}]}),
+        ({"volumes": [{"name": "a", "secret": {"secretName": "b", "defaultMode": 256}}]},
+         {"volumes": [{"name": "a", "secret": {"secretName": "c"}}]},
+         {"volumes": [{"name": "a", "secret": {"secretName": "c", "defaultMode": 256}}]}),
+        ({"volumes": [{"name": "a", "emptyDir": {}}]}, {"volumes": [{"name": "a"}]},
+         {"volumes": [{"name": "a", "emptyDir": {}}]}),
+        ({"volumes": [{"name": "a", "emptyDir": {}}]},
+         {"volumes": [{"name": "a", "emptyDir": None, "hostPath": {"path": "/"}}]},
+         {"volumes": [{"name": "a", "hostPath": {"path": "/"}}]}),
+        ({"env": [{"name": "A", "value": "1"}]}, {"env": [{"name": "A", "valueFrom": {"fieldRef": {}}}]},
+         {"env": [{"name": "A", "valueFrom": {"fieldRef": {}}}]}),
+        ({"env": [{"name": "B"}]},
+         {"env": [{"name": "A", "value": "1"}, {"name": "A", "valueFrom": {"fieldRef": {}}}]},
+         {"env": [{"name": "B"}, {"name": "A", "valueFrom": {"fieldRef": {}}}]}),
+        ({"ports": [{"containerPort": 53, "name": "a"}]},
+         {"ports": [{"containerPort": 53, "protocol": "UDP"}, {"containerPort": 53, "protocol": "TCP"}]},
+         {"ports": [{"containerPort": 53, "name": "a", "protocol": "TCP"},
+                    {"containerPort": 53, "protocol": "UDP"}]}),
+        ({"readinessProbe": {"tcpSocket": {"port": 1}, "periodSeconds": 1}},
+         {"readinessProbe": {"exec": {"command": ["x"]}, "failureThreshold": 3}},
+         {"readinessProbe": {"exec": {"command": ["x"]}, "failureThreshold": 3, "periodSeconds": 1}}),
+        ({"readinessProbe": {"tcpSocket": {"port": 1}}}, {"readinessProbe": {"periodSeconds": 9}},
+         {"readinessProbe": {"tcpSocket": {"port": 1}, "periodSeconds": 9}}),
+        ({"a": {"nodeSelectorTerms": [{"matchExpressions": [1]}]}}, {"a": {"nodeSelectorTerms": [{}]}},
+         {"a": {"nodeSelectorTerms": [{}]}}),
     ],
 )  # fmt: skip
 def test_merge(defaults: dict[str, Any], patch: dict[str, Any], merged: dict[str, Any]) -> None:

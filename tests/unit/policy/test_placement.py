@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from shoal import manifests
+from shoal.api.kube import Node
 from shoal.api.labels import Place, RoleName
 from shoal.api.roles import Capacity
 from shoal.manifests.names import group_key
@@ -22,7 +23,8 @@ from shoal.manifests.platforms import (
     KARPENTER,
     PLATFORMS,
     Platform,
-    detect,
+    is_spot,
+    platform_of,
 )
 from shoal.policy.model import Refusal, RefusalKind
 from shoal.policy.plan import plan
@@ -61,9 +63,55 @@ def test_pods_carry_one_term_with_the_keys_of_their_platform(platform: Platform)
     """Karpenter tries one term after another: with one, it simulates once."""
     for role, operator in (("worker", "In"), ("ps", "NotIn")):
         (term,) = terms(pod(role, platform))
-        (expression,) = term["matchExpressions"]
-        assert expression["operator"] == operator
-        assert {expression["key"]: tuple(expression["values"])} == platform.spot
+        found = {each["key"]: tuple(each["values"]) for each in term["matchExpressions"]}
+        assert {each["operator"] for each in term["matchExpressions"]} == {operator}
+        assert found == (platform.spot if role == "worker" else {**platform.beside, **platform.spot})
+
+
+OWN = Platform("own", spot={"node-lifecycle": ("spot",)}, taints={"reclaimable": "yes"})
+LABELS = {
+    "gke": {"cloud.google.com/gke-nodepool": "a", "cloud.google.com/gke-spot": "true"},
+    "gke, preemptible": {"cloud.google.com/gke-nodepool": "a", "cloud.google.com/gke-preemptible": "true"},
+    "eks": {"eks.amazonaws.com/nodegroup": "a", "eks.amazonaws.com/capacityType": "SPOT"},
+    "karpenter": {"karpenter.sh/nodepool": "a", "karpenter.sh/capacity-type": "spot"},
+    "aks": {"kubernetes.azure.com/agentpool": "a", "kubernetes.azure.com/scalesetpriority": "spot"},
+    "own": {"node-lifecycle": "spot"},
+}
+"""Of a spot node, by platform."""
+
+
+def node_of(**labels: str) -> Node:
+    node = build.node()
+    return node.model_copy(update={"metadata": node.metadata.model_copy(update={"labels": labels})})
+
+
+def admits(made: dict[str, Any], node: Node) -> bool:
+    def holds(rule: dict[str, Any]) -> bool:
+        return (node.metadata.labels.get(rule["key"]) in rule["values"]) == (rule["operator"] == "In")
+
+    return any(all(holds(rule) for rule in term["matchExpressions"]) for term in terms(made))
+
+
+@pytest.mark.parametrize("one", LABELS)
+@pytest.mark.parametrize("other", LABELS)
+def test_no_server_goes_to_a_spot_node_of_any_platform_of_the_cluster(one: str, other: str) -> None:
+    """A cluster of EKS has spot groups beside Karpenter's nodes, one of AKS node pools beside its own provisioning."""
+    nodes = [node_of(**LABELS[one]), node_of(**LABELS[other])]
+    platform = platform_of(nodes, own=OWN)
+    for node in nodes:
+        assert is_spot(node, platform)
+        assert not admits(pod("ps", platform), node)
+        if "preemptible" not in one + other:
+            assert admits(pod("worker", platform), node)
+    assert len(terms(pod("ps", platform))) == 1
+    assert "reclaimable" in {each["key"] for each in pod("worker", platform)["spec"]["tolerations"]}
+    assert "reclaimable" not in {each["key"] for each in pod("ps", platform)["spec"]["tolerations"]}
+
+
+@pytest.mark.parametrize("cloud", ["eks", "aks"])
+def test_no_spot_node_is_made_for_a_server_by_a_karpenter_that_has_none_yet(cloud: str) -> None:
+    made = pod("ps", platform_of([node_of(**LABELS[cloud])]))
+    assert not admits(made, node_of(**LABELS["karpenter"]))
 
 
 @pytest.mark.parametrize("capacity", ["Spot", "OnDemand", "Any"])
@@ -135,9 +183,7 @@ def test_excluded_nodes_are_named_where_that_is_admitted() -> None:
     ],
 )
 def test_platform_is_detected_by_the_labels_of_nodes(label: str, platform: Platform) -> None:
-    node = build.node()
-    labelled = node.model_copy(update={"metadata": node.metadata.model_copy(update={"labels": {label: "x"}})})
-    assert detect([labelled]) is platform
+    assert platform_of([node_of(**{label: "x"})]) is platform
 
 
 def test_karpenter_goes_before_the_cloud_that_it_runs_on() -> None:

@@ -54,6 +54,37 @@ def test_plans_grow_soon_and_shrink_late(
         assert world.last_plan.wake_after <= 300
 
 
+def test_shrink_that_changes_a_little_each_minute_is_carried_out_as_far_as_all_agree() -> None:
+    """What is to last is the wish for fewer workers, and not the number of them."""
+    world = auto(replicas=8)
+    plans = world.propose_each_minute(*({"a": count} for count in (7, 6, 7, 6, 5, 6, 4, 3, 3)))
+    assert plans == [*[{"a": 8}] * 5, {"a": 7}, {"a": 7}, {"a": 7}, {"a": 6}]
+    assert "the last 300 s" in world.status["plan"]["reason"]
+    (plan,) = world.propose_each_minute({"a": 8})
+    assert plan == {"a": 6}, "the wish to shrink has ended, and that to grow has only begun"
+
+
+def test_growth_that_changes_more_often_than_it_must_hold_is_carried_out_as_far_as_all_agree() -> None:
+    world = auto(elasticity={**AUTO, "stabilizationSeconds": {"up": 150, "down": 300}})
+    plans = world.propose_each_minute(*({"a": count} for count in (4, 5, 6, 7, 8)))
+    assert plans == [*[{"a": 2}] * 3, {"a": 4}, {"a": 5}]
+
+
+def test_move_that_changes_a_little_each_minute_is_carried_out_as_far_as_all_agree() -> None:
+    world = auto(replicas=8)
+    plans = world.propose_each_minute(*({"a": 7 - n, "b": 1 + n} for n in range(7)))
+    assert plans == [*[{"a": 8}] * 5, {"a": 7, "b": 1}, {"a": 6, "b": 2}]
+
+
+def test_worker_that_some_plans_keep_in_one_pool_and_some_in_another_leaves_at_last() -> None:
+    """All wish for fewer: which ones, the newest says."""
+    world = auto(replicas=4)
+    world.propose({"a": 4, "b": 4})
+    world.settle()
+    plans = world.propose_each_minute(*({"a": 4} if n % 2 else {"b": 4} for n in range(7)))
+    assert plans == [*[{"a": 4, "b": 4}] * 5, {"a": 4}, {"a": 4}]
+
+
 def test_plan_is_one_worker_above_what_a_full_resource_quota_lets_the_job_have() -> None:
     """The nodes of the others are left to other jobs. The one is tried, and shows when there is room again."""
     world = auto(nodes={"a": 6, "b": 6})

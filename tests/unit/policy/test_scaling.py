@@ -169,6 +169,23 @@ def test_pod_stuck_on_a_dead_node_is_force_deleted_also_where_nodes_cannot_be_re
         assert [a.name for a in found] == (["digits-worker-1-0"] if forced else [])
 
 
+def test_job_that_is_being_deleted_waits_for_no_pod_on_a_node_that_is_not_heard() -> None:
+    """And for none of a coordinator that nobody asks any more. Kubernetes deletes the others."""
+    world = running_world()
+    node = world.pods["digits-worker-1-0"]["spec"]["nodeName"]
+    world.delete("digits-worker-1-0")
+    world.kill_node(node)
+    world.manifest["metadata"]["deletionTimestamp"] = build.stamp(world.now)
+    found = []
+    for seconds in (0, 30, 120):
+        later = world.now + timedelta(seconds=seconds)
+        made = plan(replace(world.observation(), report=None, now=later))
+        assert made.status == world.job.status
+        assert made.wake_after is not None or made.actions
+        found += [(seconds, each.name, each.grace_seconds) for each in made.actions]
+    assert found == [(120, "digits-worker-1-0", 0)]
+
+
 def test_pods_on_nodes_that_were_announced_to_go_do_not_use_up_max_surge() -> None:
     world = running_world(workers=4, spot_nodes=8, surge=1)
     for index in range(4):

@@ -255,12 +255,6 @@ def test_changed_template_replaces_only_pods_that_never_ran() -> None:
     assert waiting.status["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}
 
 
-def test_job_of_another_controller_is_ignored() -> None:
-    made = plan(build.observe(build.job(managedBy="kueue.x-k8s.io/multikueue")))
-    assert made.actions == ()
-    assert made.status == build.job().status
-
-
 def test_job_being_deleted_is_ignored() -> None:
     a_job = build.job()
     deleting = a_job.metadata.model_copy(update={"deletion_timestamp": build.stamp(build.NOW)})

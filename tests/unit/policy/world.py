@@ -9,9 +9,10 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel
+from pydantic_core import to_json
 
 from shoal.api.kube import Node, Pod
 from shoal.api.training_job import TrainingJob
@@ -107,7 +108,7 @@ class World:
         self.first_look = False
         """The operator crashed, and has recorded nothing since."""
         self._memory = Memory()
-        self._parsed: dict[tuple[type[Any], str], Any] = {}
+        self._parsed: dict[tuple[type[Any], str], tuple[bytes, Any]] = {}
 
     # --- the operator -----------------------------------------------------------------------------------------------
 
@@ -117,12 +118,15 @@ class World:
 
     def _same(self, model: type[M], name: str, manifest: dict[str, Any]) -> M:
         """The object. As in a cache, what has not changed is the same one as before."""
-        old, fresh = self._parsed.get((model, name)), model.model_validate(manifest)
+        text, old = self._parsed.get((model, name), (b"", None))
+        if (now := to_json(manifest)) == text:
+            return cast("M", old)
+        fresh = model.model_validate(manifest)
         if isinstance(fresh, TrainingJob):
             fresh = with_known_slots(old, fresh) if old is not None else fresh
         elif old == fresh:
-            return old
-        self._parsed[model, name] = fresh
+            fresh = old
+        self._parsed[model, name] = now, fresh
         return fresh
 
     def _plan(self) -> Plan:
@@ -166,7 +170,7 @@ class World:
             report=report,
             report_age=self.report_age,
             refusals=tuple(self.refusals.values()),
-            confirmed_absent=dict.fromkeys(self.asked, ""),
+            gone_pods=dict.fromkeys(self.asked, ""),
             absent_nodes=frozenset(self.asked_nodes),
         )
 

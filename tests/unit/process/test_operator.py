@@ -65,14 +65,14 @@ async def test_operator_without_permission_or_crd_is_not_ready(status: int) -> N
     cluster = EmptyCluster(jobs=Answer(status, b'{"message": "no"}'))
     settings = Settings(install_key=InstallKey(b"k" * 32), images=Images(ps="ps:1", worker="worker:1"))
     operator = Operator(cluster, settings, UnreachableCoordinator())
-    assert operator.unread() == ["trainingjobs", "pods", "services", "poddisruptionbudgets"]
+    assert operator.manager.unread() == ["trainingjobs", "pods", "services", "poddisruptionbudgets"]
     task = asyncio.create_task(operator.run())
     await asyncio.sleep(60)
-    assert operator.unread() == ["trainingjobs"]
+    assert operator.manager.unread() == ["trainingjobs"]
     assert "shoal_leading 0.0" in generate_latest(operator.metrics.registry).decode()
     cluster.jobs = NO_OBJECTS
     await asyncio.sleep(60)
-    assert operator.unread() == []
+    assert operator.manager.unread() == []
     assert "shoal_leading 1.0" in generate_latest(operator.metrics.registry).decode()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -40,6 +40,8 @@ def test_variables_of_the_chart(environment: dict[str, str]) -> None:
         "SHOAL_LOG_FORMAT": "json",
         "SHOAL_TELEMETRY_SECONDS": "2",
         "SHOAL_PLATFORM": "autopilot",
+        "SHOAL_SPOT_LABELS": "node-lifecycle=spot",
+        "SHOAL_SPOT_TAINTS": "reclaimable=",
         "SHOAL_NODE_SELECTOR": "kubernetes.io/arch=amd64,team=",
     }
     settings = Settings.from_environment(environment)
@@ -52,6 +54,8 @@ def test_variables_of_the_chart(environment: dict[str, str]) -> None:
     assert (settings.metrics_port, settings.log_level, settings.telemetry_seconds) == (0, "DEBUG", 2)
     assert settings.log_format == "json"
     assert settings.platform is AUTOPILOT
+    assert settings.own_spot.spot == {"node-lifecycle": ("spot",)}
+    assert settings.own_spot.taints == {"reclaimable": ""}
     assert settings.images.node_selector == {"kubernetes.io/arch": "amd64", "team": ""}
 
 
@@ -60,6 +64,7 @@ def test_variables_of_the_chart(environment: dict[str, str]) -> None:
     [
         ("SHOAL_IMAGE_PS", "", "SHOAL_IMAGE_PS is not set"),
         ("SHOAL_NODE_SELECTOR", "amd64", "SHOAL_NODE_SELECTOR: 'amd64' must be label=value"),
+        ("SHOAL_SPOT_LABELS", "spot", "SHOAL_SPOT_LABELS: 'spot' must be label=value"),
         ("SHOAL_INSTALL_KEY_FILE", "", "SHOAL_INSTALL_KEY_FILE is not set"),
         ("SHOAL_INSTALL_KEY_FILE", "/dev/null", "it needs at least 32"),
         ("SHOAL_INSTALL_KEY_FILE", "/no/such", "cannot be read: No such file"),

@@ -94,6 +94,21 @@ async def test_quiet_moment_is_waited_for(full: list[str]) -> None:
         assert len(full) == 2
 
 
+async def test_what_a_full_collection_of_a_ramp_freed_is_given_back_in_the_next_quiet_moment(
+    full: list[str],
+) -> None:
+    told: list[int] = []
+    async with running(Garbage(lambda: told.append(len(full)))):
+        await asyncio.sleep(3 * QUIET_SECONDS)
+        assert told == []
+        gc.collect()  # as Python does, so that few objects are new afterwards
+        await asyncio.sleep(3 * QUIET_SECONDS)
+        assert told == [1]
+        await asyncio.sleep(3600.0)
+        assert told == [1]
+        assert full == ["stop"]
+
+
 async def test_nothing_is_collected_where_nothing_was_made(full: list[str]) -> None:
     gc.collect()
     del full[:]

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 
+from shoal.api.base import Resource
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.events import Event
+from shoal.api.training_job import TrainingJob
+from shoal.cluster.transport import Answer, Query
 from shoal.errors import Unavailable
-from shoal.runtime.recorder import BURST, MAX_WAITING, PAUSE_SECONDS, Recorder
+from shoal.runtime.recorder import BURST, MAX_WAITING, PAUSE_SECONDS, POSTERS, Recorder
 from tests.unit.controllers.clusters import NOW, Rig
 from tests.unit.policy import build
 
@@ -118,6 +123,99 @@ async def test_waiting_events_are_bounded_and_drops_are_counted() -> None:
         recorder.record(job, [Event("Normal", f"Reason{number}", "one of very many")])
     await recorder.drain()
     assert results == {"dropped": 7, "posted": MAX_WAITING}
+
+
+class SlowSpace:
+    """A cluster in which a webhook makes the events of the namespace `slow` take 10 s, and fail."""
+
+    def __init__(self) -> None:
+        self.posted: list[tuple[float, str]] = []
+
+    async def request(self, method: str, path: str, **_: object) -> Answer:
+        space = path.split("/")[4]
+        if space == "slow":
+            await asyncio.sleep(10.0)
+            raise Unavailable("500: failed calling webhook: context deadline exceeded")
+        self.posted.append((asyncio.get_running_loop().time(), space))
+        return Answer(201, b"{}")
+
+    def stream(self, path: str, query: Query) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        raise NotImplementedError
+
+
+def of(space: str, number: int = 0) -> Resource:
+    """A job of a namespace."""
+    metadata = {"name": f"job-{number}", "namespace": space, "uid": f"{space}-{number}"}
+    return TrainingJob.model_validate({**build.job_manifest(), "metadata": metadata})
+
+
+@pytest.mark.looptime
+async def test_slow_namespace_delays_no_event_of_another() -> None:
+    """20 of its events delayed another's by 202 s."""
+    cluster = SlowSpace()
+    recorder = Recorder(cluster, reporter="r", wall=lambda: NOW)
+    run = asyncio.create_task(recorder.run())
+    for number in range(20):
+        recorder.record(of("slow", number), [DISRUPTED])
+    await asyncio.sleep(25)
+    recorder.record(of("fine"), [DISRUPTED])
+    await asyncio.sleep(1)
+    run.cancel()
+    await asyncio.wait({run})
+    assert cluster.posted == [(pytest.approx(25.0, abs=0.01), "fine")]
+
+
+@pytest.mark.looptime
+async def test_slow_namespace_keeps_none_of_another_from_the_last_second_of_the_process() -> None:
+    cluster = SlowSpace()
+    recorder = Recorder(cluster, reporter="r", wall=lambda: NOW)
+    for number in range(20):
+        recorder.record(of("slow", number), [DISRUPTED])
+    recorder.record(of("fine"), [DISRUPTED])
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1.0):
+            await recorder.drain()
+    assert [space for _, space in cluster.posted] == ["fine"]
+
+
+async def test_events_that_are_too_many_are_those_of_the_namespace_with_most() -> None:
+    results: Counter[str] = Counter()
+    rig = Rig()
+    recorder = Recorder(rig.cluster, reporter="r", wall=lambda: NOW, on_result=lambda r: results.update([r]))
+    for number in range(5):
+        recorder.record(of("few", number), [DISRUPTED])
+    for number in range(MAX_WAITING):
+        recorder.record(of("many", number), [DISRUPTED])
+    await recorder.drain()
+    spaces = Counter(path.split("/")[4] for path in rig.cluster.objects if "/events/" in path)
+    assert spaces == {"few": 5, "many": MAX_WAITING - 5}
+    assert results["dropped"] == 5
+
+
+@pytest.mark.looptime
+async def test_events_of_many_namespaces_are_posted_a_few_at_once_and_one_of_each() -> None:
+    open_now: Counter[str] = Counter()
+    most = 0
+
+    class Cluster(SlowSpace):
+        async def request(self, method: str, path: str, **_: object) -> Answer:
+            nonlocal most
+            open_now[path] += 1
+            most = max(most, open_now.total())
+            assert open_now[path] == 1
+            await asyncio.sleep(1.0)
+            open_now[path] -= 1
+            return Answer(201, b"{}")
+
+    recorder = Recorder(Cluster(), reporter="r", wall=lambda: NOW)
+    run = asyncio.create_task(recorder.run())
+    for number in range(100):
+        recorder.record(of(f"space-{number % 10}", number), [DISRUPTED])
+    await asyncio.sleep(100 / POSTERS + 1)
+    run.cancel()
+    await asyncio.wait({run})
+    assert most == POSTERS
+    assert not recorder._waiting
 
 
 @pytest.mark.looptime

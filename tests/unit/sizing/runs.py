@@ -10,7 +10,7 @@ from shoal.sizing.plan import Problem
 from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.engine import RUNS
 from shoal.sizing.plan.problem import Floats
-from shoal.sizing.plan.risk import engine_for
+from shoal.sizing.plan.risk import Engines
 
 
 def finish_times(
@@ -18,7 +18,7 @@ def finish_times(
 ) -> Floats:
     """(runs,) seconds until the work is done with a fixed plan that replaces lost workers."""
     model = ElasticModel(problem)
-    engine = engine_for(problem, model.seconds(counts, servers), runs=runs, seed=seed)
+    engine = Engines(problem).until(model.seconds(counts, servers), runs=runs, seed=seed)
     return engine.run(counts, servers, model.zone(counts, servers)).finish
 
 

@@ -36,10 +36,10 @@ def test_how_sure_the_share_is_grows_with_the_time_that_was_watched() -> None:
     rng = np.random.default_rng(0)
     spread = []
     for hours in (0, 50, 500):
-        stock = Stock.watched(3600.0 * hours, 72.0 * hours, 0.04 * hours)
+        stock = Stock.watched(3600.0 * hours, 180.0 * hours, 0.1 * hours)
         supply = Markov(stock=stock).supply(rng, 400, 240, 1800.0, 100)
         spread.append(float(np.std(supply.there.mean(axis=1))))
-        assert stock.out_share == pytest.approx(0.02)
+        assert stock.out_share == pytest.approx(priors.OUT_SHARE)
     assert spread == sorted(spread, reverse=True)
 
 
@@ -66,9 +66,10 @@ def test_the_mean_is_that_of_what_is_drawn(share: float, size: float, losses: fl
 
 def test_of_a_pool_that_is_out_of_stock_those_nodes_are_there_that_have_survived_it() -> None:
     """Half of the nodes of a job that ran on were taken to be lost at once, as when a stock-out begins."""
-    known = Markov(0.1, math.inf, stock=Stock(), out_now=True)
+    known = Markov(0.1, math.inf, stock=Stock(), out_now=1.0)
     rng = np.random.default_rng(0)
-    there = known.supply(rng, 400, 60, 60.0, 8).there
+    there = known.supply(rng, 400, 60, 60.0, 8).stays
+    assert there is not None
     assert there[:, 0].mean() > 0.98
     assert there[:, 29].mean() == pytest.approx(math.exp(-0.1 / 2), abs=0.03)  # none is replaced yet
     begins = replace(known, out_now=None, stock=Stock(out_share=0.999)).supply(rng, 400, 60, 60.0, 8).there
@@ -78,7 +79,8 @@ def test_of_a_pool_that_is_out_of_stock_those_nodes_are_there_that_have_survived
 @pytest.mark.parametrize("hours", [0.25, 1.0, 6.0])
 def test_the_mean_of_a_pool_that_is_out_of_stock_is_that_of_what_is_drawn(hours: float) -> None:
     """Chances knew that there were none now, and time and cost did not."""
-    pool = Markov(2.0, stock=Stock(0.1, 1800, math.inf), out_now=True, horizon=3600 * hours)
-    drawn = pool.supply(np.random.default_rng(0), 4000, 120, 30.0 * hours, 16)
-    assert pool.mean == pytest.approx(float(drawn.there.mean()), abs=0.03)
-    assert abs(replace(pool, horizon=math.inf).mean - float(drawn.there.mean())) > 0.03 or hours > 1
+    pool = Markov(2.0, stock=Stock(0.1, 1800, math.inf), out_now=1.0, horizon=3600 * hours)
+    drawn = pool.supply(np.random.default_rng(0), 4000, 120, 30.0 * hours, 16).stays
+    assert drawn is not None
+    assert pool.mean == pytest.approx(float(drawn.mean()), abs=0.03)
+    assert abs(replace(pool, horizon=math.inf).mean - float(drawn.mean())) > 0.03 or hours > 1

@@ -64,9 +64,16 @@ def test_what_cannot_be_told_says_what_to_do(text: str, words: str) -> None:
 def test_a_script_without_a_training_is_told_how_to_write_one() -> None:
     with pytest.raises(
         ValueError,
-        match=r"from shoal_trainer import Training[^$]*the call of fit\(\) that trains it \(line 2 or 3\)\.",
+        match=r"from shoal_trainer import Training[^$]*the call of fit\(\) that trains it \(line 2 or 3\), or put it",
     ):
         training_in("digits.py", "Scaler().fit(x)\nm.fit(x, y)\nm.fit(files, epochs=2)\n")
+
+
+def test_a_script_that_trains_only_as_a_program_may_keep_its_fit() -> None:
+    text = "def main():\n    m.fit(x, y)\n\nif __name__ == '__main__':\n    m.fit(x, y)\n    main()\n"
+    with pytest.raises(ValueError, match=r"leave fit\(\) only under .*, where it may stay\. Then") as refused:
+        training_in("digits.py", text)
+    assert "take out" not in str(refused.value)
 
 
 def test_a_name_that_the_file_lacks() -> None:

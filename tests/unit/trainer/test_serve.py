@@ -453,7 +453,7 @@ def test_successor_that_finds_a_published_model_finishes(server, tmp_path):
     successor = successor_of(tmp_path)
     outcome = server.service.artefacts.publish_model(token, report.succeeded(server.service.coordinator))
 
-    successor.shard.hello(0, 0, MODEL)
+    successor.shard.hello(0, 0, MODEL, copy_version=0)
     coordinator = successor.service.coordinator
     coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=2), batch_size=2))
     token, _ = exported(successor)

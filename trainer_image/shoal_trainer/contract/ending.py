@@ -18,9 +18,10 @@ class Outcome(StrEnum):
     FAILED = "Failed"
 
 
-FAILURE_REASONS = frozenset(
-    {"UserError", "InternalError", "NoAccelerator", "FaultyDevice", "OutOfMemory", "DiskFull", "HungStep"}
-)
+FAILURE_REASONS = frozenset({
+    "UserError", "InternalError", "NoAccelerator", "FaultyDevice", "OutOfMemory", "DiskFull", "CallbackOutage",
+    "HungStep",
+})  # fmt: skip
 """The reasons of failures. A reader treats any other reason as part of the message."""
 
 

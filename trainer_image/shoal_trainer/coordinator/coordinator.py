@@ -320,6 +320,7 @@ class Coordinator:
             for member in self.members.notice_silence(self.clock()):
                 self._fence(member, SILENT)
             self.stuck.notice(self.members.active())
+            self._take_back(idle=False)
             self.shard.workers.set_live(
                 sum(self.shard.workers.connected(m.slot) for m in self.members.active()) or 1
             )
@@ -412,11 +413,16 @@ class Coordinator:
             for member in silent:
                 self._fence(member, SILENT)
             assignment = self._assigning.next(worker)
-        if assignment is None and (stuck := self._holders(self.stuck.found())):
-            self.record.counters.taken_back += 1
-            self._fence(stuck[0], self.stuck.taken(stuck[0], self.clock()))
+        if assignment is None and self._take_back(idle=True):
             assignment = self._assigning.next(worker)
         return assignment
+
+    def _take_back(self, *, idle: bool) -> bool:
+        """Fence the worker that holds work and has read nothing for longest, if it is stuck; returns whether it is."""
+        if stuck := self._holders(self.stuck.found(idle=idle)):
+            self.record.counters.taken_back += 1
+            self._fence(stuck[0], self.stuck.taken(stuck[0], self.clock(), idle=idle))
+        return bool(stuck)
 
     def _holders(self, members: Sequence[Member]) -> list[Member]:
         """Those of these members that hold work."""

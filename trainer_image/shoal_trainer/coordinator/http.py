@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import IO, Any
@@ -21,7 +20,7 @@ from urllib.parse import unquote
 from pydantic import ValidationError
 
 from shoal_trainer.contract import STATUS_PATH, Message
-from shoal_trainer.coordinator.bounded_http import BoundedHandler, BoundedServer
+from shoal_trainer.coordinator.bounded_http import BoundedHandler
 from shoal_trainer.coordinator.protocol import (
     CODE,
     FILES,
@@ -42,13 +41,13 @@ from shoal_trainer.errors import (
     UserError,
 )
 from shoal_trainer.security import Credentials
-from shoal_trainer.wire.gate import Visit, shut
+from shoal_trainer.wire.gate import Visit
+from shoal_trainer.wire.listener import Listener
 
 log = logging.getLogger(__name__)
 
 SECONDS = 30.0
 """An idle connection is closed after this time; also the timeout of one read (slow-loris)."""
-HANDSHAKE_SECONDS = 5.0
 PROOF_SECONDS = 15.0
 """A connection without a request with a valid token is closed after this time, even if it sends data."""
 MAX_CONNECTIONS = 4096
@@ -103,90 +102,35 @@ class ControlServer:
         self.upload = upload
         self.download = download
         self.code = code
-        self.proof_seconds = proof_seconds
-        self._server = _Server((host, port), self)
-        self.port: int = self._server.server_address[1]
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="control", daemon=True
+        self.listener = Listener(
+            "control",
+            host,
+            port,
+            lambda sock, visit: _Connection(sock, visit, self),
+            unproven=MAX_UNPROVEN,
+            connections=MAX_CONNECTIONS,
+            proof_seconds=proof_seconds,
+            context=credentials.server_context(),
         )
+        self.port: int = self.listener.port
 
     def start(self) -> None:
         """Start accepting connections."""
-        self._thread.start()
+        self.listener.start()
 
     def close(self) -> None:
         """Stop accepting connections, and close all."""
-        if self._thread.is_alive():
-            self._server.shutdown()
-            self._thread.join(5)
-        self._server.server_close()
-        self._server.end_connections()
-
-
-class _Server(BoundedServer):
-    """The connections with TLS. `_open` contains those that finished the handshake."""
-
-    def __init__(self, address: tuple[str, int], control: ControlServer) -> None:
-        self.control = control
-        self._context = control.credentials.server_context()
-        self._open: dict[ssl.SSLSocket, Visit] = {}
-        self._open_lock = threading.Lock()
-        super().__init__(address, _Connection, limit=MAX_UNPROVEN, seconds=control.proof_seconds)
-
-    def secure(self, request: Any, visit: Visit) -> ssl.SSLSocket | None:
-        """The TLS handshake runs in the connection's thread: a client that stalls delays no other."""
-        with self._open_lock:
-            full = len(self._open) >= MAX_CONNECTIONS
-        if full:
-            self.refusals.refused(visit.address, "too many connections")
-            return None
-        request.settimeout(HANDSHAKE_SECONDS)
-        try:
-            secured = self._context.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
-        except (ssl.SSLError, OSError) as error:
-            self.refusals.refused(visit.address, f"no TLS: {error}")
-            return None
-        visit.close = partial(shut, secured)
-        try:
-            if visit.evicted:
-                raise OSError("too many connections")
-            secured.do_handshake()
-        except (ssl.SSLError, OSError) as error:
-            self.refusals.refused(visit.address, f"no TLS: {error}")
-            self.shutdown_request(secured)
-            return None
-        secured.settimeout(SECONDS)
-        with self._open_lock:
-            self._open[secured] = visit
-        return secured
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve a connection until it is closed."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            with self._open_lock:
-                self._open.pop(request, None)
-
-    def proven(self, connection: Any) -> None:
-        """A request with a valid token arrived on this connection."""
-        with self._open_lock:
-            visit = self._open.get(connection)
-        if visit is not None:
-            self.gate.proved(visit)
-
-    def end_connections(self) -> None:
-        """Close all connections."""
-        with self._open_lock:
-            connections = list(self._open)
-        for connection in connections:
-            shut(connection)
+        self.listener.close()
 
 
 class _Connection(BoundedHandler, BaseHTTPRequestHandler):
-    server: _Server
+    timeout = SECONDS
     _unread = 0
     """Bytes of an upload that have not been read."""
+
+    def __init__(self, sock: socket.socket, visit: Visit, control: ControlServer) -> None:
+        self._control = control
+        super().__init__(sock, visit, control.listener)
 
     def do_GET(self) -> None:
         """The status, the job's code, or a file of an earlier task under the path of `do_PUT`."""
@@ -196,10 +140,10 @@ class _Connection(BoundedHandler, BaseHTTPRequestHandler):
             return
 
         def answer() -> Message:
-            if self.path != STATUS_PATH or self.server.control.status is None:
+            if self.path != STATUS_PATH or self._control.status is None:
                 raise ProtocolError(f"unknown path {self.path}")
             self._authorize("status")
-            return self.server.control.status()
+            return self._control.status()
 
         self._reply(answer)
 
@@ -209,7 +153,7 @@ class _Connection(BoundedHandler, BaseHTTPRequestHandler):
         def answer() -> Message:
             self._authorize(PURPOSE)
             name = self.path.removeprefix("/v1/")
-            handler = self.server.control.handlers.get(name)
+            handler = self._control.handlers.get(name)
             if handler is None:
                 raise ProtocolError(f"unknown path {self.path}")
             body = self.rfile.read(self._length(MAX_JOIN if name == "join" else MAX_BODY))
@@ -229,7 +173,7 @@ class _Connection(BoundedHandler, BaseHTTPRequestHandler):
         def answer() -> Message:
             self._authorize(PURPOSE)
             self._unread = self._length(MAX_FILE)
-            if (upload := self.server.control.upload) is None:
+            if (upload := self._control.upload) is None:
                 raise ProtocolError(f"unknown path {self.path[:200]}")
             upload(*self._file(), self._chunks())
             return Done()
@@ -238,7 +182,7 @@ class _Connection(BoundedHandler, BaseHTTPRequestHandler):
 
     def _opened(self) -> contextlib.AbstractContextManager[Content]:
         self._authorize(PURPOSE)
-        control = self.server.control
+        control = self._control
         if self.path == CODE and control.code is not None:
             return control.code()
         if (download := control.download) is None or self.path == CODE:
@@ -267,7 +211,7 @@ class _Connection(BoundedHandler, BaseHTTPRequestHandler):
             status = next(code for kind, code in CODES.items() if isinstance(error, kind))
             body = str(error).encode()[:4096]
             if isinstance(error, ProtocolError):
-                self.server.refusals.refused(str(self.client_address[0]), error)
+                self.listener.refusals.refused(self._visit.address, error)
             self.close_connection = True  # a body may be left unread
             self._discard()
         except (OSError, ssl.SSLError):
@@ -306,7 +250,7 @@ class _Connection(BoundedHandler, BaseHTTPRequestHandler):
 
     def _authorize(self, purpose: str) -> None:
         scheme, _, token = self.headers.get("Authorization", "").partition(" ")
-        if scheme != "Bearer" or not self.server.control.credentials.token_matches(purpose, token.strip()):
+        if scheme != "Bearer" or not self._control.credentials.token_matches(purpose, token.strip()):
             raise Unauthorized("no valid token for this job")
         self.prove()
 

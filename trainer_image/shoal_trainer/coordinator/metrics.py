@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +22,9 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from shoal_trainer.contract import StatusReport, WorkerState
-from shoal_trainer.coordinator.bounded_http import BoundedHandler, BoundedServer
+from shoal_trainer.coordinator.bounded_http import BoundedHandler
+from shoal_trainer.wire.gate import Visit
+from shoal_trainer.wire.listener import Listener
 
 log = logging.getLogger(__name__)
 
@@ -144,28 +147,35 @@ class MetricsServer:
     def __init__(self, status: Callable[[], StatusReport], host: str, port: int) -> None:
         registry = CollectorRegistry()
         registry.register(StatusCollector(_cached(status)))
-        handler = type("Metrics", (_Metrics,), {"registry": registry})
-        self._server = BoundedServer((host, port), handler, limit=MAX_CONNECTIONS, seconds=SECONDS)
-        self.port: int = self._server.server_address[1]
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.5}, name="metrics", daemon=True
+        self._listener = Listener(
+            "metrics",
+            host,
+            port,
+            lambda sock, visit: _Metrics(sock, visit, self._listener, registry),
+            unproven=MAX_CONNECTIONS,
+            proof_seconds=SECONDS,
         )
-        self._thread.start()
+        self.port: int = self._listener.port
+        self._listener.start()
 
     def close(self) -> None:
         """Stop accepting connections."""
-        self._server.shutdown()
-        self._thread.join(5)
-        self._server.server_close()
+        self._listener.close()
 
 
 class _Metrics(BoundedHandler, BaseHTTPRequestHandler):
-    registry: CollectorRegistry
+    timeout = SECONDS
+
+    def __init__(
+        self, sock: socket.socket, visit: Visit, listener: Listener, registry: CollectorRegistry
+    ) -> None:
+        self._registry = registry
+        super().__init__(sock, visit, listener)
 
     def do_GET(self) -> None:
         """The metrics, at any path."""
         encode, kind = choose_encoder(self.headers.get("Accept", ""))
-        body = encode(self.registry)
+        body = encode(self._registry)
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))

@@ -1,9 +1,10 @@
-"""Workers that hold up the others: they hold leases and read nothing, while others are idle for want of these. Pure.
+"""Workers that hold leases and read nothing: their storage hangs, or a function of the user never returns. Pure.
 
-Such a worker sends heartbeats, so it is not silent, and it cannot know that others wait: its own watchdog ends it after
-an hour, and only if others train on. So it is fenced as a silent one is: what it pushes later is refused, and another
-worker trains its ranges. Where nobody can read them, the next one hangs as well: after each time the patience doubles,
-until a push arrives.
+Such a worker sends heartbeats, so it is not silent, and it cannot know whether others wait for its leases. So it is
+fenced as a silent one is: what it pushes later is refused, another worker trains its ranges, and a new process takes
+its place. It is waited for longer unless others are idle: while these train on, little is lost, and if it is alone, or
+nobody reads anything, nobody else could have read sooner. Where the next one hangs as well, the data are at fault:
+after each time the patience doubles, until a push arrives.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from shoal_trainer.coordinator.members import Member
 
 LEAST_SECONDS = 600.0
 FIRST_SECONDS = 3600.0
-"""Before the first push to this process: until then nobody knows how long a read takes."""
+"""If nobody is idle, or before the first push to this process: until then nobody knows how long a read takes."""
 FACTOR = 3.0
 """It is stuck after so many times the longest read that has ended, and the least time."""
 TOLD_SECONDS = 600.0
@@ -34,11 +35,10 @@ class Stuck:
         """The result of the last `notice`; some may have read since."""
         self._told = "", 0.0
 
-    @property
-    def patience(self) -> float:
-        """Seconds after which a worker that reads nothing is stuck."""
-        least = max(self._least, FACTOR * self._longest) if self._pushed else self._first
-        return float(least * 2**self._in_vain)
+    def patience(self, *, idle: bool) -> float:
+        """Seconds after which a worker that reads nothing is stuck; `idle`: others wait for its leases."""
+        least = self._least if idle and self._pushed else self._first
+        return max(least, FACTOR * self._longest) * 2.0**self._in_vain
 
     def heard(self, member: Member, seconds: float, now: float) -> None:
         """A heartbeat says for how long this worker has read nothing, of which only the time without a push counts."""
@@ -54,16 +54,16 @@ class Stuck:
 
     def notice(self, members: Iterable[Member]) -> None:
         """Look at all members; called by the timer."""
-        self._suspects = [member for member in members if self._hangs(member)]
+        self._suspects = [member for member in members if self._hangs(member, idle=True)]
 
-    def found(self) -> list[Member]:
+    def found(self, *, idle: bool) -> list[Member]:
         """The workers that are stuck, the one that has been so longest first."""
-        stuck = [member for member in self._suspects if self._hangs(member)]
+        stuck = [member for member in self._suspects if self._hangs(member, idle=idle)]
         return sorted(stuck, key=lambda member: -member.reading_seconds)
 
-    def taken(self, member: Member, now: float) -> str:
+    def taken(self, member: Member, now: float, *, idle: bool) -> str:
         """Its leases are taken back; returns why."""
-        why = f"read nothing for {member.reading_seconds:.0f} s while others were idle"
+        why = f"read nothing for {member.reading_seconds:.0f} s{' while others were idle' if idle else ''}"
         self._told = f"worker {member.slot}-{member.incarnation} {why}: its ranges went to others", now
         self._in_vain += 1
         return why
@@ -73,5 +73,5 @@ class Stuck:
         said, at = self._told
         return said if now - at <= TOLD_SECONDS else ""
 
-    def _hangs(self, member: Member) -> bool:
-        return member.present and member.reading_seconds > self.patience
+    def _hangs(self, member: Member, *, idle: bool) -> bool:
+        return member.present and member.reading_seconds > self.patience(idle=idle)

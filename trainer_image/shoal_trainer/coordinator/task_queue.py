@@ -48,10 +48,7 @@ class Tasks:
 
     def epoch_ended(self, epoch: int, logs: dict[str, float], *, validation: bool, callbacks: bool) -> None:
         """Record the loss and metrics of training in a complete epoch, and queue its tasks."""
-        self._complete = None
-        while len(self.history) <= epoch:
-            self.history.append({})
-        self.history[epoch].update(logs)
+        self._add(epoch, logs)
         self.evaluated = epoch + 1
         if any(task.kind == "export" for task in self.queue):  # a late push completed an epoch after the stop
             return
@@ -134,16 +131,19 @@ class Tasks:
         if not self.queue or self.queue[0].holder is None or self.queue[0].token != token:
             return None
         task = self.queue.pop(0)
-        self._complete = None
         if learning_rate is not None:
             self.learning_rate = learning_rate
         self.evaluator = task.holder if task.kind == "evaluate" else None
         self.reserved_until = now + RESERVED_SECONDS
-        while len(self.history) <= task.epoch:
-            self.history.append({})
-        self.history[task.epoch].update(metrics)
+        self._add(task.epoch, metrics)
         self.exported = self.exported or task.kind == "export"
         return task
+
+    def _add(self, epoch: int, logs: dict[str, float]) -> None:
+        self._complete = None
+        while len(self.history) <= epoch:
+            self.history.append({})
+        self.history[epoch].update(logs)
 
     def resume_after(self, epochs: int) -> None:
         """Begin another run after so many complete epochs: the epoch that an earlier stop ended goes on."""

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from shoal_trainer.data.batch import Batch, fill, split
+import tensorflow as tf
+
+from shoal_trainer.data.batch import Batch, fill, map_leaves, split
 from shoal_trainer.data.mapped import Mapped
 from shoal_trainer.data.source import Source
 
@@ -22,5 +24,9 @@ def preprocessed(data: Source, model: Any) -> Source:
 
 
 def _applied(function: Callable[[Any, Any, Any], Any], batch: Batch) -> Batch:
-    """`function(x, y, sample_weight)` gives what Keras packs of the three: x, (x, y) or (x, y, sample_weight)."""
-    return fill(function(*split(batch.as_given())), batch.size, batch.end)
+    """`function(x, y, sample_weight)` gives what Keras packs of the three: x, (x, y) or (x, y, sample_weight).
+
+    It takes tensors, which is all that `fit` gives it: the tokenizers of KerasHub refuse an array of strings.
+    """
+    given = map_leaves(tf.convert_to_tensor, batch.as_given())
+    return fill(function(*split(given)), batch.size, batch.end)

@@ -7,14 +7,12 @@ connected:
 
 - momentum lasts longer: SGD's mu becomes 1 - (1 - mu) / pace**1.25, with a learning rate that is lower by as much, so a
   gradient does as much as before, over more steps; Adam's beta_1 becomes 1 - (1 - beta_1) / pace**0.75;
-- the learning rate is divided by pace**p, and for a gradient that is staler than normal by staleness / pace as well;
-- optimizers that divide by the size of gradients need rates that grow with the workers, as smaller gradients do not
-  make their steps smaller, and they diverge less easily: up to a pace that is `free` the rate is that of one worker,
-  and from there on it is divided by (pace / free)**p. Their velocity also tells where gradients will be applied:
-  without one, free is less.
-  With Adam and its like the moments tell more: gradients that arrive together and agree go as far as one that is
-  longer, and noise does not. So the rate is divided by (1 + 2 pace agreement)**p if that is more, by which Adam itself
-  would divide had it seen their mean (below a pace of 1.5 by less, at 1 by nothing);
+- the learning rate is divided by (1 + 2 pace agreement)**p (below a pace of 1.5 by less, at 1 by nothing): gradients
+  that arrive together and agree go as far as one that is longer, and noise does not. How far they agree Adam's moments
+  tell, by which Adam itself would divide had it seen their mean; of momentum's a sample is compared (`agreement`);
+- it is divided by (pace / free)**p if that is more, from a pace that is `free` on, and for a gradient that is staler
+  than normal by staleness / pace as well. The velocity tells where gradients will be applied: without one, free is
+  less, and 1 for SGD without momentum and for the differences that a worker's SGD makes;
 - a gradient that is longer than usual is shortened to the usual length. Where asynchrony begins to oscillate, gradients
   grow; this stops it at any learning rate that one worker takes.
 
@@ -47,14 +45,15 @@ class Damped(NamedTuple):
 class Damping:
     """The pace of a shard and the usual length of its gradients, learned from its pushes.
 
-    `exponent`: p above. `free`: the pace up to which gradients that are noise need no lower rate; 1 for SGD.
+    `exponent`: p above. `free`: the pace up to which gradients that are noise need no lower rate. `divides`: whether
+    the optimizer divides by the size of gradients, so that long ones do no harm to two that wait for their answers.
     """
 
-    def __init__(self, exponent: float = 0.5, free: float = 1.0) -> None:
+    def __init__(self, exponent: float = 0.5, free: float = 1.0, *, divides: bool = False) -> None:
         self.exponent = exponent
-        self.free = free
+        self.free, self.divides = free, divides
         self.agreement = 0.0
-        """How far gradients agree, from 0 (noise) to 1, as far as the optimizer tells."""
+        """How far gradients agree, from 0 (noise) to 1, as far as the model tells."""
         self._staleness: float | None = None
         self._length: float | None = None
 
@@ -86,7 +85,7 @@ class Damping:
         factor = self.rate(pace) * min(1.0, pace / max(1, staleness))
         if math.isfinite(length) and length > 0:
             usual = self._length or length
-            if pace > 1 or (live_workers > 1 and self.free == 1):
+            if pace > 1 or (live_workers > 1 and not self.divides):
                 factor *= min(1.0, usual / length)
             self._length = usual + LENGTH_SMOOTHING * (min(length, LENGTH_GROWTH * usual) - usual)
         return Damped(factor, pace)

@@ -30,6 +30,8 @@ class History:
         self.generation = 0
         self.applied: Applied = {}
         """The last push of each worker, of the newest incarnations."""
+        self.undone: Applied = {}
+        """`applied` before the rollbacks: the steps of these pushes are counted already."""
         self.journal = PushJournal()
         self.contents = Contents()
         """The pushes in the parameters."""
@@ -53,6 +55,10 @@ class History:
         """The workers whose pushes are in the parameters: older incarnations may no longer push."""
         yield from self.applied
         yield from (push.worker for push in (*self.walks.begun.values(), *self._closed))
+
+    def last_seq(self, worker: Worker) -> int:
+        """The last push of a worker that was applied, also if it was undone since; 0: none."""
+        return max(self.applied.get(worker, 0), self.undone.get(worker, 0))
 
     def pushed_since(self, slot: int, version: int) -> bool:
         """Whether this slot has pushed since that version."""
@@ -152,6 +158,10 @@ class History:
         self.contents = Contents(copy.contents)
         self._last_of.clear()
         self._set_begun(copy.begun)
+
+    def undo(self) -> None:
+        """The job rolls back; a snapshot is loaded next."""
+        self.undone |= {worker: self.last_seq(worker) for worker in self.applied}
 
     def _set_begun(self, pushes: Iterable[BegunPush]) -> None:
         known = {

@@ -8,13 +8,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from shoal_trainer.ps import kernels, schedules
+from shoal_trainer.ps.agreement import Agreement, Doubles
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.coding import place
 from shoal_trainer.ps.kernels import Vector
 from shoal_trainer.ps.pieces import Payload, parts
 from shoal_trainer.ps.shard_bounds import bounds
 from shoal_trainer.ps.statistics import Statistics
-from shoal_trainer.ps.update_rules import Optimizer, Update
+from shoal_trainer.ps.update_rules import Optimizer, Update, rule
 from shoal_trainer.wire.header import Codec
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
 
@@ -68,11 +69,14 @@ class ModelState:
         """Set the parameters to those in `arrays`."""
         self.parameters[:] = arrays["parameters"]
 
-    def load_optimizer(self, arrays: Mapping[str, Vector], updates: int, pace: float | None) -> None:
+    def load_optimizer(
+        self, arrays: Mapping[str, Vector], updates: int, pace: float | None, agreement: float
+    ) -> None:
         """Set the optimizer's state to that in `arrays`, which contains `updates` gradients. See `pace`."""
         for name, values in self.optimizer.state.items():
             values[:] = arrays[name]
         self.updates, self.pace = updates, pace
+        self.sampled = Agreement(self.trainable, agreement)
 
     def encode(self, io: Payload) -> None:
         """Write the parameters to `io`."""
@@ -112,8 +116,14 @@ class ModelState:
         return Update(rate * weight, self.updates, pace, ahead, later * weight, before)
 
     def agreement(self) -> float:
-        """How far the last gradients agree; see `Optimizer`."""
+        """How far the last gradients agree, from 0 (noise) to 1: by Adam's moments, or by samples with momentum."""
+        if self._samples:
+            return min(1.0, max(0.0, self.sampled.mean))
         return self.optimizer.agreement(self.updates, self.pace or 1.0)
+
+    def meet(self, worker: int, io: Payload) -> Doubles:
+        """Compare a gradient, or what `io` has of it, with the last one of another worker; see `Agreement`."""
+        return self.sampled.meet(worker, io) if self._samples else np.zeros(3)
 
     def apply_gradient(self, io: Payload, update: Update | None, steps: int, tau: int) -> bool:
         """Apply a mean gradient (None: there is none) of so many steps, or what `io` has of it, of staleness `tau`."""
@@ -134,6 +144,7 @@ class ModelState:
     def _configure(self, spec: ModelSpec, kept: Mapping[str, Vector]) -> None:
         trainable = max(0, min(self.high, spec.parameters) - self.low)
         self.optimizer = Optimizer(spec.optimizer, self.low, trainable, kept)
+        self.sampled, self._samples = Agreement(trainable), rule(spec.optimizer) == "momentum"
         self._statistics = Statistics(spec.averages, trainable, self.high - self.low, self.low)
         if not self.optimizer.state.keys() <= kept.keys():
             self.updates = 0

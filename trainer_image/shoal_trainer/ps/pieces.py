@@ -52,21 +52,6 @@ class Window:
             yield slice(part.start + first, part.stop + first), values
 
 
-class Section:
-    """The values [low, high) of a vector, as a vector."""
-
-    def __init__(self, values: Payload, low: int, high: int) -> None:
-        self.size = high - low
-        self.shape = (self.size,)
-        self._values, self._low = values, low
-
-    def parts(self, low: int, high: int) -> Iterator[tuple[slice, Buffer]]:
-        """The values [low, high), as in `parts`."""
-        first = self._low
-        for part, values in parts(self._values, low + first, high + first):
-            yield slice(part.start - first, part.stop - first), values
-
-
 class InPieces(Protocol):
     """A vector that is not one array."""
 
@@ -87,8 +72,8 @@ Payload = Buffer | InPieces
 
 
 def section(io: Payload, low: int, high: int) -> Payload:
-    """The values [low, high) of `io`."""
-    return io[low:high] if isinstance(io, np.ndarray) else Section(io, low, high)
+    """The values [low, high) of `io`, as a vector."""
+    return io[low:high] if isinstance(io, np.ndarray) else Window(io, -low, 0, high - low, high - low)
 
 
 def parts(io: Payload, low: int = 0, high: int | None = None) -> Iterator[tuple[slice, Buffer]]:

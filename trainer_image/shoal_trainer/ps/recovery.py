@@ -58,6 +58,7 @@ class Recovery:
     """Ends when every expected worker has answered, or `seconds` after the first worker with a copy connected.
 
     Before that, workers without a copy wait `FIRST_COPY_SECONDS` for one: those that replace lost workers may be first.
+    If they are all that is expected, `seconds`: others that joined after the snapshot may have copies.
     The wait is extended, up to `LONGEST_WAIT`, for copies that were requested by then. If the expected workers are not
     known, it ends after `seconds`, or when all workers that a newer copy names have answered.
 
@@ -74,6 +75,8 @@ class Recovery:
         self._other_run = False
         self._expected: set[int] | None = None
         self._answered: set[int] = set()
+        self._empty: set[int] = set()
+        """Those that have come without a copy."""
         self._requested: dict[int, Age] = {}
         self._put_off: dict[int, Age] = {}
 
@@ -100,10 +103,11 @@ class Recovery:
             self._answered.add(slot)
         self._expected = (self._expected or set()).union(slots)
 
-    def begin(self, now: float, *, has_copy: bool) -> None:
+    def begin(self, slot: int, now: float, *, has_copy: bool) -> None:
         """Start the wait when the first worker connects, and shorten it when the first one with a copy does."""
         if self._begun is None:
             self._begun = now
+        (self._empty.discard if has_copy else self._empty.add)(slot)
         wait = 0.0 if has_copy or self._other_run else FIRST_COPY_SECONDS
         self._deadline = min(self._deadline, now + max(wait, self._seconds))
 
@@ -134,13 +138,15 @@ class Recovery:
         """Whether the shard may start."""
         if self._begun is None:
             return False
-        awaits = self._requested or self._put_off
-        complete = not awaits and self._expected is not None and self._expected <= self._answered
-        return complete or now >= self._end(self._begun)
+        return now >= self._end(self._begun)
 
     def remaining(self, now: float) -> float:
         """An upper bound of the seconds until `over`; infinite before the first worker connects."""
         return math.inf if self._begun is None else max(SHORTEST_WAIT, self._end(self._begun) - now)
 
     def _end(self, begun: float) -> float:
-        return max(self._deadline, begun + LONGEST_WAIT) if self._requested else self._deadline
+        if self._requested:
+            return max(self._deadline, begun + LONGEST_WAIT)
+        if self._put_off or self._expected is None or not self._expected <= self._answered:
+            return self._deadline
+        return min(self._deadline, begun + self._seconds) if self._expected & self._empty else begun

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.pieces import Payload, nbytes, parts
 from shoal_trainer.ps.streams import Request
-from shoal_trainer.ps.update_rules import free_pace
+from shoal_trainer.ps.update_rules import divides_by_size, free_pace
 from shoal_trainer.ps.values import Answer, AppliedPush, ShardCopy
 from shoal_trainer.ps.walks import Walk, Walks, Weighed
 from shoal_trainer.wire.messages import PushMeta
@@ -90,6 +92,8 @@ class Pushing(_OnShard, Request[Answer]):
         self._worker, self._seq, self._base, self._meta = worker, seq, base, meta
         self._ahead, self._delta = 0.0 if delta else ahead, delta
         self._received, self._non_finite = 0, False
+        self._met = np.zeros(3)
+        """What was learned of it by comparison with the last gradient; see `Agreement`."""
 
     def check(self) -> None:
         """See `Request`."""
@@ -111,7 +115,7 @@ class Pushing(_OnShard, Request[Answer]):
             return Weighed(staleness, 0.0 if meta.skipped else meta.scale, None)
         config = self.model.optimizer.config
         own = history.pushed_since(self._worker[0], self._base)  # in flight then; see `Damping`
-        shard.damping.free = free_pace(config)
+        shard.damping.free, shard.damping.divides = free_pace(config), divides_by_size(config)
         shard.damping.agreement = self.model.agreement() if shard.workers.live > 1 else 0.0
         damped = shard.damping.apply(max(0, staleness - own), shard.workers.live, meta.length)
         weight = config.weight(meta.samples) * damped.factor
@@ -131,6 +135,8 @@ class Pushing(_OnShard, Request[Answer]):
             if self._delta:
                 self._non_finite |= self.model.add(io, self._meta.scale)
             else:
+                if weighed.update is not None and self.shard.workers.live > 1:
+                    self._met += self.model.meet(self._worker[0], io)
                 self._non_finite |= self.model.apply_gradient(
                     io, weighed.update, self._meta.steps, weighed.staleness
                 )
@@ -142,6 +148,7 @@ class Pushing(_OnShard, Request[Answer]):
         assert self.walk.push.weighed is not None
         staleness, weight, _ = self.walk.push.weighed
         shard.load.applied(self._received)
+        self.model.sampled.learn(self._met)
         shard.workers.pushed(slot, incarnation, self._base, non_finite=self._non_finite)
         shard.history.record(self._worker, self._seq, self._meta)
         if shard.on_applied is not None:
@@ -194,4 +201,5 @@ class Copying(_OnShard, Request[ShardCopy]):
             begun=history.begun(self.walk),
             generation=history.generation,
             pace=model.pace,
+            agreement=model.sampled.mean,
         )

@@ -1,4 +1,4 @@
-"""The server of the data port: one thread per connection.
+"""The server of the data port.
 
 Clients authenticate first; the handshake has one deadline, and the number of unauthenticated connections is bounded.
 The length in a header is checked against the size of the shard before memory is taken from the pool. Messages of a
@@ -9,17 +9,13 @@ so threads suffice for tens of workers.
 from __future__ import annotations
 
 import contextlib
-import logging
 import socket
-import ssl
-import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from shoal_trainer.cgroup import memory_limit
-from shoal_trainer.errors import Fenced, ProtocolError, TrainerError, Unauthorized, Unreachable, UserError
+from shoal_trainer.errors import Fenced, ProtocolError, TrainerError, Unreachable, UserError
 from shoal_trainer.ps.aligned import octets
 from shoal_trainer.ps.coding import in_memory
 from shoal_trainer.ps.kernel_loader import load_kernels
@@ -27,16 +23,14 @@ from shoal_trainer.ps.pool import Loan, PiecePool
 from shoal_trainer.ps.shard import Answer, ShardStore
 from shoal_trainer.ps.streams import Stream
 from shoal_trainer.security import Credentials
-from shoal_trainer.wire import bar, handshake, header
+from shoal_trainer.wire import handshake, header
 from shoal_trainer.wire.channel import MIN_RATE, Channel
-from shoal_trainer.wire.gate import Gate, Visit, shut
+from shoal_trainer.wire.gate import Visit
 from shoal_trainer.wire.handshake import Peer, Verdict
 from shoal_trainer.wire.header import ASK, FOLLOWS, IDLE, Codec, ErrorCode, Header, Op
+from shoal_trainer.wire.listener import HANDSHAKE_SECONDS, Listener
 from shoal_trainer.wire.messages import Hello, decode_answer, decode_json, decode_push, encode_answer
 
-log = logging.getLogger(__name__)
-
-HANDSHAKE_SECONDS = 5.0
 MAX_UNAUTHENTICATED = 64
 MAX_CONNECTIONS = 4096
 WAIT_SECONDS = 20.0
@@ -46,8 +40,6 @@ BUSY_SECONDS = 5.0
 """How often a request that waits for memory is told so. The client's timeout is longer."""
 PATIENCE_SECONDS = 0.25
 """How long a stream waits in all for the answers of slower ones, which it would tear (see `walks`)."""
-PAUSE_SECONDS = 0.05
-"""Before the next accept if the process has reached its limit of file descriptors or threads."""
 PUSHES = {Op.PUSH, Op.PUSH_PULL, Op.DELTA_PULL}
 
 
@@ -57,29 +49,6 @@ class _Interrupted(Exception):
     def __init__(self, reason: TrainerError) -> None:
         super().__init__(str(reason))
         self.reason = reason
-
-
-class RefusalLog:
-    """Logs refused connections: at most one message per `interval` seconds and address, with a count."""
-
-    def __init__(self, clock: Callable[[], float], interval: float = 60.0, max_addresses: int = 1024) -> None:
-        self._clock, self._interval, self._max_addresses = clock, interval, max_addresses
-        self._seen: dict[str, tuple[float, int]] = {}
-        self._lock = threading.Lock()
-
-    def refused(self, address: str, reason: object) -> None:
-        """Count a refusal, and log it unless the address was logged recently."""
-        with self._lock:
-            now = self._clock()
-            last, count = self._seen.get(address, (-self._interval, 0))
-            if now - last < self._interval:
-                self._seen[address] = (last, count + 1)
-                return
-            if len(self._seen) >= self._max_addresses:
-                self._seen.clear()
-            self._seen[address] = (now, 0)
-        earlier = f" ({count} more since the last message)" if count else ""
-        log.warning("refused a connection from %s: %s%s", address, reason, earlier)
 
 
 class DataServer:
@@ -104,140 +73,41 @@ class DataServer:
         self._shard = shard
         self._job_uid = job_uid
         self._credentials = credentials
-        self._context = credentials.server_context() if tls else None
         self._binding = credentials.certificate_digest() if tls else b""
         self._on_superseded = on_superseded
         self._clock = clock
-        self._handshake_seconds = handshake_seconds
         self._pool = PiecePool(memory=memory_limit(), clock=clock)
-        self._refusals = RefusalLog(clock)
-        self._open: set[Channel | socket.socket] = set()
-        self._open_lock = threading.Lock()
-        self._closed = False
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, port), family=family, backlog=256)
-        self._bar = bar.Bar(self._listener)
-        self._gate = Gate(MAX_UNAUTHENTICATED, bar=self._bar.add)
-        self.port: int = self._listener.getsockname()[1]
-        self._acceptor = threading.Thread(target=self._accept, name="data-accept", daemon=True)
+        self.listener = Listener(
+            "data",
+            host,
+            port,
+            self._serve,
+            unproven=MAX_UNAUTHENTICATED,
+            connections=MAX_CONNECTIONS,
+            context=credentials.server_context() if tls else None,
+            clock=clock,
+        )
+        self.listener.handshake_seconds = handshake_seconds
+        self.port: int = self.listener.port
 
     def start(self) -> None:
         """Start accepting connections."""
         load_kernels()  # without a cache it takes seconds, too long for the first push
-        self._acceptor.start()
+        self.listener.start()
 
     def close(self) -> None:
         """Stop accepting, and close all connections."""
-        self._closed = True
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        with self._open_lock:
-            channels = list(self._open)
-        for channel in channels:
-            channel.close()
-        if self._acceptor.is_alive():
-            self._acceptor.join(5)
+        self.listener.close()
 
     # --- connections ----------------------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        while not self._closed:
-            try:
-                self._listener.settimeout(self._bar.lift())
-                sock, address = self._listener.accept()
-            except TimeoutError:
-                continue
-            except OSError:
-                if self._closed:
-                    return
-                time.sleep(PAUSE_SECONDS)
-                continue
-            bar.free(sock)
-            name = str(address[0])
-            with self._open_lock:
-                full = len(self._open) >= MAX_CONNECTIONS
-            visit = None if full else self._gate.enter(name, partial(shut, sock))
-            if visit is None:
-                self._refusals.refused(name, "too many connections")
-                sock.close()
-                continue
-            try:
-                threading.Thread(
-                    target=self._serve, args=(sock, visit), name=f"data-{name}", daemon=True
-                ).start()
-            except RuntimeError as error:  # the pod's PID limit, which counts threads
-                self._gate.leave(visit)
-                self._refusals.refused(name, error)
-                sock.close()
-                time.sleep(PAUSE_SECONDS)
-
     def _serve(self, sock: socket.socket, visit: Visit) -> None:
-        channel: Channel | None = None
-        address = visit.address
-        try:
-            try:
-                deadline = self._clock() + self._handshake_seconds
-                channel = self._secure(sock, visit)
-                peer = self._authenticate(channel, deadline)
-                self._gate.proved(visit)
-            finally:
-                self._gate.leave(visit)
-                if visit.evicted:
-                    self._refusals.refused(address, "too many connections without proof")
-            if peer is not None:
-                self._serve_peer(channel, peer)
-        except (ProtocolError, Fenced) as error:
-            self._refusals.refused(address, error)
-        except Unreachable as error:
-            log.debug("%s: %s", address, error)
-        except Exception:
-            log.exception("closed the connection from %s after an internal error", address)
-        finally:
-            with self._open_lock:
-                self._open.discard(sock)
-                if channel is not None:
-                    self._open.discard(channel)
-            (channel or sock).close()
-
-    def _secure(self, sock: socket.socket, visit: Visit) -> Channel:
-        """The channel over an accepted connection, after the TLS handshake if there is one."""
-        accepted = sock
-        with self._open_lock:
-            self._open.add(accepted)
-        try:
-            if self._context is not None:
-                sock.settimeout(self._handshake_seconds)
-                sock = self._shake_hands(sock, visit)
-            channel = Channel(sock, timeout=self._handshake_seconds, clock=self._clock)
-        except TimeoutError:
-            raise Unauthorized(f"no TLS handshake within {self._handshake_seconds:g} s") from None
-        except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:  # closed by the peer, as by a health probe
-            raise Unreachable(str(error)) from None
-        except ssl.SSLError as error:
-            raise Unauthorized(f"TLS handshake failed: {error.reason}") from None
-        except OSError as error:
-            raise Unreachable(str(error)) from None
-        with self._open_lock:
-            self._open.discard(accepted)
-            if not self._closed:
-                self._open.add(channel)
-                return channel
-        channel.close()
-        raise Unreachable("the server is closing")
-
-    def _shake_hands(self, sock: socket.socket, visit: Visit) -> socket.socket:
-        assert self._context is not None
-        secured = self._context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-        try:
-            visit.close = partial(shut, secured)
-            if visit.evicted:
-                raise Unreachable("too many connections")
-            secured.do_handshake()
-        except BaseException:
-            secured.close()
-            raise
-        return secured
+        seconds = self.listener.handshake_seconds
+        channel = Channel(sock, timeout=seconds, clock=self._clock)
+        peer = self._authenticate(channel, visit.begun + seconds)
+        self.listener.gate.proved(visit)
+        if peer is not None:
+            self._serve_peer(channel, peer)
 
     def _authenticate(self, channel: Channel, deadline: float) -> Peer | None:
         """The authenticated client, or None if it was refused."""

@@ -144,7 +144,7 @@ class ShardStore:
             self._other_run = False
             self.workers.expect_no_push(slot)
             now = self._clock()
-            self._recovery.begin(now, has_copy=copy_version is not None)
+            self._recovery.begin(slot, now, has_copy=copy_version is not None)
             wants_copy = False
             if copy_version is not None and self._is_newer(copy_version, generation):
                 wants_copy = self._recovery.request(slot, (generation, copy_version))
@@ -325,7 +325,7 @@ class ShardStore:
             model.load(copy.arrays)
             self._other_run = other_run or weights_only
             if not weights_only:
-                model.load_optimizer(copy.arrays, copy.updates, copy.pace)
+                model.load_optimizer(copy.arrays, copy.updates, copy.pace, copy.agreement)
             self._state = State.RECOVERING
             if self._other_run:
                 self.history.samples = 0 if weights_only else copy.samples
@@ -344,6 +344,7 @@ class ShardStore:
             self.boot = secrets.randbits(63)
             self._moved.wait_for(lambda: not any(walk.working for walk in self.history.walks.open))
             self.workers.expect_no_pushes()
+            self.history.undo()
             self.restore(copy)
             self._become_ready()
 
@@ -389,7 +390,7 @@ class ShardStore:
             initialized=self._state is State.READY or self._recovery.has_parameters,
             recovering=waits or self._state is State.RECOVERING,
             wants_copy=wants_copy,
-            last_seq=self.history.applied.get((slot, incarnation), 0),
+            last_seq=self.history.last_seq((slot, incarnation)),
             live_workers=self.workers.live,
             generation=self.history.generation,
             stopped=self.stopped(),

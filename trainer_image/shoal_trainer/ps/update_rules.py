@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shoal_trainer.ps import kernels
+from shoal_trainer.ps.agreement import SAMPLE
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.kernels import Buffer, Vector
 from shoal_trainer.ps.pieces import Payload, parts
@@ -35,10 +36,6 @@ STATE = {
     "adagrad": ("a",),
     "delta": (),
 }
-
-
-SAMPLE = 4096
-"""So many values of the moments, evenly spread, tell how far gradients agree."""
 
 
 class Update(NamedTuple):
@@ -201,9 +198,14 @@ class Optimizer:
 
 def free_pace(config: OptimizerConfig) -> float:
     """See `Damping`: 4 is that of nine workers in rounds, and 2.5 that of six."""
-    if config.name == "sgd" or (config.name == "delta" and not config.normalized):
+    if rule(config) == "sgd" or (config.name == "delta" and not config.normalized):
         return 1.0
     return 4.0 if {"m", "momentum"} & set(STATE[rule(config)]) else 2.5
+
+
+def divides_by_size(config: OptimizerConfig) -> bool:
+    """Whether its steps do not shrink with its gradients: all but SGD."""
+    return config.normalized if config.name == "delta" else config.name != "sgd"
 
 
 def stretch(pace: float) -> float:

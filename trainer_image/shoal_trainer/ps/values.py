@@ -67,6 +67,8 @@ class ShardCopy:
     generation: int = 0
     pace: float | None = None
     """The pace of `Damping` at which the optimizer's velocity was made; None: unknown."""
+    agreement: float = 0.0
+    """How far gradients agreed, by samples of them; see `Agreement`."""
 
 
 def same_shapes(job: ModelSpec, worker: ModelSpec) -> bool:

@@ -5,12 +5,16 @@ It shares the shard's lock.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
-from shoal_trainer.ps.admission import Incarnations, Permits
+from shoal_trainer.errors import Fenced
+from shoal_trainer.ps.admission import Permits
 from shoal_trainer.ps.contents import Worker
 from shoal_trainer.ps.rounds import Rounds
+
+log = logging.getLogger(__name__)
 
 
 class Workers:
@@ -33,59 +37,85 @@ class Workers:
         self._changed = changed
         self._released = released
         self._clock = clock
-        self._incarnations = Incarnations()
         self._permits = Permits()
         self.rounds = Rounds()
+        self._reported_live: int | None = None
+        self._newest: dict[int, int] = {}
+        """The oldest incarnation of each slot that may push."""
+        self._left: dict[int, int] = {}
+        """The incarnation of each slot that has left."""
+        self._connections: dict[int, int] = {}
+        self._non_finite: dict[int, int] = {}
+        """The newest incarnation of each slot for which non-finite values were logged."""
 
     @property
     def live(self) -> int:
         """The count passed to `set_live`, or else the number of connected workers; at least 1."""
-        return self._incarnations.live
+        return max(1, len(self._connections) if self._reported_live is None else self._reported_live)
 
     def set_live(self, count: int | None) -> None:
         """Set the number of live workers, as the coordinator does; None: count connections."""
         with self._changed:
-            self._incarnations.reported_live = count
+            self._reported_live = count
             self._changed.notify_all()
 
     def connected(self, slot: int) -> bool:
         """Whether a worker of this slot is connected."""
-        return self._incarnations.has(slot)
+        return slot in self._connections
 
     def connect(self, slot: int, incarnation: int) -> None:
-        """Register a connection of an authenticated worker; `Fenced` if its slot has a newer incarnation."""
+        """Register a connection of an authenticated worker; `Fenced` if its slot has a newer incarnation.
+
+        Older incarnations of the slot are fenced. A worker that had left may come back.
+        """
         with self._changed:
-            self._incarnations.connect(slot, incarnation)
+            self._check_newest(slot, incarnation)
+            # Not before: an older incarnation must not make a late push acceptable.
+            self._left.pop(slot, None)
+            self._newest[slot] = incarnation
+            self._connections[slot] = self._connections.get(slot, 0) + 1
 
     def disconnect(self, slot: int) -> bool:
         """Unregister a connection; returns whether it was the slot's last one."""
         with self._changed:
-            if self._incarnations.disconnect(slot):
+            remaining = self._connections.pop(slot, 0) - 1
+            if remaining > 0:
+                self._connections[slot] = remaining
                 return False
             self.expect_no_push(slot)
             return True
 
     def check(self, slot: int, incarnation: int) -> None:
         """`Fenced` if the slot has a newer incarnation, or if this worker has left."""
-        self._incarnations.check(slot, incarnation)
+        if incarnation == self._left.get(slot):
+            raise Fenced(f"worker {slot}-{incarnation} has left: its leases are reassigned")
+        self._check_newest(slot, incarnation)
 
     def fence(self, slot: int, minimum_incarnation: int) -> None:
         """Refuse older incarnations of a slot from now on, and stop waiting for their gradients."""
         with self._changed:
-            if self._incarnations.fence(slot, minimum_incarnation):
+            before = self._newest.get(slot, 0)
+            self._newest[slot] = max(minimum_incarnation, before)
+            if minimum_incarnation > before:
                 self.expect_no_push(slot)
 
     def leave(self, slot: int, incarnation: int) -> None:
         """Refuse pushes of a worker that has left, until it connects again."""
         with self._changed:
-            if self._incarnations.leave(slot, incarnation):
+            if self._left.get(slot) != incarnation:
+                self._left[slot] = incarnation
                 self.expect_no_push(slot)
 
     def refused(self) -> tuple[tuple[Worker, ...], tuple[Worker, ...]]:
         """Whom `fence` and `leave` refuse: the oldest incarnation of each slot that may push, and those that left."""
         with self._changed:
-            older, left = self._incarnations.refused()
-        return tuple(older.items()), tuple(left.items())
+            return tuple(self._newest.items()), tuple(self._left.items())
+
+    def _check_newest(self, slot: int, incarnation: int) -> None:
+        if incarnation < (newest := self._newest.get(slot, 0)):
+            raise Fenced(
+                f"slot {slot} has incarnation {newest}; incarnation {incarnation} may no longer write"
+            )
 
     # --- bounded staleness ----------------------------------------------------------------------------------------
 
@@ -112,13 +142,18 @@ class Workers:
                 self._permits.leave(slot)
 
     def pulled(self, slot: int) -> None:
-        """A worker has read the parameters; if it is connected, its gradient is expected."""
+        """A worker has read the parameters; if it is connected, its gradients are expected.
+
+        Two, of which it computes one while it pushes the other, unless it waits for each push.
+        """
         if self._bound is not None and self.connected(slot):
-            self._permits.pulled(slot, self._version())
+            self._permits.pulled(slot, self._version(), 2 if self._bound else 1)
 
     def pushed(self, slot: int, incarnation: int, base: int, *, non_finite: bool) -> None:
         """A push computed on version `base` was applied. `non_finite`: with values that were replaced by 0."""
-        self._incarnations.pushed(slot, incarnation, non_finite=non_finite)
+        if non_finite and self._non_finite.get(slot, -1) < incarnation:
+            self._non_finite[slot] = incarnation
+            log.warning("worker %d-%d pushed non-finite values: they were replaced by 0", slot, incarnation)
         self._permits.pushed(slot, base)
 
     def push_ended(self, slot: int) -> None:

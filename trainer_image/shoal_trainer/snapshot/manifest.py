@@ -25,6 +25,8 @@ class ShardFile(Message):
     updates: int = 0
     pace: float | None = None
     """At which the optimizer's velocity was made; None in files of versions that did not write it."""
+    agreement: float = 0.0
+    """How far gradients agreed, by samples of them."""
     low: int
     high: int
     file: str

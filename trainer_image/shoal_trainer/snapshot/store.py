@@ -96,6 +96,7 @@ class SnapshotStore:
             samples=copy.samples,
             updates=copy.updates,
             pace=copy.pace,
+            agreement=copy.agreement,
             low=copy.low,
             high=copy.high,
             file=file,
@@ -246,6 +247,7 @@ class SnapshotStore:
             begun=tuple(parts[0].begun) if len(parts) == 1 else (),
             generation=manifest.generation,
             pace=_pace(parts),
+            agreement=fmean(part.agreement for part in parts),
         )
 
     # --- internal -------------------------------------------------------------------------------------------------

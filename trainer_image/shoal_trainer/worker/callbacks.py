@@ -17,8 +17,9 @@ from typing import Any
 
 import keras
 
+from shoal_trainer.data.read_errors import is_network_outage
 from shoal_trainer.data.user_code import where
-from shoal_trainer.errors import UserError
+from shoal_trainer.errors import CallbackOutage, DiskFull, TrainerError, UserError, has_no_room
 from shoal_trainer.training import Training
 from shoal_trainer.worker.keras_internals import learning_rate_of, remember_if_better
 from shoal_trainer.worker.layout import variables_of
@@ -77,7 +78,7 @@ def callbacks_of(
     try:
         callbacks = list(job.callbacks())
     except (Exception, SystemExit) as error:
-        raise UserError(f"Training(callbacks=…) failed: {where(error)}") from error
+        raise failure("Training(callbacks=…) failed", error) from error
     for callback in callbacks:
         _check(callback, ("loss", *trained))
         _check_evaluated(callback, evaluated)
@@ -87,6 +88,15 @@ def callbacks_of(
             _check_unwritten(callback, unwritten)
         _warn(callback)
     return [each for each in callbacks if not isinstance(each, keras.callbacks.BackupAndRestore)]
+
+
+def failure(what: str, error: BaseException) -> TrainerError:
+    """An error in a callback ends the job, as it ends `fit`; a full disk or an outage of the network only this worker.
+
+    The callbacks are not repeated here: they may have seen a part of the epoch. The next worker has new ones.
+    """
+    kind = DiskFull if has_no_room(error) else CallbackOutage if is_network_outage(error) else UserError
+    return kind(f"{what}: {where(error)}")
 
 
 @contextlib.contextmanager

@@ -20,7 +20,6 @@ from shoal_trainer.data.downloads import Download, Prefetch, is_remote
 from shoal_trainer.data.source import Part, Source
 from shoal_trainer.errors import TrainerError, Unreachable, UserError
 from shoal_trainer.retry import FIRST_PAUSE, Backoff
-from shoal_trainer.worker.watchdog import FIRST_SECONDS, Watchdog
 from shoal_trainer.worker.work import DataWork, Finished, Idle, StatusText, TaskWork, Work, waiting_for
 
 log = logging.getLogger(__name__)
@@ -88,8 +87,6 @@ class Feed:
         self._holds = holds
         self._check = check
         self._clock = clock
-        self.reads = Watchdog(clock)
-        """Of the read in progress, as long as it isn't an outage that is retried."""
         self._next: tuple[DataWork, Prefetch] | None = None
         """The lease after the current one, and its file."""
         self._queue: deque[Item] = deque()
@@ -222,7 +219,7 @@ class Feed:
         if prefetch is None or download is not None:
             part = Part(work.start, work.stop, work.epoch, work.file)
             batches = self._data.read(part, self._batch_size, download)
-            while (batch := self._next_of(batches, work)) is not None:
+            while (batch := next(batches, None)) is not None:
                 self._set_message("")
                 try:
                     self._check(batch)
@@ -232,23 +229,18 @@ class Feed:
                 self._set_message(waiting_for(work.source, self._clock))
         self._set_message("")
 
-    def _next_of(self, batches: Iterator[Batch], work: DataWork) -> Batch | None:
-        with self.reads.watch(f"a read of {work.source}", FIRST_SECONDS):
-            return next(batches, None)
-
     def _failed(self, work: DataWork, error: UserError) -> Failed:
         self._set_message("")  # it reads no more
         return Failed(work, error)
 
     def _downloaded(self, work: DataWork, prefetch: Prefetch) -> Download | None:
         """The downloaded file; None if this worker stops or loses the lease."""
-        with self.reads.watch(f"a read of {work.source}", FIRST_SECONDS):
-            while not self._stop.is_set() and self._holds(work):
-                try:
-                    return prefetch.get(STOP_SECONDS)
-                except TimeoutError:
-                    continue
-            return None
+        while not self._stop.is_set() and self._holds(work):
+            try:
+                return prefetch.get(STOP_SECONDS)
+            except TimeoutError:
+                continue
+        return None
 
     def _prefetch_next(self) -> TaskWork | Finished | None:
         """Request the next lease and start to download its file; returns other work, which goes first."""

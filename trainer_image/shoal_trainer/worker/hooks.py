@@ -24,7 +24,7 @@ from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import DiskFull, TrainerError, UserError, has_no_room
 from shoal_trainer.worker import best_weights
 from shoal_trainer.worker.best_weights import Best
-from shoal_trainer.worker.callbacks import path_attribute, rate_of, remember, set_rate, unchanged
+from shoal_trainer.worker.callbacks import failure, path_attribute, rate_of, remember, set_rate, unchanged
 
 log = logging.getLogger(__name__)
 
@@ -88,8 +88,7 @@ class Hooks:
         except TrainerError:
             raise
         except (Exception, SystemExit) as error:
-            kind = DiskFull if has_no_room(error) else UserError
-            raise kind(f"A callback failed: {where(error)}") from error
+            raise failure("A callback failed", error) from error
         return bool(self._model.stop_training)
 
     @property

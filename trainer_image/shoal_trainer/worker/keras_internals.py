@@ -19,46 +19,15 @@ from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, global_seed_g
 from keras.src.trainers.trainer import Trainer, model_supports_jit
 from tensorflow.python.framework.auto_control_deps_utils import get_read_only_resource_input_indices_graph
 
+# What is defined elsewhere.
 __all__ = [
     "ALL_LOSSES",
     "ALL_METRICS",
     "Functional",
     "MeanMetricWrapper",
     "Trainer",
-    "assigned_handles",
-    "build_symbolically",
-    "call_traced",
-    "clipped",
-    "compiled_loss",
-    "compiled_metrics",
-    "compute_loss",
-    "decays",
-    "evaluate",
-    "flat_losses",
-    "flat_metrics",
-    "function_graph",
     "global_seed_generator",
-    "input_name",
-    "inputs_structure",
-    "keras_mask",
-    "layer_variables",
-    "layers_of",
-    "learning_rate_of",
-    "loss_tracker",
-    "made_of",
-    "mean_of_function",
     "model_supports_jit",
-    "of_outputs",
-    "output_shape",
-    "remember_if_better",
-    "replace_global_seed_generator",
-    "resource_of",
-    "seed_generators",
-    "set_current_rate",
-    "set_keras_mask",
-    "takes_training",
-    "user_loss",
-    "user_metrics",
 ]
 
 # --- models and layers

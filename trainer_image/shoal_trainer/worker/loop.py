@@ -38,8 +38,6 @@ from shoal_trainer.worker.work import Coordinator, Finished, TaskWork, reporting
 log = logging.getLogger(__name__)
 
 
-ALONE_SECONDS = 60.0
-"""If other workers still train so long after a read of this one began, its storage answers them."""
 MAX_LEFT_OUT = 20
 """So many batches in a row that `on_nan="skip"` leaves out are no bad samples: the parameters themselves diverged."""
 
@@ -149,16 +147,9 @@ class Loop:
             self.upstream.probe()
             if self.upstream.outage is None:
                 self.upstream.report_wasted()
-                self._give_up_hung_read()
             self._waited()
         elif not self._leases.held():  # else the data are slow, which is the step's time
             self._waited()
-
-    def _give_up_hung_read(self) -> None:
-        """Raise `HungStep` for a read that never ends, while the storage answers others: they wait for its lease."""
-        began, error = self._feed.reads.since, self._feed.reads.hung()
-        if began is not None and error is not None and self.upstream.others_trained - began > ALONE_SECONDS:
-            raise error
 
     def _waited(self) -> None:
         """What passed since the last push belongs to no step."""

@@ -89,6 +89,8 @@ def main() -> int:
 
             raise UserError(f"The job's code ends the process: {where(error)}. Remove this call.") from error
     except (UserError, Fenced) as error:
+        if isinstance(error, Fenced):
+            faulthandler.dump_traceback()  # if it was fenced for a read that hangs: where
         return exit_code(error)
     except WorkerFailed as error:
         return _failed(error)

@@ -15,7 +15,7 @@ from shoal_trainer.script import beside, imports, python_files
 def beside_the_image(script: Path) -> list[str]:
     """The distributions that the script, or what it imports from beside it, needs and the image lacks.
 
-    None if Shoal itself is not installed.
+    The list is empty if Shoal itself is not installed: nothing says then what the image has.
     """
     if script.suffix != ".py" or not script.is_file():  # compiled, or in an archive
         return []

@@ -138,7 +138,8 @@ class Rehearsal:
             finding.state, said = "error", [str(error)]
         except (Exception, SystemExit) as error:
             finding.state, said = "error", [where(error)]
-        finding.warnings = list(dict.fromkeys(found))
+        told = {words for each in self.findings for words in each.warnings}
+        finding.warnings = [words for words in dict.fromkeys(found) if words not in told]
         if finding.warnings and finding.state == "ok":
             finding.state = "warning"
         finding.message, finding.seconds = ". ".join(said), time.monotonic() - start

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -98,8 +97,6 @@ class Upstream:
         """Whether to pull newer parameters before the next step."""
         self._probed: tuple[int, ...] = ()
         """The shards' versions at the last probe."""
-        self.others_trained = -math.inf
-        """When a probe last showed that other workers train."""
         self._leave_by: float | None = None
         """Until when answers are waited for, once this worker is to stop."""
 
@@ -222,9 +219,7 @@ class Upstream:
         assert self.pulled is not None
         self._leases.void(welcome.shards[0].stopped)
         versions = tuple(shard.version for shard in welcome.shards)
-        paused, before, self._probed = versions == self._probed, self._probed, versions
-        if before and not paused:
-            self.others_trained = self.last_answer
+        paused, self._probed = versions == self._probed, versions
         if paused and versions != self.pulled.versions:
             self.refresh(idle=True)
         # Without a pull, the next step would have no permit (bounded staleness).
@@ -347,8 +342,7 @@ class Upstream:
         if welcome.boots[0] != self._boots[0]:
             self._rejoin(welcome.shards[0].last_seq)
         if stopped := welcome.shards[0].stopped:
-            self.wasted += outage.steps
-            outage.rebase()
+            self._discard_steps()
             # Otherwise a successor that does not know of the stop would renew the lease without the dropped steps.
             self._leases.void(stopped)
         elif outage.steps:
@@ -407,7 +401,7 @@ class Upstream:
             try:
                 self._answer(future)
             except Unreachable:
-                self.wasted += send.push.meta.steps
+                self._unsent.append(send)
         backoff = Backoff(longest=PROBE_SECONDS)
         while not self._drain.is_set():
             try:
@@ -419,23 +413,28 @@ class Upstream:
                 backoff.wait(self._drain)
         # The marked positions are not pushed, so no lease may continue. The coordinator has released them.
         self._leases.reset(self.generation)
-        self._discard_unsent()
+        self._discard_steps()
         if self.outage is None:
             self.outage = self._local_training(None, max_steps=0)
             self.reconnect = self._exchange.connect(lambda: None)
 
-    def _discard_unsent(self) -> None:
-        """Discard all steps without an answer, and count them as wasted."""
-        local = 0 if self.outage is None else self.outage.steps
-        self.wasted += local + len(self.pending) + sum(send.push.meta.steps for send in self._unsent)
-        self.pending.clear()
+    def _discard_unsent(self, undone: int = 0) -> None:
+        """Discard all steps without an answer, and count them as wasted, but for those that a rollback has `undone`."""
+        self._discard_steps()
+        self.wasted += sum(send.push.meta.steps for send in self._unsent if send.push.seq > undone)
         self._unsent.clear()
+
+    def _discard_steps(self) -> None:
+        """Discard the steps of no push, and count them as wasted."""
+        self.wasted += len(self.pending)
+        self.pending.clear()
         if self.outage is not None:
+            self.wasted += self.outage.steps
             self.outage.rebase()
 
     def _roll_back(self, welcome: Welcome) -> Pulled:
         """Discard steps and leases from before the rollback, and pull the snapshot's parameters."""
-        self._discard_unsent()
+        self._discard_unsent(welcome.shards[0].last_seq)
         self._join_coordinator({})
         pulled = self._pull()
         self._seq = max(self._seq, *(shard.last_seq for shard in welcome.shards))

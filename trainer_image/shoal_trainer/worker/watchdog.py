@@ -1,7 +1,7 @@
-"""Notices a step, a task or a read that does not end: a driver that hangs, an endless function, a lost connection.
+"""Notices a step or a task that does not end: a driver that hangs, an endless function, a lost connection.
 
 Its worker still sends heartbeats, so nobody else would notice: its leases and its task would never be given to others,
-and the epoch would never end.
+and the epoch would never end. Reads are the coordinator's (`stuck`): only it knows whether others wait for them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from shoal_trainer.errors import HungStep
 
 LEAST_SECONDS = 600.0
 FIRST_SECONDS = 3600.0
-"""For the first step, which may compile, and for a task or a read, which run the user's code; an evaluation: between
-batches."""
+"""For the first step, which may compile, and for a task, which runs the user's code; an evaluation: between batches."""
 FACTOR = 20.0
 """It hangs if it takes so many times as long as the longest before it, and the least time."""
 CHECK_SECONDS = 5.0
@@ -40,12 +39,6 @@ class Watchdog:
         """By `least`."""
         self._watched: Watched | None = None
         self._stopped = threading.Event()
-
-    @property
-    def since(self) -> float | None:
-        """When what is watched began; None while nothing is."""
-        watched = self._watched
-        return None if watched is None else watched.began
 
     @contextmanager
     def watch(self, what: str, least: float = LEAST_SECONDS) -> Iterator[None]:

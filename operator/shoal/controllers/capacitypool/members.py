@@ -1,12 +1,12 @@
 """Which nodes and which jobs each pool has, kept as they change: a look at a pool costs what the pool has, and no more.
 
-Pools are looked at every 15 s, whatever happens, and there may be thousands of nodes and jobs of others.
+Pools are looked at often, and there may be thousands of nodes and jobs of others.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.kube import Node
@@ -15,9 +15,13 @@ from shoal.controllers.trainingjob.claims import holdings
 
 
 class Members:
-    """Told each change, with the old and the new object, one of which may be None."""
+    """Told each change, with the old and the new object, one of which may be None.
 
-    def __init__(self) -> None:
+    `changed` is told the pools that have other nodes now, or of which a job has more or fewer.
+    """
+
+    def __init__(self, changed: Callable[[str], None] = lambda _pool: None) -> None:
+        self._changed = changed
         self._selectors: dict[str, Mapping[str, str]] = {}
         self._labels: dict[str, Mapping[str, str]] = {}
         self._nodes: defaultdict[str, set[str]] = defaultdict(set)
@@ -27,8 +31,8 @@ class Members:
         """How many nodes two pools have both."""
         self._jobs: defaultdict[str, dict[str, tuple[TrainingJob, int]]] = defaultdict(dict)
         """By pool and uid, with how many nodes of the pool the job has or is to have."""
-        self._known_of: dict[str, Collection[str]] = {}
-        """The pools of a job."""
+        self._held_by: dict[str, Counter[str]] = {}
+        """By uid of a job, the nodes of each of its pools."""
 
     def nodes(self, pool: str) -> Set[str]:
         """The names of its nodes."""
@@ -79,15 +83,20 @@ class Members:
 
     def see_job(self, old: TrainingJob | None, new: TrainingJob | None) -> None:
         """Take a change of a job."""
+        before, now = Counter[str](), Counter[str]()
         if old is not None:
-            for pool in self._known_of.pop(old.metadata.uid, ()):
+            before = self._held_by.pop(old.metadata.uid, before)
+            for pool in before:
                 del self._jobs[pool][old.metadata.uid]
         if new is not None:
-            held = holdings(new)
-            if pools := held.keys() | new.status.pool_usage.keys():
-                self._known_of[new.metadata.uid] = pools
-            for pool in pools:
-                self._jobs[pool][new.metadata.uid] = new, held[pool]
+            now = Counter({**dict.fromkeys(new.status.pool_usage, 0), **holdings(new)})
+            if now:
+                self._held_by[new.metadata.uid] = now
+            for pool, count in now.items():
+                self._jobs[pool][new.metadata.uid] = new, count
+        for pool in before.keys() | now.keys():
+            if before[pool] != now[pool]:
+                self._changed(pool)
 
     def _join(self, node: str, pool: str) -> None:
         for other in self._pools[node]:
@@ -95,6 +104,7 @@ class Members:
             self._shared[other, pool] += 1
         self._pools[node].add(pool)
         self._nodes[pool].add(node)
+        self._changed(pool)
 
     def _leave(self, node: str, pool: str) -> None:
         self._nodes[pool].remove(node)
@@ -102,6 +112,7 @@ class Members:
         for other in self._pools[node]:
             self._shared[pool, other] -= 1
             self._shared[other, pool] -= 1
+        self._changed(pool)
 
 
 def selects(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:

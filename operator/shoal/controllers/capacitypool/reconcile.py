@@ -20,12 +20,17 @@ from shoal.runtime.status_writer import StatusWriter
 from shoal.sizing.accelerators import catalogue
 
 EVERY_SECONDS = 15.0
+REST_SECONDS = 3.0
+"""What changes so soon after a look is answered together: a hundred jobs that begin are few statuses of their pool."""
+
+RECOMMENDED = "Recommended"
 
 
 class PoolReconciler:
     """Called with the key of a pool; returns the seconds until the next time. `operator`: who this is, to others.
 
-    It is made before the caches are filled.
+    It is made before the caches are filled, and has a pool looked at when its nodes change, or those of a job. `rest`
+    has later changes of a pool wait for so long.
     """
 
     def __init__(
@@ -37,6 +42,7 @@ class PoolReconciler:
         wall: Callable[[], datetime],
         operator: str = "",
         on_change: Callable[[], None] = lambda: None,
+        rest: Callable[[Key, float], None] = lambda _key, _seconds: None,
     ) -> None:
         self._state = state
         self._writer = writer
@@ -44,7 +50,8 @@ class PoolReconciler:
         self._wall = wall
         self._operator = operator
         self._on_change = on_change
-        self._members = Members()
+        self._rest = rest
+        self._members = Members(lambda name: state.wake(CapacityPool.PLURAL, ("", name)))
         state.on_job.append(self._members.see_job)
         state.on_node.append(self._members.see_node)
         state.on_pool.append(self._members.see_pool)
@@ -54,6 +61,7 @@ class PoolReconciler:
         pool = self._state.pools.get(key[1])
         if pool is None or pool.metadata.deletion_timestamp:
             return None
+        self._rest(key, REST_SECONDS)
         status = measure(self._observe(pool))
         if status != pool.status:
             events = _events(pool, status)
@@ -61,7 +69,7 @@ class PoolReconciler:
             if stored is None:
                 return 1.0
             self._recorder.record(stored, events)
-            if events:
+            if any(each.reason != RECOMMENDED for each in events):  # that follows from plans
                 self._on_change()
         return EVERY_SECONDS
 
@@ -137,5 +145,5 @@ def _events(pool: CapacityPool, status: CapacityPoolStatus) -> list[Event]:
             events.append(Event("Normal", condition.reason, f"{condition.type} is {condition.status} again"))
     old, new = pool.status.recommended, status.recommended
     if new.nodes != old.nodes:
-        events.append(Event("Normal", "Recommended", f"{old.nodes} -> {new.nodes} nodes: {new.reason}"))
+        events.append(Event("Normal", RECOMMENDED, f"{old.nodes} -> {new.nodes} nodes: {new.reason}"))
     return events

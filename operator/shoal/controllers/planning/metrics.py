@@ -30,7 +30,10 @@ class PlanMetrics:
             registry=metrics.registry,
         )
         self.plans = Counter(
-            "shoal_plans_total", "Plans, by result: done, error.", ["result"], registry=metrics.registry
+            "shoal_plans_total",
+            "Plans, by result: done, error, interrupted.",
+            ["result"],
+            registry=metrics.registry,
         )
 
         self.faults = Counter(

@@ -2,7 +2,8 @@
 
 One plan at a time, of all jobs together, since they share the pools. The first one of a thousand jobs may take an hour:
 those that follow no plan yet get theirs meanwhile, as it is before jobs trade. One that follows the plan of an operator
-before this one keeps it until the end: it would give up what it got by a trade, and get it back.
+before this one keeps it until the end: it would give up what it got by a trade, and get it back. What matters
+interrupts a plan that takes longer than a minute: the next one has the choices that were made, and what came.
 
 A plan that fails leaves the last proposals, which grow old and say so. A job, pool, profile or report that fails is
 left out and counted, and the others' plans go on.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -29,6 +31,8 @@ from shoal.controllers.planning.translate import proposal
 from shoal.controllers.speedprofile.reconcile import Learner
 from shoal.controllers.state import ClusterState, Key, Wake, key_of
 from shoal.controllers.trainingjob.claims import holdings
+from shoal.errors import ShoalError
+from shoal.manifests.pods import Images
 from shoal.policy.model import Proposal
 from shoal.runtime.work_queue import Priority
 from shoal.sizing.fleet import FleetJob, FleetPlan, FleetPool, JobPlan, Profile, plan_fleet
@@ -40,6 +44,9 @@ logger = logging.getLogger(__name__)
 
 SETTLE_SECONDS = 1.0
 """A wave of changes is one plan."""
+
+LATER = 2
+"""A plan after one that was interrupted has so many times as long before it is, too: so it comes to an end."""
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -67,6 +74,10 @@ class Plan(Protocol):
 Answers = list[tuple[TrainingJob, Proposal]]
 
 
+class _InterruptedError(ShoalError):
+    """Something that matters came while a long plan was made."""
+
+
 @dataclass(frozen=True)
 class _Known:
     """The newest proposal for a job, and when it was made (the loop's clock)."""
@@ -87,6 +98,7 @@ class Planner:
         wake: Wake,
         wall: Callable[[], datetime],
         metrics: PlanMetrics,
+        images: Images,
         every_seconds: float = 60.0,
         plan: Plan | None = None,
     ) -> None:
@@ -96,6 +108,7 @@ class Planner:
         self._wake = wake
         self._wall = wall
         self._metrics = metrics
+        self._images = images
         self._every_seconds = every_seconds
         self._plan = plan or partial(plan_fleet, kept={})
         self._known: dict[str, _Known] = {}
@@ -121,8 +134,11 @@ class Planner:
         return sum(is_planned(job) and job.metadata.uid not in self._known for job in self._state.jobs.all())
 
     async def run(self) -> None:
-        """Plan until cancelled, for at most half of the time: a wave of disruptions comes while a plan is made."""
-        took, ended = 0.0, self._now()
+        """Plan until cancelled, for at most half of the time: a wave of disruptions comes while a plan is made.
+
+        It rests no longer than it does without a reason to plan, however long a plan took.
+        """
+        rest, ended, patience = 0.0, self._now(), self._every_seconds
         while True:
             settle = min(SETTLE_SECONDS, self._every_seconds)
             try:
@@ -130,21 +146,29 @@ class Planner:
                     await self._wanted.wait()
             except TimeoutError:
                 settle = 0.0
-            await asyncio.sleep(max(settle, ended + took - self._now()))
+            await asyncio.sleep(max(settle, ended + rest - self._now()))
             self._wanted.clear()
-            began = self._now()
+            began, interrupted = self._now(), False
             try:
-                await self.plan_once()
+                await self.plan_once(patience=patience)
+            except _InterruptedError:
+                self._metrics.plans.labels("interrupted").inc()
+                interrupted = True
             except Exception:  # broad: a fault of the planner must not stop the operator
                 self._metrics.plans.labels("error").inc()
                 logger.exception("the planner failed; the last plans stay")
             since, ended = ended, self._now()
             took = ended - began
+            patience = LATER * patience if interrupted else self._every_seconds
+            rest = 0.0 if interrupted else min(took, self._every_seconds)
             self._metrics.busy.set(took / max(ended - since, 1e-9))
 
-    async def plan_once(self, clock: Callable[[], float] | None = None) -> None:
-        """Plan all jobs once. `clock`: by which portions are due; None: the loop's."""
-        scene = take(self._state, self._poller, self._learner, self._wall(), self._now())
+    async def plan_once(self, clock: Callable[[], float] | None = None, patience: float = math.inf) -> None:
+        """Plan all jobs once. `clock`: by which portions are due; None: the loop's.
+
+        `patience`: seconds after which it is given up for what matters.
+        """
+        scene = take(self._state, self._poller, self._learner, self._images, self._wall(), self._now())
         uids = {look.job.metadata.uid for look in scene.looks}
         for uid in self._known.keys() - uids:
             del self._known[uid]
@@ -157,7 +181,9 @@ class Planner:
         def tell(portion: Answers) -> None:
             loop.call_soon_threadsafe(self._publish, portion)
 
-        proposals, faults = await asyncio.to_thread(self._proposals, scene, tell, clock or loop.time)
+        proposals, faults = await asyncio.to_thread(
+            self._proposals, scene, tell, clock or loop.time, patience
+        )
         self._metrics.seconds.observe(self._now() - began)
         self._metrics.plans.labels("done").inc()
         self._metrics.faults.labels("profile").inc(len(faults))
@@ -172,12 +198,13 @@ class Planner:
     # --- off the event loop ---------------------------------------------------------------------------------------
 
     def _proposals(
-        self, scene: Scene, tell: Callable[[Answers], None], clock: Callable[[], float]
+        self, scene: Scene, tell: Callable[[Answers], None], clock: Callable[[], float], patience: float
     ) -> tuple[Answers, dict[Key, str]]:
         """What is proposed to the jobs, and why some profiles cannot be used.
 
         `tell`: gets the first proposals of jobs, in portions.
         """
+        began = clock()
         pools = self._each("pool", scene.pools.values(), scene.pool)
         merged = {key: known.merged() for key, known in scene.profiles.items()}
         profiles, faults = _read_profiles(merged, scene.now)
@@ -206,11 +233,14 @@ class Planner:
             made[name] = plan
             if jobs[name].metadata.uid not in self._known and not _follows(jobs[name]):
                 first.append(name)
-            if first and clock() - since >= PORTION_SECONDS:
+            goes_on = len(made) == len(jobs) or not self._wanted.is_set() or clock() - began < patience
+            if first and (not goes_on or clock() - since >= PORTION_SECONDS):
                 logger.info("the plan has %d of %d jobs so far", len(made), len(jobs))
                 tell(answers_of(made, first))
                 first.clear()
                 since = clock()
+            if not goes_on:
+                raise _InterruptedError(f"after {len(made)} of {len(jobs)} jobs")
 
         found = self._plan(pools, list(profiles.values()), fleet, told=told)
         blamed = {id(each.profile): each.fault for each in found.left_out}

@@ -19,6 +19,7 @@ from shoal.controllers.planning.progress import Progress
 from shoal.controllers.speedprofile.reconcile import Known, Learner
 from shoal.controllers.state import ClusterState, Key, key_of
 from shoal.manifests.placement import ZONE
+from shoal.manifests.pods import Images, has_gpu_image
 from shoal.policy.decide.homes import in_zone
 from shoal.sizing.fleet import FleetJob, FleetPool
 from shoal.sizing.fleet.jobs import fleet_job, server_price
@@ -57,6 +58,8 @@ class Scene:
     pools: Mapping[str, CapacityPool]
     nodes: Mapping[str, Node]
     profiles: Mapping[Key, Known]
+    images: Images
+    """Of pods whose template names none."""
 
     def pool(self, pool: CapacityPool) -> FleetPool:
         """A pool as the planner sees it, with the cores of its nodes where its spec does not say them."""
@@ -80,7 +83,11 @@ class Scene:
         )
         zone = self._zone(look)
         return replace(
-            planned, pools=self._near(look, zone) or planned.pools, servers_zone=zone, silent=silent
+            planned,
+            pools=self._near(look, zone) or planned.pools,
+            gpu_image=has_gpu_image(look.job, self.images),
+            servers_zone=zone,
+            silent=silent,
         )
 
     def _zone(self, look: Look) -> str:
@@ -99,7 +106,9 @@ class Scene:
         return tuple(name for name in spec.pools if name in near or name not in self.pools)
 
 
-def take(state: ClusterState, poller: Poller, learner: Learner, now: datetime, at: float) -> Scene:
+def take(
+    state: ClusterState, poller: Poller, learner: Learner, images: Images, now: datetime, at: float
+) -> Scene:
     """Take the scene. `at`: `now` on the loop's clock."""
     jobs = list(state.jobs.all())
     looks = []
@@ -114,7 +123,8 @@ def take(state: ClusterState, poller: Poller, learner: Learner, now: datetime, a
     every = {key: learner.known(key) for key in learner.keys} if looks else {}
     asked = {look.profile for look in looks}
     known = {key: each for key, each in every.items() if key in asked or not each.is_forgotten}
-    return Scene(now, at, looks, jobs, dict(state.pools_by_name), dict(state.nodes_by_name), known)
+    pools, nodes = dict(state.pools_by_name), dict(state.nodes_by_name)
+    return Scene(now, at, looks, jobs, pools, nodes, known, images)
 
 
 def is_planned(job: TrainingJob) -> bool:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
+from shoal.api.elasticity import Stabilization
 from shoal.api.planning_status import CoursePoint
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.planning.trades import Trade
-from shoal.policy.model import Proposal
+from shoal.policy.model import Proposal, Wish
 from shoal.sizing.fleet import JobPlan
 from shoal.sizing.speed.measurements import MEASURED
 
-URGENT_CONFIDENCE = 0.95
-"""A deadline that is kept with less confidence is at risk."""
 LONGEST_SECONDS = 100 * 365 * 86400.0
 """What takes longer is told to take so long: no calendar goes far beyond."""
 
@@ -32,17 +31,19 @@ def proposal(
     """
     objective = job.spec.elasticity.objective
     limited = objective.deadline_seconds is not None or objective.max_cost is not None
-    at_risk = not plan.feasible or (plan.confidence is not None and plan.confidence < URGENT_CONFIDENCE)
+    at_risk = not plan.feasible or (plan.confidence is not None and plan.confidence < objective.confidence)
     finish, low, high = (
         None if each is None else min(each, LONGEST_SECONDS)
         for each in (plan.finish_seconds, plan.finish_low, plan.finish_high)
     )
     counts = {name: count for name, count in plan.counts.items() if count}
+    since, before = wished(counts, now, old, job.spec.elasticity.stabilization_seconds)
     return Proposal(
         pools=counts,
         parameter_servers=plan.parameter_servers,
         reason=plan.reason,
-        since=old.since if old is not None and old.pools == counts else now,
+        since=since,
+        before=before,
         finish_time=None if finish is None else now + timedelta(seconds=finish),
         cost=None if plan.cost is None else plan.cost + plan.spent,
         confidence=plan.confidence,
@@ -59,3 +60,16 @@ def proposal(
         course=tuple(course),
         speeds=dict(plan.speeds),
     )
+
+
+def wished(
+    counts: Mapping[str, int], now: datetime, old: Proposal | None, wait: Stabilization
+) -> tuple[datetime, tuple[Wish, ...]]:
+    """Since when these counts are proposed, and what was before, as far back as a change must last."""
+    if old is None:
+        return now, ()
+    same = old.pools == counts
+    since, before = (old.since, old.before) if same else (now, (*old.before, Wish(old.since, old.pools)))
+    ends = (*(wish.since for wish in before[1:]), since)
+    longest = timedelta(seconds=max(wait.up, wait.down))
+    return since, tuple(wish for wish, end in zip(before, ends, strict=False) if now - end <= longest)

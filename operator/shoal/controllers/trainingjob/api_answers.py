@@ -5,21 +5,31 @@ They may be lost at any time at the cost of a request or two, and expire, so tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from shoal.policy.model import NameConflict, Refusal, RefusalKind
+from shoal.policy.decide.admission import retry_after
+from shoal.policy.model import NameConflict, Refusal
 
-_REFUSAL_EXPIRES = {
-    # Longer than the policies wait before they retry, which refreshes a refusal that still holds.
-    RefusalKind.QUOTA: timedelta(seconds=30),
-    RefusalKind.FORBIDDEN: timedelta(seconds=120),
-}
-CONFLICT_EXPIRES = timedelta(seconds=2)
+_REFUSAL_EXPIRES = 4
+"""A refusal expires after so many times what the policies wait before they retry, which refreshes one that holds."""
+CONFLICT_SECONDS, MOST_CONFLICT_SECONDS = 2.0, 60.0
+"""After these a name that another object had is asked for again: at first, and after many times in vain."""
 EXISTING_EXPIRES = timedelta(minutes=5)
 """A Secret may be deleted by hand, and pods need it. To ask again costs a 409."""
 
 GONE_NODES_EXPIRE = timedelta(minutes=1)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """An object of another owner has a name."""
+
+    conflict: NameConflict
+    times: int
+    """It was asked for so many times in vain."""
+    until: datetime
+    """When to ask again."""
 
 
 @dataclass
@@ -29,16 +39,17 @@ class ApiAnswers:
     existing: dict[str, datetime] = field(default_factory=dict)
     """When the API server last confirmed that the Secret exists."""
     refused: dict[str, Refusal] = field(default_factory=dict)
-    gone_pods: dict[str, str] = field(default_factory=dict)
+    gone_pods: dict[str, str | None] = field(default_factory=dict)
     """Recorded pods that do not exist, says the API server, and no more: no pod of a run has the name again."""
     gone_nodes: dict[str, datetime] = field(default_factory=dict)
     """The same of nodes, whose names are used again; asked again after a while."""
     recorded: bool = False
     """This process has stored a status of the job: it then knew what others had made."""
     made_before: bool | None = None
-    """Whether others may have made pods of it: there are objects that are made before them. None: not looked yet."""
-    conflicting: dict[str, tuple[NameConflict, datetime]] = field(default_factory=dict)
-    """Objects of other owners, and when they were seen."""
+    """Whether others may have made pods of it: there is a status, or an object that is made before them. None: not
+    looked yet."""
+    conflicting: dict[str, Taken] = field(default_factory=dict)
+    """Objects of other owners, by their names."""
 
     @property
     def first_look(self) -> bool:
@@ -65,17 +76,32 @@ class ApiAnswers:
     def refusals(self, now: datetime, generation: int) -> tuple[Refusal, ...]:
         """Refusals that are still valid for this generation of the spec."""
         for name, refusal in list(self.refused.items()):
-            expires = _REFUSAL_EXPIRES.get(refusal.kind)
-            if refusal.generation != generation if expires is None else now - refusal.at > expires:
+            wait = retry_after(refusal)
+            over = now - refusal.at > _REFUSAL_EXPIRES * wait if wait else refusal.generation != generation
+            if over:
                 del self.refused[name]
         return tuple(self.refused.values())
 
+    def taken(self, name: str, conflict: NameConflict, now: datetime) -> None:
+        """Another object had this name when the job's was to be created."""
+        times = self.conflicting[name].times + 1 if name in self.conflicting else 0
+        growth = 1.0 if conflict.terminating else 2.0 ** min(times, 10)
+        seconds = min(CONFLICT_SECONDS * growth, MOST_CONFLICT_SECONDS)
+        self.conflicting[name] = Taken(conflict, times, now + timedelta(seconds=seconds))
+
     def conflicts(self, now: datetime) -> dict[str, NameConflict]:
         """Names that objects of other owners have."""
-        for name, (_, at) in list(self.conflicting.items()):
-            if now - at > CONFLICT_EXPIRES:
-                del self.conflicting[name]
-        return {name: conflict for name, (conflict, _) in self.conflicting.items()}
+        for name, each in list(self.conflicting.items()):
+            if now > each.until + timedelta(seconds=MOST_CONFLICT_SECONDS):
+                del self.conflicting[name]  # nobody has wanted it since
+        return {
+            name: replace(each.conflict, due=now >= each.until) for name, each in self.conflicting.items()
+        }
+
+    def next_conflict_seconds(self, now: datetime) -> float | None:
+        """Seconds until the first of these names may be asked for again."""
+        first = min((each.until for each in self.conflicting.values()), default=None)
+        return None if first is None else max(CONFLICT_SECONDS, (first - now).total_seconds())
 
 
 class AnswerStore:

@@ -23,7 +23,8 @@ def holdings(job: TrainingJob, decided: Plan | None = None) -> Counter[str]:
         if isinstance(action, CreatePod) and action.role == "worker":
             places.add((action.pool, action.index))
     slots = Counter(pool for pool, _ in places if pool)  # a worker and its successor in one pool count once
-    carried_out = job.spec.elasticity.mode == "Auto" and not (status.finished or job.spec.suspend)
+    wants_none = status.finished or job.spec.suspend or job.metadata.deletion_timestamp is not None
+    carried_out = job.spec.elasticity.mode == "Auto" and not wants_none
     return slots | Counter(status.plan.pools) if carried_out and status.plan is not None else slots
 
 
@@ -43,7 +44,7 @@ class Claims:
         uid = seen.metadata.uid
         has_pools = new is not None and (new.spec.workers.pools or new.status.pool_usage)
         self._stored[uid] = holdings(new) if new is not None and has_pools else Counter()
-        if new is None or new.status.finished:
+        if new is None or new.status.finished or new.metadata.deletion_timestamp is not None:
             self._decided.pop(uid, None)
         self._add_up(uid)
 

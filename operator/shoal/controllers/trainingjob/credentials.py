@@ -62,6 +62,24 @@ class JobCredentials:
         }
 
 
+class CredentialsOfJobs:
+    """The credentials of all runs, each derived once: a plan must not wait for a signature."""
+
+    def __init__(self, install_key: InstallKey) -> None:
+        self._install_key = install_key
+        self._of: dict[str, JobCredentials] = {}
+
+    def get(self, job_uid: str) -> JobCredentials:
+        """The credentials of one run."""
+        if (known := self._of.get(job_uid)) is None:
+            known = self._of[job_uid] = job_credentials(self._install_key, job_uid)
+        return known
+
+    def forget(self, job_uid: str) -> None:
+        """Drop those of a run that is gone."""
+        self._of.pop(job_uid, None)
+
+
 def job_credentials(install_key: InstallKey, job_uid: str) -> JobCredentials:
     """The credentials of one run."""
     key = job_key(install_key.secret, job_uid, install_key.id)

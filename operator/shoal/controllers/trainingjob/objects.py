@@ -7,6 +7,7 @@ next plan sees it. A refusal of the object is kept for the next plan; an answer 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -89,6 +90,7 @@ class Objects:
         exists_still = answer.status == 403 and kind.unique and name in answers.existing
         if answer.ok or exists or exists_still:
             answers.refused.pop(name, None)
+            answers.conflicting.pop(name, None)
             answers.made_before = answers.made_before or exists
             if answer.ok and kind.model:
                 return await self._made(job, kind, name, answer)
@@ -131,17 +133,27 @@ class Objects:
         One that the job has no more, by its labels or its owner, counts as gone, and is deleted if it was made for it:
         no watch tells what becomes of it.
         """
-        answer = await self._transport.request("GET", path(job, PODS, name), urgent=True)
-        if answer.status == 404:
+        if (found := await self._pod(job, name)) is None:
             return {name: ""}
-        answer.accept()
-        found = Pod.model_validate_json(answer.body)
         if run_of(found) != (key_of(job), job.metadata.uid):
             if found.metadata.controller_uid == job.metadata.uid:
                 await self.delete(job, PODS, name, found.metadata.uid)
             return {name: LABEL_REMOVED}
-        self.saw(PODS, answer)
+        self._caches[PODS.plural].put(found, ours=True)
         return {}
+
+    async def _pod(self, job: TrainingJob, name: str) -> Pod | None:
+        """The pod of this name. Who may not get it may list it, as the watch does."""
+        answer = await self._transport.request("GET", path(job, PODS, name), urgent=True)
+        if answer.status == 404:
+            return None
+        if answer.status != 403:
+            answer.accept()
+            return Pod.model_validate_json(answer.body)
+        only = {"fieldSelector": f"metadata.name={name}"}
+        listed = await self._transport.request("GET", path(job, PODS), query=only, urgent=True)
+        listed.accept()
+        return next(map(Pod.model_validate, json.loads(listed.body)["items"]), None)
 
     def saw(self, kind: Kind, answer: Answer) -> None:
         """Write an object through to the cache."""
@@ -149,8 +161,10 @@ class Objects:
 
     def refused(self, job: TrainingJob, name: str, why: RefusalKind, message: str) -> None:
         """Remember a refusal."""
-        refusal = Refusal(why, name, message, job.metadata.generation, self._wall())
-        self._answers.get(job.metadata.uid).refused[name] = refusal
+        refused = self._answers.get(job.metadata.uid).refused
+        before = refused.get(name)
+        times = before.times + 1 if before is not None and before.kind is why else 0
+        refused[name] = Refusal(why, name, message, job.metadata.generation, self._wall(), times)
 
     def _terminates(self, answer: Answer) -> bool:
         """Whether a deleted pod is still there for its grace period."""
@@ -163,7 +177,7 @@ class Objects:
     async def _already_exists(self, job: TrainingJob, kind: Kind, name: str) -> bool:
         """Handle a 409: the object is the job's own (True), or belongs to another owner.
 
-        One that was made for it and lost the job's labels is deleted, and made again.
+        One that was made for it and lost the job's labels is deleted. It is made again; of a pod, the next one.
         """
         answer = await self._transport.request("GET", path(job, kind, name))
         if answer.status == 404:
@@ -174,13 +188,16 @@ class Objects:
         owned = found.metadata.controller_uid == job.metadata.uid
         if owned and not _is_known(job, kind, found):
             await self.delete(job, kind, name, found.metadata.uid)
+            if kind is PODS:
+                answers.gone_pods[name] = LABEL_REMOVED
             raise Unavailable(f"cannot create {name}: it was there without the labels of the job")
         if owned:
             answers.refused.pop(name, None)
+            answers.conflicting.pop(name, None)
             answers.made_before = True
             self.saw(kind, answer)
             return True
-        answers.conflicting[name] = (name_conflict(found.metadata, job, found.spec.node_name), self._wall())
+        answers.taken(name, name_conflict(found.metadata, job, found.spec.node_name), self._wall())
         return False
 
 

@@ -57,13 +57,13 @@ class Observer:
     def observe(
         self, key: Key, in_flight: frozenset[Place] = frozenset(), failing: str = ""
     ) -> Observation | None:
-        """The observation; None if the job does not exist, is being deleted, or has another controller.
+        """The observation; None if the job does not exist, or has another controller.
 
         `in_flight`: places whose pods are being created. `failing`: see `Observation`.
         """
         namespace, name = key
         job = self._state.jobs.get(name, namespace)
-        if job is None or job.metadata.deletion_timestamp or not job.spec.ours:
+        if job is None or not job.spec.ours:
             return None
         now = self._wall()
         uid = job.metadata.uid
@@ -80,7 +80,7 @@ class Observer:
             else:
                 conflicts[service.metadata.name] = name_conflict(service.metadata, job)
         if answers.made_before is None:
-            answers.made_before = bool(services)
+            answers.made_before = bool(services) or bool(job.status.observed_generation)
         report, age = self._poller.latest(uid)
         unreachable, because = self._poller.unreachable(uid)
         signals = self._node_signals()
@@ -102,7 +102,9 @@ class Observer:
             flavors=self._state.flavors_by_name,
             nodes=self._state.nodes_by_name if signals else {},
             silent_nodes=self._state.silent_nodes,
+            nodes_heard_again=self._state.nodes_heard_again,
             node_signals=signals,
+            unread=self._state.jobs.is_unread(uid),
             old_pods=self._old_pods(),
             report=report,
             report_age=age,
@@ -110,7 +112,7 @@ class Observer:
             unreachable_because=because,
             failing=failing,
             refusals=answers.refusals(now, job.metadata.generation),
-            confirmed_absent=ChainMap(answers.gone_pods, self._state.deleted_pods(uid)),
+            gone_pods=ChainMap[str, str | None](answers.gone_pods, self._state.gone_pods(uid)),
             in_flight=in_flight,
             absent_nodes=_GoneNodes(answers.absent_nodes(now), self._state),
             api_returned_at=self._api_returned_at(),

@@ -33,8 +33,6 @@ from shoal.runtime.work_queue import Priority
 from shoal.telemetry.coordinator import Endpoint
 from shoal.telemetry.poller import Poller
 
-NAME_CONFLICT_SECONDS = 3.0
-"""Interval of retries after a name conflict: no watch reports when the name is free."""
 REST_SECONDS_PER_POD = 40e-6
 """A plan takes a tenth of this for each pod, so that a job of any size has a tenth of the event loop, and half of it in
 a wave of losses (`work_queue.URGENT_SHARE`)."""
@@ -105,15 +103,13 @@ class Reconciler:
         decided = self._plan(seen, self._memories[uid])
         self._reactions.lost(seen, decided.status, woken)
         self._reactions.replaced(seen, loop_time())
-        self._listen(key, seen)
+        self._listen(key, seen, decided)
         pause = self._requests.want(seen.job, decided.actions)
         reported = self._report(seen.job, decided)
         # What is due once the status is stored is planned when it is.
         due = decided.wake_after if decided.wake_after or reported.recorded else None
         answers = self._answers.get(uid)
-        delays = [pause, reported.wait, due]
-        if answers.conflicting:
-            delays.append(NAME_CONFLICT_SECONDS)
+        delays = [pause, reported.wait, due, answers.next_conflict_seconds(seen.now)]
         if any(pod.spec.node_name and pod.status.phase == "Pending" for pod in seen.pods):
             delays.append(answers.next_expiry_seconds(seen.now))  # it may wait for a deleted Secret
         if (pods := len(seen.pods)) >= FEWEST_PODS_THAT_REST:
@@ -162,18 +158,19 @@ class Reconciler:
     def _forget(self, uid: str) -> None:
         self._memories.pop(uid, None)
 
-    def _listen(self, key: Key, seen: Observation) -> None:
-        """Poll the coordinator while its pod runs."""
+    def _listen(self, key: Key, seen: Observation, decided: Plan) -> None:
+        """Poll the coordinator while its pod runs, one that is recorded, and the job is not being deleted."""
         uid = seen.job.metadata.uid
         if seen.job.status.finished:
             self._poller.forget(uid)
             return
+        recorded = {slot.place for slot in decided.status.slots if slot.role == "ps" and slot.index == 0}
         running = [
             (pod.place.incarnation, pod.status.pod_ip, pod.ready)
             for pod in seen.pods
-            if pod.place is not None and pod.place.is_coordinator and pod.running and pod.status.pod_ip
+            if pod.place in recorded and pod.running and pod.status.pod_ip
         ]
-        if not running:
+        if not running or seen.job.metadata.deletion_timestamp:
             self._poller.pause(uid)
             return
         _, address, serves = max(running)

@@ -1,7 +1,7 @@
 """Tells the owner of a TrainingJob that this operator cannot read it: on the object itself, not only in a log.
 
 It happens where the CRD is newer than the operator, or was changed by hand. What runs goes on, and nothing of it is
-replaced, since nothing can be recorded.
+replaced (`Observation.unread`): the loss could not be recorded, and what the job is to be is not known.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ function drawJobs() {
 
 function drawPools() {
   const rows = state.overview.pools.map((pool) => element("tr", { "data-key": pool.name }, element("th", { scope: "row" }, pool.name), cell(pool.capacityType === "Spot" ? "spot" : "on-demand"),
-    cell(pool.accelerator), cell(pool.zone || "any"), cell(number(pool.price, 2), "n"), cell(`${pool.used} / ${pool.nodes} / ${pool.limit}`, "n"),
+    cell(pool.accelerator), cell(pool.zone || "any"), cell(number(pool.price, 2), "n"), cell(`${pool.used} / ${pool.free} / ${pool.limit}`, "n"),
     cell(`${number(pool.interruptionsPerHour, 3)} ${pool.measured ? "(measured)" : "(assumed)"}`, "n"), cell(pool.reason ? `${pool.recommended} nodes: ${pool.reason}` : "–", "wide")));
   show($("pool-table").tBodies[0], ...rows);
   $("pools").hidden = rows.length === 0;
@@ -112,7 +112,10 @@ function drawJob() {
   parts.push(facts(job));
   if (job.plan) parts.push(plan(job));
   if (job.spans.length) parts.push(element("div", { class: "panel", "data-key": "pods" }, element("h3", {}, "Slots and their pods over time"), timeline(job), legend(job), table(job)));
-  parts.push(element("div", { class: "curves", "data-key": "curves" }, curve(job, 2, "Samples per second", 1), curve(job, 3, "Loss", 3), curve(job, 1, "Workers that run", 0)));
+  parts.push(element("div", { class: "curves", "data-key": "curves" }, curve(job, 2, "Samples per second", 1), curve(job, 3, "Loss", 3), curve(job, 1, "Workers that run", 0),
+    ...job.curves.map((name, index) => curve(job, 4 + index, name))));
+  const others = Object.keys(job.metrics).filter((name) => !job.curves.includes(name)).length;
+  if (job.curves.length && others) parts.push(element("p", {}, `${others} metrics more have no curve; the card “Loss” has the newest values of all.`));
   show(section, ...parts);
 }
 
@@ -129,7 +132,7 @@ function facts(job) {
     card("Loss", number(job.loss, 4), metrics),
     card("Data of this epoch", `${number(data.done, 0)} of ${data.total === null ? "?" : number(data.total, 0)}`, `whole run: ${number(data.repeated, 0)} repeated, ${number(data.partial, 0)} partial, ${number(data.lost, 0)} lost`),
     job.end ? card("Ended", clock(job.end), job.model ? `model: ${job.model}` : `after ${duration(job.end - job.start)}`) : card("Expected end", finish ?? "–", `${band}${late}`),
-    job.money ? card("Cost so far", number(job.money.spent, 2), `${number(job.money.perHour, 2)} per hour now; on-demand nodes: ${number(job.money.onDemand, 2)}`) : null);
+    job.money ? card("Cost so far", number(job.money.spent, 2), `${number(job.money.perHour, 2)} per hour now; on-demand nodes: ${number(job.money.onDemand, 2)}; in the currency of the pools’ prices`) : null);
 }
 
 function plan(job) {

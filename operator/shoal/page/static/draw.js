@@ -61,6 +61,12 @@ export function number(value, digits = 1) {
   return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 }
 
+// A value of any size in few characters.
+export function brief(value) {
+  const size = Math.abs(value);
+  return size && (size < 1e-3 || size >= 1e6) ? value.toExponential(2) : value.toLocaleString("en", { maximumSignificantDigits: 4 });
+}
+
 export function clock(seconds) {
   return new Date(seconds * 1000).toLocaleString(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
 }
@@ -115,7 +121,7 @@ export function describe(span, now) {
   const name = `${span.role} ${span.index}-${span.incarnation}`;
   const where = [span.node, span.pool && `pool ${span.pool}`].filter(Boolean).join(", ");
   const length = duration((span.end ?? now) - span.start);
-  return `${name}${where ? ` on ${where}` : ""}: ${span.known ? "" : "at least "}${length}, ${span.end ? `ended${span.cause ? `: ${span.cause}` : ""}` : span.state}`;
+  return `${name}${where ? ` on ${where}` : ""}: ${span.known ? "" : "at least "}${length}, ${span.end ? "ended" : span.state}${span.cause ? `: ${span.cause}` : ""}`;
 }
 
 export function legend(job) {
@@ -129,9 +135,10 @@ export function legend(job) {
   return list;
 }
 
-// `column`: 1 workers, 2 samples/s, 3 loss.
+// `column`: 1 workers, 2 samples/s, 3 loss, then the metrics, which a point lacks that is older than they are. Workers and
+// speeds are drawn from 0. Without `digits`: four that count.
 export function curve(job, column, title, digits) {
-  const points = job.samples.filter((sample) => sample[column] !== null).map((sample) => [sample[0], sample[column]]);
+  const points = job.samples.filter((sample) => (sample[column] ?? null) !== null).map((sample) => [sample[0], sample[column]]);
   const panel = element("div", { class: "panel" }, element("h3", {}, title));
   if (points.length < 2) {
     panel.append(element("p", {}, "no values yet since the operator started"));
@@ -140,13 +147,14 @@ export function curve(job, column, title, digits) {
   const [width, height, left, bottom] = [420, 150, 54, 128];
   const [from, until] = [points[0][0], points.at(-1)[0]];
   const values = points.map((point) => point[1]);
-  const [low, high] = [Math.min(...values, column === 3 ? Infinity : 0), Math.max(...values)];
+  const [low, high] = [Math.min(...values, column < 3 ? 0 : Infinity), Math.max(...values)];
   const x = (at) => left + ((at - from) / (until - from || 1)) * (width - left - 6);
   const y = (value) => bottom - ((value - low) / (high - low || 1)) * (bottom - 14);
-  const words = `${title}: now ${number(values.at(-1), digits)}, lowest ${number(Math.min(...values), digits)}, highest ${number(high, digits)}, since ${clock(from)}`;
+  const said = (value) => (digits === undefined ? brief(value) : number(value, digits));
+  const words = `${title}: now ${said(values.at(-1))}, lowest ${said(Math.min(...values))}, highest ${said(high)}, since ${clock(from)}`;
   const drawn = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": words });
-  for (const value of [low, (low + high) / 2, high]) {
-    drawn.append(svg("line", { class: "axis", x1: left, x2: width, y1: y(value), y2: y(value) }), svg("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, number(value, column === 1 ? 0 : digits)));
+  for (const value of new Set([low, (low + high) / 2, high])) {
+    drawn.append(svg("line", { class: "axis", x1: left, x2: width, y1: y(value), y2: y(value) }), svg("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, said(value)));
   }
   drawn.append(svg("polyline", { class: "curve", points: points.map((point) => `${x(point[0]).toFixed(1)},${y(point[1]).toFixed(1)}`).join(" ") }));
   drawn.append(svg("text", { x: left, y: height - 4 }, short(from, until - from)), svg("text", { x: width, y: height - 4, "text-anchor": "end" }, short(until, until - from)));

@@ -22,10 +22,12 @@ from shoal.policy.decide.members import OVERSTAY
 from shoal.policy.facts.quota import Quota
 from shoal.policy.model import NameConflict, Observation, Reason, Refusal, RefusalKind
 
-RETRY_AFTER = {RefusalKind.QUOTA: timedelta(seconds=5), RefusalKind.FORBIDDEN: timedelta(seconds=30)}
-"""When a refused create is retried. An invalid object is retried only after the spec has changed."""
-NAME_CONFLICT_RETRY_SECONDS = 1.0
+QUOTA_SECONDS, MOST_QUOTA_SECONDS = 5, 60
+"""When a create beyond a quota is retried: twice as long after each. It may be full for days, for a thousand jobs."""
+FORBIDDEN_SECONDS = 30
 FOUNDATION_RETRY_SECONDS = 1.0
+TERMINATING_SECONDS = 1.0
+"""When a name is looked at again whose object is being deleted."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,13 @@ class Gate:
     """The server's message about an exhausted quota."""
     wait_seconds: float | None = None
     """Create nothing for this many seconds."""
+    asks: bool = False
+    """A create may be tried all the same: only its answer tells whether the reason still holds."""
 
     @property
     def open(self) -> bool:
         """Whether pods may be created."""
-        return self.stalled is None and self.wait_seconds is None
+        return self.asks or (self.stalled is None and self.wait_seconds is None)
 
 
 def gate(seen: Observation, role: str) -> Gate:
@@ -80,8 +84,17 @@ def _waiting(seen: Observation, refusal: Refusal) -> Gate:
     return Gate(Reason("Forbidden", message) if wait else None, wait_seconds=wait)
 
 
+def retry_after(refusal: Refusal) -> timedelta | None:
+    """How long after a refusal the same is asked for again; None: not before the spec has changed."""
+    if refusal.kind is RefusalKind.INVALID:
+        return None
+    if refusal.kind is RefusalKind.FORBIDDEN:
+        return timedelta(seconds=FORBIDDEN_SECONDS)
+    return timedelta(seconds=min(MOST_QUOTA_SECONDS, QUOTA_SECONDS * 2 ** min(refusal.times, 10)))
+
+
 def _retry_at(refusal: Refusal) -> datetime:
-    return refusal.at + RETRY_AFTER[refusal.kind]
+    return refusal.at + (retry_after(refusal) or timedelta())
 
 
 def refused_recently(seen: Observation, name: str, timers: Timers) -> bool:
@@ -141,9 +154,9 @@ def name_conflict_gate(seen: Observation, name: str) -> Gate | None:
     if (conflict := seen.name_conflicts.get(name)) is None:
         return None
     if conflict.terminating:
-        return Gate(_overdue(seen, name, conflict), wait_seconds=NAME_CONFLICT_RETRY_SECONDS)
+        return Gate(_overdue(seen, name, conflict), wait_seconds=TERMINATING_SECONDS, asks=conflict.due)
     message = f"{name} exists and does not belong to this job: delete it, or give the job another name"
-    return Gate(Reason("NameCollision", message))
+    return Gate(Reason("NameCollision", message), asks=conflict.due)
 
 
 def _overdue(seen: Observation, name: str, conflict: NameConflict) -> Reason | None:

@@ -25,17 +25,10 @@ class CleanUp:
 def clean_up(facts: Facts) -> CleanUp:
     """What is still to be cleaned up."""
     pods, rest = cleanup.at_the_end(facts), cleanup.give_back(facts)
-    stuck = [
-        action
-        for role in facts.sightings.values()
-        for each in role
-        if each.pod is not None and each.pod.metadata.deletion_timestamp
-        for action in cleanup.force(facts, each.pod, each.verdict.outcome, facts.timers)
-    ]
     servers_run = any(each.pod is not None and not each.pod.ended for each in facts.sightings["ps"])
     return CleanUp(
         pods,
-        [*rest, *stuck, *finish_workload(facts), *_expired(facts)],
+        [*rest, *cleanup.stuck(facts), *finish_workload(facts), *_expired(facts)],
         released=not (pods or rest or servers_run),
     )
 

@@ -75,6 +75,17 @@ def force(facts: Facts, pod: Pod, outcome: PodOutcome, timers: Timers) -> list[A
     return [] if timers.pending(due) else [DeletePod(pod.metadata.name, pod.metadata.uid, grace_seconds=0)]
 
 
+def stuck(facts: Facts) -> list[Action]:
+    """The same of all pods: all that is done for a job that is being deleted, whose pods Kubernetes deletes."""
+    return [
+        action
+        for role in facts.sightings.values()
+        for each in role
+        if each.pod is not None
+        for action in force(facts, each.pod, each.verdict.outcome, facts.timers)
+    ]
+
+
 def give_back(facts: Facts) -> list[Action]:
     """The deletion of the Services and the disruption budget, of a job that is suspended or finished.
 

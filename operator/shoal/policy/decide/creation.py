@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 
 from shoal.api.labels import Place, RoleName
+from shoal.api.training_job_status import Slot
 from shoal.manifests import PodFactory
 from shoal.manifests.names import pod_name
 from shoal.manifests.objects import Manifest
@@ -13,9 +15,10 @@ from shoal.manifests.workload import stands_for
 from shoal.policy.common.timers import Timers
 from shoal.policy.decide.admission import Gate, gate, name_conflict_gate
 from shoal.policy.decide.backoff import not_before
-from shoal.policy.decide.members import Member
+from shoal.policy.decide.members import Member, follows_a_loss
 from shoal.policy.decide.wanted import Wanted
 from shoal.policy.facts.read import Facts
+from shoal.policy.facts.verdict import HEALTHY
 from shoal.policy.model import Action, CreatePod, Reason
 
 
@@ -39,7 +42,10 @@ class Actions:
 
 
 class Creator:
-    """Creates pods of one role, as far as the gate, back-off and name conflicts allow."""
+    """Creates pods of one role, as far as the gate, back-off and name conflicts allow.
+
+    None of a job that cannot be read: what it wants is not known, and nothing about it can be recorded.
+    """
 
     def __init__(self, facts: Facts, role: RoleName, wanted: Wanted, actions: Actions) -> None:
         self._facts, self._role, self._wanted, self.actions = facts, role, wanted, actions
@@ -57,20 +63,20 @@ class Creator:
         if last is None or not last.planned:
             number += 1
         place = Place(self._role, index, number)
-        absent = self._facts.seen.confirmed_absent
-        while absent and self._name(place) in absent:  # made, and gone before it was recorded
+        gone = self._facts.seen.gone_pods
+        while gone and self._name(place) in gone:  # made, and gone before it was recorded
             place = place._replace(incarnation=place.incarnation + 1)
         return place if self.may_create(place) else None
 
     def may_create(self, place: Place) -> bool:
         """Whether the gate is open and the name is free."""
-        if not self._gate.open or (self._gate.quota and self._tried):
+        if self._facts.seen.unread or not self._gate.open or (self._gate.quota and self._tried):
             return False
         if stands_for(self._facts.job, place) and place.role not in self._facts.quota.assigned:
             return False  # a change of its Workload, or of a flavor, wakes the job
         if (conflict := name_conflict_gate(self._facts.seen, self._name(place))) is not None:
             self.actions.closed(conflict)
-            return False
+            return conflict.open
         return True
 
     def create(self, place: Place, *, replaces: bool) -> None:
@@ -81,6 +87,23 @@ class Creator:
             make()  # what is wrong with the manifests is told on the job, as any error of a plan
         self.actions.actions.append(CreatePod(self._name(place), make, *place, home.pool, replaces))
         self._tried = True
+
+    def plan_ahead(self, place: Place, members: list[Member], at: datetime | None = None) -> None:
+        """Record a pod before it is made, which is when this is stored. `at`: what the record says of the time."""
+        home = self._wanted.home(place)
+        slot = Slot(
+            role=place.role,
+            index=place.index,
+            incarnation=place.incarnation,
+            state="Planned",
+            attempts=members[-1].slot.attempts if members else 0,
+            replaces=follows_a_loss(members),
+            pool=home.pool,
+            on_demand=home.on_demand,
+            created_at=at,
+        )
+        members.append(Member(place, slot, None, HEALTHY, recorded=False))
+        self.actions.timers.after(0.0)
 
     def _name(self, place: Place) -> str:
         return pod_name(self._facts.job.metadata.name, place)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.training_job import TrainingJob
 from shoal.manifests.placement import ZONE, Where
+from shoal.manifests.pods import has_gpu_image
 from shoal.policy.facts.read import Facts
 from shoal.policy.facts.sightings import Home, Sighting
 from shoal.policy.model import Reason
@@ -131,10 +132,7 @@ def homes_of(facts: Facts) -> Homes:
 
 def _without_image(facts: Facts, pools: Mapping[str, CapacityPool]) -> list[str]:
     """The pools whose workers would run an image for CPUs on nodes with GPUs, which are paid for."""
-    containers = (facts.job.spec.workers.template.get("spec") or {}).get("containers") or ()
-    if facts.seen.images.worker_gpu or any(
-        each["name"] == "worker" and each.get("image") for each in containers
-    ):
+    if has_gpu_image(facts.job, facts.seen.images):
         return []
     return [name for name, pool in pools.items() if pool.spec.accelerator]
 

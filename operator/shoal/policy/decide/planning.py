@@ -1,7 +1,8 @@
 """Adopts the planner's proposals: how many workers of which pool are wanted (`status.plan`).
 
-Mode Auto carries a proposal out when it held for `stabilizationSeconds`: soon if there are to be more workers, late if
-fewer. Mode Advise only tells it. The other modes keep to `workers.replicas`, and tell what that is expected to give.
+Mode Auto carries out what all proposals of the last `stabilizationSeconds` agree to: soon if there are to be more
+workers, late if fewer. Mode Advise only tells it. The other modes keep to `workers.replicas`, and tell what that is
+expected to give.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from datetime import datetime, timedelta
 from shoal.api.planning_status import PlanStatus
 from shoal.manifests.names import place_of_name
 from shoal.policy.decide.homes import Homes, waits_for_node
+from shoal.policy.decide.lasting import agreed
 from shoal.policy.decide.members import UNWANTED, newest_of
 from shoal.policy.facts.read import Facts
 from shoal.policy.facts.sightings import Home
-from shoal.policy.model import Event, Proposal, Reason, RefusalKind
+from shoal.policy.model import Event, Proposal, Reason, RefusalKind, Wish
 
 STALE_SECONDS = 600.0
 """A proposal older than this is not adopted: its planner has stopped."""
@@ -101,6 +103,11 @@ def _auto(
             readiness = None, Reason("NotFeasible", words)
         elif before is None or moves_anyway or _is_due(facts, homes, known, proposed, proposal):
             known, reason = proposed, proposal.reason
+        elif (changed := _lasting(facts, known, proposed, proposal)) != known:
+            known, reason = changed, proposal.reason
+            if changed != proposed:
+                seconds = _wait(facts, known, proposed, proposal)
+                reason = f"{reason} (of that, what all plans of the last {seconds} s agree to)"
     if (within := _within_quota(facts, homes, known)) != known:
         known = within
         reason = f"{reason} (a ResourceQuota refuses more pods: of what it refuses, one worker is asked for)"
@@ -174,26 +181,39 @@ def _clamped(homes: Homes, proposal: Proposal, now: Mapping[str, int]) -> dict[s
 def _is_due(
     facts: Facts, homes: Homes, now: Mapping[str, int], proposed: Mapping[str, int], proposal: Proposal
 ) -> bool:
-    """Whether the counts change now.
+    """Whether the counts change at once, however long they have been proposed.
 
     To leave what is not to be had for another pool disturbs no worker, so it waits for nothing.
     """
-    if dict(now) == dict(proposed):
-        return False
     waiting = filter(waits_for_node, (*facts.sightings["worker"], *facts.at_rest.starting.values()))
     in_vain = {each.slot.pool for each in waiting} & homes.pools.keys()
     left = {name for name, count in now.items() if proposed.get(name, 0) < count}
     moves = any(count > now.get(name, 0) for name, count in proposed.items())
     if moves and any(homes.is_exhausted(Home(name)) for name in in_vain & left):
         return True
-    if _waits_for_measurement(facts, proposal):
-        return False
-    if proposal.urgent:
-        return True
+    return proposal.urgent and not _waits_for_measurement(facts, proposal)
+
+
+def _lasting(
+    facts: Facts, now: dict[str, int], proposed: Mapping[str, int], proposal: Proposal
+) -> dict[str, int]:
+    """The counts after what has been proposed for long enough."""
+    if dict(now) == dict(proposed) or _waits_for_measurement(facts, proposal):
+        return now
+    wait = timedelta(seconds=_wait(facts, now, proposed, proposal))
+    wishes = (*proposal.before, Wish(proposal.since, proposed))
+    if facts.timers.pending(wishes[0].since + wait):
+        return now
+    ends = (wish.since for wish in wishes[1:])
+    recent = [old.pools for old, end in zip(wishes, ends, strict=False) if facts.timers.pending(end + wait)]
+    return agreed(now, [*recent, proposed])
+
+
+def _wait(facts: Facts, now: Mapping[str, int], proposed: Mapping[str, int], proposal: Proposal) -> int:
+    """For how many seconds a change must have been proposed."""
     wait = facts.job.spec.elasticity.stabilization_seconds
     grows = sum(proposed.values()) > sum(now.values())
-    seconds = wait.up if grows or proposal.traded else wait.down
-    return not facts.timers.pending(proposal.since + timedelta(seconds=seconds))
+    return wait.up if grows or proposal.traded else wait.down
 
 
 def _waits_for_measurement(facts: Facts, proposal: Proposal) -> bool:

@@ -57,6 +57,7 @@ BRIEF = timedelta(seconds=60)
 """A worker that is preempted this soon after it started is not replaced at once."""
 EXCUSABLE = frozenset(
     {
+        "CallbackOutage",
         "DiskFull",
         "Error",
         "ExitedEarly",
@@ -162,9 +163,10 @@ class _Updater:
         had_cause = seen.recorded and bool(slot.cause)
         if not seen.recorded and self._older is not None:
             slot = slot.model_copy(update={"replaces": leaves_a_gap(self._older.slot)})
-        # An earlier leader's, of which its successor heard too late. A server is recorded before it is made: one that
-        # is not, though a later one is, was given up, and the watch of pods is behind that of jobs.
-        if not seen.recorded and (self._replaced or (slot.role == "ps" and self._outdated)):
+        # An earlier leader's, of which its successor heard too late, or whose predecessor is heard again. A server is
+        # recorded before it is made: one that is not, though a later one is, was given up, and the watch of pods is
+        # behind that of jobs.
+        if not seen.recorded and (self._replaced or self._needless or (slot.role == "ps" and self._outdated)):
             slot = slot.model_copy(update={"cause": TAKEN_BACK, "ended_at": self._now})
         elif pod is not None and slot.role == "ps":
             rules = self._facts.job.spec.run_policy.failure_rules
@@ -210,6 +212,12 @@ class _Updater:
         if all(getattr(slot, name) == value for name, value in change.items()):
             return slot, verdict
         return slot.model_copy(update=change), verdict
+
+    @property
+    def _needless(self) -> bool:
+        """Whether the previous incarnation works, as the coordinator knows."""
+        older = self._older
+        return older is not None and older.active and self._view.hears(older.place)
 
     def _is_withdrawn(self, slot: Slot, pod: Pod | None) -> bool:
         """Whether the notice of a healthy pod no longer holds, and no later incarnation runs.

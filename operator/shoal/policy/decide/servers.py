@@ -12,19 +12,20 @@ from datetime import timedelta
 
 from shoal import manifests
 from shoal.api.labels import INCARNATION, ROLE
-from shoal.api.training_job_status import Slot
 from shoal.manifests import names
 from shoal.policy.decide.admission import name_conflict_gate, refused_recently
 from shoal.policy.decide.creation import Actions, Creator
 from shoal.policy.decide.members import ByIndex, Member, follows_a_loss
 from shoal.policy.decide.wanted import Wanted
 from shoal.policy.facts.read import Facts
-from shoal.policy.facts.verdict import HEALTHY, PodOutcome
+from shoal.policy.facts.verdict import PodOutcome
 from shoal.policy.model import CreateService, DeleteService, Reason, UpdateService
 
 PLANNED_FOR = timedelta(seconds=10)
 """A planned pod that is not there after this time may have been created and lost by another leader."""
 CONFLICT_RETRY = timedelta(seconds=60)
+FIRST_LOOK_SECONDS = 1.0
+"""Until a new leader looks again whether it has stored a status, and may turn a Service."""
 
 
 def create_servers(facts: Facts, servers: ByIndex, wanted: Wanted, actions: Actions) -> None:
@@ -47,20 +48,11 @@ def _create(facts: Facts, shard: int, members: list[Member], creator: Creator) -
         return
     if last is not None and last.planned and _is_old(facts, last) and place == last.place:
         place = place._replace(incarnation=place.incarnation + 1)
-    if place.incarnation == facts.first_incarnation or (last is not None and place == last.place):
+    first = place.incarnation == facts.first_incarnation and not facts.seen.first_look
+    if first or (last is not None and place == last.place):
         creator.create(place, replaces=follows_a_loss(members))
         return
-    planned = Slot(
-        role="ps",
-        index=shard,
-        incarnation=place.incarnation,
-        state="Planned",
-        attempts=last.slot.attempts if last else 0,
-        replaces=follows_a_loss(members),
-        created_at=facts.now,
-    )
-    members.append(Member(place, planned, None, HEALTHY, recorded=False))
-    creator.actions.timers.after(0.0)  # when this is written
+    creator.plan_ahead(place, members, facts.now)
 
 
 def _is_old(facts: Facts, planned: Member) -> bool:
@@ -99,6 +91,9 @@ def _service(facts: Facts, shard: int, incarnation: int, actions: Actions) -> No
         found = service.spec.selector
         if found == selector:
             return
+        if seen.first_look:  # it may know more than the status that was read
+            actions.timers.after(FIRST_LOOK_SECONDS)
+            return
         if _is_foreign(found, selector):
             words = f"another manager changes the selector of Service {name}: exempt the Service from it"
             actions.conflict = actions.conflict or Reason("FieldConflict", words)
@@ -107,9 +102,12 @@ def _service(facts: Facts, shard: int, incarnation: int, actions: Actions) -> No
             if before and told and actions.timers.pending(before.last_transition_time + CONFLICT_RETRY):
                 return
         actions.actions.append(UpdateService(name, selector))
-    elif (conflict := name_conflict_gate(seen, name)) is not None:
+        return
+    if (conflict := name_conflict_gate(seen, name)) is not None:
         actions.closed(conflict)
-    elif not refused_recently(seen, name, actions.timers):
+        if not conflict.open:
+            return
+    if not refused_recently(seen, name, actions.timers):
         actions.actions.append(CreateService(name, manifests.service(job, shard, incarnation)))
 
 

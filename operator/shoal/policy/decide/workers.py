@@ -10,7 +10,8 @@ A pod of a pool that is full waits until the worker that is to leave it has left
 An incarnation is never used twice: a push of the second pod would be taken for one of the first. A leader records a pod
 with the next status, which would be too late if it died, and the pod vanished, before. So there is at most one such pod
 for each slot, and the next leader, who cannot know of it, leaves its number out: at its first look at a job it records
-the incarnation after that for each vacant slot, and creates the pod then. In any other case nothing waits for a write.
+the incarnation after that for each vacant slot, and creates the pod then. So does one whose pod vanished before it was
+recorded. In any other case nothing waits for a write.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from collections.abc import Sequence
 from math import ceil
 
 from shoal.api.labels import Place
-from shoal.api.training_job_status import Slot
 from shoal.policy.common.timers import Timers
 from shoal.policy.decide.backoff import PREEMPTED, not_before
 from shoal.policy.decide.creation import Actions, Creator
@@ -29,7 +29,6 @@ from shoal.policy.decide.wanted import Wanted
 from shoal.policy.facts.read import Facts
 from shoal.policy.facts.sightings import AtRest
 from shoal.policy.facts.signals import Meaning
-from shoal.policy.facts.verdict import HEALTHY
 
 MIN_UNSCHEDULED = 16
 UNSCHEDULED_SHARE = 0.25
@@ -57,10 +56,10 @@ def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Acti
     ]
     if not vacant:
         return
-    if facts.seen.first_look:
-        _plan_ahead(facts, workers, vacant, wanted, timers)
-        return
     creator = Creator(facts, "worker", wanted, actions)
+    if facts.seen.first_look:
+        _plan_ahead(facts, workers, vacant, creator)
+        return
     unrecorded = {each.place for each in facts.sightings["worker"] if not each.recorded}
     leaving = _nodes_that_go(facts)
     holding = {
@@ -95,6 +94,9 @@ def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Acti
             timers.after(ROOM_SECONDS)
             continue
         if (place := creator.next_place(index, group)) is not None:
+            if place.incarnation > _unrecorded(facts, group):
+                creator.plan_ahead(place, workers.setdefault(index, group))
+                continue
             creator.create(place, replaces=replaces)
             rooms.take(index)
             surge_left -= index in needs_surge
@@ -102,26 +104,21 @@ def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Acti
             new_left -= not replaces
 
 
-def _plan_ahead(facts: Facts, workers: ByIndex, vacant: list[int], wanted: Wanted, timers: Timers) -> None:
+def _plan_ahead(facts: Facts, workers: ByIndex, vacant: list[int], creator: Creator) -> None:
     """Record the next pod of each vacant slot, after the one that an earlier leader may have made unseen."""
     for index in vacant:
-        last = workers[index][-1] if index in workers else None
-        if last and (due := not_before(last)) is not None and timers.pending(due):
+        group = workers.get(index, [])
+        if group and (due := not_before(group[-1])) is not None and facts.timers.pending(due):
             continue  # nobody made one yet
-        number = facts.first_incarnation if last is None else last.place.incarnation + 1
-        place = Place("worker", index, number + 1)
-        home = wanted.home(place)
-        slot = Slot(
-            index=index,
-            incarnation=place.incarnation,
-            state="Planned",
-            attempts=last.slot.attempts if last else 0,
-            replaces=follows_a_loss(workers.get(index, ())),
-            pool=home.pool,
-            on_demand=home.on_demand,
-        )
-        workers.setdefault(index, []).append(Member(place, slot, None, HEALTHY, recorded=False))
-        timers.after(0.0)  # when this is written
+        place = Place("worker", index, _unrecorded(facts, group) + 1)
+        creator.plan_ahead(place, workers.setdefault(index, group))
+
+
+def _unrecorded(facts: Facts, group: Sequence[Member]) -> int:
+    """The number that the one pod of a slot may have that no status records."""
+    if not group:
+        return facts.first_incarnation
+    return group[-1].place.incarnation + (not group[-1].planned)
 
 
 class _Rooms:

@@ -1,7 +1,8 @@
 """Whether nodes that are not heard are to be believed gone, or the control plane is to be suspected first.
 
 When the API server, its load balancer or a network between them pauses, all kubelets are silent at once while their
-pods run on. Kubernetes' own node controller then evicts nothing (`FullDisruption`), and neither does Shoal.
+pods run on. Kubernetes' own node controller evicts nothing while no node is heard (`FullDisruption`), and neither does
+Shoal: there is no node for a replacement either. When they are heard again, they are not all at once.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ FEWEST = 3
 """More than this share of the nodes, and at least so many: fewer may go at once by chance."""
 PATIENCE = timedelta(seconds=60)
 """How long such nodes are waited for."""
+NEARLY_ALL = 0.9
+"""Where more than this share of the nodes is not heard, they are waited for without an end, and those that are not
+heard yet when others are again for `PATIENCE`."""
 LOOK_AGAIN_SECONDS = 2.0
 
 
@@ -30,23 +34,40 @@ def silent_since(node: Node) -> datetime | None:
     return parse_time(ready.last_transition_time) if ready is not None and unknown else None
 
 
+def heard_since(node: Node) -> datetime | None:
+    """Since when a node is heard; None if it is Unknown, or has not said."""
+    ready = node.condition("Ready")
+    return None if ready is None or ready.status == "Unknown" else parse_time(ready.last_transition_time)
+
+
 def suspicion(
-    nodes: int, silent: Sequence[datetime], now: datetime, api_returned_at: datetime | None, timers: Timers
+    nodes: int,
+    silent: Sequence[datetime],
+    heard_again: Sequence[datetime],
+    now: datetime,
+    api_returned_at: datetime | None,
+    timers: Timers,
 ) -> Reason | None:
     """Why the nodes' silence is not believed; None if it is.
 
-    `nodes`: how many there are; `silent`: since when those are that are Unknown, the earliest first.
+    `nodes`: how many there are; `silent`: since when those are that are Unknown, the earliest first; `heard_again`:
+    when those were heard again that had been.
     """
     if api_returned_at is not None and timers.pending(api_returned_at + PATIENCE):
         message = "the API server was away until a moment ago: nodes that are not heard are waited for"
         return Reason("ControlPlaneReturned", message)
-    recent = len(silent) - bisect.bisect_right(silent, now - PATIENCE)
-    if recent < FEWEST or recent <= SHARE * nodes:
+    seconds = int(PATIENCE.total_seconds())
+    recent = _recent(silent, now)
+    if silent and FEWEST <= len(silent) + _recent(heard_again, now) > NEARLY_ALL * nodes:
+        what = f"in the last {seconds} s nearly no node was heard all the time"
+    elif recent >= FEWEST and recent > SHARE * nodes:
+        what = f"many nodes turned Unknown within {seconds} s"
+    else:
         return None
     timers.after(LOOK_AGAIN_SECONDS)
-    seconds = int(PATIENCE.total_seconds())
-    return Reason(
-        "ManyNodesUnknown",
-        f"many nodes turned Unknown within {seconds} s: the control plane or its network is suspected, and nothing is"
-        " done about them for now",
-    )
+    words = "the control plane or its network is suspected, and nothing is done about silent nodes for now"
+    return Reason("ManyNodesUnknown", f"{what}: {words}")
+
+
+def _recent(changes: Sequence[datetime], now: datetime) -> int:
+    return len(changes) - bisect.bisect_right(changes, now - PATIENCE)

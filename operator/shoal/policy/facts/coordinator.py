@@ -59,8 +59,8 @@ def coordinator_view(seen: Observation) -> CoordinatorView:
 
 
 def unasked(seen: Observation) -> bool:
-    """Whether the coordinator runs and has neither been heard nor failed to answer yet."""
-    if seen.report is not None or seen.unreachable_because:
+    """Whether the coordinator runs, is asked, and has neither been heard nor failed to answer yet."""
+    if seen.report is not None or seen.unreachable_because or seen.job.metadata.deletion_timestamp:
         return False
     running = (each for each in seen.pods if each.running and each.status.pod_ip)
     return any(each.place is not None and each.place.is_coordinator for each in running)

@@ -7,9 +7,10 @@ The rooms after this one (`decide`, `tell`) ask no pod or node again.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 
@@ -27,7 +28,7 @@ from shoal.policy.facts.quota import Quota, quota
 from shoal.policy.facts.sightings import AtRest, Memory, Sighting
 from shoal.policy.facts.signals import Meaning, Signal, node_signal
 from shoal.policy.facts.verdict import AFTER_THE_END, HEALTHY, PodOutcome, Verdict, judge
-from shoal.policy.model import Observation, Reason
+from shoal.policy.model import NameConflict, Observation, Reason
 from shoal_trainer.contract import StatusReport
 
 UNCONFIRMED = Signal("NodeMissing", Meaning.AT_RISK)
@@ -136,6 +137,7 @@ class _Reader:
             assert each.pod is not None
             pods.append(each.pod)
             records.append(each.slot)
+        pods = self._without_strangers(pods, records)
         found: dict[RoleName, list[Sighting]] = {"ps": [], "worker": []}
         for each in self._sightings(pods, records, view):
             found[each.place.role].append(each)
@@ -148,7 +150,32 @@ class _Reader:
                 restless.append(each)
         memory.keep(seen, at_rest)
         found["worker"] = restless
-        return Facts(seen, self.timers, view, found, at_rest, self.suspicion, quota(seen))
+        return Facts(self.seen, self.timers, view, found, at_rest, self.suspicion, quota(self.seen))
+
+    def _without_strangers(self, pods: list[Pod], records: Sequence[Slot]) -> list[Pod]:
+        """The pods but those with a number that nobody gave: from here on, they are other owners' that have a name.
+
+        Whoever may create pods may label them as the job's. But a server is recorded before it is made, and of a
+        worker there is one pod at most that is not (`decide.workers`). Where nothing of a place is recorded, the status
+        may be lost.
+        """
+        newest = dict[tuple[RoleName, int], int]()
+        for slot in records:
+            newest[slot.role, slot.index] = max(slot.incarnation, newest.get((slot.role, slot.index), 0))
+        strangers = {
+            pod.metadata.name
+            for pod in pods
+            if pod.place
+            and pod.place.incarnation > newest.get(pod.place[:2], math.inf) + (pod.place.role == "worker")
+        }
+        if not strangers:
+            return pods
+        self.seen = replace(
+            self.seen,
+            pods=tuple(pod for pod in self.seen.pods if pod.metadata.name not in strangers),
+            name_conflicts={**self.seen.name_conflicts, **dict.fromkeys(strangers, NameConflict())},
+        )
+        return [pod for pod in pods if pod.metadata.name not in strangers]
 
     def _sightings(
         self, pods: Sequence[Pod], records: Sequence[Slot], view: CoordinatorView
@@ -241,7 +268,7 @@ class _Reader:
             return HEALTHY
         if record.state == "Ended":
             return Verdict(PodOutcome.DONE, "Done", "", 0)
-        why = self.seen.confirmed_absent.get(pod_name(self.seen.job.metadata.name, record.place))
+        why = self.seen.gone_pods.get(pod_name(self.seen.job.metadata.name, record.place))
         return Verdict(PodOutcome.MISSING) if why is None else Verdict(PodOutcome.DISRUPTED, why or "Gone")
 
     def _believed(self, signal: Signal, slot: Slot, pod: Pod, view: CoordinatorView) -> Signal | None:
@@ -252,7 +279,8 @@ class _Reader:
             return UNCONFIRMED if missing else signal
         if view.hears(slot.place):
             return None
-        if unasked(self.seen):  # as by a new leader
+        # As by a new leader. What was counted stays until it is heard.
+        if not slot.cause and unasked(self.seen):
             self.timers.after(ASK_SECONDS)
             return None
         since, bound = signal.since, bound_at(pod)
@@ -263,7 +291,12 @@ class _Reader:
         if self.suspected is None:
             seen = self.seen
             self.suspicion = suspicion(
-                len(seen.nodes), seen.silent_nodes, seen.now, seen.api_returned_at, self.timers
+                len(seen.nodes),
+                seen.silent_nodes,
+                seen.nodes_heard_again,
+                seen.now,
+                seen.api_returned_at,
+                self.timers,
             )
             self.suspected = self.suspicion is not None
         if self.suspected:

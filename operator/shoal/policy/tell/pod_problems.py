@@ -15,6 +15,7 @@ from shoal.policy.common.wording import short
 from shoal.policy.decide.admission import missing_pod_group
 from shoal.policy.facts.read import Facts
 from shoal.policy.model import Reason
+from shoal.policy.tell.not_starting import not_starting
 from shoal_trainer.contract import CONTROL_PORT
 
 UNSCHEDULABLE_PATIENCE = timedelta(seconds=60)
@@ -31,6 +32,7 @@ _MOST_IMPORTANT_FIRST = (
     "ImagePullFailed",
     "ContainerConfigError",
     "CrashLooping",
+    "NotStarting",
     "Unschedulable",
     "Queued",
     "StuckTerminating",
@@ -52,7 +54,7 @@ def _problem_of(pod: Pod, facts: Facts) -> Reason | None:
         return _deletion_problem(pod, facts.timers)
     if pod.ended:
         return None
-    return _container_problem(pod) or _scheduling_problem(pod, facts)
+    return _container_problem(pod) or _scheduling_problem(pod, facts) or not_starting(pod, facts)
 
 
 def _container_problem(pod: Pod) -> Reason | None:

@@ -1,7 +1,8 @@
 """What of a status may wait for the next write of telemetry.
 
-The figures of training; and that the replacement of a lost worker has a node, or runs: its loss was written at once,
-and where the job lacks it (another phase, fewer workers than its minimum) that has ended is, too.
+The figures of training; other words of a condition whose reason stays, since those of a scheduler, a quota or a webhook
+change with each try; and that the replacement of a lost worker has a node, or runs: its loss was written at once, and
+where the job lacks it (another phase, fewer workers than its minimum) that has ended is, too.
 """
 
 from __future__ import annotations
@@ -39,7 +40,11 @@ def _lasting(status: TrainingJobStatus) -> TrainingJobStatus:
             "counted_until": None,
             "slots": [],
             "workers": status.workers.model_copy(update=workers),
-            "conditions": [each for each in status.conditions if each.type not in _FOLLOW],
+            "conditions": [
+                each.model_copy(update={"message": ""})
+                for each in status.conditions
+                if each.type not in _FOLLOW
+            ],
             "reason": "" if status.reason == OUTSTANDING else status.reason,
             "last_disruption": last.model_copy(update=recovery) if last is not None else None,
         }

@@ -74,12 +74,11 @@ def tell_afterwards(facts: Facts, done: CleanUp) -> Plan:
 def _final_status(facts: Facts, *, released: bool) -> TrainingJobStatus:
     """The status of a finished job, with the pods that still run."""
     before = facts.job.status
-    running = {
-        each.place
-        for role in facts.sightings.values()
-        for each in role
-        if each.pod is not None and not each.pod.ended and not each.pod.metadata.deletion_timestamp
+    pods = {
+        each.place: each.pod for role in facts.sightings.values() for each in role if each.pod is not None
     }
+    running = {place for place, pod in pods.items() if not pod.ended and not pod.metadata.deletion_timestamp}
+    newest = {slot.place[:2]: slot.place for slot in before.slots}  # they are in order
     workers = sum(place.role == "worker" for place in running)
     slots = tuple(
         slot
@@ -88,6 +87,7 @@ def _final_status(facts: Facts, *, released: bool) -> TrainingJobStatus:
             update={"state": "Ended", "ran": slot.has_run, "ended_at": slot.ended_at or facts.now}
         )
         for slot in before.slots
+        if slot.place in pods or slot.place == newest[slot.place[:2]]
     )
     conditions = Conditions(before.conditions, facts.job.metadata.generation, facts.seen.now)
     _set_stalled(conditions)

@@ -13,15 +13,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+import numpy as np
+
 from shoal.errors import UsageError
 from shoal.sizing.fleet.answers import answer_of, unplanned
 from shoal.sizing.fleet.kept import Asked, Choice, Kept, choice_of
 from shoal.sizing.fleet.problems import JobProblem
 from shoal.sizing.fleet.values import FleetJob, FleetPool, JobPlan
 from shoal.sizing.plan.elastic import ElasticModel
+from shoal.sizing.plan.engine import TABLE_RUNS
 from shoal.sizing.plan.explain import duration, fleet, money
-from shoal.sizing.plan.planner import Plan, plan
+from shoal.sizing.plan.planner import Plan, Point, plan
 from shoal.sizing.plan.problem import Problem
+from shoal.sizing.plan.risk import Engines
 from shoal.sizing.plan.switch import SURE, gain, is_sure, switch
 from shoal.sizing.plan.trial import Trial, worth_measuring
 from shoal.sizing.speed.measurements import MEASURED
@@ -32,6 +36,10 @@ logger = logging.getLogger(__name__)
 
 AS_FAST = 1.05
 """A plan that takes up to this times as long as the fastest one is as fast: speeds are not known any better."""
+AS_LIKELY = 0.02
+"""And it is as likely in time if it is so in up to this part of the simulated runs less often than the likeliest."""
+AS_CHEAP = 1.1
+"""What runs is left for one that is as fast and as likely only if it costs this many times as much."""
 
 
 @dataclass(frozen=True)
@@ -171,17 +179,20 @@ def _asked(job: FleetJob, one: JobProblem, elsewhere: Collection[str]) -> Asked:
 def _choice(asked: Asked, seed: int) -> Choice:
     """What one job chooses."""
     problem = asked.problem
-    best = _settled(problem, asked.under_way, plan(problem, seed=seed), seed)
-    found = _affordable(problem, best, seed)
+    engines = Engines(problem)
+    best = _settled(engines, asked.under_way, plan(problem, seed=seed, engines=engines), seed)
+    found = _affordable(engines, asked.under_way, best, seed)
     return Choice(found, _trial(asked, found))
 
 
-def _settled(problem: Problem, current: tuple[int, ...], best: Plan, seed: int) -> Plan:
+def _settled(engines: Engines, current: tuple[int, ...], best: Plan, seed: int) -> Plan:
     """The best plan, or what runs if that keeps the limits and the gain is not sure enough to switch."""
-    over = best.misses_only_budget
+    problem, over = engines.problem, best.misses_only_budget
     if current == best.counts or not (best.feasible or over) or not fits(problem, current):
         return best
-    change = switch(_beyond_budget(problem) if over else problem, current, best.counts, best.servers)
+    if over:
+        engines = Engines(_beyond_budget(problem))
+    change = switch(engines.problem, current, best.counts, best.servers, engines)
     if not change.kept or is_sure(change.saved):
         return best
     same = exactly(problem, current, seed)
@@ -199,17 +210,48 @@ def _beyond_budget(problem: Problem) -> Problem:
     return replace(problem, objective=replace(problem.objective, budget=None, prefer="MinCost"))
 
 
-def _affordable(problem: Problem, found: Plan, seed: int) -> Plan:
-    """Where nothing keeps the limits for sure, not the very fastest plan but the cheapest that is as fast."""
+def _affordable(engines: Engines, current: tuple[int, ...], found: Plan, seed: int) -> Plan:
+    """Where nothing keeps the limits for sure, not the very fastest plan but the cheapest as fast and as likely."""
+    problem = engines.problem
     if found.feasible or problem.objective.prefer != "MinCost" or found.counts != found.fastest.counts:
         return found
     near = [point for point in found.pareto if point.seconds <= AS_FAST * found.fastest.seconds]
-    cheapest = min(near, key=lambda point: point.cost, default=None)
+    cheapest = min(near, key=_cost, default=None)
+    spot = [pool.spot for pool in problem.pools]
+    if cheapest is not None and any(n and of for n, of in zip(cheapest.counts, spot, strict=True)):
+        # Nodes that are lost are as fast in the mean only.
+        cheapest = _likeliest(engines, current, near, seed)
     if cheapest is None or cheapest.counts == found.counts:
         return found
     instead = exactly(problem, cheapest.counts, seed)
     note = f"The very fastest, {fleet(found.pools, found.counts)}, would cost {money(found.cost, '')}."
     return replace(instead, notes=(*instead.notes, note), proved=found.proved)
+
+
+def _likeliest(engines: Engines, current: tuple[int, ...], near: Sequence[Point], seed: int) -> Point:
+    """The cheapest that keeps the limits about as often as the one that does most often; what runs, if it is such."""
+    problem, points, slowest = engines.problem, list(near), AS_FAST * min(point.seconds for point in near)
+    if fits(problem, current):
+        same = exactly(problem, current, seed)
+        if same.seconds <= slowest:
+            points.append(Point(current, same.servers, same.seconds, same.cost))
+    engine = engines.until(points[0].seconds, runs=TABLE_RUNS, seed=seed)
+    chances = [
+        float(engine.chances(np.array([point.counts]).T, point.servers, np.array([_hourly(point)]))[0])
+        for point in points
+    ]
+    least = max(chances) - AS_LIKELY
+    likely = [point for point, chance in zip(points, chances, strict=True) if chance >= least]
+    cheapest = min(likely, key=_cost)
+    return next((p for p in likely if p.counts == current and p.cost <= AS_CHEAP * cheapest.cost), cheapest)
+
+
+def _hourly(point: Point) -> float:
+    return 3600 * point.cost / point.seconds
+
+
+def _cost(point: Point) -> float:
+    return point.cost
 
 
 def _trial(asked: Asked, found: Plan) -> Trial | None:

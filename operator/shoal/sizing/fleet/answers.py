@@ -85,7 +85,7 @@ def _efficiency(job: FleetJob, workers: int) -> list[str]:
 def unplanned(job: FleetJob, pools: Sequence[FleetPool], left: Mapping[str, int], reason: str) -> JobPlan:
     """What runs, and at least the workers that the job requires, in its order of preference."""
     by_name = {pool.name: pool for pool in pools}
-    usable = [name for name in job.pools if name in by_name and unusable(by_name[name]) is None]
+    usable = [name for name in job.pools if name in by_name and unusable(by_name[name], job) is None]
     named = usable or [name for name in job.pools if name in by_name]
     counts = {name: min(job.running.get(name, 0), left[name]) for name in named}
     for name in named:

@@ -70,10 +70,11 @@ def fleet_job(
         server_price=server_price,
         running=running(job),
         planned=status.plan.pools if mode == "Auto" and status.plan is not None else {},
-        asked=asked(job),
+        asked=asked(job, now),
         deadline_seconds=_deadline(job, now),
         budget_left=None if objective.max_cost is None else objective.max_cost - spent,
         prefer=objective.prefer,
+        confidence=objective.confidence,
         spent=spent,
         now=watched,
         pace_before=_pace_before(job),
@@ -123,11 +124,15 @@ def running(job: TrainingJob) -> dict[str, int]:
     )
 
 
-def asked(job: TrainingJob) -> tuple[str, ...]:
-    """Pools of which a worker of the job has no node yet."""
-    waiting = {"Planned", "Starting"}
-    slots = (slot for slot in job.status.slots if slot.role == "worker" and slot.pool and not slot.node)
-    return tuple(sorted({slot.pool for slot in slots if slot.state in waiting and not slot.cause}))
+def asked(job: TrainingJob, now: datetime | None = None) -> dict[str, float]:
+    """Pools of which a worker of the job has no node yet, and for how many seconds the first of them waits for it."""
+    waits = dict[str, float]()
+    for slot in job.status.slots:
+        asks = slot.role == "worker" and slot.pool and not slot.node and not slot.cause
+        if asks and slot.state in {"Planned", "Starting"}:
+            since = (now - slot.created_at).total_seconds() if now and slot.created_at else 0.0
+            waits[slot.pool] = max(waits.get(slot.pool, 0.0), since)
+    return waits
 
 
 def _model(job: TrainingJob, report: StatusReport | None, profile: SpeedProfile | None) -> Model | None:
@@ -158,6 +163,4 @@ def _deadline(job: TrainingJob, now: datetime) -> float | None:
     if limit is None:
         return None
     began = job.status.start_time or now
-    if began.tzinfo is None:
-        raise UsageError(f"status.startTime has no time zone: write it as {began.isoformat()}Z")
     return limit - END_SECONDS - max((now - began).total_seconds(), 0.0)

@@ -33,8 +33,9 @@ SPARE = 2
 """Or when a pool has not so many times the nodes that are used any more."""
 ESTIMATES = frozenset(
     {
-        "interruptions_per_hour", "losses_per_hour", "losses_seen", "looks", "out_seconds", "out_share", "penalty",
-        "seen", "shock_share", "shock_size", "sigma", "startup_seconds", "step_sigma", "tasks", "waits",
+        "coming", "horizon", "interruptions_per_hour", "losses_per_hour", "losses_seen", "looks", "out_now",
+        "out_seconds", "out_share", "penalty", "seen", "shock_share", "shock_size", "sigma", "startup_seconds",
+        "step_sigma", "tasks", "waits",
     }
 )  # fmt: skip
 """What rests on counts, which never stand still."""
@@ -155,6 +156,8 @@ def _alike(name: str, old: Any, new: Any) -> bool:
         return old is new or _same(old, new)
     if bool(old == new):
         return True
+    if old is None or new is None:
+        return False
     return name in ESTIMATES and abs(new - old) <= COUNTED * max(abs(new), abs(old))
 
 

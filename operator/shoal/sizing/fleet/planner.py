@@ -41,7 +41,6 @@ def plan_fleet(
     profiles: Sequence[Profile],
     jobs: Sequence[FleetJob],
     *,
-    confidence: float = 0.95,
     seed: int = 0,
     kept: Kept | None = None,
     told: Callable[[str, JobPlan], None] = lambda _name, _plan: None,
@@ -54,7 +53,6 @@ def plan_fleet(
         pools: all pools that any of the jobs names.
         profiles: everything measured, of all models.
         jobs: all jobs that share the pools.
-        confidence: probability with which deadlines and budgets are to be kept.
         seed: of the simulated runs.
         kept: choices of the plan before, and afterwards of this one; with the same input, the answer is the same.
         told: hears of each job's plan as it is made, before jobs trade; all together are within the limits.
@@ -71,7 +69,7 @@ def plan_fleet(
         promised = Counter[str]()
         for each in (reserve for name, reserve in reserves.items() if name != job.name):
             promised.update(each)
-        return job_problem(job, pools, limits, speeds, confidence, spare=SPARE, promised=promised)
+        return job_problem(job, pools, limits, speeds, spare=SPARE, promised=promised)
 
     planned = _planned(jobs, Given(pools, problem, seed, kept, reserves), told)
     return FleetPlan({each.job.name: each.answer for each in planned}, tuple(left_out), speeds.left_out)

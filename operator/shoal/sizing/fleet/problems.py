@@ -6,6 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import NormalDist
 
 from shoal.errors import UsageError
 from shoal.sizing.accelerators import catalogue
@@ -59,7 +60,6 @@ def job_problem(
     pools: Sequence[FleetPool],
     limits: Mapping[str, int],
     speeds: SpeedModel,
-    confidence: float,
     servers: Servers | None = None,
     spare: float = 0.0,
     promised: Mapping[str, int] | None = None,
@@ -83,7 +83,7 @@ def job_problem(
         pool = by_name.get(name)
         if pool is None:
             continue
-        why = unusable(pool) or _too_small(pool, job, model)
+        why = unusable(pool, job) or _too_small(pool, job, model)
         if why is not None:
             notes.append(why)
             continue
@@ -106,7 +106,7 @@ def job_problem(
             deadline=job.deadline_seconds,
             budget=job.budget_left,
             prefer=job.prefer,
-            confidence=confidence,
+            confidence=job.confidence,
             spare=spare if any(option.spot for option in options) else 0.0,
             spent=job.spent,
         ),
@@ -177,14 +177,17 @@ def _supplied(option: Pool, pool: FleetPool, job: FleetJob, reserved: bool) -> P
         return replace(option, out_seconds=min(max(pool.exhausted_seconds, SHORT_OUT_SECONDS), longest))
     if pool.exhausted:  # nothing more comes from it
         option = replace(option, limit=min(option.limit, option.running))
-    return option if reserved else _with_stock_outs(option, pool, job.deadline_seconds or math.inf)
+    return option if reserved else _with_stock_outs(option, pool, job)
 
 
-def _with_stock_outs(option: Pool, pool: FleetPool, horizon: float) -> Pool:
-    """A spot pool that may be out of stock, as often as it was."""
+def _with_stock_outs(option: Pool, pool: FleetPool, job: FleetJob) -> Pool:
+    """A spot pool that may be out of stock, as often as it was; the more likely so, the longer pods wait for nodes."""
     known = priors.NODE_HOURS * max(pool.interruptions_per_hour, priors.LEAST_RATE) + pool.interruptions_seen
-    process = option.running_out(known, out_now=pool.exhausted or None)
-    return replace(option, availability=replace(process, horizon=horizon) if pool.exhausted else process)
+    process = option.running_out(known, out_now=1.0 if pool.exhausted else None)
+    if waited := 0.0 if pool.exhausted else job.asked.get(pool.name, 0.0):
+        late = math.log(waited / max(option.startup_seconds, 1.0)) / priors.START_SIGMA
+        process = process.waited(NormalDist().cdf(-late))
+    return replace(option, availability=replace(process, horizon=job.deadline_seconds or math.inf))
 
 
 def _stock_of(pool: FleetPool) -> Stock:
@@ -217,8 +220,8 @@ def servers_of(model: Model, speeds: SpeedModel, counts: tuple[int, ...]) -> Ser
     )
 
 
-def unusable(pool: FleetPool) -> str | None:
-    """Why nothing can be planned in a pool, and what to change; None: it can be used."""
+def unusable(pool: FleetPool, job: FleetJob) -> str | None:
+    """Why no worker of a job can be planned in a pool, and what to change; None: it can be used."""
     if pool.price_per_hour is None:
         return f"{pool.name} has no price and is left out: set spec.price.perHour."
     if pool.accelerator is None and not pool.cores > 0:
@@ -230,6 +233,11 @@ def unusable(pool: FleetPool) -> str | None:
         return (
             f"{pool.name} is left out: the accelerator {pool.accelerator} is not in the catalogue; use one of "
             f"{', '.join(catalogue().names)}."
+        )
+    if pool.accelerator is not None and not job.gpu_image:
+        return (
+            f"{pool.name} is left out: its nodes have GPUs, and Shoal has no worker image with CUDA; name one in "
+            "workers.template, or set trainer.workerGpuImage in the chart's values."
         )
     return None
 

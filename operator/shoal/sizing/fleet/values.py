@@ -84,12 +84,12 @@ class FleetJob:
     else a `loss`; where all are None, it is not known, and `work_note` says why. Where the job ends by a metric, the
     samples are uncertain by `samples_sigma` (of their logarithm), and depend on the workers by `efficiency`. `beside`:
     what is to be done beside training steps; None: not known. `bytes_per_sample`: of an accelerator's memory; None: it
-    is not checked. `servers_zone`: where its parameter servers are; empty: not known, or in none that is named.
-    `server_price`: of each, per hour; 0: not known. `deadline_seconds` and `budget_left` are what is left from now;
-    None: no limit. `running` workers need no start-up; `planned` are those of the plan that is being carried out. In
-    the pools of `asked` it waits for nodes. `now`: what its workers do; where none can be watched, `pace_before` is
-    what was found last. `silent`: nobody has heard of it for minutes. `fault`: why it cannot be planned, which is the
-    operator's own fault.
+    is not checked. `gpu_image`: whether its workers have an image for nodes with GPUs. `servers_zone`: where its
+    parameter servers are; empty: not known, or in none that is named. `server_price`: of each, per hour; 0: not known.
+    `deadline_seconds` and `budget_left` are what is left from now; None: no limit. `running` workers need no start-up;
+    `planned` are those of the plan that is being carried out. In the pools of `asked` it waits for nodes, for so many
+    seconds. `now`: what its workers do; where none can be watched, `pace_before` is what was found last. `silent`:
+    nobody has heard of it for minutes. `fault`: why it cannot be planned, which is the operator's own fault.
     """
 
     name: str
@@ -104,6 +104,7 @@ class FleetJob:
     beside: Beside | None = None
     work_note: str = ""
     bytes_per_sample: float | None = None
+    gpu_image: bool = True
     batch_size: int = 1
     batch_sizes: Mapping[str, int] = field(default_factory=dict)
     min_workers: int = 1
@@ -115,10 +116,11 @@ class FleetJob:
     server_price: float = 0.0
     running: Mapping[str, int] = field(default_factory=dict)
     planned: Mapping[str, int] = field(default_factory=dict)
-    asked: tuple[str, ...] = ()
+    asked: Mapping[str, float] = field(default_factory=dict)
     deadline_seconds: float | None = None
     budget_left: float | None = None
     prefer: Literal["MinCost", "MinTime"] = "MinCost"
+    confidence: float = 0.95
     spent: float = 0.0
     now: Watched = field(default_factory=Watched)
     pace_before: Pace | None = None

@@ -15,6 +15,7 @@ from shoal.api.capacity_pool import CapacityPool
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.errors import UsageError
+from shoal.manifests.pods import Images, has_gpu_image
 from shoal.sizing.accelerators import catalogue
 from shoal.sizing.fleet.jobs import END_SECONDS, fleet_job, server_price
 from shoal.sizing.fleet.problems import JobProblem, batch_of, device_of, job_problem, servers_of
@@ -69,6 +70,8 @@ def assembled(
     speeds = SpeedModel([own, *(other for other in others if other is not None)], planned={own.model.key})
     by_name = {pool.metadata.name: pool for pool in pools}
     planned = fleet_job(job, profile, now, server_price=server_price(job, by_name))
+    if job.status.images is not None:  # else nobody knows yet what its operator would give it
+        planned = replace(planned, gpu_image=has_gpu_image(job, Images("", "")))
     if course := [point for _, point in sorted(course_of(job).items())]:
         planned = ending_by_metric(job, planned, course)
     if deadline is not None or not job_deadline:
@@ -148,7 +151,6 @@ class _Assembly:
             candidates,
             {pool.name: pool.limit for pool in candidates},
             self.speeds,
-            0.95,
             self._servers(max_servers),
         )
         notes = (*self.notes, *made.notes)
@@ -193,10 +195,12 @@ class _Assembly:
             return
         low, high = (found.seconds * math.exp(z * found.sigma) for z in (-priors.Z90, priors.Z90))
         where = f"{device} x {pool.devices}" if pool.devices > 1 else device
-        self.notes.append(
+        note = (
             f"No step of {batch} samples was measured on {where}: its time of {found.seconds:.3g} s is predicted from "
             f"{found.basis} and may lie between {low:.3g} s and {high:.3g} s."
         )
+        if note not in self.notes:  # another pool of the same accelerator has said it
+            self.notes.append(note)
 
     # -- parameter servers --------------------------------------------------------------------------------------
 

@@ -163,28 +163,34 @@ class Engine:
         """
         key = pool.name, n, ready
         if key not in self._cache:
-            self._cache[key] = self._followed(pool, n, ready)
+            held, working = self._followed(pool, [n], ready)
+            self._cache[key] = held[0], working[0]
         return self._cache[key]
 
-    def _followed(self, pool: Pool, n: int, ready: float) -> tuple[Floats, Floats]:
+    def _followed(self, pool: Pool, numbers: Sequence[int], ready: float) -> tuple[Floats, Floats]:
+        """(m, runs, steps) workers that are paid for, and those that train, of jobs with so many nodes (m,)."""
         supply = self._supplies[pool.name]
+        asked = np.array(numbers, dtype=np.float64)[:, None, None]
         if supply.shared:  # a stock-out takes its part of every job's nodes, however many there may be
-            held = np.floor(supply.there * n + self._parting[: len(supply.there)])
+            there = supply.there * asked
+            if supply.stays is not None and pool.running:
+                there += (supply.stays - supply.there) * np.minimum(asked, pool.running)
+            held = np.floor(there + self._parting[: len(supply.there)])
         else:
-            held = np.minimum(np.floor(supply.there * pool.limit + 1e-9), n)
+            held = np.minimum(np.floor(supply.there * pool.limit + 1e-9), asked)
         out = min(round(pool.out_seconds / self.step), STEPS)
-        held[:, :out] = np.minimum(held[:, :out], pool.running)
-        runs = len(held)
-        before = np.concatenate([np.full((runs, 1), float(min(pool.running, n))), held[:, :-1]], axis=1)
+        held[..., :out] = np.minimum(held[..., :out], pool.running)
+        before = np.empty_like(held)
+        before[..., :1], before[..., 1:] = np.minimum(asked, pool.running), held[..., :-1]
         # The job's part of what the pool loses, rounded so that its mean is right. What goes for good is not replaced.
-        lost = np.floor(supply.lost * np.maximum(before, held) + self._rounding[:runs])
+        lost = np.floor(supply.lost * np.maximum(before, held) + self._rounding[: held.shape[1]])
         replaced = np.maximum(lost - np.maximum(before - held, 0.0), 0.0)
         wait = max(pool.startup_seconds, ready) / self.step
         starting = _mean_in_queue(np.maximum(held - before, 0.0), wait)
         if ready > 0 and pool.running:
-            kept = np.minimum(before[:, :1], held[:, :1])
+            kept = np.minimum(before[..., :1], held[..., :1])
             starting = starting + kept * np.clip(wait - np.arange(STEPS), 0.0, 1.0)
-        together = 1 + pool.shock_share * max(pool.shock_size * n - 1, 0.0)
+        together = 1 + pool.shock_share * np.maximum(pool.shock_size * asked[..., 0] - 1, 0.0)
         return held, np.maximum(held - _restarting(replaced, held, starting, wait, together), 0.0)
 
     # -- many plans ---------------------------------------------------------------------------------------------
@@ -227,7 +233,7 @@ class Engine:
     def _table(self, pool: Pool, numbers: NDArray[np.int64], until: float, servers: int) -> Floats:
         """(m, runs) steps that so many workers (m,) make alone until then; of many numbers, most are interpolated."""
         if len(numbers) <= POINTS:
-            return np.stack([self._made(pool, int(n), until, servers) for n in numbers])
+            return self._made(pool, [int(n) for n in numbers], until, servers)
         points = np.unique(np.linspace(numbers[0], numbers[-1], POINTS).round().astype(np.int64))
         made = self._table(pool, points, until, servers)
         above = np.searchsorted(points, numbers)
@@ -236,56 +242,68 @@ class Engine:
         part = ((numbers - points[below]) / width)[:, None]
         return np.asarray(made[below] * (1 - part) + made[above] * part)
 
-    def _made(self, pool: Pool, n: int, until: float, servers: int) -> Floats:
-        """(runs,) steps that n workers make alone until then."""
-        key = pool.name, n, self.problem.servers.wait(servers)
-        if key not in self._alone:
-            _, working = self._followed(pool, *key[1:])
-            whole = np.concatenate(
-                [np.zeros((len(working), 1)), np.cumsum(working * self.step, axis=1)], axis=1
+    def _made(self, pool: Pool, numbers: Sequence[int], until: float, servers: int) -> Floats:
+        """(m, runs) steps that so many workers (m,) make alone until then."""
+        ready = self.problem.servers.wait(servers)
+        if new := [n for n in numbers if (pool.name, n, ready) not in self._alone]:
+            _, working = self._followed(pool, new, ready)
+            whole = np.zeros((*working.shape[:-1], STEPS + 1))
+            np.cumsum(working * self.step, axis=-1, out=whole[..., 1:])
+            made = _at(
+                whole.reshape(-1, STEPS + 1), np.full(whole[..., 0].size, min(until / self.step, STEPS))
             )
-            self._alone[key] = _at(whole, np.full(len(whole), min(until / self.step, STEPS)))
-        return self._alone[key] / pool.step_seconds
+            self._alone.update(
+                ((pool.name, n, ready), each)
+                for n, each in zip(new, made.reshape(whole.shape[:-1]), strict=True)
+            )
+        return np.stack([self._alone[pool.name, n, ready] for n in numbers]) / pool.step_seconds
 
 
 def _mean_in_queue(fresh: Floats, wait: float) -> Floats:
-    """(runs, steps) the mean number in each interval that arrived (at its beginning) less than `wait` intervals ago."""
+    """(..., steps) the mean number in each interval that arrived (at its beginning) less than `wait` intervals ago."""
     if wait <= 0:
         return np.zeros_like(fresh)
-    runs, steps = fresh.shape
-    arrived = np.cumsum(fresh, axis=1)
-    area = np.concatenate([np.zeros((runs, 1)), np.cumsum(arrived, axis=1)], axis=1)
+    steps = fresh.shape[-1]
+    area = np.zeros((*fresh.shape[:-1], steps + 1))
+    np.cumsum(np.cumsum(fresh, axis=-1), axis=-1, out=area[..., 1:])
     whole, part = divmod(wait, 1.0)
     back = np.zeros_like(area)
     for shift, weight in ((int(whole), 1 - part), (int(whole) + 1, part)):
         if weight > 0 and shift <= steps:
-            back[:, shift:] += weight * area[:, : steps + 1 - shift]
-    return np.asarray(np.diff(area - back, axis=1))
+            back[..., shift:] += weight * area[..., : steps + 1 - shift]
+    return np.asarray(np.diff(area - back, axis=-1))
 
 
-def _restarting(lost: Floats, held: Floats, starting: Floats, wait: float, together: float) -> Floats:
-    """(runs, steps) the mean number of workers that start: those `starting`, and those that replace `lost` ones.
+def _restarting(lost: Floats, held: Floats, starting: Floats, wait: float, together: Floats) -> Floats:
+    """(m, runs, steps) the mean number of workers that start: those `starting`, and those that replace `lost` ones.
 
     Losses come at any time of an interval, and strike only workers that work: a worker's life is a renewal process of
     start-ups of `wait` intervals and the times between a start and the next loss, whether many losses fall into an
-    interval or a start-up lasts many. A loss comes with `together` workers in the mean, itself among them.
+    interval or a start-up lasts many. A loss comes with `together` (m, 1) workers in the mean, itself among them.
     """
-    if wait <= 0 or not lost.any():
+    some = np.flatnonzero(lost.any(axis=(0, 2))) if wait > 0 else np.empty(0, dtype=np.int64)
+    if not len(some):
         return starting
     # The part of interval i + k for which one lost at a uniform time of interval i still starts.
     ahead = wait - np.arange(int(wait) + 2.0)
     part = np.where(ahead < 0, (1 + np.maximum(ahead, -1)) ** 2, 2 - (1 - np.minimum(ahead, 1)) ** 2) / 2
     part[0] -= 0.5  # not before it is lost
-    gone, all_starting = np.zeros(lost.T.shape), np.empty(lost.T.shape)
-    for i, (n, there, new) in enumerate(zip(lost.T, held.T, starting.T, strict=True)):
+    over_time = [np.ascontiguousarray(each[:, some].transpose(2, 0, 1)) for each in (lost, held, starting)]
+    gone, all_starting = np.zeros(over_time[0].shape), np.empty(over_time[0].shape)
+    for i, (n, there, new) in enumerate(zip(*over_time, strict=True)):
         back = min(i, len(part) - 1)
-        old = new + part[back:0:-1] @ gone[i - back : i]
+        old = new + np.tensordot(part[back:0:-1], gone[i - back : i], 1)
+        if not n.any():
+            all_starting[i] = old
+            continue
         someone = np.maximum(there, 1.0)
         working = np.maximum(1 - old / someone, 0.0)
         others = np.maximum(n - together, 0.0)
         gone[i] = n * working / (1 + part[0] * others / someone)
         all_starting[i] = old + part[0] * gone[i]
-    return all_starting.T
+    found = starting.copy()
+    found[:, some] = all_starting.transpose(1, 2, 0)
+    return found
 
 
 def _when(done: Floats, work: Floats) -> Floats:

@@ -15,7 +15,7 @@ from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.evaluation import Evaluator
 from shoal.sizing.plan.found import Candidate, Found, Shortlist
 from shoal.sizing.plan.problem import SCALING_SIGMA, LossWork, Objective, Pool, Problem, Servers, Work
-from shoal.sizing.plan.risk import Checked, Walk, is_risky
+from shoal.sizing.plan.risk import Checked, Engines, Walk, is_risky
 from shoal.sizing.plan.search import EXACT_LIMIT, search
 
 __all__ = ["Plan", "Point", "finite", "nothing", "plan"]
@@ -125,8 +125,10 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def plan(problem: Problem, *, exact_limit: int = EXACT_LIMIT, seed: int = 0) -> Plan:
-    """Plan with Shoal's model. Raises UsageError if no combination is allowed."""
+def plan(
+    problem: Problem, *, exact_limit: int = EXACT_LIMIT, seed: int = 0, engines: Engines | None = None
+) -> Plan:
+    """Plan with Shoal's model. Raises UsageError if no combination is allowed. `engines`: of the problem."""
     objective = problem.objective
     limited = objective.deadline is not None or objective.budget is not None
     model = ElasticModel(problem, NormalDist().inv_cdf(objective.confidence) if limited else 0.0)
@@ -136,7 +138,7 @@ def plan(problem: Problem, *, exact_limit: int = EXACT_LIMIT, seed: int = 0) -> 
         raise UsageError(_no_plan_at_all(problem.work))
     evaluators = model.evaluators()
     anything = is_risky(problem, [1] * len(problem.pools), max(problem.servers.counts))
-    walk = Walk(model, (found.best or cheapest).seconds, seed)
+    walk = Walk(model, (found.best or cheapest).seconds, seed, engines)
     best, checked, proved = found.best, None, exact
     if limited and anything:
         best, checked, walked = _first_sure(walk, model, found, exact_limit)

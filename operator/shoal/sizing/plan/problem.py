@@ -88,7 +88,7 @@ class Pool:
     availability: Availability | None = field(default=None, compare=False, repr=False)
     """Where its nodes come from and go; None: losses at the rates above, each replaced after a start-up."""
 
-    def running_out(self, losses_seen: float | None = None, *, out_now: bool | None = None) -> Markov:
+    def running_out(self, losses_seen: float | None = None, *, out_now: float | None = None) -> Markov:
         """Its nodes with losses at the rates above and stock-outs.
 
         `losses_seen`: what the rate rests on, in interruptions; None: no more than a prior does.

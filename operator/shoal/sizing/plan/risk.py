@@ -19,7 +19,7 @@ from shoal.sizing.plan.engine import BEYOND, RUNS, TABLE_RUNS, Engine, Runs
 from shoal.sizing.plan.found import Shortlist
 from shoal.sizing.plan.problem import Objective, Problem
 
-__all__ = ["Checked", "Walk", "engine_for", "is_risky", "kept"]
+__all__ = ["Checked", "Engines", "Walk", "is_risky", "kept"]
 
 NEAR = 0.02
 """Candidates whose chance by the table is below the confidence by less than this are simulated in full."""
@@ -39,11 +39,21 @@ def is_risky(problem: Problem, counts: Sequence[int], servers: int) -> bool:
     )
 
 
-def engine_for(problem: Problem, seconds: float, *, runs: int = RUNS, seed: int = 0) -> Engine:
-    """Simulated runs up to a little after the deadline, or to twice the expected time without one."""
-    deadline = problem.objective.deadline
-    horizon = 2 * min(seconds, MOST_SECONDS) if deadline is None else BEYOND * deadline
-    return Engine(problem, max(horizon, 1e-3), runs=runs, seed=seed)
+class Engines:
+    """The simulated runs of one problem, which all that is asked about it shares."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._made: dict[tuple[float, int, int], Engine] = {}
+
+    def until(self, seconds: float, *, runs: int = RUNS, seed: int = 0) -> Engine:
+        """Up to a little after the deadline, or to twice the expected time without one."""
+        deadline = self.problem.objective.deadline
+        horizon = max(2 * min(seconds, MOST_SECONDS) if deadline is None else BEYOND * deadline, 1e-3)
+        key = horizon, runs, seed
+        if key not in self._made:
+            self._made[key] = Engine(self.problem, horizon, runs=runs, seed=seed)
+        return self._made[key]
 
 
 def kept(objective: Objective, runs: Runs) -> float:
@@ -78,18 +88,21 @@ class Checked:
 class Walk:
     """Simulated checks of one problem's candidates, with the same runs for all."""
 
-    def __init__(self, model: ElasticModel, seconds: float, seed: int = 0) -> None:
+    def __init__(
+        self, model: ElasticModel, seconds: float, seed: int = 0, engines: Engines | None = None
+    ) -> None:
         self._model, self._problem = model, model.problem
         self._evaluators = model.evaluators()
         self._seconds, self._seed = seconds, seed
+        self._engines = engines or Engines(model.problem)
 
     @cached_property
     def _engine(self) -> Engine:
-        return engine_for(self._problem, self._seconds, seed=self._seed)
+        return self._engines.until(self._seconds, seed=self._seed)
 
     @cached_property
     def _table(self) -> Engine:
-        return engine_for(self._problem, self._seconds, runs=TABLE_RUNS, seed=self._seed + 1)
+        return self._engines.until(self._seconds, runs=TABLE_RUNS, seed=self._seed + 1)
 
     def check(self, counts: Sequence[int], variant: int, at: int = 0) -> Checked:
         """Simulate one plan."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.problem import Floats, Problem
-from shoal.sizing.plan.risk import engine_for, kept
+from shoal.sizing.plan.risk import Engines, kept
 
 __all__ = ["SURE", "Switch", "gain", "is_sure", "switch"]
 
@@ -39,7 +39,13 @@ def gain(saved: Floats) -> float:
     return float(np.mean(saved > 0))
 
 
-def switch(problem: Problem, current: Sequence[int], new: Sequence[int], servers: int) -> Switch:
+def switch(
+    problem: Problem,
+    current: Sequence[int],
+    new: Sequence[int],
+    servers: int,
+    engines: Engines | None = None,
+) -> Switch:
     """Compare `new` with `current`, what runs or is on its way.
 
     Better is less cost, or time by the objective: then what runs pays for the seconds that are saved. Both see the same
@@ -49,7 +55,7 @@ def switch(problem: Problem, current: Sequence[int], new: Sequence[int], servers
     """
     objective = problem.objective
     model = ElasticModel(problem)
-    engine = engine_for(problem, model.seconds(current, servers))
+    engine = (engines or Engines(problem)).until(model.seconds(current, servers))
     now, then = (engine.run(counts, servers, model.zone(counts, servers)) for counts in (current, new))
     pairs = [*zip(problem.pools, current, new, strict=True)]
     with np.errstate(invalid="ignore"):  # neither ever ends

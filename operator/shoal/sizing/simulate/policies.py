@@ -1,6 +1,7 @@
 """Policies: how many spot and on-demand workers to request, given what has happened so far.
 
 Each policy is one class, called at every step for all runs at once. Only `Hindsight` knows the future.
+The one named "shoal" is not the operator's planning: see `Shoal`.
 """
 
 from __future__ import annotations
@@ -161,6 +162,10 @@ class Shoal:
     use, while the safety rule alone would replace spot in the end.
 
     On-demand workers that neither rule needs are released after one start-up time.
+
+    The operator plans instead: for all jobs and pools together, from simulated runs, with the confidence that each job
+    asks for. These rules know one spot and one on-demand pool, whose speeds are certain, and ask for no confidence;
+    what they share with it is `spare_seconds`.
     """
 
     def __init__(self) -> None:

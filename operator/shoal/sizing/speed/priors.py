@@ -92,5 +92,7 @@ ANOTHER_STORE = 0.15
 NODE_HOURS, LEAST_RATE = 20.0, 0.01
 SHOCK_SHARE, SHOCK_LOSSES = 0.5, 10.0
 SHOCK_SIZE, SHOCK_NODES = 0.5, 10.0
-OUT_SHARE, LOOKS = 0.02, 10.0
+OUT_SHARE, LOOKS = 0.05, 4.0
 OUT_SECONDS, OUTS = 1800.0, 2.0
+# By how much the logarithms of the waits for nodes differ that do come.
+START_SIGMA = 0.5

@@ -25,7 +25,9 @@ class Changes(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.members = Members()
+        self.told: set[str] = set()
+        self.members = Members(self.told.add)
+        self.before: dict[str, object] = {}
         self.state = ClusterState(Wakes())
         self.state.on_node.append(self.members.see_node)
         self.state.on_pool.append(self.members.see_pool)
@@ -99,6 +101,16 @@ class Changes(RuleBasedStateMachine):
             found = {job.metadata.uid: job for job in self.members.jobs(name)}
             assert using <= found.keys()
             assert all(self.state.jobs.by_uid(uid) is job for uid, job in found.items())
+
+    @invariant()
+    def what_changed_is_told(self) -> None:
+        now: dict[str, object] = {
+            name: (set(self.members.nodes(name)), self.members.held(name)) for name in "abc"
+        }
+        changed = {name for name in "abc" if now[name] != self.before.get(name, (set(), {}))}
+        assert changed <= self.told
+        self.before = now
+        self.told.clear()
 
 
 TestChanges = Changes.TestCase

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -11,12 +13,17 @@ import pytest
 from shoal.api.capacity_pool import CapacityPool, CapacityPoolStatus
 from shoal.api.kube import Pod
 from shoal.api.labels import RoleName
-from shoal.controllers.capacitypool.reconcile import PoolReconciler
-from shoal.controllers.state import ClusterState, Wakes
+from shoal.api.training_job import TrainingJob
+from shoal.controllers.capacitypool.reconcile import EVERY_SECONDS, REST_SECONDS, PoolReconciler
+from shoal.controllers.state import ClusterState, Key, Wakes, key_of
+from shoal.runtime.controller import Controller
+from shoal.runtime.metrics import Metrics
 from shoal.runtime.recorder import Recorder
 from shoal.runtime.status_writer import StatusWriter, collection_path
+from shoal.runtime.work_queue import Priority
 from tests.unit.controllers.clusters import Cluster
 from tests.unit.policy import build
+from tests.virtual.loop import now
 
 GATED, LET_GO = "SchedulingGated", "Unschedulable"
 QUEUED = {"schedulingPolicy": {"queue": "team"}}
@@ -76,6 +83,104 @@ async def test_nodes_with_a_parameter_server_are_told_whoever_else_they_have() -
     pods = [("ps", 0, "spot-0"), ("worker", 0, "spot-0"), ("ps", 1, "spot-1"), ("worker", 1, "spot-2")]
     [share] = (await _look({}, runs, {}, nodes=4, running=pods)).shares
     assert (share.used, share.serving) == (3, 2)
+
+
+class Fleet:
+    """A pool's controller that works, and a job whose plan is carried out."""
+
+    def __init__(self) -> None:
+        self.cluster = Cluster()
+        state = self.state = ClusterState(Wakes(pools=self._wake))
+        self.looks: list[float] = []
+        self.look = PoolReconciler(
+            state,
+            StatusWriter(self.cluster, state.pools, CapacityPool),
+            Recorder(self.cluster, reporter="test", wall=lambda: build.NOW),
+            wall=lambda: build.NOW + timedelta(seconds=now()),
+            rest=self._rest,
+        )
+        self.pools = Controller(
+            "capacitypool",
+            self._looked,
+            keys=lambda: [key_of(pool) for pool in state.pools.all()],
+            metrics=Metrics(),
+        )
+        spec = {"nodeSelector": {"cloud.google.com/gke-nodepool": "spot-pool"}, "limits": {"nodes": 100}}
+        body = {"metadata": {"name": "spot", "uid": "spot", "resourceVersion": "1"}, "spec": spec}
+        made = self.cluster.add(f"{collection_path(CapacityPool, '')}/spot", body)
+        state.pools.put(CapacityPool.model_validate(made))
+        self.plan(0)
+        self.pools.lead()
+
+    def _wake(self, key: Key, priority: Priority) -> None:
+        self.pools.wake(key, priority)
+
+    def _rest(self, key: Key, seconds: float) -> None:
+        self.pools.queue.rest(key, seconds)
+
+    async def _looked(self, key: Key) -> float | None:
+        self.looks.append(now())
+        return await self.look(key)
+
+    def plan(self, nodes: int, **status: Any) -> None:
+        """The job is to have so many."""
+        manifest = build.job_manifest(elasticity={"mode": "Auto"})
+        self.cluster.version += 1
+        manifest["metadata"]["resourceVersion"] = str(self.cluster.version)
+        manifest["status"] = {"plan": {"pools": {"spot": nodes}}, **status}
+        self.state.jobs.put(TrainingJob.model_validate(manifest))
+
+    @property
+    def recommended(self) -> int:
+        """What its status says."""
+        pool = self.state.pools.get("spot")
+        assert pool is not None
+        return pool.status.recommended.nodes
+
+    @asynccontextmanager
+    async def working(self) -> AsyncIterator[None]:
+        """For as long as it has work."""
+        work = asyncio.create_task(self.pools.work())
+        try:
+            yield
+        finally:
+            work.cancel()
+            await asyncio.wait({work})
+
+
+@pytest.mark.looptime
+async def test_pool_follows_its_jobs_and_nodes_within_seconds() -> None:
+    """Up to 15 s later a pool was told that a job was to have nodes of it."""
+    fleet = Fleet()
+    async with fleet.working():
+        await asyncio.sleep(7.0)
+        fleet.plan(3)
+        await asyncio.sleep(0.1)
+        assert fleet.recommended == 3
+        fleet.plan(5)
+        await asyncio.sleep(REST_SECONDS)
+        assert fleet.recommended == 5
+        fleet.state.nodes.put(build.node("spot-0"))
+        await asyncio.sleep(REST_SECONDS)
+        seen = fleet.state.pools.get("spot")
+        assert seen is not None
+        assert seen.status.nodes == 1
+
+
+@pytest.mark.looptime
+async def test_pool_is_looked_at_seldom_though_much_changes() -> None:
+    fleet = Fleet()
+    async with fleet.working():
+        for number in range(300):
+            fleet.plan(number % 90)
+            await asyncio.sleep(0.1)
+        assert len(fleet.looks) <= 30 / REST_SECONDS + 1
+        await asyncio.sleep(REST_SECONDS)
+        fleet.looks.clear()
+        for number in range(300):
+            fleet.plan(89, training={"step": number})
+            await asyncio.sleep(0.1)
+        assert len(fleet.looks) <= 30 / EVERY_SECONDS + 1, "nothing of it is the pool's"
 
 
 def _told(status: CapacityPoolStatus) -> tuple[int, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
@@ -134,6 +135,7 @@ class Crowd:
 
     def __init__(self) -> None:
         self.world = World()
+        self.others: list[TrainingJob] = []
         manifest = job_manifest("good")
         manifest["spec"]["workers"] |= {"pools": ["own"]}
         self.good = TrainingJob.model_validate(manifest)
@@ -143,6 +145,7 @@ class Crowd:
 
     def add(self, job: TrainingJob, said: StatusReport | None = None) -> None:
         self.world.add(job)
+        self.others.append(job)
         if said is not None:
             self.world.hear(job, said)
 
@@ -153,6 +156,29 @@ class Crowd:
         assert found.measured, (what, found.basis)
         assert found.feasible, (what, found.reason)
         assert 4 <= found.pools["own"] <= 7, (what, found.pools)
+        for job in self.others:
+            self.judge(job, what)
+
+    def judge(self, job: TrainingJob, what: object) -> None:
+        """Of whatever a job says, or its profile or pools, is made a plan that it may have, and that can be told."""
+        found = self.world.planner.proposal(job.metadata.uid)
+        assert found is not None, (job.metadata.name, what)
+        workers = job.spec.workers
+        assert found.pools.keys() <= {*workers.pools}, (job.metadata.name, found.pools, what)
+        assert min(found.pools.values(), default=0) >= 0, (job.metadata.name, found.pools, what)
+        assert sum(found.pools.values()) <= workers.max_replicas, (job.metadata.name, found.pools, what)
+        assert found.reason, (job.metadata.name, what)
+        assert found.finish_time is None or found.finish_time >= NOW, (
+            job.metadata.name,
+            found.finish_time,
+            what,
+        )
+        numbers = (found.cost, found.confidence, found.samples_per_second, found.remaining_seconds)
+        assert all(0 <= each < math.inf for each in numbers if each is not None), (
+            job.metadata.name,
+            numbers,
+            what,
+        )
 
 
 def faults(crowd: Crowd, what: str) -> float:
@@ -218,6 +244,7 @@ async def test_a_report_that_cannot_be_merged_is_dropped_with_its_job() -> None:
     await crowd.check("a report")
     assert faults(crowd, "report")
     crowd.world.state.jobs.drop(job.metadata.uid)
+    crowd.others.remove(job)
     assert await crowd.world.learner(("team", profile_name(OTHER))) == DAY_SECONDS
     before = faults(crowd, "report")
     await crowd.check("a report")
@@ -264,6 +291,12 @@ async def test_no_field_of_a_jobs_status_stops_the_plans_of_others() -> None:
                 continue
             crowd.add(job, report(7e6))
         await crowd.check([name for name, _ in part])
+
+
+def test_time_without_a_zone_is_refused_where_the_status_is_read() -> None:
+    """The API server lets it pass; later, no comparison with the clock is possible."""
+    with pytest.raises(ValidationError, match="timezone"):
+        named("bad", status={"startTime": "2026-01-01T11:00:00"})
 
 
 async def test_no_field_of_a_profiles_status_stops_the_plans_of_others() -> None:

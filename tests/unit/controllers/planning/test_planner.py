@@ -36,6 +36,8 @@ from shoal.controllers.speedprofile.reconcile import (
     profile_name,
 )
 from shoal.controllers.state import ClusterState, Key, Wakes
+from shoal.errors import ShoalError
+from shoal.manifests.pods import Images
 from shoal.policy.model import Proposal
 from shoal.policy.tell.progress import decimal
 from shoal.runtime.metrics import Metrics
@@ -143,7 +145,7 @@ class World:
             wake=lambda key, _priority: self.woken.append(key),
             wall=lambda: self.wall,
             metrics=metrics,
-            **planner,
+            **({"images": Images(ps="ps:1", worker="worker:1", worker_gpu="gpu:1")} | planner),
         )
 
     def replan(self) -> None:
@@ -312,7 +314,7 @@ async def test_plans_take_at_most_half_of_the_time_however_much_happens(
     world = World()
     begun: list[float] = []
 
-    async def five_seconds() -> None:
+    async def five_seconds(**_: Any) -> None:
         begun.append(asyncio.get_running_loop().time())
         await asyncio.sleep(5)
 
@@ -325,6 +327,93 @@ async def test_plans_take_at_most_half_of_the_time_however_much_happens(
     assert min(gaps) >= 10
     assert max(gaps) <= 11
     assert world.metrics.registry.get_sample_value("shoal_plan_busy_ratio") == pytest.approx(0.5, abs=0.05)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.looptime
+async def test_after_a_plan_of_an_hour_what_happens_is_planned_for_within_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It rested for an hour: a job that lost its workers then, or began, had no plan for as long."""
+    world = World()
+    begun, ended = list[float](), list[float]()
+
+    async def slow_at_first(**_: Any) -> None:
+        begun.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(3 if ended else 3600)
+        ended.append(asyncio.get_running_loop().time())
+
+    monkeypatch.setattr(world.planner, "plan_once", slow_at_first)
+    task = asyncio.create_task(world.planner.run())
+    world.planner.trigger()
+    await asyncio.sleep(3605)
+    world.planner.trigger()
+    await asyncio.sleep(120)
+    assert begun[1] - ended[0] <= 60
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_long_plan_is_interrupted_by_what_matters_and_goes_on_from_its_choices() -> None:
+    """A job that began while an hour's plan was made had to wait for its end."""
+    now, solved, kept = 0, list[str](), dict[str, Any]()
+
+    def plan(*given: Any, told: Any) -> FleetPlan:
+        before = set(kept)
+
+        def slowly(name: str, made: JobPlan) -> None:
+            nonlocal now
+            now += 1 if name in before else 25
+            solved.append(name)
+            if len(solved) == 2:  # meanwhile
+                world.add(TrainingJob.model_validate(job_manifest("late")))
+                world.replan()
+            told(name, made)
+
+        return plan_fleet(*given, told=slowly, kept=kept)
+
+    world = World(plan=plan)
+    world.add(pool("spot", 0.3, True, limits={"nodes": 60}))
+    for n in range(6):
+        job = TrainingJob.model_validate(job_manifest(f"job-{n}"))
+        world.add(job)
+        world.hear(job, report(1e5))
+    with pytest.raises(ShoalError, match="3 of 6"):
+        await world.planner.plan_once(lambda: now, patience=60)
+    assert world.planner.waiting() == 1 + 3, "what was made is published"
+    assert len(kept) == 3
+    world.planner._wanted.clear()
+    await world.planner.plan_once(lambda: now, patience=120)
+    assert world.planner.waiting() == 0
+    assert solved[3:].count("team/late") == 1
+    assert now <= 3 * 25 + 3 + 4 * 25
+
+
+@pytest.mark.looptime
+async def test_a_plan_comes_to_an_end_however_often_it_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    patient, done = list[float](), list[float]()
+
+    async def of_ten_minutes(patience: float) -> None:
+        patient.append(patience)
+        await asyncio.sleep(min(patience, 600))
+        if patience < 600:
+            world.planner.trigger()
+            raise planner._InterruptedError
+        done.append(asyncio.get_running_loop().time())
+
+    monkeypatch.setattr(world.planner, "plan_once", of_ten_minutes)
+    task = asyncio.create_task(world.planner.run())
+    await asyncio.sleep(1600)
+    assert patient[:5] == [60, 120, 240, 480, 960]
+    assert done
+    assert world.metrics.registry.get_sample_value("shoal_plans_total", {"result": "interrupted"}) == 4
+    world.planner.trigger()
+    await asyncio.sleep(130)
+    assert patient[5] == 60
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -759,7 +848,11 @@ async def test_workers_that_wait_in_an_exhausted_pool_do_not_run_there() -> None
     bound = [{**slot, "node": f"n{slot['index']}"} for slot in slots]
     assert running(TrainingJob.model_validate({**manifest, "status": {"slots": bound}})) == {"spot": 2}
     assert running(job) == {}
-    assert asked(job) == ("spot",)
+    assert asked(job) == {"spot": 0.0}
+    made = (NOW - timedelta(seconds=each) for each in (40, 90))
+    dated = [{**slot, "createdAt": at.isoformat()} for slot, at in zip(slots, made, strict=True)]
+    waits = TrainingJob.model_validate({**manifest, "status": {"slots": dated}})
+    assert asked(waits, NOW) == {"spot": 90.0}
 
 
 async def test_a_job_begins_with_its_replicas_until_something_is_known() -> None:
@@ -929,6 +1022,18 @@ def test_a_deadline_at_risk_is_urgent_once_speeds_are_measured(pool: str, basis:
     assert (found.urgent, found.basis) == (urgent, f"{pool}: {basis}")
 
 
+@pytest.mark.parametrize(("asked", "urgent"), [(0.8, False), (0.9, False), (0.95, True)])
+def test_a_deadline_is_at_risk_below_the_confidence_that_its_job_asks_for(asked: float, urgent: bool) -> None:
+    job = TrainingJob.model_validate(job_manifest())
+    objective = job.spec.elasticity.objective.model_copy(
+        update={"deadline_seconds": 3600, "confidence": asked}
+    )
+    elasticity = job.spec.elasticity.model_copy(update={"objective": objective})
+    job = job.model_copy(update={"spec": job.spec.model_copy(update={"elasticity": elasticity})})
+    plan = JobPlan({"spot": 2}, 1, 9e2, None, None, 1.0, 0.9, True, None, "", 1.0, None, {"spot": MEASURED})
+    assert proposal(job, plan, Trade(), NOW, None).urgent == urgent
+
+
 async def test_what_the_user_says_of_the_model_counts_for_a_running_job() -> None:
     """A pool into which the model does not fit was planned, and every worker there ended for want of memory."""
     world = World()
@@ -944,6 +1049,22 @@ async def test_what_the_user_says_of_the_model_counts_for_a_running_job() -> Non
     assert found is not None
     assert set(found.pools) == {"on-demand"}
     assert "spot is left out: 128 samples need 25.6 GB and T4 has 16 GB" in found.reason
+
+
+@pytest.mark.parametrize("image", ["", "mine:1"])
+async def test_pools_with_gpus_are_not_planned_without_an_image_for_them(image: str) -> None:
+    """Their workers are never made there: a plan that counts on them keeps no deadline."""
+    world = World(images=Images(ps="ps:1", worker="worker:1"))
+    template = {"spec": {"containers": [{"name": "worker", "image": image}]}} if image else {}
+    workers = {"replicas": 2, "maxReplicas": 8, "pools": ["spot", "cpus"], "template": template}
+    job = TrainingJob.model_validate(job_manifest(workers=workers))
+    world.add(job, pool("spot", 0.3, True), pool("cpus", 1.0, False, accelerator=None, cores=8))
+    world.hear(job, report(1e6))
+    await world.planner.plan_once()
+    found = world.planner.proposal(job.metadata.uid)
+    assert found is not None
+    assert ("spot" in found.pools) == bool(image)
+    assert ("spot is left out: its nodes have GPUs" in found.reason) == (not image)
 
 
 def test_loss_curve_of_the_user_is_the_work_until_the_course_is_known() -> None:

@@ -90,6 +90,17 @@ def test_a_job_that_has_ended_has_only_the_nodes_that_it_has_not_left() -> None:
     assert claims.of_others(y) == {"a": 1}
 
 
+def test_a_job_that_is_being_deleted_wants_no_nodes_of_its_plan_any_more() -> None:
+    """A finalizer of its team, or foreground deletion, may keep it for hours."""
+    x, y, claims = job("x", plan={"pools": {"a": 3}}, slots=[slot(0, "a")]), job("y"), Claims()
+    claims.see(None, x)
+    claims.decide(x, decided(x))
+    assert claims.of_others(y) == {"a": 3}
+    leaving = {"resource_version": "2", "deletion_timestamp": build.stamp(build.NOW)}
+    claims.see(x, x.model_copy(update={"metadata": x.metadata.model_copy(update=leaving)}))
+    assert claims.of_others(y) == {"a": 1}
+
+
 @given(st.lists(st.tuples(st.sampled_from("xyz"), st.integers(0, 6)), max_size=30))
 def test_jobs_that_keep_to_what_others_leave_never_have_more_than_a_pool(
     wishes: list[tuple[str, int]],

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.controllers.trainingjob.credentials import InstallKey, job_credentials
+from shoal.controllers.trainingjob import credentials
+from shoal.controllers.trainingjob.credentials import CredentialsOfJobs, InstallKey, job_credentials
 from shoal_trainer.contract import job_key, status_token
 from shoal_trainer.security import Credentials
 
@@ -24,6 +25,20 @@ def test_credentials_are_deterministic() -> None:
         {other.key, other.certificate, other.private_key}
     )
     assert one != job_credentials(InstallKey(b"x" * 32), "uid-1")
+
+
+def test_credentials_of_a_run_are_derived_once_while_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more jobs than a bounded cache had room for, all were derived anew in each round of plans."""
+    derived = list[str]()
+    monkeypatch.setattr(credentials, "job_credentials", lambda _key, uid: derived.append(uid) or uid)
+    known = CredentialsOfJobs(KEY)
+    uids = [f"uid-{number}" for number in range(1100)]
+    for uid in uids * 2:
+        assert known.get(uid) == uid
+    assert derived == uids
+    known.forget("uid-7")
+    known.get("uid-7")
+    assert derived == [*uids, "uid-7"]
 
 
 def test_repr_shows_no_secret() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from shoal.api.kube import Pod
@@ -68,6 +70,43 @@ async def test_what_a_finished_job_had_goes_with_it() -> None:
     rig.pass_time(61)
     await rig.reconcile(KEY)
     assert {path for path in rig.cluster.objects if "/events/" not in path} == set()
+
+
+async def test_job_of_another_controller_is_left_alone() -> None:
+    rig = Rig()
+    rig.apply(managedBy="kueue.x-k8s.io/multikueue")
+    assert await rig.reconcile(KEY) is None
+    assert not rig.cluster.requests
+
+
+async def test_coordinator_of_a_job_that_is_being_deleted_is_asked_no_more() -> None:
+    """Foreground deletion, or a finalizer of somebody: it may be there for long."""
+    rig = await running()
+    uid = rig.job.metadata.uid
+    assert uid in rig.poller._followed
+    rig.cluster.change(
+        JOB_PATH, metadata={**rig.cluster.objects[JOB_PATH]["metadata"], "deletionTimestamp": NOW.isoformat()}
+    )
+    rig.see()
+    rig.cluster.requests.clear()
+    assert await rig.reconcile(KEY) is None
+    assert uid not in rig.poller._followed
+    assert not rig.cluster.requests
+
+
+async def test_coordinator_is_one_that_is_recorded() -> None:
+    """Whoever may create pods is not sent the job's token."""
+    rig = await running()
+    path = "/api/v1/namespaces/ns/pods/digits-ps-0-0"
+    stranger = json.loads(json.dumps(rig.cluster.objects[path]).replace("digits-ps-0-0", "digits-ps-0-7"))
+    stranger["metadata"]["labels"]["shoal.dev/incarnation"] = "7"
+    del stranger["metadata"]["uid"]
+    stranger["status"]["podIP"] = "10.0.0.66"
+    rig.cluster.add(path.replace("0-0", "0-7"), stranger)
+    await settled(rig)
+    followed = rig.poller._followed[rig.job.metadata.uid]
+    assert followed.endpoint.address == "10.0.0.1"
+    assert not rig.cluster.writes("DELETE", "pods")
 
 
 async def test_service_of_somebody_else_with_a_servers_name_is_not_changed() -> None:

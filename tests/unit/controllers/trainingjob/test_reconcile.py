@@ -88,7 +88,7 @@ async def test_recorded_pod_that_was_never_seen_is_asked_for() -> None:
     uid = rig.cluster.objects[path]["metadata"]["uid"]
     rig.state.pods.drop(uid)
     rig.state.pods._deleted.clear()  # as if it had never been seen
-    rig.state._deleted_pods.clear()
+    rig.state._gone_pods.clear()
     rig.cluster.requests.clear()
     await rig.reconcile(KEY)
     assert rig.cluster.requests == [("GET", path)]
@@ -249,7 +249,7 @@ async def test_created_pod_missing_from_the_cache_is_found_by_name() -> None:
     uid = rig.pod("digits-worker-0-0")["metadata"]["uid"]
     rig.state.pods.keep(set(), rig.cluster.version)  # an empty cache
     rig.state.pods._deleted.clear()
-    rig.state._deleted_pods.clear()
+    rig.state._gone_pods.clear()
     rig.cluster.change(JOB_PATH, status={})
     rig.state.jobs.put(rig.job)
     await rig.reconcile(KEY)

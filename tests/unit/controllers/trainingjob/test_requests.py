@@ -354,6 +354,34 @@ async def test_services_of_many_jobs_are_made_a_few_at_a_time_and_pods_wait_only
     assert pods == [pytest.approx(1.0)] * SERVICES_IN_FLIGHT + [0.0] * (40 - SERVICES_IN_FLIGHT)
 
 
+async def test_services_that_take_long_in_one_namespace_wait_for_each_other_and_those_of_another_do_not() -> (
+    None
+):
+    """A webhook that times out in a namespace of 60 jobs: a job of another had its Service after 141 s."""
+    sent: list[tuple[float, str]] = []
+
+    async def carry_out(job: TrainingJob, _request: Request) -> bool:
+        sent.append((now(), job.metadata.namespace))
+        if job.metadata.namespace == "fine":
+            return True
+        await asyncio.sleep(10.0)
+        raise Unavailable("500: failed calling webhook: context deadline exceeded")
+
+    def of(space: str, number: int) -> TrainingJob:
+        metadata = {**build.job_manifest()["metadata"], "namespace": space, "uid": f"{space}-{number}"}
+        return TrainingJob.model_validate({**build.job_manifest(), "metadata": metadata})
+
+    requests = Requests(carry_out, Tasks(), lambda _key, _priority: None)
+    for number in range(60):
+        requests.want(of("slow", number), [CreateService("digits-ps-0", {})])
+    await asyncio.sleep(35.0)
+    assert len(sent) == 4 * SERVICES_IN_FLIGHT
+    requests.want(of("fine", 0), [CreateService("digits-ps-0", {})])
+    asked = now()
+    await asyncio.sleep(0.0)
+    assert sent[-1] == (asked, "fine")
+
+
 @pytest.mark.parametrize(("post", "at"), [(0.5, 1.0), (30.0, FIRST_SECONDS)])
 async def test_first_status_tells_of_all_pods_unless_they_take_long(post: float, at: float) -> None:
     slow = Slow(6, post=post)

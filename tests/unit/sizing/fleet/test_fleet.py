@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import pickle
 import subprocess
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from shoal.sizing.fleet import (
     FleetJob,
     FleetPool,
+    JobPlan,
     LogMean,
     Model,
     Profile,
@@ -364,6 +366,24 @@ def test_late_job_does_not_pay_any_price_for_the_last_seconds() -> None:
     assert "The very fastest, " in found.reason
 
 
+def test_where_no_plan_is_sure_the_likeliest_is_taken_and_stays() -> None:
+    """Spot nodes are as fast in the mean: they were taken at 80 %, and once one was lost the deadline was, too."""
+    light = replace(PROFILE, server_load={1: ServerLoad(0.6, 6000)})
+    pools = [replace(SPOT, interruptions_per_hour=1.0, startup_seconds=150.0), STEADY]
+    tight = job(samples_left=1.15e7, deadline_seconds=1200.0, max_workers=8)
+
+    def plan(**changes: object) -> JobPlan:
+        return plan_fleet(pools, [light], [replace(tight, **changes)]).jobs["a"]  # type: ignore[arg-type]
+
+    found, sure, spot = plan(), plan(pools=("steady",)), plan(pools=("spot",))
+    assert not found.feasible
+    assert found.binding == "confidence"
+    assert (found.confidence or 0) >= (sure.confidence or 0) - 0.04
+    assert (found.confidence or 0) >= (spot.confidence or 0) + 0.08
+    # What is under way is as likely, and left for nothing that costs hardly less.
+    assert plan(planned={"steady": 8}).counts == {"spot": 0, "steady": 8}
+
+
 def test_job_on_spot_nodes_ends_early_where_that_costs_little() -> None:
     """The work costs the same with few workers and with many; what is done cannot be hit by a stock-out."""
     lazy = plan_fleet([SPOT, STEADY], [PROFILE], [job(deadline_seconds=4 * 3600.0)]).jobs["a"]
@@ -387,7 +407,7 @@ def test_a_node_costs_what_its_pool_says(on_demand: float) -> None:
     spot = replace(SPOT, price_per_hour=0.35)
     steady = replace(STEADY, price_per_hour=on_demand)
     speeds, _ = fitted([PROFILE])
-    one = job_problem(job(deadline_seconds=None), [spot, steady], {"spot": 4, "steady": 4}, speeds, 0.95)
+    one = job_problem(job(deadline_seconds=None), [spot, steady], {"spot": 4, "steady": 4}, speeds)
     assert [each.price for each in one.problem.pools] == [0.35, on_demand]
 
 
@@ -712,7 +732,7 @@ def test_on_demand_nodes_are_a_reserve_only_as_far_as_the_servers_and_the_work_l
     def prepared(deadline: float, profile: Profile) -> bool:
         speeds, _ = fitted([profile])
         one = job(deadline_seconds=deadline, **work)
-        made = job_problem(one, [SPOT, STEADY], {"spot": 16, "steady": 16}, speeds, 0.95)
+        made = job_problem(one, [SPOT, STEADY], {"spot": 16, "steady": 16}, speeds)
         return made.problem.pools[0].availability is not None
 
     # 20 million samples take 16 P100 810 s, 150 s to start, and 300 s are to spare.
@@ -782,3 +802,19 @@ def test_fifty_pools_are_planned_in_a_second() -> None:
     found = plan_fleet(pools, [PROFILE], [job(pools=tuple(pool.name for pool in pools))]).jobs["a"]
     assert time.process_time() - began < 2.0
     assert found.feasible
+
+
+def test_higher_confidence_never_buys_less_safety() -> None:
+    def at(confidence: float) -> JobPlan:
+        return plan_fleet([SPOT, STEADY], [PROFILE], [job(confidence=confidence)]).jobs["a"]
+
+    plans = [at(each) for each in (0.5, 0.8, 0.95, 0.99)]
+    for less, more in itertools.pairwise(plans):
+        assert less.feasible
+        assert more.feasible
+        assert more.confidence is not None
+        assert less.confidence is not None
+        assert more.confidence >= less.confidence
+    for asked, found in zip((0.5, 0.8, 0.95, 0.99), plans, strict=True):
+        assert found.confidence is not None
+        assert found.confidence >= asked

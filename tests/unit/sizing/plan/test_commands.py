@@ -218,6 +218,18 @@ def test_what_is_used_up_is_what_binds(tmp_path: Path) -> None:
     assert "or raise what is used up: workers.maxReplicas." in said
 
 
+@pytest.mark.parametrize(
+    ("options", "said"), [([], "(asked for: 80%)"), (["--confidence", "0.995"], "(asked for: 99.5%)")]
+)
+def test_confidence_is_the_jobs_unless_an_option_says_another(
+    options: list[str], said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "job.yaml"
+    text = (EXAMPLES / "job.yaml").read_text()
+    path.write_text(text.replace("deadlineSeconds: 2400", 'deadlineSeconds: 2400, confidence: "0.8"'))
+    assert said in shoal("plan", "-f", str(path), *RESOURCES[2:], *options).output.replace("\n", " ")
+
+
 def test_budget_of_a_running_job_is_what_it_has_not_spent(tmp_path: Path) -> None:
     """Twenty were allowed and 19.50 paid, and a plan of 2.27 was feasible."""
     path = tmp_path / "job.yaml"
@@ -271,6 +283,14 @@ def test_evaluation_that_the_profile_measured_is_part_of_the_work(tmp_path: Path
     assert made == pytest.approx([(100_000 + 2 * 10_000) / 128, (100_000 + 2 * 4 * 10_000) / 128])
 
 
+def test_a_step_that_was_not_measured_is_told_once_for_two_pools_of_an_accelerator(tmp_path: Path) -> None:
+    pools = tmp_path / "pools.yaml"
+    pools.write_text((EXAMPLES / "pools.yaml").read_text().replace("name: P100", "name: L4"))
+    problem = _problem(_job(tmp_path, "{epochs: 400}"), pools)
+    assert sum(pool.accelerator.startswith("L4") for pool in problem.pools) == 2
+    assert sum("was measured on L4" in note for note in problem.notes) == 1
+
+
 def test_running_workers_and_servers_need_no_startup(tmp_path: Path) -> None:
     slots = ", ".join(
         f"{{role: worker, index: 0, incarnation: 0, state: {state}, pool: {pool}, node: n}}"
@@ -291,6 +311,22 @@ def test_running_workers_and_servers_need_no_startup(tmp_path: Path) -> None:
     notes = " ".join(problem.notes)
     assert "2 workers run in elsewhere, no pool" in notes
     assert "name it in workers.pools" in notes
+
+
+@pytest.mark.parametrize(
+    ("images", "code"),
+    [(None, 0), ({"ps": "a", "worker": "b", "workerGpu": "c"}, 0), ({"ps": "a", "worker": "b"}, 2)],
+)
+def test_pools_with_gpus_are_left_out_of_a_job_that_has_begun_without_an_image_for_them(
+    tmp_path: Path, images: dict[str, str] | None, code: int
+) -> None:
+    """What the operator leaves out was planned."""
+    job = yaml.safe_load((EXAMPLES / "job.yaml").read_text())
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job | ({} if images is None else {"status": {"images": images}})))
+    result = shoal("plan", "-f", str(path), *RESOURCES[2:])
+    assert result.exit_code == code, result.output
+    assert ("Shoal has no worker image with CUDA" in result.output) == (code == 2)
 
 
 def test_max_servers_limits_plan(tmp_path: Path) -> None:

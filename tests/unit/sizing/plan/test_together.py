@@ -80,7 +80,7 @@ def test_jobs_from_files_are_planned_and_trade_as_the_operator_lets_them() -> No
     ]
     speeds, _ = fitted([PROFILE])
     limits = {pool.name: pool.limit for pool in pools}
-    problems = [(each, job_problem(each, pools, limits, speeds, 0.95, spare=SPARE)) for each in fleet]
+    problems = [(each, job_problem(each, pools, limits, speeds, spare=SPARE)) for each in fleet]
     found = plan_problems(pools, problems)
     theirs = plan_fleet(pools, [PROFILE], fleet).jobs
     assert [dict(zip(("spot", "steady"), plan.counts, strict=True)) for plan in found] == [

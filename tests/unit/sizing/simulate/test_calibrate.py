@@ -61,9 +61,8 @@ def test_trace_that_is_too_short_is_refused() -> None:
 def test_command_prints_cells_as_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from shoal.sizing.simulate import calibrate as module
 
-    monkeypatch.setattr(
-        module.calibrate, "__kwdefaults__", module.calibrate.__kwdefaults__ | {"hours": (1.0,)}
-    )
+    less = {"hours": (1.0,), "numbers": (8,)}
+    monkeypatch.setattr(module.calibrate, "__kwdefaults__", module.calibrate.__kwdefaults__ | less)
     sizing = ROOT / "examples" / "sizing"
     arguments = [
         "calibrate", "-f", str(sizing / "job.yaml"), "--pools", str(sizing / "pools.yaml"), "--profiles",

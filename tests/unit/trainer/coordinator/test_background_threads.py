@@ -93,7 +93,7 @@ def test_control_server_logs_a_refused_thread_and_continues(tmp_path, monkeypatc
     start, refused = threading.Thread.start, []
 
     def limited(self):
-        if self.name.startswith("http-") and not refused:
+        if self.name.startswith("control-") and not refused:
             refused.append(self.name)
             raise RuntimeError("can't start new thread")
         start(self)

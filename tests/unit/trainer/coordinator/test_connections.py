@@ -1,9 +1,12 @@
 """Connections to the control plane: unauthenticated, slow, too many, or closed."""
 
 import contextlib
+import gc
 import http.client
 import socket
 import ssl
+import struct
+import warnings
 
 import pytest
 
@@ -41,6 +44,36 @@ def test_key_of_another_job_is_refused_by_both_sides(start_server, tmp_path):
     with pytest.raises(Unauthorized):
         client.call("heartbeat", Heartbeat(slot=0, incarnation=0), Done)
     client.close()
+
+
+def test_connection_is_sent_no_ticket(start_server):
+    """With one it holds 16 KiB for as long as it lasts: of 36 and 52 that the operator has of each job."""
+    served = start_server()
+    plain = socket.create_connection(("127.0.0.1", served.server.port), SECONDS)
+    with served.credentials.client_context().wrap_socket(plain) as connection:
+        connection.sendall(b"POST /v1/heartbeat HTTP/1.1\r\nContent-Length: 0\r\n\r\n")
+        assert b" 401 " in connection.recv(4096).splitlines()[0]
+        assert not connection.session.has_ticket
+
+
+@pytest.mark.parametrize("server_side", [True, False])
+def test_connection_reset_before_its_handshake_is_closed(server_side, tmp_path):
+    """Python warns of a socket that is dropped open, and tests make errors of warnings."""
+    credentials = create_secret_dir(tmp_path / "secret")
+    context = credentials.server_context() if server_side else credentials.client_context()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        ends = [socket.create_connection(listening.getsockname(), SECONDS), listening.accept()[0]]
+        kept = ends.pop(server_side)
+        (reset,) = ends
+        reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        reset.close()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            with contextlib.suppress(ConnectionResetError):
+                context.wrap_socket(kept, server_side=server_side, do_handshake_on_connect=False)
+            del kept
+            gc.collect()
+    assert said == []
 
 
 def test_plain_client_does_not_block_others(start_server):
@@ -120,8 +153,8 @@ def test_closed_idle_connection_is_reopened(start_server):
     served = start_server()
     client = ControlClient(served.address, served.credentials, timeout=SECONDS)
     client.call("next", Next(slot=0, incarnation=0, number=1), Assignment)
-    served.server._server.end_connections()
-    while served.server._server._open:
+    served.server.listener.end_connections()
+    while served.server.listener.open:
         pass
     assert client.call("next", Next(slot=5, incarnation=0, number=1), Assignment).seconds == 5
     client.close()

@@ -192,6 +192,7 @@ def test_callbacks_are_any_workers_after_a_restart_of_the_server():
     new = evaluated().successor()
     for slot in (0, 1):
         new.join(slot)
+    new.now += 1.0  # for workers with copies
     assert new.ask(1).task == "callbacks"
 
 

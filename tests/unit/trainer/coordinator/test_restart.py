@@ -154,7 +154,7 @@ def test_coordinator_waits_for_a_worker_that_joined_after_the_snapshot():
     new.coordinator.load(saved)
     new.shard.hello(0, 0, MODEL, newest.version)
     new.shard.offer(0, 0, newest.version, newest.meta, aligned(4))
-    new.shard.hello(1, 0, MODEL)
+    new.shard.hello(1, 0, MODEL, newest.version)
     assert new.shard.state is State.READY
     new.join(0)
     assert new.ask(0).kind == "idle"

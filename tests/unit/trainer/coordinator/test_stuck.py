@@ -74,6 +74,37 @@ def test_while_others_have_work_nothing_is_taken():
     assert status(bench).leases_taken_back == 0
 
 
+def test_after_an_hour_it_is_replaced_although_others_have_work():
+    bench = Bench(stop=StopAfter(epochs=50))
+    for slot in (0, 1):
+        bench.join(slot)
+    held = bench.ask(0).lease
+    for passed in range(0, round(FIRST_SECONDS), 60):
+        bench.finish(1, bench.ask(1).lease)
+        passes(bench, 60, reading=[0])
+        assert status(bench).leases_taken_back == 0, passed
+    passes(bench, 1, reading=[0], slots=[0])
+    assert status(bench).message == "worker 0-0 read nothing for 3601 s: its ranges went to others"
+    with pytest.raises(Fenced):
+        bench.push(0, held, held.stop)
+
+
+def test_one_that_is_alone_is_replaced_ever_later():
+    """A new process may read what this one cannot; if the storage is away, it reads as little."""
+    bench = Bench()
+    for incarnation, hours in enumerate([1, 2, 4]):
+        bench.join(0, incarnation)
+        bench.ask(0, incarnation)
+        began = bench.now
+        for seconds, taken in [(hours * FIRST_SECONDS, incarnation), (1.0, incarnation + 1)]:
+            bench.now += seconds
+            waited = bench.now - began
+            bench.coordinator.heartbeat(Heartbeat(slot=0, incarnation=incarnation, reading_seconds=waited))
+            bench.coordinator.tick()
+            assert status(bench).leases_taken_back == taken
+        assert f"worker 0-{incarnation} read nothing for {waited:.0f} s: " in status(bench).message
+
+
 def test_before_the_first_push_it_is_waited_for_longer():
     bench = Bench()
     bench.data = bench.data.model_copy(update={"size": None, "files": ("a",)})
@@ -127,6 +158,6 @@ def test_patience_doubles_until_a_push(times):
         lease = bench.ask(active[0]).lease
         hung = active.pop(0)
         assert status(bench).leases_taken_back == again + 1
-    assert bench.coordinator.stuck.patience == LEAST_SECONDS * 2**times
+    assert bench.coordinator.stuck.patience(idle=True) == LEAST_SECONDS * 2**times
     bench.finish(hung, lease)
-    assert bench.coordinator.stuck.patience == LEAST_SECONDS
+    assert bench.coordinator.stuck.patience(idle=True) == LEAST_SECONDS

@@ -74,12 +74,12 @@ def test_acceptor_survives_a_refused_thread(served: Served, monkeypatch: pytest.
         start(self)
 
     monkeypatch.setattr(threading.Thread, "start", limited)
-    monkeypatch.setattr(served.server, "_gate", Gate(1))
+    monkeypatch.setattr(served.server.listener, "gate", Gate(1))
     for _ in range(2):
         with pytest.raises(Unreachable):
             served.client().hello(MODEL)
     served.client().hello(MODEL)
-    assert served.server._acceptor.is_alive()
+    assert served.server.listener.acceptor.is_alive()
 
 
 def test_client_that_knows_a_newer_epoch_stops_the_older_server(served: Served) -> None:
@@ -93,7 +93,7 @@ def test_client_that_knows_a_newer_epoch_stops_the_older_server(served: Served) 
 def test_connection_counts_once(served: Served) -> None:
     client = served.client()
     client.hello(MODEL)
-    assert len(served.server._open) == 1
+    assert len(served.server.listener.open) == 1
 
 
 def test_payload_on_its_way_without_free_memory_is_refused_at_its_deadline(

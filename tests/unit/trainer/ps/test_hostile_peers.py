@@ -19,12 +19,12 @@ import pytest
 from shoal_trainer.contract import Shard
 from shoal_trainer.errors import Unauthorized, Unreachable
 from shoal_trainer.ps.aligned import aligned
-from shoal_trainer.ps.server import HANDSHAKE_SECONDS, RefusalLog
 from shoal_trainer.ps.shard_client import ShardClient
 from shoal_trainer.security import Credentials, create_secret_dir
 from shoal_trainer.wire import handshake, header
 from shoal_trainer.wire.channel import Channel
 from shoal_trainer.wire.header import Codec, Header, Op
+from shoal_trainer.wire.listener import HANDSHAKE_SECONDS, RefusalLog
 from shoal_trainer.wire.messages import WorkerIdentity
 from tests.unit.trainer.ps.cluster import MODEL, Cluster, N, flat, until
 
@@ -169,15 +169,15 @@ def test_hostile_peer_gets_one_warning_and_others_are_served(
     worker.hello(MODEL)
     worker.initialize(flat(3.0))
     attacker = Attacker(cluster, tmp_path)
-    cluster.servers[0]._handshake_seconds = hostile.handshake_seconds
+    cluster.servers[0].listener.handshake_seconds = hostile.handshake_seconds
     for _ in range(3):
         hostile.attack(attacker)
         worker.pull(out)
         np.testing.assert_array_equal(out, flat(3.0))
     until(lambda: bool(refusals(caplog)))
-    cluster.servers[0]._handshake_seconds = HANDSHAKE_SECONDS
+    cluster.servers[0].listener.handshake_seconds = HANDSHAKE_SECONDS
     check_serving(cluster)
-    until(lambda: len(cluster.servers[0]._open) == 1)  # the worker's
+    until(lambda: len(cluster.servers[0].listener.open) == 1)  # the worker's
     (message,) = refusals(caplog)
     assert "refused a connection from 127.0.0.1: " in message
     assert hostile.reason in message
@@ -200,7 +200,7 @@ def test_health_probe_is_not_logged(cluster: Cluster, caplog: pytest.LogCaptureF
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     check_serving(cluster)
     until(
-        lambda: not cluster.servers[0]._open
+        lambda: not cluster.servers[0].listener.open
     )  # else the connection limit is reached after an hour of probes
     assert refusals(caplog) == []
 
@@ -324,7 +324,7 @@ def test_push_cut_off_in_the_middle_is_not_applied(cluster: Cluster) -> None:
     with authenticated(cluster) as channel:
         whole = Header(Op.PUSH_PULL, Codec.BF16, slot=9, seq=1, length=N * 2)
         channel.send(header.encode(whole), bytes(N))
-    until(lambda: not cluster.stores[0].workers._incarnations.has(9))
+    until(lambda: not cluster.stores[0].workers.connected(9))
     assert cluster.stores[0].history.version == 0
     check_serving(cluster)
 

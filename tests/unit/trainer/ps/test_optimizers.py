@@ -222,7 +222,8 @@ def test_without_both_moments_nothing_tells_whether_gradients_agree(name: Any) -
 @pytest.mark.parametrize(
     ("config", "free"),
     [
-        (OptimizerConfig(momentum=0.9), 1),
+        (OptimizerConfig(momentum=0.9), 4),
+        (OptimizerConfig(), 1),
         (OptimizerConfig(name="delta"), 1),
         (OptimizerConfig(name="delta", normalized=True), 2.5),
         (OptimizerConfig(name="rmsprop"), 2.5),

@@ -70,7 +70,7 @@ def test_worker_that_joined_after_the_snapshot_is_awaited() -> None:
 def test_worker_disconnected_before_its_copy_arrives_is_not_awaited() -> None:
     recovery = Recovery(1.0)
     recovery.restored({0})
-    recovery.begin(0.0, has_copy=True)
+    recovery.begin(0, 0.0, has_copy=True)
     assert recovery.request(0, (0, 1))
     recovery.disconnected(0, 0.0)
     assert recovery.over(0.0)
@@ -80,7 +80,7 @@ def test_worker_disconnected_before_its_copy_arrives_is_not_awaited() -> None:
 def test_shard_waits_longer_than_workers_pause(workers: int) -> None:
     recovery = Recovery(0.75)
     recovery.restored(range(workers))
-    recovery.begin(0.0, has_copy=True)
+    recovery.begin(0, 0.0, has_copy=True)
     assert longest_pause(workers) <= LONGEST_PAUSE
     assert not recovery.over(longest_pause(workers) * (1 + JITTER))
     assert recovery.over(0.75 if workers < 50 else 5.0)
@@ -104,13 +104,41 @@ def test_worker_without_a_copy_leaves_time_for_those_with_one() -> None:
     assert (new.state, new.history.version) == (State.READY, answer.version)
 
 
+def test_copies_are_awaited_although_the_workers_of_the_snapshot_were_replaced() -> None:
+    old = ShardStore(0, 1, 0)
+    old.hello(0, 0, MODEL)
+    old.initialize(aligned(8))
+    io, now = aligned(8), [0.0]
+    push_to(old, 0, 0, 1, 0, PushMeta(samples=1), io, delta=True)
+    snapshot = copy_of(old)
+    old.hello(1, 0, MODEL)
+    answer = push_to(old, 1, 0, 1, 1, PushMeta(samples=1), io, delta=True)
+    new = ShardStore(0, 1, 1, clock=lambda: now[0])
+    new.restore(snapshot)
+    assert new.hello(0, 1, MODEL).recovering  # the successor of the only worker that the snapshot names
+    now[0] = 0.7
+    assert new.hello(1, 0, MODEL, copy_version=answer.version).wants_copy
+    new.offer(1, 0, answer.version, answer.meta, io)
+    now[0] = 1.0
+    assert (new.state, new.history.version) == (State.READY, answer.version)
+
+
+def test_replaced_workers_alone_are_not_kept_waiting() -> None:
+    recovery = Recovery(0.75)
+    recovery.restored({0})
+    recovery.begin(0, 0.0, has_copy=False)
+    recovery.answered(0, 0.0)
+    assert recovery.remaining(0.0) == 0.75
+    assert recovery.over(0.75)
+
+
 @pytest.mark.parametrize(("slots", "seconds"), [({0, 1}, FIRST_COPY_SECONDS), (None, 0.75)])
 def test_wait_without_any_copy_is_bounded(slots: set[int] | None, seconds: float) -> None:
     """A snapshot of another run awaits no copy."""
     recovery = Recovery(0.75)
     recovery.restored(slots)
     for now in (0.0, 0.5):
-        recovery.begin(now, has_copy=False)
+        recovery.begin(0, now, has_copy=False)
     assert not recovery.over(seconds - 0.01)
     assert recovery.over(seconds)
 

@@ -102,18 +102,44 @@ def test_gradient_that_is_staler_than_normal_is_weighted_down(policy: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("policy", "weight"), [("Constant", 1.0), ("InverseSquareRoot", 0.5), ("Inverse", 0.25)]
+    ("policy", "power"), [("Constant", 0.0), ("InverseSquareRoot", 0.5), ("Inverse", 1.0)]
 )
-def test_normal_staleness_is_weighted_by_policy(policy: str, weight: float) -> None:
-    """Five workers that take turns: each gradient is 4 updates old."""
+@pytest.mark.parametrize(
+    ("momentum", "agree", "over"),
+    [(0.9, False, 10 / 4), (0.0, False, 10), (0.9, True, 21), (0.0, True, 10)],
+)
+def test_normal_staleness_is_weighted_by_policy_and_agreement(
+    policy: str, power: float, momentum: float, agree: bool, over: float
+) -> None:
+    """Eleven workers that take turns: each gradient is 10 updates old."""
     applied: list[AppliedPush] = []
-    shard = ready(staleness=Staleness(policy=policy), on_applied=applied.append)
-    shard.workers.set_live(5)
-    for turn in range(100):
-        seq, slot = divmod(turn, 5)
-        push_to(shard, slot, 0, seq + 1, max(0, turn - 4), ONE, grad(0.0))
-    assert applied[-1].staleness == 4
-    assert applied[-1].weight == pytest.approx(weight, rel=1e-4)
+    config = OptimizerConfig(momentum=momentum, batch_size=1)
+    model = MODEL.model_copy(update={"optimizer": config})
+    shard = ready(model, staleness=Staleness(policy=policy), on_applied=applied.append)
+    shard.workers.set_live(11)
+    for turn in range(220):
+        seq, slot = divmod(turn, 11)
+        gradient = np.eye(N, dtype=np.float32)[turn % N] + agree * 1000
+        push_to(shard, slot, 0, seq + 1, max(0, turn - 10), ONE, gradient)
+    assert applied[-1].staleness == 10
+    assert applied[-1].weight == pytest.approx(over**-power, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "config", [OptimizerConfig(batch_size=1), OptimizerConfig(momentum=0.9, batch_size=1)]
+)
+def test_one_worker_has_the_rate_of_keras_whatever_others_agreed_on(config: OptimizerConfig) -> None:
+    applied: list[AppliedPush] = []
+    shard = ready(MODEL.model_copy(update={"optimizer": config}), on_applied=applied.append)
+    shard.workers.set_live(8)
+    for seq in range(1, 30):
+        for slot in range(8):
+            push_to(shard, slot, 0, seq, max(0, shard.history.version - 7), ONE, grad())
+    shard.workers.set_live(1)
+    for seq in range(30, 200):
+        push_to(shard, 0, 0, seq, shard.history.version, ONE, grad())
+    assert applied[100].weight < 0.5
+    assert applied[-1].weight == 1
 
 
 def test_own_gradient_in_flight_is_no_staleness() -> None:

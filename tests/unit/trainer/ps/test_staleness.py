@@ -37,6 +37,41 @@ def test_fast_worker_waits_for_a_slow_but_not_a_dead_worker() -> None:
     thread.join()
 
 
+def test_worker_that_computes_while_it_pushes_is_waited_for_twice_on_one_version() -> None:
+    """Its second gradient on these parameters was begun before the answer to the first one."""
+    bound = 4
+    shard = ready(staleness=Staleness(max=bound))
+    for slot in (0, 1):
+        shard.workers.connect(slot, 0)
+        pull_from(shard, slot, grad(0.0))
+    sent = {0: 0, 1: 0}
+
+    def push(slot: int, base: int) -> bool:
+        """Push, if it need not wait."""
+        shard.workers._permits.arrive(slot, base)
+        admitted = shard.workers._permits.admits(base, shard.history.version, bound)
+        if admitted:
+            shard.workers.wait_admitted(slot, base, 0.0)
+            sent[slot] += 1
+            push_to(shard, slot, 0, sent[slot], base, ONE, grad(0.0))
+            shard.workers.push_ended(slot)
+        else:
+            shard.workers._permits._waiting.pop(slot)
+        return admitted
+
+    def overtakes() -> int:
+        while push(1, shard.history.version):
+            pass
+        return shard.history.version
+
+    assert overtakes() == bound
+    assert push(0, 0)
+    assert overtakes() == bound + 1  # not 2 x bound + 1
+    assert push(0, 0)
+    assert overtakes() == 2 * bound + 1
+    assert push(0, bound + 1)
+
+
 def test_fenced_worker_blocks_no_push() -> None:
     # Its process is suspended: the kernel keeps the connection open.
     shard = ready(staleness=Staleness(max=0))
@@ -148,7 +183,8 @@ def test_push_that_skips_an_older_version_wakes_the_pushes_that_wait_for_it() ->
     threads.append(threading.Thread(target=lambda: shard.workers.wait_admitted(1, 3, 30), daemon=True))
     threads[1].start()  # waits for worker 0
     assert passed.wait(10)
-    push_to(shard, 0, 0, 1, 2, ONE, grad(0.0))
+    for seq in (1, 2):  # it computed the second one while it pushed the first
+        push_to(shard, 0, 0, seq, 2, ONE, grad(0.0))
     for thread in threads:
         thread.join(10)
         assert not thread.is_alive()

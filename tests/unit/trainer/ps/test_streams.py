@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -288,6 +289,19 @@ def test_rollback_ends_the_streams_and_their_parts() -> None:
     stream.close()
     assert shard.history.begun() == ()
     assert not shard.copy().arrays["parameters"].any()  # type: ignore[union-attr]
+
+
+def test_worker_learns_which_of_its_pushes_rollbacks_have_undone() -> None:
+    shard = started()
+    copy = shard.copy()
+    assert copy is not None
+    for generation in (1, 2):
+        shard.run(shard.pushing(0, 0, generation, 0, meta_of(1), delta=True), vector(0, 1))
+        shard.roll_back(replace(copy, generation=generation))
+        assert shard.hello(0, 0, MODEL).last_seq == generation
+        assert shard.history.applied == {}
+    shard.roll_back(replace(copy, generation=3))
+    assert shard.hello(0, 0, MODEL).last_seq == 2
 
 
 def test_push_that_begins_while_a_walk_works_on_its_first_piece_is_behind_it() -> None:

@@ -116,3 +116,21 @@ def test_file_without_a_pace_rescales_nothing_at_the_first_update() -> None:
     assert job.model.pace is not None
     mu = momentum_at(CONFIG, job.model.pace)
     assert velocity == pytest.approx(mu * float(copy.arrays["momentum"][0]), rel=1e-5)
+
+
+def test_agreement_is_that_of_the_snapshot(tmp_path: Path) -> None:
+    """Else gradients that agree would go too far until it is learned again."""
+    job = Job(16)
+    job.push(1.0, 200)
+    store = SnapshotStore(LocalStorage(tmp_path))
+    save(store, [job.shard])
+    found = store.load_newest(0, 1)
+    assert found is not None
+    assert found[1].agreement == job.model.sampled.mean == pytest.approx(1, abs=1e-3)
+    job.shard.roll_back(replace(found[1], generation=1))
+    job.push(1.0, 1)
+    assert job.model.agreement() == pytest.approx(1, abs=1e-3)
+    assert job.shard.damping.rate(15.0) == pytest.approx(31**-0.5, rel=1e-3)
+    job.shard.roll_back(replace(found[1], generation=2, agreement=0.0))  # a file of before it was written
+    job.push(1.0, 1)
+    assert job.shard.damping.rate(15.0) > (15 / 4) ** -0.5 * 0.99

@@ -32,6 +32,8 @@ class Faults:
         self.restarts_at = [math.inf] * world.shards
         self.starting = set()
         """The servers that have claimed their shard, perhaps, and wait for the storage."""
+        self.apart = None
+        """The worker that alone has kept its copy of what server 0 has lost, and does not reach it."""
         self.diverged_after = None
         """The newest snapshot when a step last diverged."""
         self.events = (
@@ -45,6 +47,7 @@ class Faults:
             (0.0003, self.pause_worker),
             (0.001 * ps_rate, self.lose_servers),
             *([(0.003, self.hang_read)] if world.hangs else []),
+            *([(0.01, self.set_apart)] if world.forks else []),
         )
         """(probability per turn at `rate` 1, event). An event returns whether it was possible."""
 
@@ -52,9 +55,14 @@ class Faults:
         """Stop all faults."""
         self.rate = self.ps_rate = self.world.loss = 0.0
         self.world.storage.down, self.world.storage.calm = False, True
+        if self.apart is not None:
+            self.apart.exchange.cut_until[:] = [self.world.now] * (self.world.shards + 1)
+            self.apart = None
 
     def turn(self):
         """Restart a server that is due, or trigger at most one event."""
+        if self.apart is not None:
+            self.bring_back()
         roll = self.random.random() / max(1e-9, self.rate)
         if self.restart_server():
             return
@@ -104,15 +112,18 @@ class Faults:
 
     def faulty_workers(self):
         """The running workers to which a fault may happen."""
-        return [worker for worker in self.world.slots.values() if worker.end is None and not self.safe]
+        workers = self.world.slots.values()
+        return [each for each in workers if each.end is None and each is not self.apart and not self.safe]
 
     def kill_worker(self):
         if workers := self.faulty_workers():
-            self.kills += 1
-            worker = self.random.choice(workers)
-            worker.killed = True
-            self.world.resume(worker)
+            self.kill(self.random.choice(workers))
         return bool(workers)
+
+    def kill(self, worker):
+        self.kills += 1
+        worker.killed = True
+        self.world.resume(worker)
 
     def drain_worker(self):
         if workers := self.faulty_workers():
@@ -169,8 +180,13 @@ class Faults:
         world = self.world
         last = None if world.server is None else world.server.snapshotter.last
         untrained = last is not None and last.shards[0].version == world.server.shard.history.version
-        often = 0.1 if untrained and IN_A_ROW in last.ledger else 0.003
-        if world.server is None or self.random.random() > often * self.rate or world.interleaving:
+        often = 0.1 if self.apart is not None or (untrained and IN_A_ROW in last.ledger) else 0.003
+        if (
+            world.worn
+            or world.server is None
+            or self.random.random() > often * self.rate
+            or world.interleaving
+        ):
             return False
         found = None if world.storage.down else world.server.store.load_newest(0, world.shards)
         if found is None or found[0].number == self.diverged_after:
@@ -179,6 +195,37 @@ class Faults:
             return False
         self.diverged_after = found[0].number
         return True
+
+    # --- copies that another history has overtaken
+
+    def set_apart(self):
+        """Server 0 is lost with all workers but one, which does not reach its replacement, and keeps its copy."""
+        workers = self.faulty_workers()
+        saved = any("/manifest-" in name for name in self.world.storage.files)
+        if self.apart is not None or not workers or not saved or not self.may_lose():
+            return False
+        self.apart = self.random.choice(workers)
+        self.apart.exchange.cut_until[:] = [math.inf] * (self.world.shards + 1)
+        for worker in workers:
+            if worker is not self.apart:
+                self.kill(worker)
+        self.lose(0, survives=False)
+        return True
+
+    def bring_back(self):
+        """It returns when the replacement has trained or rolled back, and maybe was lost: its copy may be the newer."""
+        server, pulled = self.world.server, self.apart.loop.upstream.pulled
+        if self.apart.end is None:
+            if server is None or server.shard.state is not State.READY or self.random.random() > 0.02:
+                return
+            history, generation = server.shard.history, self.apart.loop.upstream.generation
+            if history.version <= history.journal.snapshot and history.generation == generation:
+                return
+            if pulled is not None and history.version < pulled.versions[0] and self.may_lose():
+                self.take_snapshot()
+                self.lose(0, survives=False)
+        self.apart.exchange.cut_until[:] = [self.world.now] * (self.world.shards + 1)
+        self.apart = None
 
     # --- storage and parameter servers
 
@@ -243,6 +290,7 @@ class Faults:
         if server is None:
             return
         self.ps_losses += 1
+        world.losses.lost(server)
         self._restore_storage()
         self.had_parameters[index] |= server.shard.state is State.READY
         if survives and self.survival and self.random.random() < self.survival:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
 
@@ -63,8 +64,8 @@ class Exchange:
         self.servers = [None] * shards
         self.connected = [False] * shards
         self.boots = [0] * shards
-        self.pulled = [set() for _ in range(shards)]
-        """The versions that each shard has answered with since it greeted this worker."""
+        self.pulled = [Counter() for _ in range(shards)]
+        """How many steps may follow on each version that a shard has answered with since it greeted this worker."""
         self.cut_until = [0.0] * (shards + 1)
         """When each link works again: those to the shards, and at last that to the coordinator."""
 
@@ -146,11 +147,12 @@ class Exchange:
         version = None if offered is None else offered.version(index)
         generation = 0 if offered is None else offered.generation
         welcome = shard.hello(*self.identity, self.world.model, version, generation)
-        self.pulled[index] = set()
+        self.pulled[index].clear()
         if welcome.wants_copy:
             low, high = self.world.bounds[index]
             meta, part = decode_answer(encode_answer(offered.meta(index))), offered.flat[low:high].copy()
             welcome = shard.offer(*self.identity, version, meta, part, generation=generation)
+        self.world.losses.greeted(server, offered)
         return welcome
 
     def _late_hello(self, index, offered):
@@ -178,7 +180,7 @@ class Exchange:
 
     def probe(self):
         def hello(server, _part):
-            self.pulled[server.shard.index] = set()
+            self.pulled[server.shard.index].clear()
             if self.boots[server.shard.index] != server.shard.boot:
                 raise Unreachable("the shard was rolled back to a snapshot")
             return server.shard.hello(*self.identity, self.world.model)
@@ -275,9 +277,9 @@ class Exchange:
         try:
             workers.wait_admitted(self.worker.slot, base, 20.0)
             self._check_link(server, index)
-            if self.world.bound is not None and base in self.pulled[index]:
+            if self.world.bound is not None and self.pulled[index][base]:
                 self.world.awaited.add((server.shard.boot, *self.identity, seq))
-                self.pulled[index].remove(base)  # of two steps on the same version, the first is waited for
+                self.pulled[index][base] -= 1
             yield
         finally:
             workers.push_ended(self.worker.slot)
@@ -310,7 +312,7 @@ class Exchange:
             raise
         finally:
             close()
-        self.pulled[index].add(stream.result.version)
+        self.pulled[index][stream.result.version] = 2  # the second one is computed while the first is pushed
         return stream.result, io
 
     def _check_link(self, server, index):

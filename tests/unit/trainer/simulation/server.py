@@ -30,8 +30,9 @@ from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import LARGE_VALUES, ShardStore
 from shoal_trainer.snapshot.claims import LOOK_SECONDS, Claim
 from shoal_trainer.snapshot.store import SnapshotStore
-from tests.unit.trainer.simulation.invariants import check_claim, check_contents, check_may_push
+from tests.unit.trainer.simulation.invariants import check_claim, check_contents, check_may_push, steps_in
 from tests.unit.trainer.simulation.job import BATCH, EPOCHS, MODEL_FILE, PIECE, SAMPLES, STEPS_AT, model
+from tests.unit.trainer.simulation.losses import Losses
 from tests.unit.trainer.simulation.storage import AtOnce, MemoryStorage
 
 
@@ -132,6 +133,7 @@ class Server:
         self.claim.make()
         check_claim(world.storage, index, epoch)
         found = self.store.load_settled(index, world.shards)
+        world.losses.begins(self, found)
         begun = None if found or not world.begins_with else world.begins_with.load_newest(index, world.shards)
         if found is not None:
             self.shard.restore(found[1])
@@ -201,6 +203,7 @@ class Server:
     def _watch_history(self):
         """Check who pushes, and what a worker's copy brings."""
         shard, begin, adopt = self.shard, self.shard.history.begin, self.shard.history.adopt
+        initialize = shard.initialize
 
         def begins(worker, seq, meta):
             check_may_push(shard, worker)
@@ -211,7 +214,14 @@ class Server:
             adopt(version, generation, meta)
             check_contents(self.world, shard)
 
-        shard.history.begin, shard.history.adopt = begins, adopts
+        def initializes(values, samples=0):
+            empty = shard.history.version == 0
+            initialize(values, samples)
+            if empty and (steps := np.flatnonzero(steps_in(self.world, shard)).tolist()):
+                assert self.world.overflows, "a copy that has trained, without its pushes"
+                self.world.unnamed |= {(shard.index, step) for step in steps}
+
+        shard.history.begin, shard.history.adopt, shard.initialize = begins, adopts, initializes
 
     def ready(self, version, applied):
         """Record the steps with which a generation begins; a rollback makes the shard ready again."""
@@ -251,11 +261,13 @@ class Server:
 def another_run(shards):
     """The snapshots of a run that trained nothing, so that a run started from it counts only its own samples."""
     world = SimpleNamespace(
-        boots=0, shards=shards, streams=False, bound=None, hangs=False, steps=0, kept={},
-        storage=MemoryStorage(), clock=lambda: 0.0, weighed=lambda *_: None,
+        boots=0, shards=shards, streams=False, bound=None, hangs=False, forks=False, worn=False, overflows=False,
+        unnamed=set(), steps=0, kept={},
+        clock=lambda: 0.0, weighed=lambda *_: None, storage=MemoryStorage(),
         begins_with=None, servers=[], cut_off=(), cut_until=[0.0] * shards, interleave=lambda: None,
         stop_after=StopAfter(epochs=EPOCHS),
     )  # fmt: skip
+    world.losses = Losses(world)
     world.servers += [Server(world, index, 0) for index in range(shards)]
     for server in world.servers:
         server.shard.hello(0, 0, model(shards))

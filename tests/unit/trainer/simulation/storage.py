@@ -15,6 +15,8 @@ class MemoryStorage:
     """A storage in memory. While `down` is set, every call raises Unreachable."""
 
     uri = "memory://run"
+    calm = True
+    """Whether it does none of its faults."""
 
     def __init__(self):
         self.files = {}
@@ -106,6 +108,37 @@ class MeanStorage(MemoryStorage):
         self._step()
         super().remove(name)
         self._answer(name)
+
+
+class WornStorage(MemoryStorage):
+    """A storage that is full now and then, tears files or flips a bit of them, and lists late what was published."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.random = random.Random(seed)
+
+    def _happens(self):
+        return not self.calm and self.random.random() < 0.1
+
+    def write(self, name, chunks, confirm=lambda: None):
+        if self._happens():
+            raise Unreachable("no space is left on the device")
+        super().write(name, chunks, confirm)
+        if name.startswith("snapshots/") and self._happens():
+            content, at = self.files[name], self.random.randrange(len(self.files[name]))
+            torn = self.random.random() < 0.5
+            self.files[name] = content[:at] + (b"" if torn else bytes([content[at] ^ 4]) + content[at + 1 :])
+
+    def create(self, name, data):
+        if self._happens():
+            raise Unreachable("no space is left on the device")
+        return super().create(name, data)
+
+    def names(self, folder):
+        names = super().names(folder)
+        manifests = [name for name in names if name.startswith("manifest-")]
+        late = manifests[-1:] if manifests and self._happens() else []
+        return [name for name in names if name not in late]
 
 
 class AtOnce(Executor):

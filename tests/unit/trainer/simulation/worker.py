@@ -33,7 +33,6 @@ from shoal_trainer.worker.on_host import HostInclusion
 from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.run_task import run_task
 from shoal_trainer.worker.tasks import Outcome
-from shoal_trainer.worker.watchdog import Watchdog
 from shoal_trainer.worker.work import DataWork, Finished, TaskWork, Wasted
 from tests.unit.trainer.simulation.job import BATCH, MODEL_FILE, PIECE, SAMPLES, STEPS_AT
 from tests.unit.trainer.simulation.network import Drain, Exchange
@@ -73,7 +72,6 @@ class Worker:
         self.killed = False
         self.end = None
         self.reading = False
-        self.reads = Watchdog(world.clock)
         self.requests, self.joins = 0, itertools.count(1)
         self.exchange = Exchange(self)
         self.drain = Drain(self)
@@ -179,6 +177,11 @@ class Worker:
         if self.killed:
             raise Killed
 
+    def held(self):
+        """The samples of its leases that it has no answer for."""
+        lengths = self.world.lengths
+        return sum((work.stop or lengths[work.number]) - work.start for work in self.leases.held().values())
+
     # --- as `Feed`
 
     def start(self):
@@ -221,17 +224,11 @@ class Worker:
         if self.in_task:
             return []
         number, generation = self.requests + 1, self.leases.generation
-        given = self.exchange.ask(
-            lambda server: server.coordinator.next_work(
-                Next(
-                    slot=self.slot,
-                    incarnation=self.incarnation,
-                    number=number,
-                    generation=generation,
-                    stopped=self.leases.stopped,
-                )
-            )
-        )
+        request = Next(
+            slot=self.slot, incarnation=self.incarnation, number=number, generation=generation,
+            stopped=self.leases.stopped,
+        )  # fmt: skip
+        given, server = self.exchange.ask(lambda server: (server.coordinator.next_work(request), server))
         self.requests = number
         if given.kind == "idle":
             self.world.sleep(self, given.seconds)
@@ -249,6 +246,7 @@ class Worker:
         place = lease.epoch, lease.start, lease.stop, lease.file, lease.number
         work = DataWork(lease.token, *place, generation=generation)
         self.leases.grant(work)
+        self.world.losses.granted(server, stop - lease.start)
         ranges = [(at, min(at + BATCH, stop)) for at in range(lease.start, stop, BATCH)]
         batches = [Batch(first + np.arange(a, b), None, np.ones(b - a), b - a, b) for a, b in ranges]
         ended = [] if lease.stop is not None else [EndOfFile(work, max(lease.start, stop))]
@@ -267,6 +265,7 @@ class Worker:
         self.pause()
         world, epoch = self.world, self.epoch
         if world.faults.makes_step_diverge():
+            world.diverged += 1
             return Step(aligned(world.model.size), math.nan, False)
         update = aligned(world.model.size)
         for low in range(0, update.size, PIECE):

@@ -23,8 +23,9 @@ from shoal_trainer.worker.loop import End
 from tests.unit.trainer.simulation.faults import Faults
 from tests.unit.trainer.simulation.invariants import check_fences, check_leases, check_lost
 from tests.unit.trainer.simulation.job import EPOCHS, lengths, model
+from tests.unit.trainer.simulation.losses import Losses
 from tests.unit.trainer.simulation.server import Server
-from tests.unit.trainer.simulation.storage import MeanStorage, MemoryStorage
+from tests.unit.trainer.simulation.storage import MeanStorage, MemoryStorage, WornStorage
 from tests.unit.trainer.simulation.worker import Killed, Worker
 
 
@@ -36,10 +37,12 @@ class World:
     are streams. `files`: the samples are in files, whose lengths the job learns, and whose list each worker leaves out
     until it is asked for it. `mean`: answers of the storage are lost, parameter server 0 dies while it writes, and
     losses of servers do not end an outage of the storage. `bound`: of the staleness. `hangs`: reads hang, for ever or
-    for a while, of which the worker's heartbeats tell.
+    for a while, of which the worker's heartbeats tell. `forks`: all copies but one are lost with server 0, and that one
+    comes back when its replacement has gone another way. `worn`: see `WornStorage`; no step diverges, as a rollback to
+    a damaged snapshot ends the job. `overflows`: journals do, so that a copy's pushes may not be known.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0915  # what a world has is said in one place
         self,
         seed,
         *,
@@ -58,18 +61,23 @@ class World:
         files=False,
         bound=None,
         hangs=False,
+        forks=False,
+        worn=False,
+        overflows=False,
     ):
         self.random, self.beats = random.Random(seed), random.Random(~seed)
         self.now = 0.0
         self.loss = 0.01 * faults * self.random.random()
-        self.storage = MeanStorage(seed) if mean else MemoryStorage()
+        self.storage = MeanStorage(seed) if mean else WornStorage(seed) if worn else MemoryStorage()
         self.begins_with = begins_with
         self.stop_after = StopAfter(epochs=EPOCHS, steps=steps)
         self.steps_per_push = steps_per_push
         self.rounds = seed % 4 < 2
         """Whether workers wait for each other after their pushes."""
         self.shards, self.model, self.streams = shards, model(shards, gradients=gradients), streams
-        self.gradients, self.bound, self.hangs = gradients, bound, hangs
+        self.gradients, self.bound, self.hangs, self.forks = gradients, bound, hangs, forks
+        self.overflows, self.unnamed = overflows, set()
+        """The steps, as (shard, step), in a copy that a shard began with where nothing tells their pushes."""
         self.awaited = set()
         """The pushes for which others wait, with their shards: each worker has pulled their base since it connected."""
         self.weights = {}
@@ -79,6 +87,7 @@ class World:
         self.sent, self.granted = {}, {}
         """The pushes in which each step was sent, and the worker and place of each lease by its token."""
         self.bounds = bounds(self.model.size, shards)
+        self.losses = Losses(self)
         self.faults = Faults(self, faults, ps_faults, safe=safe, survival=survival)
         self.yielded = threading.Semaphore(0)
         """Released by a worker's thread when it stops running."""
@@ -86,11 +95,10 @@ class World:
         self.interleaving = False
         """Whether workers run during a call of shard 0."""
         self.wakes_at = {}
-        self.steps = 0
-        self.covers = []
-        """The samples of each step, as (epoch, position)."""
-        self.computed_in = []
-        """The generation of the parameters on which each step was computed."""
+        self.steps = self.diverged = 0
+        """The steps that were finite, and those that were not."""
+        self.covers, self.computed_in = [], []
+        """Of each step: the samples, as (epoch, position), and the generation of the parameters."""
         self.kept = {}
         """The steps in the snapshot with which each generation begins."""
         self.final = None
@@ -114,6 +122,11 @@ class World:
     def file_of(self, sample):
         """The file that a sample is in."""
         return next(file for file, end in enumerate(np.cumsum(self.lengths)) if sample < end)
+
+    @property
+    def worn(self):
+        """Whether snapshots may be damaged."""
+        return isinstance(self.storage, WornStorage)
 
     @property
     def server(self):

@@ -27,7 +27,7 @@ from shoal_trainer.snapshot.manifest import PIECE, Manifest
 from shoal_trainer.snapshot.storage import LocalStorage, Storage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire.messages import PushMeta
-from tests.unit.trainer.ps.shards import push_to
+from tests.unit.trainer.ps.shards import Clock, push_to
 from tests.unit.trainer.snapshot.saving import MODEL, N, latest, save, shards, whole
 
 
@@ -53,9 +53,11 @@ def test_restored_shard_continues_bit_for_bit(local: SnapshotStore) -> None:
     save(local, [shard])
     found = local.load_newest(0, 1)
     assert found is not None
-    again = ShardStore(0, 1, 1)
+    clock = Clock()
+    again = ShardStore(0, 1, 1, clock=clock)
     again.restore(found[1])
     again.hello(0, 0, MODEL)
+    clock.now += 100  # nobody else comes with a copy
     results = []
     for one in (shard, again):
         exchanged = np.sin(np.arange(N, dtype=np.float32))

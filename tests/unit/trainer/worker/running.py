@@ -3,9 +3,13 @@
 import math
 import threading
 
+import pytest
+
 from shoal_trainer.worker.compose import build_flat_model, compose
 
 SECONDS = 40
+on_host = pytest.mark.parametrize("engine", ["host"], indirect=True)
+"""For a test of what XLA does otherwise; see `MATRIX` in conftest.py."""
 
 
 class Running:

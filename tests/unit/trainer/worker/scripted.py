@@ -18,7 +18,6 @@ from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.loop import Loop, Policy
 from shoal_trainer.worker.on_host import HostInclusion, HostMean
 from shoal_trainer.worker.optimizers import Placement
-from shoal_trainer.worker.watchdog import Watchdog
 from shoal_trainer.worker.work import About, DataWork
 
 SIZE, TERM = 4, 111
@@ -34,6 +33,7 @@ class Server:
     def __init__(self, passes):
         self.stopped, self.reachable, self.pushes, self.deltas, self.rounds = 0, True, [], [], []
         self.live, self.seconds, self.wait, self.late = 1, 0.0, 0.0, 0.0
+        self.generation = self.last_seq = 0
         self._passes = passes
 
     def submit(self, call):
@@ -76,7 +76,9 @@ class Server:
 
     def welcome(self):
         welcome = ShardWelcome(index=0, epoch=0, boot=TERM, version=5, initialized=True, stopped=self.stopped)
-        return Welcome((welcome,))
+        return Welcome(
+            (welcome.model_copy(update={"generation": self.generation, "last_seq": self.last_seq}),)
+        )
 
     def _answer(self, make):
         future = Future()
@@ -137,7 +139,6 @@ class Bench:
             start=lambda: None,
             stop=lambda: None,
             upcoming=lambda: None,
-            reads=Watchdog(lambda: self.now),
             get=lambda _timeout: self.items.pop(0) if self.items else None,
         )
         self.feed = feed

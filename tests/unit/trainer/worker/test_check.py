@@ -86,6 +86,33 @@ def test_what_a_stream_does_not_promise_is_a_warning(check):
     assert "an epoch is 660 samples, its batches times the rows of the first" in words
 
 
+def test_a_warning_is_told_once(check):
+    """Of a GAN, four parts found that its model cannot be saved, and two that its optimizers run on the workers."""
+    found = check("""
+        class Own(keras.Model):
+            def __init__(self, inner):
+                super().__init__()
+                self.inner = inner
+
+            def call(self, x):
+                return self.inner(x)
+
+            def train_step(self, data):
+                return super().train_step(data)
+
+        def own():
+            model = Own(build())
+            model.compile("adam", "sparse_categorical_crossentropy")
+            return model
+
+        job = Training(model=own, data=DATA, validation=DATA, callbacks=lambda: [keras.callbacks.CSVLogger("log.csv")])
+    """)
+    words = [words for finding in found.values() for words in finding.warnings]
+    assert any(each.startswith("the optimizer runs on the workers") for each in words), words
+    assert any(each.startswith("model/ will contain") for each in words), words
+    assert len(words) == len(set(words))
+
+
 def test_a_step_that_fails_is_not_blamed_on_xla(check):
     found = check(
         "job = Training(model=build, data=Indexed.from_arrays(np.full((640, 4), np.nan, 'float32'), y))",

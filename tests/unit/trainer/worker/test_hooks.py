@@ -1,17 +1,20 @@
 """When the hooks of callbacks are called on a worker, and with which arguments."""
 
+import errno
+import urllib.error
 from pathlib import Path
 
 import keras
 import pytest
 
 from shoal_trainer import UserError
+from shoal_trainer.errors import CallbackOutage, DiskFull
 from shoal_trainer.worker.callbacks import callbacks_of
 from shoal_trainer.worker.hooks import Hooks
 from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.work import TaskWork
 from tests.unit.trainer.worker.fakes import FakeCoordinator
-from tests.unit.trainer.worker.models import functional, job
+from tests.unit.trainer.worker.models import DATA, functional, job
 from tests.unit.trainer.worker.running import Running
 
 callbacks = keras.callbacks
@@ -183,6 +186,22 @@ def test_callbacks_of_a_worker_know_the_epochs_of_the_job(start_servers):
     assert calls[-1][0] == "train end"
 
 
+def test_callbacks_are_made_only_on_the_worker_that_runs_them(start_servers):
+    """A worker that trains or waits makes none: its function may begin a run of a tracker."""
+    made = []
+    coordinator = FakeCoordinator(DATA.size, epochs=3, tasks=())
+    coordinator.tasks = [TaskWork((0, 1), "callbacks", 2, tuple(LOGS[:3]))]
+    servers = start_servers(coordinator)
+    workers = [
+        Running(job(callbacks=lambda slot=slot: made.append(slot) or []), servers, coordinator, slot=slot)
+        for slot in range(2)
+    ]
+    assert not made
+    assert [worker.join() for worker in [each.start() for each in workers]] == [End.FINISHED] * 2
+    assert len(made) == 1
+    assert all(each.worker.loop.steps for each in workers)
+
+
 class Final(callbacks.CSVLogger):
     """Writes its file only when training ends."""
 
@@ -330,3 +349,46 @@ def test_absolute_path_is_contained_in_a_rehearsal(model, tmp_path):
     assert [name for name, _ in hooks.files()] == [str(kept).lstrip("/")]
     hooks.close()
     assert kept.read_text() == "of an earlier run"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), CallbackOutage),
+        (urllib.error.URLError(TimeoutError("timed out")), CallbackOutage),
+        (OSError(errno.ENOSPC, "No space left on device"), DiskFull),
+        (OSError(errno.EACCES, "Permission denied"), UserError),
+        (KeyError("val_loss"), UserError),
+    ],
+)
+@pytest.mark.parametrize("hook", ["__init__", "on_train_begin", "on_epoch_begin", "on_epoch_end"])
+def test_outage_in_a_callback_ends_its_worker_and_any_other_error_the_job(model, error, kind, hook):
+    def fails(*_arguments, **_options):
+        raise error
+
+    made = type("Reports", (callbacks.Callback,), {hook: fails})
+    training = job(callbacks=lambda: [made()])
+    hooks = Hooks(lambda: callbacks_of(training), model)
+    with pytest.raises(kind, match="failed: "):
+        hooks.run(LOGS[:1])
+    hooks.close()
+
+
+def test_callbacks_that_met_an_outage_are_new_on_the_next_worker(running):
+    """A worker that is replaced has none; they see the epochs from the first one."""
+    seen, reachable = [], []
+
+    class Reports(Recorder):
+        def on_epoch_end(self, epoch, logs=None):
+            super().on_epoch_end(epoch, logs)
+            if epoch == 1 and not reachable:
+                raise ConnectionError("the server of metrics is away")
+
+    hooks = running(lambda: Reports(seen))
+    hooks.run(LOGS[:1])
+    with pytest.raises(CallbackOutage, match="the server of metrics is away"):
+        hooks.run(LOGS[:2])
+    seen.clear()
+    reachable.append(True)
+    assert running(lambda: Reports(seen)).run(LOGS[:2]) is False
+    assert seen == ["begin", (0, 3.0), (1, 2.0)]

@@ -34,7 +34,7 @@ class Timed:
         self.places = deque([0.0] * DEPTH)
         self.read = 0.0
         self.start, self.stop, self.task_finished = feed.start, feed.stop, feed.task_finished
-        self.upcoming, self.reads = feed.upcoming, feed.reads
+        self.upcoming = feed.upcoming
 
     def get(self, timeout):
         item = self.feed.get(timeout)

@@ -130,10 +130,16 @@ def test_step_is_compiled_by_xla_only_with_jit_compile(optimizer, jit):
 @pytest.mark.parametrize(
     "name", ["momentum", "adam", "batch_normalization", "rmsprop (worker)", "train_step (worker)"]
 )
-def test_host_and_accelerator_paths_give_the_same_updates(name, wire):
+def test_host_and_accelerator_paths_give_the_same_updates(name, wire, engine):
     make = (EXACT | CLOSE)[name]
     (losses, flat, layout), (others, other, _) = trained(make, wire), trained(make, wire, on_host=False)
-    assert losses == others
+    if (name, engine) == ("batch_normalization", "gpu"):
+        # XLA adds up the samples' losses in the kernel that gathers the step's numbers, or, in the program that also
+        # tells whether the update is finite, computes them in one of their own: it rounds at other places. The gradient
+        # comes from the probabilities, not from the loss.
+        np.testing.assert_array_max_ulp(np.float32(losses), np.float32(others), 2)
+    else:
+        assert losses == others
     # XLA makes one instruction of the multiplication and the addition of a moving average, which rounds once, in one of
     # the programs and not in the other. (Without FMA, XLA_FLAGS=--xla_cpu_max_isa=AVX, all bits are equal.)
     assert np.array_equal(flat[: layout.trainable], other[: layout.trainable])

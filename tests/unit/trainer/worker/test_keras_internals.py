@@ -70,16 +70,6 @@ def test_private_attributes_of_others_are_used_nowhere_else():
     assert theirs == set()
 
 
-def test_every_name_is_exported_once():
-    assert sorted(internals.__all__) == internals.__all__
-    defined = {
-        node.name
-        for node in ast.parse(Path(internals.__file__).read_text()).body
-        if isinstance(node, ast.FunctionDef)
-    }
-    assert defined <= set(internals.__all__)
-
-
 def test_layers_and_their_variables(model):
     layers = list(internals.layers_of(model))
     assert layers[0] is model

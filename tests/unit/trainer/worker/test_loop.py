@@ -17,7 +17,7 @@ from shoal_trainer.worker.work import DataWork, Finished, reporting
 from tests.unit.trainer.ps.shards import pull_from
 from tests.unit.trainer.worker.fakes import FakeCoordinator
 from tests.unit.trainer.worker.models import DATA, compiled, functional, job
-from tests.unit.trainer.worker.running import SECONDS, Running, wait
+from tests.unit.trainer.worker.running import SECONDS, Running, on_host, wait
 
 # From Keras' saving code with NumPy 2.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -52,6 +52,7 @@ def test_long_step_is_reported():
     assert coordinator.reported_steps[1:] == [""]
 
 
+@on_host  # XLA fuses Keras' update into its step, and rounds otherwise
 def test_sequential_worker_equals_keras_bit_for_bit(start_servers):
     coordinator = FakeCoordinator(DATA.size, tasks=())
     servers = start_servers(coordinator)

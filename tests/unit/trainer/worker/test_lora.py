@@ -20,9 +20,13 @@ TEXTS = np.array([" ".join(str((n * k) % 30 + 1) for k in range(1, 3 + n % 6)) f
 
 
 class Preprocessor:
-    """Text to tokens: labels are the next tokens, weights say which of them are text."""
+    """Text to tokens: labels are the next tokens, weights say which of them are text.
+
+    As the tokenizers of KerasHub, it takes text as a string, a list or a tensor, and no array.
+    """
 
     def __call__(self, x, y=None, sample_weight=None):
+        assert isinstance(x, tf.Tensor | list | str)
         assert y is None
         assert sample_weight is None
         words = tf.strings.split(x).to_tensor(default_value="0", shape=[None, LENGTH + 1])
@@ -98,7 +102,7 @@ def test_texts_are_preprocessed_for_training_and_once_for_evaluation(start_serve
 def test_step_is_that_of_keras_on_the_tokens():
     flat_model = build_flat_model(training(), CONFIG)
     plain = build()
-    x, y, weights = plain.preprocess_samples(TEXTS[:4])
+    x, y, weights = plain.preprocess_samples(tf.constant(TEXTS[:4]))
     expected = plain.test_on_batch(x, y, weights, return_dict=True)
     buffer = aligned(flat_model.layout.size)
     buffer[:] = flat_model.initial()

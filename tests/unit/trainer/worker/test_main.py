@@ -27,6 +27,7 @@ from shoal_trainer.errors import Fenced, ProtocolError, Unreachable, UserError
 from shoal_trainer.run.processes import DONE_PATIENCE, MAX_FAILURES, LocalJob, LocalRun
 from shoal_trainer.worker import main
 from shoal_trainer.worker.hardware import THREADS_ENV
+from shoal_trainer.worker.loop import End
 
 
 def config():
@@ -202,6 +203,60 @@ def test_user_error_survives_a_coordinator_that_refuses_it(monkeypatch, caplog, 
         gc.unfreeze()
     if isinstance(answer, Fenced):
         assert "the label is 7" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("jit", "line"),
+    [
+        (
+            True,
+            "ready in 13.0 s: import 2.00 s, build and trace 4.00 s, compile 7.00 s, 5 parameters, batches of 128 on",
+        ),
+        (
+            False,
+            "ready in 6.0 s: import 2.00 s, build and trace 4.00 s, compile 0.00 s, 5 parameters, batches of 128 on",
+        ),
+    ],
+)
+def test_log_tells_what_the_start_took_and_the_step_is_compiled_first(monkeypatch, caplog, jit, line):
+    seconds, done = [100.0], []
+
+    def takes(duration, what, result=None):
+        def call(*_, **__):
+            seconds[0] += duration
+            done.append(what)
+            return result
+
+        return call
+
+    plane = SimpleNamespace(
+        start=takes(0, "heartbeats"),
+        close=lambda: None,
+        watch=lambda _beside: None,
+        set_message=lambda *_: None,
+    )
+    flat_model = SimpleNamespace(
+        trace=takes(4, "trace"), compile=takes(7, "compile"), layout=SimpleNamespace(size=5, tensors=1),
+        flops_per_sample=None, model=SimpleNamespace(jit_compile=jit),
+    )  # fmt: skip
+    worker = SimpleNamespace(
+        run=takes(0, "joins", End.FINISHED), close=lambda: None, loop=SimpleNamespace(beside=None)
+    )
+    monkeypatch.setattr(main, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    monkeypatch.setattr(main, "fitted", lambda config, _device: config)
+    monkeypatch.setattr("shoal_trainer.worker.entrypoint.load", takes(2, "import"))
+    monkeypatch.setattr("shoal_trainer.security.Credentials.load", lambda _folder: None)
+    monkeypatch.setattr("shoal_trainer.worker.compose.build_flat_model", lambda *_: flat_model)
+    monkeypatch.setattr("shoal_trainer.worker.compose.compose", lambda *_: worker)
+    monkeypatch.setattr("shoal_trainer.worker.coordination.ControlPlane", lambda *_: plane)
+    caplog.set_level("INFO")
+    gc.unfreeze()
+    try:
+        main._work(config(), SimpleNamespace(flag=threading.Event(), hold=lambda: None), 100.0)
+    finally:
+        gc.unfreeze()
+    assert line in caplog.text
+    assert done == ["import", "heartbeats", "trace", *["compile"] * jit, "joins"]
 
 
 def test_sys_exit_in_user_code_is_a_user_error_exit(monkeypatch, tmp_path):

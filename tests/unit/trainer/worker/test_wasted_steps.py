@@ -1,5 +1,7 @@
 """Which steps count as wasted, and when they are reported."""
 
+import pytest
+
 from shoal_trainer.worker.upstream import PROBE_SECONDS
 from tests.unit.trainer.worker.scripted import TERM, Bench
 
@@ -75,3 +77,16 @@ def test_probe_that_finds_a_lost_server_reports_nothing():
     bench.loop._idle()
     assert bench.loop.upstream.outage is not None
     assert bench.coordinator.reports == []
+
+
+@pytest.mark.parametrize(("applied", "wasted"), [(0, 1), (1, 0)])
+def test_interrupted_push_that_a_rollback_has_undone_is_wasted_once(applied, wasted):
+    """If it was applied, the coordinator counts it with the other steps that it undoes."""
+    bench = Bench()
+    bench.server.reachable = False
+    bench.loop._train(bench.batch())
+    bench.loop.upstream.collect()
+    bench.server.reachable = True
+    bench.server.generation, bench.server.last_seq = 1, applied
+    bench.loop.upstream.end_outage(bench.server.welcome())
+    assert bench.coordinator.reports == [wasted]

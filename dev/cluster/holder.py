@@ -1,0 +1,50 @@
+"""Who uses a cluster.
+
+Names and addresses are per machine: without this, the demo of another checkout, or a second one in another terminal,
+would remove the cluster of a demo or a test that still runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+from dev.cluster.processes import Identity
+from dev.errors import DevError
+from dev.paths import ROOT, clusters
+
+
+def record(cluster: str) -> Path:
+    """The file that names the process; beside the cluster's folder, which `up` empties."""
+    return clusters() / f".{cluster}.holder"
+
+
+def hold(cluster: str) -> None:
+    """Record that this process uses the cluster, until it ends or `release`."""
+    if me := Identity.of(os.getpid()):
+        record(cluster).parent.mkdir(parents=True, exist_ok=True)
+        record(cluster).write_text(json.dumps({"process": asdict(me), "checkout": str(ROOT)}))
+
+
+def release(cluster: str) -> None:
+    """Nobody uses it any more."""
+    record(cluster).unlink(missing_ok=True)
+
+
+def refuse_another(cluster: str) -> None:
+    """Do nothing where nobody uses the cluster, or this very process does.
+
+    Raises:
+        DevError: another process, which still runs, uses it.
+    """
+    with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+        found = json.loads(record(cluster).read_text())
+        process = Identity(**found["process"])
+        if process.running and process.pid != os.getpid():
+            raise DevError(
+                f"The cluster {cluster} is used by process {process.pid} of the checkout {found['checkout']}. "
+                f"Wait for it, or end it with `kill {process.pid}`."
+            )

@@ -1,0 +1,82 @@
+"""README.md, "Your cluster": its commands run as they stand, on a real API server.
+
+`make images` is played by tests of dev/publish.py and `--follow`, without an operator, would not end.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dev.cluster import ControlPlane
+from dev.images import IMAGES
+from dev.kube import Kube
+from dev.paths import ROOT
+from dev.publish import reference
+from tests.unit.docs.pages import blocks
+
+Shell = Callable[[str], str]
+
+
+@pytest.fixture
+def shell(control_plane: ControlPlane, crds: None, namespace: str, tmp_path: Path) -> Shell:
+    """Run a command in a copy of the repository, with a kubeconfig that has a namespace, as a user's has."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    kubeconfig = yaml.safe_load(control_plane.kubeconfig.read_text())
+    for each in kubeconfig["contexts"]:
+        each["context"]["namespace"] = namespace
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(kubeconfig))
+    path = f"{Path(sys.executable).parent}:{control_plane.env['PATH']}"
+    env = {**os.environ, **control_plane.env, "KUBECONFIG": str(tmp_path / "kubeconfig"), "PATH": path}
+
+    def run(command: str) -> str:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+def block(first: str) -> list[str]:
+    """The lines of the block of commands that begins with this word."""
+    [found] = [each for each in blocks("README.md", "sh") if each.split()[0] == first]
+    return found.splitlines()
+
+
+async def test_a_job_is_applied_and_a_file_submitted(shell: Shell, kube: Kube, namespace: str) -> None:
+    """In the order of the page: the second job lies on the volume claim that comes with the first."""
+    sed, apply, get = block("sed")
+    shell(f"{sed}\n{apply}")
+    jobs = f"/apis/shoal.dev/v1alpha1/namespaces/{namespace}/trainingjobs"
+    [job] = (await kube.get(jobs))["items"]
+    [worker] = job["spec"]["workers"]["template"]["spec"]["containers"]
+    assert worker["image"] == reference(IMAGES["digits"], "registry.example.com/team", "TAG")
+    words = shlex.split(get, comments=True)
+    assert words[-1] == "-w"  # it does not end
+    header, line = shell(shlex.join(words[:-1])).splitlines()
+    [shown] = [each for each in blocks("README.md", "") if each.startswith("NAME")]
+    assert header.split() == shown.splitlines()[0].split()
+    assert line.split()[0] == "digits"
+
+    submit, explain, model = block("shoal")
+    code, printed = yaml.safe_load_all(shell(f"{submit} --dry-run"))
+    assert (code["kind"], printed["kind"]) == ("ConfigMap", "TrainingJob")
+    assert len((await kube.get(jobs))["items"]) == 1
+    assert submit.endswith(" --follow")
+    shell(submit.removesuffix(" --follow"))
+    [second] = [each for each in (await kube.get(jobs))["items"] if each["metadata"]["name"] != "digits"]
+    assert second["spec"]["workers"]["replicas"] == 3
+    name = second["metadata"]["name"]
+    assert "no operator has looked at this job" in shell(explain.replace("JOB", name))
+    assert shlex.split(model, comments=True)[:3] == ["shoal", "model", "JOB"]  # there is none yet

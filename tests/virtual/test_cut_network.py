@@ -1,0 +1,49 @@
+"""The network between the control plane and all nodes is cut for longer than any patience; everything trains on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from shoal.errors import Unavailable
+from tests.virtual.loop import play
+from tests.virtual.trainer import Truth
+from tests.virtual.world import World
+
+
+@pytest.mark.parametrize("seconds", [180, 400])
+def test_no_healthy_pod_is_replaced_when_all_nodes_are_heard_again(seconds: float) -> None:
+    jobs = ["j0", "j1", "j2"]
+
+    async def story() -> None:
+        world = World(lambda _: Truth(samples=1e9))
+        world.nodes(9, 3)
+        async with world.living():
+            world.replica("a")
+            for name in jobs:
+                world.apply(name)
+            await world.until(
+                lambda: all(world.job(name).status.workers.ready == 3 for name in jobs), 200, "they train"
+            )
+            sent, read = len(world.server.sent), world.trainers.read
+
+            async def cut(_endpoint: object) -> bytes:
+                raise Unavailable("no route to host")
+
+            world.trainers.read = cut  # type: ignore[method-assign, assignment]
+            for machine in list(world.cluster.machines):
+                world.cluster.disconnect(machine)
+            await asyncio.sleep(seconds)
+            world.trainers.read = read  # type: ignore[method-assign]
+            for machine in list(world.cluster.machines):
+                world.cluster.reconnect(machine)
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(120)
+            changed = {each.verb for each in world.server.sent[sent:] if each.key[0] == "pods"}
+            assert changed & {"POST", "DELETE"} == set()
+            for name in jobs:
+                status = world.job(name).status
+                assert (status.parameter_servers.restarts, status.restarts.disruptions) == (0, 0)
+
+    play(story)
