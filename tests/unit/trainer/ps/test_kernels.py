@@ -425,7 +425,6 @@ def test_an_images_kernels_are_for_any_node_of_its_architecture(
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(300)
 def test_surroundings_do_not_change_the_code(tmp_path: Path) -> None:
     """Neither modules in the current folder, nor variables of Numba that print to stdout or turn off optimization."""
     (tmp_path / "numba.py").write_text("raise ImportError('not this one')")
@@ -438,7 +437,6 @@ def test_surroundings_do_not_change_the_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(300)
 def test_kernels_run_where_nothing_can_be_kept(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()

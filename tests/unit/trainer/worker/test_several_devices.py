@@ -54,7 +54,6 @@ def test_frozen_weights_are_on_each_device_once_however_many_shapes_there_are(on
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(600)
 def test_devices_compute_what_one_does_or_what_mirrored_strategy_does():
     found = computed()
     for name in ("drawn", "overflow", "fallback", "norm", "mirrored", "whole worker"):
