@@ -2,7 +2,8 @@
 
 `python -m dev.mutants` runs, for each mutant, the tests of the room it is in, and then, for the trainer, the simulation
 with many seeds, until one fails. A mutant that survives is a missing invariant, or code that nobody needs.
-`python -m dev.mutants fast` leaves the simulation out; further arguments select mutants by their file or name.
+`python -m dev.mutants fast` leaves the simulation out; further arguments select mutants by their file or name. With
+SHOAL_NIGHT it is those of one night (dev/night.py), with all seeds.
 
 A mutant (in mutants.toml) names a line by its text, which must be there exactly once: a change of the code that makes
 one stale fails a test.
@@ -17,8 +18,12 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+from dev.night import of_tonight
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"shoal_trainer": ROOT / "trainer_image", "shoal": ROOT / "operator"}
@@ -26,7 +31,8 @@ PACKAGES = {"shoal_trainer": ROOT / "trainer_image", "shoal": ROOT / "operator"}
 TABLE = Path(__file__).with_suffix(".toml")
 TESTS = "tests/unit/"
 SEEDS = os.environ.get("SHOAL_SEEDS", "2000")
-SECONDS = 1800
+SECONDS = 4 * 3600
+"""For the tests of one mutant. A test that hangs fails long before: what lasts so long has not been caught."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ def stages(mutant: Mutant, *, fast: bool) -> list[list[str]]:
 
 
 def killed_by(mutant: Mutant, *, fast: bool) -> str | None:
-    """The first test that fails with this mutant; None if it survives all."""
+    """The first test that fails with this mutant; None if it survives all, or SECONDS of them."""
     with tempfile.TemporaryDirectory(prefix="shoal-mutant-") as folder:
         source, copy = PACKAGES[mutant.package] / mutant.package, Path(folder) / mutant.package
         shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
@@ -85,6 +91,7 @@ def killed_by(mutant: Mutant, *, fast: bool) -> str | None:
         environment = os.environ | {
             "PYTHONPATH": folder,
             "SHOAL_SEEDS": SEEDS,
+            "SHOAL_NIGHT": "",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         for tests in stages(mutant, fast=fast):
@@ -100,7 +107,7 @@ def killed_by(mutant: Mutant, *, fast: bool) -> str | None:
                     check=False,
                 )
             except subprocess.TimeoutExpired:
-                return f"no end within {SECONDS} s"
+                return None
             if done.returncode == 1:
                 failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
                 return (failed or ["a test"])[0].split(" - ")[0]
@@ -115,12 +122,14 @@ def main(arguments: Sequence[str]) -> int:
     """Run the mutants, print what killed each, and return 1 if one survives."""
     fast = "fast" in arguments
     parts = [argument for argument in arguments if argument != "fast"]
-    chosen = [m for m in load() if not parts or any(part in f"{m.file} {m.name}" for part in parts)]
+    chosen = of_tonight(
+        [m for m in load() if not parts or any(part in f"{m.file} {m.name}" for part in parts)]
+    )
     survivors = 0
-    for mutant in chosen:
-        test = killed_by(mutant, fast=fast)
-        survivors += test is None
-        print(f"{mutant.file:44} {mutant.name:55} {test or 'SURVIVES'}", flush=True)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for mutant, test in zip(chosen, pool.map(partial(killed_by, fast=fast), chosen), strict=True):
+            survivors += test is None
+            print(f"{mutant.file:44} {mutant.name:55} {test or 'SURVIVES'}", flush=True)
     print(f"{len(chosen)} mutants, {survivors} survive")
     return survivors > 0
 
