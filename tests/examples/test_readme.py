@@ -22,7 +22,6 @@ def alike(text: str) -> str:
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(240)
 def test_first_commands_do_what_is_shown(tmp_path: Path) -> None:
     """In a copy, since they leave files; `make install` has been done where a test runs."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")

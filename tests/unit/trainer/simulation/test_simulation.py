@@ -18,7 +18,6 @@ SEEDS = int(os.environ.get("SHOAL_SEEDS", "40"))
 CHUNKS = max(20, SEEDS // 100)
 """The seeds are split into this many tests, so that each ends within its timeout."""
 chunked = pytest.mark.parametrize("chunk", of_tonight(range(CHUNKS)))
-pytestmark = pytest.mark.timeout(600)
 
 
 def steps_per_push(seed):
