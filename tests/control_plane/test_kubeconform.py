@@ -104,7 +104,7 @@ def rendered(plane: ControlPlane, *values: str) -> str:
     return done.stdout
 
 
-@pytest.mark.nightly  # the first run compiles kubeconform
+@pytest.mark.nightly
 async def test_chart_and_examples_conform_to_the_schemas_of_the_api_server(
     control_plane: ControlPlane, schemas: Path
 ) -> None:

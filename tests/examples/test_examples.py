@@ -28,7 +28,6 @@ from shoal_trainer.worker.rehearsal import Rehearsal
 EXAMPLES = ROOT / "examples"
 # Keras' h5 files with this numpy.
 pytestmark = [
-    pytest.mark.timeout(240),
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
 ]
 

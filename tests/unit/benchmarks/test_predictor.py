@@ -15,7 +15,7 @@ from shoal.sizing.accelerators import catalogue
 DATA = Path(__file__).parents[2] / "data" / "cmdare"
 
 
-@pytest.mark.nightly  # it computes every table of the page
+@pytest.mark.nightly
 def test_report_compares_with_published_regressors(tmp_path: Path) -> None:
     write_report(DATA, tmp_path / "out", catalogue())
     page = (tmp_path / "out" / "predictor.md").read_text()

@@ -21,7 +21,6 @@ CHUNKS = max(23, SEEDS // 100 | 1)
 An odd number: what is done with a seed depends on its remainders by 4 and 3, and so each test has some of each kind.
 """
 chunked = pytest.mark.parametrize("chunk", of_tonight(range(CHUNKS)))
-pytestmark = pytest.mark.timeout(600)
 
 
 def steps_per_push(seed):
