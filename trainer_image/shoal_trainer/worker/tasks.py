@@ -73,7 +73,7 @@ class Tasks:
     """Runs tasks on the model of `flat_model`, with a temporary folder that `close` deletes.
 
     `drain`: set when the worker has to leave, which ends an evaluation. `moved`: called at each batch of one.
-    `contained`: callbacks write only below that folder.
+    `contained`, of a rehearsal: callbacks write only below that folder, and the export says what it could not save.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Tasks:
         self._evaluated: tuple[dict[str, float], npt.NDArray[np.float32]] | None = None
         """The metrics and the parameters of this worker's last evaluation, for the callbacks of its epoch."""
         self._folder = tempfile.TemporaryDirectory(prefix="shoal-task-")
-        if unwritten:
+        if unwritten and not contained:
             saving.warn(flat_model.model, unwritten)
 
     def do(self, work: TaskWork, flat: npt.NDArray[np.float32], fetch: Fetch) -> Outcome:
