@@ -68,15 +68,19 @@ chaos: install  ## Run the operator through random faults from SHOAL_CHAOS_FIRST
 	@$(PYTHON) -m dev setup
 	@SHOAL_NIGHTLY=1 SHOAL_CHAOS_SHORT=200 $(PYTHON) -m pytest tests/control_plane/test_chaos.py --numprocesses 0
 
-nightly: install  ## Run what is slow and rarely fails, the trainer's simulation with 10,000 seeds, its mutants, a hostile pod
+NIGHT ?= $(shell date +%u)
+
+nightly: install  ## Run what is slow and rarely fails; of what takes longest the seventh of NIGHT=1 to 7, the weekday (NIGHT= runs all)
 	@$(PYTHON) -m dev setup
-	@failed=""; step() { echo "== $$*"; env "$$@" || failed="$$failed\n  $$*"; }; \
-	step SHOAL_NIGHTLY=1 $(PYTHON) -m pytest tests -m nightly --ignore tests/virtual --numprocesses 2 --dist loadscope $(ARGS); \
+	@failed="" told=""; export SHOAL_NIGHT=$(NIGHT); \
+	step() { local began=$$SECONDS; echo "== $$(date +%H:%M) $$*"; env "$$@" || failed="$$failed\n  $$*"; \
+	  told="$$told\n$$(((SECONDS - began) / 60)) min  $$*"; }; \
+	step SHOAL_NIGHTLY=1 $(PYTHON) -m pytest tests -m nightly --ignore tests/virtual --numprocesses 3 --dist loadscope --no-loadscope-reorder $(ARGS); \
 	step SHOAL_NIGHTLY=1 $(PYTHON) -m pytest tests/virtual --numprocesses 2 --dist loadscope $(ARGS); \
 	step SHOAL_SEEDS=10000 $(PYTHON) -m pytest tests/unit/trainer/simulation --numprocesses auto; \
 	step SHOAL_HOSTILE_SECONDS=60 $(PYTHON) -m pytest tests/unit/trainer/coordinator/test_hostile_pod.py; \
 	step $(PYTHON) -m dev.mutants; \
-	[ -z "$$failed" ] || { printf "these failed:$$failed\n" >&2; exit 1; }
+	printf "$$told\n"; [ -z "$$failed" ] || { printf "these failed:$$failed\n" >&2; exit 1; }
 
 clean:  ## Delete .venv and build outputs; the cache is kept
 	@rm -rf .venv build dist .mypy_cache .ruff_cache .hypothesis

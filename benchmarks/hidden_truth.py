@@ -1,8 +1,8 @@
 """What planning against the unknown costs: the real operator in scenarios of a hidden truth, in virtual time.
 
 `python -m benchmarks.hidden_truth 0-49 62` plays the scenarios of these seeds (0 to 49 if none is named), prints a line
-for each as it ends, and the table of `docs/benchmarks/log.md`. Each is kept in `build/hidden_truth.jsonl`: what was
-played already is not played again, unless the code is another one.
+for each as it ends, and the table of `docs/benchmarks/hidden_truth.md`. Each is kept in `build/hidden_truth.jsonl`:
+what was played already is not played again, unless the code is another one.
 """
 
 from __future__ import annotations

@@ -23,6 +23,8 @@ NICENESS = 5
 """Of the processes that run other tiers beside: a third of the time of those whose tests judge seconds, not less."""
 SPREAD = ("simulation", "virtual")
 """Folders whose single tests are long."""
+NIGHTLY_SECONDS = 1800
+"""The least after which a nightly test is stopped: on a busy machine, what is slow looks hung much earlier."""
 SUMMED = ("test_hidden_truth.py",)
 """Files of those whose nightly tests look at what all the others of the file have played: once, in one process."""
 
@@ -89,6 +91,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if tier(item) in SHARED and item.get_closest_marker("flaky") is None:
             item.add_marker(pytest.mark.flaky(reruns=TRIES - 1))
+        limit = item.get_closest_marker("timeout")
+        if item.get_closest_marker("nightly") and (limit is None or limit.args[0] < NIGHTLY_SECONDS):
+            item.add_marker(pytest.mark.timeout(NIGHTLY_SECONDS), append=False)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,6 +1,7 @@
 """README.md, "Your cluster": its commands run as they stand, on a real API server.
 
-`make images` is played by tests of dev/publish.py and `--follow`, without an operator, would not end.
+`make images` is played by tests of dev/publish.py; `shoal follow`, without an operator, would not end, and there is no
+model yet.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ def block(first: str) -> list[str]:
     return found.splitlines()
 
 
-async def test_a_job_is_applied_and_a_file_submitted(shell: Shell, kube: Kube, namespace: str) -> None:
-    """In the order of the page: the second job lies on the volume claim that comes with the first."""
+async def test_a_job_is_applied_and_one_made_of_a_file(shell: Shell, kube: Kube, namespace: str) -> None:
+    """In the order of the page."""
     sed, apply, get = block("sed")
     shell(f"{sed}\n{apply}")
     jobs = f"/apis/shoal.dev/v1alpha1/namespaces/{namespace}/trainingjobs"
@@ -69,14 +70,14 @@ async def test_a_job_is_applied_and_a_file_submitted(shell: Shell, kube: Kube, n
     assert header.split() == shown.splitlines()[0].split()
     assert line.split()[0] == "digits"
 
-    submit, explain, model = block("shoal")
-    code, printed = yaml.safe_load_all(shell(f"{submit} --dry-run"))
-    assert (code["kind"], printed["kind"]) == ("ConfigMap", "TrainingJob")
-    assert len((await kube.get(jobs))["items"]) == 1
-    assert submit.endswith(" --follow")
-    shell(submit.removesuffix(" --follow"))
+    init, follow, explain, model = block("shoal")
+    shell(init)
     [second] = [each for each in (await kube.get(jobs))["items"] if each["metadata"]["name"] != "digits"]
     assert second["spec"]["workers"]["replicas"] == 3
     name = second["metadata"]["name"]
-    assert "no operator has looked at this job" in shell(explain.replace("JOB", name))
-    assert shlex.split(model, comments=True)[:3] == ["shoal", "model", "JOB"]  # there is none yet
+    claims = [each["spec"]["storage"]["volumeClaim"]["name"] for each in (job, second)]
+    made = (await kube.get(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"))["items"]
+    assert sorted(claims) == sorted(each["metadata"]["name"] for each in made), "one each: it serves one node"
+    for line, command in ((follow, "follow"), (explain, "explain"), (model, "model")):
+        assert shlex.split(line, comments=True)[:3] == ["shoal", command, name]
+    assert "no operator has looked at this job" in shell(explain)

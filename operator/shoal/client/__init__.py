@@ -1,9 +1,9 @@
 """The Python client: submit a job from a notebook or a script, follow it, load the model. No TensorFlow, no operator.
 
 ```python
-from shoal.client import Client
+import shoal
 
-job = Client().submit("digits.py:job", image="registry.example.com/team/worker:1", workers=4, storage="s3://bucket/runs")
+job = shoal.Client().submit("digits.py:job", image="registry.example.com/team/worker:1", workers=4, storage="s3://bucket/runs")
 job.follow()
 model = job.model()
 ```

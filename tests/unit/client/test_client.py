@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import shoal
 from shoal.client import Client
 from shoal.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable, UsageError
 from tests.unit.client.fake_api import FakeApi, client_of
@@ -25,6 +28,14 @@ def client(api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli
     (tmp_path / "digits.py").write_text("job = 1\n")
     monkeypatch.chdir(tmp_path)
     return client_of(api)
+
+
+def test_a_notebook_has_it_from_shoal_and_the_operator_does_without() -> None:
+    assert shoal.Client is Client
+    with pytest.raises(AttributeError, match="no attribute 'Cleint'"):
+        _ = shoal.Cleint
+    of_the_operator = "import sys, shoal.process.main; sys.exit('shoal.client' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", of_the_operator], check=False).returncode == 0
 
 
 def submit(client: Client) -> None:

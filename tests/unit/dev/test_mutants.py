@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from dev.mutants import PACKAGES, ROOT, Mutant, load, mutate
+from dev.mutants import PACKAGES, ROOT, Mutant, killed_by, load, mutate
 
 MUTANTS = load()
 
@@ -26,3 +27,13 @@ def test_mutant_changes_one_line_of_the_code(mutant: Mutant, tmp_path: Path) -> 
     mutate(mutant, tmp_path)
     assert ast.dump(ast.parse(target.read_text())) != ast.dump(ast.parse(before))
     assert all((ROOT / test).exists() for test in mutant.tests)
+
+
+def test_mutant_whose_tests_do_not_end_survives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are slow: a test that hangs fails by its own limit."""
+
+    def run(command: list[str], **_: object) -> None:
+        raise subprocess.TimeoutExpired(command, 1)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert killed_by(MUTANTS[0], fast=True) is None

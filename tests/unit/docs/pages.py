@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
@@ -44,8 +45,8 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def lines(page: str) -> Iterator[list[str]]:
-    """The commands of a page, split into words."""
+    """The commands of a page, split into words; those of a pipe one after another."""
     for block in blocks(page, "sh"):
-        yield from (
-            words for line in block.splitlines() if (words := shlex.split(re.sub(r"(^|\s)#\s.*", "", line)))
-        )
+        for line in block.splitlines():
+            words = shlex.split(re.sub(r"(^|\s)#\s.*", "", line))
+            yield from (list(part) for is_command, part in groupby(words, "|".__ne__) if is_command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 
@@ -23,8 +24,8 @@ def model():
 
 job = Training(model=model, data=Indexed.from_arrays(np.ones((51200, 64), "float32"), np.ones((51200, 512), "float32")))
 """
-PATIENCE = 80.0
-"""The members settle for 10 s, and sums are kept back for 5 to 10 s."""
+PATIENCE = 600.0
+"""Finds a job that hangs. Else the members settle for 10 s, and sums are kept back for 5 to 10 s."""
 
 
 def measured(run: LocalRun, workers: int) -> StatusReport | None:
@@ -44,7 +45,6 @@ def check(row: SpeedSums, report: StatusReport) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(240)
 def test_report_of_a_running_job(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "speed_job.py").write_text(JOB)
@@ -55,10 +55,12 @@ def test_report_of_a_running_job(tmp_path, monkeypatch) -> None:
         storage_uri=(tmp_path / "runs").as_uri(),
         snapshot_seconds=3600,
     )
+    began = time.monotonic()
     with LocalRun(job) as run:
         one = until(run, lambda: measured(run, 1), PATIENCE)
         run._start(Role.WORKER, 1, 0)
         two = until(run, lambda: measured(run, 2), PATIENCE)
+    lasted = time.monotonic() - began
     for report in (one, two):
         for row in report.speed:
             check(row, report)
@@ -84,5 +86,5 @@ def test_report_of_a_running_job(tmp_path, monkeypatch) -> None:
     for before, shard in zip(one.shards, two.shards, strict=True):
         assert before.updates < shard.updates <= two.step + 2
         assert shard.bytes_received % shard.updates == 0 < shard.bytes_received
-        assert 0 < shard.busy_seconds < 200
+        assert 0 < shard.busy_seconds < lasted
     assert {worker.device for worker in two.workers} == {"CPU"}

@@ -6,6 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from dev.night import of_tonight
 from shoal_trainer.coordinator import report
 from shoal_trainer.ps import journal
 from shoal_trainer.snapshot.manifest import Manifest
@@ -14,8 +15,12 @@ from tests.unit.trainer.simulation.server import another_run
 from tests.unit.trainer.simulation.world import World
 
 SEEDS = int(os.environ.get("SHOAL_SEEDS", "40"))
-CHUNKS = max(20, SEEDS // 100)
-"""The seeds are split into this many tests, so that each ends within its timeout."""
+CHUNKS = max(23, SEEDS // 100 | 1)
+"""The seeds are split into this many tests, so that each ends within its timeout.
+
+An odd number: what is done with a seed depends on its remainders by 4 and 3, and so each test has some of each kind.
+"""
+chunked = pytest.mark.parametrize("chunk", of_tonight(range(CHUNKS)))
 
 
 def steps_per_push(seed):
@@ -147,8 +152,7 @@ def play(seed, world):
     check_partial(world, f"seed {seed}: {world.describe()}")
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-@pytest.mark.timeout(600)
+@chunked
 def test_each_sample_is_applied_once_or_counted(chunk):
     for seed in range(chunk, SEEDS, CHUNKS):
         begins_with = another_run(1) if seed % 5 == 4 else None
@@ -161,8 +165,7 @@ def test_each_sample_is_applied_once_or_counted(chunk):
         check(seed, world)
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-@pytest.mark.timeout(600)
+@chunked
 def test_gradients_are_applied_once_with_one_weight(chunk):
     """Also of a push that is interrupted between the pieces of a shard and sent again, while others come and go."""
     for seed in range(chunk, SEEDS // 2, CHUNKS):
@@ -174,8 +177,7 @@ def test_gradients_are_applied_once_with_one_weight(chunk):
         play(seed, world)
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-@pytest.mark.timeout(600)
+@chunked
 def test_samples_in_some_shards_only_are_counted(chunk):
     for seed in range(chunk, SEEDS // 5, CHUNKS):
         faults, shards = (0.5, 1.0, 2.0)[seed % 3], 2 + seed % 2
@@ -187,8 +189,7 @@ def test_samples_in_some_shards_only_are_counted(chunk):
         play(seed, world)
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-@pytest.mark.timeout(600)
+@chunked
 def test_pushes_in_pieces_are_applied_once_or_counted(chunk):
     """Of large shards, where many pushes are applied at the same time, and a vanished worker leaves a part of one."""
     for seed in range(chunk, SEEDS // 2, CHUNKS):
@@ -200,8 +201,7 @@ def test_pushes_in_pieces_are_applied_once_or_counted(chunk):
         play(seed, world)
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-@pytest.mark.timeout(600)
+@chunked
 def test_files_are_applied_once_or_counted(chunk):
     """Their lengths become known in the first epoch, perhaps to a server that is lost; lists of files arrive late."""
     for seed in range(chunk, SEEDS // 3, CHUNKS):
@@ -213,8 +213,7 @@ def test_files_are_applied_once_or_counted(chunk):
         play(seed, world)
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-@pytest.mark.timeout(600)
+@chunked
 def test_no_gradient_is_staler_than_the_bound(chunk):
     """Where its worker pulled since it connected, and no push has waited in vain for another one."""
     for seed in range(chunk, SEEDS // 3, CHUNKS):
@@ -229,8 +228,7 @@ def test_no_gradient_is_staler_than_the_bound(chunk):
         assert world.awaited
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-@pytest.mark.timeout(600)
+@chunked
 def test_hung_reads_hold_up_nobody_for_ever(chunk):
     """Also if such a worker comes back when others have its ranges, by then in work or done."""
     for seed in range(chunk, SEEDS // 3, CHUNKS):
@@ -245,8 +243,7 @@ def test_hung_reads_hold_up_nobody_for_ever(chunk):
         check_partial(world, f"seed {seed}: {world.describe()}")
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-@pytest.mark.timeout(600)
+@chunked
 def test_copies_that_another_history_has_overtaken(chunk):
     """One comes back when others have trained its ranges again, or its server was lost or rolled back once more."""
     for seed in range(chunk, SEEDS // 2, CHUNKS):
@@ -260,8 +257,7 @@ def test_copies_that_another_history_has_overtaken(chunk):
         check(seed, world)
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-@pytest.mark.timeout(600)
+@chunked
 def test_job_ends_after_the_last_fault(chunk):
     """No later fault hides the damage of an earlier one."""
     for seed in range(chunk, SEEDS // 2, CHUNKS):
@@ -275,8 +271,7 @@ def test_job_ends_after_the_last_fault(chunk):
         check(seed, world)
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-@pytest.mark.timeout(600)
+@chunked
 def test_replaced_server_that_keeps_running_corrupts_no_data(chunk):
     """Its workers stay connected until it finds its successor's claim in the storage."""
     for seed in range(chunk, SEEDS // 2, CHUNKS):
@@ -289,8 +284,7 @@ def test_replaced_server_that_keeps_running_corrupts_no_data(chunk):
             check_partial(world, f"seed {seed}: {world.describe()}")
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-@pytest.mark.timeout(600)
+@chunked
 def test_storage_that_loses_answers_and_a_server_that_dies_while_it_writes(chunk):
     """What was written may be there, or not; the outage may outlast the server; several are lost in one."""
     for seed in range(chunk, SEEDS // 3, CHUNKS):
@@ -306,8 +300,7 @@ def test_storage_that_loses_answers_and_a_server_that_dies_while_it_writes(chunk
             check_partial(world, f"seed {seed}: {world.describe()}")
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-@pytest.mark.timeout(600)
+@chunked
 def test_snapshots_that_are_damaged_full_storage_and_late_listings(chunk):
     """An older snapshot is used, or none, by all shards or by some.
 
@@ -328,8 +321,7 @@ def test_snapshots_that_are_damaged_full_storage_and_late_listings(chunk):
             check_partial(world, seed)
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-@pytest.mark.timeout(600)
+@chunked
 def test_journals_that_overflow(chunk, monkeypatch):
     """A copy that the lost shard could not continue from is refused, and the snapshot is used instead.
 
@@ -359,8 +351,7 @@ def unnamed(world):
     return True
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-@pytest.mark.timeout(600)
+@chunked
 def test_many_workers(chunk):
     for seed in range(chunk, SEEDS // 10, CHUNKS):
         world = World(
@@ -388,8 +379,7 @@ def test_run_without_faults_wastes_no_step():
     assert np.all(counts(world) == 1)
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-@pytest.mark.timeout(600)
+@chunked
 def test_steps_that_nobody_applied_are_counted(chunk):
     """Of workers that are drained or rolled back while they do not reach the shard."""
     for seed in range(chunk, SEEDS // 2, CHUNKS):
@@ -408,8 +398,7 @@ def test_steps_that_nobody_applied_are_counted(chunk):
         assert over == 0 or (over > 0 and world.rounds), f"seed {seed}: {over}"
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-@pytest.mark.timeout(600)
+@chunked
 def test_leases_in_lost_answers_do_not_block_the_end(chunk):
     """No worker is lost, so an unknown lease is not released by the end of its worker."""
     for seed in range(chunk, SEEDS // 5, CHUNKS):
@@ -419,8 +408,7 @@ def test_leases_in_lost_answers_do_not_block_the_end(chunk):
         check(seed, world)
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-@pytest.mark.timeout(600)
+@chunked
 def test_training_that_stops_early_ends_and_counts_its_repeats(chunk):
     for seed in range(chunk, SEEDS // 2, CHUNKS):
         shards = (1, 1, 2)[seed % 3]

@@ -1,9 +1,4 @@
-"""The real KerasHub, where it is installed:
-
-    pip install --no-deps keras-hub kagglehub kagglesdk regex requests sentencepiece tokenizers tqdm
-
-Its locked dependencies would be as many as Shoal's own, so it is not among them; test_lora.py imitates what it does.
-"""
+"""The real KerasHub, where it is installed: nightly by test_newest_keras.py. test_lora.py imitates what it does."""
 
 import json
 

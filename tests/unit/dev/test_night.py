@@ -1,0 +1,24 @@
+"""Seven nights play each case once."""
+
+from __future__ import annotations
+
+import pytest
+
+from dev.night import NIGHTS, of_tonight
+
+
+def test_a_week_plays_each_case_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = list[int]()
+    for night in range(1, NIGHTS + 1):
+        monkeypatch.setenv("SHOAL_NIGHT", str(night))
+        played += of_tonight(range(100))
+        assert len(of_tonight(range(100))) in {14, 15}
+    assert sorted(played) == list(range(100))
+
+
+@pytest.mark.parametrize("unset", [True, False])
+def test_without_a_night_all_are_played(unset: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_NIGHT", "")
+    if unset:
+        monkeypatch.delenv("SHOAL_NIGHT")
+    assert list(of_tonight("abc")) == list("abc")
