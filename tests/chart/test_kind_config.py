@@ -33,7 +33,6 @@ def is_spot(labels: dict[str, str] | None) -> bool:
     return any((labels or {}).get(key) in values for key, values in SPOT_LABELS.items())
 
 
-@pytest.mark.timeout(300)  # the first run compiles kind's types
 def test_one_on_demand_and_three_spot_nodes() -> None:
     nodes = as_kind_reads(CONFIG)
     assert [node["role"] for node in nodes] == ["control-plane", "worker", "worker", "worker", "worker"]
@@ -41,7 +40,6 @@ def test_one_on_demand_and_three_spot_nodes() -> None:
     assert all(node["mounts"] == 0 for node in nodes), "the file must be usable alone"
 
 
-@pytest.mark.timeout(300)
 def test_the_demo_adds_only_an_audit_log(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(audited(yaml.safe_load(CONFIG.read_text()), tmp_path)))
@@ -51,7 +49,6 @@ def test_the_demo_adds_only_an_audit_log(tmp_path: Path) -> None:
     assert with_log == plain
 
 
-@pytest.mark.timeout(300)
 def test_an_unknown_field_is_refused(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(CONFIG.read_text().replace("labels: {", "label: {"))

@@ -42,7 +42,6 @@ def pod_writes(plane: ControlPlane, namespace: str) -> int:
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("away_seconds", [45.0, 120.0])
 async def test_an_outage_of_the_api_server_deletes_nothing_and_counts_nothing(
     tmp_path: Path, away_seconds: float

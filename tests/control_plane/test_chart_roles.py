@@ -270,7 +270,6 @@ class Story:
         await eventually(cleaned_up, what="ttlSecondsAfterFinished")
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("others_crds", [POD_GROUPS], indirect=True, ids=["PodGroup"])
 async def test_permissions_are_enough_and_all_used(
     control_plane: ControlPlane,
@@ -381,7 +380,6 @@ class Queue:
         await eventually(told, what=f"{kind} is {status}")
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("others_crds", [KUEUE], indirect=True, ids=["Kueue"])
 async def test_permissions_for_kueue_are_enough_and_all_used(
     control_plane: ControlPlane,

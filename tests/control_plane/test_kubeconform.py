@@ -105,7 +105,6 @@ def rendered(plane: ControlPlane, *values: str) -> str:
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(300)  # the first run compiles kubeconform
 async def test_chart_and_examples_conform_to_the_schemas_of_the_api_server(
     control_plane: ControlPlane, schemas: Path
 ) -> None:

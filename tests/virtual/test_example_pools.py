@@ -40,7 +40,6 @@ def shop(pool: dict[str, Any]) -> Shop:
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("platform", ["gke", "eks"])
 def test_the_deadline_and_the_budget_are_kept(platform: str) -> None:
     [job] = documents("job.yaml")

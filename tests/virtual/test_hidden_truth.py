@@ -15,7 +15,7 @@ import pytest
 from tests.virtual.figures import NEAR, Figures, Summary, figures
 
 SEEDS = range(50) if os.environ.get("SHOAL_NIGHTLY") else (4, 31, 35, 41, 48)
-pytestmark = pytest.mark.timeout(180 * len(SEEDS))
+pytestmark = pytest.mark.timeout(600 * len(SEEDS))
 HALF, MOSTLY = 0.08, 0.7
 """Of the ends that are predicted at half: the median error, and how many are near."""
 UNLIKELY = 0.01

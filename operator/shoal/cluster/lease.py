@@ -8,8 +8,8 @@ the Lease is lost; the next start lists everything again.
 
 Renewing must not depend on how busy the process or the server is. So it may run in a thread of its own (`runs`), and a
 renewal is one request, a JSON patch that tests who holds the Lease and not its version: several may be under way, and
-one that is answered late does not delay the next. A process whose own loop stands still is another matter: it renews no
-more (`beat`).
+one that is answered late does not delay the next. The release is another such patch. A process whose own loop stands
+still is another matter: it renews no more (`beat`).
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ _NOT_OURS = frozenset({404, 422})
 """Answers to a renewal where the Lease is gone, or has another holder."""
 RANDOM_START = 0.1
 """Seconds within which the candidates try that have seen the Lease end at once."""
+RELEASE_TRIES = 4
+"""Each a `retry_period` long: together less than the kubelet waits for the process to end."""
 MOST_UNANSWERED = 4
 """Renewals under way at once. Each has a connection."""
 
@@ -124,8 +126,8 @@ class Lease:
             raise group.exceptions[0] from None
 
     async def release(self) -> None:
-        """Release the Lease for the next leader. Nothing may be written afterwards."""
-        if self.held:
+        """Leave the Lease to the next leader, unless another has it. Nothing may be written afterwards."""
+        if self._renewed_at is not None:
             await self._runs(self._release())
             self._renewed_at = None
 
@@ -178,14 +180,15 @@ class Lease:
         return min(pause, left + RANDOM_START * random.random()) if left > 0 else pause
 
     async def _release(self) -> None:
-        for _ in range(2):  # a renewal that was under way may have come between
+        patch = [
+            self._if_ours(),
+            {"op": "replace", "path": "/spec/holderIdentity", "value": ""},
+            {"op": "replace", "path": "/spec/leaseDurationSeconds", "value": 1},
+        ]
+        for _ in range(RELEASE_TRIES):
             try:
-                lease = await self._read()
-                if lease is None or lease["spec"].get("holderIdentity") != self.identity:
-                    return
-                lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
-                if (await self._send("PUT", self._path, lease)).status != 409:
-                    return
+                await self._send("PATCH", self._path, patch, JSON_PATCH, self._times.retry_period)
+                return
             except (Unavailable, TimeoutError) as error:
                 logger.warning("%s", error)
 
@@ -238,10 +241,10 @@ class Lease:
         }
 
     def _renewal(self) -> list[dict[str, Any]]:
-        return [
-            {"op": "test", "path": "/spec/holderIdentity", "value": self.identity},
-            {"op": "replace", "path": "/spec/renewTime", "value": self._wall_time()},
-        ]
+        return [self._if_ours(), {"op": "replace", "path": "/spec/renewTime", "value": self._wall_time()}]
+
+    def _if_ours(self) -> dict[str, Any]:
+        return {"op": "test", "path": "/spec/holderIdentity", "value": self.identity}
 
     def _wall_time(self) -> str:
         return self._wall().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -260,9 +263,11 @@ class Lease:
         lease: dict[str, Any] = json.loads(answer.body)
         return lease
 
-    async def _send(self, method: str, path: str, body: Any, content_type: str = JSON) -> Answer:
+    async def _send(
+        self, method: str, path: str, body: Any, content_type: str = JSON, timeout: float | None = None
+    ) -> Answer:
         return await self._transport.request(
-            method, path, body=body, content_type=content_type, timeout=self._timeout
+            method, path, body=body, content_type=content_type, timeout=timeout or self._timeout
         )
 
     @property

@@ -16,7 +16,6 @@ DATA = Path(__file__).parents[2] / "data" / "cmdare"
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(240)  # it computes every table of the page
 def test_report_compares_with_published_regressors(tmp_path: Path) -> None:
     write_report(DATA, tmp_path / "out", catalogue())
     page = (tmp_path / "out" / "predictor.md").read_text()

@@ -86,6 +86,40 @@ async def test_released_lease_is_free_at_once() -> None:
     assert asyncio.get_running_loop().time() - began < TIMES.retry_period
 
 
+async def test_release_waits_neither_for_renewals_nor_for_a_request_that_hangs() -> None:
+    """Renewals that came between made it a conflict, twice, and it was given up; one that hung took all the time."""
+    server = LeaseServer()
+    one, two = candidate(server, "one"), candidate(server, "two")
+    await one.acquire()
+
+    def renewed(method: str, _path: str) -> None:
+        if method in {"PUT", "PATCH"} and server.lease is not None:  # another of its own came between
+            server.version += 1
+            server.lease["metadata"]["resourceVersion"] = str(server.version)
+
+    loop = asyncio.get_running_loop()
+    server.fault = renewed
+    server.delay = 3600.0
+    loop.call_later(1, setattr, server, "delay", 0.0)  # the second has a connection that works
+    began = loop.time()
+    await one.release()
+    assert loop.time() - began <= TIMES.retry_period
+    server.fault = lambda _method, _path: None
+    await two.acquire()
+    assert loop.time() - began <= 2 * TIMES.retry_period
+
+
+async def test_release_leaves_the_lease_of_another_alone() -> None:
+    server = LeaseServer()
+    one, two = candidate(server, "one"), candidate(server, "two")
+    await one.acquire()
+    await two.acquire()
+    await one.release()
+    assert two.held
+    assert server.lease is not None
+    assert server.lease["spec"]["holderIdentity"] == "two"
+
+
 @pytest.mark.parametrize("phase", [0.1, 0.5, 0.9])
 async def test_standby_has_a_released_lease_soon(phase: float) -> None:
     """Within 1.2 s, whenever it is released: a clean stop has 2 s for all, the lists of the next leader among them."""

@@ -61,6 +61,20 @@ def test_changed_node_wakes_its_jobs_once_and_a_heartbeat_none(
     assert "n" not in state.nodes_by_name
 
 
+def test_what_was_derived_from_a_spec_is_known_until_that_changes(state: ClusterState) -> None:
+    """The digest of a template of 1.5 MB takes milliseconds, and a job that trains has a new status all the time."""
+    derived = []
+    for version, generation in ((1, 1), (2, 1), (3, 2)):
+        written = build.job_manifest()
+        written["metadata"] |= {"resourceVersion": str(version), "generation": generation}
+        state.jobs.put(TrainingJob.model_validate(written))
+        known = state.jobs.by_uid(build.UID)
+        assert known is not None
+        derived.append(known.spec)
+    assert derived[0] is derived[1]
+    assert derived[1] is not derived[2]
+
+
 def test_late_deletion_keeps_the_recreated_node(state: ClusterState) -> None:
     state.nodes.put(node(1))
     state.nodes.put(node(5, uid="n2"))

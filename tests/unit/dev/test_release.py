@@ -159,7 +159,6 @@ def in_checks(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.timeout(300)  # the first run compiles actionlint
 def test_actionlint_finds_nothing() -> None:
     words = ["go", "tool", "actionlint", *map(str, (ROOT / ".github/workflows").glob("*.yaml"))]
     done = in_checks(*words)
@@ -191,7 +190,6 @@ def test_the_wheel_has_the_page_the_commands_and_the_trainer(tmp_path: Path) -> 
         assert "kubectl-shoal = shoal.cli:main" in wheel.read(entries).decode()
 
 
-@pytest.mark.timeout(300)
 def test_the_packaged_chart_renders(tmp_path: Path) -> None:
     """As it is installed: without values."""
     package = release.package_chart(tmp_path, "r.io/team")
@@ -226,7 +224,6 @@ def test_a_release_replaces_each_line_of_the_values_once() -> None:
         release.published_values("image: {}", "r.io/team")
 
 
-@pytest.mark.timeout(300)  # the first run compiles krew's own check
 def test_krew_accepts_its_manifest(tmp_path: Path) -> None:
     for os_name, architecture in release.PLATFORMS:
         (tmp_path / f"kubectl-shoal_{os_name}_{architecture}.tar.gz").write_bytes(architecture.encode())
@@ -243,7 +240,6 @@ def test_krew_accepts_its_manifest(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(1200)
 def test_the_plugin_runs_from_its_archive(tmp_path: Path) -> None:
     """In an environment of its own, with what the workflow installs."""
     python = tmp_path / "venv" / "bin" / "python"

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 
 from tests.unit.policy.world import World
 
-pytestmark = pytest.mark.timeout(300)  # hundreds of simulated jobs
-
 FAULTS = [
     "notice", "kill_node", "remake_node", "exit 1", "exit 137", "exit 143", "exit 0", "oom", "vanish", "evict",
     "hush", "fence", "taint", "crash", "crash_unseen", "suspend", "scale", "quota", "tick", "wait",

@@ -15,7 +15,7 @@ import asyncio, time
 from shoal.process.life import end_with
 
 async def work():
-    asyncio.get_running_loop().run_in_executor(None, time.sleep, 60)
+    asyncio.get_running_loop().run_in_executor(None, time.sleep, 600)
     await asyncio.sleep(0)
     print("stopped")
     return 3
@@ -27,7 +27,7 @@ end_with(work())
 def test_process_ends_while_a_plan_is_made_in_a_thread() -> None:
     """`asyncio.run` waited for it, beyond the grace period."""
     done = subprocess.run(
-        [sys.executable, "-c", PLANS], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", PLANS], capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.returncode, done.stdout) == (3, "stopped\n"), done.stderr
 

@@ -61,7 +61,7 @@ print((resident() - before) / len(pods))
 
 def printed(script: str) -> list[str]:
     done = subprocess.run(
-        [sys.executable, "-c", RESIDENT + script], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", RESIDENT + script], capture_output=True, text=True, check=True, timeout=240
     )
     return done.stdout.splitlines()
 

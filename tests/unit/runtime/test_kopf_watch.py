@@ -51,7 +51,7 @@ async def test_kopf_that_ends_is_started_again_and_ends_nothing(
     restarts = []
     watch = KopfWatch(["trainingjobs"], "", lambda *_: None, login, on_restart=lambda: restarts.append(1))
     task = asyncio.create_task(watch.run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await again.wait()
     assert len(restarts) >= 2
     assert not task.done()
@@ -68,16 +68,16 @@ async def test_kopf_runs_beside_the_loop_and_stops_with_it(monkeypatch: pytest.M
     async def operator(stop_flag: threading.Event, **_: Any) -> None:
         threads.append(threading.current_thread())
         loop.call_soon_threadsafe(started.set)
-        await asyncio.to_thread(stop_flag.wait, 10)
+        await asyncio.to_thread(stop_flag.wait, 60)
         stopped.set()
 
     monkeypatch.setattr(kopf, "operator", operator)
     task = asyncio.create_task(KopfWatch(["trainingjobs"], "ns", lambda *_: None, login).run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await started.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert await asyncio.to_thread(stopped.wait, 10)
+    assert await asyncio.to_thread(stopped.wait, 60)
     assert threads[0] is not threading.main_thread()
 
 

@@ -12,7 +12,7 @@ from shoal_trainer import background
 from shoal_trainer.background import Background, Wish
 from shoal_trainer.errors import Unreachable
 
-SECONDS = 30
+SECONDS = 120
 
 
 class Calls:

@@ -16,7 +16,6 @@ from tests.unit.trainer.threads import Job
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-    pytest.mark.timeout(400),
 ]
 EPOCHS, BATCH, WORKERS = 8, 16, 3
 IMAGES, LABELS = load_digits(return_X_y=True)

@@ -43,7 +43,7 @@ best = Training(
     callbacks=lambda: [keras.callbacks.EarlyStopping("val_loss", mode="max", patience=2, restore_best_weights=True)],
 )
 """
-PATIENCE = 50.0
+PATIENCE = 200.0
 T = TypeVar("T")
 
 

@@ -14,7 +14,6 @@ from tests.unit.trainer.threads import Job
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-    pytest.mark.timeout(400),
 ]
 
 

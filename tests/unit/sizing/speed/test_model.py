@@ -289,15 +289,21 @@ def test_two_profiles_of_one_model_count_together_and_what_both_say_once() -> No
     assert forth == pytest.approx(back)
 
 
-def test_servers_of_a_thousand_models_are_fitted_at_once() -> None:
-    """It was cubic in the models, in every plan: 400 profiles took 5 s of the processor, and anyone may make them."""
+def test_the_fit_of_the_servers_is_linear_in_their_models() -> None:
+    """It was cubic, in every plan: 400 profiles took 5 s of the processor, and anyone may make them."""
     loads = [
         Load(Model(f"m{i}", 1e8, 10_000 * (i + 1), 50 + i % 300), 1, 1e-4 * (1 + i % 7), 1000)
         for i in range(1000)
     ]
-    began = time.process_time()
+
+    def seconds(number: int) -> float:
+        began = time.process_time()
+        ServerModel(loads[:number])
+        return time.process_time() - began
+
+    few = min(seconds(100) for _ in range(3))
+    assert seconds(1000) < 15 * few
     fit = ServerModel(loads)
-    assert time.process_time() - began < 5.0
     for load in loads[::333]:
         capacity, sigma = fit.capacity(load.model, 1)
         assert capacity == pytest.approx(1 / load.seconds, rel=0.15)

@@ -14,7 +14,7 @@ from shoal_trainer.coordinator.protocol import PURPOSE, Assignment, Done, Next
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.security import create_secret_dir
 
-SECONDS = 60
+SECONDS = 120
 
 
 class Broken(io.BytesIO):

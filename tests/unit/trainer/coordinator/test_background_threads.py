@@ -17,7 +17,7 @@ from shoal_trainer.errors import Fenced
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.security import create_secret_dir
 
-SECONDS = 60
+SECONDS = 120
 
 
 class Coordinator:

@@ -25,7 +25,7 @@ from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, PushMeta
 from tests.unit.trainer.ps.shards import push_to
 from tests.unit.trainer.snapshot.saving import latest
 
-SECONDS = 60
+SECONDS = 120
 SIZE = 8192
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=SIZE, optimizer=OptimizerConfig(batch_size=1))
 OFTEN = SnapshotPolicy.model_construct(every_seconds=0.005, retain=2)

@@ -15,7 +15,7 @@ from shoal_trainer.worker.feed import Feed, Ready
 from shoal_trainer.worker.work import DataWork, Finished
 
 X, Y = np.arange(128, dtype=np.float32).reshape(64, 2), np.arange(64) % 3
-SECONDS = 60
+SECONDS = 120
 
 
 class Store:

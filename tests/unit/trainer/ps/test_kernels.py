@@ -387,7 +387,6 @@ def start(program: list[str], folder: Path, cwd: Path, **changes: str | None) ->
     return done.returncode, done.stdout.strip(), done.stderr
 
 
-@pytest.mark.timeout(300)
 def test_kernels_are_compiled_once_and_read_without_numba(tmp_path: Path) -> None:
     """As in the image: built for a fixed CPU name, then read by a user who can write nothing."""
     folder = tmp_path / "kernels"
@@ -425,7 +424,6 @@ def test_an_images_kernels_are_for_any_node_of_its_architecture(
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(300)
 def test_surroundings_do_not_change_the_code(tmp_path: Path) -> None:
     """Neither modules in the current folder, nor variables of Numba that print to stdout or turn off optimization."""
     (tmp_path / "numba.py").write_text("raise ImportError('not this one')")
@@ -438,7 +436,6 @@ def test_surroundings_do_not_change_the_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(300)
 def test_kernels_run_where_nothing_can_be_kept(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
@@ -448,7 +445,6 @@ def test_kernels_run_where_nothing_can_be_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="LLVM accepts any name for other processors")
-@pytest.mark.timeout(300)
 def test_unknown_processor_is_named(tmp_path: Path) -> None:
     code, _, errors = start(["-c", USE], tmp_path, tmp_path, NUMBA_CPU_NAME="pentium0", NUMBA_CPU_FEATURES="")
     assert code != 0

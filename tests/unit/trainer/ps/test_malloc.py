@@ -45,7 +45,7 @@ print(psutil.Process().memory_full_info().uss - before)
 
 def growth(how: str) -> int:
     command = [sys.executable, "-c", PROGRAM, how]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout)
+    return int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout)
 
 
 def test_server_sets_it_before_its_first_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -247,7 +247,7 @@ class World:
     def resume(self, worker):
         """Let a worker run until it uses the network."""
         worker.resumed.release()
-        if not self.yielded.acquire(timeout=20):
+        if not self.yielded.acquire(timeout=120):
             name = f"worker {worker.slot}, incarnation {worker.incarnation}"
             frames = sys._current_frames()
             where = "".join(traceback.format_stack(frames[worker.thread.ident])[-8:])

@@ -24,7 +24,7 @@ from shoal_trainer.snapshot.store import PUBLISH_TRIES, SnapshotStore
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
 from tests.unit.trainer.ps.shards import push_to
 
-SECONDS = 60
+SECONDS = 120
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=40_000)
 
 

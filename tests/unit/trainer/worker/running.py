@@ -7,7 +7,7 @@ import pytest
 
 from shoal_trainer.worker.compose import build_flat_model, compose
 
-SECONDS = 40
+SECONDS = 120
 on_host = pytest.mark.parametrize("engine", ["host"], indirect=True)
 """For a test of what XLA does otherwise; see `MATRIX` in conftest.py."""
 

@@ -14,7 +14,7 @@ from tests.unit.trainer.worker.fakes import FakeCoordinator, Servers
 from tests.unit.trainer.worker.models import DATA, job
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-SECONDS = 40
+SECONDS = 120
 TERM = 7
 
 

@@ -20,7 +20,7 @@ from shoal_trainer.worker import feed as feeds
 from shoal_trainer.worker.feed import EndOfFile, Failed, Feed, Ready
 from shoal_trainer.worker.work import DataWork, Finished, Idle, TaskWork
 
-SECONDS = 60
+SECONDS = 120
 LENGTH = 50
 
 

@@ -13,7 +13,7 @@ from tests.unit.trainer.worker.fakes import FakeCoordinator, Servers
 from tests.unit.trainer.worker.models import job
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-SECONDS = 40
+SECONDS = 120
 
 
 class Bench:

@@ -138,7 +138,7 @@ threading.Thread(target=threading.Event().wait).start()
 deadline.end_soon(3)
 sys.exit(3)
 """
-    ended = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, timeout=50, check=False)
+    ended = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, timeout=200, check=False)
     assert (ended.returncode, ended.stdout) == (3, b"the last words")
 
 
@@ -161,7 +161,7 @@ assert main._code(SimpleNamespace(code_digest="some"), None).exists()
 
 def test_the_code_of_the_job_is_removed_when_the_process_ends(tmp_path):
     environment = os.environ | {"TMPDIR": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", FETCHES], env=environment, timeout=50, check=True)
+    subprocess.run([sys.executable, "-c", FETCHES], env=environment, timeout=200, check=True)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -342,7 +342,7 @@ def test_worker_whose_step_hangs_gives_its_leases_back_and_ends_with_the_reason(
     message = tmp_path / "message"
     environment = os.environ | {"SHOAL_TERMINATION_LOG": str(message)}
     command = [sys.executable, "-c", HANGS]
-    ended = subprocess.run(command, env=environment, capture_output=True, timeout=100, check=False)
+    ended = subprocess.run(command, env=environment, capture_output=True, timeout=400, check=False)
     assert (ended.returncode, ended.stdout) == (1, b"left"), ended.stderr.decode()
     assert b"most recent call first" in ended.stderr
     said = TerminationMessage.model_validate_json(message.read_text())

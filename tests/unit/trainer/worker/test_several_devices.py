@@ -32,20 +32,17 @@ def one_process():
     return computed("copies", "weights of a part", "sum", "frozen copies")
 
 
-@pytest.mark.timeout(300)
 def test_devices_that_share_a_short_batch_compute_what_one_does(one_process):
     assert max(one_process["weights of a part"]) < 1e-5
     assert max(one_process["sum"]) < 1e-5
 
 
-@pytest.mark.timeout(300)
 def test_what_crosses_to_the_device_and_back_in_a_step(one_process):
     into, out = one_process["copies"]
     assert into <= 1  # a constant; the parameters and the batch are there already
     assert out == 1  # the loss with the metrics, and what is known of the update, which stays there
 
 
-@pytest.mark.timeout(300)
 def test_frozen_weights_are_on_each_device_once_however_many_shapes_there_are(one_process):
     assert one_process["frozen copies"] == [
         2,
@@ -54,7 +51,6 @@ def test_frozen_weights_are_on_each_device_once_however_many_shapes_there_are(on
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(600)
 def test_devices_compute_what_one_does_or_what_mirrored_strategy_does():
     found = computed()
     for name in ("drawn", "overflow", "fallback", "norm", "mirrored", "whole worker"):
