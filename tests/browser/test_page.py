@@ -13,7 +13,7 @@ import pytest
 from dev.npm import AXE, fetched
 from shoal.process.endpoints import serve
 from tests.browser.chromium import Tab, browser, new_tab
-from tests.browser.scene import Scene
+from tests.browser.scene import POOLS, Scene
 
 
 @pytest.fixture
@@ -71,6 +71,29 @@ async def test_the_list_and_one_job(tab: Tab, address: str, scene: Scene, tmp_pa
     assert await tab.evaluate(fits), "nothing is hidden at 1280 pixels"
     await tab.picture(Path(os.environ.get("SHOAL_PICTURES", tmp_path)) / "page.png")
     assert tab.problems == []
+
+
+async def test_time_line_and_cards_of_a_job(tab: Tab, address: str, scene: Scene) -> None:
+    """A colour for each pool; the expected end with its band, and the deadline; what became of the data; the cost."""
+    await tab.open(f"{address}/#/vision/resnet50-imagenet")
+    await tab.until("document.querySelectorAll('#job svg').length > 3")
+    fills = await tab.evaluate("""[...document.querySelectorAll('#job svg rect')].map((each) => [
+      /pool ([\\w-]+)/.exec(each.textContent)?.[1], getComputedStyle(each).fill]).filter(([pool]) => pool)""")
+    assert {pool for pool, _ in fills} == set(POOLS)
+    assert len({fill for _, fill in fills}) == len({(pool, fill) for pool, fill in fills}) == len(POOLS)
+    band, now, deadline = [
+        await tab.evaluate(f"document.querySelector('#job svg .{name}').getBBox().x")
+        for name in ("band", "now", "deadline")
+    ]
+    assert now < band < deadline
+    words = "[...document.querySelectorAll('#job .card')].map((each) => [...each.children].map((it) => it.innerText))"
+    cards = {title: ". ".join(said) for title, *said in await tab.evaluate(words)}
+    assert re.search(r"between .* and .*; 15 min 0 s before the deadline", cards["Expected end"]), cards
+    assert re.search(
+        r"of 1,281,167. whole run: .* repeated, .* partial, .* lost", cards["Data of this epoch"]
+    )
+    assert re.search(r"^0\.96. 1\.44 per hour now; on-demand nodes: 3\.36;", cards["Cost so far"]), cards
+    assert "taken by the platform" in cards["Workers"]
 
 
 async def test_metrics_over_time(tab: Tab, address: str, scene: Scene) -> None:

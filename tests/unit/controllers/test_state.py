@@ -90,9 +90,7 @@ def test_a_budget_whose_status_was_written_wakes_no_job(
     state: ClusterState, woken: list[tuple[Key, Priority]]
 ) -> None:
     """Kubernetes does so whenever a pod of it starts or ends, and nobody reads it."""
-    meta = OwnedMeta(
-        name="b", namespace="ns", uid="b", resource_version="1", labels={"shoal.dev/job": "a"}
-    )
+    meta = OwnedMeta(name="b", namespace="ns", uid="b", resource_version="1", labels={"shoal.dev/job": "a"})
     state.budgets.put(DisruptionBudget(metadata=meta))
     woken.clear()
     state.budgets.put(DisruptionBudget(metadata=replace(meta, resource_version="2")))
@@ -104,9 +102,7 @@ def test_a_budget_whose_status_was_written_wakes_no_job(
 def test_a_service_whose_selector_changed_wakes_its_job(
     state: ClusterState, woken: list[tuple[Key, Priority]]
 ) -> None:
-    meta = OwnedMeta(
-        name="s", namespace="ns", uid="s", resource_version="1", labels={"shoal.dev/job": "a"}
-    )
+    meta = OwnedMeta(name="s", namespace="ns", uid="s", resource_version="1", labels={"shoal.dev/job": "a"})
     state.services.put(Service(metadata=meta, spec=ServiceSpec(selector={"x": "1"})))
     woken.clear()
     changed = replace(meta, resource_version="2")
