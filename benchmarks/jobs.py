@@ -1,4 +1,4 @@
-"""Entrypoints of the jobs for the real worker loop: synthetic data, no input cost."""
+"""Entrypoints of the jobs for the real worker loop: synthetic data, no input cost; and the digits of `tasks`."""
 
 from __future__ import annotations
 
@@ -82,3 +82,41 @@ def on_accelerator(parameters: int, milliseconds: int, steps: int = 1) -> Traini
         return models.compiled(job.model())
 
     return replace(job, model=build, batches_per_push=steps)
+
+
+def digits(seed: int, milliseconds: int) -> Training:
+    """Digits with momentum, as `virtual_job` trains them from this seed, with steps that take `milliseconds` longer."""
+    from benchmarks import tasks  # scikit-learn, which no other job needs: `join` measures imports
+
+    network, data = tasks.network_of("digits"), tasks.data_of("digits")
+    rate = tasks.optimizer_of("digits", "momentum").learning_rate
+
+    def build() -> Any:
+        import keras
+        import tensorflow as tf
+        from keras import layers
+
+        from benchmarks.strategy_peer import sleep_op
+
+        class Pause(layers.Layer):  # type: ignore[misc]
+            def call(self, x: Any, training: bool = False) -> Any:
+                if not training:
+                    return x
+                return x + tf.reshape(sleep_op(x[0, 0] * 0.0, milliseconds / 1000), [1, 1])
+
+        model = keras.Sequential([keras.Input(data.x.shape[1:]), Pause()])
+        for width in (64, 64):
+            model.add(layers.Dense(width, "relu"))
+        model.add(layers.Dense(10))
+        first, shapes = network.start(np.random.default_rng(seed)), [w.shape for w in model.get_weights()]
+        cuts = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
+        model.set_weights([w.reshape(s) for w, s in zip(np.split(first, cuts), shapes, strict=True)])
+        model.compile(
+            keras.optimizers.SGD(rate, momentum=0.9),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+        return model
+
+    held_out = Indexed.from_arrays(data.test_x, data.test_y)
+    return Training(model=build, data=Indexed.from_arrays(data.x, data.y), validation=held_out, seed=seed)

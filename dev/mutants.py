@@ -2,8 +2,7 @@
 
 `python -m dev.mutants` runs, for each mutant, the tests of the room it is in, and then, for the trainer, the simulation
 with many seeds, until one fails. A mutant that survives is a missing invariant, or code that nobody needs.
-`python -m dev.mutants fast` leaves the simulation out; further arguments select mutants by their file or name. With
-SHOAL_NIGHT it is those of one night (dev/night.py), with all seeds.
+`python -m dev.mutants fast` leaves the simulation out; further arguments select mutants by their file or name.
 
 A mutant (in mutants.toml) names a line by its text, which must be there exactly once: a change of the code that makes
 one stale fails a test.
@@ -22,8 +21,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-
-from dev.night import of_tonight
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"shoal_trainer": ROOT / "trainer_image", "shoal": ROOT / "operator"}
@@ -122,9 +119,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the mutants, print what killed each, and return 1 if one survives."""
     fast = "fast" in arguments
     parts = [argument for argument in arguments if argument != "fast"]
-    chosen = of_tonight(
-        [m for m in load() if not parts or any(part in f"{m.file} {m.name}" for part in parts)]
-    )
+    chosen = [m for m in load() if not parts or any(part in f"{m.file} {m.name}" for part in parts)]
     survivors = 0
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for mutant, test in zip(chosen, pool.map(partial(killed_by, fast=fast), chosen), strict=True):

@@ -24,7 +24,7 @@ NICENESS = 5
 SPREAD = ("simulation", "virtual")
 """Folders whose single tests are long."""
 NIGHTLY_SECONDS = 1800
-"""A nightly test that says nothing else is stopped then: on a busy machine, what is slow looks hung much earlier."""
+"""The least after which a nightly test is stopped: on a busy machine, what is slow looks hung much earlier."""
 SUMMED = ("test_hidden_truth.py",)
 """Files of those whose nightly tests look at what all the others of the file have played: once, in one process."""
 
@@ -91,8 +91,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if tier(item) in SHARED and item.get_closest_marker("flaky") is None:
             item.add_marker(pytest.mark.flaky(reruns=TRIES - 1))
-        if item.get_closest_marker("nightly") and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(NIGHTLY_SECONDS))
+        limit = item.get_closest_marker("timeout")
+        if item.get_closest_marker("nightly") and (limit is None or limit.args[0] < NIGHTLY_SECONDS):
+            item.add_marker(pytest.mark.timeout(NIGHTLY_SECONDS), append=False)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -11,7 +11,7 @@ from aiohttp import web
 from dev.site import build
 from tests.browser.chromium import chromium
 
-pytestmark = [pytest.mark.nightly, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.nightly
 
 
 async def test_diagrams_are_drawn_without_another_host(tmp_path: Path) -> None:

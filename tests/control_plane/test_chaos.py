@@ -64,7 +64,6 @@ async def test_each_of_many_short_storms_leaves_the_world_as_specified(
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + LONG_STORMS))
 async def test_whatever_happens_nothing_is_lost_doubled_or_left(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, fake_kubelet: FakeKubelet, tmp_path: Path,

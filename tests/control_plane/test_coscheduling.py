@@ -20,7 +20,7 @@ ROOM = 4
 """GPUs: enough for one gang, and for one worker of another."""
 GPU = {"requests": {"nvidia.com/gpu": 1}, "limits": {"nvidia.com/gpu": 1}}
 
-pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ WORKERS = 3
 FLAVOR = {"flavor": "whole"}
 GPUS = {"cpu": "64", "memory": "256Gi", "pods": "110", "nvidia.com/gpu": "8"}
 
-pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture

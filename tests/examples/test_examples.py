@@ -115,7 +115,7 @@ def test_two_servers_keep_the_run_in_a_bucket(monkeypatch: pytest.MonkeyPatch) -
         bucket.mkdir("bucket")
         done = subprocess.run(
             [sys.executable, "-m", "shoal_trainer.cli", *words.replace("BUCKET", "bucket").split(), "--epochs", "1"],
-            cwd=EXAMPLES.parent, capture_output=True, text=True, timeout=200, check=False,
+            cwd=EXAMPLES.parent, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         assert "data: every sample was trained exactly once" in done.stdout

@@ -25,7 +25,6 @@ from tests.unit.dev.registry import PASSWORD, USER, command
 BUILDAH = shutil.which("buildah")
 pytestmark = [
     pytest.mark.nightly,
-    pytest.mark.timeout(1800),
     pytest.mark.skipif(os.geteuid() != 0 or BUILDAH is None, reason="needs root and buildah"),
 ]
 TAG = "published"

@@ -240,7 +240,6 @@ def test_krew_accepts_its_manifest(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(1200)
 def test_the_plugin_runs_from_its_archive(tmp_path: Path) -> None:
     """In an environment of its own, with what the workflow installs."""
     python = tmp_path / "venv" / "bin" / "python"

@@ -26,7 +26,7 @@ from dev.tools.build import ensure, go_environment
 from shoal import __version__
 from tests.unit.dev.registry import PASSWORD, USER, command
 
-pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]  # the first run compiles the tools
+pytestmark = pytest.mark.nightly  # the first run compiles the tools
 
 JOBS: dict[str, Any] = yaml.safe_load((ROOT / ".github/workflows/release.yaml").read_text())["jobs"]
 COSIGN = "github.com/sigstore/cosign/v2/cmd/cosign@v2.6.5"

@@ -45,7 +45,6 @@ def check(row: SpeedSums, report: StatusReport) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(3 * PATIENCE)
 def test_report_of_a_running_job(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "speed_job.py").write_text(JOB)

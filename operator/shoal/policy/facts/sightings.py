@@ -7,14 +7,16 @@ still at rest follows from three objects that are the same ones as before: a cac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
+from weakref import ref
 
 from shoal.api.kube import Node, Pod
 from shoal.api.labels import Place
 from shoal.api.training_job_status import Slot
 from shoal.manifests.platforms import Platform
+from shoal.manifests.pods import PodFactory
 from shoal.policy.facts.signals import Signal
 from shoal.policy.facts.verdict import Verdict
 from shoal.policy.model import Observation
@@ -96,11 +98,23 @@ class AtRest:
 
 
 class Memory:
-    """Who was at rest in the last plan of a job. The next one is the same without it, and takes longer."""
+    """Who was at rest in the last plan of a job, and what its pods are made of while some are still to be made.
+
+    The next plan is the same without it, and takes longer.
+    """
 
     def __init__(self) -> None:
         self._of: tuple[str, Platform, bool] | None = None
         self._by_pod: dict[int, Sighting] = {}
+        self._pods: Callable[[], PodFactory | None] = lambda: None
+
+    def pods(self, seen: Observation) -> PodFactory:
+        """What makes the pods of the job. It is remembered as long as a request for one of them waits."""
+        made = self._pods()
+        if made is None or not made.serves(seen.job, seen.images, seen.platform):
+            made = PodFactory(seen.job, seen.images, seen.platform)
+            self._pods = ref(made)
+        return made
 
     def recall(self, seen: Observation) -> tuple[AtRest, list[Pod], list[Slot]]:
         """The workers that still are at rest; and the pods and the records of others, in order."""
