@@ -18,7 +18,7 @@ from typing import Any
 
 import aiohttp
 
-SLOW = 30.0
+SLOW = 120.0
 
 
 class Tab:
