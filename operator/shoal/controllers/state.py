@@ -256,7 +256,7 @@ class ClusterState:
             _remember(self._gone_pods.setdefault(uid, {}), pod.metadata.name, why)
 
     def _owned_changed(self, old: Owned | None, new: Owned | None, ours: bool) -> None:
-        for key in () if ours else _jobs_of(old, new):
+        for key in () if ours or _reads_the_same(old, new) else _jobs_of(old, new):
             self._wakes.jobs(key, Priority.NORMAL)
 
     def _flavor_changed(self, old: ResourceFlavor | None, new: ResourceFlavor | None, _ours: bool) -> None:
@@ -331,9 +331,12 @@ def _wants(job: TrainingJob | None) -> object:
     return job.metadata.uid, job.metadata.generation, job.status.finished, usage
 
 
-def _reads_the_same(old: Pod | None, new: Pod | None) -> bool:
+def _reads_the_same(old: Owned | None, new: Owned | None) -> bool:
     """Whether only what nobody reads has changed: a condition of no meaning here, an annotation, who wrote a field."""
-    if old is None or new is None or (old.spec, old.status) != (new.spec, new.status):
+    if old is None or new is None:
+        return False
+    parts = type(new).model_fields.keys() - {"metadata"}
+    if any(getattr(old, part) != getattr(new, part) for part in parts):
         return False
     same = replace(new.metadata, resource_version=old.metadata.resource_version)
     return old.metadata == same
