@@ -42,7 +42,7 @@ def kubectl(plane: ControlPlane, *arguments: str, stdin: str = "") -> subprocess
     )
 
 
-def eventually(call: Callable[[], str], seconds: float = 20.0) -> str:
+def eventually(call: Callable[[], str], seconds: float = 80.0) -> str:
     """The first non-empty output: the OpenAPI document follows a new CRD after a moment."""
     deadline = time.monotonic() + seconds
     while not (output := call()) and time.monotonic() < deadline:

@@ -15,7 +15,7 @@ from dev.kube import ApiError, Kube
 from tests.doubles.fake_kubelet import FakeKubelet
 
 
-async def eventually(read: Callable[[], Awaitable[Any]], seconds: float = 20) -> Any:
+async def eventually(read: Callable[[], Awaitable[Any]], seconds: float = 80) -> Any:
     """The first truthy answer."""
     deadline = time.monotonic() + seconds
     while not (answer := await read()):

@@ -95,7 +95,7 @@ async def counted(job: Job, workers: int, lost: int) -> None:
         return status["workers"]["ready"] == workers and status["restarts"]["disruptions"] >= lost
 
     try:
-        await eventually(reached, seconds=40)
+        await eventually(reached)
     except AssertionError as error:
         raise AssertionError(f"{error}: {await job.status()}") from None
     assert (await job.status())["restarts"]["disruptions"] == lost

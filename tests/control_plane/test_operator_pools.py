@@ -49,7 +49,7 @@ async def test_running_job_teaches_the_predictor_and_is_moved_to_the_pools_it_ne
             )
             return {pool: slots[pool] for pool in names} == {pool: plan[pool] for pool in names}
 
-        await eventually(moved, seconds=60)
+        await eventually(moved)
         status = await job.status()
         assert status["plan"]["finishTime"]
         assert float(status["plan"]["confidence"]) >= 0.95
@@ -74,7 +74,7 @@ async def test_running_job_teaches_the_predictor_and_is_moved_to_the_pools_it_ne
             return seen == (4, used, 4)
 
         try:
-            await eventually(pool_told, seconds=40)
+            await eventually(pool_told)
         except AssertionError:
             raise AssertionError(f"{told}: {await job.status()}") from None
         listed = control_plane.kubectl("get", "cpool", names[0])
@@ -87,12 +87,12 @@ async def test_running_job_teaches_the_predictor_and_is_moved_to_the_pools_it_ne
             plan = (await job.status()).get("plan", {})
             return bool(plan.get("pools")) and names[1] not in plan["pools"]
 
-        await eventually(given_back, seconds=40)
+        await eventually(given_back)
 
         async def charged() -> bool:
             return float((await job.status()).get("cost", {}).get("accumulated", 0)) > 0
 
-        await eventually(charged, seconds=40)
+        await eventually(charged)
 
 
 async def test_advise_changes_nothing(
@@ -113,7 +113,7 @@ async def test_advise_changes_nothing(
             plan = (await job.status()).get("plan", {})
             return sum(plan.get("pools", {}).values()) >= 6
 
-        await eventually(advised, seconds=40)
+        await eventually(advised)
         workers = [name for name in await job.pods() if "worker" in name]
         assert len(workers) == 2
         assert (await kube.get(job.path))["spec"]["workers"]["replicas"] == 2

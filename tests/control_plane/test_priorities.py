@@ -85,7 +85,7 @@ async def test_production_takes_half_of_the_gpus_and_gives_them_back(
     workers = "shoal.dev/role=worker"
     async with running_operator(control_plane.kubeconfig, namespace):
         await kube.create(job.path.rpartition("/")[0], made["TrainingJob"][0])
-        await job.runs(gpus, 60)
+        await job.runs(gpus)
         servers = {n: p["metadata"]["uid"] for n, p in (await job.pods()).items() if "-ps-" in n}
 
         deployments = f"/apis/apps/v1/namespaces/{namespace}/deployments"

@@ -65,16 +65,21 @@ def key_of(about: Resource) -> Key:
     return about.metadata.namespace, about.metadata.name
 
 
-def with_known_slots(old: TrainingJob | None, new: TrainingJob) -> TrainingJob:
-    """A job whose records that have not changed are those of its earlier state: plans visit only others."""
+def with_known_parts(old: TrainingJob | None, new: TrainingJob) -> TrainingJob:
+    """A job whose parts that have not changed are those of its earlier state.
+
+    Of the records, plans visit only others; and what was derived from the spec, such as the digest of a template, is
+    known after each write of a status.
+    """
     if old is None:
         return new
+    spec = old.spec if old.metadata.generation == new.metadata.generation else new.spec
     known = {(slot.role, slot.index, slot.incarnation): slot for slot in old.status.slots}
     slots = tuple(
         same if (same := known.get((slot.role, slot.index, slot.incarnation))) == slot else slot
         for slot in new.status.slots
     )
-    return new.model_copy(update={"status": new.status.model_copy(update={"slots": slots})})
+    return new.model_copy(update={"spec": spec, "status": new.status.model_copy(update={"slots": slots})})
 
 
 Owned = Pod | Service | DisruptionBudget | Workload
@@ -130,7 +135,7 @@ class ClusterState:
         self._pools: dict[str, CapacityPool] = {}
         self._flavors: dict[str, ResourceFlavor] = {}
         self.jobs: Cache[TrainingJob] = Cache(
-            self._job_changed, shared=lambda old, new: with_known_slots(old, as_heard(old, new, wall()))
+            self._job_changed, shared=lambda old, new: with_known_parts(old, as_heard(old, new, wall()))
         )
         self.pods: Cache[Pod] = Cache(
             self._pod_changed,
@@ -251,7 +256,7 @@ class ClusterState:
             _remember(self._gone_pods.setdefault(uid, {}), pod.metadata.name, why)
 
     def _owned_changed(self, old: Owned | None, new: Owned | None, ours: bool) -> None:
-        for key in () if ours else _jobs_of(old, new):
+        for key in () if ours or _reads_the_same(old, new) else _jobs_of(old, new):
             self._wakes.jobs(key, Priority.NORMAL)
 
     def _flavor_changed(self, old: ResourceFlavor | None, new: ResourceFlavor | None, _ours: bool) -> None:
@@ -326,9 +331,12 @@ def _wants(job: TrainingJob | None) -> object:
     return job.metadata.uid, job.metadata.generation, job.status.finished, usage
 
 
-def _reads_the_same(old: Pod | None, new: Pod | None) -> bool:
+def _reads_the_same(old: Owned | None, new: Owned | None) -> bool:
     """Whether only what nobody reads has changed: a condition of no meaning here, an annotation, who wrote a field."""
-    if old is None or new is None or (old.spec, old.status) != (new.spec, new.status):
+    if old is None or new is None:
+        return False
+    parts = type(new).model_fields.keys() - {"metadata"}
+    if any(getattr(old, part) != getattr(new, part) for part in parts):
         return False
     same = replace(new.metadata, resource_version=old.metadata.resource_version)
     return old.metadata == same

@@ -51,7 +51,7 @@ class Where:
 
     @property
     def key(self) -> tuple[str, str, bool]:
-        """What tells this from the other answers of one plan for a role."""
+        """What tells this from the other answers of one plan for a role; those of later plans may have the same."""
         return self.capacity, self.pool.metadata.name if self.pool else "", self.assigned is not None
 
 

@@ -70,12 +70,16 @@ def has_gpu_image(job: TrainingJob, images: Images) -> bool:
 
 
 class PodFactory:
-    """Makes the pods of one job. What pods have in common is merged once."""
+    """Makes the pods of one job. What pods have in common is merged once, and again where it is to be another node."""
 
     def __init__(self, job: TrainingJob, images: Images, platform: Platform = GENERIC) -> None:
         self._job, self._images, self._platform = job, images, platform
         self._configs: dict[tuple[str, float], ConfigTemplate] = {}
-        self._merged: dict[tuple[object, ...], Manifest] = {}
+        self._merged: dict[tuple[object, ...], tuple[Where, Manifest]] = {}
+
+    def serves(self, job: TrainingJob, images: Images, platform: Platform) -> bool:
+        """Whether it makes the pods of this job as it is now: nothing of a status is in them."""
+        return self._job.spec is job.spec and (self._images, self._platform) == (images, platform)
 
     def pod(self, place: Place, where: Where | None = None, *, on_demand: bool = False) -> Manifest:
         """The pod of a place. `on_demand`: it is for an on-demand node, though the job's workers are not."""
@@ -134,7 +138,8 @@ class PodFactory:
     def _template(self, place: Place, where: Where) -> Manifest:
         """The user's template over the defaults. A replacement's affinity names its own place."""
         key = (place[:2] if place.incarnation else place.role, where.key)
-        if key not in self._merged:
+        known = self._merged.get(key)
+        if known is None or known[0] != where:
             template = _template(self._job, place.role)
             defaults = _defaults(self._job, place, self._images, where, self._platform)
             merged = merge(defaults, {k: v for k, v in template.items() if v is not None})
@@ -147,8 +152,8 @@ class PodFactory:
             selector = {**ours, **node_selector(where), **given}
             if selector:
                 merged["spec"]["nodeSelector"] = selector
-            self._merged[key] = merged
-        return self._merged[key]
+            known = self._merged[key] = where, merged
+        return known[1]
 
 
 def pod(

@@ -1,7 +1,8 @@
-"""What is printed into a file or a pipe is whole, however narrow the terminal would have been."""
+"""What is printed into a file or a pipe is whole, however narrow the terminal would have been, and has no colours."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -28,3 +29,25 @@ def test_no_cell_of_a_table_is_cut_in_a_pipe(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "spot-of-a-team-with-a-long-name-p100" in done.stdout
     assert "…" not in done.stdout
+
+
+def test_colours_are_for_terminals() -> None:
+    words = [sys.executable, "-c", "from shoal.cli import main; main()", "plan", "-f", "job.yaml"]
+    words += ["--pools", "pools.yaml", "--profiles", "profiles.yaml"]
+    of_the_user = {
+        name: value for name, value in os.environ.items() if name not in {"NO_COLOR", "FORCE_COLOR"}
+    }
+    environment = of_the_user | {"TERM": "xterm-256color"}
+    folder, colour = ROOT / "examples" / "sizing", b"\x1b["
+    piped = subprocess.run(words, cwd=folder, env=environment, capture_output=True, check=True)
+    assert colour not in piped.stdout + piped.stderr
+    ours, its = os.openpty()
+    with subprocess.Popen(words, cwd=folder, env=environment, stdin=its, stdout=its, stderr=its) as process:
+        os.close(its)
+        seen = b""
+        with contextlib.suppress(OSError):  # how Linux says that nobody has the other end any more
+            while part := os.read(ours, 65536):
+                seen += part
+    os.close(ours)
+    assert process.returncode == 0
+    assert colour in seen

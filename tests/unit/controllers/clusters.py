@@ -67,6 +67,8 @@ class Cluster:
             **body["metadata"],
             "resourceVersion": str(self.version),
         }
+        if (known := self.objects.get(path)) is not None and known.get("spec") != body.get("spec"):
+            meta["generation"] = known["metadata"]["generation"] + 1
         self.objects[path] = {**body, "metadata": meta}
         return self.objects[path]
 

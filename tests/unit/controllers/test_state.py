@@ -10,7 +10,18 @@ import pytest
 
 from shoal.api.base import ObjectMeta
 from shoal.api.capacity_pool import CapacityPool
-from shoal.api.kube import Condition, Node, NodeStatus, OwnedMeta, Pod, PodSpec, PodStatus
+from shoal.api.kube import (
+    Condition,
+    DisruptionBudget,
+    Node,
+    NodeStatus,
+    OwnedMeta,
+    Pod,
+    PodSpec,
+    PodStatus,
+    Service,
+    ServiceSpec,
+)
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.state import ClusterState, Key, Wakes, sources
 from shoal.manifests.platforms import AUTOPILOT
@@ -59,6 +70,44 @@ def test_changed_node_wakes_its_jobs_once_and_a_heartbeat_none(
     state.nodes.drop("n1")
     assert len(woken) == 2
     assert "n" not in state.nodes_by_name
+
+
+def test_what_was_derived_from_a_spec_is_known_until_that_changes(state: ClusterState) -> None:
+    """The digest of a template of 1.5 MB takes milliseconds, and a job that trains has a new status all the time."""
+    derived = []
+    for version, generation in ((1, 1), (2, 1), (3, 2)):
+        written = build.job_manifest()
+        written["metadata"] |= {"resourceVersion": str(version), "generation": generation}
+        state.jobs.put(TrainingJob.model_validate(written))
+        known = state.jobs.by_uid(build.UID)
+        assert known is not None
+        derived.append(known.spec)
+    assert derived[0] is derived[1]
+    assert derived[1] is not derived[2]
+
+
+def test_a_budget_whose_status_was_written_wakes_no_job(
+    state: ClusterState, woken: list[tuple[Key, Priority]]
+) -> None:
+    """Kubernetes does so whenever a pod of it starts or ends, and nobody reads it."""
+    meta = OwnedMeta(name="b", namespace="ns", uid="b", resource_version="1", labels={"shoal.dev/job": "a"})
+    state.budgets.put(DisruptionBudget(metadata=meta))
+    woken.clear()
+    state.budgets.put(DisruptionBudget(metadata=replace(meta, resource_version="2")))
+    assert woken == []
+    state.budgets.put(DisruptionBudget(metadata=replace(meta, resource_version="3", labels={})))
+    assert woken == [(("ns", "a"), Priority.NORMAL)]
+
+
+def test_a_service_whose_selector_changed_wakes_its_job(
+    state: ClusterState, woken: list[tuple[Key, Priority]]
+) -> None:
+    meta = OwnedMeta(name="s", namespace="ns", uid="s", resource_version="1", labels={"shoal.dev/job": "a"})
+    state.services.put(Service(metadata=meta, spec=ServiceSpec(selector={"x": "1"})))
+    woken.clear()
+    changed = replace(meta, resource_version="2")
+    state.services.put(Service(metadata=changed, spec=ServiceSpec(selector={"x": "2"})))
+    assert woken == [(("ns", "a"), Priority.NORMAL)]
 
 
 def test_late_deletion_keeps_the_recreated_node(state: ClusterState) -> None:

@@ -26,7 +26,8 @@ from shoal.manifests.platforms import (
     is_spot,
     platform_of,
 )
-from shoal.policy.model import Refusal, RefusalKind
+from shoal.policy.facts.sightings import Memory
+from shoal.policy.model import CreatePod, Manifest, Plan, Refusal, RefusalKind
 from shoal.policy.plan import plan
 from tests.unit.policy import build
 from tests.unit.policy.pools import pool
@@ -325,3 +326,54 @@ def test_pods_of_one_job_share_what_they_have_in_common_and_differ_in_the_rest()
     ]
     assert made == alone
     assert len({str(each) for each in made}) == 3
+
+
+def manifests_of(made: Plan) -> list[Manifest]:
+    return [each.manifest for each in made.actions if isinstance(each, CreatePod)]
+
+
+def test_a_template_is_merged_once_while_pods_of_it_are_still_to_be_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The largest one takes milliseconds, and a job that begins is planned again with each answer."""
+    merged = list[str]()
+
+    def counted(job: Any, place: Place, *_more: Any) -> Any:
+        merged.append(place.role)
+        return defaults(job, place, *_more)
+
+    defaults = manifests.pods._defaults
+    monkeypatch.setattr(manifests.pods, "_defaults", counted)
+    job, memory = build.job(), Memory()
+    first = manifests_of(plan(build.observe(job), memory))
+    assert len(first) == 4
+    second = plan(build.observe(job, build.pod("ps", phase="Pending", node=None, state={})), memory)
+    assert len(manifests_of(second)) == 3
+    assert merged == ["ps", "worker"]
+    assert manifests_of(second) == first[1:]
+    running = [build.pod("ps"), *(build.pod(index=index) for index in range(3))]
+    plan(build.observe(job, *running), memory)
+    assert manifests_of(plan(build.observe(job), memory)) == first
+    assert merged == 2 * ["ps", "worker"]
+
+
+def test_a_template_is_merged_again_where_anything_in_it_has_changed() -> None:
+    """Nodes that are excluded, the platform, an image, and a template."""
+    memory, told = Memory(), set()
+    until = build.stamp(build.NOW + timedelta(hours=1))
+    excluded = {"excludedNodes": [{"node": "node-1", "until": until, "reason": "Failures"}]}
+    template = {"spec": {"containers": [{"name": "worker", "image": "mine"}]}}
+    job = build.job()
+    other_status = job.model_copy(update={"status": build.job(excluded).status})
+    observations = [
+        build.observe(job),
+        build.observe(other_status),
+        build.observe(other_status, platform=GKE),
+        build.observe(other_status, platform=GKE, images=replace(build.IMAGES, worker="shoal/worker:newer")),
+        build.observe(build.job(excluded, workers={"replicas": 3, "template": template}), platform=GKE),
+    ]
+    for seen in observations:
+        made = manifests_of(plan(seen, memory))
+        assert made == manifests_of(plan(seen))
+        told.add(str(made))
+    assert len(told) == len(observations)

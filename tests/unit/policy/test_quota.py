@@ -274,19 +274,20 @@ STEPS = st.sampled_from(
 
 
 @settings(max_examples=150)
-@given(st.lists(st.tuples(STEPS, st.integers(0, 3)), max_size=30))
+@given(st.booleans(), st.lists(st.tuples(STEPS, st.integers(0, 3)), max_size=30))
 def test_quota_is_kept_while_pods_run_and_the_job_runs_in_the_end(
-    steps: list[tuple[str, int]],
+    admitted: bool, steps: list[tuple[str, int]]
 ) -> None:
     """`Queue.check` and `World` assert at each step: no pod without quota, none given back while a pod runs."""
-    world = queued_world()
+    world = admitted_world() if admitted else queued_world()
     for step, number in steps:
         _take(world, step, number)
     world.heal()
-    for _ in range(60):
+    for _ in range(5):  # back-offs end
         world.reconcile()
         world.queue.decide()
-        world.tick(5.0)
+        world.tick(61.0)
+    run(world)
     assert world.status["phase"] == "Running", world.status
     assert len(world.queue.reserved) == 1 == len(world.queue.workloads)
     assert world.status["restarts"]["disruptions"] + world.status["restarts"]["failures"] <= len(world.taken)

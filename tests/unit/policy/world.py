@@ -17,7 +17,7 @@ from pydantic_core import to_json
 from shoal.api.kube import Node, Pod
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Slot
-from shoal.controllers.state import with_known_slots
+from shoal.controllers.state import with_known_parts
 from shoal.manifests.names import first_incarnation, secret_name
 from shoal.policy.facts.sightings import Memory
 from shoal.policy.model import (
@@ -108,12 +108,16 @@ class World:
         self.first_look = False
         """The operator crashed, and has recorded nothing since."""
         self._memory = Memory()
+        self._spec = to_json(self.manifest["spec"])
         self._parsed: dict[tuple[type[Any], str], tuple[bytes, Any]] = {}
 
     # --- the operator -----------------------------------------------------------------------------------------------
 
     @property
     def job(self) -> TrainingJob:
+        if (spec := to_json(self.manifest["spec"])) != self._spec:  # as the API server counts
+            self._spec = spec
+            self.manifest["metadata"]["generation"] += 1
         return self._same(TrainingJob, "", {**self.manifest, "status": self.status})
 
     def _same(self, model: type[M], name: str, manifest: dict[str, Any]) -> M:
@@ -123,7 +127,7 @@ class World:
             return cast("M", old)
         fresh = model.model_validate(manifest)
         if isinstance(fresh, TrainingJob):
-            fresh = with_known_slots(old, fresh) if old is not None else fresh
+            fresh = with_known_parts(old, fresh) if old is not None else fresh
         elif old == fresh:
             fresh = old
         self._parsed[model, name] = now, fresh

@@ -14,7 +14,7 @@ import io
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from typing import IO
+from typing import IO, Any
 
 from pydantic import AliasChoices, Field
 
@@ -36,6 +36,14 @@ class ModelFile(Message):
     sha256: str
 
 
+class MadeBy(Message):
+    """What a model was made by, as its job says it."""
+
+    entrypoint: str
+    args: dict[str, Any]
+    batch_size: int
+
+
 class ModelManifest(Message):
     """The files of `model/`. `outcome` is the job's termination message."""
 
@@ -43,6 +51,7 @@ class ModelManifest(Message):
     """`JobIdentity.run_id`; an earlier version called it `jobUid`."""
     files: tuple[ModelFile, ...] = Field(default=())
     outcome: TerminationMessage
+    made_by: MadeBy | None = None
 
 
 class Artefacts:
@@ -51,9 +60,9 @@ class Artefacts:
     Tasks are assigned one at a time, under increasing tokens: only the files of the newest one are kept in memory.
     """
 
-    def __init__(self, storage: Storage, run: str) -> None:
+    def __init__(self, storage: Storage, run: str, made_by: MadeBy | None = None) -> None:
         self._storage = storage
-        self._run = run
+        self._run, self._made_by = run, made_by
         self._lock = threading.Lock()
         self._token = (-1, -1)
         self._files: dict[str, ModelFile] = {}
@@ -122,7 +131,7 @@ class Artefacts:
         outcome = outcome.model_copy(
             update={"model_uri": f"{self._storage.uri}/model", "model_digest": digest}
         )
-        manifest = ModelManifest(run=self._run, files=files, outcome=outcome)
+        manifest = ModelManifest(run=self._run, files=files, outcome=outcome, made_by=self._made_by)
         content = manifest.to_json().encode()
         if self._storage.create(MANIFEST, content):
             return outcome

@@ -13,7 +13,7 @@ from typing import IO
 
 from shoal_trainer.contract import RuntimeConfig, StatusReport
 from shoal_trainer.coordinator import report
-from shoal_trainer.coordinator.artefacts import Artefacts
+from shoal_trainer.coordinator.artefacts import Artefacts, MadeBy
 from shoal_trainer.coordinator.control_client import ShardControl
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.http import Handler
@@ -55,7 +55,8 @@ class CoordinatorService:
         self._claim = claim
         self._fenced = fenced
         self.coordinator = Coordinator(config.job, config.stop_after, config.batch_size, shard)
-        self.artefacts = Artefacts(storage, config.job.run_id)
+        made_by = MadeBy(entrypoint=config.entrypoint, args=config.args, batch_size=config.batch_size)
+        self.artefacts = Artefacts(storage, config.job.run_id, made_by)
         self._others = [
             OtherShard(shard, index, control, self._shard_restarted)
             for index, control in enumerate(controls, 1)

@@ -24,6 +24,8 @@ PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]|^<|__autograph_generated_
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 MAX_TEXT = 600
+TUTORIAL = "\n\nExample:"
+"""What follows is a lesson that Keras adds to an error."""
 
 
 def where(error: BaseException) -> str:
@@ -31,7 +33,7 @@ def where(error: BaseException) -> str:
     if type(error).__module__.startswith("tensorflow.") or GRAPH.match(str(error)):
         text = summary(error)
     else:
-        text = " ".join(COLOR.sub("", str(error)).split())[:MAX_TEXT]
+        text = " ".join(COLOR.sub("", str(error).partition(TUTORIAL)[0]).split())[:MAX_TEXT]
     kind = type(error).__name__
     return (text if text.startswith(f"{kind}:") else f"{kind}: {text}") + located(error)
 

@@ -139,7 +139,7 @@ class ShardStore:
                 self._use_model(ModelState(model, self.index, self.shards))
             elif self.model.spec != model:
                 if not (self._other_run and same_shapes(self.model.spec, model)):
-                    raise UserError(mismatch(self.model.spec, model))
+                    raise UserError(mismatch(self.model.spec, model, other_run=self._other_run))
                 self.model.reconfigure(model)
             self._other_run = False
             self.workers.expect_no_push(slot)

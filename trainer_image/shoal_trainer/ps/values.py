@@ -76,17 +76,23 @@ def same_shapes(job: ModelSpec, worker: ModelSpec) -> bool:
     return job.model_copy(update={"optimizer": worker.optimizer, "averages": worker.averages}) == worker
 
 
-def mismatch(job: ModelSpec, worker: ModelSpec) -> str:
-    """How a worker's model differs from the job's, and what to do."""
+def mismatch(job: ModelSpec, worker: ModelSpec, *, other_run: bool = False) -> str:
+    """How a worker's model differs from the job's, and what to do. `other_run`: the job's is that of `initialFrom`."""
+    of = "the run that this one starts from" if other_run else "the job's model"
     if job.parameters != worker.parameters or job.statistics != worker.statistics:
         difference = (
-            f"the job's model has {job.parameters} trainable and {job.statistics} other values, "
+            f"{of} has {job.parameters} trainable and {job.statistics} other values, "
             f"this worker's {worker.parameters} and {worker.statistics}"
         )
     elif job.fingerprint != worker.fingerprint:
-        difference = "the names, shapes or types of this worker's variables differ from the job's model"
+        difference = f"the names, shapes or types of this worker's variables differ from {of}"
     elif job.averages != worker.averages:
         difference = "this worker's BatchNormalization has another momentum"
     else:
         difference = "this worker's optimizer is configured differently from the job's"
+    if other_run:
+        return (
+            f"{difference}: build the same model, frozen layers included, or leave initialFrom out and load that run's "
+            "model/model.keras where you build yours"
+        )
     return f"{difference}: build the same model in every worker, or start a new run"

@@ -33,6 +33,7 @@ from shoal_trainer.worker.optimizers import Placement, accumulated, place
 from shoal_trainer.worker.run_task import run_task
 from shoal_trainer.worker.target import check_target
 from shoal_trainer.worker.tasks import Outcome, Tasks, evaluated
+from shoal_trainer.worker.validation import look
 from shoal_trainer.worker.watchdog import FIRST_SECONDS, Watchdog
 from shoal_trainer.worker.work import Coordinator, TaskWork
 
@@ -143,6 +144,8 @@ def compose(
     )
     leases = Leases()
     check_target(config.stop_after, evaluated(job, flat_model.model))
+    if (config.index, config.incarnation) == (0, 0):
+        look(job, flat_model, config.batch_size)  # once in a job: the evaluation tells it after an epoch
     watchdog = Watchdog()
     tasks = Tasks(job, flat_model, config.batch_size, config.stop_after.epochs, drain, watchdog.moved)
 

@@ -23,17 +23,14 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from shoal_trainer.data.batch import Batch, leaves, map_leaves
-from shoal_trainer.data.preprocessed import preprocessed
-from shoal_trainer.data.user_code import where
-from shoal_trainer.errors import Interrupted, TrainerError, UserError
+from shoal_trainer.data.batch import Batch, map_leaves
+from shoal_trainer.errors import Interrupted, UserError
 from shoal_trainer.training import Training
 from shoal_trainer.worker import best_weights, saving
 from shoal_trainer.worker.alone import (
     as_keras,
     as_raised,
     quiet_end,
-    validation_batches,
     validation_dataset,
 )
 from shoal_trainer.worker.best_weights import Best
@@ -43,6 +40,7 @@ from shoal_trainer.worker.hooks import Hooks
 from shoal_trainer.worker.keras_internals import evaluate
 from shoal_trainer.worker.memory import memory_is_enough
 from shoal_trainer.worker.optimizers import has_call, take_average, unwrap
+from shoal_trainer.worker.validation import begun, blamed, evaluates_itself
 from shoal_trainer.worker.work import TaskWork
 
 log = logging.getLogger(__name__)
@@ -73,7 +71,7 @@ class Tasks:
     """Runs tasks on the model of `flat_model`, with a temporary folder that `close` deletes.
 
     `drain`: set when the worker has to leave, which ends an evaluation. `moved`: called at each batch of one.
-    `contained`: callbacks write only below that folder.
+    `contained`, of a rehearsal: callbacks write only below that folder, and the export says what it could not save.
     """
 
     def __init__(
@@ -115,7 +113,7 @@ class Tasks:
         self._evaluated: tuple[dict[str, float], npt.NDArray[np.float32]] | None = None
         """The metrics and the parameters of this worker's last evaluation, for the callbacks of its epoch."""
         self._folder = tempfile.TemporaryDirectory(prefix="shoal-task-")
-        if unwritten:
+        if unwritten and not contained:
             saving.warn(flat_model.model, unwritten)
 
     def do(self, work: TaskWork, flat: npt.NDArray[np.float32], fetch: Fetch) -> Outcome:
@@ -138,25 +136,14 @@ class Tasks:
             return Outcome()
         self._flat_model.load(flat)
         model = self._flat_model.model
-        own = _evaluates_itself(model)
-        source = self._job.validation if own else preprocessed(self._job.validation, model)
-        rows = self._until_drain(validation_batches(source, self._batch_size))
-        try:
-            first = next(rows)
-            self._check_alike(first)
+        with blamed():
+            first, rows = begun(self._job, self._flat_model, self._batch_size, self._until_drain)
             with memory_is_enough(), _without_xla(model):
-                if own:
+                if evaluates_itself(model):
                     results = self._own_evaluate(first)
                 else:
                     elements = map(as_keras, itertools.chain([first], rows))
                     results = evaluate(model, (map_leaves(tf.convert_to_tensor, each) for each in elements))
-        except TrainerError:
-            raise
-        except (Exception, SystemExit) as error:
-            hint = " Yield single samples: do not batch." if "Cannot batch tensors" in str(error) else ""
-            raise UserError(
-                f"The evaluation on Training(validation=…) failed: {where(error)}{hint}"
-            ) from error
         model.reset_metrics()
         metrics = dict(_numbers(results))
         if self._job.callbacks is not None:
@@ -184,15 +171,6 @@ class Tasks:
                 raise Interrupted("the worker has to leave")
             self._moved()
             yield batch
-
-    def _check_alike(self, first: Batch) -> None:
-        """Raise `UserError` if the validation data are batched: they have one axis more than the training data."""
-        ranks = [[np.ndim(leaf) for leaf in leaves(batch.x)] for batch in (first, self._flat_model.example)]
-        if all(len(rank) == 1 for rank in ranks) and ranks[0][0] == ranks[1][0] + 1:
-            raise UserError(
-                f"Training(validation=…) yields samples with {ranks[0][0] - 1} axes, the training data with "
-                f"{ranks[1][0] - 1}. Yield single samples: do not batch."
-            )
 
     def run_callbacks(
         self,
@@ -295,13 +273,7 @@ def evaluated(job: Training, model: keras.Model) -> Sequence[str] | None:
 
 
 def _tests_itself(model: keras.Model) -> bool:
-    return type(model).test_step is not keras.Model.test_step or _evaluates_itself(model)
-
-
-def _evaluates_itself(model: keras.Model) -> bool:
-    """Whether the model has an `evaluate` of its own, other than KerasHub's, which only preprocesses."""
-    owner = next(kind for kind in type(model).__mro__ if "evaluate" in vars(kind))
-    return vars(owner)["evaluate"] is not keras.Model.evaluate and "preprocess_samples" not in vars(owner)
+    return type(model).test_step is not keras.Model.test_step or evaluates_itself(model)
 
 
 def _numbers(results: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

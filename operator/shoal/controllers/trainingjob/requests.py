@@ -27,6 +27,7 @@ from shoal.policy.model import (
     Action,
     ApplyPodGroup,
     ConfirmAbsent,
+    CreateDisruptionBudget,
     CreatePod,
     CreateSecret,
     CreateService,
@@ -281,9 +282,16 @@ class Requests:
                 deque(each for each in queue if type(each) is not kind)
                 for queue in (run.urgent, run.ordinary, run.removals)
             )
-        if not (done and _grows(request) and (run.ordinary or run.in_flight)):
+        if not (done and self._more_follows(run, request)):
             self._wake(key_of(job), Priority.URGENT if _is_awaited(request) else Priority.NORMAL)
         self._send(run)
+
+    def _more_follows(self, run: _Run, request: Request) -> bool:
+        """Whether a plan may wait for answers that are still to come: nothing that is to be sent waits for this one."""
+        if isinstance(request, FOUNDATIONS):
+            return any(self._early(run, each) for each in run.in_flight.values())
+        waited_for = not (_grows(request) or isinstance(request, CreateDisruptionBudget))
+        return not waited_for and bool(run.ordinary or run.in_flight)
 
     def _place(self, job: TrainingJob, kind: type[Request]) -> AbstractAsyncContextManager[None]:
         if kind is CreateService:

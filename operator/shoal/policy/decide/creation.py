@@ -52,7 +52,6 @@ class Creator:
         self._gate = gate(facts.seen, role)
         actions.closed(self._gate)
         self._tried = False
-        self._pods = PodFactory(facts.job, facts.seen.images, facts.seen.platform)
 
     def next_place(self, index: int, members: list[Member]) -> Place | None:
         """The next incarnation of a place; None if it has to wait."""
@@ -82,7 +81,9 @@ class Creator:
     def create(self, place: Place, *, replaces: bool) -> None:
         """Create the pod of a place. `replaces`: it follows one that was lost."""
         home = self._wanted.home(place)
-        make = partial(_manifest, self._pods, self._wanted, place)  # not of `self`, which has all actions
+        make = partial(
+            _manifest, self._facts.pods, self._wanted, place
+        )  # not of `self`, which has all actions
         if not self._tried:
             make()  # what is wrong with the manifests is told on the job, as any error of a plan
         self.actions.actions.append(CreatePod(self._name(place), make, *place, home.pool, replaces))

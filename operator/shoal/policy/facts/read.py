@@ -20,6 +20,7 @@ from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Slot
 from shoal.manifests.names import first_incarnation, pod_name
 from shoal.manifests.platforms import is_spot
+from shoal.manifests.pods import PodFactory
 from shoal.policy.common.timers import Timers
 from shoal.policy.common.times import parse_time, whole
 from shoal.policy.facts.blip import suspicion
@@ -53,6 +54,8 @@ class Facts:
     seen: Observation
     timers: Timers
     coordinator: CoordinatorView
+    pods: PodFactory
+    """What makes the job's pods."""
     sightings: Mapping[RoleName, list[Sighting]]
     """By role, in the order of the places; of workers, those that are not at rest."""
     at_rest: AtRest = field(default_factory=AtRest)
@@ -150,7 +153,16 @@ class _Reader:
                 restless.append(each)
         memory.keep(seen, at_rest)
         found["worker"] = restless
-        return Facts(self.seen, self.timers, view, found, at_rest, self.suspicion, quota(self.seen))
+        return Facts(
+            seen=self.seen,
+            timers=self.timers,
+            coordinator=view,
+            pods=memory.pods(seen),
+            sightings=found,
+            at_rest=at_rest,
+            suspicion=self.suspicion,
+            quota=quota(self.seen),
+        )
 
     def _without_strangers(self, pods: list[Pod], records: Sequence[Slot]) -> list[Pod]:
         """The pods but those with a number that nobody gave: from here on, they are other owners' that have a name.

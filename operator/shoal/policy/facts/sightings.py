@@ -15,6 +15,7 @@ from shoal.api.kube import Node, Pod
 from shoal.api.labels import Place
 from shoal.api.training_job_status import Slot
 from shoal.manifests.platforms import Platform
+from shoal.manifests.pods import PodFactory
 from shoal.policy.facts.signals import Signal
 from shoal.policy.facts.verdict import Verdict
 from shoal.policy.model import Observation
@@ -96,11 +97,26 @@ class AtRest:
 
 
 class Memory:
-    """Who was at rest in the last plan of a job. The next one is the same without it, and takes longer."""
+    """Who was at rest in the last plan of a job, and what its pods are made of while some are still to be made.
+
+    The next plan is the same without it, and takes longer.
+    """
 
     def __init__(self) -> None:
         self._of: tuple[str, Platform, bool] | None = None
         self._by_pod: dict[int, Sighting] = {}
+        self._pods: PodFactory | None = None
+
+    def pods(self, seen: Observation) -> PodFactory:
+        """What makes the pods of the job."""
+        known = self._pods
+        if known is not None and known.serves(seen.job, seen.images, seen.platform):
+            return known
+        return PodFactory(seen.job, seen.images, seen.platform)
+
+    def keep_pods(self, pods: PodFactory | None) -> None:
+        """Remember what makes them; or forget it, since none is to be made: it takes 10 KiB."""
+        self._pods = pods
 
     def recall(self, seen: Observation) -> tuple[AtRest, list[Pod], list[Slot]]:
         """The workers that still are at rest; and the pods and the records of others, in order."""

@@ -391,3 +391,27 @@ async def test_first_status_tells_of_all_pods_unless_they_take_long(post: float,
     written = [when - began for when, verb, _ in slow.sent if verb == "PUT"]
     assert written[0] == pytest.approx(at, abs=0.1)
     assert len(written) == 1
+
+
+async def test_a_job_that_begins_is_planned_when_its_pods_may_be_made_and_when_they_are() -> None:
+    """While hundreds begin, plans are a third of what the operator does, and one for each answer was two too many."""
+    slow = Slow(4)
+    seconds = {"secrets": 0.1, "poddisruptionbudgets": 0.2, "services": 0.3}
+    answer, once = slow.rig.cluster.request, slow.rig.once
+    planned = list[float]()
+
+    async def each_in_its_time(method: str, path: str, **options: Any) -> Answer:
+        await asyncio.sleep(seconds.get(path.rpartition("/")[2], 0.0))
+        return await answer(method, path, **options)
+
+    async def counted(key: Key = KEY) -> float | None:
+        planned.append(round(now(), 1))
+        return await once(key)
+
+    slow.rig.cluster.request = each_in_its_time  # type: ignore[method-assign]
+    slow.rig.once = counted  # type: ignore[method-assign]
+    async with slow.working():
+        await asyncio.sleep(5)
+    assert slow.count("POST", "digits-worker") == 4
+    began = slow.at("digits-worker-0-0")
+    assert planned == [0.0, round(began, 1), round(began + 0.3, 1), round(began + 0.3 + 0.8, 1)]

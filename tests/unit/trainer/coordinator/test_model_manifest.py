@@ -1,13 +1,14 @@
 """A model's manifest that was truncated neither ends the job nor prevents its end."""
 
 import errno
+import json
 import os
 from pathlib import Path
 
 import pytest
 
 from shoal_trainer.contract import Outcome, TerminationMessage
-from shoal_trainer.coordinator.artefacts import MANIFEST, Artefacts
+from shoal_trainer.coordinator.artefacts import MANIFEST, Artefacts, MadeBy
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.snapshot.storage import LocalStorage
 
@@ -109,3 +110,12 @@ def test_create_in_place_writes_all_of_a_short_write(storage, monkeypatch):
     monkeypatch.setattr(Path, "open", reluctant)
     assert storage.create("manifest", b"content")
     assert storage.read("manifest") == b"content"
+
+
+def test_manifest_says_what_made_the_model(storage):
+    made_by = MadeBy(entrypoint="digits:job", args={"rate": 0.1, "layers": [64, 32]}, batch_size=128)
+    artefacts = Artefacts(storage, "uid", made_by)
+    artefacts.publish_model(TOKEN, MESSAGE)
+    assert json.loads(storage.read(MANIFEST))["madeBy"] == {
+        "entrypoint": "digits:job", "args": {"rate": 0.1, "layers": [64, 32]}, "batchSize": 128
+    }  # fmt: skip

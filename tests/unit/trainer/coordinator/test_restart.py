@@ -6,7 +6,7 @@ from shoal_trainer.contract import StopAfter
 from shoal_trainer.coordinator import report
 from shoal_trainer.coordinator.protocol import Heartbeat, Join, TaskDone
 from shoal_trainer.coordinator.report import ranges
-from shoal_trainer.errors import Fenced
+from shoal_trainer.errors import Fenced, UserError
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import State
 from shoal_trainer.wire.messages import AnswerMeta
@@ -383,3 +383,16 @@ def test_data_are_unknown_after_a_restart_until_a_worker_joins():
     assert restarted.coordinator.data_unknown
     restarted.join(0)
     assert not restarted.coordinator.data_unknown
+
+
+def test_another_model_than_that_of_the_run_it_starts_from_says_how_to_take_its_weights():
+    """Layers that were frozen there and are trained here, for one."""
+    first, second = Bench(), Bench(boot=2)
+    first.join(0)
+    second.shard.restore(first.shard.copy(), other_run=True, weights_only=True)
+    unfrozen = MODEL.model_copy(update={"parameters": MODEL.parameters + 1})
+    with pytest.raises(UserError) as told:
+        second.shard.hello(0, 0, unfrozen)
+    assert str(told.value).startswith("the run that this one starts from has 4 trainable")
+    assert "leave initialFrom out and load that run's model/model.keras" in str(told.value)
+    assert "start a new run" not in str(told.value), "it is one"

@@ -38,6 +38,13 @@ from tests.unit.trainer.simulation.job import BATCH, MODEL_FILE, PIECE, SAMPLES,
 from tests.unit.trainer.simulation.network import Drain, Exchange
 
 
+def baton():
+    """A lock that is held: who waits for it goes on when another thread releases it, sooner than with a semaphore."""
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
 class Killed(BaseException):
     """The worker was killed."""
 
@@ -82,7 +89,7 @@ class Worker:
         self.beats_at = world.now
         self.hangs_for, self.hangs = 0.0, (0.0, 0.0)
         """For how long the next read hangs, and from when to when the last one."""
-        self.resumed = threading.Semaphore(0)
+        self.resumed = baton()
         flat_model = SimpleNamespace(
             layout=SimpleNamespace(size=world.model.size, trainable=world.model.size),
             dtype=np.float32,

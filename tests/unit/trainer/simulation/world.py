@@ -7,6 +7,7 @@ chooses the next one. All random draws come from one seed, so the same seed give
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import sys
 import threading
@@ -26,7 +27,10 @@ from tests.unit.trainer.simulation.job import EPOCHS, lengths, model
 from tests.unit.trainer.simulation.losses import Losses
 from tests.unit.trainer.simulation.server import Server
 from tests.unit.trainer.simulation.storage import MeanStorage, MemoryStorage, WornStorage
-from tests.unit.trainer.simulation.worker import Killed, Worker
+from tests.unit.trainer.simulation.worker import Killed, Worker, baton
+
+CALM_AFTER = 30_000 if "SHOAL_SEEDS" in os.environ else 10_000
+"""Turns with faults, more in a night: few jobs last so long, and those that make no progress took half of the time."""
 
 
 class World:
@@ -89,7 +93,7 @@ class World:
         self.bounds = bounds(self.model.size, shards)
         self.losses = Losses(self)
         self.faults = Faults(self, faults, ps_faults, safe=safe, survival=survival)
-        self.yielded = threading.Semaphore(0)
+        self.yielded = baton()
         """Released by a worker's thread when it stops running."""
         self.scheduler = threading.current_thread()
         self.interleaving = False
@@ -148,7 +152,7 @@ class World:
         self.slots[slot] = worker = Worker(self, slot, incarnation)
         self.workers.append(worker)
 
-    def run(self, turns=60_000, calm_after=30_000):
+    def run(self, turns=60_000, calm_after=CALM_AFTER):
         """Run until every slot has finished, without faults after `calm_after` turns.
 
         With a lost server every other second, some jobs make no progress.

@@ -151,7 +151,10 @@ def test_task_is_watched_but_not_the_wait_for_its_data(start_servers):
 
     servers = start_servers(coordinator)
     judged = Stream(validation, samples=4)
-    training, config = Training(model=functional, data=DATA, validation=judged), servers.config()
+    training = Training(model=functional, data=DATA, validation=judged)
+    config = servers.config().model_copy(
+        update={"incarnation": 1}
+    )  # the first looks at the data when it begins
     flat_model = build_flat_model(training, config)
     flat_model.trace()
     worker = compose(training, config, flat_model, coordinator, servers.credentials, threading.Event())

@@ -10,10 +10,11 @@ import pytest
 import tensorflow as tf
 
 from shoal_trainer import Files, Indexed, Stream, Training, UserError
-from shoal_trainer.errors import Interrupted, OutOfMemory
+from shoal_trainer.errors import Interrupted, OutOfMemory, Unreachable
 from shoal_trainer.worker.alone import quiet_end
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.tasks import Tasks, evaluated
+from shoal_trainer.worker.validation import look
 
 X, LABELS = np.random.default_rng(0).normal(size=(8, 4)).astype("float32"), np.arange(8) % 3
 DATA = Indexed.from_arrays(X, np.eye(3)[LABELS])
@@ -28,6 +29,16 @@ def model(*metrics):
 def tasks(network, **options):
     flat_model = FlatModel(network, DATA.example(4), "fp32")
     return Tasks(Training(model=lambda: network, data=DATA, **options), flat_model, 4), flat_model.initial()
+
+
+def look_at(validation):
+    """As the first worker of a job, before its first step."""
+    network = model()
+    look(
+        Training(model=lambda: network, data=DATA, validation=validation),
+        FlatModel(network, DATA.example(4), "fp32"),
+        4,
+    )
 
 
 def test_metric_with_a_value_per_class_is_split():
@@ -64,8 +75,32 @@ def test_metric_with_many_values_is_dropped_and_logged(caplog):
 def test_batched_validation_data_is_a_user_error(tmp_path, size, source):
     (tmp_path / "all").touch()
     batched = tf.data.Dataset.from_tensor_slices((X, np.eye(3)[LABELS])).batch(size)
-    runner, flat = tasks(model(), validation=source(batched, tmp_path))
-    with pytest.raises(UserError, match="Yield single samples: do not batch"):
+    judged = source(batched, tmp_path)
+    runner, flat = tasks(model(), validation=judged)
+    for attempt in (lambda: look_at(judged), lambda: runner.evaluate(flat)):
+        with pytest.raises(UserError, match="Yield single samples: do not batch"):
+            attempt()
+    runner.close()
+
+
+def test_a_look_reads_one_batch_and_an_outage_is_left_to_the_evaluation():
+    read = []
+
+    def one(low, high):
+        read.append((low, high))
+        return tf.data.Dataset.from_tensor_slices((X[low:high], np.eye(3)[LABELS][low:high]))
+
+    look_at(Indexed(8, one, shuffle=0))
+    assert sum(high - low for low, high in read) <= 8
+
+    def away(*_):
+        read.append("away")
+        raise ConnectionResetError(104, "reset")
+
+    look_at(Indexed(8, away, shuffle=0))
+    assert read[-1] == "away"
+    runner, flat = tasks(model(), validation=Indexed(8, away, shuffle=0))
+    with pytest.raises(Unreachable):
         runner.evaluate(flat)
     runner.close()
 
