@@ -7,7 +7,7 @@ SHELL := /bin/bash
 PYTHON := .venv/bin/python
 VENV := .venv/.locked-$(shell sha256sum lock/dev.txt | cut -c1-12)
 
-.PHONY: help install possible demo demo-down images test unit lint format docs generate lock bench bench-operator soak chaos nightly clean
+.PHONY: help install possible demo demo-down images push test unit lint format docs generate lock bench bench-operator soak chaos nightly clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -30,6 +30,8 @@ demo-down: install  ## Delete the cluster that KEEP=1 kept
 images: install  ## Build and push all images: make images REGISTRY=registry.example.com/team
 	@[ -n "$(REGISTRY)" ] || { echo "error: say where to: make images REGISTRY=registry.example.com/team" >&2; exit 2; }
 	@$(PYTHON) -m dev images push $(REGISTRY)
+
+push: images
 
 test: install lint  ## Run the linters and all tests
 	@$(PYTHON) -m dev setup

@@ -47,6 +47,10 @@ logger = logging.getLogger(__name__)
 
 TOKEN_LIFE = timedelta(minutes=5)
 """kopf reads the service account token again after this time; the kubelet rotates it well before it expires."""
+IDLE_SECONDS = 0.1
+"""How long kopf keeps the worker of an object that changes no more, and with it the last event: 19 KiB. When 500 jobs
+began within its own 5 s these took 34 MiB, of which 20 stayed as holes between what is kept; now it is 8 to 10 and 5
+to 7."""
 RESTART_SECONDS = 5.0
 LONGEST_RESTART_SECONDS = 300.0
 STEADY_SECONDS = 600.0
@@ -173,6 +177,7 @@ def _settings() -> kopf.OperatorSettings:
     settings.scanning.disabled = True
     settings.posting.enabled = False
     settings.posting.loggers = False
+    settings.queueing.idle_timeout = IDLE_SECONDS
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 330
     return settings

@@ -9,6 +9,8 @@ from typing import Any
 
 import kopf
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from shoal.runtime import kopf_watch
 from shoal.runtime.kopf_watch import KopfWatch
@@ -99,3 +101,69 @@ async def test_handlers_tell_of_each_change() -> None:
     await asyncio.sleep(0)
     assert heard == [("trainingjobs", "ns", "a", "u", "7")]
     assert found == {"metadata": meta}, "kopf holds the rest until a full garbage collection"
+
+
+VERBS = {"verbs": ["list", "watch"], "singularName": ""}
+GROUP = {
+    "name": "shoal.dev",
+    "versions": [{"version": "v1alpha1"}],
+    "preferredVersion": {"version": "v1alpha1"},
+}
+JOBS = "/apis/shoal.dev/v1alpha1/trainingjobs"
+FOUND: dict[str, Any] = {
+    "/api": {"versions": ["v1"]},
+    "/api/v1": {"resources": [{**VERBS, "name": "namespaces", "kind": "Namespace", "namespaced": False}]},
+    "/apis": {"groups": [GROUP]},
+    "/apis/shoal.dev/v1alpha1": {
+        "resources": [{**VERBS, "name": "trainingjobs", "kind": "TrainingJob", "namespaced": True}]
+    },
+    JOBS: {
+        "metadata": {"resourceVersion": "9"},
+        "items": [
+            {"metadata": {"name": f"job-{each}", "uid": f"u{each}", "resourceVersion": "8"}}
+            for each in range(3)
+        ],
+    },
+}
+"""What an API server says, as far as kopf asks."""
+
+
+async def test_kopf_keeps_nothing_of_an_object_that_changes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In workers that lived for 5 s it held 34 MiB of 500 jobs that began at once."""
+    loops, heard, all_heard = [], set[str](), asyncio.Event()
+    operator = KopfWatch._operator
+
+    async def in_its_loop(self: KopfWatch, *given: Any) -> None:
+        loops.append(asyncio.get_running_loop())
+        await operator(self, *given)
+
+    async def answer(request: web.Request) -> web.Response:
+        if "watch" in request.query:
+            await asyncio.Event().wait()
+        return web.json_response(FOUND[request.path])
+
+    def changed(_plural: str, _namespace: str, name: str, *_more: str) -> None:
+        heard.add(name)
+        if len(heard) == len(FOUND[JOBS]["items"]):
+            all_heard.set()
+
+    async def workers_end() -> None:
+        workers = [task for task in asyncio.all_tasks() if "worker for" in task.get_name()]
+        await asyncio.gather(*workers)
+
+    monkeypatch.setattr(KopfWatch, "_operator", in_its_loop)
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    async with TestServer(app) as api, asyncio.timeout(30):
+
+        async def login() -> kopf.ConnectionInfo:
+            return kopf.ConnectionInfo(server=str(api.make_url("")).rstrip("/"))
+
+        watch = asyncio.create_task(KopfWatch(["trainingjobs"], "", changed, login).run())
+        try:
+            await all_heard.wait()
+            async with asyncio.timeout(3):  # kopf's own choice is 5 s
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(workers_end(), loops[0]))
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
