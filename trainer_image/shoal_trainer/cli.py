@@ -303,12 +303,12 @@ def arguments(texts: tuple[str, ...]) -> dict[str, JsonValue]:
 
 
 def _given_to(entrypoint: str, texts: tuple[str, ...]) -> dict[str, JsonValue]:
-    """The arguments of an entrypoint. BadParameter where its file says that it is a Training, which takes none."""
+    """The arguments of an entrypoint. BadParameter where its file says that it does not take them."""
     given, (module, _, name) = arguments(texts), entrypoint.partition(":")
     file = Path(f"{module.replace('.', '/')}.py")
     if given and file.is_file():
         try:
-            must_take_arguments(file.name, file.read_text(), name)
+            must_take_arguments(file.name, file.read_text(), name, given)
         except (ValueError, OSError) as error:
             raise click.BadParameter(str(error), param_hint="--arg") from error
     return given

@@ -181,13 +181,24 @@ def must_define(file: str, text: str, attribute: str) -> None:
     raise ValueError(f"{file} has no {first!r} at its top level: {hint}")
 
 
-def must_take_arguments(file: str, text: str, attribute: str) -> None:
-    """Raise ValueError if the name is a Training, and no function that arguments could be given to."""
-    if attribute in _trainings(_parsed(file, text).body)[0]:
+def must_take_arguments(file: str, text: str, attribute: str, given: Iterable[str]) -> None:
+    """Raise ValueError if the name is a Training, which takes no arguments, or a function that takes none of a name."""
+    body = _parsed(file, text).body
+    if attribute in _trainings(body)[0]:
         raise ValueError(
             f"{file}:{attribute} is a Training, which takes no arguments: make it a function that returns one, such as "
             f"def {attribute}(rate): …, or leave the arguments out"
         )
+    match [node for name, node in _named_in(body) if name == attribute]:
+        case [ast.FunctionDef(decorator_list=[], args=ast.arguments(kwarg=None) as taken)]:
+            names = [each.arg for each in (*taken.args, *taken.kwonlyargs)]
+            for each in given:
+                if each not in names:
+                    close = difflib.get_close_matches(each, names, n=1)
+                    hint = f": did you mean {close[0]}?" if close else ""
+                    raise ValueError(
+                        f"{file}:{attribute} takes no {each!r}, but {', '.join(names) or 'nothing'}{hint}"
+                    )
 
 
 def _parsed(file: str, text: str) -> ast.Module:

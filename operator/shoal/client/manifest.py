@@ -146,7 +146,7 @@ def _entrypoint(wanted: Submission) -> tuple[str, dict[str, str]]:
         attribute = attribute or training_in(file, text)
         must_define(file, text, attribute)
         if wanted.args:
-            must_take_arguments(file, text, attribute)
+            must_take_arguments(file, text, attribute, wanted.args)
         near = beside(Path(path))
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error

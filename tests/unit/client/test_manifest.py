@@ -90,6 +90,18 @@ def test_arguments_are_for_a_function(code: Path) -> None:
     assert manifests(submission(entrypoint="rated.py:job"))
     with pytest.raises(UsageError, match=r"rated.py:job is a Training, which takes no arguments"):
         manifests(submission(entrypoint="rated.py:job", args={"rate": 2}))
+    with pytest.raises(UsageError, match=r"rated.py:make takes no 'rat', but rate: did you mean rate\?"):
+        manifests(submission(entrypoint="rated.py:make", args={"rat": 2}))
+
+
+@pytest.mark.parametrize(
+    "definition",
+    ["def make(**options): ...", "@decorated\ndef make(): ...", "make = partial(build, 1)", "class make: ...",
+     "if x:\n    def make(): ...\nelse:\n    def make(rat): ..."],
+)  # fmt: skip
+def test_what_may_take_an_argument_is_not_refused(code: Path, definition: str) -> None:
+    (code / "rated.py").write_text(f"{definition}\n")
+    assert manifests(submission(entrypoint="rated.py:make", args={"rat": 2}))
 
 
 def test_names_are_new_each_time_and_short(code: Path) -> None:

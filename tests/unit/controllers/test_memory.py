@@ -17,6 +17,7 @@ import pytest
 
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import Fenced
+from shoal.controllers.trainingjob.requests import _Run
 from shoal.policy.plan import plan
 from shoal.runtime.limiter import Limited
 from shoal_trainer.contract import Phase, StatusReport, WorkerReport, WorkerState
@@ -102,6 +103,12 @@ def test_a_job_of_ten_pods_is_small() -> None:
 def test_its_report_is_small() -> None:
     size = taken(lambda number: StatusReport.model_validate_json(a_report(number)))
     assert size < REPORT_KIB * 1024
+
+
+def test_a_job_that_has_nothing_to_send_takes_next_to_nothing_for_that() -> None:
+    """It were 3.0 KiB with deques, which begin with a block of 64 places."""
+    job = build.job()
+    assert taken(lambda _: _Run(job)) < 1024
 
 
 def test_fields_that_were_given_are_not_kept_and_copies_are_the_same_all_the_same() -> None:

@@ -1,5 +1,7 @@
 """Training against plain Keras: the same numbers, bit for bit where the order of operations allows it."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -16,19 +18,21 @@ from tests.unit.trainer.worker.models import OwnStep, Plain, X, Y, functional, j
 from tests.unit.trainer.worker.trained import ADAM, BATCHES, SGD, Server, pushed, schedules
 
 
-def trained(make, wire="fp32", *, on_host=True):
-    """The losses of 10 steps, the parameters after them, and their layout."""
-    server = Server(make(), wire, on_host=on_host)
+@functools.cache
+def trained(name, engine, wire="fp32", *, on_host=True):
+    """The losses of 10 steps, the parameters after them, and their layout, of one of the models below."""
+    server = Server((EXACT | CLOSE)[name](), wire, on_host=on_host)
     return [server.step(batch) for batch in BATCHES], server.flat(), server.flat_model.layout
 
 
-def in_keras(make, layout):
-    """The same in plain Keras."""
-    plain, losses = make(), []
+@functools.cache
+def in_keras(name, engine):
+    """The losses and the model of the same in plain Keras."""
+    plain, losses = (EXACT | CLOSE)[name](), []
     for batch in BATCHES:
         plain.reset_metrics()
         losses.append(float(plain.train_on_batch(batch.x, batch.y, return_dict=True)["loss"]))
-    return losses, flatten(plain, layout)
+    return losses, plain
 
 
 def mixed_float16(optimizer):
@@ -96,9 +100,10 @@ CLOSE = {
 
 @pytest.mark.parametrize("name", EXACT)
 def test_training_equals_keras_bit_for_bit(name, engine):
-    losses, flat, layout = trained(EXACT[name])
-    on_accelerator, other, _ = trained(EXACT[name], on_host=False)
-    expected, exact = in_keras(EXACT[name], layout)
+    losses, flat, layout = trained(name, engine)
+    on_accelerator, other, _ = trained(name, engine, on_host=False)
+    expected, plain = in_keras(name, engine)
+    exact = flatten(plain, layout)
     if engine == "gpu":  # XLA adds in another order
         assert losses == pytest.approx(expected, rel=1e-5)
         assert on_accelerator == pytest.approx(expected, rel=1e-5)
@@ -110,11 +115,11 @@ def test_training_equals_keras_bit_for_bit(name, engine):
 
 
 @pytest.mark.parametrize("name", CLOSE)
-def test_training_equals_keras_within_rounding(name):
-    losses, flat, layout = trained(CLOSE[name])
-    expected, exact = in_keras(CLOSE[name], layout)
+def test_training_equals_keras_within_rounding(name, engine):
+    losses, flat, layout = trained(name, engine)
+    expected, plain = in_keras(name, engine)
     assert losses == pytest.approx(expected, rel=1e-4)
-    assert np.abs(flat - exact).max() < 2e-5
+    assert np.abs(flat - flatten(plain, layout)).max() < 2e-5
 
 
 @pytest.mark.parametrize("jit", [True, False])
@@ -131,8 +136,8 @@ def test_step_is_compiled_by_xla_only_with_jit_compile(optimizer, jit):
     "name", ["momentum", "adam", "batch_normalization", "rmsprop (worker)", "train_step (worker)"]
 )
 def test_host_and_accelerator_paths_give_the_same_updates(name, wire, engine):
-    make = (EXACT | CLOSE)[name]
-    (losses, flat, layout), (others, other, _) = trained(make, wire), trained(make, wire, on_host=False)
+    losses, flat, layout = trained(name, engine, wire)
+    others, other, _ = trained(name, engine, wire, on_host=False)
     if (name, engine) == ("batch_normalization", "gpu"):
         # XLA adds up the samples' losses in the kernel that gathers the step's numbers, or, in the program that also
         # tells whether the update is finite, computes them in one of their own: it rounds at other places. The gradient
@@ -145,9 +150,9 @@ def test_host_and_accelerator_paths_give_the_same_updates(name, wire, engine):
     assert np.array_equal(flat[: layout.trainable], other[: layout.trainable])
     np.testing.assert_array_max_ulp(flat, other, 4)
     if wire == "bf16" and "worker" not in name:
-        expected, exact = in_keras(make, layout)
+        expected, plain = in_keras(name, engine)
         assert losses == pytest.approx(expected, rel=0.05)
-        assert np.abs(flat - exact).max() < 0.2
+        assert np.abs(flat - flatten(plain, layout)).max() < 0.2
 
 
 @pytest.mark.parametrize("name", EXACT | CLOSE)
