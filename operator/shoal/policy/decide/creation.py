@@ -81,9 +81,8 @@ class Creator:
     def create(self, place: Place, *, replaces: bool) -> None:
         """Create the pod of a place. `replaces`: it follows one that was lost."""
         home = self._wanted.home(place)
-        make = partial(
-            _manifest, self._facts.pods, self._wanted, place
-        )  # not of `self`, which has all actions
+        # Not of `self`, which has all actions.
+        make = partial(_manifest, self._facts.pods, self._wanted, place)
         if not self._tried:
             make()  # what is wrong with the manifests is told on the job, as any error of a plan
         self.actions.actions.append(CreatePod(self._name(place), make, *place, home.pool, replaces))
