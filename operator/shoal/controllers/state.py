@@ -231,9 +231,9 @@ class ClusterState:
 
     def others_on(self, job_uid: str, node: str) -> int:
         """How many jobs but this one have pods for a pool on a node, of those that can be seen and have not ended."""
-        pods = self.pods.indexed("host", node)
+        pods = (pod for pod in self.pods.indexed("host", node) if pod.metadata.controller_uid != job_uid)
         uids = {run[1] for pod in pods if pod.metadata.labels.get(POOL) and (run := run_of(pod)) is not None}
-        others = (self.jobs.by_uid(uid) for uid in uids - {job_uid})
+        others = (self.jobs.by_uid(uid) for uid in uids)
         return sum(each is not None and not each.status.finished for each in others)
 
     def node_was_deleted(self, name: str) -> bool:

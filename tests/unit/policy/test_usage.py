@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -10,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.api.capacity_pool import CapacityPool
+from shoal.policy.decide import usage
+from shoal.policy.plan import plan
 from tests.unit.policy import build
 from tests.unit.policy.pools import Pools, pool
 
@@ -340,6 +345,36 @@ def test_a_node_of_several_jobs_is_paid_in_equal_parts_and_counted_once_across_c
         assert world.status["cost"]["perHour"] == per_hour
         assert float(world.status["cost"]["accumulated"]) == pytest.approx(spent + more, abs=1e-5)
         assert world.status["poolUsage"]["od"]["nodeSeconds"] == seconds + 1000
+
+
+def test_an_account_asks_once_of_each_node_and_reads_the_price_of_each_pool(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It asked of each node twice and read a price for each: of 1,000 workers in pools, most of a plan."""
+
+    def asked(nodes: int) -> tuple[Counter[str], int]:
+        world = Pools(pool("a", price=3.6), nodes={"a": nodes}, replicas=nodes)
+        world.settle()
+        world.now += timedelta(seconds=1000)
+        shared, prices = Counter[str](), Counter[str]()
+
+        def others_on(node: str) -> int:
+            shared[node] += 1
+            return 0
+
+        def price(of: CapacityPool) -> Decimal | None:
+            prices[of.metadata.name] += 1
+            return price_of(of)
+
+        monkeypatch.setattr(usage, "_price", price)
+        plan(replace(world.observation(), others_on=others_on))
+        return shared, prices["a"]
+
+    price_of = usage._price
+    (few, some), (many, more) = asked(2), asked(8)
+    assert some == more > 0
+    assert many == {f"a-{i}": 1 for i in range(8)}
+    assert few == {f"a-{i}": 1 for i in range(2)}
 
 
 @settings(max_examples=8, deadline=None)

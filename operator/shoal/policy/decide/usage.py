@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from shoal.api.capacity_pool import CapacityPool
@@ -122,6 +122,7 @@ class _Counter:
             name: usage.model_dump() for name, usage in self._before.pool_usage.items()
         }
         self._patience = _patience(facts)
+        self._others_on = cache(facts.seen.others_on)
 
     def look_at(self, each: Member) -> None:
         """Count what happened to one pod."""
@@ -208,7 +209,9 @@ class _Counter:
             usage["in_shocks"] += 1
 
     def _usage(self, pool: str) -> dict[str, Any]:
-        return self._pools.setdefault(pool, PoolUsage().model_dump())
+        if pool not in self._pools:
+            self._pools[pool] = PoolUsage().model_dump()
+        return self._pools[pool]
 
     def result(self, members: Sequence[Member], *, ends: bool) -> Usage:
         """Count the node time, if it is time."""
@@ -232,7 +235,9 @@ class _Counter:
             for (pool, _), some in seconds.items():
                 self._usage(pool)["node_seconds"] += some
             until = max(since, facts.now)  # a clock that goes back counts nothing twice
-            prices = {name: self._node_price(name) for name, _ in seconds.keys() | stay | now}
+            prices = {
+                name: self._node_price(name) for name in {pool for pool, _ in seconds.keys() | stay | now}
+            }
             nodes = dict.fromkeys(() if ends else stay | now, 1)
             cost = _cost(facts.seen.pools, prices, cost, self._paid(seconds), self._paid(nodes))
         if now or at_rest:
@@ -246,7 +251,7 @@ class _Counter:
         """What the job pays of nodes, by pool: of one on which other jobs have pods, an equal part with each."""
         paid = defaultdict[str, Decimal](Decimal)
         for (pool, node), amount in amounts.items():
-            paid[pool] += Decimal(amount) / (1 + self._facts.seen.others_on(node))
+            paid[pool] += Decimal(amount) / (1 + self._others_on(node))
         return paid
 
     def _node_price(self, name: str) -> Decimal | None:
