@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.api.capacity_pool import CapacityPool
-from shoal.policy.decide import usage
+from shoal.policy.decide.usage import _price
 from shoal.policy.plan import plan
 from tests.unit.policy import build
 from tests.unit.policy.pools import Pools, pool
@@ -364,13 +364,12 @@ def test_an_account_asks_once_of_each_node_and_reads_the_price_of_each_pool(
 
         def price(of: CapacityPool) -> Decimal | None:
             prices[of.metadata.name] += 1
-            return price_of(of)
+            return _price(of)
 
-        monkeypatch.setattr(usage, "_price", price)
+        monkeypatch.setattr("shoal.policy.decide.usage._price", price)
         plan(replace(world.observation(), others_on=others_on))
         return shared, prices["a"]
 
-    price_of = usage._price
     (few, some), (many, more) = asked(2), asked(8)
     assert some == more > 0
     assert many == {f"a-{i}": 1 for i in range(8)}
