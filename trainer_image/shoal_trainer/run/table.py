@@ -75,7 +75,9 @@ def line(status: StatusReport | None) -> str:
     if status is None:
         return "waiting for the coordinator"
     first, *others = notes(status) or [""]
-    return _progress(status) + (f": {first}" if first else "") + (f" (and {len(others)} more)" if others else "")
+    return (
+        _progress(status) + (f": {first}" if first else "") + (f" (and {len(others)} more)" if others else "")
+    )
 
 
 def _progress(status: StatusReport) -> str:
