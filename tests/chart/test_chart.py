@@ -517,6 +517,7 @@ def test_install_key_is_made_by_the_operator_into_memory(tools: Path) -> None:
         "metrics.port=80",
         "metrics.port=null",
         "image=null",
+        "image.repository=registry/shoal:1.0",
         "trainer=null",
         "serviceAccount=null",
         "serviceAccount.name=Foo bar",
