@@ -134,7 +134,7 @@ def parts_are_switched_on(shell: Shell) -> None:
         "docs/runbooks.md", "kubectl -n shoal-system get pods -l app.kubernetes.io/name=shoal-pools"
     ).commands
     shell.shows(Command(get.line, "NAME  READY  STATUS  RESTARTS  AGE\nshoal-pools-…  1/1  Running  0  1s\n"))
-    assert shell.run(logs.line)
+    shell.run(logs.line)  # it has nothing to say where all is well
 
     *with_docker, gpu = block("docs/install.md", "docker build").commands
     assert all(each.line.startswith(WITH_DOCKER) for each in with_docker)
@@ -193,7 +193,7 @@ def test_a_cluster_of_ones_own(cluster: LocalCluster) -> None:
         subprocess.run(down.words, cwd=ROOT, env=env, check=True)
     assert "local: control plane runs at " in done.stdout
     assert re.search(r"^  spot-4  spot  \S+  runs$", done.stdout, re.MULTILINE)
-    assert re.search(r"^  spot-2  spot  \S+  is dead$", done.stdout, re.MULTILINE)
+    assert "spot-2" not in done.stdout, "it was killed"
     assert "KUBECONFIG=" in done.stdout
     assert not LocalCluster("local").folder.exists()
     assert cluster.plane.processes.running("kube-apiserver"), "the other cluster is left alone"
