@@ -175,7 +175,9 @@ def test_job_whose_status_is_not_there_for_a_while_is_not_given_up(monkeypatch: 
             def without_statuses(who: str, verb: str, path: str, *more: Any) -> Answer:
                 if path.endswith("/trainingjobs/digits/status"):
                     asked.append(path)
-                    return Answer(404, b'{"reason": "NotFound", "message": "trainingjobs \\"digits\\" not found"}')
+                    return Answer(
+                        404, b'{"reason": "NotFound", "message": "trainingjobs \\"digits\\" not found"}'
+                    )
                 return handle(who, verb, path, *more)
 
             monkeypatch.setattr(world.server, "handle", without_statuses)

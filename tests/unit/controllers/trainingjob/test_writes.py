@@ -231,7 +231,9 @@ async def test_of_writes_that_nothing_answers_the_last_ones_are_kept() -> None:
     await settle(rig)
     rig.cluster.loses_answer = lambda method, path: method == "PUT" and path.endswith("/status")
     uid, before = rig.job.metadata.uid, rig.job.metadata.resource_version
-    rig.cluster.fault = lambda method, path: Unavailable("500: failed calling webhook") if method == "PUT" else None
+    rig.cluster.fault = lambda method, _path: (
+        Unavailable("500: failed calling webhook") if method == "PUT" else None
+    )
     for step in range(1, 4 * MOST_UNANSWERED):
         report = build.report(step=step, restarted_from_nothing=1)
         rig.poller._seen[uid] = Seen(report, asyncio.get_running_loop().time())
