@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from shoal.api.base import API_VERSION, ObjectMeta, Resource
 from shoal.cluster.cache import Cache
-from shoal.cluster.transport import APPLY_PATCH, Answer, Transport
+from shoal.cluster.transport import APPLY_PATCH, MERGE_PATCH, Answer, Transport
 from shoal.errors import Refused, Unavailable
 
 R = TypeVar("R", bound=Resource)
@@ -97,24 +97,31 @@ class StatusWriter(Generic[R]):
 
         Fields that `manager` applied before and are not among these are removed.
         """
-        return await self._apply(about, "/status", {"status": fields}, manager)
-
-    async def apply_finalizers(self, about: R, finalizers: Sequence[str], manager: str) -> R | None:
-        """Apply the finalizers of one manager; those of others stay. Else as `write`."""
-        return await self._apply(about, "", {"metadata": {"finalizers": list(finalizers)}}, manager)
-
-    async def _apply(self, about: R, subresource: str, fields: Mapping[str, Any], manager: str) -> R | None:
-        meta: Mapping[str, Any] = fields.get("metadata", {})
         # With the uid it is never another object of that name, and none is created.
         identity = {"name": about.metadata.name, "uid": about.metadata.uid}
         if about.NAMESPACED:
             identity["namespace"] = about.metadata.namespace
         answer = await self._transport.request(
             "PATCH",
-            f"{object_path(about)}{subresource}",
+            f"{object_path(about)}/status",
             query={"fieldManager": manager, "force": "true"},
-            body={"apiVersion": API_VERSION, "kind": about.kind, **fields, "metadata": {**identity, **meta}},
+            body={"apiVersion": API_VERSION, "kind": about.kind, "metadata": identity, "status": fields},
             content_type=APPLY_PATCH,
+        )
+        return self._stored(about, answer)
+
+    async def write_finalizers(self, about: R, finalizers: Sequence[str]) -> R | None:
+        """Write all finalizers, of an object that has not changed since; else as `write`.
+
+        Applied, ours would stay where another manager has it, too: that of a restored object is of who restored it.
+        """
+        meta = {
+            "uid": about.metadata.uid,
+            "resourceVersion": about.metadata.resource_version,
+            "finalizers": list(finalizers),
+        }
+        answer = await self._transport.request(
+            "PATCH", object_path(about), body={"metadata": meta}, content_type=MERGE_PATCH
         )
         return self._stored(about, answer)
 
