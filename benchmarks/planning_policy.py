@@ -10,25 +10,16 @@ from collections import deque
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
+from datetime import timedelta
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shoal.api.elasticity import Stabilization
 from shoal.controllers.capacitypool.counted import Sums
-from shoal.controllers.capacitypool.stock import (
-    DEVIATIONS,
-    HELD,
-    LATE,
-    LEAST_PATIENCE,
-    LONGEST,
-    PATIENCE,
-    UNSEEN,
-    UNSEEN_SECONDS,
-    start,
-)  # fmt: skip
+from shoal.controllers.capacitypool.stock import LATE, LONGEST, held_for, patience_after, start
 from shoal.controllers.planning.paces import LEAST_SECONDS, MOST_SECONDS, START_SECONDS
-from shoal.policy.decide.lasting import agreed
+from shoal.policy.decide.lasting import lasting
 from shoal.sizing.fleet import FleetJob, FleetPool, Model, Pace, Profile, Row, ServerLoad, Watched, plan_fleet
 from shoal.sizing.fleet.kept import Kept
 from shoal.sizing.plan.problem import Pool
@@ -107,15 +98,6 @@ class Stock:
         """For how many seconds the first of the pods that wait does so."""
         return max((now - since for since in self._waiting), default=0.0)
 
-    @property
-    def _patience(self) -> float:
-        mean, deviation = start(self.starts)
-        if mean > 0:
-            seconds = max(self._said, PATIENCE * mean, mean + DEVIATIONS * deviation)
-        else:
-            seconds = max(PATIENCE * self._said, min(UNSEEN * self._said, UNSEEN_SECONDS))
-        return max(LEAST_PATIENCE.total_seconds(), seconds)
-
     def see(self, now: float, there: int, asked: int, lost: int) -> bool:
         """What the job has and asks for. Whether the pool has run out, or may have nodes again."""
         before, grew, used = self.exhausted_at is not None, there > self._there, there > 0
@@ -143,7 +125,7 @@ class Stock:
         return before != (self.exhausted_at is not None)
 
     def _judge(self, now: float, *, grew: bool) -> None:
-        patience, most = self._patience, LONGEST.total_seconds()
+        patience, most = patience_after(self._said, self.starts), LONGEST.total_seconds()
         least = patience * (LATE if self.out_since is not None and self.exhausted_at is None else 1)
         longest = self.longest(now)
         if least < longest <= least + most:
@@ -153,8 +135,8 @@ class Stock:
             self.exhausted_at = now
         elif self.exhausted_at is not None:
             since = self.exhausted_at if self.out_since is None else self.out_since
-            held = max(HELD.total_seconds(), 2 * patience, min(self.exhausted_at - since, most))
-            if grew or now - self.exhausted_at >= held:
+            held = held_for(timedelta(seconds=patience), timedelta(seconds=self.exhausted_at - since))
+            if grew or now - self.exhausted_at >= held.total_seconds():
                 self.exhausted_at = None
 
     def _started(self, waited: float) -> None:
@@ -304,10 +286,9 @@ class _Run:
         wait = WAITS.up if grows else WAITS.down
         if (moves and in_vain) or self._urgent:
             self.plan = self._proposed
-        elif now - self._wishes[0][0] >= wait:
-            ends = [since for since, _ in self._wishes[1:]]
-            recent = [each for (_, each), end in zip(self._wishes, ends, strict=False) if now - end < wait]
-            changed = agreed(_named(self.plan), [*map(_named, recent), _named(self._proposed)])
+        else:
+            wishes = [(since, _named(counts)) for since, counts in self._wishes]
+            changed = lasting(_named(self.plan), wishes, lambda since: now - since < wait)
             self.plan = changed.get(SPOT, 0), changed.get(OWN, 0)
 
 

@@ -16,6 +16,7 @@ from dev.cluster import ControlPlane
 from dev.kube import Json, Kube, tolerant
 from tests.control_plane.operators import eventually
 from tests.control_plane.pools import GPUS, POOLS, pool
+from tests.control_plane.terminal import Terminal
 from tests.doubles.fake_kubelet import FakeKubelet
 
 HERE = Path(__file__).parent
@@ -76,6 +77,12 @@ async def second_namespace(kube: Kube) -> AsyncIterator[str]:
     """A second namespace for one test."""
     async with fresh_namespace(kube) as name:
         yield name
+
+
+@pytest.fixture
+def terminal(control_plane: ControlPlane, crds: None, namespace: str, tmp_path: Path) -> Terminal:
+    """For commands of the pages."""
+    return Terminal(control_plane, namespace, tmp_path)
 
 
 @pytest.fixture

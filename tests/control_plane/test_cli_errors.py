@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import re
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,9 @@ from click.testing import CliRunner
 
 from dev.cluster import ControlPlane
 from dev.kube import Json, Kube
+from dev.paths import ROOT
 from shoal.cli import main
+from tests.unit.docs.pages import block
 
 Fails = Callable[..., str]
 Change = Callable[[Json], Any]
@@ -221,3 +224,18 @@ async def test_a_name_that_is_taken(
     words = [f"{tmp_path}/digits.py:job", "--storage", "ephemeral", "--name", "digits", "-n", namespace]
     assert invoke(["submit", "--kubeconfig", str(control_plane.kubeconfig), *words])[0] == 0
     assert fails(2, "submit", *words).endswith("already exists: choose another name, or delete it first")
+
+
+async def test_the_page_shows_what_is_said(
+    fails: Fails, kube: Kube, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT / "examples/digits")
+    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
+    await kube.create(path, {"metadata": {"name": "digits-runs"}, "spec": claim})
+    changes: dict[str, Change] = {"submit": lambda _: None, "list": user(token="expired")}
+    for line, shown in block("docs/cli.md", "shoal submit digits.py:job --storage claim:runs").commands:
+        _, name, *words = shlex.split(line)
+        said = fails(2, name, "-n", namespace, *words, change=changes.pop(name))
+        assert f"{said}\n".replace(namespace, "default") == shown
+    assert not changes

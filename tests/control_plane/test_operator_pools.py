@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from typing import Any
 
@@ -12,10 +13,38 @@ from dev.cluster import ControlPlane
 from dev.kube import Kube
 from tests.control_plane.operators import FakeCoordinator, Job, eventually, running_operator
 from tests.control_plane.pools import POOLS, report
+from tests.control_plane.terminal import Terminal
+from tests.unit.docs.pages import alike, block
+
+
+async def pages_show_it(terminal: Terminal, job: Job) -> None:
+    """The pool, the profile and the plan, as `kubectl` and `shoal explain` print them."""
+    for each in (
+        block("docs/pools.md", "kubectl get cpool"),
+        block("docs/loop.md", "kubectl get speedprofiles"),
+        block("docs/loop.md", "kubectl describe etj digits"),
+        block("docs/planning.md", "kubectl get etj NAME"),
+    ):
+        for line, shown in each.commands:
+            printed = await terminal.run(line.replace("NAME", job.name))
+            named = printed.replace("od-default", "on-demand").replace("spot-default", "spot")
+            assert re.fullmatch(alike(shown or "…\n"), named), f"{line}\n{named}"
+
+
+async def what_the_operator_wrote_is_removed(terminal: Terminal, kube: Kube, name: str) -> None:
+    """By the commands of docs/pools.md, for when it is gone."""
+    assert len((await kube.get(f"{POOLS}/{name}"))["status"]["shares"]) == 1
+    [remove] = block("docs/pools.md", "kubectl patch cpool NAME --subresource=status").commands
+    await terminal.run(remove.line.replace("NAME", name))
+    assert (await kube.get(f"{POOLS}/{name}"))["status"]["shares"] == []
+    await kube.patch(f"{POOLS}/{name}", {"metadata": {"finalizers": ["shoal.dev/node-pool"]}})
+    [release] = block("docs/pools.md", "kubectl patch cpool NAME --type=merge").commands
+    await terminal.run(release.line.replace("NAME", name))
+    assert "finalizers" not in (await kube.get(f"{POOLS}/{name}"))["metadata"]
 
 
 async def test_running_job_teaches_the_predictor_and_is_moved_to_the_pools_it_needs(
-    control_plane: ControlPlane, pools: None, kube: Kube, namespace: str
+    control_plane: ControlPlane, pools: None, kube: Kube, namespace: str, terminal: Terminal
 ) -> None:
     job, coordinator = Job(kube, namespace), FakeCoordinator()
     names = [f"spot-{namespace}", f"od-{namespace}"]
@@ -77,8 +106,7 @@ async def test_running_job_teaches_the_predictor_and_is_moved_to_the_pools_it_ne
             await eventually(pool_told)
         except AssertionError:
             raise AssertionError(f"{told}: {await job.status()}") from None
-        listed = control_plane.kubectl("get", "cpool", names[0])
-        assert listed.split()[-1] != ""
+        await pages_show_it(terminal, job)
 
         # The spot nodes alone are early enough now, and what is left takes longer than a drained node is paid for.
         coordinator.reports[uid] = report(uid, 6, 6e6)
@@ -93,6 +121,8 @@ async def test_running_job_teaches_the_predictor_and_is_moved_to_the_pools_it_ne
             return float((await job.status()).get("cost", {}).get("accumulated", 0)) > 0
 
         await eventually(charged)
+
+    await what_the_operator_wrote_is_removed(terminal, kube, names[0])
 
 
 async def test_advise_changes_nothing(

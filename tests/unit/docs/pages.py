@@ -1,10 +1,13 @@
-"""Reading the documentation: its pages and the tables in them."""
+"""Reading the documentation: its pages, the tables in them, and the blocks of commands with what they print."""
+
+from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted(
@@ -14,6 +17,7 @@ PAGES = sorted(
         *(ROOT / f"{each}/README.md" for each in ("dev", "examples", "charts/shoal")),
     ]
 )
+FENCES = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def read(name: str) -> str:
@@ -40,8 +44,7 @@ def code(cell: str) -> list[str]:
 
 def blocks(page: str, language: str) -> list[str]:
     """What the fences of a page contain, of one language."""
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", read(page), re.MULTILINE | re.DOTALL)
-    return [block for kind, block in found if kind == language]
+    return [block for kind, block in FENCES.findall(read(page)) if kind == language]
 
 
 def lines(page: str) -> Iterator[list[str]]:
@@ -50,3 +53,73 @@ def lines(page: str) -> Iterator[list[str]]:
         for line in block.splitlines():
             words = shlex.split(re.sub(r"(^|\s)#\s.*", "", line))
             yield from (list(part) for is_command, part in groupby(words, "|".__ne__) if is_command)
+
+
+class Command(NamedTuple):
+    """What a user copies, and what the page shows below it."""
+
+    line: str
+    shown: str = ""
+
+
+class Block(NamedTuple):
+    """A fence with commands, or, where `kind` is empty, with what they print."""
+
+    page: str
+    kind: str
+    text: str
+
+    @property
+    def commands(self) -> list[Command]:
+        """A command may go on in further lines."""
+        if self.kind == "sh":
+            parts = re.findall(r"(?:.*\\\n|.*<<EOF\n(?:.*\n)*?(?=EOF$))*.*\n", self.text, re.MULTILINE)
+            return [Command(part.rstrip("\n")) for part in parts]
+        found = re.findall(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", self.text, re.MULTILINE)
+        return [Command(line, shown) for line, shown in found]
+
+
+def all_blocks() -> list[Block]:
+    """Those of all pages: commands, and what they print."""
+    pages = ((str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")) for path in PAGES)
+    return [
+        Block(page, kind, text)
+        for page, whole in pages
+        for kind, text in FENCES.findall(whole)
+        if kind in {"sh", "console", ""}
+    ]
+
+
+def block(page: str, begins: str) -> Block:
+    """The one that begins with these words. test_inventory.py reads these calls: the caller runs all of it."""
+    [found] = [each for each in all_blocks() if each.page == page and begin(each).startswith(begins)]
+    return found
+
+
+def begin(each: Block) -> str:
+    return each.text.removeprefix("$ ")
+
+
+DIFFERS = re.compile(
+    r"(?P<lines>^…\n)|(?P<rest>…)|(?P<id>(?<=/)[0-9a-f]{12}(?=/))|(?P<pod>(?<=-)[0-9a-z]{9,10}-[0-9a-z]{5}\b)"
+    r"|(?P<age>\b(?:\d+[dhms])+\b)|(?P<number>\d[\d,.]*)|(?P<space> {2,})",
+    re.MULTILINE,
+)
+ALIKE = {
+    "lines": r"(?:.*\n)*", "rest": ".*", "id": "[0-9a-f]{12}", "pod": "[0-9a-z]{9,10}-[0-9a-z]{5}",
+    "age": r"(?:\d+[dhms])+", "number": r"\d[\d,.]*", "space": " +",
+}  # fmt: skip
+
+
+def alike(shown: str, *exactly: str) -> str:
+    """A pattern of what the page shows: measured numbers, ages, ids and the widths of columns may differ.
+
+    Kinds of `DIFFERS` that are given are to be as shown.
+    """
+    pattern, end = "", 0
+    for found in DIFFERS.finditer(shown):
+        kind = str(found.lastgroup)
+        pattern += re.escape(shown[end : found.start()])
+        pattern += re.escape(found[0]) if kind in exactly else ALIKE[kind]
+        end = found.end()
+    return pattern + re.escape(shown[end:])

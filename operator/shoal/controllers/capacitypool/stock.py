@@ -43,13 +43,17 @@ def start(total: Sums) -> tuple[float, float]:
 
 def patience(seen: Seen, total: Sums) -> timedelta:
     """How long a pod waits for a node before it does so in vain. `total`: the use of all jobs."""
-    said = float(seen.pool.spec.startup_seconds)
+    return timedelta(seconds=patience_after(float(seen.pool.spec.startup_seconds), total))
+
+
+def patience_after(said: float, total: Sums) -> float:
+    """Seconds of patience with a pool whose spec says that a node takes `said` seconds, after these starts."""
     mean, deviation = start(total)
     if mean > 0:
         seconds = max(said, PATIENCE * mean, mean + DEVIATIONS * deviation)
     else:
         seconds = max(PATIENCE * said, min(UNSEEN * said, UNSEEN_SECONDS))
-    return max(LEAST_PATIENCE, timedelta(seconds=seconds))
+    return max(LEAST_PATIENCE.total_seconds(), seconds)
 
 
 def waiting_too_long(seen: Seen, patience: timedelta) -> list[timedelta]:
@@ -82,8 +86,13 @@ def still_exhausted(seen: Seen, patience: timedelta) -> bool:
     if before is None or before.status != "True" or before.last_transition_time is None:
         return False
     since = seen.pool.status.out_since or before.last_transition_time
-    held = max(HELD, 2 * patience, min(before.last_transition_time - since, LONGEST))
+    held = held_for(patience, before.last_transition_time - since)
     return not _has_grown(seen) and seen.now - before.last_transition_time < held
+
+
+def held_for(patience: timedelta, out: timedelta) -> timedelta:
+    """How long a pool stays exhausted that was `out` of nodes for so long before."""
+    return max(HELD, 2 * patience, min(out, LONGEST))
 
 
 def out_since(seen: Seen, *, exhausted: bool) -> datetime | None:

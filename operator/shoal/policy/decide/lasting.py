@@ -6,9 +6,32 @@ five minutes, a job that needs one worker less each time would never give up any
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
-__all__ = ["agreed"]
+__all__ = ["agreed", "lasting"]
+
+Moment = TypeVar("Moment")
+
+
+def lasting(
+    now: Mapping[str, int],
+    wishes: Sequence[tuple[Moment, Mapping[str, int]]],
+    is_recent: Callable[[Moment], bool],
+) -> dict[str, int]:
+    """The counts after what has been wished for long enough: `now`, while even the first wish is recent.
+
+    Args:
+        now: workers by pool that are wanted now.
+        wishes: since when each was proposed instead, the oldest first.
+        is_recent: whether so little time has passed since then that a change has to wait.
+
+    """
+    if is_recent(wishes[0][0]):
+        return dict(now)
+    ends = (since for since, _ in wishes[1:])
+    recent = [counts for (_, counts), end in zip(wishes, ends, strict=False) if is_recent(end)]
+    return agreed(now, [*recent, wishes[-1][1]])
 
 
 def agreed(now: Mapping[str, int], proposals: Sequence[Mapping[str, int]]) -> dict[str, int]:

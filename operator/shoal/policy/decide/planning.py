@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from shoal.api.planning_status import PlanStatus
 from shoal.manifests.names import place_of_name
 from shoal.policy.decide.homes import Homes, waits_for_node
-from shoal.policy.decide.lasting import agreed
+from shoal.policy.decide.lasting import lasting
 from shoal.policy.decide.members import UNWANTED, newest_of
 from shoal.policy.facts.read import Facts
 from shoal.policy.facts.sightings import Home
@@ -201,12 +201,8 @@ def _lasting(
     if dict(now) == dict(proposed) or _waits_for_measurement(facts, proposal):
         return now
     wait = timedelta(seconds=_wait(facts, now, proposed, proposal))
-    wishes = (*proposal.before, Wish(proposal.since, proposed))
-    if facts.timers.pending(wishes[0].since + wait):
-        return now
-    ends = (wish.since for wish in wishes[1:])
-    recent = [old.pools for old, end in zip(wishes, ends, strict=False) if facts.timers.pending(end + wait)]
-    return agreed(now, [*recent, proposed])
+    wishes = [(wish.since, wish.pools) for wish in (*proposal.before, Wish(proposal.since, proposed))]
+    return lasting(now, wishes, lambda since: facts.timers.pending(since + wait))
 
 
 def _wait(facts: Facts, now: Mapping[str, int], proposed: Mapping[str, int], proposal: Proposal) -> int:
