@@ -91,6 +91,7 @@ def test_a_price_that_nobody_can_mean_stops_no_job(price: float) -> None:
     assert world.status["poolUsage"]["a"]["nodeSeconds"] > 0
     assert all(amount.fullmatch(each) for each in world.status["cost"].values())
 
+
 @pytest.mark.parametrize(
     ("cores", "others", "saved"), [(8, (2, 8), 7.0), (8, (2, 4), 0.0), (None, (2, None), 0.0)]
 )
