@@ -48,6 +48,10 @@ def as_heard(old: T | None, new: T, now: datetime) -> T:
     ):
         return new
     clocks = {**dict.fromkeys(MOMENTS, happened), "deletion_timestamp": deleted or happened}
+    if isinstance(new, TrainingJob):
+        # Nothing waits for what its metadata say, and every process numbers the pods of a named run by them.
+        known = old.status if isinstance(old, TrainingJob) else None
+        return new.model_copy(update={"status": _heard(known, new.status, clocks)})
     heard: T = _heard(old, new, clocks)
     return heard
 
@@ -103,7 +107,8 @@ def _key(part: Any) -> tuple[Any, ...]:
 
 
 def _moments(seen: Pod | Node | TrainingJob) -> Iterator[str | datetime | None]:
-    yield seen.metadata.creation_timestamp
+    if not isinstance(seen, TrainingJob):
+        yield seen.metadata.creation_timestamp
     match seen:
         case Pod():
             yield seen.status.start_time

@@ -13,6 +13,7 @@ from shoal.api.kube import Node, Pod
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.arrival import TOLERATED, as_heard
 from shoal.controllers.state import ClusterState, Wakes
+from shoal.manifests.names import first_incarnation
 from tests.unit.controllers.clusters import KEY, Rig
 from tests.unit.policy import build
 
@@ -94,6 +95,19 @@ def test_a_job_whose_last_leader_had_a_clock_that_is_ahead() -> None:
     [job] = state.jobs.all()
     assert job.status.slots[0].ended_at == NOW
     assert job.status.start_time == NOW - HOUR
+
+
+def test_the_pods_of_a_named_run_are_numbered_alike_by_each_process_at_any_time() -> None:
+    """By when the API server says that the job was made: a minute later another first number was told to a server that
+    replaced one, which began anew, and did not ask the workers for what they had."""
+    manifest = build.job_manifest(storage={"uri": "s3://bucket/runs", "run": "nightly"})
+    manifest["metadata"]["creationTimestamp"] = build.stamp(NOW + timedelta(seconds=30))
+    seen = []
+    for later in (0, 60):
+        state = ClusterState(Wakes(), wall=lambda later=later: NOW + timedelta(seconds=later))
+        state.jobs.put(TrainingJob.model_validate(manifest))
+        seen += map(first_incarnation, state.jobs.all())
+    assert seen[0] == seen[1]
 
 
 @pytest.mark.looptime
