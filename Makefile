@@ -7,7 +7,7 @@ SHELL := /bin/bash
 PYTHON := .venv/bin/python
 VENV := .venv/.locked-$(shell sha256sum lock/dev.txt | cut -c1-12)
 
-.PHONY: help install possible demo demo-down images push test unit lint format docs generate lock bench bench-operator soak chaos nightly clean
+.PHONY: help install possible demo demo-down images push test collected unit lint format docs generate lock bench bench-operator soak chaos nightly clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -33,12 +33,17 @@ images: install  ## Build and push all images: make images REGISTRY=registry.exa
 
 push: images
 
-test: install lint  ## Run the linters and all tests
+test: install  ## Run the linters and all tests
+	@$(MAKE) --no-print-directory --jobs 2 lint collected
 	@$(PYTHON) -m dev setup
 	@$(PYTHON) -m pytest tests --numprocesses 4 --dist loadscope --no-loadscope-reorder $(ARGS)
 
 unit: install  ## Run the unit tests
 	@$(PYTHON) -m pytest tests/unit $(ARGS)
+
+# While mypy has one core: each of the tests' processes would else rewrite all their assertions, and then find the error.
+collected: install
+	@mkdir -p build && { $(PYTHON) -m pytest tests --collect-only --quiet >build/collected.log 2>&1 || { tail -60 build/collected.log; exit 1; }; }
 
 lint: install  ## Run ruff, mypy and import-linter
 	@.venv/bin/ruff format --check --quiet . && .venv/bin/ruff check --quiet . && .venv/bin/mypy && mkdir -p build && { .venv/bin/lint-imports --no-cache >build/imports.log 2>&1 || { cat build/imports.log; exit 1; }; }

@@ -59,6 +59,8 @@ INTERRUPTIONS = frozenset(
     }
 )
 """Reasons of disruptions that say that the pool lost a node; not preemptions, evictions and deletions."""
+MOST_AN_HOUR = Decimal(10**9)
+"""More, which the CRD lets somebody say of a node, would be an amount that no status takes."""
 _MICRO = Decimal("0.000001")
 _HOUR = Decimal(3600)
 
@@ -339,7 +341,9 @@ def _cost(
 
 
 def _price(pool: CapacityPool | None) -> Decimal | None:
-    return Decimal(str(pool.spec.price.per_hour)) if pool is not None and pool.spec.price else None
+    if pool is None or pool.spec.price is None:
+        return None
+    return min(Decimal(str(pool.spec.price.per_hour)), MOST_AN_HOUR)
 
 
 def _on_demand_price(pools: Mapping[str, CapacityPool], name: str) -> Decimal | None:
