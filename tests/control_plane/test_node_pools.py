@@ -84,7 +84,7 @@ class World:
         }
         await self.kube.create(self.fleet_path.rpartition("/")[0], body)
 
-    async def create_pool(self, **scaling: Any) -> None:
+    async def create_pool(self, finalizers: tuple[str, ...] = (), **scaling: Any) -> None:
         spec = {
             "nodeSelector": {"pool": self.name},
             "limits": {"nodes": 8},
@@ -92,7 +92,8 @@ class World:
             "scaling": scaling or {"mode": "Scale", "target": self.target, "shrinkAfterSeconds": 60},
         }
         body = {"apiVersion": "shoal.dev/v1alpha1", "kind": "CapacityPool"}
-        await self.kube.create(POOLS, {**body, "metadata": {"name": self.name}, "spec": spec})
+        meta = {"name": self.name, "finalizers": list(finalizers)}
+        await self.kube.create(POOLS, {**body, "metadata": meta, "spec": spec})
 
     async def recommend(self, nodes: int, *, runs: bool = True, **status: int) -> None:
         """Write the operator's part of the status. `runs`: it will be heard of for the next hours."""
@@ -359,6 +360,25 @@ async def test_giving_back_waits_for_its_turn(control_plane: ControlPlane, world
         await world.nudge()
         await world.is_gone()
     assert await world.replicas() == 2
+
+
+async def test_a_restored_pool_can_be_deleted(control_plane: ControlPlane, world: World) -> None:
+    """It has the finalizer of another manager, who saved it with all that there was: it stayed for ever."""
+    await world.create_fleet(2)
+    await world.create_pool(finalizers=(FINALIZER, "example.org/theirs"))
+    async with running_pools(control_plane, world):
+        await world.recommend(5)
+        await world.has_replicas(5)
+        world.passes(120)
+        await world.kube.delete(world.path)
+        await world.has_replicas(2)
+
+        async def left() -> bool:
+            return bool((await world.pool())["metadata"]["finalizers"] == ["example.org/theirs"])
+
+        await eventually(left, what="only the other finalizer is left")
+        await world.kube.patch(world.path, {"metadata": {"finalizers": None}})
+        await world.is_gone()
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from shoal.cluster.transport import Answer
 from shoal.errors import Unavailable
 from tests.virtual.loop import play
 from tests.virtual.script import watch_slots
@@ -156,5 +158,35 @@ def test_of_a_job_that_cannot_be_read_nothing_is_made(restarted: bool) -> None:
                 150.0,
                 "all is replaced",
             )
+
+    play(story)
+
+
+def test_job_whose_status_is_not_there_for_a_while_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So answers a CRD without its subresource, as an older one or one that somebody edited. The job was taken for
+    deleted until the operator was started again, though each list had it: no lost pod of it was replaced."""
+
+    async def story() -> None:
+        world = World(lambda _uid: Truth(samples=1e9))
+        async with world.living():
+            await _training(world)
+            handle, asked = world.server.handle, []
+
+            def without_statuses(who: str, verb: str, path: str, *more: Any) -> Answer:
+                if path.endswith("/trainingjobs/digits/status"):
+                    asked.append(path)
+                    return Answer(
+                        404, b'{"reason": "NotFound", "message": "trainingjobs \\"digits\\" not found"}'
+                    )
+                return handle(who, verb, path, *more)
+
+            monkeypatch.setattr(world.server, "handle", without_statuses)
+            await _lose(world, 0)
+            await asyncio.sleep(600.0)
+            assert 2 <= len(asked) < 100, "it is tried again, ever less often"
+            monkeypatch.setattr(world.server, "handle", handle)
+            await _lose(world, 1)
+            await world.until(lambda: world.job().status.workers.ready == 3, 150.0, "all train")
+            await world.until(lambda: world.job().status.restarts.disruptions == 2, 150.0, "both are counted")
 
     play(story)

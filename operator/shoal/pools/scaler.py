@@ -64,8 +64,8 @@ class PoolScaler:
             return await self._release(pool, held)
         if wanted is None:
             return await self._leave(pool)
-        if keeps_paid_nodes(wanted) and FINALIZER not in pool.metadata.finalizers:
-            if (stored := await self._writer.apply_finalizers(pool, [FINALIZER], MANAGER)) is None:
+        if keeps_paid_nodes(wanted) and FINALIZER not in (known := pool.metadata.finalizers):
+            if (stored := await self._writer.write_finalizers(pool, [*known, FINALIZER])) is None:
                 return SOON_SECONDS
             pool = stored
         return await self._size(pool, wanted)
@@ -151,8 +151,10 @@ class PoolScaler:
             if (stored := await self._writer.apply(pool, {}, MANAGER)) is None:
                 return SOON_SECONDS
             pool = stored
-        if FINALIZER in pool.metadata.finalizers:
-            await self._writer.apply_finalizers(pool, [], MANAGER)
+        if FINALIZER in (known := pool.metadata.finalizers):
+            others = [each for each in known if each != FINALIZER]
+            if await self._writer.write_finalizers(pool, others) is None:
+                return SOON_SECONDS
         return None
 
     def _resized(self, pool: CapacityPool, words: str) -> None:

@@ -6,8 +6,8 @@ seconds later, the reflector's watch is behind or dead, and is told to list agai
 
 kopf runs in a thread with an event loop of its own, for two reasons: when its operator ends it cancels every task of
 its loop that was started after it (`kopf.run_tasks`), and it copies each object. It ends at a watch ERROR other than
-410 and after a minute of 5xx; then it is started again. Peering, events, annotations and finalizers are off, and so are
-its own signal handlers.
+410 and after a minute of 5xx, and is ended where it finds a resource not served, since it looks for them once; then it
+is started again. Peering, events, annotations and finalizers are off, and so are its own signal handlers.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ with _as_if_absent(
     "kubernetes"
 ):  # kopf would load it, 23 MiB, to recognize its models, which no handler here has
     import kopf
+    from kopf._cogs.structs.references import Insights
 
 logger = logging.getLogger(__name__)
 
@@ -105,8 +106,7 @@ class KopfWatch:
 
         def work() -> None:
             try:
-                asyncio.run(self._operator(loop, stop))
-                why = "it returned"
+                why = asyncio.run(self._operator(loop, stop))
             except BaseException as error:  # whatever it is, it must not end the process
                 why = repr(error)
             with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
@@ -118,15 +118,31 @@ class KopfWatch:
         finally:
             stop.set()
 
-    async def _operator(self, loop: asyncio.AbstractEventLoop, stop: threading.Event) -> None:
+    async def _operator(self, loop: asyncio.AbstractEventLoop, stop: threading.Event) -> str:
+        """Run it until it ends; returns why it did."""
+        found = Insights()
+        unserved = asyncio.create_task(self._unserved(found, stop))
         await kopf.operator(
             registry=self._registry(loop),
             settings=_settings(),
+            insights=found,
             standalone=True,
             clusterwide=not self._namespace,
             namespaces=[self._namespace] if self._namespace else [],
             stop_flag=stop,
         )
+        missing = unserved.result() if unserved.done() else []
+        return (
+            f"the API server does not say that it serves {', '.join(missing)}" if missing else "it returned"
+        )
+
+    async def _unserved(self, found: Insights, stop: threading.Event) -> list[str]:
+        """What kopf has not found. It looks once: then it is stopped, for it would watch nothing of these, for ever."""
+        await found.ready_resources.wait()
+        missing = sorted(set(self._plurals) - {each.plural for each in found.watched_resources})
+        if missing:
+            stop.set()
+        return missing
 
     def _registry(self, loop: asyncio.AbstractEventLoop) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()

@@ -12,9 +12,9 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
 
-from shoal.api.base import API_VERSION, Resource
+from shoal.api.base import API_VERSION, ObjectMeta, Resource
 from shoal.cluster.cache import Cache
-from shoal.cluster.transport import APPLY_PATCH, Answer, Transport
+from shoal.cluster.transport import APPLY_PATCH, MERGE_PATCH, Answer, Transport
 from shoal.errors import Refused, Unavailable
 
 R = TypeVar("R", bound=Resource)
@@ -34,8 +34,8 @@ def object_path(about: Resource) -> str:
 class StatusWriter(Generic[R]):
     """Writes statuses of one kind. `on_result` is told the result of each write: written, or the HTTP status.
 
-    `on_stale`: the cache is behind, and its watch does not say so: the same version conflicted again (twice, and where
-    that did not help, after twice as many conflicts each time).
+    `on_stale`: the cache is behind, and its watch does not say so: the same version conflicted, or was not there, again
+    (twice, and where that did not help, after twice as many times each time).
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class StatusWriter(Generic[R]):
         self._conflicting.pop(uid, None)
 
     async def write(self, about: R, status: BaseModel, *, urgent: bool = False) -> R | None:
-        """Write the status; the object as stored, or None if it changed meanwhile, cannot be parsed, or is gone.
+        """Write the status; the object as stored, or None if it changed meanwhile, cannot be parsed, or may be gone.
 
         `urgent`: a replacement waits for it (see `Limited`).
 
@@ -97,46 +97,57 @@ class StatusWriter(Generic[R]):
 
         Fields that `manager` applied before and are not among these are removed.
         """
-        return await self._apply(about, "/status", {"status": fields}, manager)
-
-    async def apply_finalizers(self, about: R, finalizers: Sequence[str], manager: str) -> R | None:
-        """Apply the finalizers of one manager; those of others stay. Else as `write`."""
-        return await self._apply(about, "", {"metadata": {"finalizers": list(finalizers)}}, manager)
-
-    async def _apply(self, about: R, subresource: str, fields: Mapping[str, Any], manager: str) -> R | None:
-        meta: Mapping[str, Any] = fields.get("metadata", {})
         # With the uid it is never another object of that name, and none is created.
         identity = {"name": about.metadata.name, "uid": about.metadata.uid}
         if about.NAMESPACED:
             identity["namespace"] = about.metadata.namespace
         answer = await self._transport.request(
             "PATCH",
-            f"{object_path(about)}{subresource}",
+            f"{object_path(about)}/status",
             query={"fieldManager": manager, "force": "true"},
-            body={"apiVersion": API_VERSION, "kind": about.kind, **fields, "metadata": {**identity, **meta}},
+            body={"apiVersion": API_VERSION, "kind": about.kind, "metadata": identity, "status": fields},
             content_type=APPLY_PATCH,
+        )
+        return self._stored(about, answer)
+
+    async def write_finalizers(self, about: R, finalizers: Sequence[str]) -> R | None:
+        """Write all finalizers, of an object that has not changed since; else as `write`.
+
+        Applied, ours would stay where another manager has it, too: that of a restored object is of who restored it.
+        """
+        meta = {
+            "uid": about.metadata.uid,
+            "resourceVersion": about.metadata.resource_version,
+            "finalizers": list(finalizers),
+        }
+        answer = await self._transport.request(
+            "PATCH", object_path(about), body={"metadata": meta}, content_type=MERGE_PATCH
         )
         return self._stored(about, answer)
 
     def _stored(self, about: R, answer: Answer) -> R | None:
         meta = about.metadata
         self._on_result("written" if answer.ok else str(answer.status))
-        if answer.status == 409 and meta.resource_version:
-            known, times = self._conflicting.get(meta.uid, ("", 0))
-            times = times + 1 if known == meta.resource_version else 1
-            self._conflicting[meta.uid] = meta.resource_version, times
-            if times > 1 and times.bit_count() == 1:
-                self._on_stale()
-        else:
+        times = self._conflicts(meta) if answer.status in {404, 409} else 0
+        if not times:
             self._conflicting.pop(meta.uid, None)
         if answer.ok:
             stored = self._model.model_validate_json(answer.body, extra="ignore")
             self._cache.put(stored, ours=True)
             return stored
-        if answer.status == 404:
-            self._cache.drop(meta.uid)
-        if answer.status in {404, 409}:
+        # A 404 is no proof that the object is gone, which its watch, or a list, says: so answer a CRD that has lost
+        # its subresource, and a server that does not know the CRD yet.
+        if answer.status == 409 or times == 1:
             return None
         name = f"{meta.namespace}/{meta.name}" if about.NAMESPACED else meta.name
         words = f"cannot update the status of {name}: {answer.status} {answer.message}"
         raise Refused(words) if answer.status in {400, 422} else Unavailable(words)
+
+    def _conflicts(self, meta: ObjectMeta) -> int:
+        """Note that this version is not the newest, or not there any more; how often that was so."""
+        known, times = self._conflicting.get(meta.uid, ("", 0))
+        times = times + 1 if known == meta.resource_version else 1
+        self._conflicting[meta.uid] = meta.resource_version, times
+        if times > 1 and times.bit_count() == 1:
+            self._on_stale()
+        return times

@@ -33,9 +33,7 @@ class Writer:
         conditions = [*kept, *fields.get("conditions", ())]
         return self.store(about, status={**status, "scaling": None, **fields, "conditions": conditions})
 
-    async def apply_finalizers(
-        self, about: CapacityPool, finalizers: Sequence[str], _manager: str
-    ) -> CapacityPool:
+    async def write_finalizers(self, about: CapacityPool, finalizers: Sequence[str]) -> CapacityPool:
         return self.store(about, metadata={"finalizers": list(finalizers)})
 
     def store(self, about: CapacityPool, **changes: Any) -> CapacityPool:

@@ -174,3 +174,38 @@ async def test_kopf_keeps_nothing_of_an_object_that_changes_no_more(monkeypatch:
         finally:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
+
+
+@pytest.mark.parametrize("early", [{}, {"resources": []}, None])
+async def test_what_was_not_served_when_kopf_looked_is_watched_later(early: dict[str, Any] | None) -> None:
+    """It looks once, and then ran on without a watch. `early`: what discovery says at first; None: 404."""
+    asked, heard, told = 0, asyncio.Event(), list[int]()
+
+    async def answer(request: web.Request) -> web.Response:
+        nonlocal asked
+        if "watch" in request.query:
+            await asyncio.Event().wait()
+        if request.path != "/apis/shoal.dev/v1alpha1":
+            return web.json_response(FOUND[request.path])
+        asked += 1
+        if asked > 1:
+            return web.json_response(FOUND[request.path])
+        return web.json_response(early or {}, status=200 if early is not None else 404)
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    async with TestServer(app) as api, asyncio.timeout(120):
+
+        async def login() -> kopf.ConnectionInfo:
+            return kopf.ConnectionInfo(server=str(api.make_url("")).rstrip("/"))
+
+        watch = KopfWatch(
+            ["trainingjobs"], "", lambda *_: heard.set(), login, on_restart=lambda: told.append(asked)
+        )
+        task = asyncio.create_task(watch.run())
+        try:
+            await heard.wait()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    assert told == [1]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
 from shoal.cluster.transport import Answer
+from shoal.errors import Unavailable
 from shoal.runtime.status_writer import StatusWriter
 from tests.unit.policy import build
 
+ABSENT = Answer(404, b'{"reason": "NotFound", "message": "trainingjobs.shoal.dev \\"digits\\" not found"}')
 CONFLICT = Answer(409, b'{"reason": "Conflict", "message": "the object has been modified"}')
 
 
@@ -61,6 +65,21 @@ async def test_the_cache_is_read_again_ever_less_often_where_that_does_not_help(
         server.answers = [CONFLICT]
         await writer.write(at("7"), at("7").status)
     assert len(stale) == 11
+
+
+async def test_an_object_whose_status_is_not_there_is_listed_again_and_not_dropped() -> None:
+    server, stale = Server(), []
+    cache: Cache[TrainingJob] = Cache(lambda _old, _new, _ours: None)
+    writer = StatusWriter(server, cache, TrainingJob, on_stale=lambda: stale.append(1))
+    job = at("7")
+    cache.put(job)
+    server.answers = [ABSENT, ABSENT]
+    assert await writer.write(job, job.status) is None
+    assert stale == []  # its watch will say that it is gone
+    with pytest.raises(Unavailable, match="cannot update the status of team/digits: 404"):
+        await writer.write(job, job.status)
+    assert stale == [1]
+    assert cache.by_uid(job.metadata.uid) is job
 
 
 async def test_nothing_is_written_to_an_object_that_cannot_be_read_any_more() -> None:

@@ -50,9 +50,11 @@ class Claims:
 
     def decide(self, job: TrainingJob, decided: Plan) -> None:
         """Remember what was decided for a job, until it is decided again."""
-        if job.spec.workers.pools and not job.status.finished:
-            self._decided[job.metadata.uid] = holdings(job, decided)
-            self._add_up(job.metadata.uid)
+        uid = job.metadata.uid
+        # Also of a job whose spec names no pools any more: it leaves those that it had.
+        if (job.spec.workers.pools or uid in self._decided) and not job.status.finished:
+            self._decided[uid] = holdings(job, decided)
+            self._add_up(uid)
 
     def of_others(self, job: TrainingJob) -> Mapping[str, int]:
         """Nodes by pool of all jobs but this one."""

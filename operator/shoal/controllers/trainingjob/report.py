@@ -38,6 +38,10 @@ while hundreds of jobs begin, one is a fifth of what the API server has to do fo
 WAVE_SECONDS = 0.2
 """Minimum interval of writes that record the losses of workers and nothing else that is urgent."""
 
+MOST_UNANSWERED = 8
+"""The last writes without an answer, of which one may be stored: as many as are tried until a watch says so. They are
+5 KiB each, and where nothing answers for statuses, as a webhook that is down, six are tried each minute."""
+
 
 @dataclass(frozen=True)
 class Report:
@@ -144,7 +148,8 @@ class Reporter:
             self._recorder.record(job, events)
             raise
         except Unavailable:
-            told.unanswered.append(_Unanswered(job, status, tuple(events)))
+            tried = _Unanswered(job, status, tuple(events))
+            told.unanswered = [*told.unanswered[1 - MOST_UNANSWERED :], tried]
             raise
         finally:
             self._metrics.actions.labels("WriteStatus", result).inc()

@@ -101,6 +101,24 @@ def test_a_job_that_is_being_deleted_wants_no_nodes_of_its_plan_any_more() -> No
     assert claims.of_others(y) == {"a": 1}
 
 
+def test_a_job_whose_spec_names_no_pools_any_more_gives_their_nodes_to_others() -> None:
+    """They were kept from others until the operator was started again."""
+    x, y, claims = job("x", mode="Manual"), job("y"), Claims()
+    claims.see(None, x)
+    claims.decide(x, decided(job("x", slots=[slot(0, "a"), slot(1, "a")])))
+    assert claims.of_others(y) == {"a": 2}
+    spec = x.spec.model_copy(update={"workers": x.spec.workers.model_copy(update={"pools": ()})})
+    elsewhere = job("x", 2, mode="Manual", slots=[slot(0, "a", "Draining"), slot(0, "", incarnation=1)])
+    second = elsewhere.model_copy(update={"spec": spec})
+    claims.see(x, second)
+    claims.decide(second, decided(second))
+    assert claims.of_others(y) == {"a": 1}  # it has not left it
+    third = job("x", 3, mode="Manual", slots=[slot(0, "", incarnation=1)]).model_copy(update={"spec": spec})
+    claims.decide(second, decided(third))
+    claims.see(second, third)
+    assert claims.of_others(y) == {}
+
+
 @given(st.lists(st.tuples(st.sampled_from("xyz"), st.integers(0, 6)), max_size=30))
 def test_jobs_that_keep_to_what_others_leave_never_have_more_than_a_pool(
     wishes: list[tuple[str, int]],

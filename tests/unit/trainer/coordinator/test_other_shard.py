@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -138,6 +138,22 @@ def test_a_worker_that_has_left_is_refused_until_it_connects_again(job: Job) -> 
     for shard in job.shards:
         shard.workers.connect(0, 0)
     assert job.refused_by() == []
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [
+        Job.silence,
+        lambda job: job.join(0, incarnation=1),
+        lambda job: job.coordinator.leave(Leave(slot=0, incarnation=0)),
+    ],
+    ids=["silent", "replaced", "left"],
+)
+def test_the_shards_are_told_at_once_of_a_worker_that_is_lost(job: Job, lose: Callable[[Job], None]) -> None:
+    woken: list[int] = []
+    job.coordinator.fenced = lambda: woken.append(1)
+    lose(job)
+    assert woken == [1]
 
 
 def test_a_fence_waits_for_no_dead_shard_which_is_told_when_it_is_back(job: Job) -> None:
