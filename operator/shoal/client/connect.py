@@ -28,7 +28,6 @@ def configuration(kubeconfig: str | None, context: str | None) -> tuple[Configur
         UsageError: the packages for it are not installed.
     """
     try:
-        import yaml
         from kubernetes import client, config
     except ImportError as error:
         raise UsageError(
