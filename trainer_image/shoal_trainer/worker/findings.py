@@ -38,6 +38,8 @@ class Findings:
                 "for example in a @tf.function).",
                 _paths([model.trainable_variables[index] for index in self.without_gradient]),
             )
+        if any(str(variable.dtype) == "float64" for variable in model.trainable_variables):
+            log.warning("the model computes in float64; its parameters are held and exchanged in float32")
         if self.rows:
             log.info(
                 "%s: the gradients of a row that occurs several times in a batch are summed; plain Keras on TensorFlow "

@@ -43,6 +43,14 @@ def mixed_float16(optimizer):
         keras.config.set_dtype_policy("float32")
 
 
+def float64(optimizer):
+    keras.config.set_dtype_policy("float64")
+    try:
+        return functional(optimizer)
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
 class Falling(schedules.LearningRateSchedule):
     def __call__(self, step):
         return 0.1 / (1 + keras.ops.cast(step, "float32"))
@@ -80,6 +88,7 @@ CLOSE = {
     "mixed_float16 with overflows": lambda: mixed_float16(
         keras.optimizers.LossScaleOptimizer(SGD(0.1), initial_scale=2.0**20, dynamic_growth_steps=2)
     ),
+    "float64": lambda: float64(SGD(0.1)),
     "rmsprop": lambda: functional(keras.optimizers.RMSprop(0.001, momentum=0.5)),
     "nadam": lambda: functional(keras.optimizers.Nadam(0.01)),
     "lion": lambda: functional(keras.optimizers.Lion(0.001)),
@@ -120,6 +129,14 @@ def test_training_equals_keras_within_rounding(name, engine):
     expected, plain = in_keras(name, engine)
     assert losses == pytest.approx(expected, rel=1e-4)
     assert np.abs(flat - flatten(plain, layout)).max() < 2e-5
+
+
+def test_float64_is_said_to_be_held_in_float32(caplog):
+    Server(CLOSE["float64"]())
+    assert "its parameters are held and exchanged in float32" in caplog.text
+    caplog.clear()
+    Server(EXACT["sgd"]())
+    assert "float32" not in caplog.text
 
 
 @pytest.mark.parametrize("jit", [True, False])
