@@ -23,12 +23,8 @@ NEIGHBOURS = {
 
 def used() -> Iterator[tuple[str, list[str]]]:
     """The page, and what follows `kubectl`."""
-    named = re.compile(r"`(?:kubectl [a-z-][^`…|]*)`")
     for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
-        spans = "\n".join(span.strip("`").replace("\n", " ") for span in named.findall(prose))
-        for line in commands(f"{text}\n```sh\n{spans}\n```\n"):
+        for line in commands(page.read_text(encoding="utf-8")):
             words = [word.removeprefix("$(").rstrip(")") for word in line]
             if "kubectl" in words and (rest := words[words.index("kubectl") + 1 :]) and rest[0] != "shoal":
                 yield page.name, rest

@@ -15,8 +15,6 @@ from dev.paths import ROOT
 from tests.unit.docs.pages import alike, block, code, read
 
 pytestmark = pytest.mark.nightly
-INSTALLED = "make install"
-"""Has been done where a test runs."""
 
 
 @pytest.fixture
@@ -47,9 +45,9 @@ def assert_shown(shown: str, printed: str, home: str) -> None:
 
 def test_the_first_commands(checkout: Path) -> None:
     """docs/data.md shows two lines of what `check` says of the same file."""
-    commands = block("README.md", INSTALLED).commands
-    assert commands[0].line == INSTALLED
-    printed = run(checkout, "\n".join(each.line for each in commands[1:]))
+    install, *commands = block("README.md", "make install").commands
+    assert install.line == "make install"  # has been done where a test runs
+    printed = run(checkout, "\n".join(each.line for each in commands))
     checked, verdict, ran = printed.partition("a cluster would take this job.\n")
     assert verdict
     assert_shown(block("README.md", "…\nEpoch").text, ran, "shoal/examples/quickstart")

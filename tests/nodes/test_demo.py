@@ -9,16 +9,16 @@ import subprocess
 import pytest
 
 from dev.paths import ROOT
-from tests.unit.docs.pages import blocks
+from tests.unit.docs.pages import block
 
 
 @pytest.mark.nightly
 def test_the_command_of_the_readme_ends_with_every_sample_trained_once() -> None:
-    [command] = [each for each in blocks("README.md", "sh") if "demo" in each]
+    [command] = block("README.md", "make demo").commands
     written = ROOT / "build" / "demo.json"
     written.unlink(missing_ok=True)
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", command], cwd=ROOT, env=os.environ, capture_output=True, text=True,
+        ["bash", "-euo", "pipefail", "-c", command.line], cwd=ROOT, env=os.environ, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

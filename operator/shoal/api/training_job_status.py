@@ -20,6 +20,8 @@ from shoal.words import duration
 
 STALE = timedelta(minutes=2)
 """An operator looks at a new generation at once, and steps are reported each 30 s: after so long nobody is watching."""
+MOST_USED = 64
+"""Pools whose use is counted, of all that the spec of a job ever named: a status with more is refused."""
 SlotState = Literal["Planned", "Starting", "Running", "Silent", "Draining", "Ended"]
 
 
@@ -319,7 +321,7 @@ class TrainingJobStatus(Status):
     """How fast the job is expected to be; of a job with pools."""
     cost: CostStatus | None = None
     """What the nodes of the job cost; of a job with pools that have prices."""
-    pool_usage: dict[str, PoolUsage] = Field(default_factory=dict, max_length=64)
+    pool_usage: dict[str, PoolUsage] = Field(default_factory=dict, max_length=MOST_USED)
     """What the job used and met in each pool. Only grows."""
     counted_until: AwareDatetime | None = None
     """Until when poolUsage and cost are counted."""

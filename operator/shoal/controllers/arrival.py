@@ -3,6 +3,9 @@
 The API server, kubelets and earlier leaders write times by clocks of their own. What one of them says is still to come
 would be waited for until then: for an hour, if that clock is an hour ahead. So what has happened and is said to lie
 ahead happened when this process first heard of it, and each wait that begins with it is as long as it is meant to be.
+
+So did what is said to be long past of a node that was known to be heard, and is not: after the patience with it, which
+such a clock, or a watch that was behind, would leave out, servers are replaced (`policy.facts.blip`).
 """
 
 from __future__ import annotations
@@ -39,6 +42,8 @@ MOMENTS = frozenset(
 
 def as_heard(old: T | None, new: T, now: datetime) -> T:
     """The object as it arrives now. `old`: as which it was known before."""
+    if isinstance(new, Node) and isinstance(old, Node):
+        new = _silence_as_heard(old, new, now)
     happened, deleted = _Clock(now), None
     if new.metadata.deletion_timestamp is not None:
         grace = getattr(new.metadata, "deletion_grace_period_seconds", None) or 0
@@ -54,6 +59,25 @@ def as_heard(old: T | None, new: T, now: datetime) -> T:
         return new.model_copy(update={"status": _heard(known, new.status, clocks)})
     heard: T = _heard(old, new, clocks)
     return heard
+
+
+def _silence_as_heard(old: Node, new: Node, now: datetime) -> Node:
+    """The node, which turned Unknown when that was first heard, and not long before."""
+    was, ready = old.condition("Ready"), new.condition("Ready")
+    if ready is None or ready.status != "Unknown":
+        return new
+    said = ready.last_transition_time or ""
+    if was is not None and was.status == "Unknown":
+        since = max(said, was.last_transition_time or "")
+    else:
+        since = said if said >= _text(now - TOLERATED) else _text(now)
+    if since == said:
+        return new
+    known = tuple(
+        dataclasses.replace(each, last_transition_time=since) if each is ready else each
+        for each in new.status.conditions
+    )
+    return new.model_copy(update={"status": dataclasses.replace(new.status, conditions=known)})
 
 
 class _Clock:

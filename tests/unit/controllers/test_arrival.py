@@ -14,6 +14,8 @@ from shoal.api.training_job import TrainingJob
 from shoal.controllers.arrival import TOLERATED, as_heard
 from shoal.controllers.state import ClusterState, Wakes
 from shoal.manifests.names import first_incarnation
+from shoal.policy.common.timers import Timers
+from shoal.policy.facts.blip import suspicion
 from tests.unit.controllers.clusters import KEY, Rig
 from tests.unit.policy import build
 
@@ -108,6 +110,34 @@ def test_the_pods_of_a_named_run_are_numbered_alike_by_each_process_at_any_time(
         state.jobs.put(TrainingJob.model_validate(manifest))
         seen += map(first_incarnation, state.jobs.all())
     assert seen[0] == seen[1]
+
+
+def test_nodes_that_turn_unknown_together_do_so_now_though_the_clock_of_their_cluster_is_behind() -> None:
+    """By such a clock they had been Unknown for long: none was waited for, and parameter servers were replaced."""
+    state, later = ClusterState(Wakes(), wall=lambda: now), timedelta(seconds=30)
+
+    def put(version: int, ready: str, said: datetime) -> None:
+        for number in range(3):
+            manifest = build.node_manifest(f"n{number}", ready=ready)
+            manifest["metadata"]["resourceVersion"] = str(version)
+            manifest["status"]["conditions"][0]["lastTransitionTime"] = build.stamp(said)
+            manifest["spec"]["taints"] = [{"key": f"example.org/{version}", "effect": "NoSchedule"}]
+            state.nodes.put(Node.model_validate(manifest))
+
+    now = NOW
+    put(1, "True", now - 2 * HOUR)
+    put(2, "Unknown", now - HOUR)
+    assert state.silent_nodes == [NOW] * 3
+    now += later
+    timers = Timers(now)
+    found = suspicion(10, state.silent_nodes, state.nodes_heard_again, now, None, timers)
+    assert found is not None
+    assert found.reason == "ManyNodesUnknown"
+    put(3, "Unknown", NOW - HOUR)
+    assert state.silent_nodes == [NOW] * 3  # it is the same silence
+    put(4, "True", now - HOUR)
+    put(5, "Unknown", now - TOLERATED)
+    assert state.silent_nodes == [now - TOLERATED] * 3  # as of a clock that somebody sets
 
 
 @pytest.mark.looptime

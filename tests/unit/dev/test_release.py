@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -27,6 +29,7 @@ from dev.paths import ROOT
 from dev.publish import reference
 from dev.tools.build import ensure, go_environment
 from shoal import __version__
+from tests.unit.docs.pages import block
 
 WORKFLOW = yaml.safe_load((ROOT / ".github/workflows/release.yaml").read_text(encoding="utf-8"))
 JOBS: dict[str, dict[str, Any]] = WORKFLOW["jobs"]
@@ -240,26 +243,36 @@ def test_krew_accepts_its_manifest(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_the_plugin_runs_from_its_archive(tmp_path: Path) -> None:
-    """In an environment of its own, with what the workflow installs."""
-    python = tmp_path / "venv" / "bin" / "python"
+def test_the_steps_on_the_page_make_a_release_whose_plugin_runs(tmp_path: Path) -> None:
+    """In a copy, in an environment of its own, with what the workflow installs."""
+    checkout, environment = tmp_path / "checkout", tmp_path / "venv"
+    shutil.copytree(
+        ROOT, checkout, ignore=shutil.ignore_patterns(".*cache", ".git", ".venv", "build", "dist")
+    )
+    python = str(environment / "bin" / "python")
     uv = [sys.executable, "-m", "uv"]
-    subprocess.run([*uv, "venv", "--quiet", str(python.parents[1])], check=True)
+    subprocess.run([*uv, "venv", "--quiet", str(environment)], check=True)
     installs = [words[4:] for words in commands() if words[:4] == ["python", "-m", "pip", "install"]]
     for install in installs:
         subprocess.run(
-            [*uv, "pip", "install", "--quiet", "--python", str(python), *install], cwd=ROOT, check=True
+            [*uv, "pip", "install", "--quiet", "--python", python, *install], cwd=checkout, check=True
         )
     machine = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
-    words = ["-m", "dev", "release", "plugin", str(tmp_path), "--os=linux", f"--arch={machine}"]
-    subprocess.run([str(python), *words], cwd=ROOT, check=True)
-    with tarfile.open(tmp_path / f"kubectl-shoal_linux_{machine}.tar.gz") as archive:
+    env = {**os.environ, "PATH": f"{environment / 'bin'}:{os.environ['PATH']}"}
+    for command in block("dev/README.md", "python -m dev release check").commands:
+        words = [word.replace("amd64", machine) for word in command.words]
+        done = subprocess.run(words, cwd=checkout, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        made = done.stdout.split()
+        assert len(made) == (words[4] != "check"), "the file that it made"
+        assert all((checkout / name).exists() for name in made)
+    with tarfile.open(checkout / f"dist/kubectl-shoal_linux_{machine}.tar.gz") as archive:
         archive.extractall(tmp_path / "plugin", filter="data")
     plugin = str(tmp_path / "plugin" / "kubectl-shoal")
     for more in (["--version"], ["plan", "--help"], ["submit", "--help"]):
         done = subprocess.run([plugin, *more], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-    view = [str(python), "-m", "PyInstaller.utils.cliutils.archive_viewer", "--list", "--recursive", plugin]
+    view = [python, "-m", "PyInstaller.utils.cliutils.archive_viewer", "--list", "--recursive", plugin]
     listed = subprocess.run(view, capture_output=True, text=True, check=True).stdout
     for store in ("s3fs.core", "gcsfs.core", "aiobotocore.session"):
         assert f"'{store}'" in listed

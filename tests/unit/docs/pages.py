@@ -61,6 +61,11 @@ class Command(NamedTuple):
     line: str
     shown: str = ""
 
+    @property
+    def words(self) -> list[str]:
+        """As a shell splits it."""
+        return shlex.split(self.line.replace("\\\n", ""), comments=True)
+
 
 class Block(NamedTuple):
     """A fence with commands, or, where `kind` is empty, with what they print."""

@@ -1,4 +1,5 @@
-"""Every command of `shoal`, `shoal-trainer`, `make` and `python -m dev` on any page exists, with its options."""
+"""Every command of `shoal`, `shoal-trainer`, `make`, `python -m dev` and the benchmarks on any page exists, with its
+options."""
 
 from __future__ import annotations
 
@@ -11,19 +12,21 @@ from pathlib import Path
 import click
 import pytest
 
+from benchmarks.__main__ import ORDER as BENCHMARKS
 from dev.cli import main as dev
 from shoal.cli import main as shoal
 from shoal_trainer.cli import main as trainer
-from tests.unit.docs.pages import PAGES, ROOT, read
+from tests.unit.docs.pages import FENCES, PAGES, ROOT, read
 
 PROGRAMS: dict[str, click.Group] = {"shoal": shoal, "shoal-trainer": trainer, "dev": dev}
 TARGETS = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
-NAMED = re.compile(r"`((?:[A-Z_]+=\S+ )*(?:shoal|shoal-trainer|make|python -m dev) [a-z][^`…|]*)`")
+OF_THESE = "shoal|shoal-trainer|make|kubectl|helm|python -m dev|python -m benchmarks[\\w.]*"
+NAMED = re.compile(rf"`((?:[A-Z_]+=\S+ )*(?:{OF_THESE})(?: [^`…|]*)?)`")
 
 
 def commands(page: str) -> Iterator[list[str]]:
     """In blocks of a shell, and in the text."""
-    for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+    for language, block in FENCES.findall(page):
         for line in block.replace("\\\n", " ").splitlines() if language in {"sh", "console"} else ():
             if language == "sh" or line.startswith("$ "):
                 for part in re.split(r"&&|;|\|", line.removeprefix("$ ")):
@@ -40,15 +43,14 @@ def test_commands_exist(page: Path) -> None:
             words = words[1:]
         if words[1:3] == ["-m", "dev"]:
             words = words[2:]
+        if words[1:2] == ["-m"] and words[2].startswith("benchmarks"):
+            check_benchmark(*words[2:])
         if len(words) < 2:
             continue
         if words[0] == "make":
             assert words[1] in TARGETS, words
         if words[0] in PROGRAMS:
             check(words)
-
-
-FENCES = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -77,3 +79,15 @@ def check(words: list[str]) -> None:
     }
     used = {word.partition("=")[0] for word in rest if word.startswith("--")}
     assert used <= known | {"--help", "--version"}, f"no such option: {words}"
+
+
+def check_benchmark(module: str, *words: str) -> None:
+    """Assert that there is such a benchmark, whose source has these options."""
+    path = ROOT / module.replace(".", "/")
+    files = sorted(path.glob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
+    source = "".join(file.read_text(encoding="utf-8") for file in files)
+    for option in [word for word in words if word.startswith("--")]:
+        assert f'"{option}"' in source, f"no such option: {module} {option}"
+    if module == "benchmarks":
+        names = [word for word in words if not word.startswith("--")]
+        assert set(names) - {"NAME"} <= set(BENCHMARKS), names

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from shoal.cli import main
-from tests.unit.docs.pages import ROOT, Block, alike, block
+from tests.unit.docs.pages import ROOT, Block, Command, alike, block
 
 EXACT = ("id", "age", "number", "pod", "space")
 """Nothing is measured here: only what `…` stands for may differ."""
@@ -28,12 +27,12 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(line: str) -> str:
+def run(command: Command) -> str:
     """What a command prints; those of `shoal` run in this process, which has imported what they need."""
-    name, *words = shlex.split(line.replace("\\\n", ""), comments=True)
+    name, *words = command.words
     if name != "shoal":
         done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", line], capture_output=True, text=True, check=True
+            ["bash", "-euo", "pipefail", "-c", command.line], capture_output=True, text=True, check=True
         )
         return done.stdout
     result = CliRunner().invoke(main, words)
@@ -68,7 +67,7 @@ def test_the_output_is_that_of_the_commands(
         if command.line.startswith("cd "):
             monkeypatch.chdir(command.line.removeprefix("cd "))
             continue
-        printed = run(command.line)
+        printed = run(command)
         if command.shown:
             assert re.fullmatch(alike(command.shown, *EXACT), printed), f"the page is to show:\n{printed}"
         for plot in re.findall(r"--plot (\S+)", command.line):

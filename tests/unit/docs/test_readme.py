@@ -31,13 +31,6 @@ def test_python_equals_the_example() -> None:
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/kind.md"])
-def test_make_targets_exist(page: str) -> None:
-    targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
-    used = {words[1] for words in lines(page) if words[0] == "make"}
-    assert used <= targets
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/kind.md"])
 def test_header_of_kubectl_get_is_that_of_the_crd(page: str) -> None:
     expected = ["NAME", *(column.name.upper() for column in TrainingJob.COLUMNS if not column.wide)]
     shown = [line.split() for block in blocks(page, "") for line in block.splitlines() if "NAME" in line]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -13,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.api.capacity_pool import CapacityPool
+from shoal.api.planning_status import CostStatus
+from shoal.api.training_job_status import MOST_USED
 from shoal.policy.decide.usage import _price
 from shoal.policy.plan import plan
 from tests.unit.policy import build
@@ -76,6 +79,29 @@ def test_usage_and_cost_are_counted() -> None:
     assert cost["perHour"] == "0.72"
     world.reconcile()
     assert world.status["poolUsage"]["a"] == usage
+
+
+@pytest.mark.parametrize("price", [1e18, 9.9e99, 1e-99])
+def test_a_price_that_nobody_can_mean_stops_no_job(price: float) -> None:
+    """No plan was made for a job with nodes of the pool, or none of its statuses could be stored."""
+    amount = re.compile(CostStatus.model_json_schema()["properties"]["perHour"]["pattern"])
+    world = Pools(pool("a", price=price), pool("od", "OnDemand", price=1), nodes={"a": 3}, replicas=3)
+    world.settle()
+    world.now += timedelta(days=1000)
+    world.reconcile()
+    assert world.status["poolUsage"]["a"]["nodeSeconds"] > 0
+    assert all(amount.fullmatch(each) for each in world.status["cost"].values())
+
+
+def test_of_more_pools_than_a_status_takes_the_first_are_counted_and_all_are_paid() -> None:
+    """Who makes another pool each week: then no status of the job was stored any more, and no loss."""
+    world = Pools(pool("a", price=0.36), nodes={"a": 1}, replicas=1)
+    world.status = {"poolUsage": {f"week-{number}": {"starts": 1} for number in range(MOST_USED)}}
+    world.settle()
+    world.now += timedelta(seconds=1000)
+    world.reconcile()
+    assert len(world.status["poolUsage"]) == MOST_USED
+    assert float(world.status["cost"]["accumulated"]) >= 0.1
 
 
 @pytest.mark.parametrize(

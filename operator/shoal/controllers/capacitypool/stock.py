@@ -87,7 +87,8 @@ def still_exhausted(seen: Seen, patience: timedelta) -> bool:
         return False
     since = seen.pool.status.out_since or before.last_transition_time
     held = held_for(patience, before.last_transition_time - since)
-    return not _has_grown(seen) and seen.now - before.last_transition_time < held
+    # Of an earlier leader whose clock is ahead, it would be too soon for so much longer.
+    return not _has_grown(seen) and abs(seen.now - before.last_transition_time) < held
 
 
 def held_for(patience: timedelta, out: timedelta) -> timedelta:

@@ -26,7 +26,7 @@ from shoal.api.capacity_pool import CapacityPool
 from shoal.api.kube import Pod
 from shoal.api.labels import Place
 from shoal.api.planning_status import CostStatus, PoolUsage
-from shoal.api.training_job_status import Slot
+from shoal.api.training_job_status import MOST_USED, Slot
 from shoal.policy.common.times import parse_time, seconds_between
 from shoal.policy.decide.members import ByIndex, Member, every
 from shoal.policy.facts.read import Facts, bound_at
@@ -59,6 +59,8 @@ INTERRUPTIONS = frozenset(
     }
 )
 """Reasons of disruptions that say that the pool lost a node; not preemptions, evictions and deletions."""
+MOST_AN_HOUR = Decimal(10**9)
+"""More, which the CRD lets somebody say of a node, would be an amount that no status takes."""
 _MICRO = Decimal("0.000001")
 _HOUR = Decimal(3600)
 
@@ -209,9 +211,12 @@ class _Counter:
             usage["in_shocks"] += 1
 
     def _usage(self, pool: str) -> dict[str, Any]:
-        if pool not in self._pools:
-            self._pools[pool] = PoolUsage().model_dump()
-        return self._pools[pool]
+        known = self._pools.get(pool)
+        if known is None:
+            known = PoolUsage().model_dump()
+            if len(self._pools) < MOST_USED:  # what it costs is counted all the same
+                self._pools[pool] = known
+        return known
 
     def result(self, members: Sequence[Member], *, ends: bool) -> Usage:
         """Count the node time, if it is time."""
@@ -339,7 +344,9 @@ def _cost(
 
 
 def _price(pool: CapacityPool | None) -> Decimal | None:
-    return Decimal(str(pool.spec.price.per_hour)) if pool is not None and pool.spec.price else None
+    if pool is None or pool.spec.price is None:
+        return None
+    return min(Decimal(str(pool.spec.price.per_hour)), MOST_AN_HOUR)
 
 
 def _on_demand_price(pools: Mapping[str, CapacityPool], name: str) -> Decimal | None:

@@ -372,6 +372,9 @@ def test_exhausted_pool_is_tried_again_after_a_while_or_when_a_node_comes() -> N
     assert later(241, waiting=(waiting(500),)) == ("True", "NoNodes")
     node = Node.model_validate({"metadata": {"name": "n", "labels": {"pool": "spot"}}})
     assert later(1, nodes=[node]) == ("False", "NodesAvailable")
+    # The clock of the leader before this one was so far ahead.
+    assert later(-20) == ("True", "NoNodes")
+    assert later(-3600) == ("False", "NodesAvailable")
 
 
 class Stocked:
