@@ -226,7 +226,6 @@ def test_network_policy_admits_the_pod_of_helm_test(tools: Path, sets: tuple[str
 
 def test_network_policies_are_as_wide_as_the_values_say(tools: Path) -> None:
     """Whom the rules let through is tested on the control plane, with the labels of a job."""
-    assert of_kind(render(tools, "networkPolicy.jobNamespaces={a}"), "NetworkPolicy") == []
     assert len(of_kind(render(tools, "networkPolicy.enabled=true"), "NetworkPolicy")) == 1
     sets = (
         "networkPolicy.enabled=true",
@@ -518,6 +517,7 @@ def test_install_key_is_made_by_the_operator_into_memory(tools: Path) -> None:
         "metrics.port=80",
         "metrics.port=null",
         "image=null",
+        "image.repository=registry/shoal:1.0",
         "trainer=null",
         "serviceAccount=null",
         "serviceAccount.name=Foo bar",
@@ -563,6 +563,16 @@ def test_each_port_is_used_once(tools: Path) -> None:
 
 def test_pools_are_not_sized_where_the_operator_does_not_read_them(tools: Path) -> None:
     assert "pools.enabled needs scope.pools" in refusal(tools, "pools.enabled=true", "scope.pools=false")
+
+
+@pytest.mark.parametrize(
+    "setting", ["networkPolicy.egress.enabled=true", "networkPolicy.jobNamespaces={team}"]
+)
+def test_network_policies_are_not_asked_for_in_vain(tools: Path, setting: str) -> None:
+    """Nobody would notice that nothing is held."""
+    assert "make no policy without networkPolicy.enabled: set it" in refusal(tools, setting)
+    assert of_kind(render(tools, "networkPolicy.enabled=true", setting), "NetworkPolicy")
+    assert of_kind(render(tools, "networkPolicy.enabled=true", "networkPolicy.egress=null"), "NetworkPolicy")
 
 
 def test_admission_policy_needs_kubernetes_1_30(tools: Path) -> None:

@@ -203,7 +203,7 @@ def must_take_arguments(file: str, text: str, attribute: str, given: Iterable[st
 
 def _parsed(file: str, text: str) -> ast.Module:
     try:
-        return ast.parse(text, file)
+        return ast.parse(text.removeprefix("\ufeff"), file)  # as Python reads what an editor of Windows wrote
     except SyntaxError as error:
         raise ValueError(f"{file}, line {error.lineno}: {error.msg}") from error
 

@@ -10,6 +10,7 @@ import click
 from shoal.cli.cluster import cluster_command, emit
 from shoal.cli.inputs import read_planned, read_traces
 from shoal.cli.options import FILE, Files, Limits, Output, files_options, output_options
+from shoal.cli.values import Count
 from shoal.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ __all__ = ["calibrate"]
 )
 @click.argument("more_traces", nargs=-1, type=FILE, metavar="[TRACE]...")
 @click.option("--confidence", type=float, default=0.95, show_default=True, help="What is promised.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the simulated runs.")
+@click.option("--seed", type=Count(0), default=0, show_default=True, help="Seed of the simulated runs.")
 @output_options("Write what was kept, by trace and time to the deadline, to this PNG file.")
 @cluster_command
 def calibrate(

@@ -40,7 +40,7 @@ MOST_SECONDS = 100 * 86400
 )
 @click.option("--workers", type=Count(1, 10_000), help="Workers at a time. Replaces the job's maxReplicas.")
 @click.option(
-    "--seed", type=int, default=0, show_default=True, help="Seed of the random offsets into the traces."
+    "--seed", type=Count(0), default=0, show_default=True, help="Seed of the random offsets into the traces."
 )
 @output_options("Write workers over time, finish times and costs to this PNG file.")
 @cluster_command

@@ -29,7 +29,7 @@ def read(paths: Sequence[str | Path]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, file in (each for path in paths for each in _named(Path(path))):
         try:
-            text = file.read_text(encoding="utf-8")
+            text = file.read_text(encoding="utf-8-sig")
         except OSError as error:
             raise UsageError(f"cannot read {file}: {error.strerror or error}") from error
         except UnicodeDecodeError as error:

@@ -119,7 +119,8 @@ def one_line(job: TrainingJob) -> str:
         f"workers {status.workers.ready}/{job.wanted}",
         *_progress(training),
     ]
-    return ", ".join(parts) + (f": {reason}" if (reason := why(status, datetime.now(UTC))) else "")
+    reasons = [each for each in (why(status, datetime.now(UTC)), training.message) if each]
+    return ", ".join(parts) + (f": {'; '.join(reasons)}" if reasons else "")
 
 
 def why(status: TrainingJobStatus, now: datetime, *, short: bool = False) -> str:

@@ -33,6 +33,8 @@ def test_no_time(text: str) -> None:
         (["submit", "a.py", "--deadline", "soon"], "'soon' must be seconds, or a number and s, m, h or d"),
         (["wait", "digits", "--timeout", "0"], "'0' must be seconds"),
         (["plan", "-f", __file__, "--deadline", "1 hour"], "'1 hour' must be seconds"),
+        (["simulate", "-f", __file__, "--trace", __file__, "--seed", "-1"], "-1 is not in the range x>=0"),
+        (["calibrate", "-f", __file__, "--trace", __file__, "--seed", "-1"], "-1 is not in the range x>=0"),
     ],
 )
 def test_a_wrong_value_says_what_to_write(words: list[str], said: str) -> None:

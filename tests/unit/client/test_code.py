@@ -54,6 +54,12 @@ def test_a_folder_that_is_no_package_is_its_files(folder: Path) -> None:
     assert content(read(["."])) == {"data": {"digits.py": "import layers.wide\njob = 1\n"}}
 
 
+def test_the_mark_of_an_editor_of_windows_does_not_travel(folder: Path) -> None:
+    """A manifest with it would have the code as one quoted string."""
+    (folder / "digits.py").write_text("\ufeffjob = 1\n")
+    assert read(["digits.py"]) == {"digits.py": "job = 1\n"}
+
+
 def test_much_code_is_compressed_and_too_much_is_an_archive_alone(folder: Path) -> None:
     much = {"digits.py": "job = 1\n" + "x = 'a line of code like the others'\n" * 40_000}
     assert len(much["digits.py"]) > MAX_BYTES

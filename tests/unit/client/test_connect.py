@@ -79,6 +79,20 @@ def test_what_is_asked_for_is_not_replaced_by_the_service_account(pod: Path) -> 
         Api.connect(kubeconfig=f"{pod}/nowhere")
 
 
+def test_a_login_that_has_expired_is_no_traceback(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The official client lets through what Google's library, or one of OpenID, raises."""
+
+    def refused(**_: object) -> None:
+        raise RuntimeError("Your default credentials were not found.\nSee https://cloud.google.com")
+
+    monkeypatch.setattr("google.auth.default", refused)
+    user = {"name": "u", "user": {"auth-provider": {"name": "gcp", "config": {}}}}
+    (home / "old").write_text(yaml.safe_dump({**KUBECONFIG, "users": [user]}))
+    words = r"no cluster to talk to \(Your default credentials were not found. See .*Make `kubectl get nodes` work"
+    with pytest.raises(Unavailable, match=words):
+        Api.connect(kubeconfig=str(home / "old"))
+
+
 def test_a_kubeconfig_that_is_missing_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unavailable, match=r"there is no ~/.kube/config"):
         Api.connect()

@@ -33,6 +33,12 @@ def test_before_the_first_step_there_are_no_numbers() -> None:
     assert one_line(of) == "digits Starting, workers 0/3"
 
 
+def test_output_that_is_no_terminal_says_what_the_workers_wait_for() -> None:
+    waits = "worker 0-1: export: cannot write s3://runs/model.keras: Access Denied; retrying"
+    of = job(status={"phase": "Running", "training": {"step": 9, "message": waits}})
+    assert one_line(of).endswith(f"step 9: {waits}")
+
+
 def test_disruptions_are_those_that_kubectl_shows() -> None:
     """Beside samples that are lost, a loss of pods would be the same word for something else."""
     of = job(status={"phase": "Running", "restarts": {"disruptions": 3}, "parameterServers": {"restarts": 9}})

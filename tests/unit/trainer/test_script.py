@@ -29,6 +29,7 @@ MADE = "Training(model=None, data=None)"
         (f"small = {MADE}\njob = {MADE}\n", "job"),
         (f"small = {MADE}\ndef job():\n    return {MADE}\n", "job"),
         (f"def test():\n    {MADE}\nwork = {MADE}\n", "work"),
+        (f"\ufeffwork = {MADE}\n", "work"),
         (f"if big:\n    work = {MADE}\nelse:\n    work = {MADE}\n", "work"),
     ],
 )

@@ -55,7 +55,7 @@ class Arrays(Ranges):
             )
         object.__setattr__(self, "size", sizes.pop())
         if self.size < 1:
-            raise UserError("The training data must have at least one sample; the arrays are empty.")
+            raise UserError("The data must have at least one sample; the arrays are empty.")
 
     def _probes(self) -> tuple[float, ...]:
         """A number of each of some rows, in their own order. Another split, or another order, has other numbers.

@@ -106,7 +106,7 @@ class Indexed(Ranges):
 
     def __post_init__(self) -> None:
         if self.size < 1:
-            raise UserError(f"Indexed(size={self.size}): the training data must have at least one sample.")
+            raise UserError(f"Indexed(size={self.size}): the data must have at least one sample.")
         check_shuffle(self.shuffle, "Indexed")
         object.__setattr__(self, "lengths", checked(self.lengths, "Indexed"))
 

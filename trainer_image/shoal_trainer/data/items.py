@@ -40,7 +40,7 @@ class Items(Ranges):
     def __post_init__(self) -> None:
         size = len(self.items)
         if size < 1:
-            raise UserError("The training data must have at least one sample; the data set is empty.")
+            raise UserError("The data must have at least one sample; the data set is empty.")
         if size >= sys.maxsize >> 1:  # as Grain tells that a data set repeats
             raise UserError(
                 "The data set never ends. Leave out repeat(): Shoal reads the data in each epoch."
@@ -99,7 +99,7 @@ class Batches(Ranges):
 
     def __post_init__(self) -> None:
         if self.dataset.num_batches < 1:
-            raise UserError("The training data must have at least one batch; the PyDataset is empty.")
+            raise UserError("The data must have at least one batch; the PyDataset is empty.")
 
     def placed(self, seed: int, worker: tuple[int, int] = (0, 0)) -> Batches:
         """See `Source`. What has been read of the data to count them is not read again."""

@@ -60,14 +60,27 @@ def render(status: StatusReport | None, *, title: str, note: str = "") -> Render
     )
     metrics = "  ".join(f"{name} {value:.4f}" for name, value in sorted(status.metrics.items()))
     lines: list[RenderableType] = [head, bar, Text.from_markup(counts), Text.from_markup(shards), workers]
-    lines += [Text(line) for line in (metrics, *status.messages, note) if line]
+    lines += [Text(line) for line in (metrics, *notes(status), note) if line]
     return Group(*lines)
+
+
+def notes(status: StatusReport) -> list[str]:
+    """What the job and its workers wait for, and why nothing can be saved."""
+    failing = status.snapshots_fail_because if status.snapshots_fail_seconds else ""
+    return [*status.messages, *([f"no snapshot can be saved: {failing}"] if failing else [])]
 
 
 def line(status: StatusReport | None) -> str:
     """Render the job in one line, for output that is not a terminal."""
     if status is None:
         return "waiting for the coordinator"
+    first, *others = notes(status) or [""]
+    return (
+        _progress(status) + (f": {first}" if first else "") + (f" (and {len(others)} more)" if others else "")
+    )
+
+
+def _progress(status: StatusReport) -> str:
     active = sum(1 for worker in status.workers if worker.state is WorkerState.ACTIVE)
     workers = f"{active} worker{'' if active == 1 else 's'}"
     if not status.step:

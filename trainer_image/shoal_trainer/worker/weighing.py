@@ -143,11 +143,12 @@ class WeighedLoss:
         self.samples = tf.shape(keras.tree.flatten(y_pred)[0])[0]
         if weights is None or type(loss).__call__ is not keras.losses.Loss.__call__:
             return loss(y_true, y_pred, weights)
-        shape = self._shape(y_true, y_pred)
+        shape, true = self._shape(y_true, y_pred), keras_mask(weights)
+        if len(weights.shape) == max(1, len(shape)) + 1 and weights.shape[-1] == 1:
+            weights = tf.squeeze(weights, -1)  # a column, which Keras takes as well
         _check_rank(weights, shape)
         if not shape:  # one number per batch: a mask of the prediction would not fit weights of rank 1
             return loss(y_true, y_pred, tf.reduce_mean(weights))
-        true = keras_mask(weights)
         if true is not None and loss.reduction in MEANS:  # Keras divides by the real rows, not by all
             weights *= tf.reduce_mean(tf.cast(true, weights.dtype))
         weights = with_rank(weights, len(shape))

@@ -178,6 +178,8 @@ class Learner:
             self._heard.pop(key, None)  # nothing is known, or the namespace goes
             self._written.pop(key, None)
             return None
+        if not self._writer.can_write(profile):
+            return LATE_SECONDS  # it changed to what cannot be read: what else it becomes is heard
         known = self.known(key)
         if not known.heard and self._is_waste(profile, known.now):
             return await self._delete(profile)

@@ -20,7 +20,9 @@ from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Slot, TrainingJobStatus, apart
 from shoal.cluster.clock import loop_time
 from shoal.controllers.trainingjob.metrics import JobMetrics
-from shoal.errors import Unavailable
+from shoal.controllers.trainingjob.requests import TELL_AFTER
+from shoal.errors import ClusterError, Refused, Unavailable
+from shoal.policy.common.wording import short
 from shoal.policy.tell.telemetry import differs_in_telemetry_only
 from shoal.runtime.backoff import DUE_SECONDS
 from shoal.runtime.recorder import Recorder
@@ -38,6 +40,8 @@ while hundreds of jobs begin, one is a fifth of what the API server has to do fo
 WAVE_SECONDS = 0.2
 """Minimum interval of writes that record the losses of workers and nothing else that is urgent."""
 
+TELL_AGAIN = 600.0
+"""Seconds between events about a status that cannot be stored."""
 MOST_UNANSWERED = 8
 """The last writes without an answer, of which one may be stored: as many as are tried until a watch says so. They are
 5 KiB each, and where nothing answers for statuses, as a webhook that is down, six are tried each minute."""
@@ -71,6 +75,8 @@ class _Told:
     """When the writes so far are as many as one in each `SETTLE_SECONDS`."""
     differs: float | None = None
     """Since when there is something to write."""
+    complain_at: float | None = None
+    """When to tell that it cannot be written; None: it can."""
     conflict: tuple[str, float] = "", 0.0
     """The version of the job that was not the newest, and when."""
     unanswered: list[_Unanswered] = field(default_factory=list)
@@ -147,20 +153,33 @@ class Reporter:
         except asyncio.CancelledError:  # it may be stored: told twice, which is counted, rather than never
             self._recorder.record(job, events)
             raise
-        except Unavailable:
-            tried = _Unanswered(job, status, tuple(events))
-            told.unanswered = [*told.unanswered[1 - MOST_UNANSWERED :], tried]
+        except (Unavailable, Refused) as error:
+            if isinstance(error, Unavailable):
+                tried = _Unanswered(job, status, tuple(events))
+                told.unanswered = [*told.unanswered[1 - MOST_UNANSWERED :], tried]
+            self._complain(job, told, error)
             raise
         finally:
             self._metrics.actions.labels("WriteStatus", result).inc()
         if stored is None:
             told.conflict = job.metadata.resource_version, loop_time()
             return False
-        told.written, told.differs, told.unanswered = loop_time(), None, []
+        told.written, told.differs, told.unanswered, told.complain_at = loop_time(), None, [], None
         settled = max(told.written, told.settled) + self._settle_seconds
         told.settled = min(settled, told.written + LONGEST_SETTLE * self._settle_seconds)
         self._tell(job, status, events)
         return True
+
+    def _complain(self, job: TrainingJob, told: _Told, error: ClusterError) -> None:
+        """Tell now and then of a status that cannot be stored: it cannot say so itself."""
+        now = loop_time()
+        if told.complain_at is None:
+            told.complain_at = now + TELL_AFTER
+        elif now >= told.complain_at:
+            told.complain_at = now + TELL_AGAIN
+            words = "the status cannot be stored: it stands still, and no lost parameter server is replaced"
+            said = f"{words}: {short(str(error), 500)}"
+            self._recorder.record(job, [Event("Warning", "StatusNotStored", said)])
 
     def _tell(self, job: TrainingJob, status: TrainingJobStatus, events: Iterable[Event]) -> None:
         """Tell of a status that is stored, where `job` had another one."""

@@ -14,6 +14,7 @@ import csv
 import json
 import math
 import re
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,8 @@ REMOVED = re.compile(r"removed?|preempt(ed)?|revoked?|terminated?|stop")
 
 MOST_BINS = 5_000_000
 """Ten years of minutes: what is longer has its times in another unit."""
+MOST_NODES = 100_000
+"""Ten clusters of the largest size: a greater number counts something else."""
 GAP = 100
 """A trace of counts has a gap where a row is so many times later than rows are in the middle."""
 
@@ -83,8 +86,15 @@ class Trace:
 
 def read_trace(path: Path) -> Trace:
     """Read a trace."""
+    trace = _read(path)
+    if not trace.span > 0:
+        raise UsageError(f"{path} spans no time, so it has neither losses nor none: give a longer trace")
+    return trace
+
+
+def _read(path: Path) -> Trace:
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8-sig")  # as Excel writes it
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the trace {path}: {error}") from error
     if not text.strip():
@@ -163,11 +173,13 @@ def _counts_json(path: Path, text: str) -> Trace:
         data: Any = json.loads(text)
     except json.JSONDecodeError as error:
         raise UsageError(f"{path} line {error.lineno} is not JSON: {error.msg}") from error
+    except RecursionError as error:
+        raise UsageError(f"{path} is nested too deeply: give a trace") from error
     counts = data.get("data") if isinstance(data, dict) else None
     meta = data.get("metadata", data) if isinstance(data, dict) else {}
     gap = meta.get("gap_seconds") if isinstance(meta, dict) else None
     good = isinstance(counts, list) and counts and all(isinstance(n, int | float) for n in counts)
-    if not good or not isinstance(gap, int | float) or not gap > 0:
+    if not good or not isinstance(gap, int | float) or not 0 < gap < math.inf:
         raise UsageError(
             f'{path} must be {{"metadata": {{"gap_seconds": 600}}, "data": [4, 3, …]}} with the nodes at each time: '
             "correct it"
@@ -180,18 +192,18 @@ def _from_counts(path: Path, times: Sequence[float], counts: Sequence[float], sp
     """Lifetimes of nodes from their number: first in, first out."""
     if not times:
         raise UsageError(f"{path} has a header and no rows: give a trace")
-    if any(n < 0 or not float(n).is_integer() for n in counts):
-        raise UsageError(f"{path}: the number of nodes must be a whole number of 0 or more")
+    if not all(0 <= n <= MOST_NODES and float(n).is_integer() for n in counts):
+        raise UsageError(f"{path}: the number of nodes must be a whole number from 0 to {MOST_NODES:,}")
     order = sorted(range(len(times)), key=lambda i: times[i])
     start = times[order[0]]
-    alive: list[float] = []
+    alive: deque[float] = deque()
     begins, ends = [], []
     for i in order:
         now = times[i] - start
         while len(alive) < counts[i]:
             alive.append(now)
         while len(alive) > counts[i]:
-            begins.append(alive.pop(0))
+            begins.append(alive.popleft())
             ends.append(now)
     begins += alive
     ends += [math.inf] * len(alive)

@@ -656,6 +656,34 @@ async def test_profile_is_made_once_and_written_when_an_estimate_moves() -> None
 
 
 @pytest.mark.looptime
+async def test_a_profile_that_cannot_be_read_any_more_is_not_merged_each_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After a change of the CRD that may be all of them, and a merge takes milliseconds."""
+    world, merges = World(), list[Known]()
+    job = TrainingJob.model_validate(job_manifest())
+    world.add(job)
+    key = ("team", profile_name(MODEL.fingerprint))
+    world.hear(job, report(1e6))
+    await world.learner(key)
+    profile = world.state.profiles.get(key[1], "team")
+    assert profile is not None
+    merged = Known.merged
+    monkeypatch.setattr(Known, "merged", lambda known: (merges.append(known), merged(known))[1])
+    world.state.profiles.leave_unread(profile.metadata.uid, 1_000)
+    await asyncio.sleep(LATE_SECONDS)
+    world.hear(job, report(1e6, count=5000))
+    assert await world.learner(key) == LATE_SECONDS
+    assert merges == []
+    meta = profile.metadata.model_copy(update={"resource_version": "1001"})
+    path = f"/apis/shoal.dev/v1alpha1/namespaces/team/speedprofiles/{key[1]}"
+    world.cluster.objects[path]["metadata"]["resourceVersion"] = "1001"
+    world.state.profiles.put(profile.model_copy(update={"metadata": meta}))
+    await world.learner(key)
+    assert world.cluster.objects[path]["status"]["rows"][0]["compute"]["count"] == "5000"
+
+
+@pytest.mark.looptime
 async def test_last_report_of_a_job_is_kept_when_it_ends() -> None:
     world = World()
     manifest = job_manifest()

@@ -254,6 +254,41 @@ async def test_of_writes_that_nothing_answers_the_last_ones_are_kept() -> None:
     assert [each["count"] for each in events] == [1]
 
 
+@pytest.mark.parametrize("fault", [Unavailable("500: no webhook"), Answer(422, b'{"message": "no webhook"}')])
+async def test_a_status_that_cannot_be_stored_is_an_event(fault: Answer | Exception) -> None:
+    """It stood still, and only the operator's log said why."""
+    rig = Rig()
+    rig.apply()
+    await settle(rig)
+    rig.run_pods()
+
+    def told() -> list[str]:
+        events = (each for each in rig.cluster.objects.values() if each.get("reason") == "StatusNotStored")
+        return [each["message"] for each in events]
+
+    async def tries(seconds: float) -> None:
+        for _ in range(round(seconds / 10)):
+            rig.see()
+            await rig.once()
+            await rig.tasks.idle()
+            await rig.recorder.drain()
+            await asyncio.sleep(10)
+
+    rig.cluster.fault = lambda method, _path: fault if method == "PUT" else None
+    await tries(20)
+    assert told() == []
+    await tries(400)
+    assert len(told()) == 1
+    assert "the status cannot be stored" in told()[0]
+    assert "no webhook" in told()[0]
+    rig.cluster.fault = lambda _method, _path: None
+    await settle(rig)
+    rig.cluster.fault = lambda method, _path: fault if method == "PUT" else None
+    rig.cluster.objects.pop("/api/v1/namespaces/ns/pods/digits-worker-0-0")
+    await tries(20)
+    assert len(told()) == 1
+
+
 def test_the_time_of_a_snapshot_makes_no_other_change_urgent() -> None:
     before = build.job().status
     servers = before.parameter_servers.model_copy(update={"last_snapshot_time": build.NOW})

@@ -99,7 +99,7 @@ def test_three_trace_formats_give_same_nodes(tmp_path: Path) -> None:
     events = tmp_path / "events.csv"
     events.write_text("0,add,a\n0,add,b\n600000,remove,a\n900000,add,c\n1200000,remove,b\n")
     table = tmp_path / "table.csv"
-    table.write_text("seconds,nodes\n0,2\n600,1\n900,2\n1200,1\n")
+    table.write_text("\ufeffseconds,nodes\n0,2\n600,1\n900,2\n1200,1\n")  # as Excel writes it
     there = counts(tmp_path, [2, 2, 1, 2, 1])
     for path in (events, table):
         trace = read_trace(path)
@@ -125,10 +125,20 @@ def test_node_removed_before_added_exists_from_start_of_trace(tmp_path: Path) ->
         ("x,add,a\n0,nothing,b\n", "ms or seconds"),
         ("seconds,nodes\n", "no rows"),
         ("seconds,nodes\n0,-1\n", "0 or more"),
+        ("seconds,nodes\n0,4.5\n60,4\n", "a whole number from 0 to 100,000"),
+        ("seconds,nodes\n0,1000000\n60,4\n", "a whole number from 0 to 100,000"),
+        ("seconds,nodes\n0,4\n", "spans no time"),
+        ("0,add,a\n", "spans no time"),
         ("seconds,price\n0,1\n", "no column nodes"),
         ("0,5\n60,4\n", "needs a header"),
         ('{"data": []}', "gap_seconds"),
         ("{", "not JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"metadata": {"gap_seconds": Infinity}, "data": [4, 3]}', "gap_seconds"),
+        (
+            '{"metadata": {"gap_seconds": 600}, "data": [' + "9" * 400 + "]}",
+            "a whole number from 0 to 100,000",
+        ),
     ],
 )
 def test_invalid_trace_raises_error_with_advice(tmp_path: Path, text: str, says: str) -> None:

@@ -75,12 +75,24 @@ def test_table_shows_the_status():
 
 
 def test_line_summarizes_the_status():
-    assert line(STATUS) == "Training epoch 3 step 1234 loss 0.5000 321 samples/s, 1 worker, 25 %, left 1m05s"
+    worker = STATUS.workers[0].model_copy(update={"message": ""})
+    quiet = STATUS.model_copy(update={"workers": (worker,)})
+    assert line(quiet) == "Training epoch 3 step 1234 loss 0.5000 321 samples/s, 1 worker, 25 %, left 1m05s"
     starting = StatusReport(job_uid="u", phase=Phase.STARTING)
     assert (
         line(starting) == "Starting: 0 workers joined; they import TensorFlow, then build and trace the model"
     )
     assert line(None) == "waiting for the coordinator"
+
+
+def test_output_that_is_no_terminal_says_what_the_job_waits_for():
+    """In a log file, a job whose disk is full stood at 100 % without a word."""
+    assert line(STATUS).endswith("left 1m05s: worker 0-1: has waited 31 s for data.csv")
+    full = {"snapshots_fail_seconds": 9.0, "snapshots_fail_because": "No space left on device"}
+    assert line(STATUS.model_copy(update=full)).endswith("for data.csv (and 1 more)")
+    starting = StatusReport(job_uid="u", phase=Phase.STARTING, **full)
+    assert line(starting).endswith("the model: no snapshot can be saved: No space left on device")
+    assert "no snapshot can be saved: No space left on device" in shown(STATUS.model_copy(update=full))
 
 
 def test_duration_is_human_readable():

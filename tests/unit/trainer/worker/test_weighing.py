@@ -181,6 +181,12 @@ WEIGHTS = {
         (IMAGES, LABELS, {"pixels": rng.uniform(0, 2, (8, 6, 6)), "whole": np.arange(8.0)}),
         LOSSES,
     ),
+    "per token, a column": (language, (*tokens(5), PER_TOKEN[..., None]), SPARSE(from_logits=True)),
+    "per output, a column": (
+        outputs,
+        (IMAGES, LABELS, {"pixels": rng.uniform(0, 2, (8, 6, 6)), "whole": np.arange(8.0)[:, None]}),
+        LOSSES,
+    ),
 }
 
 
