@@ -211,7 +211,7 @@ def _lease(cluster: Cluster, deployment: Json) -> Iterator[Check]:
             yield Check("leader", "ok", f"{each['spec']['holderIdentity']} works: it renews its Lease")
         else:
             yield Check("leader", "broken", f"nobody renews the Lease {name[1]}: no operator works",
-                        f"{where} logs deploy/{name[1]}")  # fmt: skip
+                        f"{where} logs -l app.kubernetes.io/name=shoal --prefix")  # fmt: skip
 
 
 def _name(manifest: Json) -> Name:

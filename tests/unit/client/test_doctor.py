@@ -94,7 +94,7 @@ AWAY = {"type": "Ready", "status": "Unknown"}
         ({"rights": dict.fromkeys(RIGHTS, False)}, "permissions", "warning", "roles edit and admin"),
         ({"deployments": []}, "operator", "broken", "jobs wait until an operator runs"),
         ({"deployments": None}, "operator", "unknown", ""),
-        ({"renewed": ()}, "leader", "broken", "logs deploy/shoal"),
+        ({"renewed": ()}, "leader", "broken", "logs -l app.kubernetes.io/name=shoal --prefix"),
         ({"nodes": [node("safe")]}, "nodes", "warning", "kubectl label node NODE cloud.google.com/gke-spot=true"),
         ({"nodes": [node("s", **SPOT)]}, "nodes", "warning", "parameterServers.capacity is Any"),
         (
