@@ -95,6 +95,7 @@ def killed_by(mutant: Mutant, *, fast: bool) -> str | None:
         }
         for tests in stages(mutant, fast=fast):
             options = ["-x", "-q", "--no-header", "--tb=no", f"--timeout={HUNG_SECONDS}"]
+            options.append("--hypothesis-profile=any-example")
             command = [sys.executable, "-m", "pytest", *options, *tests]
             try:
                 done = subprocess.run(

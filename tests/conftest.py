@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from xdist.scheduler import LoadScopeScheduling
 
 HERE = Path(__file__).parent
@@ -34,6 +34,10 @@ settings.register_profile(
     "shoal", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("shoal")
+settings.register_profile(
+    "any-example", settings.get_profile("shoal"), phases=(Phase.explicit, Phase.generate)
+)
+"""For mutants (`--hypothesis-profile`): to shrink the example that kills one takes minutes."""
 
 # Asked for "the current event loop" before the first test, Python up to 3.13 makes one that nobody closes; its warning
 # would then fail whichever test the garbage collector runs in. After this call it is not made (pytest-asyncio asks).

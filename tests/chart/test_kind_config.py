@@ -15,6 +15,9 @@ from dev.paths import ROOT
 from dev.tools.build import go_environment
 from shoal.api.labels import SPOT_LABELS
 
+pytestmark = pytest.mark.nightly
+"""kind's types are compiled for it."""
+
 
 def as_kind_reads(config: Path) -> list[dict[str, Any]]:
     """One dict for each node. Raises CalledProcessError if kind would refuse the file."""

@@ -42,7 +42,7 @@ JOBS: dict[str, tuple[int, Callable[[dict[str, list[float]]], bool]]] = {
     "digits/digits.py": (2, lambda seen: seen["val_accuracy"][-1] > 0.8),
 }
 """File -> (epochs, what was learned, from Keras' history)."""
-SLOW = {"language/lm.py", "parquet/flowers.py"}
+SLOW = {"language/lm.py", "parquet/flowers.py", "custom_step/autoencoder.py", "inputs/patients.py"}
 EACH = [pytest.param(file, marks=[pytest.mark.nightly] * (file in SLOW), id=file) for file in JOBS]
 
 

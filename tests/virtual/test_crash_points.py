@@ -28,7 +28,7 @@ class Script(NamedTuple):
 
 EVENTFUL, QUEUED = Script(eventful_life, 60, 109), Script(queued_life, 104, 188)
 SCRIPTS = {"eventful": EVENTFUL, "queued": QUEUED}
-SLICE = 1 if os.environ.get("SHOAL_NIGHTLY") else 20
+SLICE = 1 if os.environ.get("SHOAL_NIGHTLY") else 40
 PASTS = (1, 4, 10, 30, 100)
 OVERCOUNTED = {(queued_life, 90, 100)}
 """Script, write and past of which it is known that the end is not the same: one of 790."""
@@ -104,7 +104,7 @@ def test_leader_that_made_a_budget_again_gives_it_back() -> None:
     [
         pytest.param(script, past, id=f"{name}-{past}")
         for name, script in SCRIPTS.items()
-        for past in range(2, 190, 1 if SLICE == 1 else 20)
+        for past in range(2, 190, SLICE)
     ],
 )
 def test_leader_that_sees_the_ended_job_as_it_was_makes_no_pod_again(script: Script, past: int) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.minutes import World, measure
 from shoal.sizing.fleet.kept import Kept
 
 
+@pytest.mark.nightly
 def test_jobs_train_and_their_choices_are_kept() -> None:
     world, kept = World(4), Kept()
     begun = [job.samples_left or 0.0 for job in world.jobs]

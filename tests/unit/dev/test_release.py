@@ -162,6 +162,7 @@ def in_checks(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.nightly  # a tool of Go is built for it
 def test_actionlint_finds_nothing() -> None:
     words = ["go", "tool", "actionlint", *map(str, (ROOT / ".github/workflows").glob("*.yaml"))]
     done = in_checks(*words)
@@ -227,6 +228,7 @@ def test_a_release_replaces_each_line_of_the_values_once() -> None:
         release.published_values("image: {}", "r.io/team")
 
 
+@pytest.mark.nightly  # a tool of Go is built for it
 def test_krew_accepts_its_manifest(tmp_path: Path) -> None:
     for os_name, architecture in release.PLATFORMS:
         (tmp_path / f"kubectl-shoal_{os_name}_{architecture}.tar.gz").write_bytes(architecture.encode())

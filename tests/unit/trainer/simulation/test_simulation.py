@@ -14,7 +14,7 @@ from tests.unit.trainer.simulation.job import EPOCHS, PIECE, SAMPLES, STEPS_AT
 from tests.unit.trainer.simulation.server import another_run
 from tests.unit.trainer.simulation.world import World
 
-SEEDS = int(os.environ.get("SHOAL_SEEDS", "40"))
+SEEDS = int(os.environ.get("SHOAL_SEEDS", "30"))
 CHUNKS = max(23, SEEDS // 100 | 1)
 """The seeds are split into this many tests, so that each ends within its timeout.
 
