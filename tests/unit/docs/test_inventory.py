@@ -14,19 +14,17 @@ from tests.unit.docs.pages import ROOT, Block, all_blocks, begin
 Named = tuple[str, str]
 """A page, and the first words of a block; of each of its blocks, if there are none."""
 
+AWS = "an account with AWS; test_guides.py runs it with the programs played"
+GOOGLE = "an account with Google; test_guides.py runs it with the programs played"
+DOCKER = "a Docker engine; test_readme.py compares its node with kind-config.yaml"
+REGISTRY = "a registry to push to; test_readme.py reads what it would build and push"
 NOT_RUN: dict[Named, str] = {
-    ("docs/eks.md", ""): "an account with AWS; test_guides.py runs it with the programs played",
-    ("docs/karpenter.md", ""): "an account with AWS; test_guides.py runs it with the programs played",
-    ("docs/gke.md", ""): "an account with Google; test_guides.py runs it with the programs played",
-    (
-        "docs/kind.md",
-        "docker stop",
-    ): "a Docker engine; test_readme.py compares its node with kind-config.yaml",
-    ("README.md", "make images"): "a registry to push to; test_readme.py reads what it would build and push",
-    (
-        "docs/install.md",
-        "make images",
-    ): "a registry to push to; test_readme.py reads what it would build and push",
+    ("docs/eks.md", ""): AWS,
+    ("docs/karpenter.md", ""): AWS,
+    ("docs/gke.md", ""): GOOGLE,
+    ("docs/kind.md", "docker stop"): DOCKER,
+    ("README.md", "make images"): REGISTRY,
+    ("docs/install.md", "make images"): REGISTRY,
     ("CONTRIBUTING.md", "make install"): "what runs these tests; test_commands.py knows its targets",
 }
 """Of the commands that need something that is not here. test_commands.py, test_documented_kubectl.py and
