@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -26,6 +26,7 @@ from shoal.cluster.cache import Cache
 from shoal.cluster.clock import utc_now
 from shoal.cluster.reflector import Source
 from shoal.controllers.arrival import as_heard
+from shoal.controllers.sharing import Sharing, Tenant
 from shoal.manifests.names import pod_name
 from shoal.manifests.platforms import NO_OWN, Platform, platform_of
 from shoal.policy.facts.blip import heard_since, silent_since
@@ -108,6 +109,14 @@ def is_worker(pod: Pod) -> bool:
     return pod.place is not None and pod.place.role == "worker"
 
 
+def _tenant(pod: Pod | None) -> Tenant | None:
+    """The node on which a pod for a pool is, and the run that it is of."""
+    if pod is None or pod.ended or not (node := pod.spec.node_name) or not pod.metadata.labels.get(POOL):
+        return None
+    run = run_of(pod)
+    return (node, run[1]) if run is not None else None
+
+
 def _awaited_pool(pod: Pod) -> str | None:
     """The pool of which a pod waits for a node, if that has none."""
     return pod.metadata.labels.get(POOL) if pod.waits_for_node(there_are=False) else None
@@ -134,6 +143,7 @@ class ClusterState:
         self._nodes: dict[str, Node] = {}
         self._pools: dict[str, CapacityPool] = {}
         self._flavors: dict[str, ResourceFlavor] = {}
+        self._sharing = Sharing()
         self.jobs: Cache[TrainingJob] = Cache(
             self._job_changed, shared=lambda old, new: with_known_parts(old, as_heard(old, new, wall()))
         )
@@ -229,18 +239,24 @@ class ClusterState:
         """When nodes that had been Unknown were heard again, the earliest first: the last ones."""
         return self._heard_again
 
-    def others_on(self, job_uid: str, node: str) -> int:
-        """How many jobs but this one have pods for a pool on a node, of those that can be seen and have not ended."""
-        pods = (pod for pod in self.pods.indexed("host", node) if pod.metadata.controller_uid != job_uid)
-        uids = {run[1] for pod in pods if pod.metadata.labels.get(POOL) and (run := run_of(pod)) is not None}
-        others = (self.jobs.by_uid(uid) for uid in uids)
-        return sum(each is not None and not each.status.finished for each in others)
+    def others_on(self, job_uid: str, nodes: Set[str]) -> dict[str, int]:
+        """How many jobs but this one have pods for a pool, of those that can be seen and have not ended.
+
+        Of these nodes, those where there are any.
+        """
+        found = dict[str, int]()
+        for node in nodes & self._sharing.nodes:
+            others = [self.jobs.by_uid(uid) for uid in self._sharing.on(node) if uid != job_uid]
+            if there := sum(each is not None and not each.status.finished for each in others):
+                found[node] = there
+        return found
 
     def node_was_deleted(self, name: str) -> bool:
         """Whether a node was lately seen to go."""
         return name in self._deleted_nodes
 
     def _pod_changed(self, old: Pod | None, new: Pod | None, ours: bool) -> None:
+        self._sharing.see(_tenant(old), _tenant(new))
         run = run_of(old) if old is not None else None
         if old is not None and run is not None and (new is None or run_of(new) != run):
             self._lose(run[1], old, told=new is None and _is_leaving(old))

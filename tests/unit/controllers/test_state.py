@@ -310,17 +310,19 @@ def test_jobs_with_pods_for_pools_on_a_node_are_counted_once_each_and_only_while
         "reason": "Done",
         "lastTransitionTime": build.stamp(build.NOW),
     }
+    both = {"od-0", "od-1"}
     begin("mine", "team")
     begin("theirs", "other")
     begin("over", "team", conditions=[complete])
     run("mine", "team")
-    assert state.others_on("mine", "od-0") == 0
+    assert not state.others_on("mine", both)
     run("theirs", "other", 0)
     run("theirs", "other", 1)  # two servers of one job pay once
     run("elsewhere", "team", 0)  # of a job that is gone
     run("over", "team", 0)
-    assert (state.others_on("mine", "od-0"), state.others_on("theirs", "od-0")) == (1, 1)
-    assert (state.others_on("mine", "od-1"), state.others_on("over", "od-0")) == (0, 2)
-    for index, left in ((0, 1), (1, 0)):
+    assert state.others_on("mine", both) == state.others_on("theirs", both) == {"od-0": 1}
+    assert state.others_on("over", both) == {"od-0": 2}
+    assert not state.others_on("mine", {"od-1"})
+    for index, left in ((0, {"od-0": 1}), (1, {})):
         run("theirs", "other", index, 2, phase="Succeeded")
-        assert state.others_on("mine", "od-0") == left
+        assert state.others_on("mine", both) == left

@@ -87,7 +87,7 @@ class Pools(World):
             pools=self.pools,
             proposal=self.proposal,
             taken=self.elsewhere,
-            others_on=lambda node: others.get(node, 0),
+            others_on=lambda nodes: {node: others[node] for node in nodes & others.keys()},
         )
 
     def _create(self, action: CreatePod) -> None:
