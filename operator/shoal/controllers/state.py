@@ -15,16 +15,15 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from shoal.api.base import API_VERSION, Resource
+from shoal.api.base import Resource
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.kube import DisruptionBudget, Node, Pod, Service
-from shoal.api.kueue import KUEUE, ResourceFlavor, Workload
+from shoal.api.kueue import ResourceFlavor, Workload
 from shoal.api.labels import JOB, POOL
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
 from shoal.cluster.clock import utc_now
-from shoal.cluster.reflector import Source
 from shoal.controllers.arrival import as_heard
 from shoal.controllers.sharing import Sharing, Tenant
 from shoal.manifests.names import pod_name
@@ -144,6 +143,8 @@ class ClusterState:
         self._pools: dict[str, CapacityPool] = {}
         self._flavors: dict[str, ResourceFlavor] = {}
         self._sharing = Sharing()
+        self._unreadable: dict[str, tuple[str, str]] = {}
+        """Pools that could not be parsed, by uid: the name, and why."""
         self.jobs: Cache[TrainingJob] = Cache(
             self._job_changed, shared=lambda old, new: with_known_parts(old, as_heard(old, new, wall()))
         )
@@ -184,6 +185,19 @@ class ClusterState:
         self.nodes_by_name: Mapping[str, Node] = MappingProxyType(self._nodes)
         self.pools_by_name: Mapping[str, CapacityPool] = MappingProxyType(self._pools)
         self.flavors_by_name: Mapping[str, ResourceFlavor] = MappingProxyType(self._flavors)
+
+    @property
+    def unreadable_pools(self) -> dict[str, str]:
+        """Why CapacityPools cannot be parsed, by name."""
+        self._unreadable = {uid: each for uid, each in self._unreadable.items() if self.pools.is_unread(uid)}
+        return dict(self._unreadable.values())
+
+    def hear_unreadable_pool(self, found: Mapping[str, Any], why: str) -> None:
+        """Take a CapacityPool that cannot be parsed, as it was listed or watched, and why."""
+        meta = found.get("metadata") or {}
+        name = str(meta.get("name", ""))
+        self._unreadable[str(meta.get("uid", ""))] = name, why
+        self._wake_users(name)
 
     @property
     def platform(self) -> Platform:
@@ -327,12 +341,13 @@ class ClusterState:
         self._wakes.pools(key_of(seen), Priority.NORMAL)
         if old is None or new is None or old.spec != new.spec:
             self._wakes.plans()
-            for job in self.jobs.all():
-                if (
-                    seen.metadata.name in job.spec.workers.pools
-                    or seen.metadata.name in job.spec.parameter_servers.pools
-                ):
-                    self._wakes.jobs(key_of(job), Priority.NORMAL)
+            self._wake_users(seen.metadata.name)
+
+    def _wake_users(self, pool: str) -> None:
+        """Wake the jobs that name a pool."""
+        for job in self.jobs.all():
+            if pool in job.spec.workers.pools or pool in job.spec.parameter_servers.pools:
+                self._wakes.jobs(key_of(job), Priority.NORMAL)
 
     def _profile_changed(self, old: SpeedProfile | None, new: SpeedProfile | None, ours: bool) -> None:
         if (seen := new or old) is not None and not ours:
@@ -370,28 +385,3 @@ def _remember(names: dict[str, str | None], name: str, why: str | None = None) -
 
 def _without_version(node: Node) -> Node:
     return node.model_copy(update={"metadata": node.metadata.model_copy(update={"resource_version": ""})})
-
-
-def sources(namespace: str, *, kueue: bool = False) -> dict[str, Source[Any]]:
-    """What to list and watch, by name of the resource: in one namespace or, if empty, in all.
-
-    `kueue`: also what jobs that are queued as a Workload need.
-    """
-    within = f"/namespaces/{namespace}" if namespace else ""
-    custom = f"/apis/{API_VERSION}"
-    queues: dict[str, Source[Any]] = {
-        "workloads": Source(f"/apis/{KUEUE}{within}/workloads", Workload, JOB),
-        "resourceflavors": Source(f"/apis/{KUEUE}/resourceflavors", ResourceFlavor),
-    }
-    return {
-        **(queues if kueue else {}),
-        "trainingjobs": Source(f"{custom}{within}/{TrainingJob.PLURAL}", TrainingJob),
-        "pods": Source(f"/api/v1{within}/pods", Pod, JOB),
-        "services": Source(f"/api/v1{within}/services", Service, JOB),
-        "poddisruptionbudgets": Source(
-            f"/apis/policy/v1{within}/poddisruptionbudgets", DisruptionBudget, JOB
-        ),
-        "nodes": Source("/api/v1/nodes", Node),
-        "capacitypools": Source(f"{custom}/{CapacityPool.PLURAL}", CapacityPool),
-        "speedprofiles": Source(f"{custom}{within}/{SpeedProfile.PLURAL}", SpeedProfile),
-    }

@@ -191,6 +191,8 @@ class Observation:
     """The platform of the nodes."""
     pools: Mapping[str, CapacityPool] = field(default_factory=dict)
     """All CapacityPools by name."""
+    unreadable_pools: Mapping[str, str] = field(default_factory=dict)
+    """Why CapacityPools cannot be parsed, by name."""
     proposal: Proposal | None = None
     """The newest proposal of the planner for this job."""
     taken: Mapping[str, int] = field(default_factory=dict)

@@ -23,7 +23,8 @@ from shoal.api.kube import (
     ServiceSpec,
 )
 from shoal.api.training_job import TrainingJob
-from shoal.controllers.state import ClusterState, Key, Wakes, sources
+from shoal.controllers.sources import sources
+from shoal.controllers.state import ClusterState, Key, Wakes
 from shoal.manifests.platforms import AUTOPILOT
 from shoal.runtime.work_queue import Priority
 from tests.unit.policy import build
@@ -274,6 +275,32 @@ def test_changed_pool_wakes_the_jobs_that_name_it(
     assert state.pools_by_name["spot"].spec.limits.nodes == 2
     state.pools.drop("p")
     assert not state.pools_by_name
+
+
+def test_a_pool_that_cannot_be_parsed_is_known_while_it_is_there(
+    state: ClusterState, woken: list[tuple[Key, Priority]]
+) -> None:
+    manifest = build.job_manifest()
+    manifest["metadata"] |= {"name": "a", "uid": "a", "resourceVersion": "1"}
+    manifest["spec"]["workers"]["pools"] = ["spot"]
+    state.jobs.put(TrainingJob.model_validate(manifest))
+    woken.clear()
+
+    def broken(version: int) -> None:  # as a reflector does
+        state.pools.leave_unread("p", version)
+        found = {"metadata": {"name": "spot", "uid": "p", "resourceVersion": f"{version}"}}
+        state.hear_unreadable_pool(found, "spec.limits: too many")
+
+    broken(5)
+    assert state.unreadable_pools == {"spot": "spec.limits: too many"}
+    assert [key[1] for key, _ in woken] == ["a"]
+    meta = {"name": "spot", "uid": "p", "resourceVersion": "6"}
+    state.pools.put(CapacityPool.model_validate({"metadata": meta, "spec": {"limits": {"nodes": 2}}}))
+    assert not state.unreadable_pools
+    broken(7)
+    assert state.unreadable_pools
+    state.pools.drop("p", 8)
+    assert not state.unreadable_pools
 
 
 def test_what_somebody_said_of_the_platform_holds_whatever_nodes_join() -> None:
