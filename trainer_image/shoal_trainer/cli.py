@@ -261,7 +261,7 @@ def _entrypoint(text: str) -> str:
         )
     try:
         module_of(file)
-        name = name or training_in(file, path.read_text())
+        name = name or training_in(file, path.read_bytes())
     except (ValueError, OSError) as error:
         raise click.BadParameter(str(error)) from error
     return f"{'.'.join(path.relative_to(here).with_suffix('').parts)}:{name}"
@@ -308,7 +308,7 @@ def _given_to(entrypoint: str, texts: tuple[str, ...]) -> dict[str, JsonValue]:
     file = Path(f"{module.replace('.', '/')}.py")
     if given and file.is_file():
         try:
-            must_take_arguments(file.name, file.read_text(), name, given)
+            must_take_arguments(file.name, file.read_bytes(), name, given)
         except (ValueError, OSError) as error:
             raise click.BadParameter(str(error), param_hint="--arg") from error
     return given

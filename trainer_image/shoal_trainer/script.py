@@ -58,7 +58,7 @@ def no_entrypoint(text: str) -> str:
     return words
 
 
-def training_in(file: str, text: str) -> str:
+def training_in(file: str, text: str | bytes) -> str:
     """The name of the Training at the top level of a file, or of a function that returns one.
 
     `job` is taken first. Names that begin with an underscore are none, nor are functions where there are objects.
@@ -108,7 +108,7 @@ def beside(script: Path) -> list[Path]:
     found, unread = list[Path](), [script]
     while unread:
         file = unread.pop()
-        for name in sorted(imports(_parsed(str(file), file.read_text(encoding="utf-8")))):
+        for name in sorted(imports(_parsed(str(file), file.read_bytes()))):
             module, package = script.with_name(f"{name}.py"), script.with_name(name)
             near = package if (package / "__init__.py").is_file() else module
             if near.exists() and near != script and near not in found:
@@ -166,7 +166,7 @@ def _public(names: list[str]) -> list[str]:
     return [name for name in names if not name.startswith("_")]
 
 
-def must_define(file: str, text: str, attribute: str) -> None:
+def must_define(file: str, text: str | bytes, attribute: str) -> None:
     """Raise ValueError if the file is no Python, or has no such name at its top level. Nothing of it is run."""
     body, guarded = _importable(_parsed(file, text))
     names = {name for name, _ in _named_in(body)}
@@ -181,7 +181,7 @@ def must_define(file: str, text: str, attribute: str) -> None:
     raise ValueError(f"{file} has no {first!r} at its top level: {hint}")
 
 
-def must_take_arguments(file: str, text: str, attribute: str, given: Iterable[str]) -> None:
+def must_take_arguments(file: str, text: str | bytes, attribute: str, given: Iterable[str]) -> None:
     """Raise ValueError if the name is a Training, which takes no arguments, or a function that takes none of a name."""
     body = _parsed(file, text).body
     if attribute in _trainings(body)[0]:
@@ -201,9 +201,10 @@ def must_take_arguments(file: str, text: str, attribute: str, given: Iterable[st
                     )
 
 
-def _parsed(file: str, text: str) -> ast.Module:
+def _parsed(file: str, text: str | bytes) -> ast.Module:
+    """Bytes are read as Python reads them: a mark of UTF-8 and a coding line count."""
     try:
-        return ast.parse(text.removeprefix("\ufeff"), file)  # as Python reads what an editor of Windows wrote
+        return ast.parse(text, file)
     except SyntaxError as error:
         raise ValueError(f"{file}, line {error.lineno}: {error.msg}") from error
 

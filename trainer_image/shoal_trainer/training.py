@@ -73,7 +73,9 @@ class Training:
     data: Any
     validation: Any = None
     class_weight: Mapping[int, float] | None = None
-    callbacks: Callable[[], Sequence[keras.callbacks.Callback]] | None = None
+    callbacks: Callable[[], Sequence[keras.callbacks.Callback] | keras.callbacks.Callback | None] | None = (
+        None
+    )
     wire: Literal["bf16", "fp32"] = "bf16"
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
     batches_per_push: int = 1

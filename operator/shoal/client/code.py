@@ -33,10 +33,10 @@ def read(paths: Sequence[str | Path]) -> dict[str, str]:
         except OSError as error:
             raise UsageError(f"cannot read {file}: {error.strerror or error}") from error
         except UnicodeDecodeError as error:
-            raise UsageError(
-                f"cannot take {file} along: it is no text. Code travels with a job; data and models belong in a "
-                "bucket, a volume, or the image"
-            ) from error
+            why = "it is no text. Code travels with a job; data and models belong in a bucket, a volume, or the image"
+            if file.suffix == ".py":
+                why = "code travels in UTF-8: save it so, without a coding line"
+            raise UsageError(f"cannot take {file} along: {why}") from error
         if found.get(name, text) != text:
             raise UsageError(
                 f"two files are named {name}: put them into packages (folders with an __init__.py)"

@@ -77,6 +77,14 @@ def test_two_files_of_one_name(folder: Path) -> None:
     assert read(["sub"]) == {"digits.py": "job = 2\n"}
 
 
+def test_code_in_another_encoding_is_to_be_saved_anew(tmp_path: Path) -> None:
+    (tmp_path / "old.py").write_bytes("# coding: latin-1\nname = 'größe'\n".encode("latin-1"))
+    with pytest.raises(
+        UsageError, match=r"old.py along: code travels in UTF-8: save it so, without a coding line$"
+    ):
+        read([str(tmp_path / "old.py")])
+
+
 def test_what_is_no_code_is_sent_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "weights.bin").write_bytes(b"\xff\x00")
     with pytest.raises(UsageError, match=r"weights.bin along: .* data and models belong in a bucket"):

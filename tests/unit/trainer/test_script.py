@@ -29,11 +29,11 @@ MADE = "Training(model=None, data=None)"
         (f"small = {MADE}\njob = {MADE}\n", "job"),
         (f"small = {MADE}\ndef job():\n    return {MADE}\n", "job"),
         (f"def test():\n    {MADE}\nwork = {MADE}\n", "work"),
-        (f"\ufeffwork = {MADE}\n", "work"),
+        (f"\ufeffwork = {MADE}\n".encode(), "work"),
         (f"if big:\n    work = {MADE}\nelse:\n    work = {MADE}\n", "work"),
     ],
 )
-def test_a_training_is_found(text: str, name: str) -> None:
+def test_a_training_is_found(text: str | bytes, name: str) -> None:
     assert training_in("digits.py", text) == name
 
 

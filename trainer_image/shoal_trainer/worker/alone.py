@@ -37,13 +37,12 @@ def fit(job: Training, *, epochs: int, batch_size: int, verbose: int | str) -> k
     if job.validation is not None:
         judged = next(validation_batches(job.validation, batch_size))
         validation = validation_dataset(job.validation, batch_size, model, judged, ended)
-    callbacks = list(job.callbacks()) if job.callbacks else []
     with quiet_end(), as_raised(ended):
         model.fit(
             training,
             epochs=epochs,
             validation_data=validation,
-            callbacks=callbacks,
+            callbacks=job.callbacks() if job.callbacks else None,
             verbose=verbose,
             shuffle=False,
         )

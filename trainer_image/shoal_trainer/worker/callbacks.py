@@ -73,10 +73,9 @@ def callbacks_of(
     (`val_loss`, …), none without validation data; None if they are not known before it. `trained`: those of training.
     `settable`: whether the learning rate is a number.
     """
-    if job.callbacks is None:
-        return ()
     try:
-        callbacks = list(job.callbacks())
+        made = job.callbacks() if job.callbacks else None
+        callbacks = [made] if isinstance(made, keras.callbacks.Callback) else list(made or ())
     except (Exception, SystemExit) as error:
         raise failure("Training(callbacks=…) failed", error) from error
     for callback in callbacks:

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -136,6 +137,23 @@ def test_usage_error_says_what_to_change(arguments, words):
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2
     assert words in result.output
+
+
+def test_a_script_is_read_in_the_encoding_of_its_coding_line(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    jobs = []
+    monkeypatch.setattr(watch, "watch", lambda job, *_, **__: jobs.append(job) or 0)
+    made = "# -*- coding: latin-1 -*-\ndef job(größe):\n    return Training(model=None, data=größe)\n"
+    Path("old.py").write_bytes(made.encode("latin-1"))
+    result = CliRunner().invoke(main, ["run", "old.py", "--arg", "größe=1"])
+    assert result.exit_code == 0, result.output
+    assert (jobs[0].entrypoint, jobs[0].args) == ("old:job", {"größe": 1})
+    Path("old.py").write_bytes("\ufeffjob = Training(model=None, data=1)\n".encode())
+    assert CliRunner().invoke(main, ["run", "old.py"]).exit_code == 0
+    Path("old.py").write_bytes(made.partition("\n")[2].encode("latin-1"))
+    result = CliRunner().invoke(main, ["run", "old.py"])
+    assert result.exit_code == 2
+    assert "old.py, line 1: (unicode error) 'utf-8' codec can't decode" in result.output
 
 
 def test_arguments_are_those_of_a_training_job(monkeypatch):

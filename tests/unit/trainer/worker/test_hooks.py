@@ -334,6 +334,12 @@ def test_what_a_callback_will_not_do_is_told(make, words, caplog):
     assert words in caplog.text if words else not caplog.text
 
 
+@pytest.mark.parametrize("made", [None, [], Warm(), [Warm()], (Warm(), Warm())])
+def test_what_fit_takes_as_callbacks_is_taken(made):
+    given = job(functional, callbacks=lambda: made)
+    assert list(callbacks_of(given)) == keras.callbacks.CallbackList(made).callbacks
+
+
 def test_backup_is_left_out_with_a_warning(tmp_path, caplog):
     backup = callbacks.BackupAndRestore(tmp_path)
     made = callbacks_of(job(functional, callbacks=lambda: [backup, Warm()]))
