@@ -1,11 +1,13 @@
 """Plots as PNG files and as text: the Pareto front, and the policies of a simulation.
 
-A file is written under a temporary name and renamed, so that it is always complete.
+A file is written under a temporary name and renamed, so that it is always complete; a link or a device is written to
+and stays what it is.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -148,10 +150,14 @@ def _figure(width: float, height: float) -> Any:
 
 
 def _write(figure: Any, path: Path) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    is_file = not os.path.lexists(path) or stat.S_ISREG(path.lstat().st_mode)
+    # A rename would take the place of a link or, as root, of a device.
+    written = path.with_name(f".{path.name}.{os.getpid()}") if is_file else path
     try:
-        figure.savefig(partial, format="png", dpi=120)
-        partial.replace(path)
+        figure.savefig(written, format="png", dpi=120)
+        if is_file:
+            written.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        if is_file:
+            written.unlink(missing_ok=True)
         raise UsageError(f"cannot write the plot to {path}: {error.strerror or error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -55,6 +56,18 @@ def test_plan_is_explained_and_plotted(tmp_path: Path) -> None:
     assert "node-hours" in result.output
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert [p.name for p in tmp_path.iterdir()] == ["front.png"]
+
+
+def test_a_plot_is_written_through_a_link_and_does_not_take_its_place(tmp_path: Path) -> None:
+    """Nor that of a device, which it did: `--plot /dev/full` as root left a picture there for all programs."""
+    picture, link, device = (tmp_path / name for name in ("front.png", "link", "device"))
+    link.symlink_to(picture)
+    device.symlink_to(os.devnull)
+    for each in (link, device):
+        result = shoal("plan", *RESOURCES, "--plot", str(each))
+        assert result.exit_code == 0, result.output
+        assert each.is_symlink()
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_simulate_compares_all_policies(tmp_path: Path) -> None:
