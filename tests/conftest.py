@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from xdist.scheduler import LoadScopeScheduling
+
+from dev.night import by_day
 
 HERE = Path(__file__).parent
 SHARED = ("nodes", "control_plane")
@@ -27,6 +30,13 @@ NIGHTLY_SECONDS = 1800
 """The least after which a nightly test is stopped: on a busy machine, what is slow looks hung much earlier."""
 SUMMED = ("test_hidden_truth.py",)
 """Files of those whose nightly tests look at what all the others of the file have played: once, in one process."""
+NIGHTLY = bool(os.environ.get("SHOAL_NIGHTLY"))
+
+# By day XLA makes programs that are compiled sooner and run later: those of the tests run for a few steps.
+if not NIGHTLY:
+    os.environ.setdefault(
+        "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    )
 
 # Hypothesis' own deadline, 200 ms for an example, would measure the machine. The same examples each time: what a change
 # breaks is found by the change, and not by chance in another one.
@@ -50,7 +60,7 @@ def group(nodeid: str) -> str:
     tier = path.parts[1]
     if tier in SHARED:
         return tier
-    together = path.name in SUMMED and "SHOAL_NIGHTLY" in os.environ
+    together = path.name in SUMMED and NIGHTLY
     return nodeid if path.parent.name in SPREAD and not together else str(path)
 
 
@@ -63,6 +73,21 @@ class ByCluster(LoadScopeScheduling):
 
 def tier(item: pytest.Item) -> str:
     return item.path.relative_to(HERE).parts[0]
+
+
+def leave_to_the_night(items: list[pytest.Item]) -> None:
+    """Mark as nightly the cases of one test beyond those that its `by_day` says."""
+    cases = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        if item.get_closest_marker("by_day") and not item.get_closest_marker("nightly"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for same in cases.values():
+        mark = same[0].get_closest_marker("by_day")
+        assert mark is not None
+        played = {item.nodeid for item in by_day(same, *mark.args)}
+        for item in same:
+            if item.nodeid not in played:
+                item.add_marker(pytest.mark.nightly)
 
 
 def pytest_collection() -> None:
@@ -85,7 +110,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByCluster:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What takes longest begins first; what needs a cluster may be tried again; what is nightly runs only then."""
-    if not os.environ.get("SHOAL_NIGHTLY"):
+    leave_to_the_night(items)
+    if not NIGHTLY:
         nightly = [item for item in items if item.get_closest_marker("nightly")]
         items[:] = [item for item in items if not item.get_closest_marker("nightly")]
         config.hook.pytest_deselected(items=nightly)

@@ -360,7 +360,7 @@ class TrainingJobStatus(Status):
 
 def apart(old: TrainingJobStatus, new: TrainingJobStatus) -> tuple[TrainingJobStatus, TrainingJobStatus]:
     """Both, each without the records that are the same objects in the other: nothing happened to most."""
-    was, now = set(map(id, old.slots)), set(map(id, new.slots))
-    gone = tuple(slot for slot in old.slots if id(slot) not in now)
-    come = tuple(slot for slot in new.slots if id(slot) not in was)
+    was, now = (dict(zip(map(id, each.slots), each.slots, strict=True)) for each in (old, new))
+    gone = tuple(slot for key, slot in was.items() if key not in now)
+    come = tuple(slot for key, slot in now.items() if key not in was)
     return old.model_copy(update={"slots": gone}), new.model_copy(update={"slots": come})

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from shoal.api.base import API_VERSION, Resource
+from shoal.api.base import Resource
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.kube import DisruptionBudget, Node, Pod, Service
-from shoal.api.kueue import KUEUE, ResourceFlavor, Workload
+from shoal.api.kueue import ResourceFlavor, Workload
 from shoal.api.labels import JOB, POOL
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
 from shoal.cluster.clock import utc_now
-from shoal.cluster.reflector import Source
 from shoal.controllers.arrival import as_heard
+from shoal.controllers.sharing import Sharing, Tenant
 from shoal.manifests.names import pod_name
 from shoal.manifests.platforms import NO_OWN, Platform, platform_of
 from shoal.policy.facts.blip import heard_since, silent_since
@@ -108,6 +108,14 @@ def is_worker(pod: Pod) -> bool:
     return pod.place is not None and pod.place.role == "worker"
 
 
+def _tenant(pod: Pod | None) -> Tenant | None:
+    """The node on which a pod for a pool is, and the run that it is of."""
+    if pod is None or pod.ended or not (node := pod.spec.node_name) or not pod.metadata.labels.get(POOL):
+        return None
+    run = run_of(pod)
+    return (node, run[1]) if run is not None else None
+
+
 def _awaited_pool(pod: Pod) -> str | None:
     """The pool of which a pod waits for a node, if that has none."""
     return pod.metadata.labels.get(POOL) if pod.waits_for_node(there_are=False) else None
@@ -134,6 +142,9 @@ class ClusterState:
         self._nodes: dict[str, Node] = {}
         self._pools: dict[str, CapacityPool] = {}
         self._flavors: dict[str, ResourceFlavor] = {}
+        self._sharing = Sharing()
+        self._unreadable: dict[str, tuple[str, str]] = {}
+        """Pools that could not be parsed, by uid: the name, and why."""
         self.jobs: Cache[TrainingJob] = Cache(
             self._job_changed, shared=lambda old, new: with_known_parts(old, as_heard(old, new, wall()))
         )
@@ -174,6 +185,19 @@ class ClusterState:
         self.nodes_by_name: Mapping[str, Node] = MappingProxyType(self._nodes)
         self.pools_by_name: Mapping[str, CapacityPool] = MappingProxyType(self._pools)
         self.flavors_by_name: Mapping[str, ResourceFlavor] = MappingProxyType(self._flavors)
+
+    @property
+    def unreadable_pools(self) -> dict[str, str]:
+        """Why CapacityPools cannot be parsed, by name."""
+        self._unreadable = {uid: each for uid, each in self._unreadable.items() if self.pools.is_unread(uid)}
+        return dict(self._unreadable.values())
+
+    def hear_unreadable_pool(self, found: Mapping[str, Any], why: str) -> None:
+        """Take a CapacityPool that cannot be parsed, as it was listed or watched, and why."""
+        meta = found.get("metadata") or {}
+        name = str(meta.get("name", ""))
+        self._unreadable[str(meta.get("uid", ""))] = name, why
+        self._wake_users(name)
 
     @property
     def platform(self) -> Platform:
@@ -229,18 +253,24 @@ class ClusterState:
         """When nodes that had been Unknown were heard again, the earliest first: the last ones."""
         return self._heard_again
 
-    def others_on(self, job_uid: str, node: str) -> int:
-        """How many jobs but this one have pods for a pool on a node, of those that can be seen and have not ended."""
-        pods = (pod for pod in self.pods.indexed("host", node) if pod.metadata.controller_uid != job_uid)
-        uids = {run[1] for pod in pods if pod.metadata.labels.get(POOL) and (run := run_of(pod)) is not None}
-        others = (self.jobs.by_uid(uid) for uid in uids)
-        return sum(each is not None and not each.status.finished for each in others)
+    def others_on(self, job_uid: str, nodes: Set[str]) -> dict[str, int]:
+        """How many jobs but this one have pods for a pool, of those that can be seen and have not ended.
+
+        Of these nodes, those where there are any.
+        """
+        found = dict[str, int]()
+        for node in nodes & self._sharing.nodes:
+            others = [self.jobs.by_uid(uid) for uid in self._sharing.on(node) if uid != job_uid]
+            if there := sum(each is not None and not each.status.finished for each in others):
+                found[node] = there
+        return found
 
     def node_was_deleted(self, name: str) -> bool:
         """Whether a node was lately seen to go."""
         return name in self._deleted_nodes
 
     def _pod_changed(self, old: Pod | None, new: Pod | None, ours: bool) -> None:
+        self._sharing.see(_tenant(old), _tenant(new))
         run = run_of(old) if old is not None else None
         if old is not None and run is not None and (new is None or run_of(new) != run):
             self._lose(run[1], old, told=new is None and _is_leaving(old))
@@ -311,12 +341,13 @@ class ClusterState:
         self._wakes.pools(key_of(seen), Priority.NORMAL)
         if old is None or new is None or old.spec != new.spec:
             self._wakes.plans()
-            for job in self.jobs.all():
-                if (
-                    seen.metadata.name in job.spec.workers.pools
-                    or seen.metadata.name in job.spec.parameter_servers.pools
-                ):
-                    self._wakes.jobs(key_of(job), Priority.NORMAL)
+            self._wake_users(seen.metadata.name)
+
+    def _wake_users(self, pool: str) -> None:
+        """Wake the jobs that name a pool."""
+        for job in self.jobs.all():
+            if pool in job.spec.workers.pools or pool in job.spec.parameter_servers.pools:
+                self._wakes.jobs(key_of(job), Priority.NORMAL)
 
     def _profile_changed(self, old: SpeedProfile | None, new: SpeedProfile | None, ours: bool) -> None:
         if (seen := new or old) is not None and not ours:
@@ -354,28 +385,3 @@ def _remember(names: dict[str, str | None], name: str, why: str | None = None) -
 
 def _without_version(node: Node) -> Node:
     return node.model_copy(update={"metadata": node.metadata.model_copy(update={"resource_version": ""})})
-
-
-def sources(namespace: str, *, kueue: bool = False) -> dict[str, Source[Any]]:
-    """What to list and watch, by name of the resource: in one namespace or, if empty, in all.
-
-    `kueue`: also what jobs that are queued as a Workload need.
-    """
-    within = f"/namespaces/{namespace}" if namespace else ""
-    custom = f"/apis/{API_VERSION}"
-    queues: dict[str, Source[Any]] = {
-        "workloads": Source(f"/apis/{KUEUE}{within}/workloads", Workload, JOB),
-        "resourceflavors": Source(f"/apis/{KUEUE}/resourceflavors", ResourceFlavor),
-    }
-    return {
-        **(queues if kueue else {}),
-        "trainingjobs": Source(f"{custom}{within}/{TrainingJob.PLURAL}", TrainingJob),
-        "pods": Source(f"/api/v1{within}/pods", Pod, JOB),
-        "services": Source(f"/api/v1{within}/services", Service, JOB),
-        "poddisruptionbudgets": Source(
-            f"/apis/policy/v1{within}/poddisruptionbudgets", DisruptionBudget, JOB
-        ),
-        "nodes": Source("/api/v1/nodes", Node),
-        "capacitypools": Source(f"{custom}/{CapacityPool.PLURAL}", CapacityPool),
-        "speedprofiles": Source(f"{custom}{within}/{SpeedProfile.PLURAL}", SpeedProfile),
-    }

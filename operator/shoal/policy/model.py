@@ -8,7 +8,7 @@ two calls is in `job.status`; the answers of the API server that `apply` keeps m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -191,12 +191,14 @@ class Observation:
     """The platform of the nodes."""
     pools: Mapping[str, CapacityPool] = field(default_factory=dict)
     """All CapacityPools by name."""
+    unreadable_pools: Mapping[str, str] = field(default_factory=dict)
+    """Why CapacityPools cannot be parsed, by name."""
     proposal: Proposal | None = None
     """The newest proposal of the planner for this job."""
     taken: Mapping[str, int] = field(default_factory=dict)
     """Nodes of each pool that other jobs have, or plan to have."""
-    others_on: Callable[[str], int] = lambda _node: 0
-    """How many other jobs have pods for a pool on the node of this name."""
+    others_on: Callable[[Set[str]], Mapping[str, int]] = lambda _nodes: {}
+    """Of nodes, those on which other jobs have pods for a pool, and how many."""
 
 
 @dataclass(frozen=True)

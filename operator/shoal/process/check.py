@@ -18,7 +18,7 @@ import aiohttp
 
 from shoal.cluster.http import connect
 from shoal.cluster.transport import Transport
-from shoal.controllers.state import sources
+from shoal.controllers.sources import sources
 from shoal.errors import Unavailable
 from shoal.process.operator import NEEDED
 

@@ -21,8 +21,9 @@ from shoal.cluster.transport import Fenced, Transport
 from shoal.controllers.capacitypool.reconcile import PoolReconciler
 from shoal.controllers.planning.metrics import PlanMetrics
 from shoal.controllers.planning.planner import Planner
+from shoal.controllers.sources import sources
 from shoal.controllers.speedprofile.reconcile import Learner
-from shoal.controllers.state import ClusterState, Key, Wakes, key_of, sources
+from shoal.controllers.state import ClusterState, Key, Wakes, key_of
 from shoal.controllers.trainingjob.api_answers import AnswerStore
 from shoal.controllers.trainingjob.apply import Applier
 from shoal.controllers.trainingjob.claims import Claims
@@ -192,13 +193,14 @@ class Operator:
             "capacitypools": state.pools,
             "speedprofiles": state.profiles,
         }
+        unreadable = {"trainingjobs": self._unreadable, "capacitypools": state.hear_unreadable_pool}
         return {
             name: Reflector(
                 transport,
                 source,
                 caches[name],
                 on_restart=partial(self._restarted, name),
-                on_unreadable=self._unreadable if name == "trainingjobs" else _nothing,
+                on_unreadable=unreadable.get(name, _nothing),
             )
             for name, source in sources(settings.namespace, kueue=settings.kueue).items()
             if name != "nodes" or settings.node_signals
@@ -258,6 +260,7 @@ class Operator:
             wake=self._wake_profile,
             wall=self._wall,
             on_fault=lambda: self._plan_metrics.faults.labels("report").inc(),
+            tell=lambda job, event: self.recorder.record(job, [event]),
         )
         controller = Controller(
             "speedprofile", learner, keys=lambda: learner.keys, metrics=self.metrics, workers=PROFILES_AT_ONCE

@@ -115,6 +115,12 @@ class NodePools:
             wall=wall,
             on_result=lambda result: metrics.events.labels(result).inc(),
         )
+        pools = Reflector(
+            fenced,
+            Source(f"/apis/{API_VERSION}/{CapacityPool.PLURAL}", CapacityPool),
+            self.cache,
+            on_restart=lambda why: metrics.watch_restarts.labels(CapacityPool.PLURAL, why).inc(),
+        )
         scaler = PoolScaler(
             self.cache,
             make_drivers(fenced),
@@ -123,6 +129,7 @@ class NodePools:
                 self.cache,
                 CapacityPool,
                 on_result=lambda result: metrics.status_writes.labels("CapacityPool", result).inc(),
+                on_stale=pools.request_refresh,
             ),
             recorder,
             PoolMetrics(metrics),
@@ -134,12 +141,6 @@ class NodePools:
             keys=lambda: [("", pool.metadata.name) for pool in self.cache.all()],
             metrics=metrics,
             workers=WORKERS,
-        )
-        pools = Reflector(
-            fenced,
-            Source(f"/apis/{API_VERSION}/{CapacityPool.PLURAL}", CapacityPool),
-            self.cache,
-            on_restart=lambda why: metrics.watch_restarts.labels(CapacityPool.PLURAL, why).inc(),
         )
         metrics.live(
             "shoal_queue_length",

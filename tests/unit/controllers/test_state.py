@@ -23,7 +23,8 @@ from shoal.api.kube import (
     ServiceSpec,
 )
 from shoal.api.training_job import TrainingJob
-from shoal.controllers.state import ClusterState, Key, Wakes, sources
+from shoal.controllers.sources import sources
+from shoal.controllers.state import ClusterState, Key, Wakes
 from shoal.manifests.platforms import AUTOPILOT
 from shoal.runtime.work_queue import Priority
 from tests.unit.policy import build
@@ -276,6 +277,32 @@ def test_changed_pool_wakes_the_jobs_that_name_it(
     assert not state.pools_by_name
 
 
+def test_a_pool_that_cannot_be_parsed_is_known_while_it_is_there(
+    state: ClusterState, woken: list[tuple[Key, Priority]]
+) -> None:
+    manifest = build.job_manifest()
+    manifest["metadata"] |= {"name": "a", "uid": "a", "resourceVersion": "1"}
+    manifest["spec"]["workers"]["pools"] = ["spot"]
+    state.jobs.put(TrainingJob.model_validate(manifest))
+    woken.clear()
+
+    def broken(version: int) -> None:  # as a reflector does
+        state.pools.leave_unread("p", version)
+        found = {"metadata": {"name": "spot", "uid": "p", "resourceVersion": f"{version}"}}
+        state.hear_unreadable_pool(found, "spec.limits: too many")
+
+    broken(5)
+    assert state.unreadable_pools == {"spot": "spec.limits: too many"}
+    assert [key[1] for key, _ in woken] == ["a"]
+    meta = {"name": "spot", "uid": "p", "resourceVersion": "6"}
+    state.pools.put(CapacityPool.model_validate({"metadata": meta, "spec": {"limits": {"nodes": 2}}}))
+    assert not state.unreadable_pools
+    broken(7)
+    assert state.unreadable_pools
+    state.pools.drop("p", 8)
+    assert not state.unreadable_pools
+
+
 def test_what_somebody_said_of_the_platform_holds_whatever_nodes_join() -> None:
     state = ClusterState(Wakes(), AUTOPILOT)
     assert state.platform is AUTOPILOT
@@ -310,17 +337,19 @@ def test_jobs_with_pods_for_pools_on_a_node_are_counted_once_each_and_only_while
         "reason": "Done",
         "lastTransitionTime": build.stamp(build.NOW),
     }
+    both = {"od-0", "od-1"}
     begin("mine", "team")
     begin("theirs", "other")
     begin("over", "team", conditions=[complete])
     run("mine", "team")
-    assert state.others_on("mine", "od-0") == 0
+    assert not state.others_on("mine", both)
     run("theirs", "other", 0)
     run("theirs", "other", 1)  # two servers of one job pay once
     run("elsewhere", "team", 0)  # of a job that is gone
     run("over", "team", 0)
-    assert (state.others_on("mine", "od-0"), state.others_on("theirs", "od-0")) == (1, 1)
-    assert (state.others_on("mine", "od-1"), state.others_on("over", "od-0")) == (0, 2)
-    for index, left in ((0, 1), (1, 0)):
+    assert state.others_on("mine", both) == state.others_on("theirs", both) == {"od-0": 1}
+    assert state.others_on("over", both) == {"od-0": 2}
+    assert not state.others_on("mine", {"od-1"})
+    for index, left in ((0, {"od-0": 1}), (1, {})):
         run("theirs", "other", index, 2, phase="Succeeded")
-        assert state.others_on("mine", "od-0") == left
+        assert state.others_on("mine", both) == left

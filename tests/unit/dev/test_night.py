@@ -1,10 +1,10 @@
-"""Seven nights play each case once."""
+"""Seven nights play each case once, a day some of them."""
 
 from __future__ import annotations
 
 import pytest
 
-from dev.night import NIGHTS, of_tonight
+from dev.night import NIGHTS, by_day, of_tonight
 
 
 def test_a_week_plays_each_case_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,3 +22,11 @@ def test_without_a_night_all_are_played(unset: bool, monkeypatch: pytest.MonkeyP
     if unset:
         monkeypatch.delenv("SHOAL_NIGHT")
     assert list(of_tonight("abc")) == list("abc")
+
+
+@pytest.mark.parametrize(
+    ("number", "played"),
+    [(1, "a"), (2, "ae"), (3, "acf"), (8, "abcdefgh"), (9, "abcdefgh")],
+)
+def test_a_day_plays_so_many_spread_evenly(number: int, played: str) -> None:
+    assert "".join(by_day("abcdefgh", number)) == played

@@ -56,6 +56,8 @@ class Pools(World):
         self.elsewhere: dict[str, int] = {}
         self.others: dict[str, int] = {}
         """Other jobs with pods, by node."""
+        self.unreadable: dict[str, str] = {}
+        """Why pools cannot be read, by name."""
         elasticity, servers = workers.pop("elasticity", {}), workers.pop("servers", {})
         super().__init__(
             spot_nodes=0,
@@ -85,9 +87,10 @@ class Pools(World):
         return replace(
             super().observation(),
             pools=self.pools,
+            unreadable_pools=self.unreadable,
             proposal=self.proposal,
             taken=self.elsewhere,
-            others_on=lambda node: others.get(node, 0),
+            others_on=lambda nodes: {node: others[node] for node in nodes & others.keys()},
         )
 
     def _create(self, action: CreatePod) -> None:

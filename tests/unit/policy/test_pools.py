@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from shoal.manifests.platforms import AUTOPILOT, GKE, KARPENTER, Platform
 from shoal.manifests.pods import Images
 from shoal.policy.decide.exclusion import exclude
 from shoal.policy.facts.read import read
+from shoal.policy.model import CreatePod
 from shoal.policy.plan import plan
 from tests.unit.policy import build
 from tests.unit.policy.pools import EXHAUSTED, FALLBACK, Pools, created, pool
@@ -202,6 +204,20 @@ def test_unknown_pool_is_told_and_workers_run_in_the_others() -> None:
     assert world.by_pool() == {"a": 2}
 
 
+def test_a_pool_that_cannot_be_read_is_told_with_the_reason() -> None:
+    """It "did not exist", though everybody saw it."""
+    world = Pools(pool("a"), nodes={"a": 3}, replicas=2)
+    world.manifest["spec"]["workers"]["pools"] = ["broken", "a", "gone"]
+    world.unreadable = {"broken": "spec.limits.nodes: Input should be a valid integer"}
+    world.settle()
+    degraded = world.condition("Degraded")
+    assert degraded["reason"] == "PoolNotFound"
+    assert "CapacityPool gone does not exist" in degraded["message"]
+    words = "this version of Shoal cannot read CapacityPool broken (spec.limits.nodes: Input should be a valid integer)"
+    assert words in degraded["message"]
+    assert world.by_pool() == {"a": 2}
+
+
 def test_an_unknown_pool_is_told_before_what_its_pods_suffer() -> None:
     message = [{"type": "PodScheduled", "status": "False", "message": "0/4 nodes are available"}]
     pod = build.pod("ps", phase="Pending", node=None, state={}, conditions=message)
@@ -268,6 +284,33 @@ def test_zone_policy_same_uses_pools_in_the_zone_of_the_server() -> None:
     world.manifest["spec"]["workers"]["replicas"] = 2
     world.settle()
     assert world.by_pool() == {"b": 2}
+
+
+@pytest.mark.parametrize("servers", [{}, {"pools": ["od"]}])
+def test_zone_policy_same_holds_while_nodes_cannot_be_read(servers: dict[str, Any]) -> None:
+    """For half a minute each pool was as good as another: workers began where the server's zone keeps them from."""
+    near, far = pool("near", zone="z2", price=2), pool("far", zone="z1", price=1)
+    on_demand = pool("od", "OnDemand", zone="z2")
+    world = Pools(
+        near,
+        far,
+        on_demand,
+        nodes={"near": 3, "far": 3, "od": 1},
+        replicas=1,
+        zonePolicy="Same",
+        servers=servers,
+    )
+    world.manifest["spec"]["workers"]["pools"] = ["far", "near"]
+    for node in ("safe-0", "safe-1", "od-0"):
+        world.nodes[node]["metadata"]["labels"]["topology.kubernetes.io/zone"] = "z2"
+    world.manifest["spec"]["workers"]["replicas"] = 0
+    world.settle()
+    world.manifest["spec"]["workers"]["replicas"] = 1
+    world.settle()
+    assert world.by_pool() == {"near": 1}
+    world.manifest["spec"]["workers"]["replicas"] = 3
+    blind = plan(replace(world.observation(), nodes={}, node_signals=False))
+    assert [each.pool for each in blind.actions if isinstance(each, CreatePod)] == ["near", "near"]
 
 
 # --- on demand --------------------------------------------------------------------------------------------------------

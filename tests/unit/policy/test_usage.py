@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Set
 from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -373,20 +374,20 @@ def test_a_node_of_several_jobs_is_paid_in_equal_parts_and_counted_once_across_c
         assert world.status["poolUsage"]["od"]["nodeSeconds"] == seconds + 1000
 
 
-def test_an_account_asks_once_of_each_node_and_reads_the_price_of_each_pool(
+def test_an_account_asks_once_of_all_nodes_and_reads_the_price_of_each_pool(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It asked of each node twice and read a price for each: of 1,000 workers in pools, most of a plan."""
+    """It asked of each node and read a price for each: of 1,000 workers in pools, most of a plan."""
 
-    def asked(nodes: int) -> tuple[Counter[str], int]:
+    def asked(nodes: int) -> tuple[list[Set[str]], int]:
         world = Pools(pool("a", price=3.6), nodes={"a": nodes}, replicas=nodes)
         world.settle()
         world.now += timedelta(seconds=1000)
-        shared, prices = Counter[str](), Counter[str]()
+        asked_of, prices = list[Set[str]](), Counter[str]()
 
-        def others_on(node: str) -> int:
-            shared[node] += 1
-            return 0
+        def others_on(nodes: Set[str]) -> dict[str, int]:
+            asked_of.append(nodes)
+            return {}
 
         def price(of: CapacityPool) -> Decimal | None:
             prices[of.metadata.name] += 1
@@ -394,12 +395,12 @@ def test_an_account_asks_once_of_each_node_and_reads_the_price_of_each_pool(
 
         monkeypatch.setattr("shoal.policy.decide.usage._price", price)
         plan(replace(world.observation(), others_on=others_on))
-        return shared, prices["a"]
+        return asked_of, prices["a"]
 
     (few, some), (many, more) = asked(2), asked(8)
     assert some == more > 0
-    assert many == {f"a-{i}": 1 for i in range(8)}
-    assert few == {f"a-{i}": 1 for i in range(2)}
+    assert many == [{f"a-{i}" for i in range(8)}]
+    assert few == [{f"a-{i}" for i in range(2)}]
 
 
 @settings(max_examples=8, deadline=None)

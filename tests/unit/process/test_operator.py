@@ -14,7 +14,7 @@ from prometheus_client import generate_latest
 from shoal.api.events import Event
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import Answer, Query
-from shoal.controllers.state import sources
+from shoal.controllers.sources import sources
 from shoal.controllers.trainingjob.credentials import InstallKey
 from shoal.errors import Unavailable
 from shoal.policy.model import Images

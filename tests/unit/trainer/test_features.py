@@ -37,6 +37,7 @@ def cifar_resnet(depth: int) -> "keras.Model":
 
 
 # Multiply-adds as later papers print them: 40.8 M, 69.1 M and 253 M; parameters 0.27 M, 0.46 M, 1.7 M.
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("depth", "multiply_adds", "parameters"),
     [(20, 40.8e6, 0.27e6), (32, 69.1e6, 0.46e6), (110, 253e6, 1.73e6)],

@@ -133,6 +133,7 @@ def exact(job, message):
         assert np.isfinite(server.shard.copy().arrays["parameters"]).all()
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("shards", "steps_per_push", "optimizer"),
     [(1, 3, "adam"), (2, 1, "adam"), (1, 1, "adamax")],
@@ -150,6 +151,7 @@ def test_one_bad_batch_rolls_back_all_workers_once(start, shards, steps_per_push
     exact(job, message)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("steps_per_push", [1, 3])
 def test_batches_that_are_skipped_are_counted_as_lost(start, steps_per_push):
     job = start(steps_per_push=steps_per_push, on_nan="skip")
@@ -190,6 +192,7 @@ def test_divergence_during_a_server_outage_rolls_back(start):
     exact(job, message)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("index", [0, 1])
 def test_server_lost_after_a_rollback_restarts_in_its_generation(start, index):
     job = start(shards=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from shoal_trainer.script import beside, imports, python_files
+
+OURS = {"shoal", "shoal_trainer"}
 
 
 def beside_the_image(script: Path) -> list[str]:
@@ -23,9 +26,13 @@ def beside_the_image(script: Path) -> list[str]:
         there = _required("shoal", "trainer", {})
     except PackageNotFoundError:
         return []
-    found, known = set[str](), packages_distributions()
     files = [script, *(file for each in beside(script) for file in python_files(each))]
-    for module in set[str]().union(*(imports(ast.parse(file.read_bytes())) for file in files)):
+    modules = set[str]().union(*(imports(ast.parse(file.read_bytes())) for file in files))
+    # To look through all that is installed takes a second: not for what is named as its distribution, as most are.
+    modules -= sys.stdlib_module_names | OURS
+    modules = {module for module in modules if canonicalize_name(module) not in there}
+    found, known = set[str](), packages_distributions() if modules else {}
+    for module in modules:
         names = {canonicalize_name(name) for name in known.get(module, ())}
         if names and not names & there.keys():
             found.update(names)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from shoal.api.base import API_VERSION, Condition, ObjectMeta
+from shoal.api.events import Event
 from shoal.api.speed_profile import SpeedProfile, SpeedProfileStatus
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.clock import loop_time
@@ -84,7 +85,10 @@ def _is_made(profile: SpeedProfile) -> bool:
 
 
 class Learner:
-    """Hears reports, and reconciles profiles. `on_fault`: told of a report that cannot be merged."""
+    """Hears reports, and reconciles profiles.
+
+    `on_fault`: told of a report that cannot be merged; `tell`: tells of an event about a job.
+    """
 
     def __init__(
         self,
@@ -95,8 +99,10 @@ class Learner:
         wake: Wake,
         wall: Callable[[], datetime],
         on_fault: Callable[[], None] = lambda: None,
+        tell: Callable[[TrainingJob, Event], None] = lambda _job, _event: None,
     ) -> None:
         self._on_fault = on_fault
+        self._tell = tell
         self._transport = transport
         self._state = state
         self._writer = writer
@@ -110,6 +116,8 @@ class Learner:
         self._full: set[str] = set()
         """Namespaces that have `MOST_MADE`."""
         self._written: dict[Key, float] = {}
+        self._refused: dict[str, str] = {}
+        """By uid of the job: with which words its profile was refused last."""
         self._faults: Mapping[Key, str] = {}
 
     def hear(self, job: TrainingJob, report: StatusReport) -> None:
@@ -131,6 +139,7 @@ class Learner:
 
     def _forget(self, uid: str) -> None:
         self._models.pop(uid, None)
+        self._refused.pop(uid, None)
 
     def judged(self, faults: Mapping[Key, str]) -> None:
         """Hear from the planner with which profiles it fails, and how: it tells all of them every time."""
@@ -265,7 +274,21 @@ class Learner:
             return made
         if answer.status in {403, 404} and "terminated" in answer.message:
             return None
+        if answer.status in {400, 403, 422}:
+            self._complain(key, answer.message)
         raise Unavailable(f"cannot create SpeedProfile {namespace}/{name}: {answer.status} {answer.message}")
+
+    def _complain(self, key: Key, why: str) -> None:
+        """Tell the jobs whose profile is refused: its name may be that of an annotation. Once, while they run."""
+        for uid in self._heard.get(key, {}):
+            job = self._state.jobs.by_uid(uid)
+            if job is not None and self._refused.get(uid) != why:
+                self._refused[uid] = why
+                named = job.metadata.annotations.get(ANNOTATION) == key[1]
+                whose = f", which the annotation {ANNOTATION} names," if named else ""
+                what = f"SpeedProfile {key[1]}{whose}"
+                words = f"what this job learns of speeds is not kept: {what} cannot be made: {why}"
+                self._tell(job, Event("Warning", "SpeedProfileRefused", words))
 
     def _is_waste(self, profile: SpeedProfile, now: datetime) -> bool:
         """Whether it may be deleted: nobody asks for it either."""

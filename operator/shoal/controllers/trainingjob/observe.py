@@ -118,6 +118,7 @@ class Observer:
             api_returned_at=self._api_returned_at(),
             platform=self._state.platform,
             pools=self._state.pools_by_name,
+            unreadable_pools=self._state.unreadable_pools if job.spec.workers.pools else {},
             proposal=self._proposal(uid),
             taken=self._claims.of_others(job) if job.spec.workers.pools else {},
             others_on=partial(self._state.others_on, uid),

@@ -6,7 +6,7 @@ A home is decided for each worker, and recorded in its slot. The spec gives the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shoal.api.capacity_pool import CapacityPool
@@ -104,10 +104,7 @@ def homes_of(facts: Facts) -> Homes:
         return Homes(facts.job, {})
     known = {name: facts.seen.pools[name] for name in spec.pools if name in facts.seen.pools}
     missing = [name for name in spec.pools if name not in known]
-    problem = None
-    if missing:
-        words = f"CapacityPool {', '.join(missing)} does not exist: create it, or change workers.pools"
-        problem = Reason("PoolNotFound", words)
+    problem = Reason("PoolNotFound", _not_found(facts, missing)) if missing else None
     everywhere = [name for name, pool in known.items() if not pool.spec.node_selector]
     if everywhere:
         words = (
@@ -130,6 +127,19 @@ def homes_of(facts: Facts) -> Homes:
     return Homes(facts.job, near, problem, facts.seen.taken)
 
 
+def _not_found(facts: Facts, missing: Sequence[str]) -> str:
+    """What is wrong with pools that are not there to be used."""
+    unread = facts.seen.unreadable_pools
+    words = [
+        f"this version of Shoal cannot read CapacityPool {name} ({unread[name]}): correct it, or upgrade Shoal"
+        for name in missing
+        if name in unread
+    ]
+    if absent := [name for name in missing if name not in unread]:
+        words.append(f"CapacityPool {', '.join(absent)} does not exist: create it, or change workers.pools")
+    return "; ".join(words)
+
+
 def _without_image(facts: Facts, pools: Mapping[str, CapacityPool]) -> list[str]:
     """The pools whose workers would run an image for CPUs on nodes with GPUs, which are paid for."""
     if has_gpu_image(facts.job, facts.seen.images):
@@ -143,11 +153,22 @@ def in_zone(pools: Mapping[str, CapacityPool], zone: str) -> dict[str, CapacityP
 
 
 def _zone_of_servers(facts: Facts) -> str:
-    """The zone of parameter server 0; empty until it has a node."""
-    for each in facts.sightings["ps"]:
-        if each.place.is_coordinator and each.pod and (node := facts.seen.nodes.get(each.slot.node)):
+    """The zone of parameter server 0; empty until it has a node.
+
+    While its node cannot be read, that of its pool; or that of the pools where workers run, which are near it.
+    """
+    pools = facts.seen.pools
+    servers = [
+        each for each in facts.sightings["ps"] if each.place.is_coordinator and each.pod and each.slot.node
+    ]
+    for each in servers:
+        if (node := facts.seen.nodes.get(each.slot.node)) is not None:
             return node.metadata.labels.get(ZONE, "")
-    return ""
+    slots = facts.job.status.slots if servers else ()
+    near = [each.slot for each in servers] + [each for each in slots if each.role == "worker"]
+    running = {slot.pool for slot in near if slot.state == "Running" and not slot.cause}
+    zones = {pools[name].spec.zone for name in running if name in pools} - {""}
+    return zones.pop() if len(zones) == 1 else ""
 
 
 def server_where(facts: Facts) -> Where | None:

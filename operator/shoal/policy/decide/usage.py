@@ -14,12 +14,13 @@ since each counts its loss: so the pool's rate of losses stays true.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from functools import cache, cached_property
+from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 from shoal.api.capacity_pool import CapacityPool
@@ -76,6 +77,8 @@ class Usage:
 
 Node = tuple[str, str]
 """A pool and one of its nodes."""
+_Amounts = Sequence[tuple[Set[Node], int]]
+"""Nodes and what each of them has: of a thousand, nearly all the same."""
 
 
 def due(facts: Facts) -> set[int]:
@@ -124,7 +127,6 @@ class _Counter:
             name: usage.model_dump() for name, usage in self._before.pool_usage.items()
         }
         self._patience = _patience(facts)
-        self._others_on = cache(facts.seen.others_on)
 
     def look_at(self, each: Member) -> None:
         """Count what happened to one pod."""
@@ -221,43 +223,28 @@ class _Counter:
     def result(self, members: Sequence[Member], *, ends: bool) -> Usage:
         """Count the node time, if it is time."""
         facts, before = self._facts, self._before
-        at_rest = {id(each.slot) for each in facts.at_rest}  # all of them are recorded
-        was = _nodes(slot for slot in before.slots if id(slot) not in at_rest)
-        now = _nodes(each.slot for each in members)
+        was, now = _nodes(before.slots), _nodes(each.slot for each in (*facts.at_rest, *members))
         since = before.counted_until or facts.now
         cost, until = before.cost, before.counted_until
-        stay = _nodes(each.slot for each in facts.at_rest) if was or now else frozenset()
-        if ends or stay | was != stay | now or facts.now - since >= EVERY:
-            stay = stay or _nodes(each.slot for each in facts.at_rest)
-            went = self._ends(members, was - now - stay, since)
-            passed = seconds_between(since, facts.now)
-            seconds = dict.fromkeys(stay | was, passed)
-            seconds |= {node: seconds_between(since, at) for node, at in went.items()}
-            for node, began in self._starts(members).items():
-                if node in now - was - stay:
-                    begun = max(began, before.counted_until or began)
-                    seconds[node] = seconds_between(begun, facts.now)
-            for (pool, _), some in seconds.items():
-                self._usage(pool)["node_seconds"] += some
+        if ends or was != now or facts.now - since >= EVERY:
+            odd = self._ends(members, was - now, since)
+            odd |= self._begins(members, now - was, before.counted_until)
+            same = was - odd.keys(), seconds_between(since, facts.now)
+            used: _Amounts = [same, *(({node}, some) for node, some in odd.items())]
+            has: _Amounts = [(now, 1)]
             until = max(since, facts.now)  # a clock that goes back counts nothing twice
-            prices = {
-                name: self._node_price(name) for name in {pool for pool, _ in seconds.keys() | stay | now}
-            }
-            nodes = dict.fromkeys(() if ends else stay | now, 1)
-            cost = _cost(facts.seen.pools, prices, cost, self._paid(seconds), self._paid(nodes))
-        if now or at_rest:
+            for pool, some in _by_pool(used).items():
+                self._usage(pool)["node_seconds"] += some
+            prices = {name: self._node_price(name) for name in {pool for pool, _ in was | now}}
+            others = facts.seen.others_on({node for _, node in was | now})
+            pays = {} if ends else _paid(has, others)
+            cost = _cost(facts.seen.pools, prices, cost, _paid(used, others), pays)
+        if now:
             facts.timers.after(
                 max(1.0, EVERY.total_seconds() - (facts.now - (until or facts.now)).total_seconds())
             )
         pools = {name: PoolUsage.model_validate(usage) for name, usage in self._pools.items()}
         return Usage(before.pool_usage if pools == before.pool_usage else pools, cost, until)
-
-    def _paid(self, amounts: Mapping[Node, int]) -> Mapping[str, Decimal]:
-        """What the job pays of nodes, by pool: of one on which other jobs have pods, an equal part with each."""
-        paid = defaultdict[str, Decimal](Decimal)
-        for (pool, node), amount in amounts.items():
-            paid[pool] += Decimal(amount) / (1 + self._others_on(node))
-        return paid
 
     def _node_price(self, name: str) -> Decimal | None:
         """Of an hour, as the pool says; while it is not there, as it said last: its nodes are paid all the same."""
@@ -268,18 +255,22 @@ class _Counter:
         last = usage["price_per_hour"]
         return None if last is None else Decimal(last)
 
-    def _starts(self, members: Iterable[Member]) -> dict[Node, datetime]:
-        """When the first of the job's pods on each node began."""
+    def _begins(
+        self, members: Iterable[Member], come: Set[Node], counted_until: datetime | None
+    ) -> dict[Node, int]:
+        """Seconds of each of the nodes that came: since the first of the job's pods there began."""
         found = dict[Node, datetime]()
-        for each in members:
+        for each in members if come else ():
             began = parse_time(each.pod.status.start_time) if each.pod is not None else None
-            if began is not None:
-                node = each.slot.pool, each.slot.node
+            if began is not None and (node := (each.slot.pool, each.slot.node)) in come:
                 found[node] = min(found.get(node, began), began)
-        return found
+        return {
+            node: seconds_between(max(began, counted_until or began), self._facts.now)
+            for node, began in found.items()
+        }
 
-    def _ends(self, members: Iterable[Member], gone: Set[Node], since: datetime) -> dict[Node, datetime]:
-        """Until when each of the nodes that went counts, which may be long before anybody looks again.
+    def _ends(self, members: Iterable[Member], gone: Set[Node], since: datetime) -> dict[Node, int]:
+        """Seconds of each of the nodes that went, which may be long before anybody looks again.
 
         Until the last sign of a pod there: its container's end, or its last word to the coordinator. Without one,
         it went as soon as it could have been counted again: what was not seen is not charged.
@@ -302,7 +293,7 @@ class _Counter:
             if (node := (slot.pool, slot.node)) in gone and slot.state != "Ended":
                 at = min(max(signs.get(slot.place, unseen), since), now)
                 ends[node] = max(ends.get(node, since), at)
-        return ends
+        return {node: seconds_between(since, at) for node, at in ends.items()}
 
 
 def _patience(facts: Facts) -> timedelta:
@@ -313,8 +304,29 @@ def _patience(facts: Facts) -> timedelta:
 def _nodes(slots: Iterable[Slot]) -> frozenset[Node]:
     """The pools and nodes that have a pod; a node with several counts once."""
     return frozenset(
-        (slot.pool, slot.node) for slot in slots if slot.pool and slot.node and slot.state != "Ended"
+        [(slot.pool, slot.node) for slot in slots if slot.pool and slot.node and slot.state != "Ended"]
     )
+
+
+def _by_pool(amounts: _Amounts) -> Mapping[str, int]:
+    """What nodes amount to, by pool."""
+    found = Counter[str]()
+    for nodes, amount in amounts:
+        for pool, number in Counter(map(itemgetter(0), nodes)).items():
+            found[pool] += number * amount
+    return found
+
+
+def _paid(amounts: _Amounts, others: Mapping[str, int]) -> Mapping[str, Decimal]:
+    """What the job pays of nodes, by pool: of one on which other jobs have pods, an equal part with each.
+
+    `others`: how many other jobs there are on a node, where there are any.
+    """
+    paid = {pool: Decimal(amount) for pool, amount in _by_pool(amounts).items()}
+    for nodes, amount in amounts if others else ():
+        for pool, there in [(pool, others[node]) for pool, node in nodes if node in others]:
+            paid[pool] -= Decimal(amount) * there / (1 + there)
+    return paid
 
 
 def _cost(

@@ -123,15 +123,14 @@ class Memory:
         at_rest, pods = AtRest(), list[Pod]()
         known = self._by_pod if self._of == _basis(seen) else {}
         nodes, slots = seen.nodes, seen.job.status.slots
-        recorded = set(map(id, slots))
-        for pod in seen.pods:
-            each = known.get(id(pod))
-            if each is None or id(each.slot) not in recorded or nodes.get(each.slot.node) is not each.node:
-                pods.append(pod)
-            else:
+        others = dict(zip(map(id, slots), slots, strict=True))
+        for pod, each in zip(seen.pods, map(known.get, map(id, seen.pods)), strict=True):
+            same = each is not None and nodes.get(each.slot.node) is each.node
+            if each is not None and same and others.pop(id(each.slot), None) is not None:
                 at_rest.add(each)
-                recorded.remove(id(each.slot))
-        return at_rest, pods, [slot for slot in slots if id(slot) in recorded]
+            else:
+                pods.append(pod)
+        return at_rest, pods, list(others.values())
 
     def keep(self, seen: Observation, at_rest: AtRest) -> None:
         """Remember who is at rest."""

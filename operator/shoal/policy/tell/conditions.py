@@ -11,7 +11,7 @@ from datetime import datetime
 from shoal.api.base import Condition as JobCondition
 from shoal.api.training_job_status import MOST_IMPORTANT_FIRST, Phase
 from shoal.policy.common.wording import short
-from shoal.policy.model import Reason
+from shoal.policy.model import Observation, Reason
 
 ALWAYS = ("Initialized", "ParameterServersReady", "WorkersReady", "Running")
 EXCEPTIONAL = (
@@ -75,6 +75,13 @@ class Conditions:
                 return condition.reason
         running = self._by_type.get("Running")
         return running.reason if running is not None and running.reason == NO_WORKERS else ""
+
+
+def api_server_refuses(seen: Observation) -> Reason | None:
+    """What requests about the job have failed with for long."""
+    if not seen.failing:
+        return None
+    return Reason("ApiServerRefuses", f"requests fail, and are tried again: {short(seen.failing, 1000)}")
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,11 @@ def events_of_changes(facts: Facts, decided: Decisions, status: TrainingJobStatu
     if status.training.restarts_from_nothing > before.training.restarts_from_nothing:
         words = "the parameter servers were lost with all snapshots: training began again from its initial parameters"
         yield Event("Warning", "TrainingRestarted", words)
+    yield from failures_told(before, status)
+
+
+def failures_told(before: TrainingJobStatus, status: TrainingJobStatus) -> Iterator[Event]:
+    """What is wrong now, and was not, or for another reason."""
     for kind in _REPORTED:
         was, now = before.condition(kind), status.condition(kind)
         if now and now.status == "True" and (not was or (was.status, was.reason) != ("True", now.reason)):

@@ -12,16 +12,16 @@ from shoal.api.training_job_status import (
 )
 from shoal.manifests import names
 from shoal.manifests.platforms import is_spot
-from shoal.policy.common.wording import role_word, short
+from shoal.policy.common.wording import role_word
 from shoal.policy.decide import records, suspension
 from shoal.policy.decide.admission import missing_disruption_budget, missing_pod_group, missing_workload
 from shoal.policy.decide.decide import Decisions
 from shoal.policy.decide.members import MOVED, Member, every, follows_a_loss
 from shoal.policy.facts.coordinator import unasked
 from shoal.policy.facts.read import Facts
-from shoal.policy.model import CreatePod, Observation, Plan, Reason
+from shoal.policy.model import CreatePod, Plan, Reason
 from shoal.policy.tell import pod_problems, progress
-from shoal.policy.tell.conditions import Conditions, PodCounts, phase, set_pod_conditions
+from shoal.policy.tell.conditions import Conditions, PodCounts, api_server_refuses, phase, set_pod_conditions
 from shoal.policy.tell.events import events_of_changes
 from shoal.policy.tell.telemetry import OUTSTANDING
 from shoal.policy.tell.the_end import tell_end
@@ -147,7 +147,7 @@ class _Teller:
             (_OLD_PODS if seen.old_pods else None)
             # What the manifest names wrongly explains what its pods suffer; full pools explain nothing.
             or (problem if problem is not None and problem.reason != "PoolsFull" else None)
-            or _api_server_refuses(seen)
+            or api_server_refuses(seen)
             or pod_problems.find(facts)
             or pod_problems.no_progress(facts, training)
             or pod_problems.unreachable(facts)
@@ -273,12 +273,6 @@ class _Teller:
             return None
         message = f"fewer workers run than workers.minReplicas ({counts.min_workers})"
         return Reason("BelowMinReplicas", message)
-
-
-def _api_server_refuses(seen: Observation) -> Reason | None:
-    if not seen.failing:
-        return None
-    return Reason("ApiServerRefuses", f"requests fail, and are tried again: {short(seen.failing, 1000)}")
 
 
 def _awaits_replacement(members: list[Member]) -> bool:

@@ -10,7 +10,8 @@ from shoal.policy.decide.counters import Counters
 from shoal.policy.facts.read import Facts
 from shoal.policy.model import Event, Plan, Reason
 from shoal.policy.tell import progress
-from shoal.policy.tell.conditions import Conditions
+from shoal.policy.tell.conditions import Conditions, api_server_refuses
+from shoal.policy.tell.events import failures_told
 
 _NO_LONGER_TRUE = ("ParameterServersReady", "WorkersReady", "Running")
 _ENDED_BY_FINISHING = (
@@ -68,6 +69,7 @@ def tell_afterwards(facts: Facts, done: CleanUp) -> Plan:
         words = f"deleting pods (cleanPodPolicy {facts.job.spec.run_policy.clean_pod_policy})"
         events.append(Event("Normal", "CleanedUp", words))
     status = _final_status(facts, released=done.released)
+    events += failures_told(facts.job.status, status)
     return Plan((*done.pods, *done.others), status, tuple(events), wake_after=facts.timers.next_seconds)
 
 
@@ -90,6 +92,7 @@ def _final_status(facts: Facts, *, released: bool) -> TrainingJobStatus:
         if slot.place in pods or slot.place == newest[slot.place[:2]]
     )
     conditions = Conditions(before.conditions, facts.job.metadata.generation, facts.seen.now)
+    conditions.set_exceptional("Degraded", api_server_refuses(facts.seen), "Finished")
     _set_stalled(conditions)
     return before.model_copy(
         update={

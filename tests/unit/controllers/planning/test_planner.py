@@ -15,6 +15,7 @@ import pytest
 
 from shoal.api.base import Condition
 from shoal.api.capacity_pool import CapacityPool
+from shoal.api.events import Event
 from shoal.api.kube import Node, Pod
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
@@ -36,7 +37,7 @@ from shoal.controllers.speedprofile.reconcile import (
     profile_name,
 )
 from shoal.controllers.state import ClusterState, Key, Wakes
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, Unavailable
 from shoal.manifests.pods import Images
 from shoal.policy.model import Proposal
 from shoal.policy.tell.progress import decimal
@@ -124,6 +125,7 @@ class World:
         self.cluster = Cluster()
         self.woken: list[Key] = []
         self.woken_profiles: list[Key] = []
+        self.told: list[tuple[str, Event]] = []
         self.state = ClusterState(Wakes(plans=self.replan))
         self.poller = Poller(UnreachableCoordinator())
         self.wall = NOW
@@ -137,6 +139,7 @@ class World:
             wake=lambda key, _priority: self.woken_profiles.append(key),
             wall=lambda: self.wall,
             on_fault=lambda: metrics.faults.labels("report").inc(),
+            tell=lambda job, event: self.told.append((job.metadata.name, event)),
         )
         self.planner = Planner(
             self.state,
@@ -1105,3 +1108,22 @@ def test_loss_curve_of_the_user_is_the_work_until_the_course_is_known() -> None:
         assert found.loss is not None
         assert found.loss.target == 0.4
     assert "spec.convergence" in fleet_job(job, None, NOW).work_note
+
+
+async def test_a_profile_that_is_refused_is_told_on_its_job_once() -> None:
+    """A bad name in the annotation was told in the operator's log only."""
+    world = World()
+    manifest = job_manifest()
+    manifest["metadata"]["annotations"] = {"shoal.dev/speed-profile": "My_Model"}
+    job = TrainingJob.model_validate(manifest)
+    world.add(job)
+    said = b'{"message": "metadata.name: Invalid value: \\"My_Model\\": a lowercase RFC 1123 subdomain"}'
+    world.cluster.fault = lambda method, _path: Answer(422, said) if method == "POST" else None
+    world.hear(job, report(7e6))
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            await world.learner(("team", "My_Model"))
+    [(name, event)] = world.told
+    assert (name, event.type, event.reason) == ("digits", "Warning", "SpeedProfileRefused")
+    assert "SpeedProfile My_Model, which the annotation shoal.dev/speed-profile names" in event.message
+    assert "Invalid value" in event.message

@@ -327,3 +327,38 @@ async def test_overdue_pod_unknown_to_the_watch_stalls_the_job() -> None:
     rig.state.pods.keep(set(), rig.cluster.version)
     await rig.reconcile(KEY)
     assert "on node safe-7" in condition(rig, "Stalled")[2]
+
+
+async def test_a_finished_job_says_that_it_cannot_be_deleted() -> None:
+    """Of a job that outlived its time, only the operator's log said why."""
+    rig = Rig()
+    rig.apply(runPolicy={"ttlSecondsAfterFinished": 60})
+    await passes(rig)
+    done = {
+        "type": "Complete",
+        "status": "True",
+        "reason": "Done",
+        "lastTransitionTime": f"{NOW:%Y-%m-%dT%H:%M:%SZ}",
+    }
+    status = rig.cluster.objects[JOB_PATH]["status"]
+    finished = {"phase": "Succeeded", "completionTime": done["lastTransitionTime"], "conditions": [done]}
+    rig.cluster.change(JOB_PATH, status={**status, **finished})
+    refusal = Answer(403, json.dumps({"message": "trainingjobs is forbidden: no such right"}).encode())
+    rig.cluster.fault = lambda method, path: refusal if (method, path) == ("DELETE", JOB_PATH) else None
+    await passes(rig)
+    rig.pass_time(61)
+    for _ in range(8):
+        await passes(rig)
+        rig.pass_time(10)
+        await asyncio.sleep(10)
+    status_, reason, words = condition(rig, "Degraded")
+    assert (status_, reason) == ("True", "ApiServerRefuses")
+    assert "DeleteJob" in words
+    assert "no such right" in words
+    events = [each for path, each in rig.cluster.objects.items() if "/events/" in path]
+    told = [each for each in events if each["reason"] == "ApiServerRefuses"]
+    assert len(told) == 1
+    rig.cluster.fault = no_fault
+    await asyncio.sleep(10)
+    await passes(rig)
+    assert JOB_PATH not in rig.cluster.objects

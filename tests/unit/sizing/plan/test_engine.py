@@ -58,6 +58,7 @@ def busy(losses_per_hour: float, seconds: float, chance: random.Random, shocks: 
     return worked / WORKERS / seconds
 
 
+@pytest.mark.by_day(12)
 @pytest.mark.parametrize("shocks", [0.0, 0.5])
 @pytest.mark.parametrize("losses_per_startup", [0.05, 0.3, 1.0])
 @pytest.mark.parametrize("interval", [0.1, 0.5, 1.0, 3.0, 10.0, 100.0])

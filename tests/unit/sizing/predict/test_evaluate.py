@@ -185,7 +185,8 @@ def synthetic(seed: int, models: int = 260) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=names)
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", [0, 1])
 def test_interval_covers_ninety_percent_of_rows(tmp_path: Path, seed: int) -> None:
     synthetic(seed).to_csv(tmp_path / "rows.csv", index=False)
     found = of_workers("--train", tmp_path / "rows.csv", "--leave-one-model-out")

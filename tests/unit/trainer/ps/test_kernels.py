@@ -387,6 +387,7 @@ def start(program: list[str], folder: Path, cwd: Path, **changes: str | None) ->
     return done.returncode, done.stdout.strip(), done.stderr
 
 
+@pytest.mark.nightly
 def test_kernels_are_compiled_once_and_read_without_numba(tmp_path: Path) -> None:
     """As in the image: built for a fixed CPU name, then read by a user who can write nothing."""
     folder = tmp_path / "kernels"

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.trainer.simulation import worker
 from tests.unit.trainer.simulation.world import World
 
-SEEDS = 40 if "SHOAL_SEEDS" in os.environ else 10
+SEEDS = 40 if "SHOAL_SEEDS" in os.environ else 4
 
 
 def stop_after_first_evaluation(coordinator):
@@ -24,6 +24,7 @@ def stop_after_first_evaluation(coordinator):
     coordinator.task_done = stops
 
 
+@pytest.mark.by_day(3)
 @pytest.mark.parametrize("early", [True, False])
 @pytest.mark.parametrize("shards", [1, 2, 3])
 def test_exported_parameters_are_those_of_the_final_evaluation(shards, early, monkeypatch):

@@ -8,6 +8,7 @@ from tests.unit.trainer.simulation.worker import Killed
 from tests.unit.trainer.simulation.world import World
 
 
+@pytest.mark.by_day(3)
 @pytest.mark.parametrize("kind", ["evaluate", "export"])
 @pytest.mark.parametrize("seed", range(4))
 def test_hung_task_is_reassigned_and_its_worker_replaced(seed, kind, monkeypatch):

@@ -14,13 +14,19 @@ from tests.unit.trainer.simulation.job import EPOCHS, PIECE, SAMPLES, STEPS_AT
 from tests.unit.trainer.simulation.server import another_run
 from tests.unit.trainer.simulation.world import World
 
-SEEDS = int(os.environ.get("SHOAL_SEEDS", "30"))
+SEEDS = int(os.environ.get("SHOAL_SEEDS", "12"))
 CHUNKS = max(23, SEEDS // 100 | 1)
-"""The seeds are split into this many tests, so that each ends within its timeout.
+"""The seeds of a test are split into at most this many parts, so that each ends within its timeout.
 
-An odd number: what is done with a seed depends on its remainders by 4 and 3, and so each test has some of each kind.
+An odd number: what is done with a seed depends on its remainders by 4 and 3, and so each part has some of each kind.
 """
-chunked = pytest.mark.parametrize("chunk", of_tonight(range(CHUNKS)))
+
+
+def seeded(part=1):
+    """Parametrize with the seeds below `SEEDS // part`, some at a time; at night those of the night."""
+    seeds = range(SEEDS // part)
+    parts = [seeds[chunk::CHUNKS] for chunk in of_tonight(range(min(CHUNKS, len(seeds))))]
+    return pytest.mark.parametrize("seeds", parts, ids=[str(each[0]) for each in parts])
 
 
 def steps_per_push(seed):
@@ -152,9 +158,9 @@ def play(seed, world):
     check_partial(world, f"seed {seed}: {world.describe()}")
 
 
-@chunked
-def test_each_sample_is_applied_once_or_counted(chunk):
-    for seed in range(chunk, SEEDS, CHUNKS):
+@seeded()
+def test_each_sample_is_applied_once_or_counted(seeds):
+    for seed in seeds:
         begins_with = another_run(1) if seed % 5 == 4 else None
         faults = (0.5, 1.0, 2.0)[seed % 3]
         world = World(
@@ -165,10 +171,10 @@ def test_each_sample_is_applied_once_or_counted(chunk):
         check(seed, world)
 
 
-@chunked
-def test_gradients_are_applied_once_with_one_weight(chunk):
+@seeded(2)
+def test_gradients_are_applied_once_with_one_weight(seeds):
     """Also of a push that is interrupted between the pieces of a shard and sent again, while others come and go."""
-    for seed in range(chunk, SEEDS // 2, CHUNKS):
+    for seed in seeds:
         faults, shards = (0.5, 1.0, 2.0)[seed % 3], (1, 1, 2)[seed % 3]
         world = World(
             seed, workers=1 + seed % 5, faults=faults, ps_faults=seed % 4, shards=shards, streams=seed % 2 == 0,
@@ -177,9 +183,9 @@ def test_gradients_are_applied_once_with_one_weight(chunk):
         play(seed, world)
 
 
-@chunked
-def test_samples_in_some_shards_only_are_counted(chunk):
-    for seed in range(chunk, SEEDS // 5, CHUNKS):
+@seeded(5)
+def test_samples_in_some_shards_only_are_counted(seeds):
+    for seed in seeds:
         faults, shards = (0.5, 1.0, 2.0)[seed % 3], 2 + seed % 2
         begins_with = another_run(shards) if seed % 5 == 4 else None
         world = World(
@@ -189,10 +195,10 @@ def test_samples_in_some_shards_only_are_counted(chunk):
         play(seed, world)
 
 
-@chunked
-def test_pushes_in_pieces_are_applied_once_or_counted(chunk):
+@seeded(2)
+def test_pushes_in_pieces_are_applied_once_or_counted(seeds):
     """Of large shards, where many pushes are applied at the same time, and a vanished worker leaves a part of one."""
-    for seed in range(chunk, SEEDS // 2, CHUNKS):
+    for seed in seeds:
         faults, shards = (0.5, 1.0, 2.0)[seed % 3], (1, 1, 2)[seed % 3]
         world = World(
             seed, workers=1 + seed % 5, faults=faults, ps_faults=seed % 4, shards=shards, streams=True,
@@ -201,10 +207,10 @@ def test_pushes_in_pieces_are_applied_once_or_counted(chunk):
         play(seed, world)
 
 
-@chunked
-def test_files_are_applied_once_or_counted(chunk):
+@seeded(3)
+def test_files_are_applied_once_or_counted(seeds):
     """Their lengths become known in the first epoch, perhaps to a server that is lost; lists of files arrive late."""
-    for seed in range(chunk, SEEDS // 3, CHUNKS):
+    for seed in seeds:
         faults, shards = (0.5, 1.0, 2.0)[seed % 3], (1, 2, 1, 3)[seed % 4]
         world = World(
             seed, workers=1 + seed % 4, faults=faults, ps_faults=seed % 5, shards=shards, files=True,
@@ -213,10 +219,10 @@ def test_files_are_applied_once_or_counted(chunk):
         play(seed, world)
 
 
-@chunked
-def test_no_gradient_is_staler_than_the_bound(chunk):
+@seeded(3)
+def test_no_gradient_is_staler_than_the_bound(seeds):
     """Where its worker pulled since it connected, and no push has waited in vain for another one."""
-    for seed in range(chunk, SEEDS // 3, CHUNKS):
+    for seed in seeds:
         faults, shards = (0.2, 0.5, 1.0)[seed % 3], (1, 1, 2)[seed % 3]
         world = World(
             seed, workers=2 + seed % 3, faults=faults, ps_faults=seed % 2, shards=shards, bound=4 + seed % 4,
@@ -228,10 +234,10 @@ def test_no_gradient_is_staler_than_the_bound(chunk):
         assert world.awaited
 
 
-@chunked
-def test_hung_reads_hold_up_nobody_for_ever(chunk):
+@seeded(3)
+def test_hung_reads_hold_up_nobody_for_ever(seeds):
     """Also if such a worker comes back when others have its ranges, by then in work or done."""
-    for seed in range(chunk, SEEDS // 3, CHUNKS):
+    for seed in seeds:
         faults, shards = (0.2, 0.5, 1.0)[seed % 3], (1, 1, 2)[seed % 3]
         world = World(
             seed, workers=1 + seed % 4, faults=faults, ps_faults=seed // 3 % 3, shards=shards, hangs=True,
@@ -243,10 +249,10 @@ def test_hung_reads_hold_up_nobody_for_ever(chunk):
         check_partial(world, f"seed {seed}: {world.describe()}")
 
 
-@chunked
-def test_copies_that_another_history_has_overtaken(chunk):
+@seeded(2)
+def test_copies_that_another_history_has_overtaken(seeds):
     """One comes back when others have trained its ranges again, or its server was lost or rolled back once more."""
-    for seed in range(chunk, SEEDS // 2, CHUNKS):
+    for seed in seeds:
         faults, shards = (0.5, 1.0)[seed % 2], (1, 1, 2)[seed % 3]
         world = World(
             seed, workers=1 + seed % 4, faults=faults, ps_faults=0.5, shards=shards, forks=True,
@@ -257,10 +263,10 @@ def test_copies_that_another_history_has_overtaken(chunk):
         check(seed, world)
 
 
-@chunked
-def test_job_ends_after_the_last_fault(chunk):
+@seeded(2)
+def test_job_ends_after_the_last_fault(seeds):
     """No later fault hides the damage of an earlier one."""
-    for seed in range(chunk, SEEDS // 2, CHUNKS):
+    for seed in seeds:
         faults, shards = (1.0, 2.0, 4.0)[seed % 3], (1, 1, 2, 3)[seed % 4]
         world = World(
             seed, workers=1 + seed % 4, faults=faults, ps_faults=1 + seed % 8, shards=shards,
@@ -271,10 +277,10 @@ def test_job_ends_after_the_last_fault(chunk):
         check(seed, world)
 
 
-@chunked
-def test_replaced_server_that_keeps_running_corrupts_no_data(chunk):
+@seeded(2)
+def test_replaced_server_that_keeps_running_corrupts_no_data(seeds):
     """Its workers stay connected until it finds its successor's claim in the storage."""
-    for seed in range(chunk, SEEDS // 2, CHUNKS):
+    for seed in seeds:
         shards = (1, 1, 2, 3)[seed % 4]
         world = World(seed, workers=1 + seed % 5, ps_faults=2 + 2 * (seed % 4), shards=shards, survival=0.7)
         world.run()
@@ -284,10 +290,10 @@ def test_replaced_server_that_keeps_running_corrupts_no_data(chunk):
             check_partial(world, f"seed {seed}: {world.describe()}")
 
 
-@chunked
-def test_storage_that_loses_answers_and_a_server_that_dies_while_it_writes(chunk):
+@seeded(3)
+def test_storage_that_loses_answers_and_a_server_that_dies_while_it_writes(seeds):
     """What was written may be there, or not; the outage may outlast the server; several are lost in one."""
-    for seed in range(chunk, SEEDS // 3, CHUNKS):
+    for seed in seeds:
         faults, shards = (0.5, 1.0, 2.0)[seed % 3], (1, 2, 1, 3)[seed % 4]
         world = World(
             seed, workers=1 + seed % 4, faults=faults, ps_faults=1 + seed % 4, shards=shards, mean=True,
@@ -300,13 +306,13 @@ def test_storage_that_loses_answers_and_a_server_that_dies_while_it_writes(chunk
             check_partial(world, f"seed {seed}: {world.describe()}")
 
 
-@chunked
-def test_snapshots_that_are_damaged_full_storage_and_late_listings(chunk):
+@seeded(3)
+def test_snapshots_that_are_damaged_full_storage_and_late_listings(seeds):
     """An older snapshot is used, or none, by all shards or by some.
 
     Of partial pushes, those are counted whose samples a journal still names: a published snapshot drops them.
     """
-    for seed in range(chunk, SEEDS // 3, CHUNKS):
+    for seed in seeds:
         faults, shards = (0.5, 1.0, 2.0)[seed % 3], (1, 2, 1, 3)[seed % 4]
         world = World(
             seed, workers=1 + seed % 4, faults=faults, ps_faults=1 + seed % 4, shards=shards, worn=True,
@@ -321,14 +327,14 @@ def test_snapshots_that_are_damaged_full_storage_and_late_listings(chunk):
             check_partial(world, seed)
 
 
-@chunked
-def test_journals_that_overflow(chunk, monkeypatch):
+@seeded(4)
+def test_journals_that_overflow(seeds, monkeypatch):
     """A copy that the lost shard could not continue from is refused, and the snapshot is used instead.
 
     Before the first snapshot such a copy is all there is. The job begins with it, and cannot say what it has trained.
     """
     monkeypatch.setattr(journal, "MAX_JOURNAL", 6)
-    for seed in range(chunk, SEEDS // 4, CHUNKS):
+    for seed in seeds:
         world = World(
             seed, workers=1 + seed % 4, ps_faults=1 + seed % 4, steps_per_push=steps_per_push(seed),
             shards=1 + seed % 2, overflows=True,
@@ -351,9 +357,9 @@ def unnamed(world):
     return True
 
 
-@chunked
-def test_many_workers(chunk):
-    for seed in range(chunk, SEEDS // 10, CHUNKS):
+@seeded(10)
+def test_many_workers(seeds):
+    for seed in seeds:
         world = World(
             seed, workers=6 + 3 * (seed % 4), ps_faults=seed % 4, shards=(1, 2)[seed % 2], streams=seed % 3 == 0,
             steps_per_push=steps_per_push(seed),
@@ -379,10 +385,10 @@ def test_run_without_faults_wastes_no_step():
     assert np.all(counts(world) == 1)
 
 
-@chunked
-def test_steps_that_nobody_applied_are_counted(chunk):
+@seeded(2)
+def test_steps_that_nobody_applied_are_counted(seeds):
     """Of workers that are drained or rolled back while they do not reach the shard."""
-    for seed in range(chunk, SEEDS // 2, CHUNKS):
+    for seed in seeds:
         world = World(seed, workers=1 + seed % 4, ps_faults=0, steps_per_push=steps_per_push(seed))
         world.loss, faults = 0.0, world.faults
         faults.events = (
@@ -398,19 +404,19 @@ def test_steps_that_nobody_applied_are_counted(chunk):
         assert over == 0 or (over > 0 and world.rounds), f"seed {seed}: {over}"
 
 
-@chunked
-def test_leases_in_lost_answers_do_not_block_the_end(chunk):
+@seeded(5)
+def test_leases_in_lost_answers_do_not_block_the_end(seeds):
     """No worker is lost, so an unknown lease is not released by the end of its worker."""
-    for seed in range(chunk, SEEDS // 5, CHUNKS):
+    for seed in seeds:
         world = World(seed, workers=1 + seed % 3, faults=1.0, ps_faults=8, safe=True)
         world.loss = 0.02
         world.run()
         check(seed, world)
 
 
-@chunked
-def test_training_that_stops_early_ends_and_counts_its_repeats(chunk):
-    for seed in range(chunk, SEEDS // 2, CHUNKS):
+@seeded(2)
+def test_training_that_stops_early_ends_and_counts_its_repeats(seeds):
+    for seed in seeds:
         shards = (1, 1, 2)[seed % 3]
         world = World(seed, workers=1 + seed % 4, ps_faults=seed % 6, shards=shards, steps=10 + seed % 30)
         world.run(20_000, calm_after=100 + 37 * (seed % 50))

@@ -86,6 +86,7 @@ def tokens(sizes):
     return Indexed.from_items(rows, lengths=[3, 8])
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize("inputs", [True, False], ids=["Input", "no Input"])
 @pytest.mark.parametrize("sizes", [[2] * 16 + [7] * 13, [7] * 16 + [2] * 13])
 def test_fit_takes_samples_of_several_lengths(sizes, inputs):

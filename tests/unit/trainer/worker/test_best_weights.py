@@ -69,6 +69,7 @@ def weights_of(tasks, flat):
     return np.concatenate([value.ravel() for value in tasks._flat_model.model.get_weights()])
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize("lost_after", [None, 1, 2, 3])
 def test_export_has_the_parameters_of_the_best_epoch(start, lost_after):
     stored, worker = Stored(), start()

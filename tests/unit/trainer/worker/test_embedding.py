@@ -42,6 +42,7 @@ class OneHot(Gathers):
         return keras.ops.matmul(keras.ops.one_hot(x, 5), self.rows)
 
 
+@pytest.mark.by_day(3)
 @pytest.mark.parametrize(
     ("optimizer", "reference"),
     [

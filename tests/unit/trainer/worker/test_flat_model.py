@@ -20,6 +20,7 @@ from tests.unit.trainer.worker.running import on_host
 from tests.unit.trainer.worker.trained import BATCHES, SGD, Server, schedules
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.filterwarnings(
     "ignore:__array__ implementation:DeprecationWarning"
 )  # from Keras' saving code with NumPy 2
@@ -187,6 +188,7 @@ def test_tensorflow_error_in_a_step_says_what_to_change(monkeypatch, error, word
         stepped(DATA.example(16))
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize("on_host", [True, False])
 @pytest.mark.parametrize("wire", ["fp32", "bf16"])
 def test_non_finite_gradient_with_finite_loss_is_reported(wire, on_host):

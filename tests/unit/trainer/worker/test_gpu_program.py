@@ -39,6 +39,7 @@ def compiles(graph):
     )
 
 
+@pytest.mark.by_day(1)
 @as_on_gpu
 @pytest.mark.parametrize("wire", ["fp32", "bf16"])
 def test_step_equals_that_of_a_cpu(wire):
@@ -185,6 +186,7 @@ def text(words=9, kind=4, label=2):
     return x, {"a": np.full(8, label), "b": np.full(8, 77.0)}
 
 
+@pytest.mark.by_day(5)
 @both
 @pytest.mark.parametrize(
     ("data", "options", "words"),

@@ -55,6 +55,7 @@ def use_ema(**options):
     return functional(SGD(0.1, use_ema=True), options=options)
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize(
     ("make", "jit"),
     [

@@ -23,6 +23,7 @@ from tests.unit.trainer.worker.running import SECONDS, Running, on_host, wait
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("shards", [1, 2])
 def test_worker_trains_each_sample_once_then_runs_tasks(start_servers, shards):
     coordinator = FakeCoordinator(DATA.size, epochs=2, tasks=("evaluate", "export"))
@@ -66,6 +67,7 @@ def test_sequential_worker_equals_keras_bit_for_bit(start_servers):
     assert np.array_equal(flat, np.concatenate([v.numpy().ravel() for v in plain.trainable_variables]))
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize("share", [0.0, math.inf], ids=["overlapped", "in rounds"])
 @pytest.mark.parametrize("shards", [1, 2])
 def test_two_workers_share_the_data(start_servers, monkeypatch, shards, share):
@@ -189,6 +191,7 @@ def test_push_of_several_batches_counts_each_step(start_servers, training, batch
     assert coordinator.samples == DATA.size
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("cut_off", [False, True])
 def test_push_is_sent_when_its_marks_are_full(start_servers, cut_off):
     """A lease without a mark is never completed; this also holds for steps made during an outage."""

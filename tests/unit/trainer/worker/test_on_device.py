@@ -115,6 +115,7 @@ def read_back(monkeypatch):
     return found
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("engine", ["gpu"], indirect=True)
 @pytest.mark.parametrize("steps", [1, 4])
 def test_parameters_and_update_cross_the_bus_once_for_a_push(start_servers, monkeypatch, steps):
@@ -138,6 +139,7 @@ def test_parameters_and_update_cross_the_bus_once_for_a_push(start_servers, monk
     assert into.count(True) == pushes + 1  # each answer, and the first pull
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("wire", ["fp32", "bf16"])
 def test_push_of_several_batches_is_that_of_the_host_and_the_mean_of_single_ones(wire):
     def trained(on_host):

@@ -22,6 +22,7 @@ def masked():
     return model
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("length", [5, 8])  # 8: as many steps as samples
 def test_scalar_loss_on_masked_sequences_equals_keras(length):
     x = np.resize(TOKENS, (8, length))

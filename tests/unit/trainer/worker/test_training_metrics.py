@@ -55,6 +55,7 @@ def classifier(optimizer="SGD", **options):
     return model
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize("optimizer", ["SGD", "Adamax"])  # on the servers; on the worker
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_means_are_those_of_keras(optimizer, jit_compile):
@@ -68,6 +69,7 @@ def test_means_are_those_of_keras(optimizer, jit_compile):
     assert found == pytest.approx({name: expected[name] for name in found}, rel=1e-6)
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
 @pytest.mark.parametrize("optimizer", ["SGD", "Adamax"])
 def test_weighted_metrics_use_the_sample_weights(weights, optimizer):
@@ -105,6 +107,7 @@ def two_outputs(optimizer="SGD", reduction="sum_over_batch_size"):
     return model
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("optimizer", ["SGD", "Adamax"])  # on the servers; on the worker
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
 def test_losses_and_metrics_of_several_outputs(optimizer, weights):
@@ -117,6 +120,7 @@ def test_losses_and_metrics_of_several_outputs(optimizer, weights):
     assert found == pytest.approx({name: expected[name] for name in found}, rel=1e-5)
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize("optimizer", ["SGD", "Adamax"])
 @pytest.mark.parametrize("reduction", ["sum", None])
 def test_losses_of_outputs_make_up_the_loss_whatever_their_reduction(reduction, optimizer):

@@ -122,6 +122,7 @@ def agrees_with_keras(stepped, model, rows):
     return result, (x, *others)
 
 
+@pytest.mark.by_day(4)
 @pytest.mark.parametrize("name", CASES)
 def test_gradient_equals_keras_without_padding_rows(name):
     build, data, loss = CASES[name]
@@ -130,6 +131,7 @@ def test_gradient_equals_keras_without_padding_rows(name):
         agrees_with_keras(stepped, model, rows)
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize("rows", [8, 5])
 @pytest.mark.parametrize("name", ["segmentation", "masked, T = B", "outputs"])
 def test_worker_side_step_equals_keras_without_padding_rows(name, rows):
@@ -190,6 +192,7 @@ WEIGHTS = {
 }
 
 
+@pytest.mark.by_day(3)
 @pytest.mark.parametrize(
     ("name", "jit"),
     [

@@ -174,6 +174,7 @@ def test_gan_without_a_value_named_loss_trains_as_in_keras():
     assert np.abs(buffer - flatten(plain, flat_model.layout)).max() < 2e-5
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("logs", [{}, None, 0.5])
 def test_train_step_without_any_value_is_refused(logs):
     class Silent(GAN):

@@ -1,0 +1,47 @@
+"""Which nodes several jobs share: kept as pods come and go, since of a thousand nodes of a job hardly any is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Set
+
+Tenant = tuple[str, str]
+"""A node, and the uid of a run that has a pod there."""
+
+
+class Sharing:
+    """The runs on each node. `nodes`: those with several."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, Counter[str]] = {}
+        self._nodes: set[str] = set()
+
+    @property
+    def nodes(self) -> Set[str]:
+        """The nodes that are shared."""
+        return self._nodes
+
+    def on(self, node: str) -> Collection[str]:
+        """The uids of the runs that have pods on a node."""
+        return self._runs.get(node, ())
+
+    def see(self, old: Tenant | None, new: Tenant | None) -> None:
+        """Take a change of one pod: where it was, and where it is now."""
+        if old == new:
+            return
+        if old is not None:
+            self._count(*old, -1)
+        if new is not None:
+            self._count(*new, 1)
+
+    def _count(self, node: str, uid: str, more: int) -> None:
+        runs = self._runs.setdefault(node, Counter())
+        runs[uid] += more
+        if not runs[uid]:
+            del runs[uid]
+        if not runs:
+            del self._runs[node]
+        if len(runs) > 1:
+            self._nodes.add(node)
+        else:
+            self._nodes.discard(node)
