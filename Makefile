@@ -7,7 +7,7 @@ SHELL := /bin/bash
 PYTHON := .venv/bin/python
 VENV := .venv/.locked-$(shell sha256sum lock/dev.txt | cut -c1-12)
 
-.PHONY: help install possible demo demo-down images push test collected unit lint format docs generate lock bench bench-operator soak chaos nightly clean
+.PHONY: help install possible demo demo-down images push test collected ready unit lint format docs generate lock bench bench-operator soak chaos nightly clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -34,8 +34,7 @@ images: install  ## Build and push all images: make images REGISTRY=registry.exa
 push: images
 
 test: install  ## Run the linters and all tests
-	@$(MAKE) --no-print-directory --jobs 2 lint collected
-	@$(PYTHON) -m dev setup
+	@$(MAKE) --no-print-directory --jobs 3 lint collected ready
 	@$(PYTHON) -m pytest tests --numprocesses 4 --dist loadscope --no-loadscope-reorder $(ARGS)
 
 unit: install  ## Run the unit tests
@@ -44,6 +43,10 @@ unit: install  ## Run the unit tests
 # While mypy has one core: each of the tests' processes would else rewrite all their assertions, and then find the error.
 collected: install
 	@mkdir -p build && { $(PYTHON) -m pytest tests --collect-only --quiet >build/collected.log 2>&1 || { tail -60 build/collected.log; exit 1; }; }
+
+# Beside them: most of it is written to disk.
+ready: install
+	@$(PYTHON) -m dev setup
 
 lint: install  ## Run ruff, mypy and import-linter
 	@.venv/bin/ruff format --check --quiet . && .venv/bin/ruff check --quiet . && .venv/bin/mypy && mkdir -p build && { .venv/bin/lint-imports --no-cache >build/imports.log 2>&1 || { cat build/imports.log; exit 1; }; }
@@ -63,8 +66,7 @@ lock: install  ## Update the lock files
 bench: install  ## Run the benchmarks, write build/bench.json
 	@$(PYTHON) -m benchmarks
 
-bench-operator: install  ## Measure the operator on a real control plane
-	@$(PYTHON) -m dev setup
+bench-operator: ready  ## Measure the operator on a real control plane
 	@$(PYTHON) -m benchmarks operator $(ARGS)
 
 soak: install  ## Train for SECONDS_TO_RUN=3600 with a process killed every 20 s
@@ -77,8 +79,7 @@ chaos: install  ## Run the operator through random faults from SHOAL_CHAOS_FIRST
 
 NIGHT ?= $(shell date +%u)
 
-nightly: install  ## Run what is slow and rarely fails; of what takes longest the seventh of NIGHT=1 to 7, the weekday (NIGHT= runs all)
-	@$(PYTHON) -m dev setup
+nightly: ready  ## Run what is slow and rarely fails; of what takes longest the seventh of NIGHT=1 to 7, the weekday (NIGHT= runs all)
 	@failed="" told=""; export SHOAL_NIGHT=$(NIGHT); \
 	step() { local began=$$SECONDS; echo "== $$(date +%H:%M) $$*"; env "$$@" || failed="$$failed\n  $$*"; \
 	  told="$$told\n$$(((SECONDS - began) / 60)) min  $$*"; }; \

@@ -1,4 +1,7 @@
-"""Update kernels against memcpy's effective rate, blocked numpy and TensorFlow's own ops, one thread."""
+"""Update kernels against memcpy's effective rate, blocked numpy and TensorFlow's own ops, one thread.
+
+Times are those of the processor, since other processes take turns with this one.
+"""
 
 from __future__ import annotations
 
@@ -74,9 +77,9 @@ def _rounds(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds):
         for name, step in steps.items():
-            begin = time.perf_counter()
+            begin = time.process_time()
             step()
-            times[name].append(time.perf_counter() - begin)
+            times[name].append(time.process_time() - begin)
     return times
 
 
@@ -105,7 +108,10 @@ def _call(repeats: int) -> Measurement:
 
     def microseconds(step: Step) -> list[float]:
         step()
-        return [t / CALLS * 1e6 for t in timeit.repeat(step, number=CALLS, repeat=repeats)]
+        return [
+            t / CALLS * 1e6
+            for t in timeit.repeat(step, timer=time.process_time, number=CALLS, repeat=repeats)
+        ]
 
     base = min(microseconds(lambda: np.add(w, io, out=w)))
     mine = microseconds(ours(w, w, w, io)["sgd"])
