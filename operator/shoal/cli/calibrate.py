@@ -47,13 +47,17 @@ def calibrate(
 
     Plans are made from a part of each trace and replayed on the part that was left out (docs/simulate.md).
     """
+    from shoal.sizing.simulate.calibrate import MOST_CONFIDENCE
     from shoal.sizing.simulate.calibrate import calibrate as run
     from shoal.sizing.simulate.scenario import pair_of
 
     if len(files.jobs) > 1:
         raise UsageError("the calibration is of one job: give -f once")
-    if not 0.5 <= confidence < 1:
-        raise UsageError(f"--confidence must be at least 0.5 and below 1, not {confidence:g}")
+    if not 0.5 <= confidence <= MOST_CONFIDENCE:
+        raise UsageError(
+            f"--confidence must be at least 0.5 and at most {MOST_CONFIDENCE:g}, which is the most that the simulated "
+            f"runs can promise, not {confidence:.9g}"
+        )
     _, one = read_planned(client, files.jobs[0], files, Limits(None, None, None, None), job_deadline=False)
     spot, on_demand = pair_of(one.problem)
     found = run(
@@ -72,8 +76,8 @@ def calibrate(
         return
     windows = sum(cell.n for cell in found.cells)
     click.echo(
-        f"Of {windows:,} left-out windows in {len(found.cells)} kinds of plans, each promised {found.promised:.0%}, "
-        f"{found.kept:.1%} were kept (95 % interval {found.low:.1%} to {found.high:.1%})."
+        f"Of {windows:,} left-out windows in {len(found.cells)} kinds of plans, each promised "
+        f"{100 * found.promised:.3g}%, {found.kept:.1%} were kept (95 % interval {found.low:.1%} to {found.high:.1%})."
     )
     click.echo(
         f"{'trace':<36}{'hours':>6}{'workers':>9}{'on-demand':>11}{'slack':>7}{'kept':>8}{'windows':>9}"

@@ -104,6 +104,11 @@ class Stock:
         looks = priors.LOOKS + seconds / (2 * mean)
         return cls((priors.OUT_SHARE * priors.LOOKS + min(out, seconds) / (2 * mean)) / looks, mean, looks)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether what was watched outweighs what was assumed."""
+        return self.looks >= 2 * priors.LOOKS
+
 
 NEVER_OUT = Stock(out_share=0.0, looks=math.inf)
 

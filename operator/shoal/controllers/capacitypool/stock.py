@@ -17,8 +17,8 @@ from shoal.controllers.capacitypool.seen import Seen
 from shoal.sizing.fleet.resources import decimal
 from shoal.sizing.speed import priors
 
-PATIENCE, DEVIATIONS = 2.0, 3.0
-"""A pod waits too long after this many times the pool's start-up time, and after so many deviations more than it."""
+DEVIATIONS = 3.0
+"""A pod waits too long after `priors.PATIENCE` times the pool's start-up time, and after so many deviations more."""
 LEAST_PATIENCE = timedelta(seconds=30)
 UNSEEN, UNSEEN_SECONDS = 4.0, 120.0
 """While no start was measured: so many times what the spec says, if that is no longer than this. A guess that is too
@@ -50,9 +50,9 @@ def patience_after(said: float, total: Sums) -> float:
     """Seconds of patience with a pool whose spec says that a node takes `said` seconds, after these starts."""
     mean, deviation = start(total)
     if mean > 0:
-        seconds = max(said, PATIENCE * mean, mean + DEVIATIONS * deviation)
+        seconds = max(said, priors.PATIENCE * mean, mean + DEVIATIONS * deviation)
     else:
-        seconds = max(PATIENCE * said, min(UNSEEN * said, UNSEEN_SECONDS))
+        seconds = max(priors.PATIENCE * said, min(UNSEEN * said, UNSEEN_SECONDS))
     return max(LEAST_PATIENCE.total_seconds(), seconds)
 
 

@@ -122,10 +122,14 @@ def _planned(
 
 def _reserve_of(solved: Solved) -> Counter[str]:
     """On-demand nodes that a job with spot workers counts on, beyond those that it uses."""
-    if solved.one is None or not any(
-        n for pool, n in zip(solved.one.problem.pools, solved.counts, strict=True) if pool.spot
-    ):
+    if solved.one is None:
         return Counter()
+    problem = solved.one.problem
+    spot = {pool: n for pool, n in zip(problem.pools, solved.counts, strict=True) if n and pool.spot}
+    if not spot:
+        return Counter()
+    if bought := sum(n for pool, n in spot.items() if problem.instead_of(pool) is not None):
+        return Counter({problem.fallback: bought})
     return Counter(solved.one.reserve) - Counter(solved.answer.counts)
 
 

@@ -67,7 +67,8 @@ def job_problem(
     """The problem of one job, whose model and work are known, within `limits` (nodes by pool).
 
     Raises UsageError if there is none to solve. `servers` None: as many as the job has. `spare`: see
-    `Objective`; for jobs with spot pools. `promised`: nodes by pool that are the reserve of other jobs.
+    `Objective`; for jobs with spot pools. `promised`: nodes by pool that are the reserve of other jobs; None: nobody
+    plans again while the job runs.
     """
     model, work = job.model, work_of(job)
     assert model is not None
@@ -120,6 +121,8 @@ def job_problem(
     reserve = _reserve(problem, promised or {})
     supplied = (_supplied(p, by_name[p.name], job, reserve is not None) for p in problem.pools)
     problem = replace(problem, pools=tuple(supplied))
+    if reserve is None and promised is not None and job.min_workers < job.max_workers:
+        problem = replace(problem, fallback=_fallback(problem, promised))
     return JobProblem(problem, basis, (*notes, *([note] if note else [])), pace, reserve or {})
 
 
@@ -151,6 +154,30 @@ def _reserve(problem: Problem, promised: Mapping[str, int]) -> dict[str, int] | 
     if enough(most) is None:
         return None
     return enough(1 + bisect_left(range(1, most), True, key=lambda workers: enough(workers) is not None))
+
+
+def _fallback(problem: Problem, promised: Mapping[str, int]) -> str:
+    """The cheapest on-demand pool next to all spot pools with room for all workers; empty: none dearer than spot."""
+    most = sum(problem.limits) if problem.max_workers is None else problem.max_workers
+    spot = [pool for pool in problem.pools if pool.spot]
+    zones = {pool.zone for pool in spot if problem.zone_policy == "Same"} - {""}
+    own = min(
+        (
+            pool
+            for pool in problem.pools
+            if not pool.spot
+            and pool.limit - promised.get(pool.name, 0) >= most
+            and zones <= {pool.zone or zone for zone in zones}
+        ),
+        key=_dear,
+        default=None,
+    )
+    return own.name if own is not None and any(_dear(pool) < _dear(own) for pool in spot) else ""
+
+
+def _dear(pool: Pool) -> float:
+    """The price of what a worker does."""
+    return pool.price / pool.samples_per_second
 
 
 def _on_demand(

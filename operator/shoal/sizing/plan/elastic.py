@@ -94,15 +94,25 @@ class _Evaluator:
 
     @cached_property
     def _rates(self) -> Floats:
-        """(k,) steps/s of one worker of each pool, reduced by the time without a node."""
-        return np.array(
-            [
-                pool.process.mean
-                / pool.step_seconds
-                / (1 + pool.interruptions_per_hour * pool.startup_seconds / 3600)
-                for pool in self.problem.pools
-            ]
+        """(k,) steps/s of one worker of each pool, reduced by the time without a node, and of what then replaces it."""
+        rates = []
+        for pool in self.problem.pools:
+            alone = pool.process.mean / (1 + pool.interruptions_per_hour * pool.startup_seconds / 3600)
+            for own, _, works in self._bought(pool):
+                alone += works * own.samples_per_second / pool.samples_per_second
+            rates.append(alone / pool.step_seconds)
+        return np.array(rates)
+
+    def _bought(self, pool: Pool) -> list[tuple[Pool, float, float]]:
+        """What is bought for a missing spot worker: its pool, and the parts of the time that it is paid and trains."""
+        own, deadline = self.problem.instead_of(pool), self.problem.objective.deadline
+        if own is None or deadline is None:
+            return []
+        missing, after = 1 - pool.process.mean, pool.patience
+        paid, works = (
+            missing * max(1 - wait / deadline, 0.0) for wait in (after, after + own.startup_seconds)
         )
+        return [(own, paid, works)]
 
     @cached_property
     def _weights(self) -> Floats:
@@ -113,6 +123,7 @@ class _Evaluator:
             # A shock takes a binomial number K of n workers: E[K²] = (f n)² + f (1 - f) n.
             single = pool.interruptions_per_hour * (1 - pool.shock_share * pool.shock_size) * _lost(pool)
             paid = pool.price * pool.process.mean
+            paid += sum(own.price * part for own, part, _ in self._bought(pool))
             rows.append([rate, rate * pool.batch, paid, rate * money, rate * pool.step_sigma, single])
         return np.array(rows).T
 

@@ -7,6 +7,7 @@ and the chance of many plans at once comes from one table for each pool (`Engine
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,7 +58,7 @@ class Engine:
         self._failures = self._rng.random(runs), self._rng.random(runs)
         self._work, self._efficiency, self._beside = self._rng.standard_normal((3, runs))
         self._parting = 1e-9 + self._rng.random((runs, 1)) * (1 - 2e-9)
-        self._cache: dict[tuple[str, int, float], tuple[Floats, Floats]] = {}
+        self._cache: dict[tuple[str, int, float], list[tuple[Pool, Floats, Floats]]] = {}
         self._alone: dict[tuple[str, int, float], Floats] = {}
 
     # -- one plan -----------------------------------------------------------------------------------------------
@@ -83,13 +84,13 @@ class Engine:
         alone = samples = sigma = np.zeros(1)
         hourly: Floats = np.zeros((self.runs, STEPS))
         crossing: Floats = np.zeros(1)
-        for pool, n in used:
-            held, working = self._workers(pool, n, ready)
-            rate = working / pool.step_seconds
-            alone, samples = alone + rate, samples + rate * pool.batch
-            sigma = sigma + rate.mean() * pool.step_sigma
-            hourly = hourly + held * pool.price
-            crossing = crossing + rate * money_per_step(pool, zone, problem.servers.bytes_per_step)
+        for asked, n in used:
+            for pool, held, working in self._workers(asked, n, ready):
+                rate = working / pool.step_seconds
+                alone, samples = alone + rate, samples + rate * pool.batch
+                sigma = sigma + rate.mean() * pool.step_sigma
+                hourly = hourly + held * pool.price
+                crossing = crossing + rate * money_per_step(pool, zone, problem.servers.bytes_per_step)
         total = float(alone.mean())
         if total <= 0:
             return None
@@ -156,16 +157,30 @@ class Engine:
     def _in_runs(self, work: Floats) -> Floats:
         return np.broadcast_to(work[:, None], (len(work), self.runs))
 
-    def _workers(self, pool: Pool, n: int, ready: float) -> tuple[Floats, Floats]:
+    def _workers(self, pool: Pool, n: int, ready: float) -> list[tuple[Pool, Floats, Floats]]:
         """(runs, steps) workers that a job with n of this pool's nodes pays for, and those that train.
 
-        Where all runs are the same, (1, steps).
+        With those of the pool in which it buys what is missing. Where all runs are the same, (1, steps).
         """
         key = pool.name, n, ready
         if key not in self._cache:
             held, working = self._followed(pool, [n], ready)
-            self._cache[key] = held[0], working[0]
+            self._cache[key] = [(pool, held[0], working[0])]
+            for own, bought, works in self._bought(pool, n - held, ready):
+                self._cache[key].append((own, bought[0], works[0]))
         return self._cache[key]
+
+    def _bought(self, pool: Pool, missing: Floats, ready: float) -> list[tuple[Pool, Floats, Floats]]:
+        """(m, runs, steps) what the operator buys for missing spot workers, and what of it trains; empty: nothing.
+
+        A node is missed when patience with the pool ends, as in its status; what replaces it needs a start-up.
+        """
+        own = self.problem.instead_of(pool)
+        if own is None:
+            return []
+        after, starts = pool.patience, max(own.startup_seconds, ready)
+        held, working = (_lasting(missing, math.ceil(each / self.step)) for each in (after, after + starts))
+        return [(own, held, working)]
 
     def _followed(self, pool: Pool, numbers: Sequence[int], ready: float) -> tuple[Floats, Floats]:
         """(m, runs, steps) workers that are paid for, and those that train, of jobs with so many nodes (m,)."""
@@ -246,7 +261,9 @@ class Engine:
         """(m, runs) steps that so many workers (m,) make alone until then."""
         ready = self.problem.servers.wait(servers)
         if new := [n for n in numbers if (pool.name, n, ready) not in self._alone]:
-            _, working = self._followed(pool, new, ready)
+            held, working = self._followed(pool, new, ready)
+            for own, _, works in self._bought(pool, np.array(new)[:, None, None] - held, ready):
+                working = working + works * (own.samples_per_second / pool.samples_per_second)
             whole = np.zeros((*working.shape[:-1], STEPS + 1))
             np.cumsum(working * self.step, axis=-1, out=whole[..., 1:])
             made = _at(
@@ -272,6 +289,17 @@ def _mean_in_queue(fresh: Floats, wait: float) -> Floats:
         if weight > 0 and shift <= steps:
             back[..., shift:] += weight * area[..., : steps + 1 - shift]
     return np.asarray(np.diff(area - back, axis=-1))
+
+
+def _lasting(number: Floats, back: int) -> Floats:
+    """(..., steps) the least of each interval and of the `back` before it; nothing was there before the first."""
+    least, seen = number, 0
+    while seen < back:  # twice as far with each turn
+        more = min(seen + 1, back - seen)
+        earlier = np.zeros_like(least)
+        earlier[..., more:] = least[..., :-more] if more < least.shape[-1] else 0.0
+        least, seen = np.minimum(least, earlier), seen + more
+    return least
 
 
 def _restarting(lost: Floats, held: Floats, starting: Floats, wait: float, together: Floats) -> Floats:

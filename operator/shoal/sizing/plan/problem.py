@@ -104,6 +104,11 @@ class Pool:
         )
 
     @property
+    def patience(self) -> float:
+        """Seconds after which a node that has not come is looked for elsewhere."""
+        return priors.PATIENCE * self.startup_seconds
+
+    @property
     def samples_per_second(self) -> float:
         """Of one worker alone."""
         return self.batch / self.step_seconds
@@ -355,6 +360,8 @@ class Problem:
     zone_policy: ZonePolicy = "Any"
     notes: Sequence[str] = ()
     """Notes on the inputs for the explanation."""
+    fallback: str = ""
+    """The on-demand pool in which the operator buys what spot pools lack; empty: none, or nobody plans again."""
 
     def __post_init__(self) -> None:
         if not self.pools:
@@ -384,6 +391,16 @@ class Problem:
     def price_per_hour(self, counts: Sequence[int]) -> float:
         """Of these workers."""
         return sum(pool.price * n for pool, n in zip(self.pools, counts, strict=True))
+
+    def instead_of(self, pool: Pool) -> Pool | None:
+        """The pool of `fallback`, where it has room for all workers that the job may have; None: there is none.
+
+        Of a spot pool whose stock-outs are known: how late a new one is seen to lack nodes, nobody can say.
+        """
+        if not (pool.spot and pool.stock.is_known):
+            return None
+        most = math.inf if self.max_workers is None else self.max_workers
+        return next((own for own in self.pools if own.name == self.fallback and own.limit >= most), None)
 
     @property
     def limits(self) -> tuple[int, ...]:

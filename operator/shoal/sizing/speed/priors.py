@@ -96,3 +96,5 @@ OUT_SHARE, LOOKS = 0.05, 4.0
 OUT_SECONDS, OUTS = 1800.0, 2.0
 # By how much the logarithms of the waits for nodes differ that do come.
 START_SIGMA = 0.5
+# A pod waits too long for a node after this many times the pool's start-up time.
+PATIENCE = 2.0

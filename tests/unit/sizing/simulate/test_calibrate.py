@@ -58,16 +58,28 @@ def test_trace_that_is_too_short_is_refused() -> None:
         few(Trace("short", np.zeros(4), np.full(4, np.inf), 1000.0))
 
 
+def _command() -> list[str]:
+    sizing = ROOT / "examples" / "sizing"
+    return [
+        "calibrate", "-f", str(sizing / "job.yaml"), "--pools", str(sizing / "pools.yaml"), "--profiles",
+        str(sizing / "profiles.yaml"), "--trace", str(TRACES / "aws-p3-2xlarge-32-nodes.csv"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("confidence", ["0.4", "0.9995", "0.999999", "1", "nan"])
+def test_what_the_runs_cannot_promise_is_refused(confidence: str) -> None:
+    """It was tried for minutes, and shown as 100%."""
+    result = CliRunner().invoke(main, [*_command(), "--confidence", confidence])
+    assert result.exit_code == 2
+    assert "at least 0.5 and at most 0.999" in " ".join(result.output.split())
+
+
 def test_command_prints_cells_as_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from shoal.sizing.simulate import calibrate as module
 
     less = {"hours": (1.0,), "numbers": (8,)}
     monkeypatch.setattr(module.calibrate, "__kwdefaults__", module.calibrate.__kwdefaults__ | less)
-    sizing = ROOT / "examples" / "sizing"
-    arguments = [
-        "calibrate", "-f", str(sizing / "job.yaml"), "--pools", str(sizing / "pools.yaml"), "--profiles",
-        str(sizing / "profiles.yaml"), "--trace", str(TRACES / "aws-p3-2xlarge-32-nodes.csv"),
-    ]  # fmt: skip
+    arguments = _command()
     picture = tmp_path / "kept.png"
     result = CliRunner().invoke(main, [*arguments, "--json", "--plot", str(picture)])
     assert result.exit_code == 0, result.output
