@@ -8,26 +8,15 @@ import numpy as np
 import pytest
 
 from shoal.sizing.availability import NEVER_OUT, Stock
-from shoal.sizing.fleet import (
-    FleetJob,
-    FleetPool,
-    LogMean,
-    Model,
-    Pace,
-    Profile,
-    Row,
-    ServerLoad,
-    plan_fleet,
-)
+from shoal.sizing.fleet import FleetJob, FleetPool, plan_fleet
 from shoal.sizing.fleet.problems import job_problem
 from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.engine import Engine, _lasting
 from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers, StepWork
 from shoal.sizing.speed.model import SpeedModel
+from tests.unit.sizing.fleet.tight import JOB as TIGHT
+from tests.unit.sizing.fleet.tight import PROFILE, STEADY
 
-MODEL = Model("replayed", 8e8, 10**6, 60)
-ROW = Row("T4", batch_size=128, workers=4, compute=LogMean.of(0.1, 0.005, 1000))
-PROFILE = Profile(MODEL, (ROW,), {1: ServerLoad(0.6, 600_000)})
 SPOT = FleetPool(
     "spot",
     "T4",
@@ -38,12 +27,6 @@ SPOT = FleetPool(
     out_seconds=20_000,
     outs=11,
 )
-STEADY = FleetPool("steady", "T4", limit=16, price_per_hour=3.0)
-TIGHT = FleetJob(
-    "a", ("spot", "steady"), model=MODEL, samples_left=1080 * 16 / 0.1 * 128, batch_size=128, max_workers=16,
-    zone_policy="Any", deadline_seconds=1386.0, pace_before=Pace(0.0, 1e5),
-)  # fmt: skip
-"""18 minutes of 16 workers, with a slack that is shorter than the start of a node."""
 
 
 def fallback(job: FleetJob = TIGHT, *pools: FleetPool, promised: int = 0) -> str:

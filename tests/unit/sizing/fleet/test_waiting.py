@@ -3,41 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from shoal.sizing.availability import Markov, Stock
-from shoal.sizing.fleet import (
-    FleetJob,
-    FleetPool,
-    JobPlan,
-    LogMean,
-    Model,
-    Pace,
-    Profile,
-    Row,
-    ServerLoad,
-    plan_fleet,
-)
+from shoal.sizing.fleet import FleetPool, JobPlan, plan_fleet
 from shoal.sizing.plan.engine import STEPS, Engine
 from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers, StepWork
+from tests.unit.sizing.fleet.tight import JOB, PROFILE, STEADY
 
-MODEL = Model("replayed", 8e8, 10**6, 60)
-ROW = Row("T4", batch_size=128, workers=4, compute=LogMean.of(0.1, 0.005, 1000))
-PROFILE = Profile(MODEL, (ROW,), {1: ServerLoad(0.6, 600_000)})
 SPOT = FleetPool("spot", "T4", spot=True, limit=16, price_per_hour=0.9, interruptions_per_hour=0.1)
-STEADY = FleetPool("steady", "T4", limit=16, price_per_hour=3.0)
-SURE = Pace(0.0, 1e5)
 
 
-def planned(**changes: object) -> JobPlan:
-    """18 minutes of 16 workers, with a slack that is shorter than the start of a node."""
-    values: dict[str, object] = {
-        "pools": ("spot", "steady"), "model": MODEL, "samples_left": 1080 * 16 / 0.1 * 128, "batch_size": 128,
-        "max_workers": 16, "zone_policy": "Any", "deadline_seconds": 1386.0, "pace_before": SURE,
-    }  # fmt: skip
-    return plan_fleet([SPOT, STEADY], [PROFILE], [FleetJob("a", **(values | changes))]).jobs["a"]  # type: ignore[arg-type]
+def planned(**changes: Any) -> JobPlan:
+    return plan_fleet([SPOT, STEADY], [PROFILE], [replace(JOB, **changes)]).jobs["a"]
 
 
 def test_a_pool_that_nobody_used_is_not_all_that_a_deadline_rests_on() -> None:
