@@ -44,7 +44,7 @@ unit: install  ## Run the unit tests
 collected: install
 	@mkdir -p build && { $(PYTHON) -m pytest tests --collect-only --quiet >build/collected.log 2>&1 || { tail -60 build/collected.log; exit 1; }; }
 
-# Beside them: most of it is written to disk.
+# Tools and images, made beside the linters: much of the time is the disk's.
 ready: install
 	@$(PYTHON) -m dev setup
 
@@ -84,6 +84,7 @@ nightly: ready  ## Run what is slow and rarely fails; of what takes longest the 
 	step() { local began=$$SECONDS; echo "== $$(date +%H:%M) $$*"; env "$$@" || failed="$$failed\n  $$*"; \
 	  told="$$told\n$$(((SECONDS - began) / 60)) min  $$*"; }; \
 	step SHOAL_NIGHTLY=1 $(PYTHON) -m pytest tests -m nightly --ignore tests/virtual --numprocesses 3 --dist loadscope --no-loadscope-reorder $(ARGS); \
+	step SHOAL_NIGHTLY=1 $(PYTHON) -m pytest tests/unit/trainer/worker -m "not nightly" --numprocesses 2; \
 	step SHOAL_NIGHTLY=1 $(PYTHON) -m pytest tests/virtual --numprocesses 2 --dist loadscope $(ARGS); \
 	step SHOAL_SEEDS=10000 $(PYTHON) -m pytest tests/unit/trainer/simulation --numprocesses auto; \
 	step SHOAL_HOSTILE_SECONDS=60 $(PYTHON) -m pytest tests/unit/trainer/coordinator/test_hostile_pod.py; \

@@ -32,7 +32,8 @@ SUMMED = ("test_hidden_truth.py",)
 """Files of those whose nightly tests look at what all the others of the file have played: once, in one process."""
 NIGHTLY = bool(os.environ.get("SHOAL_NIGHTLY"))
 
-# By day XLA makes programs that are compiled sooner and run later: those of the tests run for a few steps.
+# By day XLA makes programs that are compiled sooner and run slower: those of the tests run for a few steps. At night
+# they are those of a worker.
 if not NIGHTLY:
     os.environ.setdefault(
         "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"

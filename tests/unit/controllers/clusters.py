@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -99,8 +101,15 @@ class Cluster:
             raise Unavailable("connection reset")
         return answer
 
-    def stream(self, path: str, query: Query) -> Any:
-        raise NotImplementedError
+    @asynccontextmanager
+    async def stream(self, path: str, query: Query) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Nothing changes."""
+
+        async def lines() -> AsyncIterator[bytes]:
+            await asyncio.Event().wait()
+            yield b""
+
+        yield lines()
 
     def _get(self, path: str, _body: Any) -> Answer:
         return _ok(self.objects[path]) if path in self.objects else Answer(404, b"{}")

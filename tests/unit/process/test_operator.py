@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +11,7 @@ from prometheus_client import generate_latest
 
 from shoal.api.events import Event
 from shoal.api.training_job import TrainingJob
-from shoal.cluster.transport import Answer, Query
+from shoal.cluster.transport import Answer
 from shoal.controllers.sources import sources
 from shoal.controllers.trainingjob.credentials import InstallKey
 from shoal.errors import Unavailable
@@ -49,14 +47,6 @@ class EmptyCluster(Cluster):
             if name in sources("")
             else super()._get(path, body)
         )
-
-    @asynccontextmanager
-    async def stream(self, path: str, query: Query) -> AsyncIterator[AsyncIterator[bytes]]:
-        async def lines() -> AsyncIterator[bytes]:
-            await asyncio.Event().wait()
-            yield b""
-
-        yield lines()
 
 
 @pytest.mark.looptime

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from shoal.cluster.transport import Answer, Query
+from shoal.cluster.transport import Answer
 from shoal.pools.scaler import FINALIZER
 from shoal.process.pools import NodePools, PoolSettings
 from tests.unit.controllers.clusters import NOW, Cluster
@@ -37,14 +36,6 @@ class BehindTheTruth(Cluster):
 
     def _patch(self, path: str, body: Any) -> Answer:
         return Answer(409, b"{}") if path.startswith(POOLS) else super()._patch(path, body)
-
-    @asynccontextmanager
-    async def stream(self, path: str, query: Query) -> AsyncIterator[AsyncIterator[bytes]]:
-        async def lines() -> AsyncIterator[bytes]:
-            await asyncio.Event().wait()
-            yield b""
-
-        yield lines()
 
 
 async def test_a_pool_whose_watch_is_behind_is_listed_again() -> None:
