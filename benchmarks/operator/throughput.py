@@ -120,7 +120,7 @@ async def _lost(world: World, workers: int, jobs: int) -> AsyncIterator[Measurem
     if late > 0:
         yield summary(f"{tag}: last loss to last CREATE, ratio", [bare_late / late], "x", "a bare client")
     goal = None if jobs == 1 else 0.8
-    ratio = _window(bare_losses, bare_made) / _window(losses, made)
+    ratio = window(bare_losses, bare_made) / window(losses, made)
     yield summary(f"{tag}: losses replaced a second, ratio", [ratio], "x", "a bare client", goal)
     yield summary(f"{tag}: writes for each pod", [writes / everything], "", "", 1.5, at_most=True)
 
@@ -144,7 +144,7 @@ async def _take(world: World, space: str, names: list[str]) -> tuple[list[Write]
     return lost, world.creates(space, since=since)[: len(names)]
 
 
-def _window(losses: list[Write], made: list[Write]) -> float:
+def window(losses: list[Write], made: list[Write]) -> float:
     """Seconds from the first loss to the last replacement, for each of them."""
     return (made[-1].answered - losses[0].answered).total_seconds() / len(made)
 
