@@ -16,6 +16,11 @@ def by_day(cases: Sequence[T], number: int) -> Sequence[T]:
     return [cases[index * len(cases) // number] for index in range(number)]
 
 
+def examples(number: int) -> int:
+    """How many random examples a test is given that has this many at night: a quarter of them."""
+    return number if os.environ.get("SHOAL_NIGHTLY") else number // 4
+
+
 def of_tonight(cases: Sequence[T]) -> Sequence[T]:
     """Those of the night SHOAL_NIGHT, which is 1 to 7 as in `date +%u`; all of them if it is empty or not set."""
     night = os.environ.get("SHOAL_NIGHT")

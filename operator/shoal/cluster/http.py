@@ -23,8 +23,11 @@ from shoal.errors import Unavailable
 
 CONNECTIONS = 100
 """Connections to the API server, including watches."""
-KEEP_SECONDS = 80.0
-"""How long an idle connection is kept: the API server closes it after 90 s, and a new one costs a loss 10 ms."""
+KEPT = 8
+"""Connections that are kept while idle. What a burst opens beyond takes 0.1 MiB each, and ends soon after it."""
+KEEP_SECONDS, SURPLUS_SECONDS = 80.0, 2.0
+"""How long an idle one is kept of these and of the others: the API server closes it after 90 s, and a new one costs a
+loss 10 ms."""
 LINE_BUFFER = 2**21
 """Bytes. An object with its managed fields is a line of a watch."""
 ANSWER_BYTES = 2**14
@@ -48,24 +51,32 @@ class HttpTransport:
 
     def __init__(self, server: ApiServer, connections: int = CONNECTIONS) -> None:
         self.server = server
-        self._connections = connections
-        self._opened: aiohttp.ClientSession | None = None
+        self._connections = {True: min(KEPT, connections), False: max(0, connections - KEPT)}
+        """By whether they are kept."""
+        self._opened: dict[bool, aiohttp.ClientSession] = {}
+        self._on_kept = 0
+        """Requests that have a connection that is kept, or wait for one."""
 
     async def close(self) -> None:
         """Close all connections."""
-        if self._opened is not None:
-            await self._opened.close()
+        if self._opened:
+            for session in self._opened.values():
+                await session.close()
             await asyncio.sleep(CLOSE_SECONDS)
 
     async def request(self, method: str, path: str, **options: Unpack[Options]) -> Answer:
         """See `Transport`."""
         timeout = aiohttp.ClientTimeout(total=options.get("timeout", TIMEOUT_SECONDS))
+        kept = self._on_kept < self._connections[True] or not self._connections[False]
+        self._on_kept += kept
         try:
-            async with await self._send(method, path, options, timeout) as response:
+            async with await self._send(method, path, options, timeout, kept=kept) as response:
                 _read_more(response, ANSWER_BYTES)
                 found = Answer(response.status, await response.read())
         except _FAULTS as error:
             raise Unavailable(f"{method} {path}: {error!r}") from error
+        finally:
+            self._on_kept -= kept
         return _available(method, path, found, response.headers)
 
     @asynccontextmanager
@@ -74,7 +85,7 @@ class HttpTransport:
         # No total timeout: the reader limits the time between lines.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
         try:
-            response = await self._send("GET", path, {"query": query}, timeout)
+            response = await self._send("GET", path, {"query": query}, timeout, kept=False)
         except _FAULTS as error:
             raise Unavailable(f"GET {path}: {error!r}") from error
         try:
@@ -90,7 +101,7 @@ class HttpTransport:
             response.close()
 
     async def _send(
-        self, method: str, path: str, options: Options, timeout: aiohttp.ClientTimeout
+        self, method: str, path: str, options: Options, timeout: aiohttp.ClientTimeout, *, kept: bool
     ) -> aiohttp.ClientResponse:
         server = self.server
         headers = {"Accept": JSON}
@@ -101,7 +112,7 @@ class HttpTransport:
             headers["Content-Type"] = options.get("content_type", JSON)
         query = options.get("query")
         url = f"{server.url}{path}?{urlencode(query)}" if query else f"{server.url}{path}"
-        return await self._session().request(
+        return await self._session(kept).request(
             method,
             URL(url, encoded=True),
             data=None if body is None else to_json(body),
@@ -112,17 +123,23 @@ class HttpTransport:
             allow_redirects=False,
         )
 
-    def _session(self) -> aiohttp.ClientSession:
-        if self._opened is None:
-            self._opened = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(
-                    limit=self._connections, ssl=self.server.tls(), keepalive_timeout=KEEP_SECONDS
-                ),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                headers={"User-Agent": f"shoal/{__version__}"},  # as the API server's audit log names it
-                read_bufsize=LINE_BUFFER,
-            )
-        return self._opened
+    def _session(self, kept: bool) -> aiohttp.ClientSession:
+        if not self._opened:
+            tls = self.server.tls()
+            self._opened = {
+                kept: aiohttp.ClientSession(
+                    connector=aiohttp.TCPConnector(
+                        limit=max(1, connections),
+                        ssl=tls,
+                        keepalive_timeout=KEEP_SECONDS if kept else SURPLUS_SECONDS,
+                    ),
+                    cookie_jar=aiohttp.DummyCookieJar(),
+                    headers={"User-Agent": f"shoal/{__version__}"},  # as the API server's audit log names it
+                    read_bufsize=LINE_BUFFER,
+                )
+                for kept, connections in self._connections.items()
+            }
+        return self._opened[kept]
 
 
 async def connect(connections: int = CONNECTIONS) -> HttpTransport:

@@ -26,7 +26,7 @@ class Options(TypedDict, total=False):
 
     query: Query | None
     body: Any
-    """Serialized as JSON."""
+    """Serialized as JSON. Where the request waits for a place (`runtime.limiter`), also a function that makes it."""
     content_type: str
     """Default: `JSON`."""
     timeout: float

@@ -17,7 +17,7 @@ import yaml
 from aiohttp import web
 
 from shoal.cluster import server as servers
-from shoal.cluster.http import ANSWER_BYTES, LONGEST_RETRY_AFTER, HttpTransport
+from shoal.cluster.http import ANSWER_BYTES, CONNECTIONS, KEPT, LONGEST_RETRY_AFTER, HttpTransport
 from shoal.cluster.own_thread import OwnThread
 from shoal.cluster.server import ApiServer, TokenFile, find, in_pod
 from shoal.cluster.transport import APPLY_PATCH, StreamRefused
@@ -36,6 +36,7 @@ async def serving(
     answer: Callable[[web.Request], Any],
     bearer: servers.Bearer = nobody,
     tls: ssl.SSLContext | None = None,
+    connections: int = CONNECTIONS,
     **options: Any,
 ) -> AsyncIterator[HttpTransport]:
     """A transport whose requests `answer` answers."""
@@ -53,7 +54,7 @@ async def serving(
     await site.start()
     port = runner.addresses[0][1]
     scheme = "http" if tls is None else "https"
-    transport = HttpTransport(ApiServer(f"{scheme}://127.0.0.1:{port}", bearer, **options))
+    transport = HttpTransport(ApiServer(f"{scheme}://127.0.0.1:{port}", bearer, **options), connections)
     try:
         yield transport
     finally:
@@ -120,6 +121,57 @@ async def test_requests_in_a_row_use_one_connection_and_no_thread(monkeypatch: p
             await transport.request("GET", "/next")
     assert len(peers) == 1
     assert threads == 0
+
+
+async def test_connections_that_a_burst_opened_end_soon_after_it_but_for_a_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """64 of them held 7 MiB for as long as a loss may need one at once."""
+    monkeypatch.setattr("shoal.cluster.http.SURPLUS_SECONDS", 0.05)
+    opened, waiting, all_there = set[asyncio.BaseTransport](), 0, asyncio.Event()
+
+    async def answer(request: web.Request) -> web.Response:
+        nonlocal waiting
+        assert request.transport is not None
+        opened.add(request.transport)
+        waiting += 1
+        if waiting == 4 * KEPT:
+            all_there.set()
+        await all_there.wait()
+        return web.json_response({})
+
+    def still() -> int:
+        return sum(not each.is_closing() for each in opened)
+
+    async with serving(answer) as transport:
+        async with asyncio.TaskGroup() as burst:
+            for _ in range(4 * KEPT):
+                burst.create_task(transport.request("GET", "/"))
+        assert len(opened) == 4 * KEPT, "none waits for another"
+        async with asyncio.timeout(10):
+            while still() > KEPT:  # noqa: ASYNC110  # sockets
+                await asyncio.sleep(0.01)
+        for _ in range(10):
+            await transport.request("GET", "/")
+        assert (len(opened), still()) == (4 * KEPT, KEPT), "a request after it finds one open"
+
+
+async def test_few_connections_are_all_kept() -> None:
+    """Those of the Lease."""
+    open_now = most = 0
+
+    async def answer(_request: web.Request) -> web.Response:
+        nonlocal open_now, most
+        open_now += 1
+        most = max(most, open_now)
+        await asyncio.sleep(0)
+        open_now -= 1
+        return web.json_response({})
+
+    async with serving(answer, connections=3) as transport, asyncio.TaskGroup() as requests:
+        for _ in range(12):
+            requests.create_task(transport.request("GET", "/"))
+    assert 1 <= most <= 3
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,7 @@ class Cluster:
         urgent: bool = False,
     ) -> Answer:
         self.requests.append((method, path))
+        body = body() if callable(body) else body
         fault = self.fault(method, path)
         if isinstance(fault, Exception):
             raise fault

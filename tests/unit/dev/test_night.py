@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dev.night import NIGHTS, by_day, of_tonight
+from dev.night import NIGHTS, by_day, examples, of_tonight
 
 
 def test_a_week_plays_each_case_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,3 +30,10 @@ def test_without_a_night_all_are_played(unset: bool, monkeypatch: pytest.MonkeyP
 )
 def test_a_day_plays_so_many_spread_evenly(number: int, played: str) -> None:
     assert "".join(by_day("abcdefgh", number)) == played
+
+
+def test_a_night_draws_four_times_as_many_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SHOAL_NIGHTLY", raising=False)
+    assert examples(100) == 25
+    monkeypatch.setenv("SHOAL_NIGHTLY", "1")
+    assert examples(100) == 100

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dev.night import examples
 from shoal.api.kube import Pod
 from shoal.policy.facts.coordinator import FRESH_REPORT_SECONDS
 from shoal.policy.model import CreatePod, Plan
@@ -195,7 +196,7 @@ def test_unreadable_nodes_do_not_withdraw_a_notice() -> None:
 flaps = st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 3)), max_size=12)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(flaps, st.integers(0, 2), st.integers(3, 5))
 def test_flapping_taint_creates_and_deletes_at_most_one_pod_each_time(
     steps: list[tuple[int, bool, int]], surge: int, nodes: int

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from dev.night import examples
 from tests.unit.policy.world import World
 
 FAULTS = [
@@ -162,7 +163,7 @@ def own_reason(world: World, reason: str) -> int:
     return int(world.status["restarts"]["byReason"].get(reason, 0))
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @example([("quota", 0), ("tick", 0), ("notice", 2), ("scale", 1)], 1, 0)  # slot 0 is given up, not 1
 @given(steps, st.integers(1, 2), st.integers(0, 2))
 def test_invariants_hold_under_random_faults(faults: list[tuple[str, int]], servers: int, surge: int) -> None:
@@ -193,7 +194,7 @@ def test_invariants_hold_under_random_faults(faults: list[tuple[str, int]], serv
         assert selector["shoal.dev/incarnation"] == str(newest)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.lists(
         st.tuples(
@@ -215,7 +216,7 @@ def test_each_lost_worker_is_counted_exactly_once(faults: list[tuple[str, int]])
     assert counted(world) == sum("-worker-" in n for n in world.taken)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(steps)
 def test_finished_job_creates_no_pods(faults: list[tuple[str, int]]) -> None:
     world = World(spec={"runPolicy": {"backoffLimit": 0}})

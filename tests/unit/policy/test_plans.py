@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dev.night import examples
 from tests.unit.policy.pools import AUTO, EXHAUSTED, FALLBACK, Pools, auto, pool
 
 
@@ -398,7 +399,7 @@ turns = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(turns)
 def test_workers_end_where_the_plan_says_whatever_happens(
     steps: list[tuple[str, dict[str, int], int]],
@@ -446,7 +447,7 @@ moderate = st.fixed_dictionaries({name: st.integers(0, 3) for name in ("a", "b",
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(moderate, st.lists(moderate, min_size=1, max_size=3), st.sampled_from([1, "100%"]), st.integers(0, 3))
 def test_plan_that_goes_back_before_others_run_takes_its_workers_back(
     first: dict[str, int], others: list[dict[str, int]], surge: int | str, ticks: int
@@ -473,7 +474,7 @@ def test_plan_that_goes_back_before_others_run_takes_its_workers_back(
     assert still == kept
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.sampled_from(["Manual", "Auto"]),
     st.lists(

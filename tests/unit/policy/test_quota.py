@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dev.night import examples
 from shoal.manifests.names import workload_name
 from shoal.manifests.pods import QUEUE
 from shoal.policy.model import (
@@ -273,7 +274,7 @@ STEPS = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.booleans(), st.lists(st.tuples(STEPS, st.integers(0, 3)), max_size=30))
 def test_quota_is_kept_while_pods_run_and_the_job_runs_in_the_end(
     admitted: bool, steps: list[tuple[str, int]]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dev.night import examples
 from shoal.policy.model import CreatePod, DeleteDisruptionBudget, DeletePod, UpdateService
 from shoal.policy.plan import plan
 from tests.unit.policy import build
@@ -62,7 +63,7 @@ def test_worker_whose_pod_failed_keeps_its_slot() -> None:
     assert world.status["restarts"]["failures"] == 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), st.sampled_from(["", "notice", "vanish"])), max_size=8))
 def test_number_of_workers_follows_the_spec(steps: list[tuple[int, str]]) -> None:
     world = running_world(spot_nodes=9)

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dev.night import examples
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.planning_status import CostStatus
 from shoal.api.training_job_status import MOST_USED
@@ -248,7 +249,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.sampled_from(["worker", "ps"]), steps)
 def test_usage_only_grows_and_is_counted_once_across_crashes(
     role: str, faults: list[tuple[str, int]]

@@ -48,6 +48,28 @@ async def test_requests_are_bounded() -> None:
     assert asyncio.get_running_loop().time() == pytest.approx(10, abs=0.1)
 
 
+async def test_a_body_is_made_when_its_request_has_a_place() -> None:
+    """Thousands wait when hundreds of jobs begin, and a pod's manifest takes 10 KiB."""
+    server, made = SmallServer(), list[float]()
+    server.delay = 1.0
+    limited = Limited(server, in_flight=2, kept=0)
+
+    def make() -> dict[str, object]:
+        made.append(asyncio.get_running_loop().time())
+        return {"metadata": {"name": f"made-{len(made)}"}}
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(4):
+            tasks.create_task(limited.request("POST", pods(str(number)), body=make))
+    assert [round(at) for at in made] == [0, 0, 1, 1]
+    assert [body["metadata"]["name"] for _, _, body in server.writes] == [
+        "made-1",
+        "made-2",
+        "made-3",
+        "made-4",
+    ]
+
+
 @pytest.mark.parametrize("space", ["0", "of another"])
 async def test_urgent_request_does_not_wait_behind_those_of_jobs_that_begin(space: str) -> None:
     server = SmallServer()

@@ -48,6 +48,7 @@ def test_cifar_resnets_match_the_paper(depth: int, multiply_adds: float, paramet
     assert found.parameters == pytest.approx(parameters, rel=0.02)
 
 
+@pytest.mark.nightly
 def test_resnet_50_matches_the_paper() -> None:
     found = model_features(keras.applications.ResNet50(weights=None))
     # 3.86 G multiply-adds for Keras' variant (stride in the first 1x1 convolution, as in the paper: "3.8 x 10^9").

@@ -19,6 +19,7 @@ from typing import Any
 from shoal_trainer.contract import JobIdentity, StopAfter, TerminationMessage, WorkerState
 from shoal_trainer.coordinator.assigning import ASKS_PER_SECOND, IDLE_SECONDS, Assigning
 from shoal_trainer.coordinator.course import Course
+from shoal_trainer.coordinator.departures import Departures
 from shoal_trainer.coordinator.file_list import FileList
 from shoal_trainer.coordinator.gathering import reclaimed
 from shoal_trainer.coordinator.last_pushes import RESEND_SECONDS
@@ -79,8 +80,7 @@ class Coordinator:
         self.course = Course(self.record, self.members, shard, self._term, clock)
         self._assigning = Assigning(self.record, self.course, self._term, clock)
         self._file_list = FileList(clock)
-        self.fenced: Callable[[], None] = lambda: None
-        """Called when shard 0 refuses another worker: the other shards are to be told (`other_shard`)."""
+        self.departures = Departures(self.record, self.course.last_pushes, shard.workers, clock)
         self._ready = False
         self._resumed = False
         """Whether it began with a snapshot of this run."""
@@ -114,10 +114,7 @@ class Coordinator:
             self._file_list.joins(request.worker)
             member.joins(request)
             self.facts.tensors = max(self.facts.tensors, request.tensors)
-            for older in self.members.older(request.worker):
-                self._remove(older, WorkerState.FENCED, "its successor has joined")
-            self.shard.workers.fence(*request.worker)
-            self.fenced()
+            self.departures.succeeded(self.members.older(request.worker), request.worker)
             if self.record.set_data(request.data):
                 self._replay()
             assert self.record.ledger is not None
@@ -205,12 +202,14 @@ class Coordinator:
         with self.lock:
             member = self._contact(request.worker)
             self.record.counters.wasted_steps += member.newly_wasted(request)
-            self._left(member, WorkerState.DRAINED if self.finished is None else WorkerState.LEFT, "")
+            self.departures.left(
+                member, WorkerState.DRAINED if self.finished is None else WorkerState.LEFT, ""
+            )
 
     def failed(self, request: Failed) -> None:
         """A worker ends because of an error in the user's code: release its leases."""
         with self.lock:
-            self._left(self._contact(request.worker), WorkerState.LEFT, request.message)
+            self.departures.left(self._contact(request.worker), WorkerState.LEFT, request.message)
 
     # --- called by the shard --------------------------------------------------------------------------------------
 
@@ -318,7 +317,7 @@ class Coordinator:
         """Detect silent workers. Called a few times a second; only this iterates over all members."""
         with self.lock:
             for member in self.members.notice_silence(self.clock()):
-                self._fence(member, SILENT)
+                self.departures.fence(member, SILENT)
             self.stuck.notice(self.members.active())
             self._take_back(idle=False)
             self.shard.workers.set_live(
@@ -411,7 +410,7 @@ class Coordinator:
         assignment = self._assigning.next(worker)
         if assignment is None and (silent := self._holders(self.members.silent())):
             for member in silent:
-                self._fence(member, SILENT)
+                self.departures.fence(member, SILENT)
             assignment = self._assigning.next(worker)
         if assignment is None and self._take_back(idle=True):
             assignment = self._assigning.next(worker)
@@ -421,35 +420,10 @@ class Coordinator:
         """Fence the worker that holds work and has read nothing for longest, if it is stuck; returns whether it is."""
         if stuck := self._holders(self.stuck.found(idle=idle)):
             self.record.counters.taken_back += 1
-            self._fence(stuck[0], self.stuck.taken(stuck[0], self.clock(), idle=idle))
+            self.departures.fence(stuck[0], self.stuck.taken(stuck[0], self.clock(), idle=idle))
         return bool(stuck)
 
     def _holders(self, members: Sequence[Member]) -> list[Member]:
         """Those of these members that hold work."""
         holders = self._assigning.holders() if members else set()
         return [member for member in members if member.worker in holders]
-
-    def _fence(self, member: Member, why: str) -> None:
-        """Fence a worker, so that its pushes are refused, and release its leases."""
-        self.shard.workers.fence(member.slot, member.incarnation + 1)
-        self.fenced()
-        self._remove(member, WorkerState.FENCED, why)
-
-    def _left(self, member: Member, state: WorkerState, reason: str) -> None:
-        """It has left: its pushes are refused, and its leases released."""
-        self.shard.workers.leave(*member.worker)
-        self.fenced()
-        self._remove(member, state, reason)
-
-    def _remove(self, member: Member, state: WorkerState, reason: str) -> None:
-        ledger, last_pushes, worker = self.record.ledger, self.course.last_pushes, member.worker
-        works = worker in last_pushes.workers(self.clock())
-        if ledger is not None:
-            works |= any(lease.worker == worker for lease in ledger.leases.values())
-            ledger.release(lambda lease: lease.worker == worker)
-        if state is WorkerState.FENCED and member.state is not WorkerState.FENCED and works:
-            self.record.counters.wasted_steps += 1  # at most the step in progress
-        member.state = state
-        member.message = reason or member.message
-        last_pushes.drop(worker)
-        self.record.tasks.release(worker)

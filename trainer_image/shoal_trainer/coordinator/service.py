@@ -76,7 +76,7 @@ class CoordinatorService:
         self._rollback = Rollback(
             shard, self.coordinator, store, self.snapshotter, fenced=fenced, done=self._tell_others
         )
-        self.coordinator.fenced = self._tell_others
+        self.coordinator.departures.refused = self._tell_others
 
     def start(self, *, follows: bool) -> None:
         """Start the helpers. `follows`: an earlier process served this job, so the shards may differ."""

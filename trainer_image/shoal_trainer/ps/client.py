@@ -27,6 +27,7 @@ from shoal_trainer.ps.pieces import InPieces, Payload, section
 from shoal_trainer.ps.shard_bounds import Bounds, bounds
 from shoal_trainer.ps.shard_client import ShardClient, Target, asks
 from shoal_trainer.security import Credentials
+from shoal_trainer.wire.encoding import decode_answer, decode_json, encode_answer, encode_push
 from shoal_trainer.wire.header import FOLLOWS, IDLE, Codec, Header, Op
 from shoal_trainer.wire.messages import (
     AnswerMeta,
@@ -38,10 +39,6 @@ from shoal_trainer.wire.messages import (
     ShardWelcome,
     Welcome,
     WorkerIdentity,
-    decode_answer,
-    decode_json,
-    encode_answer,
-    encode_push,
 )
 
 T = TypeVar("T")

@@ -25,11 +25,12 @@ from shoal_trainer.ps.streams import Stream
 from shoal_trainer.security import Credentials
 from shoal_trainer.wire import handshake, header
 from shoal_trainer.wire.channel import MIN_RATE, Channel
+from shoal_trainer.wire.encoding import decode_answer, decode_json, decode_push, encode_answer
 from shoal_trainer.wire.gate import Visit
 from shoal_trainer.wire.handshake import Peer, Verdict
 from shoal_trainer.wire.header import ASK, FOLLOWS, IDLE, Codec, ErrorCode, Header, Op
 from shoal_trainer.wire.listener import HANDSHAKE_SECONDS, Listener
-from shoal_trainer.wire.messages import Hello, decode_answer, decode_json, decode_push, encode_answer
+from shoal_trainer.wire.messages import Hello
 
 MAX_UNAUTHENTICATED = 64
 MAX_CONNECTIONS = 4096

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import AliasChoices, Field
 from pydantic_core import to_json
 
 from shoal_trainer.contract import Message
-from shoal_trainer.wire.messages import Applied, BegunPush, ModelSpec, applied_from_list
+from shoal_trainer.wire.messages import Applied, BegunPush, ModelSpec
 
 PIECE = 1000
 """How many elements of a list are made JSON at once: a millisecond or two, in which no other thread runs."""
@@ -93,3 +94,13 @@ def _in_pieces(value: Any) -> str:
 
 def _json(value: Any) -> str:
     return to_json(value, inf_nan_mode="null").decode()
+
+
+def applied_to_list(applied: Mapping[tuple[int, int], int]) -> list[tuple[int, int, int]]:
+    """A list for JSON: [slot, incarnation, seq], sorted."""
+    return sorted((slot, incarnation, seq) for (slot, incarnation), seq in applied.items())
+
+
+def applied_from_list(entries: list[tuple[int, int, int]]) -> Applied:
+    """The inverse of `applied_to_list`."""
+    return {(slot, incarnation): seq for slot, incarnation, seq in entries}

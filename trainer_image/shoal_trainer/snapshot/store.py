@@ -33,9 +33,9 @@ from shoal_trainer.ps.shard_bounds import bounds
 from shoal_trainer.ps.update_rules import Optimizer
 from shoal_trainer.snapshot import claims, shard_file
 from shoal_trainer.snapshot.claims import FOLDER
-from shoal_trainer.snapshot.manifest import Head, Manifest, ShardFile
+from shoal_trainer.snapshot.manifest import Head, Manifest, ShardFile, applied_to_list
 from shoal_trainer.snapshot.storage import Storage
-from shoal_trainer.wire.messages import Applied, applied_to_list
+from shoal_trainer.wire.messages import Applied
 
 log = logging.getLogger(__name__)
 

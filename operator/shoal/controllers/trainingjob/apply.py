@@ -107,7 +107,7 @@ class Applier:
         objects, answers = self._objects, self._answers.get(job.metadata.uid)
         match action:
             case CreatePod(name):
-                return await objects.create(job, PODS, name, action.manifest, urgent=action.replaces)
+                return await objects.create(job, PODS, name, action.make, urgent=action.replaces)
             case CreateService(name, manifest):
                 return await objects.create(job, SERVICES, name, manifest)
             case CreateSecret(name):

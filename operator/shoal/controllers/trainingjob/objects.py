@@ -72,9 +72,15 @@ class Objects:
         }
 
     async def create(
-        self, job: TrainingJob, kind: Kind, name: str, manifest: Manifest, *, urgent: bool = False
+        self,
+        job: TrainingJob,
+        kind: Kind,
+        name: str,
+        manifest: Manifest | Callable[[], Manifest],
+        *,
+        urgent: bool = False,
     ) -> bool:
-        """Create an object; True if it exists now and belongs to the job."""
+        """Create an object; True if it exists now and is of the job. `manifest`, or what makes it when it is sent."""
         known = self._jobs.get(job.metadata.name, job.metadata.namespace)
         if known is None or known.metadata.uid != job.metadata.uid or known.metadata.deletion_timestamp:
             return False  # the job was deleted meanwhile

@@ -50,7 +50,8 @@ class Slow:
         rig.apply(workers={"replicas": workers, "maxReplicas": 1000, "maxSurge": "100%"})
 
     async def _slowly(self, method: str, path: str, **options: Any) -> Answer:
-        body = options.get("body") or {}
+        made = options.get("body") or {}
+        body = made() if callable(made) else made
         name = body.get("metadata", {}).get("name", "") if method == "POST" else path
         if "/events" in path:
             return await self._request(method, path, **options)

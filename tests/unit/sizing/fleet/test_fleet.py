@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dev.night import examples
 from shoal.sizing.fleet import (
     FleetJob,
     FleetPool,
@@ -548,7 +549,7 @@ def test_reading_that_cannot_be_moves_no_plan_beyond_bounds() -> None:
         assert pool.step_sigma > 0.3
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(16), deadline=None)
 @given(
     limits=st.tuples(st.integers(0, 6), st.integers(0, 6)),
     sizes=st.lists(st.floats(1e5, 5e7), min_size=1, max_size=3),

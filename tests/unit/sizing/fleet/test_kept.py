@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dev.night import examples
 from shoal.sizing.fleet import (
     FleetJob,
     FleetPool,
@@ -73,7 +74,7 @@ def jobs() -> st.SearchStrategy[FleetJob]:
     )  # fmt: skip
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(st.lists(jobs(), min_size=1, max_size=3))
 def test_the_same_fleet_has_the_same_plans_with_and_without_kept_choices(fleet: list[FleetJob]) -> None:
     named = [replace(each, name=f"job-{n}") for n, each in enumerate(fleet)]
@@ -95,7 +96,7 @@ def after(one: FleetJob, seconds: float, pace: float = 1.0) -> FleetJob:
     )  # fmt: skip
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(
     st.floats(0.7, 1.3),
     st.lists(st.tuples(st.floats(0, 200), st.floats(0.9, 1.1)), min_size=1, max_size=4),

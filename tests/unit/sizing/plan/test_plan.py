@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dev.night import examples
 from shoal.errors import UsageError
 from shoal.sizing.availability import Markov, Stock
 from shoal.sizing.plan import LossWork, Objective, Pool, Problem, Servers, StepWork, explain, plan
@@ -88,7 +89,7 @@ def test_pool_shocks_have_higher_variance_than_single_losses() -> None:
     assert formula[1].sure_seconds[0] > formula[0].sure_seconds[0]
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(
     rate=st.floats(0.01, 0.4),
     startup=st.floats(30, 400),

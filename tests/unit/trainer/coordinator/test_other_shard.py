@@ -74,7 +74,7 @@ class Job:
         self.coordinator = Coordinator(job, StopAfter(epochs=1), 1, self.shards[0], clock=lambda: self.now)
         self.other = Other(self.shards[1], folder)
         self.follows = OtherShard(self.shards[0], 1, self.other)
-        self.coordinator.fenced = self.follows.wake
+        self.coordinator.departures.refused = self.follows.wake
         for shard in self.shards:
             for slot in (0, 1):
                 shard.workers.connect(slot, 0)
@@ -151,7 +151,7 @@ def test_a_worker_that_has_left_is_refused_until_it_connects_again(job: Job) -> 
 )
 def test_the_shards_are_told_at_once_of_a_worker_that_is_lost(job: Job, lose: Callable[[Job], None]) -> None:
     woken: list[int] = []
-    job.coordinator.fenced = lambda: woken.append(1)
+    job.coordinator.departures.refused = lambda: woken.append(1)
     lose(job)
     assert woken == [1]
 

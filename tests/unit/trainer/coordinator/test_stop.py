@@ -7,7 +7,8 @@ from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.protocol import DataSpec, Join, TaskDone
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore
-from shoal_trainer.wire.messages import ModelSpec, Progress, PushMeta, decode_answer, encode_answer
+from shoal_trainer.wire.encoding import decode_answer, encode_answer
+from shoal_trainer.wire.messages import ModelSpec, Progress, PushMeta
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.work import DataWork
 from tests.unit.trainer.coordinator.bench import next_work

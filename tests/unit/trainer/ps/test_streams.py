@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -14,12 +15,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shoal_trainer.errors import Fenced, Unreachable
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import Answer, ShardCopy, ShardStore
 from shoal_trainer.ps.streams import Stream
 from shoal_trainer.ps.walks import Begun, Walks
 from shoal_trainer.wire.messages import AnswerMeta, ModelSpec, OptimizerConfig, Progress, PushMeta
 from tests.unit.trainer.ps.shards import Clock, blocked, grad, held_up, push_to
 
+REENTRANT = threading.RLock
 PIECE, PIECES, WORKERS = 64, 4, 3
 SIZE = PIECE * PIECES - 10  # the last piece is shorter
 MODEL = ModelSpec(
@@ -350,6 +353,53 @@ def test_lock_is_held_for_one_piece_at_most_while_a_snapshot_is_copied(
     assert shard.copy(other_thread) is not None
     assert held == [False] * (PIECES - 1) + [True]
     assert free == [True] * (PIECES - 1)
+
+
+class Timed:
+    """A lock that tells for how much processor time it was held at most."""
+
+    def __init__(self) -> None:
+        self._lock = REENTRANT()
+        self._depth, self._since, self.longest = 0, 0.0, 0.0
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        taken = self._lock.acquire(blocking, timeout)
+        if taken and not self._depth:
+            self._since = time.thread_time()
+        self._depth += taken
+        return taken
+
+    def release(self) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self.longest = max(self.longest, time.thread_time() - self._since)
+        self._lock.release()
+
+    def _is_owned(self) -> bool:
+        return self._lock._is_owned()  # type: ignore[attr-defined]
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+@pytest.mark.parametrize(
+    "size", [40_000_000, pytest.param(500_000_000, marks=pytest.mark.nightly)], ids=["40 M", "500 M"]
+)
+def test_a_snapshot_holds_the_lock_for_20_ms_at_most_whatever_its_size(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(threading, "RLock", Timed)
+        shard = ShardStore(0, 1, 0)
+    shard.hello(0, 0, MODEL.model_copy(update={"parameters": size}))
+    shard.initialize(aligned(size))
+    lock: Any = shard.lock
+    lock.longest = 0.0
+    assert shard.copy() is not None
+    assert 0.0 < lock.longest <= 0.02
 
 
 def test_no_push_overtakes_a_snapshot() -> None:

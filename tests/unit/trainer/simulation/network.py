@@ -16,7 +16,8 @@ import numpy as np
 
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.aligned import aligned
-from shoal_trainer.wire.messages import Pulled, Welcome, decode_answer, encode_answer
+from shoal_trainer.wire.encoding import decode_answer, encode_answer
+from shoal_trainer.wire.messages import Pulled, Welcome
 from tests.unit.trainer.ps.shards import blocked, held_up, push_to
 from tests.unit.trainer.simulation.job import STEPS_AT
 

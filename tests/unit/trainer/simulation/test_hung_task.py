@@ -20,7 +20,7 @@ def test_hung_task_is_reassigned_and_its_worker_replaced(seed, kind, monkeypatch
             watchdog = Watchdog(self.world.clock)
             with watchdog.watch("the task", FIRST_SECONDS):
                 while watchdog.hung() is None:
-                    self.world.sleep(self, 0.5)
+                    self.world.sleep(self, 0.1)
                     self.world.now += 4.0
             self.loop.leave()  # as `abandon` does for the worker, whose process then ends
             raise Killed

@@ -23,9 +23,10 @@ from shoal_trainer.coordinator.protocol import REQUESTS, Alive, Assignment, Join
 from shoal_trainer.errors import ProtocolError, TrainerError
 from shoal_trainer.ps.shard_client import ShardClient, Target, _Link
 from shoal_trainer.security import Credentials
-from shoal_trainer.snapshot.manifest import Manifest, ShardFile
+from shoal_trainer.snapshot.manifest import Manifest, ShardFile, applied_from_list, applied_to_list
 from shoal_trainer.wire import header
 from shoal_trainer.wire.channel import Channel
+from shoal_trainer.wire.encoding import decode_answer, decode_json, decode_push, encode_answer, encode_push
 from shoal_trainer.wire.handshake import Server, read_peer
 from shoal_trainer.wire.header import Codec, Header, Op
 from shoal_trainer.wire.messages import (
@@ -45,13 +46,6 @@ from shoal_trainer.wire.messages import (
     ShardWelcome,
     Timings,
     WorkerIdentity,
-    applied_from_list,
-    applied_to_list,
-    decode_answer,
-    decode_json,
-    decode_push,
-    encode_answer,
-    encode_push,
 )
 
 u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))

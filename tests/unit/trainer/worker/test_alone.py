@@ -9,6 +9,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dev.night import examples
 from shoal_trainer import Files, Indexed, Stream, Training
 from shoal_trainer.contract import JobIdentity, StopAfter
 from shoal_trainer.coordinator.record import Record
@@ -29,7 +30,7 @@ def as_leased(training, batch_size):
 
 
 @given(size=st.integers(1, 200), batch_size=st.integers(1, 16), seed=st.integers(0, 3))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 def test_ranges_are_visited_in_ledger_order(size, batch_size, seed):
     data = Indexed(size, tf.data.Dataset.range, shuffle=0)
     training = Training(model=lambda: None, data=data, seed=seed)
