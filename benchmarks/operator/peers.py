@@ -89,6 +89,7 @@ async def started(system: System, world: World, quick: bool) -> AsyncIterator[Me
         f"{name}: processor time of the controller for each pod", [cpu / len(pods) * 1000], "ms", ""
     )
     yield summary(f"{name}: writes for each pod", [len(ours) / len(pods)], "", "")
+    yield summary(f"{system.name}: ended by itself while it made 5,000 pods", [operator.restarts], "", "")
     for what, mib in memory.items():
         yield summary(f"{system.name}: resident memory, {what}", [mib], "MiB", "")
 
