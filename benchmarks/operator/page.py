@@ -49,7 +49,7 @@ def beside(rows: Sequence[Measurement], versions: str, when: str) -> str:
     cells: dict[str, dict[str, str]] = {}
     for row in rows:
         system, _, what = row.name.partition(": ")
-        cells.setdefault(what, {})[system] = f"{row.value:.3g} {row.unit}".strip()
+        cells.setdefault(what, {})[system] = f"{float(f'{row.value:.3g}'):g} {row.unit}".strip()
     systems = list(dict.fromkeys(row.name.partition(":")[0] for row in rows))
     lines = [f"Against {versions}; measured at {when}.", ""]
     lines += [f"| what | {' | '.join(systems)} |", "|---" * (len(systems) + 1) + "|"]
