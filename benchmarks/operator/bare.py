@@ -23,7 +23,7 @@ from shoal.api.kube import Pod
 from shoal.api.labels import ROLE
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.trainingjob.credentials import InstallKey, job_credentials
-from shoal.policy.model import CreateDisruptionBudget, CreatePod, CreateSecret, CreateService
+from shoal.policy.actions import CreateDisruptionBudget, CreatePod, CreateSecret, CreateService
 from shoal.policy.plan import plan
 from tests.unit.policy import build
 

@@ -27,8 +27,9 @@ from shoal.cluster.http import HttpTransport
 from shoal.cluster.transport import Answer, Options, Query
 from shoal.controllers.state import Key
 from shoal.controllers.trainingjob.reconcile import Reconciler
+from shoal.policy.actions import CreatePod
 from shoal.policy.facts.sightings import Memory
-from shoal.policy.model import CreatePod, Observation, Plan
+from shoal.policy.model import Observation, Plan
 from shoal.process.main import main
 from shoal.runtime.limiter import Limited
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from shoal.policy.actions import CreatePod
 from shoal.policy.decide.afterwards import clean_up
 from shoal.policy.decide.cleanup import stuck
 from shoal.policy.decide.decide import decide
 from shoal.policy.facts.read import read
 from shoal.policy.facts.sightings import Memory
-from shoal.policy.model import CreatePod, Observation, Plan
+from shoal.policy.model import Observation, Plan
 from shoal.policy.tell.tell import tell
 from shoal.policy.tell.the_end import tell_afterwards
 

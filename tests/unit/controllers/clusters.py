@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from shoal.api.events import Event
-from shoal.api.kube import DisruptionBudget, Pod
+from shoal.api.kube import DisruptionBudget, Pod, Service
 from shoal.api.kueue import ResourceFlavor, Workload
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
@@ -28,7 +28,7 @@ from shoal.controllers.trainingjob.reconcile import Reconciler
 from shoal.controllers.trainingjob.report import Reporter
 from shoal.controllers.trainingjob.unreadable import Complaints
 from shoal.errors import Unavailable
-from shoal.policy.model import Images, Service
+from shoal.policy.model import Images
 from shoal.runtime.metrics import Metrics
 from shoal.runtime.recorder import Recorder
 from shoal.runtime.status_writer import StatusWriter

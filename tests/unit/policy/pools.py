@@ -9,7 +9,8 @@ from typing import Any
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.planning.translate import wished
-from shoal.policy.model import CreatePod, Observation, Plan, Proposal
+from shoal.policy.actions import CreatePod
+from shoal.policy.model import Observation, Plan, Proposal
 from tests.unit.policy import build
 from tests.unit.policy.world import World
 

@@ -13,7 +13,7 @@ from shoal.api.labels import Place
 from shoal.api.training_job import TrainingJob
 from shoal.manifests.pods import QUEUE
 from shoal.manifests.workload import requeued, stands_for
-from shoal.policy.model import CreatePod
+from shoal.policy.actions import CreatePod
 from tests.unit.policy import build
 
 NODES = {"nodeLabels": {"gpu": "t4"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]}

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from shoal.policy.actions import ConfirmAbsent, CreatePod, DeletePod, UpdateService
 from shoal.policy.common.timers import Timers
 from shoal.policy.facts.blip import suspicion
-from shoal.policy.model import ConfirmAbsent, CreatePod, DeletePod, Plan, UpdateService
+from shoal.policy.model import Plan
 from shoal.policy.plan import plan
 from tests.unit.policy import build
 from tests.unit.policy.world import World, running_world

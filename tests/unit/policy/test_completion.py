@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from shoal.manifests import names
-from shoal.policy.model import DeleteJob, DeletePod
+from shoal.policy.actions import DeleteJob, DeletePod
 from shoal.policy.plan import plan
 from shoal.policy.tell.internal_error import internal_error
 from shoal_trainer.contract import DataReport, Outcome

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from dev.night import examples
 from shoal.api.kube import Pod
+from shoal.policy.actions import CreatePod
 from shoal.policy.facts.coordinator import FRESH_REPORT_SECONDS
-from shoal.policy.model import CreatePod, Plan
+from shoal.policy.model import Plan
 from shoal.policy.plan import plan
 from tests.unit.policy import build
 from tests.unit.policy.world import World, running_world

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from shoal.policy.model import CreatePod, CreateService, UpdateService
+from shoal.policy.actions import CreatePod, CreateService, UpdateService
 from shoal.policy.plan import plan
 from tests.unit.policy import build
 from tests.unit.policy.world import World, running_world

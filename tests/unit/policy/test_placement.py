@@ -13,6 +13,7 @@ from shoal.api.kube import Node
 from shoal.api.labels import Place, RoleName
 from shoal.api.roles import Capacity
 from shoal.manifests.names import group_key
+from shoal.manifests.objects import Manifest
 from shoal.manifests.placement import Where
 from shoal.manifests.platforms import (
     AKS,
@@ -26,8 +27,9 @@ from shoal.manifests.platforms import (
     is_spot,
     platform_of,
 )
+from shoal.policy.actions import CreatePod
 from shoal.policy.facts.sightings import Memory
-from shoal.policy.model import CreatePod, Manifest, Plan, Refusal, RefusalKind
+from shoal.policy.model import Plan, Refusal, RefusalKind
 from shoal.policy.plan import plan
 from tests.unit.policy import build
 from tests.unit.policy.pools import pool

@@ -12,9 +12,9 @@ import pytest
 from shoal.controllers.trainingjob.claims import holdings
 from shoal.manifests.platforms import AUTOPILOT, GKE, KARPENTER, Platform
 from shoal.manifests.pods import Images
+from shoal.policy.actions import CreatePod
 from shoal.policy.decide.exclusion import exclude
 from shoal.policy.facts.read import read
-from shoal.policy.model import CreatePod
 from shoal.policy.plan import plan
 from tests.unit.policy import build
 from tests.unit.policy.pools import EXHAUSTED, FALLBACK, Pools, created, pool

@@ -11,15 +11,8 @@ from hypothesis import strategies as st
 from dev.night import examples
 from shoal.manifests.names import workload_name
 from shoal.manifests.pods import QUEUE
-from shoal.policy.model import (
-    CreatePod,
-    CreateWorkload,
-    DeletePod,
-    Refusal,
-    RefusalKind,
-    RequeueWorkload,
-    TellWorkload,
-)
+from shoal.policy.actions import CreatePod, CreateWorkload, DeletePod, RequeueWorkload, TellWorkload
+from shoal.policy.model import Refusal, RefusalKind
 from shoal.policy.plan import plan
 from tests.unit.policy import build
 from tests.unit.policy.world import World

@@ -6,7 +6,7 @@ import json
 from datetime import timedelta
 
 from shoal.manifests.names import first_incarnation
-from shoal.policy.model import CreatePod
+from shoal.policy.actions import CreatePod
 from shoal.policy.plan import plan
 from shoal_trainer.contract import RuntimeConfig
 from tests.unit.policy import build

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dev.night import examples
-from shoal.policy.model import CreatePod, DeleteDisruptionBudget, DeletePod, UpdateService
+from shoal.policy.actions import CreatePod, DeleteDisruptionBudget, DeletePod, UpdateService
 from shoal.policy.plan import plan
 from tests.unit.policy import build
 from tests.unit.policy.world import World, running_world

@@ -8,8 +8,9 @@ from datetime import timedelta
 import pytest
 
 from shoal.api.training_job_status import DataStatus, TrainingJobStatus
+from shoal.policy.actions import CreatePod
 from shoal.policy.facts.read import read
-from shoal.policy.model import CreatePod, Images, Refusal, RefusalKind
+from shoal.policy.model import Images, Refusal, RefusalKind
 from shoal.policy.plan import plan
 from shoal.policy.tell.progress import final, progress
 from shoal.policy.tell.telemetry import differs_in_telemetry_only

@@ -8,7 +8,8 @@ import pytest
 
 from shoal.api.kube import Pod
 from shoal.api.labels import RoleName
-from shoal.policy.model import CreatePod, DeletePod, Observation, UpdateService
+from shoal.policy.actions import CreatePod, DeletePod, UpdateService
+from shoal.policy.model import Observation
 from shoal.policy.plan import plan
 from tests.unit.policy import build
 from tests.unit.policy.world import World, running_world

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from shoal.manifests import names
-from shoal.policy.model import DeletePod
+from shoal.policy.actions import DeletePod
 from shoal.policy.plan import plan
 from tests.unit.policy import build
 from tests.unit.policy.world import running_world

@@ -7,9 +7,10 @@ from datetime import timedelta
 import pytest
 
 from shoal.api.labels import Place
+from shoal.policy.actions import CreatePod
 from shoal.policy.decide.workers import MOST_NEW, max_surge
 from shoal.policy.facts.coordinator import FRESH_REPORT_SECONDS
-from shoal.policy.model import CreatePod, NameConflict, Plan, Refusal, RefusalKind
+from shoal.policy.model import NameConflict, Plan, Refusal, RefusalKind
 from shoal.policy.plan import plan
 from shoal_trainer.contract import WorkerReport, WorkerState
 from tests.unit.policy import build

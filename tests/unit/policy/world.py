@@ -14,13 +14,12 @@ from typing import Any, TypeVar, cast
 from pydantic import BaseModel
 from pydantic_core import to_json
 
-from shoal.api.kube import Node, Pod
+from shoal.api.kube import Node, Pod, Service
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Slot
 from shoal.controllers.state import with_known_parts
 from shoal.manifests.names import first_incarnation, secret_name
-from shoal.policy.facts.sightings import Memory
-from shoal.policy.model import (
+from shoal.policy.actions import (
     ConfirmAbsent,
     CreateDisruptionBudget,
     CreatePod,
@@ -31,15 +30,12 @@ from shoal.policy.model import (
     DeletePod,
     DeleteService,
     DeleteWorkload,
-    Observation,
-    Plan,
-    Refusal,
-    RefusalKind,
     RequeueWorkload,
-    Service,
     TellWorkload,
     UpdateService,
 )
+from shoal.policy.facts.sightings import Memory
+from shoal.policy.model import Observation, Plan, Refusal, RefusalKind
 from shoal.policy.plan import plan
 from shoal_trainer.contract import StatusReport
 from tests.unit.policy import build

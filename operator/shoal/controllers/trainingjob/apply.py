@@ -35,8 +35,8 @@ from shoal.controllers.trainingjob.objects import (
 from shoal.controllers.trainingjob.workloads import Workloads
 from shoal.errors import Refused, Unavailable
 from shoal.manifests import names
-from shoal.manifests.objects import POD_GROUPS
-from shoal.policy.model import (
+from shoal.manifests.objects import POD_GROUPS, Manifest
+from shoal.policy.actions import (
     Action,
     ApplyPodGroup,
     ConfirmAbsent,
@@ -50,12 +50,11 @@ from shoal.policy.model import (
     DeletePod,
     DeleteService,
     DeleteWorkload,
-    Manifest,
-    RefusalKind,
     RequeueWorkload,
     TellWorkload,
     UpdateService,
 )
+from shoal.policy.model import RefusalKind
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Mapping
 
 from shoal.api.training_job import TrainingJob
-from shoal.policy.model import CreatePod, Plan
+from shoal.policy.actions import CreatePod
+from shoal.policy.model import Plan
 
 
 def holdings(job: TrainingJob, decided: Plan | None = None) -> Counter[str]:

@@ -23,7 +23,8 @@ from shoal.controllers.state import ClusterState, key_of, run_of
 from shoal.controllers.trainingjob.api_answers import AnswerStore
 from shoal.controllers.trainingjob.observe import name_conflict
 from shoal.errors import Unavailable
-from shoal.policy.model import Manifest, Refusal, RefusalKind
+from shoal.manifests.objects import Manifest
+from shoal.policy.model import Refusal, RefusalKind
 
 
 class Kind(NamedTuple):

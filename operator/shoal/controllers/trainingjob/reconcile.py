@@ -24,8 +24,9 @@ from shoal.controllers.trainingjob.report import Report, Reporter
 from shoal.controllers.trainingjob.requests import Request, Requests, WriteStatus
 from shoal.controllers.trainingjob.unreadable import Complaints
 from shoal.errors import ShoalError
+from shoal.policy.actions import ConfirmAbsent
 from shoal.policy.facts.sightings import Memory
-from shoal.policy.model import ConfirmAbsent, Observation, Plan
+from shoal.policy.model import Observation, Plan
 from shoal.policy.plan import plan
 from shoal.policy.tell.internal_error import internal_error
 from shoal.runtime.tasks import Tasks

@@ -22,7 +22,7 @@ from shoal.api.training_job import TrainingJob
 from shoal.cluster.clock import loop_time
 from shoal.controllers.state import Wake, key_of
 from shoal.errors import ShoalError
-from shoal.policy.model import (
+from shoal.policy.actions import (
     Action,
     ApplyPodGroup,
     ConfirmAbsent,
@@ -35,9 +35,9 @@ from shoal.policy.model import (
     DeletePod,
     DeleteService,
     DeleteWorkload,
-    Plan,
     RequeueWorkload,
 )
+from shoal.policy.model import Plan
 from shoal.runtime.backoff import DUE_SECONDS, FIRST_SECONDS, pause
 from shoal.runtime.shares import Shares
 from shoal.runtime.tasks import Tasks

@@ -13,6 +13,7 @@ from shoal.cluster.cache import Cache
 from shoal.cluster.transport import APPLY_PATCH, Transport
 from shoal.controllers.trainingjob.objects import WORKLOADS, path
 from shoal.errors import Refused
+from shoal.manifests.objects import Manifest
 from shoal.manifests.workload import (
     ADMISSION_MANAGER,
     POD_PRIORITY,
@@ -21,7 +22,7 @@ from shoal.manifests.workload import (
     requeued,
     told,
 )
-from shoal.policy.model import Manifest, TellWorkload
+from shoal.policy.actions import TellWorkload
 
 CLASSES = {
     WORKLOAD_PRIORITY["kind"]: f"/apis/{KUEUE}/workloadpriorityclasses",

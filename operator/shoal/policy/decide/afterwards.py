@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
+from shoal.policy.actions import Action, DeleteJob
 from shoal.policy.decide import cleanup
 from shoal.policy.decide.queueing import finish_workload
 from shoal.policy.facts.read import Facts
-from shoal.policy.model import Action, DeleteJob
 
 
 @dataclass(frozen=True)

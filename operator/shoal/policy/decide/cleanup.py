@@ -10,12 +10,12 @@ from datetime import timedelta
 
 from shoal.api.kube import Pod
 from shoal.manifests import names
+from shoal.policy.actions import Action, DeleteDisruptionBudget, DeletePod, DeleteService
 from shoal.policy.common.timers import Timers
 from shoal.policy.common.times import parse_time
 from shoal.policy.decide.members import MOVED, OUTDATED, OWN_CAUSES, ByIndex, Member
 from shoal.policy.facts.read import Facts
 from shoal.policy.facts.verdict import ENDED, PodOutcome
-from shoal.policy.model import Action, DeleteDisruptionBudget, DeletePod, DeleteService
 
 
 def clean(facts: Facts, roles: tuple[ByIndex, ...], timers: Timers) -> list[Action]:

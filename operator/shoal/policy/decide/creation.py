@@ -12,6 +12,7 @@ from shoal.manifests import PodFactory
 from shoal.manifests.names import pod_name
 from shoal.manifests.objects import Manifest
 from shoal.manifests.workload import stands_for
+from shoal.policy.actions import Action, CreatePod
 from shoal.policy.common.timers import Timers
 from shoal.policy.decide.admission import Gate, gate, name_conflict_gate
 from shoal.policy.decide.backoff import not_before
@@ -19,7 +20,7 @@ from shoal.policy.decide.members import Member, follows_a_loss
 from shoal.policy.decide.wanted import Wanted
 from shoal.policy.facts.read import Facts
 from shoal.policy.facts.verdict import HEALTHY
-from shoal.policy.model import Action, CreatePod, Reason
+from shoal.policy.model import Reason
 
 
 @dataclass

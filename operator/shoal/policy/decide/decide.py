@@ -6,6 +6,17 @@ from dataclasses import dataclass
 
 from shoal import manifests
 from shoal.manifests import names
+from shoal.policy.actions import (
+    Action,
+    ApplyPodGroup,
+    ConfirmAbsent,
+    CreateDisruptionBudget,
+    CreatePod,
+    CreateSecret,
+    CreateService,
+    CreateWorkload,
+    UpdateService,
+)
 from shoal.policy.decide import cleanup, completion, queueing, records, suspension
 from shoal.policy.decide.admission import refused_recently, was_refused
 from shoal.policy.decide.completion import End
@@ -19,18 +30,7 @@ from shoal.policy.decide.wanted import Wanted, wanted
 from shoal.policy.decide.workers import create_workers
 from shoal.policy.facts.read import UNCONFIRMED, Facts
 from shoal.policy.facts.verdict import PodOutcome
-from shoal.policy.model import (
-    Action,
-    ApplyPodGroup,
-    ConfirmAbsent,
-    CreateDisruptionBudget,
-    CreatePod,
-    CreateSecret,
-    CreateService,
-    CreateWorkload,
-    Observation,
-    UpdateService,
-)
+from shoal.policy.model import Observation
 
 _FIRST_ACTIONS: tuple[type[Action], ...] = (
     ConfirmAbsent,

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Literal
 
 from shoal.manifests.workload import stands_for, workload
+from shoal.policy.actions import Action, CreateWorkload, DeleteWorkload, RequeueWorkload, TellWorkload
 from shoal.policy.decide.admission import refused_recently
 from shoal.policy.decide.members import ByIndex, every
 from shoal.policy.facts.read import Facts
-from shoal.policy.model import Action, CreateWorkload, DeleteWorkload, RequeueWorkload, TellWorkload
 
 Told = tuple[Literal["True", "False"], str, str]
 FINISHED, PODS_READY = "Finished", "PodsReady"

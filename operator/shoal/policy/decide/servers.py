@@ -13,13 +13,14 @@ from datetime import timedelta
 from shoal import manifests
 from shoal.api.labels import INCARNATION, ROLE
 from shoal.manifests import names
+from shoal.policy.actions import CreateService, DeleteService, UpdateService
 from shoal.policy.decide.admission import name_conflict_gate, refused_recently
 from shoal.policy.decide.creation import Actions, Creator
 from shoal.policy.decide.members import ByIndex, Member, follows_a_loss
 from shoal.policy.decide.wanted import Wanted
 from shoal.policy.facts.read import Facts
 from shoal.policy.facts.verdict import PodOutcome
-from shoal.policy.model import CreateService, DeleteService, Reason, UpdateService
+from shoal.policy.model import Reason
 
 PLANNED_FOR = timedelta(seconds=10)
 """A planned pod that is not there after this time may have been created and lost by another leader."""

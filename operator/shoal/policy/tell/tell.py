@@ -12,6 +12,7 @@ from shoal.api.training_job_status import (
 )
 from shoal.manifests import names
 from shoal.manifests.platforms import is_spot
+from shoal.policy.actions import CreatePod
 from shoal.policy.common.wording import role_word
 from shoal.policy.decide import records, suspension
 from shoal.policy.decide.admission import missing_disruption_budget, missing_pod_group, missing_workload
@@ -19,7 +20,7 @@ from shoal.policy.decide.decide import Decisions
 from shoal.policy.decide.members import MOVED, Member, every, follows_a_loss
 from shoal.policy.facts.coordinator import unasked
 from shoal.policy.facts.read import Facts
-from shoal.policy.model import CreatePod, Plan, Reason
+from shoal.policy.model import Plan, Reason
 from shoal.policy.tell import pod_problems, progress
 from shoal.policy.tell.conditions import Conditions, PodCounts, api_server_refuses, phase, set_pod_conditions
 from shoal.policy.tell.events import events_of_changes

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.trainingjob.claims import Claims, holdings
-from shoal.policy.model import CreatePod, Plan
+from shoal.policy.actions import CreatePod
+from shoal.policy.model import Plan
 from shoal.policy.plan import plan
 from tests.unit.policy import build
 from tests.unit.policy.pools import pool

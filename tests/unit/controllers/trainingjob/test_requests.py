@@ -23,7 +23,7 @@ from shoal.controllers.trainingjob.requests import (
     Requests,
 )
 from shoal.errors import Unavailable
-from shoal.policy.model import CreatePod, CreateService
+from shoal.policy.actions import CreatePod, CreateService
 from shoal.runtime.tasks import Tasks
 from shoal.runtime.work_queue import Priority, WorkQueue
 from tests.unit.controllers.clusters import JOB_PATH, KEY, Rig
