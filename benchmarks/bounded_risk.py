@@ -22,7 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 from shoal.errors import UsageError
-from shoal.sizing.plan.problem import Floats, Pool, Problem, Servers, StepWork
+from shoal.sizing.availability import Floats
+from shoal.sizing.plan.problem import Pool, Problem, Servers
+from shoal.sizing.plan.work import StepWork
 from shoal.sizing.simulate.policies import Policy, Shoal, View, spot_workers
 from shoal.sizing.simulate.replay import Replayed, Supply, replay, step_of, supply
 from shoal.sizing.simulate.scenario import Scenario, scenario_of

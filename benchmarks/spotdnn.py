@@ -22,9 +22,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from shoal.sizing.availability import Floats
 from shoal.sizing.plan.evaluation import Evaluated, Evaluator
-from shoal.sizing.plan.problem import Floats, LossWork, Objective, Pool, Problem
+from shoal.sizing.plan.problem import Objective, Pool, Problem
 from shoal.sizing.plan.search import search
+from shoal.sizing.plan.work import LossWork
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "spotdnn"
 

@@ -16,7 +16,8 @@ import numpy as np
 from shoal.sizing.availability import Floats
 from shoal.sizing.availability import Supply as Drawn
 from shoal.sizing.plan.engine import BEYOND, STEPS, Engine
-from shoal.sizing.plan.problem import Objective, Pool, Problem, StepWork
+from shoal.sizing.plan.problem import Objective, Pool, Problem
+from shoal.sizing.plan.work import StepWork
 from shoal.sizing.simulate.policies import Hindsight as Knowing
 from shoal.sizing.simulate.policies import Policy, SpotOnly, UniformProgress
 from shoal.sizing.simulate.replay import Replayed, Supply, replay, step_of

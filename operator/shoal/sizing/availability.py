@@ -23,6 +23,7 @@ __all__ = [
     "NEVER_OUT",
     "Availability",
     "Calm",
+    "Floats",
     "Markov",
     "Stock",
     "Supply",

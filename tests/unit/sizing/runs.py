@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from shoal.sizing.availability import Floats
 from shoal.sizing.plan import Problem
 from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.engine import RUNS
-from shoal.sizing.plan.problem import Floats
 from shoal.sizing.plan.risk import Engines
 
 

@@ -12,7 +12,8 @@ from shoal.api.speed_profile import BesideSteps, SpeedProfileStatus
 from shoal.sizing.beside import Beside
 from shoal.sizing.fleet.resources import beside_of
 from shoal.sizing.plan.planner import plan
-from shoal.sizing.plan.problem import Objective, Pool, Problem, StepWork
+from shoal.sizing.plan.problem import Objective, Pool, Problem
+from shoal.sizing.plan.work import StepWork
 
 EPOCHS, PER_EPOCH, RATE, TASK = 5, 12_000.0, 100.0, 30.0
 TICK = 0.01

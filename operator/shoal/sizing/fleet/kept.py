@@ -15,8 +15,9 @@ from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
 from shoal.sizing.plan.planner import Plan, Point
-from shoal.sizing.plan.problem import Pool, Problem, StepWork, Work
+from shoal.sizing.plan.problem import Pool, Problem
 from shoal.sizing.plan.trial import Trial
+from shoal.sizing.plan.work import StepWork, Work
 
 __all__ = ["Asked", "Choice", "Kept", "choice_of"]
 

@@ -16,7 +16,8 @@ from shoal.sizing.fleet.values import FleetJob, FleetPool, Pace
 from shoal.sizing.plan.cost import wire_bytes
 from shoal.sizing.plan.deadline import spare_seconds
 from shoal.sizing.plan.elastic import ElasticModel
-from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers, StepWork, Work
+from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers
+from shoal.sizing.plan.work import StepWork, Work
 from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import MEASURED, Model
 from shoal.sizing.speed.model import SpeedModel

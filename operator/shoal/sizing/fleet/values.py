@@ -10,7 +10,7 @@ from shoal.sizing.beside import Beside
 from shoal.sizing.speed.measurements import LeftOut, Model
 
 if TYPE_CHECKING:  # numpy
-    from shoal.sizing.plan.problem import LossWork
+    from shoal.sizing.plan.work import LossWork
     from shoal.sizing.speed.efficiency import Efficiency
 
 __all__ = ["FleetJob", "FleetPlan", "FleetPool", "JobPlan", "Pace", "Watched"]

@@ -151,7 +151,7 @@ def _to_loss(job: TrainingJob, planned: FleetJob, profile: SpeedProfile | None) 
             "stop after steps or epochs, or after the metric loss with a SpeedProfile that has spec.convergence"
         )
         return replace(planned, work_note=words)
-    from shoal.sizing.plan.problem import LossWork  # numpy: at rest, the operator does without
+    from shoal.sizing.plan.work import LossWork  # numpy: at rest, the operator does without
 
     loss = job.status.training.loss
     try:

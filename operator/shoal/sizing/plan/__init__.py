@@ -5,7 +5,8 @@
 
 from shoal.sizing.plan.explain import explain
 from shoal.sizing.plan.planner import Plan, Point, plan
-from shoal.sizing.plan.problem import LossWork, Objective, Pool, Problem, Servers, StepWork
+from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers
+from shoal.sizing.plan.work import LossWork, StepWork
 
 __all__ = [
     "LossWork",

@@ -25,9 +25,10 @@ from functools import cached_property
 
 import numpy as np
 
+from shoal.sizing.availability import Floats
 from shoal.sizing.plan.cost import money_per_step
 from shoal.sizing.plan.evaluation import Evaluated
-from shoal.sizing.plan.problem import Floats, Pool, Problem
+from shoal.sizing.plan.problem import Pool, Problem
 from shoal.sizing.speed.servers import busy
 
 __all__ = ["ElasticModel"]

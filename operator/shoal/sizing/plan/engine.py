@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from shoal.sizing.availability import Floats, Supply
 from shoal.sizing.plan.cost import money_per_step
-from shoal.sizing.plan.problem import Pool, Problem, StepWork
+from shoal.sizing.plan.problem import Pool, Problem
+from shoal.sizing.plan.work import StepWork
 
 __all__ = ["Engine", "Runs"]
 

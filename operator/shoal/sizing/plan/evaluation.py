@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from shoal.sizing.plan.problem import Floats, Problem
+from shoal.sizing.availability import Floats
+from shoal.sizing.plan.problem import Problem
 
 __all__ = ["Evaluated", "Evaluator", "Model"]
 

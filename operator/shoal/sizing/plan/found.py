@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.sizing.availability import Floats
 from shoal.sizing.plan.evaluation import Evaluated
 from shoal.sizing.plan.pareto import Front
-from shoal.sizing.plan.problem import Floats, Objective
+from shoal.sizing.plan.problem import Objective
 
 __all__ = ["Candidate", "Found", "Shortlist", "feasible", "ranks"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shoal.sizing.plan.problem import Floats
+from shoal.sizing.availability import Floats
 
 __all__ = ["Grid"]
 

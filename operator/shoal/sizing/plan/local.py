@@ -12,10 +12,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from shoal.sizing.availability import Floats
 from shoal.sizing.plan.evaluation import Evaluated, Evaluator, Model
 from shoal.sizing.plan.found import Found, feasible, ranks
 from shoal.sizing.plan.grid import BLOCK
-from shoal.sizing.plan.problem import Floats, Objective, Pool
+from shoal.sizing.plan.problem import Objective, Pool
 
 __all__ = ["local_search"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shoal.sizing.plan.problem import Floats
+from shoal.sizing.availability import Floats
 
 __all__ = ["Front"]
 

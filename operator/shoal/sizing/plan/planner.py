@@ -14,9 +14,10 @@ from shoal.errors import UsageError
 from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.evaluation import Evaluator
 from shoal.sizing.plan.found import Candidate, Found, Shortlist
-from shoal.sizing.plan.problem import SCALING_SIGMA, LossWork, Objective, Pool, Problem, Servers, Work
+from shoal.sizing.plan.problem import SCALING_SIGMA, Objective, Pool, Problem, Servers
 from shoal.sizing.plan.risk import Checked, Engines, Walk, is_risky
 from shoal.sizing.plan.search import EXACT_LIMIT, search
+from shoal.sizing.plan.work import LossWork, Work
 
 __all__ = ["Plan", "Point", "finite", "nothing", "plan"]
 

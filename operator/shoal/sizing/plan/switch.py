@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shoal.sizing.availability import Floats
 from shoal.sizing.plan.elastic import ElasticModel
-from shoal.sizing.plan.problem import Floats, Problem
+from shoal.sizing.plan.problem import Problem
 from shoal.sizing.plan.risk import Engines, kept
 
 __all__ = ["SURE", "Switch", "gain", "is_sure", "switch"]

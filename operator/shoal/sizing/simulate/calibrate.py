@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import UsageError
-from shoal.sizing.availability import Windows, rebinned
+from shoal.sizing.availability import Floats, Windows, rebinned
 from shoal.sizing.plan.engine import Engine
-from shoal.sizing.plan.problem import Floats, Objective, Pool, Problem, Servers, StepWork
+from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers
+from shoal.sizing.plan.work import StepWork
 from shoal.sizing.simulate.policies import View
 from shoal.sizing.simulate.replay import Supply, replay, step_of
 from shoal.sizing.simulate.scenario import Scenario

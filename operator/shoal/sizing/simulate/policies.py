@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.sizing.availability import Floats
 from shoal.sizing.plan.deadline import spare_seconds
-from shoal.sizing.plan.problem import Floats
 from shoal.sizing.simulate.scenario import Scenario
 
 __all__ = ["POLICIES", "Hindsight", "Policy", "SpotOnly", "View", "spot_workers"]

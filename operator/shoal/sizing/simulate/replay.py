@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.sizing.plan.problem import Floats
+from shoal.sizing.availability import Floats
 from shoal.sizing.simulate.policies import Policy, View
 from shoal.sizing.simulate.scenario import Scenario
 from shoal.sizing.simulate.traces import Trace

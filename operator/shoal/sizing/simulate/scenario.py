@@ -8,8 +8,10 @@ from functools import cached_property
 import numpy as np
 
 from shoal.errors import UsageError
+from shoal.sizing.availability import Floats
 from shoal.sizing.plan.cost import money_per_step
-from shoal.sizing.plan.problem import Floats, Pool, Problem, StepWork
+from shoal.sizing.plan.problem import Pool, Problem
+from shoal.sizing.plan.work import StepWork
 
 __all__ = ["Scenario", "pair_of", "scenario_of"]
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from shoal.errors import UsageError
+from shoal.sizing.availability import Floats
 from shoal.sizing.plan.explain import duration, money
-from shoal.sizing.plan.problem import Floats
 from shoal.sizing.simulate.policies import POLICIES, Hindsight
 from shoal.sizing.simulate.replay import Replayed, replay, step_of, supply
 from shoal.sizing.simulate.scenario import Scenario

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import UsageError
-from shoal.sizing.plan.problem import Floats
+from shoal.sizing.availability import Floats
 
 __all__ = ["Trace", "read_trace"]
 

@@ -12,7 +12,8 @@ from shoal.sizing.fleet import FleetJob, FleetPool, plan_fleet
 from shoal.sizing.fleet.problems import job_problem
 from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.engine import Engine, _lasting
-from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers, StepWork
+from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers
+from shoal.sizing.plan.work import StepWork
 from shoal.sizing.speed.model import SpeedModel
 from tests.unit.sizing.fleet.tight import JOB as TIGHT
 from tests.unit.sizing.fleet.tight import PROFILE, STEADY

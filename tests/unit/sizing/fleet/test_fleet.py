@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dev.night import examples
+from shoal.sizing.availability import Floats
 from shoal.sizing.fleet import (
     FleetJob,
     FleetPool,
@@ -33,8 +34,9 @@ from shoal.sizing.fleet.pace import Watched, at_present_pace, pace_of, samples_p
 from shoal.sizing.fleet.problems import job_problem
 from shoal.sizing.plan.engine import RUNS, TABLE_RUNS, Engine
 from shoal.sizing.plan.planner import Plan
-from shoal.sizing.plan.problem import Floats, Objective, Pool, Problem, Servers, StepWork
+from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers
 from shoal.sizing.plan.together import plan_together
+from shoal.sizing.plan.work import StepWork
 from shoal.sizing.speed.efficiency import Efficiency
 from shoal.sizing.speed.measurements import MEASURED
 from shoal.sizing.speed.model import fitted

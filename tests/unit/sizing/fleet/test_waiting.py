@@ -12,7 +12,8 @@ import pytest
 from shoal.sizing.availability import Markov, Stock
 from shoal.sizing.fleet import FleetPool, JobPlan, plan_fleet
 from shoal.sizing.plan.engine import STEPS, Engine
-from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers, StepWork
+from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers
+from shoal.sizing.plan.work import StepWork
 from tests.unit.sizing.fleet.tight import JOB, PROFILE, STEADY
 
 SPOT = FleetPool("spot", "T4", spot=True, limit=16, price_per_hour=0.9, interruptions_per_hour=0.1)

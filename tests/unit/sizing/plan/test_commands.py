@@ -21,7 +21,8 @@ from shoal.sizing.fleet.jobs import END_SECONDS
 from shoal.sizing.plan.assemble import assembled
 from shoal.sizing.plan.manifests import profile_for, read_job, read_pools, read_profiles
 from shoal.sizing.plan.planner import plan
-from shoal.sizing.plan.problem import Objective, Pool, Problem, StepWork
+from shoal.sizing.plan.problem import Objective, Pool, Problem
+from shoal.sizing.plan.work import StepWork
 
 ROOT = Path(__file__).parents[4]
 DATA, EXAMPLES = ROOT / "tests" / "data", ROOT / "examples" / "sizing"

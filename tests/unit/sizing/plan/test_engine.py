@@ -12,7 +12,8 @@ import pytest
 from shoal.sizing.availability import Stock
 from shoal.sizing.plan.engine import STEPS, Engine
 from shoal.sizing.plan.planner import plan
-from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers, StepWork
+from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers
+from shoal.sizing.plan.work import StepWork
 
 STARTUP = 600.0
 WORKERS = 8

@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
+from shoal.sizing.availability import Floats
 from shoal.sizing.plan import local
 from shoal.sizing.plan.elastic import ElasticModel
-from shoal.sizing.plan.problem import Floats, Objective, Pool, Problem, StepWork
+from shoal.sizing.plan.problem import Objective, Pool, Problem
+from shoal.sizing.plan.work import StepWork
 
 
 def model(pools: int) -> ElasticModel:
