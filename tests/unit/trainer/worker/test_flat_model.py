@@ -73,7 +73,7 @@ def test_short_batch_is_not_retraced_and_averages_its_samples():
     flat_model = FlatModel(functional(), BATCHES[0], "fp32")
     buffer = aligned(flat_model.layout.size)
     buffer[:] = flat_model.initial()
-    tensor = flat_model.alias(buffer)
+    tensor = flat_model.vector.alias(buffer)
     (short,) = DATA.read(Part(0, 5), 16)
     result = flat_model.step(tensor, short)
     plain = functional()
@@ -100,7 +100,7 @@ def test_named_inputs_may_come_in_any_order():
     flat_model = FlatModel(by_name(), batch, "fp32")
     buffer = aligned(flat_model.layout.size)
     buffer[:] = flat_model.initial()
-    result, again = (flat_model.step(flat_model.alias(buffer), one) for one in (batch, turned))
+    result, again = (flat_model.step(flat_model.vector.alias(buffer), one) for one in (batch, turned))
     assert np.array_equal(result.update, again.update)
     plain = by_name().train_on_batch(x, rows % 4, return_dict=True)
     assert result.loss == pytest.approx(float(plain["loss"]), rel=1e-5)
@@ -122,7 +122,7 @@ def test_new_sample_shape_is_traced_once():
     for length in (5, 7, 5, 7):
         sized = batch(length)
         expected = any_length().train_on_batch(sized.x, sized.y, return_dict=True)["loss"]
-        assert flat_model.step(flat_model.alias(buffer), sized).loss == pytest.approx(
+        assert flat_model.step(flat_model.vector.alias(buffer), sized).loss == pytest.approx(
             float(expected), rel=1e-5
         )
     assert len(flat_model._traced) == 2
@@ -132,8 +132,8 @@ def stepped(batch):
     flat_model = FlatModel(functional(), DATA.example(16), "fp32")
     buffer = aligned(flat_model.layout.size)
     buffer[:] = flat_model.initial()
-    flat_model.step(flat_model.alias(buffer), DATA.example(16))
-    return flat_model.step(flat_model.alias(buffer), batch)
+    flat_model.step(flat_model.vector.alias(buffer), DATA.example(16))
+    return flat_model.step(flat_model.vector.alias(buffer), batch)
 
 
 def other(**changes):
@@ -199,8 +199,8 @@ def test_non_finite_gradient_with_finite_loss_is_reported(wire, on_host):
         model = functional()
         model.compile("sgd", loss=loss)
         flat_model = FlatModel(model, BATCHES[0], wire, on_host=on_host)
-        buffer = aligned(flat_model.layout.size, flat_model.dtype)
-        return flat_model.step(flat_model.alias(buffer), BATCHES[0])
+        buffer = aligned(flat_model.layout.size, flat_model.vector.dtype)
+        return flat_model.step(flat_model.vector.alias(buffer), BATCHES[0])
 
     result = step(steep)
     assert result.loss == 0
@@ -215,7 +215,7 @@ def test_worker_side_schedule_follows_the_jobs_updates():
     )  # fmt: skip
     buffer = aligned(flat_model.layout.size)
     buffer[:] = flat_model.initial()
-    parameters = flat_model.alias(buffer)
+    parameters = flat_model.vector.alias(buffer)
     moved = [
         bool(np.asarray(flat_model.step(parameters, BATCHES[0], updates).update).any())
         for updates in (0, 3, 4, 100, 2)

@@ -123,7 +123,7 @@ def gradients(size, start):
     placement = place(flat_model.model, flat_model.layout, REFERENCE)
     flat = aligned(flat_model.layout.size)
     flat[:] = flat_model.initial()
-    return flat_model, placement, flat_model.step(flat_model.alias(flat), batch).update.copy()
+    return flat_model, placement, flat_model.step(flat_model.vector.alias(flat), batch).update.copy()
 
 
 def test_unequal_workers_move_by_the_mean_over_all_samples():

@@ -241,7 +241,7 @@ def test_custom_train_step_gets_the_data_unpadded(kind, given, plain, engine):
     for own, other in zip(model.variables, flat_model.model.variables, strict=True):
         own.assign(other)
     for batch in (whole, short):
-        result = flat_model.step(flat_model.alias(buffer), batch)
+        result = flat_model.step(flat_model.vector.alias(buffer), batch)
         n = batch.samples
         logs = model.train_step(plain(batch.x[:n], None if batch.y is None else batch.y[:n]))
         assert result.loss == pytest.approx(float(logs["loss"]), rel=1e-5)

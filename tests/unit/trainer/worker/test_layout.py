@@ -38,7 +38,7 @@ def test_the_update_does_not_depend_on_the_runs(wire, monkeypatch):
         model = FlatModel(functional(), BATCHES[0], wire, on_host=True)
         buffer = aligned(model.layout.size)
         buffer[:] = model.initial()
-        return model.layout.runs, model.step(model.alias(buffer), BATCHES[0]).update
+        return model.layout.runs, model.step(model.vector.alias(buffer), BATCHES[0]).update
 
     together, expected = update()
     monkeypatch.setattr(layout, "SMALL", 40)

@@ -44,7 +44,7 @@ def test_saturated_prediction_has_the_keras_gradient(kind, jit, rows):
     buffer = aligned(flat_model.layout.size)
     buffer[:] = flat_model.initial()
     (batch,) = data.read(Part(0, rows), 8)
-    result = flat_model.step(flat_model.alias(buffer), batch)
+    result = flat_model.step(flat_model.vector.alias(buffer), batch)
 
     plain = saturated(kind, keras.optimizers.SGD(1.0), jit_compile=jit)
     before = np.concatenate([v.numpy().ravel() for v in plain.trainable_variables])

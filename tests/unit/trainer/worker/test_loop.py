@@ -11,7 +11,8 @@ from shoal_trainer import Training, UserError
 from shoal_trainer.data.source import Part
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.wire.messages import MAX_MARKS
-from shoal_trainer.worker import cadence, upstream
+from shoal_trainer.worker import answers as waits
+from shoal_trainer.worker import cadence
 from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.work import DataWork, Finished, reporting
 from tests.unit.trainer.ps.shards import pull_from
@@ -107,7 +108,7 @@ def test_drained_worker_pushes_all_that_it_has_computed(start_servers, batches):
 
 def test_a_push_without_an_answer_does_not_keep_a_drained_worker(start_servers, monkeypatch):
     """A server may take any time for one: the wait for stale workers, a server that is short of memory."""
-    monkeypatch.setattr(upstream, "LEAVE_SECONDS", 0.2)
+    monkeypatch.setattr(waits, "LEAVE_SECONDS", 0.2)
     coordinator = FakeCoordinator(DATA.size, epochs=50)
     running = Running(job(), start_servers(coordinator), coordinator)
     client = running.worker.loop.upstream._exchange._client

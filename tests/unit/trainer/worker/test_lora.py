@@ -106,7 +106,7 @@ def test_step_is_that_of_keras_on_the_tokens():
     expected = plain.test_on_batch(x, y, weights, return_dict=True)
     buffer = aligned(flat_model.layout.size)
     buffer[:] = flat_model.initial()
-    step = flat_model.step(flat_model.alias(buffer), flat_model.example)
+    step = flat_model.step(flat_model.vector.alias(buffer), flat_model.example)
     assert step.loss == pytest.approx(float(expected["loss"]), rel=1e-4)
     (accuracy,) = step.metrics
     assert accuracy.total / accuracy.weight == pytest.approx(float(expected["accuracy"]), abs=1e-5)

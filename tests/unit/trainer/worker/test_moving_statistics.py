@@ -53,7 +53,7 @@ def test_discarded_batch_moves_nothing(wire, on_host):
     pile = Pile(server.flat_model.mean())
     for batch in BATCHES[2:4]:
         step = server.flat_model.step(server.tensor, batch)
-        still = server.flat_model.still(server.flat_model.on_device(server.tensor))
+        still = server.flat_model.still(server.flat_model.vector.on_devices(server.tensor))
         pile.add(type(step)(still, 0.5, True, skipped=True), Ready(None, batch))
     push(server, pile)
     np.testing.assert_allclose(server.flat(), before, rtol=0 if wire == "fp32" else 2**-8)

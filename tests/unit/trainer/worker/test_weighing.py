@@ -103,7 +103,7 @@ class Stepped:
         (batch,) = self.arrays.read(Part(0, rows), 8)
         buffer = aligned(self.flat_model.layout.size)
         buffer[:] = self.initial
-        return self.flat_model.step(self.flat_model.alias(buffer), batch), batch.as_given()
+        return self.flat_model.step(self.flat_model.vector.alias(buffer), batch), batch.as_given()
 
 
 def flat(tensors):
@@ -240,5 +240,5 @@ def test_class_weight_is_that_of_fit(one_hot):
     ours = FlatModel(model(), job.data.example(32), "fp32")
     buffer = aligned(ours.layout.size)
     buffer[:] = ours.initial()
-    update = np.asarray(ours.step(ours.alias(buffer), next(job.data.read(Part(0, 32), 32))).update)
+    update = np.asarray(ours.step(ours.vector.alias(buffer), next(job.data.read(Part(0, 32), 32))).update)
     np.testing.assert_allclose(buffer - 0.5 * update, flat(plain.trainable_variables), rtol=1e-4, atol=1e-6)
