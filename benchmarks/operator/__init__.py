@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 from benchmarks.harness import Measurement
-from benchmarks.operator import fleet, leaders, planning, reaction, throughput
+from benchmarks.operator import fleet, leaders, peers, planning, reaction, throughput
 from benchmarks.operator.page import draw, text
 from benchmarks.operator.world import World, until
 from dev.cluster import ControlPlane
 from dev.kube import Kube
 
-__all__ = ["SCENARIOS", "measure", "one", "text"]
+__all__ = ["SCENARIOS", "beside_peers", "measure", "one", "text"]
 
 CRDS = Path(__file__).parents[2] / "crds"
 
@@ -43,8 +43,18 @@ def measure(quick: bool) -> Iterator[Measurement]:
 
 def one(name: str, quick: bool) -> Iterator[Measurement]:
     """The rows of one scenario, each as soon as it is known."""
+    yield from _rows(SCENARIOS[name], quick)
+
+
+def beside_peers(quick: bool) -> Iterator[Measurement]:
+    """The rows of `peers`: of each system in turn."""
+    for turn in peers.turns():
+        yield from _rows(turn, quick)
+
+
+def _rows(scenario: Rows, quick: bool) -> Iterator[Measurement]:
     with asyncio.Runner() as runner:
-        rows = _on_a_control_plane(SCENARIOS[name], quick)
+        rows = _on_a_control_plane(scenario, quick)
 
         async def following() -> Measurement | None:
             return await anext(rows, None)

@@ -1,6 +1,7 @@
 """The bare client: it makes the same objects, or replaces pods as they go, and nothing else. The limit of each row.
 
-A process of its own, as the operator is: `python -m benchmarks.operator.bare make|replace …`.
+A process of its own, as the operator is: `python -m benchmarks.operator.bare make|replace …`. The objects are those
+of a TrainingJob, or those of a file (`sample`).
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ import argparse
 import asyncio
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.operator.sample import KINDS, Sample
 from dev.kube import Json, Kube
 from shoal import manifests
 from shoal.api.kube import Pod
@@ -27,12 +30,6 @@ from tests.unit.policy import build
 IN_FLIGHT = 64
 STRICT = {"fieldValidation": "Strict"}
 MADE = (CreatePod, CreateService, CreateSecret, CreateDisruptionBudget)
-KINDS = {
-    "pods": "/api/v1/namespaces/{}/pods",
-    "services": "/api/v1/namespaces/{}/services",
-    "secrets": "/api/v1/namespaces/{}/secrets",
-    "poddisruptionbudgets": "/apis/policy/v1/namespaces/{}/poddisruptionbudgets",
-}
 
 
 def objects(namespace: str, name: str, workers: int) -> Iterator[tuple[str, Json]]:
@@ -75,7 +72,15 @@ def _without_owner(body: Json, **metadata: Any) -> Json:
     return {**body, "metadata": {**kept, **metadata}}
 
 
-async def make(kube: Kube, namespace: str, jobs: int, workers: int) -> None:
+def worker(namespace: str) -> Json:
+    """The pod of a worker."""
+    pods = (body for kind, body in objects(namespace, "bare", 1) if kind == "pods")
+    return next(body for body in pods if body["metadata"]["labels"][ROLE] == "worker")
+
+
+async def make(
+    kube: Kube, namespace: str, jobs: int, objects_of: Callable[[str], Iterable[tuple[str, Json]]]
+) -> None:
     """The objects of these jobs, `IN_FLIGHT` requests at a time."""
     places = asyncio.Semaphore(IN_FLIGHT)
 
@@ -85,20 +90,15 @@ async def make(kube: Kube, namespace: str, jobs: int, workers: int) -> None:
 
     async with asyncio.TaskGroup() as tasks:
         for number in range(jobs):
-            for kind, body in objects(namespace, f"bare-{number}", workers):
+            for kind, body in objects_of(f"bare-{number}"):
                 tasks.create_task(create(kind, body))
 
 
-async def replace(kube: Kube, namespace: str) -> None:
+async def replace(kube: Kube, namespace: str, body: Json) -> None:
     """Each pod that is deleted, or whose node is shutting down, is replaced at once; until the process is ended."""
     pods: dict[str, Json] = {}
     path = KINDS["pods"].format(namespace)
     tasks: set[asyncio.Task[Any]] = set()
-    body = next(
-        body
-        for kind, body in objects(namespace, "bare", 1)
-        if kind == "pods" and body["metadata"]["labels"][ROLE] == "worker"
-    )
     made = 0
 
     def post() -> None:
@@ -143,11 +143,14 @@ def _is_leaving(node: Json) -> bool:
 
 
 async def _main(options: argparse.Namespace) -> None:
+    like = Sample.read(options.like) if options.like else None
+    space = options.namespace
     async with Kube(options.kubeconfig) as kube:
-        if options.what == "make":
-            await make(kube, options.namespace, options.jobs, options.workers)
+        if options.what == "replace":
+            await replace(kube, space, like.worker if like else worker(space))
         else:
-            await replace(kube, options.namespace)
+            ours = partial(objects, space, workers=options.workers)
+            await make(kube, space, options.jobs, like.renamed if like else ours)
 
 
 if __name__ == "__main__":
@@ -157,5 +160,6 @@ if __name__ == "__main__":
     parser.add_argument("--namespace", required=True)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--like", type=Path, help="a file with the objects of one job")
     with suppress(KeyboardInterrupt):
         asyncio.run(_main(parser.parse_args()))

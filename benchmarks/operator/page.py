@@ -1,4 +1,4 @@
-"""What the page says beside the table: the plot, and where the time goes."""
+"""What the operator's own page says beside the table, the plot and where the time goes; and the table beside peers."""
 
 from __future__ import annotations
 
@@ -41,6 +41,20 @@ def text(rows: Sequence[Measurement]) -> str:
             "API server's and etcd's: a POST, the watches that are told of it, and what scheduler and controllers "
             "write about it.",
         ]
+    return "\n".join(lines) + "\n"
+
+
+def beside(rows: Sequence[Measurement], versions: str, when: str) -> str:
+    """The table of the page beside peers: a column for each system, whose name is the first word of its rows."""
+    cells: dict[str, dict[str, str]] = {}
+    for row in rows:
+        system, _, what = row.name.partition(": ")
+        cells.setdefault(what, {})[system] = f"{float(f'{row.value:.3g}'):g} {row.unit}".strip()
+    systems = list(dict.fromkeys(row.name.partition(":")[0] for row in rows))
+    lines = [f"Against {versions}; measured at {when}.", ""]
+    lines += [f"| what | {' | '.join(systems)} |", "|---" * (len(systems) + 1) + "|"]
+    for what, values in cells.items():
+        lines.append(f"| {what} | {' | '.join(values.get(system, '–') for system in systems)} |")
     return "\n".join(lines) + "\n"
 
 

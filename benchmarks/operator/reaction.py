@@ -247,7 +247,7 @@ async def _wave(world: World, kubelet: FakeKubelet, namespace: str) -> list[floa
 
 async def bare_pods(world: World, namespace: str, jobs: int, workers: int) -> None:
     """Have the bare client make the objects of these jobs, and wait until their pods run."""
-    await world.make_bare(namespace, jobs, workers)
+    await world.make_bare(namespace, jobs=jobs, workers=workers)
     await _all_run(world, namespace)
 
 

@@ -9,7 +9,6 @@ from benchmarks.harness import Measurement, summary
 from benchmarks.operator import traced
 from benchmarks.operator.reaction import bare_pods, nodes
 from benchmarks.operator.world import (
-    JOBS,
     OBJECTS,
     OPERATOR,
     Operator,
@@ -31,16 +30,18 @@ async def started(world: World, quick: bool) -> AsyncIterator[Measurement]:
     idle = world.processes()
     bare = await world.bare_made("bare-before", jobs, PS_AND_WORKERS - 1)
     before, bare_cpu = rate(bare), _since(idle, world.processes())
-    beside, _ = await asyncio.gather(
-        world.bare_made("bare-beside", jobs, PS_AND_WORKERS - 1), _written(world, "written", jobs)
-    )
-    await _gone(world, "written")
     async with world.operator() as operator:
         await asyncio.sleep(3.0)
         yield summary("resident memory, idle", [operator.resident_mib], "MiB", "", 90.0, at_most=True)
         await world.namespace("many")
         cpu = _cpu(world, operator)
-        await _applied(world, "many", jobs)
+        places = asyncio.Semaphore(32)
+
+        async def apply(number: int) -> None:
+            async with places:
+                await world.apply(job("many", f"job-{number}", PS_AND_WORKERS - 1))
+
+        await asyncio.gather(*(apply(number) for number in range(jobs)))
 
         async def all_made() -> bool:
             pods, services = await world.count("many"), await world.count("many", "services")
@@ -57,9 +58,6 @@ async def started(world: World, quick: bool) -> AsyncIterator[Measurement]:
     yield summary(f"{name}: objects a second", [rate(made)], "", "")
     yield summary(f"{name}: objects a second, a bare client", [before, after], "", "")
     yield summary(f"{name}: objects a second, ratio", [rate(made) / limit], "x", "a bare client", 0.7)
-    against = "a bare client while others write as many jobs, and a status of each"
-    beside_ratio = [rate(made) / rate(beside)]
-    yield summary(f"{name}: objects a second, of what those writes leave, ratio", beside_ratio, "x", against)
     yield summary(f"{name}: first to last CREATE", [len(made) / rate(made)], "s", "")
     for process, seconds in spent.items():
         yield summary(f"{name}: CPU of {process} for each object", [seconds / len(made) * 1000], "ms", "")
@@ -68,41 +66,6 @@ async def started(world: World, quick: bool) -> AsyncIterator[Measurement]:
         yield summary(what, [seconds / len(bare) * 1000], "ms", "")
     yield summary(f"{name}: writes for each object", [len(writes) / len(made)], "", "")
     yield summary(f"resident memory, {jobs * PS_AND_WORKERS} pods", [memory], "MiB", "")
-
-
-async def _applied(world: World, namespace: str, jobs: int) -> None:
-    """Apply so many jobs, 32 at a time."""
-    places = asyncio.Semaphore(32)
-
-    async def apply(number: int) -> None:
-        async with places:
-            await world.apply(job(namespace, f"job-{number}", PS_AND_WORKERS - 1))
-
-    await asyncio.gather(*(apply(number) for number in range(jobs)))
-
-
-async def _written(world: World, namespace: str, jobs: int) -> None:
-    """What is written about jobs beside their objects: themselves, and a status of each. Nobody works on them."""
-    await world.namespace(namespace)
-    await _applied(world, namespace, jobs)
-    places = asyncio.Semaphore(32)
-
-    async def tell(number: int) -> None:
-        async with places:
-            path = f"{JOBS.format(namespace)}/job-{number}"
-            await world.kube.patch(f"{path}/status", {"status": {"phase": "Starting"}})
-
-    await asyncio.gather(*(tell(number) for number in range(jobs)))
-
-
-async def _gone(world: World, namespace: str) -> None:
-    """Delete a namespace whose objects must not be met by an operator."""
-    await world.kube.delete(f"/api/v1/namespaces/{namespace}")
-
-    async def empty() -> bool:
-        return not (await world.kube.get(JOBS.format(namespace), limit="1"))["items"]
-
-    await until(empty, every=0.2)
 
 
 async def lost_of_one(world: World, quick: bool) -> AsyncIterator[Measurement]:
@@ -157,7 +120,7 @@ async def _lost(world: World, workers: int, jobs: int) -> AsyncIterator[Measurem
     if late > 0:
         yield summary(f"{tag}: last loss to last CREATE, ratio", [bare_late / late], "x", "a bare client")
     goal = None if jobs == 1 else 0.8
-    ratio = _window(bare_losses, bare_made) / _window(losses, made)
+    ratio = window(bare_losses, bare_made) / window(losses, made)
     yield summary(f"{tag}: losses replaced a second, ratio", [ratio], "x", "a bare client", goal)
     yield summary(f"{tag}: writes for each pod", [writes / everything], "", "", 1.5, at_most=True)
 
@@ -181,7 +144,7 @@ async def _take(world: World, space: str, names: list[str]) -> tuple[list[Write]
     return lost, world.creates(space, since=since)[: len(names)]
 
 
-def _window(losses: list[Write], made: list[Write]) -> float:
+def window(losses: list[Write], made: list[Write]) -> float:
     """Seconds from the first loss to the last replacement, for each of them."""
     return (made[-1].answered - losses[0].answered).total_seconds() / len(made)
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,16 @@ from tests.control_plane import service_account
 
 PATIENCE = 600.0
 ACCOUNT = "shoal"
-OPERATOR = f"system:serviceaccount:{OPERATOR_NAMESPACE}:{ACCOUNT}"
+
+
+def user(account: str) -> str:
+    """A service account beside the operator's, as the API server names it."""
+    return f"system:serviceaccount:{OPERATOR_NAMESPACE}:{account}"
+
+
+OPERATOR = user(ACCOUNT)
 INSTALL_KEY = bytes(range(32))
 JOBS = "/apis/shoal.dev/v1alpha1/namespaces/{}/trainingjobs"
-BINDING = {
-    "metadata": {"name": "bench"},
-    "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
-    "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": OPERATOR_NAMESPACE}],
-}
 OBJECTS = frozenset({"pods", "services", "secrets", "poddisruptionbudgets"})
 
 
@@ -94,15 +97,29 @@ class World:
 
         await until(ready)
 
+    async def account(self, name: str) -> Path:
+        """The mounted files of a service account that may do everything."""
+        folder = self.folder / f"account-{name}"
+        await service_account.mount(self.plane, self.kube, name, folder)
+        binding = {
+            "metadata": {"name": f"bench-{name}"},
+            "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io",
+                "kind": "ClusterRole",
+                "name": "cluster-admin",
+            },
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": OPERATOR_NAMESPACE}],
+        }
+        with tolerant(409):
+            await self.kube.create("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", binding)
+        return folder
+
     @asynccontextmanager
     async def operator(
         self, identity: str = "operator-0", *, trace: Path | None = None, **more: str
     ) -> AsyncIterator[Operator]:
         """The real process, as in its pod, once it leads or stands by. `trace`: where it writes its moments."""
-        account, key = self.folder / "account", self.folder / "key"
-        await service_account.mount(self.plane, self.kube, ACCOUNT, account)
-        with tolerant(409):
-            await self.kube.create("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", BINDING)
+        account, key = await self.account(ACCOUNT), self.folder / "key"
         key.write_bytes(INSTALL_KEY)
         operator = Operator(
             service_account.command(account) if trace is None else traced.command(account, trace),
@@ -132,7 +149,7 @@ class World:
 
     @asynccontextmanager
     async def bare(
-        self, what: str, namespace: str, **options: int
+        self, what: str, namespace: str, **options: int | Path
     ) -> AsyncIterator[asyncio.subprocess.Process]:
         """The bare client's process, ended with the block. `replace` has read its pods then."""
         words = [f"--{name}={value}" for name, value in options.items()]
@@ -152,16 +169,16 @@ class World:
                 process.kill()
             await process.wait()
 
-    async def make_bare(self, namespace: str, jobs: int, workers: int) -> None:
+    async def make_bare(self, namespace: str, **options: int | Path) -> None:
         """Have the bare client make the objects of these jobs."""
-        async with self.bare("make", namespace, jobs=jobs, workers=workers) as process:
+        async with self.bare("make", namespace, **options) as process:
             if await process.wait():
                 raise RuntimeError(f"the bare client ended with {process.returncode}")
 
     async def bare_made(self, namespace: str, jobs: int, workers: int) -> list[Write]:
         """The objects of these jobs, made by the bare client; what the log says of them."""
         await self.namespace(namespace)
-        await self.make_bare(namespace, jobs, workers)
+        await self.make_bare(namespace, jobs=jobs, workers=workers)
         return [each for each in self.writes(namespace) if is_create(each) and each.resource in OBJECTS]
 
     def processes(self) -> dict[str, float]:
@@ -176,12 +193,14 @@ class World:
 class Operator:
     """The operator's process, started again in place when it ends by itself, as a kubelet does.
 
-    On a machine that is too busy it loses its Lease, and ends. `restarts` counts that.
+    On a machine that is too busy it loses its Lease, and ends. `restarts` counts that. `log`: where it writes, if not
+    where this process does.
     """
 
-    def __init__(self, command: list[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, command: list[str], environment: Mapping[str, str], log: Path | None = None) -> None:
         self._command = command
         self._environment = dict(environment)
+        self._log = log
         self._process: asyncio.subprocess.Process | None = None
         self._watch: asyncio.Task[None] | None = None
         self.restarts = 0
@@ -204,7 +223,7 @@ class Operator:
 
     async def start(self) -> None:
         """Start it."""
-        self._process = await asyncio.create_subprocess_exec(*self._command, env=self._environment)
+        self._process = await self._begin()
         self._watch = asyncio.create_task(self._keep_running())
 
     async def kill(self) -> None:
@@ -220,7 +239,14 @@ class Operator:
             assert self._process is not None
             await self._process.wait()
             self.restarts += 1
-            self._process = await asyncio.create_subprocess_exec(*self._command, env=self._environment)
+            self._process = await self._begin()
+
+    async def _begin(self) -> asyncio.subprocess.Process:
+        start = partial(asyncio.create_subprocess_exec, *self._command, env=self._environment)
+        if self._log is None:
+            return await start()
+        with self._log.open("ab") as log:
+            return await start(stdout=log, stderr=log)
 
     async def _end(self, how: str) -> None:
         if self._watch is not None:

@@ -54,6 +54,10 @@ class Pki:
         """The path of a file: `ca.crt`, `admin.key`, …"""
         return str(self.folder / name)
 
+    def encoded(self, name: str) -> str:
+        """A file in base64, as kubeconfigs and webhooks hold it."""
+        return base64.b64encode((self.folder / name).read_bytes()).decode()
+
     def issue(
         self,
         name: str,
@@ -89,10 +93,6 @@ class Pki:
 
     def kubeconfig(self, name: str, server: str) -> Path:
         """Write a kubeconfig with embedded credentials."""
-
-        def data(file: str) -> str:
-            return base64.b64encode((self.folder / file).read_bytes()).decode()
-
         path = self.folder / f"{name}.kubeconfig"
         content = {
             "apiVersion": "v1",
@@ -100,15 +100,15 @@ class Pki:
             "clusters": [
                 {
                     "name": "shoal-dev",
-                    "cluster": {"server": server, "certificate-authority-data": data("ca.crt")},
+                    "cluster": {"server": server, "certificate-authority-data": self.encoded("ca.crt")},
                 }
             ],
             "users": [
                 {
                     "name": name,
                     "user": {
-                        "client-certificate-data": data(f"{name}.crt"),
-                        "client-key-data": data(f"{name}.key"),
+                        "client-certificate-data": self.encoded(f"{name}.crt"),
+                        "client-key-data": self.encoded(f"{name}.key"),
                     },
                 }
             ],

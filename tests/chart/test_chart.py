@@ -652,6 +652,7 @@ def test_node_pools_are_sized_by_a_process_that_may_touch_no_pod(tools: Path) ->
         ("capacitypools/status", "patch"),
         ("leases", "create"),
         ("leases", "get"),
+        ("leases", "watch"),
         ("leases", "update"),
         ("leases", "patch"),
         ("events", "create"),

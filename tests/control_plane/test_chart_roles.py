@@ -290,12 +290,15 @@ async def test_permissions_are_enough_and_all_used(
     reports: dict[str, StatusReport] = {}
     coordinators = Coordinators(InstallKey(key.read_bytes()), tmp_path, lambda uid: reports[uid])
     pools = [f"spot-{namespace}", f"od-{namespace}"]
-    operator = OperatorProcess(
-        control_plane.kubeconfig,
-        namespace,
-        tmp_path / "operator",
-        service_account.environment(control_plane, SHOAL_INSTALL_KEY_FILE=str(key)),
-        mounted,
+    operator, standby = (
+        OperatorProcess(
+            control_plane.kubeconfig,
+            namespace,
+            tmp_path / name,
+            service_account.environment(control_plane, SHOAL_INSTALL_KEY_FILE=str(key), POD_NAME=name),
+            mounted,
+        )
+        for name in ("operator-0", "operator-1")
     )
     async with FakeKubelet(control_plane.kubeconfig, pod_ip=lambda _pod: coordinators.address(0)) as nodes:
         for name in ("spot", "od"):
@@ -325,8 +328,9 @@ async def test_permissions_are_enough_and_all_used(
 
                 await eventually(asked, what="it asks for what it does not find", seconds=COLLECTED_SECONDS)
                 await story.job.runs(story.WORKERS)
-                await story.ends()
-                await operator.stop()
+                async with standby:  # it watches the Lease; a watch is in the log when it ends
+                    await story.ends()
+                    await operator.stop()
             assert granted(objects) - used(log, user) == UNSEEN
         finally:  # a second attempt makes nodes of the same names
             await coordinators.close()

@@ -220,14 +220,21 @@ class FakeKubelet:
         reason: str = "Error",
         message: str = "",
         pod_reason: str = "",
+        extra: Json | None = None,
     ) -> None:
         """End the pod as Failed. `reason` and `message` are the container's (`OOMKilled`, …).
 
-        `pod_reason` is the pod's own, such as `Evicted` or `OutOfnvidia.com/gpu`.
+        `pod_reason` is the pod's own, such as `Evicted` or `OutOfnvidia.com/gpu`; `extra` is one more condition.
         """
         pod = await self._read(namespace, name)
         await self._end(
-            pod, exit_code=exit_code, reason=reason, message=message, pod_reason=pod_reason, failed=True
+            pod,
+            exit_code=exit_code,
+            reason=reason,
+            message=message,
+            pod_reason=pod_reason,
+            extra=extra,
+            failed=True,
         )
 
     async def succeed_pod(self, namespace: str, name: str, *, message: str = "") -> None:

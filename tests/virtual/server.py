@@ -62,6 +62,7 @@ class Watch:
     plural: str
     namespace: str
     label: str
+    selected: str
     bookmarks: bool
     lines: asyncio.Queue[tuple[float, bytes] | None] = field(default_factory=asyncio.Queue)
     frozen: bool = False
@@ -71,6 +72,7 @@ class Watch:
         """Whether it is about this object."""
         labels = found["metadata"].get("labels") or {}
         here = key[0] == self.plural and self.namespace in {"", key[1]}
+        here = here and self.selected in {"", f"metadata.name={found['metadata']['name']}"}
         return here and (not self.label or self.label in labels)
 
     def send(self, kind: str, found: Json, at: float) -> None:
@@ -331,7 +333,8 @@ class Client:
         match = _PATH.match(path)
         assert match is not None, path
         label, bookmarks = query.get("labelSelector", ""), query.get("allowWatchBookmarks") == "true"
-        watch = Watch(self.who, match["plural"], match["ns"] or "", label, bookmarks)
+        selected = query.get("fieldSelector", "")
+        watch = Watch(self.who, match["plural"], match["ns"] or "", label, selected, bookmarks)
         since = int(query["resourceVersion"])
         if since > self.server.version:
             raise StreamRefused(_no(410, "Expired", "too large resource version"))

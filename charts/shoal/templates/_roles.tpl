@@ -32,7 +32,7 @@ roles:
     namespace: {{ $home | quote }}
     rules:
       - {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [create]}
-      - {apiGroups: [coordination.k8s.io], resources: [leases], resourceNames: [{{ $name | quote }}], verbs: [get, update, patch]}
+      - {apiGroups: [coordination.k8s.io], resources: [leases], resourceNames: [{{ $name | quote }}], verbs: [get, watch, update, patch]}
   {{- if .Values.scope.pools }}
   # CapacityPools are cluster-scoped, as the nodes that they describe.
   - name: {{ printf "%s:pools" $unscoped | quote }}
@@ -114,7 +114,7 @@ roles:
     namespace: default
     rules:
       - {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [create]}
-      - {apiGroups: [coordination.k8s.io], resources: [leases], resourceNames: [shoal-pools], verbs: [get, update, patch]}
+      - {apiGroups: [coordination.k8s.io], resources: [leases], resourceNames: [shoal-pools], verbs: [get, watch, update, patch]}
       - {apiGroups: [""], resources: [events], verbs: [create, patch]}
 {{- end }}
 {{- define "shoal.pools.target" -}}

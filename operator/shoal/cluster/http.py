@@ -7,6 +7,7 @@ threads (aiohttp's `trust_env`), which took longer than the request itself.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Unpack
@@ -23,7 +24,7 @@ from shoal.errors import Unavailable
 
 CONNECTIONS = 100
 """Connections to the API server, including watches."""
-KEPT = 8
+KEPT_OPEN = 8
 """Connections that are kept while idle. What a burst opens beyond takes 0.1 MiB each, and ends soon after it."""
 KEEP_SECONDS, SURPLUS_SECONDS = 80.0, 2.0
 """How long an idle one is kept of these and of the others: the API server closes it after 90 s, and a new one costs a
@@ -51,9 +52,9 @@ class HttpTransport:
 
     def __init__(self, server: ApiServer, connections: int = CONNECTIONS) -> None:
         self.server = server
-        self._connections = {True: min(KEPT, connections), False: max(0, connections - KEPT)}
-        """By whether they are kept."""
+        self._kept, self._surplus = min(KEPT_OPEN, connections), max(0, connections - KEPT_OPEN)
         self._opened: dict[bool, aiohttp.ClientSession] = {}
+        """By whether their idle connections are kept."""
         self._on_kept = 0
         """Requests that have a connection that is kept, or wait for one."""
 
@@ -67,7 +68,7 @@ class HttpTransport:
     async def request(self, method: str, path: str, **options: Unpack[Options]) -> Answer:
         """See `Transport`."""
         timeout = aiohttp.ClientTimeout(total=options.get("timeout", TIMEOUT_SECONDS))
-        kept = self._on_kept < self._connections[True] or not self._connections[False]
+        kept = self._on_kept < self._kept or not self._surplus
         self._on_kept += kept
         try:
             async with await self._send(method, path, options, timeout, kept=kept) as response:
@@ -127,19 +128,20 @@ class HttpTransport:
         if not self._opened:
             tls = self.server.tls()
             self._opened = {
-                kept: aiohttp.ClientSession(
-                    connector=aiohttp.TCPConnector(
-                        limit=max(1, connections),
-                        ssl=tls,
-                        keepalive_timeout=KEEP_SECONDS if kept else SURPLUS_SECONDS,
-                    ),
-                    cookie_jar=aiohttp.DummyCookieJar(),
-                    headers={"User-Agent": f"shoal/{__version__}"},  # as the API server's audit log names it
-                    read_bufsize=LINE_BUFFER,
-                )
-                for kept, connections in self._connections.items()
+                True: _open(tls, self._kept, KEEP_SECONDS),
+                False: _open(tls, max(1, self._surplus), SURPLUS_SECONDS),
             }
         return self._opened[kept]
+
+
+def _open(tls: ssl.SSLContext, connections: int, keep_seconds: float) -> aiohttp.ClientSession:
+    """A pool of at most so many connections, each closed when it was idle for so long."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=connections, ssl=tls, keepalive_timeout=keep_seconds),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers={"User-Agent": f"shoal/{__version__}"},  # as the API server's audit log names it
+        read_bufsize=LINE_BUFFER,
+    )
 
 
 async def connect(connections: int = CONNECTIONS) -> HttpTransport:

@@ -8,8 +8,9 @@ the Lease is lost; the next start lists everything again.
 
 Renewing must not depend on how busy the process or the server is. So it may run in a thread of its own (`runs`), and a
 renewal is one request, a JSON patch that tests who holds the Lease and not its version: several may be under way, and
-one that is answered late does not delay the next. The release is another such patch. A process whose own loop stands
-still is another matter: it renews no more (`beat`).
+one that is answered late does not delay the next. The release is another such patch, of which a watch tells the
+candidates: nobody leads from then until the next one has it. A process whose own loop stands still is another matter:
+it renews no more (`beat`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 
 from shoal.cluster.clock import loop_time, utc_now
 from shoal.cluster.own_thread import Runs, here
-from shoal.cluster.transport import JSON, JSON_PATCH, Answer, Transport
+from shoal.cluster.transport import JSON, JSON_PATCH, Answer, StreamRefused, Transport
 from shoal.errors import LeaseLost, Unavailable
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,12 @@ class LeaseTimes:
 
 _NOT_OURS = frozenset({404, 422})
 """Answers to a renewal where the Lease is gone, or has another holder."""
+WATCH_SECONDS = 300
+"""How long a candidate's watch is asked for."""
+SILENT_RENEWALS = 3
+"""Of a holder that is alive, after which a candidate looks for itself: a watch that is cut off says nothing either."""
+_NOT_WATCHED = (StreamRefused, Unavailable, ValueError, LookupError, TypeError)
+"""What a watch may end with: a line that is cut off is no event, either."""
 RANDOM_START = 0.1
 """Seconds within which the candidates try that have seen the Lease end at once."""
 RELEASE_TRIES = 4
@@ -85,6 +92,7 @@ class Lease:
         self.abandoned_seconds = 0.0
         """For how long the Lease had not been renewed, by the wall clocks, when it was taken; 0 if it was released."""
         self._seen = ""
+        """Version of the Lease when it was last seen, empty if there was none."""
         self._free_at = 0.0
         """When another holder's Lease is over, if it does not change until then."""
 
@@ -139,7 +147,7 @@ class Lease:
                     return
             except (Unavailable, TimeoutError) as error:
                 logger.warning("%s", error)
-            await asyncio.sleep(self._until_next_try())
+            await self._until_free()
 
     async def _keep(self) -> None:
         async with asyncio.TaskGroup() as tries:
@@ -172,12 +180,45 @@ class Lease:
             words = f"{self.identity} stands still since {still:.0f} s: Lease {self._name} is left to another"
             raise LeaseLost(words)
 
-    def _until_next_try(self) -> float:
-        # A leader that stops releases the Lease: nobody leads for less than this, and the lists of the next one. To
-        # look costs a GET, and twice as often as a leader renews leaves the lists a second on a machine that is busy.
-        pause = self._times.retry_period * random.uniform(0.4, 0.6)
-        left = self._free_at - loop_time()
-        return min(pause, left + RANDOM_START * random.random()) if left > 0 else pause
+    async def _until_free(self) -> None:
+        """Wait until the Lease may be taken, as a watch of it tells; where that fails, for half a retry period."""
+        if self._seen and loop_time() < self._free_at:
+            query = {
+                "watch": "true",
+                "fieldSelector": f"metadata.name={self._name}",
+                "resourceVersion": self._seen,
+                "timeoutSeconds": str(WATCH_SECONDS),
+            }
+            try:
+                async with (
+                    asyncio.timeout_at(self._next_look()) as limit,
+                    self._transport.stream(self._collection, query) as lines,
+                ):
+                    async for line in lines:
+                        if self._is_free(json.loads(line)):
+                            return
+                        limit.reschedule(self._next_look())
+            except TimeoutError:
+                return
+            except _NOT_WATCHED as error:
+                logger.debug("Lease %s cannot be watched: %s", self._name, error)
+        await asyncio.sleep(self._times.retry_period * random.uniform(0.4, 0.6))
+
+    def _next_look(self) -> float:
+        return min(
+            self._free_at + RANDOM_START * random.random(),
+            loop_time() + SILENT_RENEWALS * self._times.retry_period,
+        )
+
+    def _is_free(self, event: dict[str, Any]) -> bool:
+        """Whether this event of the watch says so."""
+        lease = event["object"]
+        if event["type"] == "ERROR":
+            raise Unavailable(f"watch of Lease {self._name}: {lease.get('message')}")
+        if event["type"] == "DELETED":
+            self._seen = ""
+            return True
+        return self._may_take(lease.get("spec") or {}, str(lease["metadata"].get("resourceVersion")))
 
     async def _release(self) -> None:
         patch = [
@@ -212,6 +253,7 @@ class Lease:
 
     def _may_take(self, spec: dict[str, Any], version: str) -> bool:
         if (spec.get("holderIdentity") or "") in {"", self.identity}:
+            self._seen, self._free_at = version, loop_time()
             return True
         if version != self._seen:  # not renewTime, which depends on the holder's clock
             duration = float(spec.get("leaseDurationSeconds") or self._times.duration)

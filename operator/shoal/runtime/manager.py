@@ -30,8 +30,8 @@ OPTIONAL_SECONDS = 10.0
 """How long a new leader waits for the lists of optional resources."""
 REFUSED_SECONDS = 1.0
 """Between the tries of a new leader that may not list what it needs."""
-DRAIN_SECONDS = 1.0
-"""How long a process that stops posts its last events."""
+DRAIN_SECONDS = 0.3
+"""How long a process that stops posts its last events. Nobody leads meanwhile."""
 
 
 class Manager:

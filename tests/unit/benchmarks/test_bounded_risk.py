@@ -17,9 +17,13 @@ from shoal.sizing.simulate.summary import run
 from shoal.sizing.simulate.traces import read_trace
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(
-    "name", ["aws-p2-xlarge-89-hours.csv", "aws-p3-2xlarge-32-nodes.csv", "gcp-v100-24-hours.csv"]
+    "name",
+    [
+        pytest.param("aws-p2-xlarge-89-hours.csv", marks=pytest.mark.nightly),
+        pytest.param("aws-p3-2xlarge-32-nodes.csv", marks=pytest.mark.nightly),
+        "gcp-v100-24-hours.csv",
+    ],
 )
 def test_stated_confidence_costs_less_than_certainty_where_slack_is_shorter_than_a_start(name: str) -> None:
     """The safety rule alone buys everything on-demand here: 0.9 to 1.06 of on-demand only."""

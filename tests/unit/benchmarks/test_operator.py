@@ -6,15 +6,19 @@ import json
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.harness import Measurement
 from benchmarks.operator import page, planning, traced
 from benchmarks.operator.bare import objects
+from benchmarks.operator.sample import NOBODY, Sample, as_asked, sample
+from benchmarks.operator.systems import job_set, tfjob
 from benchmarks.operator.traced import Moment
 from benchmarks.operator.world import rate
 from dev.audit import Write
+from dev.kube import Json
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 ROWS = [
@@ -88,3 +92,77 @@ def test_time_of_a_replacement_is_told_in_parts(tmp_path: Path) -> None:
     found = traced.parts(list(traced.read(file)), "one-worker-3-0", "one-worker-3-1", START, received)
     assert list(found.values()) == pytest.approx([10, 3, 2, 1, 50, 4, 6], abs=0.01)
     assert list(found)[4] == "until there was a place"
+
+
+def test_page_beside_peers_has_a_column_for_each_system() -> None:
+    rows = [
+        Measurement("Shoal: 10 jobs: pods a second", 81.26, "", ""),
+        Measurement("Shoal: worker deleted to CREATE: median", 11.2, "ms", ""),
+        Measurement("TFJob: 10 jobs: pods a second", 9.5, "", ""),
+    ]
+    assert page.beside(rows, "training-operator v1", "noon").splitlines() == [
+        "Against training-operator v1; measured at noon.",
+        "",
+        "| what | Shoal | TFJob |",
+        "|---|---|---|",
+        "| 10 jobs: pods a second | 81.3 | 9.5 |",
+        "| worker deleted to CREATE: median | 11.2 ms | – |",
+    ]
+
+
+def made(name: str, spec: Json, **metadata: Any) -> Json:
+    """An object as the API server has it."""
+    owner = {"ownerReferences": [{"uid": "u"}], "finalizers": ["f"], "resourceVersion": "7", "uid": "v"}
+    return {
+        "metadata": {"name": name, "namespace": "n", **owner, **metadata},
+        "spec": spec,
+        "status": {"a": 1},
+    }
+
+
+def test_bare_client_makes_what_a_system_was_seen_to_make() -> None:
+    token = {"name": "kube-api-access-x7k2p"}
+    container = {"name": "tf", "env": [{"name": "PEER", "value": "job-0-ps-0"}], "volumeMounts": [token]}
+    pod = {"nodeName": "node", "containers": [container], "volumes": [token, {"name": "data"}]}
+    found = [
+        ("pods", made("job-0-ps-0", pod, labels={"role": "ps"})),
+        ("pods", made("job-0-worker-0", pod, labels={"role": "worker"}, generateName="job-0-worker-")),
+    ]
+    seen = sample("job-0", found, "role=worker")
+    assert seen.worker["metadata"] == {"labels": {"role": "worker"}, "name": "job-0-worker-0"}
+    [(_, first), _] = seen.renamed("bare-3")
+    asked = {**container, "volumeMounts": [], "env": [{"name": "PEER", "value": "bare-3-ps-0"}]}
+    assert first == {
+        "metadata": {"labels": {"role": "ps"}, "name": "bare-3-ps-0"},
+        "spec": {"containers": [asked], "volumes": [{"name": "data"}]},
+    }
+
+
+def test_sample_is_kept_in_a_file(tmp_path: Path) -> None:
+    seen = sample("job-0", [("pods", made("job-0-w", {"containers": []}, labels={"role": "w"}))], "role=w")
+    again = Sample.read(seen.write(tmp_path / "sample"))
+    assert list(map(tuple, again.objects)) == seen.objects
+    assert again.worker == seen.worker
+
+
+def test_bare_client_asks_for_no_address_that_another_service_has() -> None:
+    ports = [{"port": 1}]
+    served = made("s", {"clusterIP": "10.96.0.7", "clusterIPs": ["10.96.0.7"], "ports": ports})
+    assert as_asked("services", served)["spec"] == {"ports": ports}
+    headless = made("s", {"clusterIP": "None", "clusterIPs": ["None"], "ports": ports})
+    assert as_asked("services", headless)["spec"] == {"ports": ports, "clusterIP": "None"}
+
+
+def test_no_controller_makes_the_pods_of_a_bare_job() -> None:
+    labels = {"batch.kubernetes.io/controller-uid": "u", "controller-uid": "u", "job": "a"}
+    spec = {"selector": {"matchLabels": {"u": "u"}}, "template": {"metadata": {"labels": labels}, "spec": {}}}
+    asked = as_asked("jobs", made("j", spec))["spec"]
+    assert asked == {"template": {"metadata": {"labels": {"job": "a"}}, "spec": {}}, "managedBy": NOBODY}
+
+
+def test_jobs_of_peers_have_as_many_pods() -> None:
+    replicas = tfjob("team", "one", 4)["spec"]["tfReplicaSpecs"]
+    assert {role: each["replicas"] for role, each in replicas.items()} == {"PS": 1, "Worker": 4}
+    jobs = job_set("team", "one", 4)["spec"]["replicatedJobs"]
+    counts = [each["template"]["spec"]["parallelism"] * each["replicas"] for each in jobs]
+    assert counts == [1, 4]

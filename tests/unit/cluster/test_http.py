@@ -17,7 +17,7 @@ import yaml
 from aiohttp import web
 
 from shoal.cluster import server as servers
-from shoal.cluster.http import ANSWER_BYTES, CONNECTIONS, KEPT, LONGEST_RETRY_AFTER, HttpTransport
+from shoal.cluster.http import ANSWER_BYTES, CONNECTIONS, KEPT_OPEN, LONGEST_RETRY_AFTER, HttpTransport
 from shoal.cluster.own_thread import OwnThread
 from shoal.cluster.server import ApiServer, TokenFile, find, in_pod
 from shoal.cluster.transport import APPLY_PATCH, StreamRefused
@@ -135,7 +135,7 @@ async def test_connections_that_a_burst_opened_end_soon_after_it_but_for_a_few(
         assert request.transport is not None
         opened.add(request.transport)
         waiting += 1
-        if waiting == 4 * KEPT:
+        if waiting == 4 * KEPT_OPEN:
             all_there.set()
         await all_there.wait()
         return web.json_response({})
@@ -145,33 +145,35 @@ async def test_connections_that_a_burst_opened_end_soon_after_it_but_for_a_few(
 
     async with serving(answer) as transport:
         async with asyncio.TaskGroup() as burst:
-            for _ in range(4 * KEPT):
+            for _ in range(4 * KEPT_OPEN):
                 burst.create_task(transport.request("GET", "/"))
-        assert len(opened) == 4 * KEPT, "none waits for another"
+        assert len(opened) == 4 * KEPT_OPEN, "none waits for another"
         async with asyncio.timeout(10):
-            while still() > KEPT:  # noqa: ASYNC110  # sockets
+            while still() > KEPT_OPEN:  # noqa: ASYNC110  # sockets
                 await asyncio.sleep(0.01)
         for _ in range(10):
             await transport.request("GET", "/")
-        assert (len(opened), still()) == (4 * KEPT, KEPT), "a request after it finds one open"
+        assert (len(opened), still()) == (4 * KEPT_OPEN, KEPT_OPEN), "a request after it finds one open"
 
 
-async def test_few_connections_are_all_kept() -> None:
-    """Those of the Lease."""
-    open_now = most = 0
+async def test_few_connections_are_all_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the Lease: a request waits for one of them, and opens none that would end soon."""
+    monkeypatch.setattr("shoal.cluster.http.SURPLUS_SECONDS", 0.0)
+    opened, all_there = set[asyncio.BaseTransport](), asyncio.Event()
 
-    async def answer(_request: web.Request) -> web.Response:
-        nonlocal open_now, most
-        open_now += 1
-        most = max(most, open_now)
-        await asyncio.sleep(0)
-        open_now -= 1
+    async def answer(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        opened.add(request.transport)
+        if len(opened) == 3:
+            all_there.set()
+        await all_there.wait()
         return web.json_response({})
 
-    async with serving(answer, connections=3) as transport, asyncio.TaskGroup() as requests:
-        for _ in range(12):
-            requests.create_task(transport.request("GET", "/"))
-    assert 1 <= most <= 3
+    async with serving(answer, connections=3) as transport:
+        async with asyncio.TaskGroup() as requests:
+            for _ in range(12):
+                requests.create_task(transport.request("GET", "/"))
+        assert [each.is_closing() for each in opened] == [False] * 3
 
 
 @pytest.mark.parametrize(
