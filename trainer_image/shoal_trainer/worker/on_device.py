@@ -28,8 +28,8 @@ READ_VALUES = 1 << 22
 class OnDevice:
     """An update in the wire's format, in `tensors` of an accelerator, that can be read like an array, once `read`.
 
-    `length`: the Euclidean length of its gradient; `moves`: whether a value of that is not 0, of which the square may
-    be. If there are statistics, they are the last piece.
+    `length`: the Euclidean length of its gradient; `moves`: whether a value of that is not 0 (of tiny ones, the length
+    is). If there are statistics, they are the last piece.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class DeviceVector:
         return taken_apart(self._layout, values)
 
     def encode(self, pieces: list[Any], numbers: Any) -> tuple[list[Any], Any]:
-        """See `Vector`: the pieces of `OnDevice`, and the length of the gradient, whether it moves, whether finite."""
+        """See `Vector`: the pieces of `OnDevice`; its gradient's squared length, whether it moves, whether finite."""
         trainable, trained = self._layout.trainable, self._layout.tensors
         kind = tf.bfloat16 if self.dtype == np.uint16 else tf.float32
         gradients = tf.concat([tf.cast(piece, kind) for piece in pieces[:trained]], 0)
