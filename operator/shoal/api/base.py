@@ -26,7 +26,6 @@ class Strict(BaseModel):
         populate_by_name=True,
         extra="forbid",
         frozen=True,
-        use_attribute_docstrings=True,
     )
 
 
@@ -39,7 +38,6 @@ class Status(BaseModel):
         populate_by_name=True,
         extra="ignore",
         frozen=True,
-        use_attribute_docstrings=True,
     )
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:

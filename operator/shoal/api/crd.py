@@ -20,6 +20,7 @@ from pydantic_core import core_schema
 
 from shoal.api.base import GROUP, VERSION, Column, Resource
 from shoal.api.capacity_pool import CapacityPool
+from shoal.api.field_texts import field_texts
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 
@@ -34,6 +35,16 @@ _VERBATIM = {"default", "enum", "required", "x-kubernetes-validations"}
 
 class _Structural(GenerateJsonSchema):
     """Generates the OpenAPI subset that CRDs allow."""
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
+        """Each field is described by the text under it."""
+        result = super().model_schema(schema)
+        model: type[BaseModel] = schema["cls"]
+        texts = field_texts(model)
+        for name, field in model.model_fields.items():
+            if name in texts:
+                result["properties"][field.alias or name]["description"] = texts[name]
+        return result
 
     def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
         """An optional field may be absent; Kubernetes drops nulls."""
