@@ -405,6 +405,7 @@ async def test_lease_of_another_holder_is_lost() -> None:
     assert not lease.held
 
 
+@pytest.mark.by_day(4)
 @pytest.mark.parametrize("seed", range(20))
 async def test_two_candidates_never_lead_at_once(seed: int) -> None:
     dice, server = random.Random(seed), LeaseServer()

@@ -267,6 +267,7 @@ def reports() -> list[tuple[str, StatusReport]]:
     return found
 
 
+@pytest.mark.nightly
 async def test_no_field_of_a_report_stops_the_plans_of_others() -> None:
     passing = reports()
     assert len(passing) > 100
@@ -320,6 +321,7 @@ async def test_no_field_of_a_profiles_status_stops_the_plans_of_others() -> None
         await crowd.check([name for name, _ in part])
 
 
+@pytest.mark.nightly
 async def test_no_field_of_a_pools_status_stops_the_plans_of_others() -> None:
     for part in portions(edits(of(CapacityPoolStatus))):
         crowd, names = Crowd(), []
