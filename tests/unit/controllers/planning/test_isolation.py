@@ -267,7 +267,6 @@ def reports() -> list[tuple[str, StatusReport]]:
     return found
 
 
-@pytest.mark.nightly
 async def test_no_field_of_a_report_stops_the_plans_of_others() -> None:
     passing = reports()
     assert len(passing) > 100
