@@ -178,7 +178,15 @@ async def test_standby_whose_watch_is_cut_off_looks_for_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [b"", b'{"type": "MODI', b"{}\n", b"[]\n", b'{"type": "ERROR", "object": {"code": 410}}\n']
+    "line",
+    [
+        b"",
+        b'{"type": "MODI',
+        b"{}\n",
+        b"[]\n",
+        b'{"type": "MODIFIED", "object": "x"}\n',
+        b'{"type": "ERROR", "object": {"code": 410}}\n',
+    ],
 )
 async def test_watch_that_ends_or_says_nonsense_costs_neither_the_candidate_nor_the_server(
     line: bytes,
