@@ -69,6 +69,7 @@ def test_mixed_float16_scales_the_loss_and_skips_overflows():
     assert {entry.dtype for entry in server.flat_model.layout.entries} == {"float32"}
 
 
+@pytest.mark.nightly
 def test_short_batch_is_not_retraced_and_averages_its_samples():
     flat_model = FlatModel(functional(), BATCHES[0], "fp32")
     buffer = aligned(flat_model.layout.size)
@@ -106,6 +107,7 @@ def test_named_inputs_may_come_in_any_order():
     assert result.loss == pytest.approx(float(plain["loss"]), rel=1e-5)
 
 
+@pytest.mark.nightly
 def test_new_sample_shape_is_traced_once():
     def any_length():
         keras.utils.set_random_seed(1)
@@ -140,6 +142,7 @@ def other(**changes):
     return dataclasses.replace(DATA.example(16), **changes)
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize(
     ("batch", "words"),
     [
@@ -188,7 +191,7 @@ def test_tensorflow_error_in_a_step_says_what_to_change(monkeypatch, error, word
         stepped(DATA.example(16))
 
 
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("on_host", [True, False])
 @pytest.mark.parametrize("wire", ["fp32", "bf16"])
 def test_non_finite_gradient_with_finite_loss_is_reported(wire, on_host):
@@ -208,6 +211,7 @@ def test_non_finite_gradient_with_finite_loss_is_reported(wire, on_host):
     assert step("sparse_categorical_crossentropy").finite
 
 
+@pytest.mark.nightly
 def test_worker_side_schedule_follows_the_jobs_updates():
     flat_model = FlatModel(
         functional(keras.optimizers.Adamax(schedules.PiecewiseConstantDecay([3], [0.1, 0.0]))),

@@ -32,6 +32,7 @@ def test_runs_are_all_entries_in_order_and_as_few_as_possible(values):
         assert max(entry.size for entry in joined) > SMALL or sum(entry.size for entry in joined) > RUN
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("wire", ["fp32", "bf16"])
 def test_the_update_does_not_depend_on_the_runs(wire, monkeypatch):
     def update():

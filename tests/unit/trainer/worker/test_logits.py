@@ -31,7 +31,7 @@ def saturated(kind, optimizer="sgd", **options):
     return model
 
 
-@pytest.mark.by_day(4)
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("jit", "rows"),
     [(False, 8), (False, 5), pytest.param(True, 8, marks=pytest.mark.nightly), (True, 5)],

@@ -79,6 +79,7 @@ def test_only_what_is_trained_is_exchanged():
     assert all("lora" in each.path or "bias" in each.path for each in flat_model.layout.entries)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("engine", ["host", "gpu"], indirect=True)
 def test_texts_are_preprocessed_for_training_and_once_for_evaluation(start_servers):
     coordinator = FakeCoordinator(len(TEXTS), epochs=2, tasks=("evaluate",))

@@ -78,6 +78,7 @@ def test_mean_is_that_of_the_host(reader, dtype):
         assert length(found, TRAINABLE) == pytest.approx(length(expected, TRAINABLE), rel=1e-3)
 
 
+@pytest.mark.by_day(3)
 @both_wires
 @pytest.mark.parametrize(
     ("kind", "rest"), [("plain", ()), ("adam", (0.001, 0.3, 1e-7)), ("rmsprop", (0.9, 0.1, 1e-7))]
@@ -140,7 +141,7 @@ def test_parameters_and_update_cross_the_bus_once_for_a_push(start_servers, monk
     assert into.count(True) == pushes + 1  # each answer, and the first pull
 
 
-@pytest.mark.by_day(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("wire", ["fp32", "bf16"])
 def test_push_of_several_batches_is_that_of_the_host_and_the_mean_of_single_ones(wire):
     def trained(on_host):

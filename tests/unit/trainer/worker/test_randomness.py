@@ -29,6 +29,7 @@ def test_dropout_differs_between_workers():
     assert not np.array_equal(updates[1], updates[2])
 
 
+@pytest.mark.nightly
 def test_draws_follow_the_seed_of_the_job_on_every_worker():
     """Else runs with several seeds, for error bars, would draw the same masks on all workers but the first."""
 
@@ -58,7 +59,7 @@ def noisy():
     return compiled(keras.Sequential(parts), SGD(0.1))
 
 
-@pytest.mark.by_day(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("options", [{}, {"jit_compile": True}])
 def test_global_generator_draws_differ_by_step_and_worker(options):
     def losses(worker):
@@ -81,6 +82,7 @@ def test_global_generator_draws_differ_by_step_and_worker(options):
         assert loss == pytest.approx(float(expected), rel=1e-5)
 
 
+@pytest.mark.nightly
 @on_host  # in XLA, tf.random takes no seed
 def test_draws_of_tensorflow_differ_between_workers():
     class Noisy(keras.layers.Layer):

@@ -159,6 +159,7 @@ def gan():
     return model
 
 
+@pytest.mark.nightly
 @on_host  # tf.random draws other numbers in XLA
 def test_gan_without_a_value_named_loss_trains_as_in_keras():
     batches = list(DATA.read(Part(0, 37), 8))
