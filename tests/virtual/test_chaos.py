@@ -23,7 +23,7 @@ from tests.virtual.trainer import Truth
 from tests.virtual.world import World
 
 FIRST = int(os.environ.get("SHOAL_CHAOS_FIRST", "0"))
-SEEDS = int(os.environ.get("SHOAL_CHAOS_SEEDS") or (10 if os.environ.get("SHOAL_NIGHTLY") else 5))
+SEEDS = int(os.environ.get("SHOAL_CHAOS_SEEDS", "10"))
 FAULTY_SECONDS = 240.0
 STALE_SECONDS = 90.0
 """For so long a half-open watch may hide that a suspended job is wanted again."""

@@ -1,6 +1,7 @@
 """What is different on a machine with a GPU: XLA, device memory, compilations, data that only a CPU would refuse."""
 
 import json
+import sys
 
 import keras
 import numpy as np
@@ -320,6 +321,7 @@ def test_a_worker_without_its_gpu_ends_so_that_another_node_is_tried(monkeypatch
         secret_dir=str(create_secret_dir(tmp_path / "secret").directory),
     )  # fmt: skip
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "job", raising=False)  # of an earlier worker of this process
     monkeypatch.setenv(CONFIG_ENV, config.to_json())
     monkeypatch.setenv(ACCELERATORS_ENV, "1")
     monkeypatch.setenv("SHOAL_TERMINATION_LOG", str(tmp_path / "message"))
