@@ -70,13 +70,15 @@ def install(seconds: float, bus: float = PCIE_4_X16) -> None:
     """Let the models of this process compute on such an accelerator, in so many seconds per step."""
     import tensorflow as tf
 
+    from shoal_trainer.ps import coding
     from shoal_trainer.worker import flat_model, on_device
     from shoal_trainer.worker.flat_model import FlatModel
     from shoal_trainer.worker.inputs import Inputs
-    from shoal_trainer.worker.on_device import OnDevice, cut
+    from shoal_trainer.worker.on_device import DeviceVector, OnDevice, cut
 
     module: Any = flat_model
     model: Any = FlatModel  # whose methods are replaced
+    vector: Any = DeviceVector
     batches: Any = Inputs
     device, into, back = Queue(), Queue(), Queue()
     resident, placed = Resident(), Inputs._place
@@ -88,7 +90,8 @@ def install(seconds: float, bus: float = PCIE_4_X16) -> None:
 
     def upload(self: Any, parameters: Any) -> Any:
         if parameters is not resident:
-            into.run(self._width(self.dtype) * np.dtype(self.dtype).itemsize / bus)
+            layout, dtype = self._layout, np.dtype(self.dtype)
+            into.run(coding.place(layout.size, layout.trainable, dtype) * dtype.itemsize / bus)
         return resident
 
     def read(tensor: Any) -> Any:
@@ -118,6 +121,6 @@ def install(seconds: float, bus: float = PCIE_4_X16) -> None:
 
     module.device_name = lambda: "a simulated accelerator"
     on_device._read = read
-    batches._place, model.upload, model._call = place, upload, call
+    batches._place, vector.upload, model._call = place, upload, call
     model.inclusion = lambda _: included
-    model.mean = lambda self: Mean(device, lambda: OnDevice(update_of(self), 1.0, self._readbacks))
+    model.mean = lambda self: Mean(device, lambda: OnDevice(update_of(self), 1.0, self.vector._reader))

@@ -149,7 +149,7 @@ def _stepper(job: Any, batch: int) -> tuple[Any, Callable[[], Any]]:
     from shoal_trainer.worker.flat_model import FlatModel
 
     flat_model = FlatModel(job.model(), job.data.example(batch), job.wire, (0, 0))
-    buffers = Buffers(flat_model.layout.size, flat_model.layout.trainable, flat_model.dtype, flat_model.alias)
+    buffers = Buffers(flat_model.layout, flat_model.vector)
     batches = _batches(job.data, batch)
     return flat_model, lambda: flat_model.step(buffers.tensor, next(batches)).update
 
@@ -171,7 +171,7 @@ def shoal(job: Any, batch: int, done: Done) -> Advance:
     flat_model, step = _stepper(job, batch)
 
     def advance() -> None:
-        flat_model.reuse(step())
+        flat_model.vector.reuse(step())
         done()
 
     return advance
@@ -192,7 +192,7 @@ def echo(job: Any, batch: int, done: Done, port: int) -> Advance:
     def exchange(update: Any) -> None:
         sock.sendall(octets(update))
         _receive(sock, landing)
-        flat_model.reuse(update)
+        flat_model.vector.reuse(update)
 
     def advance() -> None:
         update = step()

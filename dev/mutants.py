@@ -91,6 +91,8 @@ def killed_by(mutant: Mutant, *, fast: bool) -> str | None:
             "PYTHONPATH": folder,
             "SHOAL_SEEDS": SEEDS,
             "SHOAL_NIGHT": "",
+            # A mutant is judged by all tests of its room, not by those of a day.
+            "SHOAL_NIGHTLY": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         for tests in stages(mutant, fast=fast):

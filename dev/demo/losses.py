@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from dev.audit import writes
 from dev.demo.backend import Backend
@@ -21,6 +23,7 @@ MANIFEST = ROOT / "examples" / "digits.yaml"
 JOB = "digits"
 MODEL = ROOT / "build" / "demo-model"
 LIMIT_SECONDS = 900.0
+TOO_SHORT = "it is too short for this machine. Raise training.stopAfter.epochs in examples/digits.yaml."
 
 
 def losses(stage: Stage) -> Told:
@@ -41,16 +44,17 @@ def losses(stage: Stage) -> Told:
 
     picture = stage.follow(watcher, advance, line, LIMIT_SECONDS)
     if not script.complete:
-        raise DevError(
-            f"The job ended after {len(script.faults)} of 3 faults: it is too short for this machine. "
-            "Raise training.stopAfter.epochs in examples/digits.yaml."
-        )
+        raise DevError(f"The job ended after {len(script.faults)} of 3 faults: {TOO_SHORT}")
     log, model = list(writes(stage.backend.audit_log)), _model(stage.backend, watcher, picture)
-    return Told(
-        figures(picture, script.faults, log, watcher.first_pushes, model),
-        lambda path: draw(path, moments, script.faults),
-        words=[f"data: {describe_data(picture.evidence)}"] if picture.evidence is not None else (),
-    )
+    found = figures(picture, script.faults, log, watcher.first_pushes, model)
+    return Told(found, lambda path: draw(path, moments, script.faults), words=_words(picture, found))
+
+
+def _words(picture: Picture, found: Mapping[str, Any]) -> Sequence[str]:
+    words = [] if picture.evidence is None else [f"data: {describe_data(picture.evidence)}"]
+    if found["silenceToReplacementSeconds"] is None:
+        words.append(f"fault 3: the job ended before its worker was replaced; {TOO_SHORT}")
+    return words
 
 
 def _phase(picture: Picture) -> str:

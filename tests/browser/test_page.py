@@ -114,6 +114,7 @@ async def test_metrics_over_time(tab: Tab, address: str, scene: Scene) -> None:
     await tab.until(f"{words} !== {before!r}")
 
 
+@pytest.mark.nightly
 async def test_metrics_beyond_the_curves_are_told(
     tab: Tab, address: str, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +158,7 @@ async def test_what_is_focused_and_opened_stays_so_while_the_page_is_live(
         )
 
 
+@pytest.mark.nightly
 async def test_a_link_in_the_list_stays_focused_when_rows_come_and_go(
     tab: Tab, address: str, scene: Scene
 ) -> None:
@@ -211,6 +213,7 @@ async def test_a_bookmark_of_a_job(tab: Tab, address: str) -> None:
     await tab.until("document.getElementById('job').innerText.includes('There is no such job')")
 
 
+@pytest.mark.nightly
 async def test_an_address_that_is_none_shows_the_list(tab: Tab, address: str) -> None:
     await tab.open(f"{address}/#/%/x")
     await tab.until("document.querySelectorAll('#job-table tbody tr').length === 5")
@@ -243,6 +246,7 @@ async def test_keyboard_and_screen_reader(tab: Tab, address: str) -> None:
     assert all(name for role, name in known if role in {"link", "searchbox", "progressIndicator"})
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("dark", [False, True])
 async def test_contrast_of_all_text(tab: Tab, address: str, dark: bool, tmp_path: Path) -> None:
     """WCAG AA: 4.5 : 1 for text, computed from what the browser computed."""
@@ -259,6 +263,7 @@ AXE_RUN = """axe.run(document, {resultTypes: ['violations']}).then(found => foun
   each => each.id + ': ' + each.help + ': ' + each.nodes.map(node => node.html).slice(0, 3).join(' ')))"""
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("dark", "others"), [(False, 4), (True, 4), pytest.param(False, 499, marks=pytest.mark.nightly)]
 )
@@ -296,6 +301,7 @@ async def test_500_jobs_stay_usable(tab: Tab, address: str, scene: Scene) -> Non
     assert milliseconds < 500
 
 
+@pytest.mark.nightly
 async def test_500_jobs_by_phase_and_in_order(tab: Tab, address: str, scene: Scene) -> None:
     scene._others = 499
     await tab.open(address)

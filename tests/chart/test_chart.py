@@ -74,6 +74,7 @@ def documented_installs() -> Iterator[list[str]]:
     yield from (shlex.split(line) for line in commands if line.startswith("helm install"))
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("words", list(documented_installs()), ids=["kind", "make images"])
 def test_documented_install_renders(tools: Path, words: list[str]) -> None:
     done = subprocess.run(
@@ -85,6 +86,7 @@ def test_documented_install_renders(tools: Path, words: list[str]) -> None:
     assert image in {IMAGES["operator"].reference, "registry.example.com/team/shoal-operator:1"}
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(("machine", "architecture"), [("x86_64", "amd64"), ("aarch64", "arm64")])
 def test_images_that_a_machine_built_run_on_nodes_of_its_architecture(
     tools: Path, machine: str, architecture: str, monkeypatch: pytest.MonkeyPatch
@@ -505,6 +507,7 @@ def test_install_key_is_made_by_the_operator_into_memory(tools: Path) -> None:
     assert made["command"][-1].startswith(mounted["mountPath"])
 
 
+@pytest.mark.by_day(7)
 @pytest.mark.parametrize(
     "setting",
     [
@@ -565,6 +568,7 @@ def test_pools_are_not_sized_where_the_operator_does_not_read_them(tools: Path) 
     assert "pools.enabled needs scope.pools" in refusal(tools, "pools.enabled=true", "scope.pools=false")
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     "setting", ["networkPolicy.egress.enabled=true", "networkPolicy.jobNamespaces={team}"]
 )
@@ -579,6 +583,7 @@ def test_admission_policy_needs_kubernetes_1_30(tools: Path) -> None:
     assert "needs Kubernetes 1.30" in refusal(tools, "admissionPolicy.enabled=true", "--kube-version=1.29.9")
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(("scope", "open_"), [("", False), ("team-b", False), ("team-a", True)])
 def test_admission_policy_opens_the_operators_namespace_only_where_its_jobs_are(
     tools: Path, scope: str, open_: bool
@@ -604,6 +609,7 @@ def test_releases_in_two_namespaces_share_no_object(tools: Path) -> None:
     assert {kind for kind, namespace, _ in one if not namespace} == {"ClusterRole", "ClusterRoleBinding"}
 
 
+@pytest.mark.by_day(3)
 @pytest.mark.parametrize("release", ["123", "true", "1e3", "7-a", "shoal.v2"])
 @pytest.mark.parametrize("scope", ["", "77"])
 def test_names_that_look_like_other_yaml_types_stay_strings(tools: Path, release: str, scope: str) -> None:

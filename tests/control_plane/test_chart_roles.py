@@ -384,6 +384,7 @@ class Queue:
         await eventually(told, what=f"{kind} is {status}")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("others_crds", [KUEUE], indirect=True, ids=["Kueue"])
 async def test_permissions_for_kueue_are_enough_and_all_used(
     control_plane: ControlPlane,
@@ -445,6 +446,7 @@ async def test_permissions_for_kueue_are_enough_and_all_used(
     assert added - used(log, user) == set()
 
 
+@pytest.mark.nightly
 async def test_the_health_check_names_what_a_role_of_ones_own_lacks(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, home: str, tmp_path: Path
 ) -> None:

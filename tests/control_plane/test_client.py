@@ -95,6 +95,7 @@ async def test_life_of_a_submitted_job(
         await eventually(collected, COLLECTED_SECONDS, what="the code is deleted with its job")
 
 
+@pytest.mark.nightly
 async def test_commands(
     control_plane: ControlPlane, kube: Kube, namespace: str, nodes: FakeKubelet, shoal: Shoal, script: str
 ) -> None:

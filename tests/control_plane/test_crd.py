@@ -417,6 +417,7 @@ def test_template_keeps_unknown_fields(control_plane: ControlPlane, namespace: s
     assert kept["spec"]["workers"]["template"]["spec"] == manifest["spec"]["workers"]["template"]["spec"]
 
 
+@pytest.mark.nightly
 def test_a_job_with_longer_lists_than_are_allowed_now_lives_on(
     control_plane: ControlPlane, namespace: str
 ) -> None:
@@ -460,6 +461,7 @@ def test_a_job_with_longer_lists_than_are_allowed_now_lives_on(
 REMOVABLE = ("affinity", "tolerations", "securityContext", "terminationGracePeriodSeconds")
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize("field", [*REMOVABLE, "envFrom", "ports", "volumeMounts", "readinessProbe"])
 def test_a_null_removes_what_shoal_sets(control_plane: ControlPlane, namespace: str, field: str) -> None:
     """`kubectl create`, since `kubectl apply` takes a null for a field that is to be removed."""
@@ -553,12 +555,14 @@ def cpu_pool(cores: Any, **more: Any) -> str:
     )
 
 
+@pytest.mark.by_day(3)
 @pytest.mark.parametrize("cores", [1, 64, 0.3, 2.0, 4096, "0.3", "0.05", "2", "4095.999", "4096", "4096.0"])
 def test_cores_of_a_pool_may_be_a_share_of_one(control_plane: ControlPlane, cores: Any) -> None:
     done = kubectl(control_plane, "apply", "--dry-run=server", "-f", "-", stdin=cpu_pool(cores))
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.by_day(3)
 @pytest.mark.parametrize("cores", [0, 5000, -1, 0.0, "0", "0.000", "half", "-1", "5000", "4096.5", "50000"])
 def test_cores_that_are_none_are_refused(control_plane: ControlPlane, cores: Any) -> None:
     done = kubectl(control_plane, "apply", "--dry-run=server", "-f", "-", stdin=cpu_pool(cores))

@@ -325,6 +325,7 @@ async def test_nothing_happens_while_the_operator_is_down(control_plane: Control
         await world.has_replicas(5)
 
 
+@pytest.mark.nightly
 async def test_another_mode_releases_the_target(control_plane: ControlPlane, world: World) -> None:
     await world.create_fleet(2)
     await world.create_pool()
@@ -345,6 +346,7 @@ async def test_another_mode_releases_the_target(control_plane: ControlPlane, wor
         assert "scaling" not in (await world.pool())["status"]
 
 
+@pytest.mark.nightly
 async def test_giving_back_waits_for_its_turn(control_plane: ControlPlane, world: World) -> None:
     await world.create_fleet(2)
     await world.create_pool()
@@ -462,6 +464,7 @@ async def test_buffer_is_what_is_recommended_less_used_and_awaited(
         await eventually(deleted, what="the buffer is deleted")
 
 
+@pytest.mark.nightly
 async def test_operator_and_node_pools_write_one_status(control_plane: ControlPlane, world: World) -> None:
     await world.create_fleet(3)
     await world.create_pool(mode="Scale", target=world.target, shrinkAfterSeconds=0)

@@ -141,6 +141,7 @@ async def test_deleted_job_leaves_no_objects(
             await job.get()
 
 
+@pytest.mark.nightly
 async def test_process_serves_the_page(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet, tmp_path: Path
 ) -> None:

@@ -47,6 +47,7 @@ def active(pods: dict[str, Any]) -> list[tuple[str, str]]:
     )
 
 
+@pytest.mark.nightly
 async def test_operator_killed_at_random_points_counts_each_loss_once(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet, tmp_path: Path
 ) -> None:

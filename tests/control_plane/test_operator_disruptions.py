@@ -123,6 +123,7 @@ async def test_notice_creates_a_replacement_within_a_second(
         await eventually(event_posted)
 
 
+@pytest.mark.nightly
 async def test_replacement_of_a_silent_worker_is_withdrawn_if_it_recovers(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:
@@ -224,6 +225,7 @@ async def test_recreated_node_of_the_same_name_loses_its_pods(
         await count(job, 1, 0)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("end", "disruptions", "failures", "reason"),
     [
@@ -268,6 +270,7 @@ async def test_exceeded_backoff_limit_fails_the_job(
         assert (await job.condition("Failed"))["reason"] == "BackoffLimitExceeded"
 
 
+@pytest.mark.nightly
 async def test_deleted_parameter_server_returns_with_the_next_epoch(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:
@@ -339,6 +342,7 @@ async def test_evicted_worker_is_replaced_while_it_drains(
         assert status["restarts"]["byReason"] == {"EvictionByEvictionAPI": 1}
 
 
+@pytest.mark.nightly
 async def test_many_workers_are_replaced_at_once(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, fake_kubelet: FakeKubelet
 ) -> None:
@@ -372,6 +376,7 @@ async def test_many_workers_are_replaced_at_once(
             ) from None
 
 
+@pytest.mark.nightly
 async def test_each_of_many_jobs_reports_its_disruptions(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, fake_kubelet: FakeKubelet
 ) -> None:

@@ -101,6 +101,7 @@ async def test_job_applied_again_is_a_new_run(
         assert (await job.status())["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}
 
 
+@pytest.mark.nightly
 async def test_jobs_of_the_same_name_in_two_namespaces(
     control_plane: ControlPlane,
     crds: None,

@@ -125,6 +125,7 @@ async def test_running_job_teaches_the_predictor_and_is_moved_to_the_pools_it_ne
     await what_the_operator_wrote_is_removed(terminal, kube, names[0])
 
 
+@pytest.mark.nightly
 async def test_advise_changes_nothing(
     control_plane: ControlPlane, pools: None, kube: Kube, namespace: str
 ) -> None:

@@ -53,6 +53,7 @@ async def limit(kube: Kube, namespace: str, resource: str, number: int) -> str:
     return f"{quotas}/few"
 
 
+@pytest.mark.nightly
 async def test_exceeded_quota_waits(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:
@@ -102,6 +103,7 @@ async def test_job_that_is_nested_too_deeply_says_so_and_others_run(
         await eventually(lambda: told(listed, watched))
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("resource", ["services", "secrets"])
 async def test_pods_wait_for_refused_secret_or_service(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet, resource: str
@@ -118,6 +120,7 @@ async def test_pods_wait_for_refused_secret_or_service(
         await condition_ends(job, "QuotaExceeded")
 
 
+@pytest.mark.nightly
 async def test_job_without_disruption_budget_runs_degraded(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:
@@ -133,6 +136,7 @@ async def test_job_without_disruption_budget_runs_degraded(
         await condition_ends(job, "Degraded")
 
 
+@pytest.mark.nightly
 async def test_name_conflict_stalls_until_resolved(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:
@@ -222,6 +226,7 @@ async def test_pods_that_a_queue_holds_back_are_told_as_queued(
         await condition_ends(job, "Degraded")
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("scope", ["cluster", "namespace", "no-nodes"])
 async def test_permissions_of_the_chart_are_sufficient(
     control_plane: ControlPlane,

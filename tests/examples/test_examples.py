@@ -61,6 +61,7 @@ def test_every_python_example_is_here() -> None:
     assert files - others == set(JOBS)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("module", EACH, indirect=True)
 def test_a_cluster_would_take_it(module: Any) -> None:
     rehearsal = Rehearsal(
@@ -71,6 +72,7 @@ def test_a_cluster_would_take_it(module: Any) -> None:
     assert [finding for finding in rehearsal.findings if finding.state == "error"] == []
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("module", EACH, indirect=True)
 def test_it_learns(module: Any) -> None:
     file = str(Path(module.__file__).relative_to(EXAMPLES))

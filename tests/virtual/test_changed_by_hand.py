@@ -82,6 +82,7 @@ EDITS = {
 }
 
 
+@pytest.mark.by_day(4)
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
 @pytest.mark.parametrize(("role", "name"), [("worker", "digits-worker-1-0"), ("ps", "digits-ps-0-0")])
 def test_pod_that_is_not_the_jobs_any_more_is_replaced_and_not_asked_for_again_and_again(
@@ -133,6 +134,7 @@ def _mutate(world: World, kind: str, of: str, change: Callable[[Any], None]) -> 
     return end
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(("workers", "reason"), [(3, "FieldConflict"), (8, "Unschedulable")])
 def test_service_of_which_a_webhook_changes_the_selector_is_asked_for_now_and_then(
     workers: int, reason: str

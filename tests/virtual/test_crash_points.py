@@ -57,6 +57,7 @@ def test_script_is_no_longer_than_what_is_disturbed_and_plays_the_same_twice(scr
     assert script.told().digest == told.digest
 
 
+@pytest.mark.by_day(6)
 @each_write()
 @pytest.mark.parametrize(("after", "other"), [(False, False), (True, True)], ids=["before", "after"])
 def test_killed_at_a_write_the_end_is_the_same(script: Script, write: int, after: bool, other: bool) -> None:
@@ -99,6 +100,7 @@ def test_leader_that_made_a_budget_again_gives_it_back() -> None:
     assert told.digest == undisturbed(EVENTFUL).digest, told.tell
 
 
+@pytest.mark.by_day(4)
 @pytest.mark.parametrize(
     ("script", "past"),
     [
@@ -114,6 +116,7 @@ def test_leader_that_sees_the_ended_job_as_it_was_makes_no_pod_again(script: Scr
     assert told.writes < undisturbed(script).writes + 40
 
 
+@pytest.mark.by_day(4)
 @pytest.mark.parametrize(
     ("script", "event"),
     [

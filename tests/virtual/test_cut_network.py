@@ -12,6 +12,7 @@ from tests.virtual.trainer import Truth
 from tests.virtual.world import World
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("seconds", [180, 400])
 def test_no_healthy_pod_is_replaced_when_all_nodes_are_heard_again(seconds: float) -> None:
     jobs = ["j0", "j1", "j2"]

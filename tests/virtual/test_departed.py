@@ -8,6 +8,8 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
+import pytest
+
 from shoal.process.operator import Operator
 from tests.virtual.loop import play
 from tests.virtual.test_bad_pools import pool_world
@@ -23,6 +25,7 @@ PATIENCE_SECONDS = 90.0
 """Longer than a plan of all jobs is awaited, a write is tried again, and a profile waits for its own."""
 
 
+@pytest.mark.nightly
 def test_nothing_is_kept_of_jobs_that_came_and_went() -> None:
     play(_many_lives)
 

@@ -24,8 +24,8 @@ from tests.virtual.world import World
 
 NIGHTLY = bool(os.environ.get("SHOAL_NIGHTLY"))
 ADMITTED = [change for change in changes() if str(change) not in REFUSED]
-SLICE = ADMITTED if NIGHTLY else ADMITTED[::4]
-SEQUENCES = 100 if NIGHTLY else 6
+SLICE = ADMITTED if NIGHTLY else ADMITTED[::8]
+SEQUENCES = 100 if NIGHTLY else 3
 LASTING = {"events", "leases", "nodes", "secrets", "speedprofiles"}
 """Objects that are not compared: a job keeps the Secret that it once had, and what was learned of its model."""
 REASONS = {"Failed", "Degraded", "Stalled"}

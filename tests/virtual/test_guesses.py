@@ -28,6 +28,7 @@ def test_job_that_was_measured_waits_for_no_measurement_that_never_comes() -> No
     assert told.seconds[job.name] < job.deadline
 
 
+@pytest.mark.nightly
 def test_job_that_is_late_wherever_it_was_measured_finds_the_pool_that_is_fast_enough() -> None:
     """The data sheets say that a T4 is slower than an L4; for this model it is not."""
     near = HiddenPool("near", "L4", spot=True, limit=6, price=0.28, boot=20.0, pull=20.0)

@@ -1,7 +1,7 @@
 """The real operator against a hidden truth: it learns speeds, and moves jobs between pools that run out and lose nodes.
 
-In virtual time, on the virtual cluster, with the operator killed at three of its writes. `make test` plays three
-scenarios; with SHOAL_NIGHTLY=1, fifty, of which deadlines and costs are judged, too.
+In virtual time, on the virtual cluster, with the operator killed at three of its writes. `make test` plays one
+scenario; with SHOAL_NIGHTLY=1, fifty, of which deadlines and costs are judged, too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 from tests.virtual.figures import NEAR, Figures, Summary, figures
 
-SEEDS = range(50) if os.environ.get("SHOAL_NIGHTLY") else (4, 41, 48)
+SEEDS = range(50) if os.environ.get("SHOAL_NIGHTLY") else (41,)
 pytestmark = pytest.mark.timeout(600 * len(SEEDS))
 HALF, MOSTLY = 0.08, 0.7
 """Of the ends that are predicted at half: the median error, and how many are near."""

@@ -42,6 +42,7 @@ def remaining(world: World, name: str) -> float:
     return float(found.remaining_seconds)
 
 
+@pytest.mark.nightly
 def test_a_job_with_long_evaluations_is_predicted_at_half_and_before_its_first_step() -> None:
     truth = Truth(samples=0.0)
     epoch = TRAINING * truth.speed(["T4", "T4"])

@@ -10,7 +10,7 @@ import pytest
 
 from tests.virtual.long_truth import LongStory, Told, draw
 
-SEEDS = range(48) if os.environ.get("SHOAL_NIGHTLY") else range(1, 3)
+SEEDS = range(48) if os.environ.get("SHOAL_NIGHTLY") else range(1, 2)
 pytestmark = pytest.mark.timeout(600 * len(SEEDS))
 UNLIKELY = 0.001
 """A number of promises kept that is seen this seldom, to either side."""

@@ -25,6 +25,7 @@ def taken(kind: str, name: str) -> tuple[tuple[str, str, str], dict[str, Any]]:
     return (kind, "team", name), {"metadata": metadata, "spec": spec, "status": {"phase": "Succeeded"}}
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     "names",
     [[("services", "digits-ps-0")], [("pods", f"digits-worker-{index}-0") for index in range(20)]],

@@ -49,7 +49,7 @@ WATCH_SECONDS = 300
 """How long a candidate's watch is asked for."""
 SILENT_RENEWALS = 3
 """Of a holder that is alive, after which a candidate looks for itself: a watch that is cut off says nothing either."""
-_NOT_WATCHED = (StreamRefused, Unavailable, ValueError, LookupError, TypeError)
+_NOT_WATCHED = (StreamRefused, Unavailable, ValueError, LookupError, TypeError, AttributeError)
 """What a watch may end with: a line that is cut off is no event, either."""
 RANDOM_START = 0.1
 """Seconds within which the candidates try that have seen the Lease end at once."""

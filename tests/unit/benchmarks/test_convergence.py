@@ -68,6 +68,7 @@ def test_eight_workers_are_about_as_accurate_as_one_on_the_same_samples(optimize
     assert median(CHURN, "digits", 8, optimizer) >= one - 0.02
 
 
+@pytest.mark.nightly
 def test_embeddings_with_adam_learn_with_eight_workers():
     """SGD's damping left Adam at 0.86, half of its power at 0.917; all-reduce at the rate of one worker is at 0.83."""
     found = median(SHOAL, "words", 8, "Adam", range(1))
@@ -95,6 +96,7 @@ def test_momentum_is_better_damped_by_how_far_gradients_agree_than_by_the_pace(t
     assert better >= median("√pace", task, 16, "momentum", range(700, 705)) + 0.004
 
 
+@pytest.mark.by_day(4)
 @pytest.mark.parametrize("rule", TRIED)
 def test_rules_that_were_tried_can_still_be_measured(rule: str) -> None:
     run = course(rule, Job("digits", 4, 0))
@@ -104,11 +106,13 @@ def test_rules_that_were_tried_can_still_be_measured(rule: str) -> None:
     assert run.loss() < before
 
 
+@pytest.mark.nightly
 def test_rounds_keep_the_accuracy_of_sixteen_workers() -> None:
     without = median("Shoal, no rounds", "digits", 16, "momentum")
     assert median(SHOAL, "digits", 16, "momentum") >= without + 0.015
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("speeds", "of_all_reduce"), [("equal", 0.95), ("slower", 1.15), ("straggler", 1.5), ("mixed", 2.0)]
 )
@@ -118,6 +122,7 @@ def test_rounds_cost_little_of_the_workers_speed(speeds, of_all_reduce) -> None:
     assert share((SHOAL, job)) >= max(0.88, of_all_reduce * share(("all-reduce", job)))
 
 
+@pytest.mark.nightly
 def test_workers_leave_the_rounds_where_their_exchange_takes_too_much() -> None:
     """By the real rule of workers: more than 3 % of a step of 100 ms."""
     quick, slow = (share((SHOAL, Job("digits", 8, 0, exchange=seconds))) for seconds in (0.0005, 0.02))

@@ -19,6 +19,7 @@ def inside() -> Counter[str]:
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("what", WANTED)
 def test_nine_of_ten_truths_are_inside(inside: Counter[str], what: str) -> None:
     """A width that is wrong by a quarter would have 80 or 96 % inside."""

@@ -67,6 +67,7 @@ def test_rate_is_from_the_first_request_to_the_last_answer() -> None:
     assert rate(made) == pytest.approx(1.0)
 
 
+@pytest.mark.nightly
 def test_one_change_of_a_job_is_measured() -> None:
     rows = {row.name: row for row in planning.measure(quick=True)}
     assert rows["loop held by one change of 100 workers"].value > 0

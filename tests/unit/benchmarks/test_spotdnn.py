@@ -105,6 +105,7 @@ def test_exact_search_agrees_with_brute_force(
         assert best.cost == pytest.approx(expected[0], rel=1e-9)
 
 
+@pytest.mark.nightly
 def test_local_search_finds_optimum_of_random_problems() -> None:
     rng = np.random.default_rng(7)
     found = 0

@@ -27,6 +27,7 @@ def test_version_without_installed_distribution_is_printed(monkeypatch: pytest.M
     assert __version__ in result.output
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("module", "words", "missing", "extra"),
     [

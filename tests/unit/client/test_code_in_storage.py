@@ -98,6 +98,7 @@ def test_code_that_is_gone_or_changed_is_an_error_of_the_user(bucket: str, tmp_p
         fetch(config, Credentials.load(config.secret_dir), tmp_path)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("storage", "words"),
     [("ephemeral", "storage that is ephemeral"), ("claim:runs", "a volume"), ("file:///mnt", "a volume")],

@@ -72,6 +72,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     "made", [lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]), lambda: Mine(1)]
 )

@@ -178,7 +178,15 @@ async def test_standby_whose_watch_is_cut_off_looks_for_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [b"", b'{"type": "MODI', b"{}\n", b"[]\n", b'{"type": "ERROR", "object": {"code": 410}}\n']
+    "line",
+    [
+        b"",
+        b'{"type": "MODI',
+        b"{}\n",
+        b"[]\n",
+        b'{"type": "MODIFIED", "object": "x"}\n',
+        b'{"type": "ERROR", "object": {"code": 410}}\n',
+    ],
 )
 async def test_watch_that_ends_or_says_nonsense_costs_neither_the_candidate_nor_the_server(
     line: bytes,
@@ -405,6 +413,7 @@ async def test_lease_of_another_holder_is_lost() -> None:
     assert not lease.held
 
 
+@pytest.mark.by_day(4)
 @pytest.mark.parametrize("seed", range(20))
 async def test_two_candidates_never_lead_at_once(seed: int) -> None:
     dice, server = random.Random(seed), LeaseServer()

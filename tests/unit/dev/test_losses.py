@@ -99,6 +99,7 @@ def test_each_fault_comes_when_it_is_due(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert done == ["up", "helm upgrade", "notice spot-1", "kubectl delete", "kill spot-2"]
     assert stage.seconds.keys() == {"setUp", "training", "finishing"}
     assert told.well
+    assert told.words == [f"fault 3: the job ended before its worker was replaced; {story.TOO_SHORT}"]
     assert told.figures.keys() >= {"accuracy", "noticeToReplacementSeconds", "ranges"}
     told.draw(tmp_path / "demo.png")
     assert (tmp_path / "demo.png").stat().st_size > 1000

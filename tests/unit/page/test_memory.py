@@ -187,6 +187,7 @@ def test_all_jobs_together_have_bounded_memory() -> None:
     assert all(each is not None and each.size > 30 for each in remembered)
 
 
+@pytest.mark.nightly
 def test_500_jobs_with_all_their_metrics_need_no_more_memory() -> None:
     """As many bytes as POINTS says, though a point with eight metrics, all of which change, is a large one."""
     names = [f"metric-{each}" for each in range(METRICS + 2)]
@@ -207,6 +208,7 @@ def test_500_jobs_with_all_their_metrics_need_no_more_memory() -> None:
     assert held < 20 << 20
 
 
+@pytest.mark.nightly
 def test_a_job_of_many_losses_gives_way_to_the_others() -> None:
     memory = Memory()
     few = [named(number, slots((0, "Running"))) for number in range(1, 100)]

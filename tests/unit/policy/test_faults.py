@@ -65,6 +65,7 @@ def leader_dies_unseen(world: World, after: int) -> None:
             world.vanish(name)
 
 
+@pytest.mark.by_day(12)
 @pytest.mark.parametrize("first", range(9))
 @pytest.mark.parametrize("second", [0, 1, 2, 3])
 def test_incarnation_is_never_used_twice(first: int, second: int) -> None:

@@ -154,6 +154,7 @@ def test_workers_stay_until_others_have_left_the_nodes_that_they_move_to() -> No
     assert world.by_pool() == {"a": 2, "b": 1}
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(("least", "number"), [(1, 3), (2, 3), (1, 1), (2, 2)])
 def test_two_jobs_swap_all_their_workers_between_full_pools(least: int, number: int) -> None:
     """Each waits for nodes of the other: both give up what they can spare, and never more."""

@@ -88,6 +88,7 @@ async def test_without_credentials_it_says_where_they_come_from(
     assert error.value.reason == "Forbidden"
 
 
+@pytest.mark.nightly
 async def test_all_groups_of_a_region_share_one_client(eks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """One was made for each call, in four threads at once, of boto3's default session."""
     create(eks)

@@ -217,6 +217,7 @@ async def test_polls_of_very_many_quiet_jobs_are_bounded_and_suspicion_is_polled
     await poller.close()
 
 
+@pytest.mark.nightly
 async def test_report_of_a_coordinator_that_answers_is_evidence_however_many_jobs_there_are() -> None:
     """With 600 jobs and more it was regularly too old, and workers that were heard were replaced.
 
@@ -236,6 +237,7 @@ async def test_report_of_a_coordinator_that_answers_is_evidence_however_many_job
     await poller.close()
 
 
+@pytest.mark.nightly
 async def test_very_many_coordinators_that_cannot_be_reached_are_asked_ever_less_often() -> None:
     """A NetworkPolicy without the coordinators' port was 330 attempts a second for 1,000 jobs, for ever."""
     coordinator = Coordinator()

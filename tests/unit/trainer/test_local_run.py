@@ -112,6 +112,7 @@ def test_run_that_is_interrupted_while_it_starts_leaves_nothing(tmp_path, monkey
     assert not (run.logs / "secret").exists()
 
 
+@pytest.mark.nightly
 def test_code_in_the_storage_trains_and_the_model_that_was_evaluated_as_the_best_is_exported(
     tmp_path, monkeypatch
 ):

@@ -151,7 +151,7 @@ def test_one_bad_batch_rolls_back_all_workers_once(start, shards, steps_per_push
     exact(job, message)
 
 
-@pytest.mark.by_day(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("steps_per_push", [1, 3])
 def test_batches_that_are_skipped_are_counted_as_lost(start, steps_per_push):
     job = start(steps_per_push=steps_per_push, on_nan="skip")
@@ -180,6 +180,7 @@ def test_divergence_before_the_first_snapshot_fails_the_job(start):
     assert "no snapshot yet" in str(job.errors[0])
 
 
+@pytest.mark.nightly
 def test_divergence_during_a_server_outage_rolls_back(start):
     job = start()
     job.may_end.clear()
@@ -192,7 +193,7 @@ def test_divergence_during_a_server_outage_rolls_back(start):
     exact(job, message)
 
 
-@pytest.mark.by_day(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("index", [0, 1])
 def test_server_lost_after_a_rollback_restarts_in_its_generation(start, index):
     job = start(shards=2)

@@ -17,6 +17,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.nightly
 def test_the_others_take_over_the_leases(tmp_path, monkeypatch):
     monkeypatch.setenv("SHOAL_TERMINATION_LOG", str(tmp_path / "message"))
     monkeypatch.setattr(watchdog, "CHECK_SECONDS", 0.01)

@@ -4,7 +4,7 @@ It has no I/O and no thread: it is called by the control server, by the shard (`
 shares the shard's lock, so that ledger and parameters change together, and a snapshot contains both in one state.
 
 A call notes what has happened, in `members` and `record`; what follows is decided by `course`, and what a worker gets
-to do by `assigning`.
+to do by `assigning`. How the process gets parameters and ledger is in `beginning`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 from shoal_trainer.contract import JobIdentity, StopAfter, TerminationMessage, WorkerState
 from shoal_trainer.coordinator.assigning import ASKS_PER_SECOND, IDLE_SECONDS, Assigning
+from shoal_trainer.coordinator.beginning import Beginning
 from shoal_trainer.coordinator.course import Course
 from shoal_trainer.coordinator.departures import Departures
 from shoal_trainer.coordinator.file_list import FileList
@@ -81,16 +82,7 @@ class Coordinator:
         self._assigning = Assigning(self.record, self.course, self._term, clock)
         self._file_list = FileList(clock)
         self.departures = Departures(self.record, self.course.last_pushes, shard.workers, clock)
-        self._ready = False
-        self._resumed = False
-        """Whether it began with a snapshot of this run."""
-        self.begins_elsewhere = False
-        """Whether it began with another run's: the first snapshot of this one is of that model."""
-        self._anew_from: int | None = None
-        """If shard 0 follows a process of this run of which neither a snapshot nor a copy is left: the samples in its
-        parameters when it became ready."""
-        if shard.follows:  # also without a snapshot: the workers' copies may contain trained parameters
-            self.course.gathering.begin()
+        self.beginning = Beginning(self.record, self.course, shard)
         shard.stopped = lambda: self._term if self.record.stopping else 0
         shard.on_applied = self.applied
         shard.on_ready = self.ready
@@ -116,9 +108,9 @@ class Coordinator:
             self.facts.tensors = max(self.facts.tensors, request.tensors)
             self.departures.succeeded(self.members.older(request.worker), request.worker)
             if self.record.set_data(request.data):
-                self._replay()
+                self.beginning.replay()
             assert self.record.ledger is not None
-            self._count_restart(request.known_samples)
+            self.beginning.survived(request.known_samples)
             self.course.gathering.joined(request.slot)
             self.record.counters.wasted_steps += member.newly_wasted(request)
             joined = Joined(renamed=reclaimed(self.record.ledger, self._term, request))
@@ -214,16 +206,9 @@ class Coordinator:
     # --- called by the shard --------------------------------------------------------------------------------------
 
     def ready(self, version: int, applied: Applied) -> None:
-        """The shard has its parameters: register the incarnations whose pushes they contain, and replay its journal.
-
-        Called inside its lock.
-        """
+        """The shard has its parameters: register the incarnations whose pushes they contain. Called inside its lock."""
         self.members.restore_newest(applied)
-        self._ready = True
-        anew = self.course.gathering.begun and not self._resumed and version == 0
-        self._anew_from = self.shard.history.samples if anew else None
-        self.course.gathering.ready(slot for slot, _ in applied)
-        self._replay()
+        self.beginning.ready(version, applied)
 
     def applied(self, push: AppliedPush) -> None:
         """Record a push that shard 0 applied. Called inside its lock."""
@@ -238,7 +223,8 @@ class Coordinator:
         if member.device:  # it has joined this coordinator
             self.speeds.pushed(now, member.worker, lambda: member.configuration, meta.timings)
         self.record.pace.pushed(now, meta.samples, meta.loss)
-        if self._ready and self.record.ledger is not None:
+        if self.beginning.complete:
+            assert self.record.ledger is not None
             if meta.progress and meta.progress[0].epoch < self.record.ledger.opened:
                 self.record.means.pushed(meta)
             self.record.counters.steps += meta.steps
@@ -271,15 +257,6 @@ class Coordinator:
 
     # --- saved and restored -----------------------------------------------------------------------------------------
 
-    @property
-    def data_unknown(self) -> bool:
-        """Whether no worker has joined since a restart without a ledger, or a begin with another run's weights.
-
-        No snapshot may be taken: its ledger would lack the positions in the copies that the shards have adopted, and
-        no rollback could return to it.
-        """
-        return self.record.ledger is None and (self.course.gathering.begun or self.begins_elsewhere)
-
     def load(self, saved: dict[str, Any], *, other_run: bool = False) -> None:
         """Start from a manifest's `ledger`, before any worker joins, and gather the surviving workers.
 
@@ -287,18 +264,7 @@ class Coordinator:
         export, and the tasks of an epoch that it did not complete are dropped.
         """
         with self.lock:
-            self.begins_elsewhere = other_run
-            if not other_run:
-                self._resumed = True
-                self.course.gathering.begin()
-            if not saved:
-                return
-            self.record.load(saved, other_run=other_run)
-            self._replay()
-            if not other_run:
-                assert self.record.ledger is not None
-                holders = (lease.worker for lease in self.record.ledger.leases.values())
-                self.course.gathering.expect(slot for slot, _ in (*self.shard.history.applied, *holders))
+            self.beginning.load(saved, other_run=other_run)
 
     def rewind(self, saved: dict[str, Any]) -> None:
         """Roll back to a saved record. Call it inside the shard's lock, with the parameters."""
@@ -306,7 +272,7 @@ class Coordinator:
             unknown = self.record.data is None
             self.record.rewind(saved)
             if unknown:
-                self._replay()
+                self.beginning.replay()
             self.course.last_pushes.clear()
             self.course.gathering.end()
             self.speeds.disturbed(self.clock())
@@ -380,23 +346,6 @@ class Coordinator:
         self.members.contact(member, self.clock())
         self.course.gathering.heard_of(slot)
         return member
-
-    def _replay(self) -> None:
-        """Apply the journal to the ledger once parameters and ledger exist."""
-        if self._ready and self.record.ledger is not None:
-            self.record.replay(self.shard.history.journal.since(-1).entries)
-            if self.begins_elsewhere and self.shard.history.version == 0:
-                self.course.snapshot_soon()  # else a rollback would have nothing to return to
-
-    def _count_restart(self, known_samples: int) -> None:
-        """Count a restart from nothing, once a worker that has survived it says that samples had been trained.
-
-        They are trained again; those in the parameters, which a worker's copy may have saved, are then there twice.
-        """
-        if self._anew_from is not None and known_samples > self._anew_from:
-            self.record.counters.restarted_from_nothing += 1
-            self.record.counters.repeated += max(0, self.shard.initial_samples - self._anew_from)
-            self._anew_from = None
 
     def _advance(self) -> None:
         if self.finished is None:

@@ -90,7 +90,7 @@ class Rollback:
             found = self._store.load_newest(0, self._shard.shards)
             if found is None or not found[0].ledger:
                 failed, because = self._snapshotter.trouble()
-                if self._coordinator.begins_elsewhere and failed < FIRST_SECONDS:
+                if self._coordinator.beginning.elsewhere and failed < FIRST_SECONDS:
                     self._snapshotter.schedule()
                     raise Unreachable(
                         f"the model that this run began with is not saved yet {because}".rstrip()

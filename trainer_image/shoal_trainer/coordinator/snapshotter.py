@@ -93,7 +93,7 @@ class Snapshotter(Background):
                     self._shard.history.version,
                     self._coordinator.record.tasks.ending,
                 ) == self._state
-                if unchanged or self._coordinator.data_unknown:
+                if unchanged or self._coordinator.beginning.data_unknown:
                     return None
             frozen: Callable[[], dict[str, Any]] = dict
             ending = False

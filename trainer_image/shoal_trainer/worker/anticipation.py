@@ -21,8 +21,8 @@ from shoal_trainer.ps import schedules
 from shoal_trainer.ps.damping import Damping
 from shoal_trainer.ps.update_rules import adam_momentum, momentum_at, nadam_parts, stretch
 from shoal_trainer.wire.messages import OptimizerConfig, Pulled
-from shoal_trainer.worker.on_host import Inclusion, Lead
 from shoal_trainer.worker.send import Send
+from shoal_trainer.worker.vector import Inclusion, Lead
 
 LEAD = 2.0
 """How far to look ahead per update of other workers. More than 1, as the velocity at the pull is itself late."""

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy.typing as npt
 
 from shoal_trainer.ps.coding import coded
+from shoal_trainer.worker.layout import Layout
+from shoal_trainer.worker.vector import Vector
 
 
 class Buffers:
-    """`current` holds parameters to compute on, coded in `dtype` (`ps/coding`); `spare` may be received into.
+    """`current` holds parameters to compute on, coded as the vector's steps take them; `spare` may be received into."""
 
-    `alias` makes a tensor of an array, and `upload` a copy of it where steps compute.
-    """
-
-    def __init__(
-        self,
-        size: int,
-        trainable: int,
-        dtype: npt.DTypeLike,
-        alias: Callable[[npt.NDArray[Any]], Any],
-        upload: Callable[[Any], Any] = lambda tensor: tensor,
-    ) -> None:
-        self._upload = upload
+    def __init__(self, layout: Layout, vector: Vector) -> None:
+        self._vector = vector
         self._copy: Any = None
-        self._arrays = [coded(size, trainable, dtype) for _ in range(2)]
-        self._tensors = [alias(array) for array in self._arrays]
+        self._arrays = [coded(layout.size, layout.trainable, vector.dtype) for _ in range(2)]
+        self._tensors = [vector.alias(array) for array in self._arrays]
         self._index = 0
 
     @property
@@ -49,7 +40,7 @@ class Buffers:
     def copy(self) -> Any:
         """`current` where steps compute: uploaded once."""
         if self._copy is None:
-            self._copy = self._upload(self.tensor)
+            self._copy = self._vector.upload(self.tensor)
         return self._copy
 
     @property

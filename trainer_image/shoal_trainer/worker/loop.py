@@ -227,7 +227,7 @@ class Loop:
         """The parameters to compute on. Steps of one push share them."""
         if not self.upstream.pending:
             self._overlapped = self.upstream.in_flight is not None
-            self._computed_on = self._flat_model.on_device(self.upstream.parameters(base))
+            self._computed_on = self._flat_model.vector.on_devices(self.upstream.parameters(base))
         return self._computed_on
 
     def _step(self, parameters: Any, ready: Ready, updates: int) -> Step | None:
@@ -345,7 +345,7 @@ class Loop:
                 self._deferred = None  # of a lease from before the rollback
             return
         if self._deferred is not None or self.upstream.outage.exhausted:
-            self.upstream.wait(self.upstream.reconnect, turns=1)
+            self.upstream.answers.wait(self.upstream.reconnect, turns=1)
             return
         item = self._next_item(timeout=0.05)
         if not isinstance(item, Ready):
@@ -356,7 +356,8 @@ class Loop:
     def _train_locally(self, ready: Ready) -> None:
         assert self.upstream.pulled is not None
         updates = self._placement.config.step_after(self.upstream.pulled.samples)
-        if (step := self._step(self.upstream.local_parameters(), ready, updates)) is not None:
+        parameters = self._flat_model.vector.on_devices(self.upstream.local_parameters())
+        if (step := self._step(parameters, ready, updates)) is not None:
             self.upstream.pending.add(step, ready)
             self.upstream.local_steps()
             self.steps += 1

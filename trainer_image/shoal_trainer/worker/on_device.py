@@ -1,8 +1,8 @@
-"""What becomes of an update on the accelerator that computed it.
+"""The flat vector on accelerators, each of which decodes, encodes and concatenates by itself.
 
-It stays there. The updates of a push are added up on the accelerator, and what the next step computes on is made of
-them there, so that the step waits for no transfer. An update crosses the bus once, in pieces: while one is sent, the
-next is read.
+Both ways it crosses the bus in the wire's format, half the bytes in bf16, once per push. An update stays on the
+accelerator that made it. The updates of a push are added up there, and what the next step computes on is made of them
+there, so that the step waits for no transfer. It is read in pieces: while one is sent, the next is read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from shoal_trainer.worker.on_host import Lead
+from shoal_trainer.worker.layout import Layout
+from shoal_trainer.worker.vector import Lead, alias, taken_apart
 
 READ_VALUES = 1 << 22
 """The values that are read at a time."""
@@ -27,11 +28,14 @@ READ_VALUES = 1 << 22
 class OnDevice:
     """An update in the wire's format, in `tensors` of an accelerator, that can be read like an array, once `read`.
 
-    `length`: the Euclidean length of its gradient. If there are statistics, they are the last piece.
+    `length`: the Euclidean length of its gradient; `moves`: whether a value of that is not 0 (of tiny ones, the length
+    is). If there are statistics, they are the last piece.
     """
 
-    def __init__(self, tensors: Sequence[Any], length: float, reader: ThreadPoolExecutor) -> None:
-        self.tensors, self.length = tensors, length
+    def __init__(
+        self, tensors: Sequence[Any], length: float, reader: ThreadPoolExecutor, *, moves: bool = True
+    ) -> None:
+        self.tensors, self.length, self.moves = tensors, length, moves
         self._reader = reader
         self._bounds = [0, *accumulate(int(tensor.shape[0]) for tensor in tensors)]
         self._pieces: list[Future[npt.NDArray[Any]]] = []
@@ -156,6 +160,109 @@ class DeviceInclusion:
                 lead.trainable,
             )
         return tensor
+
+
+class DeviceVector:
+    """`Vector` of this layout, in the format `wire`, on `devices` (none: TensorFlow chooses one)."""
+
+    alias = staticmethod(alias)
+
+    def __init__(self, layout: Layout, wire: npt.DTypeLike, devices: Sequence[str]) -> None:
+        self._layout, self.dtype = layout, wire
+        self._devices: Sequence[str | None] = devices or (None,)
+        self._first = self._devices[0]
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="readback")
+
+    def decode(self, flat: Any) -> list[Any]:
+        """See `Vector`."""
+        trainable = self._layout.trainable
+        trained, statistics = flat, exact(flat[trainable:])
+        if self.dtype == np.uint16:
+            trained = tf.bitcast(flat[:trainable], tf.bfloat16)
+
+        def values(low: int, high: int) -> Any:
+            return trained[low:high] if low < trainable else statistics[low - trainable : high - trainable]
+
+        return taken_apart(self._layout, values)
+
+    def encode(self, pieces: list[Any], numbers: Any) -> tuple[list[Any], Any]:
+        """See `Vector`: the pieces of `OnDevice`; its gradient's squared length, whether it moves, whether finite."""
+        trainable, trained = self._layout.trainable, self._layout.tensors
+        kind = tf.bfloat16 if self.dtype == np.uint16 else tf.float32
+        gradients = tf.concat([tf.cast(piece, kind) for piece in pieces[:trained]], 0)
+        update = [encoded(piece, self.dtype) for piece in tf.split(gradients, cut(trainable, trainable))]
+        finite = tf.reduce_all(tf.math.is_finite(tf.cast(gradients, tf.float32)))
+        moves = tf.reduce_any(gradients != 0)
+        of_update = [squares(update), *(tf.cast(flag, tf.float32) for flag in (moves, finite))]
+        if statistics := [tf.cast(piece, tf.float32) for piece in pieces[trained:]]:
+            together = tf.concat(statistics, 0)
+            of_update[-1] *= tf.cast(tf.reduce_all(tf.math.is_finite(together)), tf.float32)
+            update.append(exactly(together, trainable, self.dtype))
+        return update, tf.concat([numbers, tf.stack(of_update)], 0)
+
+    def returned(self, pieces: list[Any], numbers: Any) -> tuple[list[Any], Any]:
+        """See `Vector`: only the numbers cross the bus; the update is read while the next step runs."""
+        with tf.device(self._first):
+            pieces = [tf.identity(piece) for piece in pieces]
+        with tf.device("/CPU:0"):
+            return pieces, tf.identity(numbers)
+
+    def update(self, pieces: list[Any], numbers: npt.NDArray[Any]) -> tuple[Any, bool, npt.NDArray[Any]]:
+        """See `Vector`."""
+        numbers, (square, moves, finite) = numbers[:-3], numbers[-3:].tolist()
+        return OnDevice(pieces, math.sqrt(square), self._reader, moves=bool(moves)), bool(finite), numbers
+
+    def moves(self, update: OnDevice) -> bool:
+        """See `Vector`."""
+        return update.moves
+
+    def upload(self, parameters: Any) -> Any:
+        """See `Vector`."""
+        with tf.device(self._first):
+            return tf.identity(parameters)
+
+    def upload_when(self, answer: Future[Any], parameters: Any) -> Future[Any]:
+        """See `Vector`."""
+        copy: Future[Any] = Future()
+
+        def arrived(answer: Future[Any]) -> None:
+            try:
+                failed = answer.cancelled() or answer.exception() is not None
+                copy.set_result(None if failed else self.upload(parameters))
+            except Exception as error:  # such as no memory
+                copy.set_exception(error)
+
+        answer.add_done_callback(arrived)
+        return copy
+
+    def on_devices(self, parameters: Any) -> list[Any]:
+        """See `Vector`: copies of the first one's."""
+        copies = [self.upload(parameters)]
+        for device in self._devices[1:]:
+            with tf.device(device):
+                copies.append(tf.identity(copies[0]))
+        return copies
+
+    def read(self, parameters: Any) -> npt.NDArray[Any]:
+        """See `Vector`."""
+        return _read(parameters)
+
+    def as_update(self, coded: npt.NDArray[Any]) -> OnDevice:
+        """See `Vector`; of a length that does not count."""
+        with tf.device(self._first):
+            pieces = tf.split(tf.constant(coded), cut(coded.size, self._layout.trainable))
+        return OnDevice(pieces, 0.0, self._reader)
+
+    def reuse(self, update: OnDevice) -> None:
+        """See `Vector`."""
+
+    def mean(self, clip: Callable[[Any], Any] | None) -> DeviceMean:
+        """See `Vector`."""
+        return DeviceMean(self._first, self._layout.trainable, self._reader, clip)
+
+    def inclusion(self, differences: Sequence[tuple[int, int]], *, xla: bool) -> DeviceInclusion:
+        """See `Vector`."""
+        return DeviceInclusion(self._first, differences, xla=xla)
 
 
 def _read(tensor: Any) -> npt.NDArray[Any]:

@@ -1,56 +1,26 @@
-"""What becomes of an update on the host: an array in the wire's format. `on_device` does the same on an accelerator."""
+"""The flat vector on the host: parameters in fp32, and updates that are arrays in the wire's format.
+
+TensorFlow's casts and concatenation would take several passes over memory. So a step takes parameters in fp32 without a
+copy (dlpack), and a kernel encodes gradients in one pass into the update. Only small ones are concatenated first: a
+deep model has hundreds, and each output of the function has a cost of its own in Python.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tensorflow as tf
 
 from shoal_trainer.ps import kernels
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.coding import coded, decode, encode, values
 from shoal_trainer.ps.pieces import parts
-
-
-class Lead(NamedTuple):
-    """What an update does to the first `trainable` parameters g, and to differences of statistics after them.
-
-    `kind`: "plain" adds `scale` g; "adam" and "rmsprop" do what the kernels `include_adam` and `include_rmsprop` say,
-    with the second moments of the updates before. `scalars`: the scale, that of the differences, and the kernel's own.
-    """
-
-    kind: Literal["plain", "adam", "rmsprop"]
-    trainable: int
-    scalars: tuple[np.float32, ...]
-
-
-class Inclusion(Protocol):
-    """Applies leads, one after the other.
-
-    Moving averages stay as they are: what a push says of them does not depend on the parameters (`ps/statistics`).
-    """
-
-    def __call__(self, current: Any, update: Any, lead: Lead) -> Any:
-        """The parameters `current`, a tensor, with the update."""
-
-
-class Mean(Protocol):
-    """The mean of updates, weighted by their samples."""
-
-    @property
-    def clips(self) -> bool:
-        """Whether gradients are clipped in the mean."""
-
-    def add(self, update: Any, samples: int) -> None:
-        """Add an update of so many samples."""
-
-    def result(self, samples: int) -> Any:
-        """The mean over so many samples; the next one begins."""
-
-    def clear(self) -> None:
-        """Drop what was added."""
+from shoal_trainer.worker.layout import Layout
+from shoal_trainer.worker.vector import Lead, alias, taken_apart
 
 
 class HostMean:
@@ -144,3 +114,77 @@ class HostInclusion:
             for part, piece in parts(values(update, n), low, high):
                 kernels.include(start[part], piece, out[part], of_differences)
         return self._tensor
+
+
+class HostVector:
+    """`Vector` of this layout, whose updates are of the dtype `wire`."""
+
+    dtype: npt.DTypeLike = np.float32
+    alias = staticmethod(alias)
+
+    def __init__(self, layout: Layout, wire: npt.DTypeLike) -> None:
+        self._layout, self._wire = layout, wire
+        self._spare: list[npt.NDArray[Any]] = []
+
+    def decode(self, flat: Any) -> list[Any]:
+        """See `Vector`."""
+        return taken_apart(self._layout, lambda low, high: flat[low:high])
+
+    def encode(self, pieces: list[Any], numbers: Any) -> tuple[list[Any], Any]:
+        """See `Vector`; one piece for each run of the layout."""
+        flat = [tf.cast(piece, tf.float32) for piece in pieces]
+        return [tf.concat(flat[run], 0) for run in self._layout.runs], numbers
+
+    def returned(self, pieces: list[Any], numbers: Any) -> tuple[list[Any], Any]:
+        """See `Vector`: where they are."""
+        return pieces, numbers
+
+    def update(self, pieces: list[Any], numbers: npt.NDArray[Any]) -> tuple[Any, bool, npt.NDArray[Any]]:
+        """See `Vector`."""
+        size, trainable = self._layout.size, self._layout.trainable
+        update = self._spare.pop() if self._spare else coded(size, trainable, self._wire)
+        target, finite, low = values(update, trainable), True, 0
+        for piece in pieces:
+            array = np.asarray(memoryview(piece))
+            for part, into in parts(target, low, low + array.size):
+                finite &= kernels.encode(array[part.start - low : part.stop - low], into)
+            low += array.size
+        return update, finite, numbers
+
+    def moves(self, update: npt.NDArray[Any]) -> bool:
+        """See `Vector`. Usually one of the first few values is not 0."""
+        gradient = update[: self._layout.trainable]
+        return bool(gradient[:4096].any() or gradient.any())
+
+    def upload(self, parameters: Any) -> Any:
+        """See `Vector`."""
+        return parameters
+
+    def upload_when(self, answer: Future[Any], parameters: Any) -> None:
+        """See `Vector`."""
+
+    def on_devices(self, parameters: Any) -> list[Any]:
+        """See `Vector`."""
+        return [parameters]
+
+    def read(self, parameters: Any) -> npt.NDArray[Any]:
+        """See `Vector`."""
+        return np.asarray(memoryview(parameters))
+
+    def as_update(self, coded: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """See `Vector`."""
+        return coded
+
+    def reuse(self, update: npt.NDArray[Any]) -> None:
+        """See `Vector`."""
+        if not self._spare:
+            self._spare.append(update)
+
+    def mean(self, clip: Callable[[Any], Any] | None) -> HostMean:
+        """See `Vector`."""
+        return HostMean(self._layout.size, self._layout.trainable, self.reuse, clip)
+
+    def inclusion(self, differences: Sequence[tuple[int, int]], *, xla: bool) -> HostInclusion:
+        """See `Vector`."""
+        del xla
+        return HostInclusion(self._layout.size, self.alias, differences)

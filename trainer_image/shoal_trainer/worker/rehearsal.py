@@ -173,7 +173,7 @@ class Rehearsal:
     def _step(self, model: FlatModel, say: Callable[[str], None]) -> Step:
         model.trace()
         LabelCheck(model.model).check(model.example)
-        step = model.step(model.on_device(model.alias(model.coded(model.dtype))), model.example)
+        step = model.step(model.vector.alias(model.coded(model.vector.dtype)), model.example)
         if not step.finite:
             raise UserError(
                 f"The loss of the first batch is {step.loss}, or its gradient is not finite. Look for zeros in "

@@ -15,7 +15,7 @@ from shoal_trainer.wire.messages import MAX_MARKS, MetricSum, Push
 from shoal_trainer.worker.feed import Ready
 from shoal_trainer.worker.flat_model import Step
 from shoal_trainer.worker.on_device import OnDevice
-from shoal_trainer.worker.on_host import Mean
+from shoal_trainer.worker.vector import Mean
 
 
 @dataclass(frozen=True)

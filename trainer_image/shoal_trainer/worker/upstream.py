@@ -11,9 +11,8 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +20,11 @@ import numpy.typing as npt
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps import schedules
 from shoal_trainer.ps.aligned import aligned
-from shoal_trainer.ps.client import PSClient
 from shoal_trainer.ps.coding import decode
 from shoal_trainer.ps.journal import PushJournal
 from shoal_trainer.retry import Backoff
 from shoal_trainer.wire.messages import Copy, Progress, Pulled, Welcome
+from shoal_trainer.worker.answers import Answers
 from shoal_trainer.worker.anticipation import Anticipation
 from shoal_trainer.worker.buffers import Buffers
 from shoal_trainer.worker.exchange import Again, Exchange
@@ -38,10 +37,7 @@ from shoal_trainer.worker.send import Pile, Send
 from shoal_trainer.worker.work import JOINED, About, Coordinator, DataWork, Token, Wasted
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
-LEAVE_SECONDS = 10.0
-"""How long a worker that stops waits for the answers to its last pushes."""
 PROBE_SECONDS = 1.0
 """An idle worker probes the servers this often, to detect a lost server."""
 
@@ -65,16 +61,11 @@ class Upstream:
     ) -> None:
         self._flat_model, self._placement = flat_model, placement
         self._exchange, self._coordinator = exchange, coordinator
+        self.answers = Answers(exchange, drain, clock)
         self._leases = leases
         self._drain = drain
         self._clock = clock
-        self._buffers = Buffers(
-            flat_model.layout.size,
-            flat_model.layout.trainable,
-            flat_model.dtype,
-            flat_model.alias,
-            flat_model.upload,
-        )
+        self._buffers = Buffers(flat_model.layout, flat_model.vector)
         self.anticipation = Anticipation(
             placement.config, flat_model.layout.trainable, flat_model.inclusion()
         )
@@ -97,8 +88,6 @@ class Upstream:
         """Whether to pull newer parameters before the next step."""
         self._probed: tuple[int, ...] = ()
         """The shards' versions at the last probe."""
-        self._leave_by: float | None = None
-        """Until when answers are waited for, once this worker is to stop."""
 
     # --- pushes ---------------------------------------------------------------------------------------------------
 
@@ -111,7 +100,7 @@ class Upstream:
         backoff, started = Backoff(longest=PROBE_SECONDS), self._clock()
         while not self._drain.is_set():
             try:
-                welcome = self.wait(self._exchange.connect(lambda: None))
+                welcome = self.answers.wait(self._exchange.connect(lambda: None))
                 if welcome is None:
                     return
                 if not welcome.initialized:
@@ -152,7 +141,7 @@ class Upstream:
         else:
             future = self._exchange.push_pull(send.update, out, send.push, again=again)
         self.in_flight = (future, send)
-        self._copy = self._flat_model.upload_when(future, self._buffers.spare_tensor)
+        self._copy = self._flat_model.vector.upload_when(future, self._buffers.spare_tensor)
 
     def next_seq(self) -> int:
         """The sequence number of the next push."""
@@ -166,7 +155,7 @@ class Upstream:
         (future, send), self.in_flight = self.in_flight, None
         send.hurry.set()
         try:
-            pulled = self._answer(future)
+            pulled = self.answers.of(future)
         except Unreachable as error:
             self._begin_outage(error, send)
         else:
@@ -174,13 +163,13 @@ class Upstream:
             self.anticipation.answered(pulled, send.push.base_versions[0], overlapped=send.overlapped)
             self._buffers.swap(None if self._copy is None else self._copy.result())
             self._leases.answered(send.push)
-            self._flat_model.reuse(send.update)
+            self._flat_model.vector.reuse(send.update)
         self.last_answer = self._clock()
 
     def pull_exact(self, flat: npt.NDArray[np.float32]) -> bool:
         """Get the parameters of an evaluation or export; False if an outage begins instead."""
         try:
-            self._ask(lambda client: client.pull(flat, idle=True, exact=True))
+            self.answers.ask(lambda client: client.pull(flat, idle=True, exact=True))
         except Unreachable as error:
             self._begin_outage(error, None)
             return False
@@ -192,7 +181,7 @@ class Upstream:
         if self.in_flight is not None:
             self.in_flight[1].hurry.set()
             try:
-                self._last_answer(self.in_flight[0])
+                self.answers.last(self.in_flight[0])
             except Unreachable as error:
                 log.warning("the last push was not answered: %s", error)
                 self.wasted += self.in_flight[1].push.meta.steps
@@ -212,7 +201,7 @@ class Upstream:
         """
         self.last_answer = self._clock()
         try:
-            welcome = self._ask(lambda client: client.probe())
+            welcome = self.answers.ask(lambda client: client.probe())
         except Unreachable as error:
             self._begin_outage(error, None)
             return
@@ -363,8 +352,8 @@ class Upstream:
         out, push = self._buffers.spare, send.push
         if send.local:
             push = replace(push, meta=push.meta._replace(scale=1.0 / live))
-            return self._ask(lambda client: client.push_delta(send.update, out, push))
-        return self._ask(lambda client: client.push_pull(send.update, out, push))
+            return self.answers.ask(lambda client: client.push_delta(send.update, out, push))
+        return self.answers.ask(lambda client: client.push_pull(send.update, out, push))
 
     def _rejoin(self, surviving: int) -> None:
         """Present the leases after the loss of shard 0 and its ledger; they may get new tokens."""
@@ -399,7 +388,7 @@ class Upstream:
             (future, send), self.in_flight = self.in_flight, None
             send.hurry.set()
             try:
-                self._answer(future)
+                self.answers.of(future)
             except Unreachable:
                 self._unsent.append(send)
         backoff = Backoff(longest=PROBE_SECONDS)
@@ -444,40 +433,11 @@ class Upstream:
 
     # --- helpers --------------------------------------------------------------------------------------------------
 
-    def wait(self, future: Future[T], turns: int | None = None) -> T | None:
-        """The future's result; None if `drain` is set, or after this many turns of 0.1 s."""
-        while not self._drain.is_set() and turns != 0:
-            try:
-                return future.result(timeout=0.1)
-            except FutureTimeout:
-                turns = None if turns is None else turns - 1
-        return None
-
     def _initialize(self, flat: npt.NDArray[Any], samples: int = 0) -> None:
         """Send the first parameters, with so many samples in them, unless another worker has sent some."""
-        self._ask(lambda client: client.initialize(flat, samples))
+        self.answers.ask(lambda client: client.initialize(flat, samples))
 
     def _pull(self, *, idle: bool = False, ahead: float = 0.0, known: tuple[int, ...] = ()) -> Pulled:
         """Pull the parameters into the spare buffer."""
         out = self._buffers.spare
-        return self._ask(lambda client: client.pull(out, idle=idle, ahead=ahead, known=known))
-
-    def _ask(self, call: Callable[[PSClient], T]) -> T:
-        """Make a call of the client, and wait for its answer."""
-        return self._answer(self._exchange.submit(call))
-
-    def _answer(self, future: Future[T]) -> T:
-        """An answer of the servers. They may take any time for it; once `drain` is set this worker has little."""
-        if not future.done() and (answer := self.wait(future)) is not None:
-            return answer
-        return self._last_answer(future) if self._drain.is_set() else future.result()
-
-    def _last_answer(self, future: Future[T]) -> T:
-        """An answer to a worker that stops; `Unreachable` if there is none within `LEAVE_SECONDS` of all together."""
-        now = self._clock()
-        if self._leave_by is None:
-            self._leave_by = now + LEAVE_SECONDS
-        try:
-            return future.result(timeout=max(0.0, self._leave_by - now))
-        except FutureTimeout:
-            raise Unreachable("no answer, and this worker is to end") from None
+        return self.answers.ask(lambda client: client.pull(out, idle=idle, ahead=ahead, known=known))

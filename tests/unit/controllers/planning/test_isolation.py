@@ -320,6 +320,7 @@ async def test_no_field_of_a_profiles_status_stops_the_plans_of_others() -> None
         await crowd.check([name for name, _ in part])
 
 
+@pytest.mark.nightly
 async def test_no_field_of_a_pools_status_stops_the_plans_of_others() -> None:
     for part in portions(edits(of(CapacityPoolStatus))):
         crowd, names = Crowd(), []

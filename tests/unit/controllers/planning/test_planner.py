@@ -553,6 +553,7 @@ def test_work_left_before_a_new_operator_hears_of_the_job_follows_from_its_statu
     assert fleet_job(job, OF_50_000, NOW).samples_left == pytest.approx(60_000)
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.looptime
 @pytest.mark.parametrize(("share", "keeps"), [(1.0, False), (0.8, False), (1.0, True), (0.8, True)])
 async def test_operator_that_starts_anew_plans_like_the_one_before_it(*, share: float, keeps: bool) -> None:

@@ -49,6 +49,7 @@ def condition(rig: Rig, kind: str) -> tuple[str, str, str]:
     return (found.status, found.reason, found.message) if found else ("", "", "")
 
 
+@pytest.mark.by_day(6)
 @pytest.mark.parametrize("kind", ["secrets", "services", "poddisruptionbudgets"])
 @pytest.mark.parametrize(
     ("status", "message", "again"),

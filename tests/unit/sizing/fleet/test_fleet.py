@@ -297,6 +297,7 @@ def test_one_worker_measures_a_pool_that_may_be_cheaper_and_no_more_than_may_be(
     assert sum(fixed.counts.values()) == 16
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("deadline", [5400.0, -1.0])
 def test_job_that_is_late_wherever_it_was_measured_tries_another_pool_with_one_worker(
     deadline: float,
@@ -369,6 +370,7 @@ def test_late_job_does_not_pay_any_price_for_the_last_seconds() -> None:
     assert "The very fastest, " in found.reason
 
 
+@pytest.mark.nightly
 def test_where_no_plan_is_sure_the_likeliest_is_taken_and_stays() -> None:
     """Spot nodes are as fast in the mean: they were taken at 80 %, and once one was lost the deadline was, too."""
     light = replace(PROFILE, server_load={1: ServerLoad(0.6, 6000)})
@@ -569,6 +571,7 @@ def test_limits_hold_for_any_jobs(limits: tuple[int, int], sizes: list[float], l
         assert all(math.isfinite(x) for x in (each.finish_seconds, each.cost) if x is not None)
 
 
+@pytest.mark.nightly
 def test_only_numbers_of_workers_that_a_job_may_have_are_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twenty jobs of eight workers: how large the pools are is no matter."""
     simulated = Counter[str]()
@@ -703,6 +706,7 @@ def test_parameter_servers_that_limit_a_plan_are_named_with_what_one_more_would_
     assert "are the limit" not in plan_fleet([STEADY], [idle], [job(**many)]).jobs["a"].reason
 
 
+@pytest.mark.nightly
 def test_one_job_that_must_be_late_has_few_others_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """All jobs were planned twice each minute: only those are that have nodes it could use, the most eight together."""
     asked: list[list[str]] = []
@@ -792,6 +796,7 @@ def test_on_demand_nodes_are_the_reserve_of_as_many_jobs_as_they_are_enough_for(
     assert len(sure) == 1
 
 
+@pytest.mark.nightly
 def test_fifty_pools_take_a_plan_about_as_many_times_as_long_as_ten() -> None:
     """They took 3.8 s of the processor, 23 times as long: where the search begins is judged in `plan/test_local`."""
     kinds = ("P100", "T4", "V100", "K80", "A100", "L4")

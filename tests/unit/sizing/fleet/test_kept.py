@@ -168,6 +168,7 @@ CHANGES: dict[str, Callable[[FleetJob], tuple[list[FleetPool], FleetJob]]] = {
 }
 
 
+@pytest.mark.by_day(6)
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_choice_is_made_anew_where_something_changed(what: str, counted: list[str]) -> None:
     one, kept = (
@@ -182,6 +183,7 @@ def test_a_choice_is_made_anew_where_something_changed(what: str, counted: list[
     assert found == plan_fleet(pools, PROFILES, [changed])
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize(
     "pools",
     [

@@ -37,6 +37,7 @@ def shoal(*arguments: str) -> Result:
     return CliRunner().invoke(main, list(arguments))
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize("deadline", ["1", "10", "60", "120"])
 def test_deadline_before_which_no_worker_can_start_is_answered_in_words(deadline: str) -> None:
     result = shoal("plan", *RESOURCES, "--deadline", deadline)
@@ -59,6 +60,7 @@ def test_plan_is_explained_and_plotted(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["front.png"]
 
 
+@pytest.mark.nightly
 def test_a_plot_is_written_through_a_link_and_does_not_take_its_place(tmp_path: Path) -> None:
     """Nor that of a device, which it did: `--plot /dev/full` as root left a picture there for all programs."""
     picture, link, device = (tmp_path / name for name in ("front.png", "link", "device"))
@@ -95,6 +97,7 @@ def _edited(tmp_path: Path, name: str, old: str, new: str) -> list[str]:
     return [str(path) if argument.endswith(name) else argument for argument in RESOURCES]
 
 
+@pytest.mark.by_day(8)
 @pytest.mark.parametrize(
     ("name", "old", "new", "says"),
     [
@@ -232,6 +235,7 @@ def test_what_is_used_up_is_what_binds(tmp_path: Path) -> None:
     assert "or raise what is used up: workers.maxReplicas." in said
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("options", "said"), [([], "(asked for: 80%)"), (["--confidence", "0.995"], "(asked for: 99.5%)")]
 )
@@ -327,6 +331,7 @@ def test_running_workers_and_servers_need_no_startup(tmp_path: Path) -> None:
     assert "name it in workers.pools" in notes
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("images", "code"),
     [(None, 0), ({"ps": "a", "worker": "b", "workerGpu": "c"}, 0), ({"ps": "a", "worker": "b"}, 2)],

@@ -59,7 +59,7 @@ def busy(losses_per_hour: float, seconds: float, chance: random.Random, shocks: 
     return worked / WORKERS / seconds
 
 
-@pytest.mark.by_day(12)
+@pytest.mark.by_day(6)
 @pytest.mark.parametrize("shocks", [0.0, 0.5])
 @pytest.mark.parametrize("losses_per_startup", [0.05, 0.3, 1.0])
 @pytest.mark.parametrize("interval", [0.1, 0.5, 1.0, 3.0, 10.0, 100.0])
@@ -79,6 +79,7 @@ def test_as_much_work_is_done_as_event_by_event(
         assert float(ours.std()) == pytest.approx(pstdev(true), rel=0.35)
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize(
     ("losses_per_hour", "hours", "share"), [(0.5, 720, 0.922), (1, 336, 0.855), (2, 72, 0.74), (2, 72, 0.76)]
 )

@@ -27,6 +27,7 @@ def model(pools: int) -> ElasticModel:
     )
 
 
+@pytest.mark.nightly
 def test_where_to_begin_is_a_small_part_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sorting the beginnings took 2.8 of the 3.8 s of the processor that fifty pools took."""
     spent = []

@@ -65,6 +65,7 @@ def test_revocations_increase_number_of_workers() -> None:
     assert "deadline was kept in" in explain(rough)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("share", "rate", "deadline"), [(0, 0.05, 900), (0, 1.0, 900), (0.5, 1.0, 1800), (1.0, 1.0, 1800)]
 )
@@ -80,6 +81,7 @@ def test_plan_is_no_surer_than_it_has_to_be(share: float, rate: float, deadline:
     assert less < 0.95 <= sure
 
 
+@pytest.mark.nightly
 def test_pool_shocks_have_higher_variance_than_single_losses() -> None:
     single = problem(pool(startup_seconds=600, interruptions_per_hour=0.5, shock_share=0.0))
     together = replace(single, pools=(replace(single.pools[0], shock_share=1.0, shock_size=1.0),))
@@ -89,6 +91,7 @@ def test_pool_shocks_have_higher_variance_than_single_losses() -> None:
     assert formula[1].sure_seconds[0] > formula[0].sure_seconds[0]
 
 
+@pytest.mark.nightly
 @settings(max_examples=examples(12), deadline=None)
 @given(
     rate=st.floats(0.01, 0.4),

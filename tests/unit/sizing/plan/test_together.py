@@ -24,6 +24,7 @@ from tests.unit.sizing.fleet.test_fleet import PROFILE, SPOT, STEADY, job
 SIZING = Path(__file__).parents[4] / "examples" / "sizing"
 
 
+@pytest.mark.nightly
 def test_cost_is_close_to_the_exact_optimum() -> None:
     """A slice of the 200 instances that `python -m benchmarks.joint` solves."""
     found = [gap(seed) for seed in range(24)]

@@ -12,6 +12,7 @@ from shoal.errors import UsageError
 from shoal.sizing.predict.estimators import AdditiveRegressor
 
 
+@pytest.mark.by_day(18)
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
 @parametrize_with_checks([AdditiveRegressor()])
 def test_estimators_pass_scikit_learn_checks(estimator: Any, check: Any) -> None:
@@ -27,6 +28,7 @@ def test_fit_recovers_coefficients() -> None:
     assert (AdditiveRegressor().fit(X, 20 - X[:, 0]).coef_ >= 0).all()
 
 
+@pytest.mark.nightly
 @settings(max_examples=40, deadline=None)
 @given(st.floats(1e-9, 1e12), st.floats(1e-6, 1e6))
 def test_fit_is_independent_of_units(of_x: float, of_y: float) -> None:

@@ -43,6 +43,7 @@ def test_blocks_are_drawn_anew_by_their_number() -> None:
     assert _interval([good, other], 0) == (0.0, 1.0)
 
 
+@pytest.mark.nightly
 def test_pool_that_never_lacks_nodes_is_promised_almost_all_of_its_work() -> None:
     always = Trace("always", np.zeros(16), np.full(16, np.inf), 20 * 3600.0)
     found = few(always)
@@ -74,6 +75,7 @@ def test_what_the_runs_cannot_promise_is_refused(confidence: str) -> None:
     assert "at least 0.5 and at most 0.999" in " ".join(result.output.split())
 
 
+@pytest.mark.nightly
 def test_command_prints_cells_as_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from shoal.sizing.simulate import calibrate as module
 

@@ -42,6 +42,7 @@ def counts(tmp_path: Path, nodes: list[int], gap: float = 300) -> Trace:
     return read_trace(path)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(("hours", "slack"), [(0.5, 1.2), (2, 1.2), (2, 1.5), (8, 1.2)])
 def test_shoal_policy_on_recorded_trace_meets_deadlines_at_lowest_cost(hours: float, slack: float) -> None:
     result = run(scenario(hours, slack), [read_trace(AWS)], runs=200)
@@ -52,6 +53,7 @@ def test_shoal_policy_on_recorded_trace_meets_deadlines_at_lowest_cost(hours: fl
     assert (result.outcome("oracle").cost["mean"] or 0) <= (ours.cost["mean"] or 0)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     "nodes",
     [
@@ -165,6 +167,7 @@ def pools() -> tuple[Pool, Pool]:
     return spot, steady
 
 
+@pytest.mark.nightly
 def test_policies_respect_pool_limits(tmp_path: Path) -> None:
     spot, steady = pools()
     limited = replace(
@@ -280,6 +283,7 @@ def test_beside_a_trace_counts_what_the_pool_was_seen_to_do() -> None:
     assert spot.availability.prior.shock_share == 0.9
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("workers", "hours", "slack"), [(16, 1, 1.1), (24, 1, 1.3), (32, 1, 1.2), (32, 4, 1.3)]
 )

@@ -153,6 +153,7 @@ def test_impossible_times_are_refused(seconds: float, spread: float) -> None:
         LogMean.of(seconds, spread)
 
 
+@pytest.mark.nightly
 def test_six_hundred_configurations_are_fitted_in_a_second() -> None:
     rng = np.random.default_rng(0)
     profiles = [
@@ -217,6 +218,7 @@ def _profile(name: str, owner: str, seconds: float, *, flops: float = 8e8, tenso
     return Profile(model, (row,), {1: ServerLoad(seconds / 100 * 10_000, 10_000)})
 
 
+@pytest.mark.by_day(6)
 @pytest.mark.parametrize("seconds", [1e-5, 1e-3, 0.3, 1.0, 10.0, 1e3, 1e6])
 @pytest.mark.parametrize("others", [1, 2, 8])
 def test_what_others_measured_cannot_move_what_was_measured_here(seconds: float, others: int) -> None:

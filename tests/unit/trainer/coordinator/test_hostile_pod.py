@@ -116,6 +116,7 @@ def secured(port: int) -> ssl.SSLSocket:
     return context.wrap_socket(connect(port))
 
 
+@pytest.mark.nightly
 def test_worker_joins_and_trains_while_a_pod_attacks_the_data_and_control_ports(
     tmp_path, monkeypatch
 ) -> None:

@@ -137,6 +137,7 @@ def any_value(random):
     return random.choice([*values, dict.fromkeys(random.sample(FIELDS, 5), number)])
 
 
+@pytest.mark.by_day(4)
 @pytest.mark.parametrize("name", sorted(REQUESTS))
 def test_any_request_body_is_refused_or_accepted(start_server, name):
     served, random = start_server(), Random(name)

@@ -378,11 +378,11 @@ def test_restart_before_training_or_from_a_snapshot_is_not_one_from_nothing():
 
 def test_data_are_unknown_after_a_restart_until_a_worker_joins():
     """A snapshot would lack the positions in the copies that the shards have adopted."""
-    assert not Bench().coordinator.data_unknown
+    assert not Bench().coordinator.beginning.data_unknown
     restarted = Bench(epoch=1)
-    assert restarted.coordinator.data_unknown
+    assert restarted.coordinator.beginning.data_unknown
     restarted.join(0)
-    assert not restarted.coordinator.data_unknown
+    assert not restarted.coordinator.beginning.data_unknown
 
 
 def test_another_model_than_that_of_the_run_it_starts_from_says_how_to_take_its_weights():

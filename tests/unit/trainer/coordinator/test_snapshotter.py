@@ -40,7 +40,7 @@ class Ledger:
 
     def __init__(self, shard):
         self.shard, self.tasks = shard, Tasks()
-        self.record = self
+        self.record = self.beginning = self
 
     def frozen(self):
         version = self.shard.history.version

@@ -146,6 +146,7 @@ def test_time_with_pushes_or_a_task_does_not_count():
     assert status(bench).leases_taken_back == 0
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("times", [1, 2, 3])
 def test_patience_doubles_until_a_push(times):
     bench, _ = held_up(workers=times + 2)

@@ -32,6 +32,7 @@ def test_upload_under_a_reassigned_token_is_fenced(start_server, tmp_path):
     assert served.files == {}
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize(
     "error", [Overtaken("another worker has it"), Unreachable("no bucket"), UserError("no")]
 )

@@ -72,6 +72,7 @@ def test_unreadable_file_is_named(tmp_path):
         list(parquet.read(Part(0, None, None, parquet.list()[0]), 4))
 
 
+@pytest.mark.by_day(3)
 @pytest.mark.parametrize("written", ["", "GZIP", "ZLIB"])
 @pytest.mark.parametrize("declared", ["", "GZIP", "ZLIB"])
 def test_wrong_compression_is_named(tmp_path, written, declared):
@@ -156,6 +157,7 @@ def test_object_store_files_are_fetched(tmp_path):
         list(files.read(Part(0, None, None, "memory:///bucket/b.tfrecord"), 4))
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize(
     ("column", "kind"),
     [

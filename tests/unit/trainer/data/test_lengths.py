@@ -68,6 +68,7 @@ def check(batches):
     return widths
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize("source", [items, indexed])
 @pytest.mark.parametrize("epoch", [None, 0, 1])
 def test_samples_are_padded_to_allowed_lengths(source, epoch):

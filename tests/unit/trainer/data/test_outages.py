@@ -82,6 +82,7 @@ OUT_OF_STORE = {
 }
 
 
+@pytest.mark.by_day(15)
 @pytest.mark.parametrize("number", range(0, 30, 3))
 @pytest.mark.parametrize("form", OUT_OF_STORE)
 def test_an_outage_at_any_moment_is_retried(form, number):

@@ -138,6 +138,7 @@ def in_a_data_set(error):
     return caught.value
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize(("errors", "away"), [(OF_NETWORK, True), (FINAL, False)])
 @pytest.mark.parametrize("seen", [lambda error: error, in_a_data_set], ids=["raised", "in a data set"])
 def test_what_a_network_error_is_depends_neither_on_the_library_nor_on_where_it_is_raised(errors, away, seen):

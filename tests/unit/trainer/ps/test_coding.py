@@ -49,6 +49,7 @@ def test_pieces_of_memory_have_the_values_of_the_array(
     assert place(pieces.size, trainable, dtype) == array.size
 
 
+@pytest.mark.by_day(8)
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streams"])
 @pytest.mark.parametrize("trainable", [GRAIN + 7, GRAIN + 8, 2 * GRAIN, 7])
 @pytest.mark.parametrize("out", [np.float32, np.uint16])

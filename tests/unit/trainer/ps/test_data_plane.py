@@ -30,6 +30,7 @@ from shoal_trainer.wire.messages import Copy, Progress, Push, PushMeta
 from tests.unit.trainer.ps.cluster import MODEL, PIECE, Cluster, N, flat, until
 
 
+@pytest.mark.by_day(5)
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streams"])
@@ -75,6 +76,7 @@ class Arriving:
         yield from ((slice(a, b), self._values[a:b]) for a, b in pairwise(bounds))
 
 
+@pytest.mark.by_day(5)
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streams"])

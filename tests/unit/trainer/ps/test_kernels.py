@@ -194,6 +194,7 @@ def test_update_kernels_match_their_formulas(n: int, bf16: bool) -> None:  # noq
     check(io, new, w)
 
 
+@pytest.mark.by_day(64)
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(
@@ -318,6 +319,7 @@ def any_values(rng: np.random.Generator, n: int, dtype: str) -> NDArray[Any]:
     return chosen.view(np.float32) if dtype == "float32" else (chosen >> 16).astype(np.uint16)
 
 
+@pytest.mark.by_day(15)
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("name", sorted(KERNELS))
 def test_compiled_code_equals_its_python_source(name: str, encoding: str) -> None:

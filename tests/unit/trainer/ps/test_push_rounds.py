@@ -46,6 +46,7 @@ def waiting(cluster: Cluster) -> list[int]:
     return [len(store.workers.rounds._waits) for store in cluster.stores]
 
 
+@pytest.mark.by_day(5)
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streams"])

@@ -70,6 +70,7 @@ class Job:
         self.moved.append((self.moved[-1][0] + self._steps, float(io[1])))
 
 
+@pytest.mark.by_day(24)
 @pytest.mark.parametrize("rounds", [False, True], ids=["free", "rounds"])
 @pytest.mark.parametrize("slowest", [1.0, 2.0], ids=["equal", "unequal"])
 @pytest.mark.parametrize("steps_per_push", [1, 4])

@@ -62,6 +62,7 @@ class Job:
         return copy, float(copy.arrays["momentum"][0]) * mu / (1 - mu)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(("before", "after"), [(4, 4), (8, 8), (16, 16), (1, 16), (16, 2)])
 def test_velocity_goes_as_far_after_a_restart(before: int, after: int, tmp_path: Path) -> None:
     job = Job(before)
@@ -81,6 +82,7 @@ def test_velocity_goes_as_far_after_a_restart(before: int, after: int, tmp_path:
     assert again.still_goes() == pytest.approx(expected, rel=0.02)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(("before", "after"), [(4, 16), (1, 32), (16, 4)])
 def test_velocity_goes_as_far_after_a_rollback(before: int, after: int) -> None:
     job = Job(before)

@@ -90,19 +90,22 @@ class Worker:
         self.hangs_for, self.hangs = 0.0, (0.0, 0.0)
         """For how long the next read hangs, and from when to when the last one."""
         self.resumed = baton()
-        flat_model = SimpleNamespace(
-            layout=SimpleNamespace(size=world.model.size, trainable=world.model.size),
+        vector = SimpleNamespace(
             dtype=np.float32,
             alias=lambda array: array,
-            on_device=lambda array: array,
             upload=lambda array: array,
             upload_when=lambda _answer, _array: None,
+            on_devices=lambda array: array,
+            reuse=lambda update: update.fill(math.nan),  # makes a later read of the update visible
+        )
+        flat_model = SimpleNamespace(
+            layout=SimpleNamespace(size=world.model.size, trainable=world.model.size),
+            vector=vector,
             mean=Total,
             inclusion=lambda: HostInclusion(world.model.size, lambda array: array),
             averages=(),
             initial=lambda: aligned(world.model.size),
             step=self.step,
-            reuse=lambda update: update.fill(math.nan),  # makes a later read of the update visible
         )
         self.loop = Loop(
             flat_model, Placement(world.model.optimizer), self.exchange, self, self, self.leases, self.task, self.drain,

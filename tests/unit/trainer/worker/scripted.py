@@ -128,12 +128,14 @@ class Bench:
             0.0,
         )
         self.items, self.loss, self.step_seconds = [], 0.1, 0.0
+        vector = SimpleNamespace(
+            dtype=np.float32, alias=lambda flat: flat, upload=lambda tensor: tensor, upload_when=lambda *_: None,
+            on_devices=lambda tensor: tensor, reuse=lambda _update: None,
+        )  # fmt: skip
         model = SimpleNamespace(
-            layout=SimpleNamespace(size=SIZE, trainable=SIZE), dtype=np.float32, alias=lambda flat: flat,
-            on_device=lambda tensor: tensor, upload=lambda tensor: tensor, upload_when=lambda *_: None,
+            layout=SimpleNamespace(size=SIZE, trainable=SIZE), vector=vector, step=self.step, averages=(),
             mean=lambda: HostMean(SIZE, SIZE), inclusion=lambda: HostInclusion(SIZE, lambda flat: flat),
-            step=self.step, reuse=lambda _update: None,
-            averages=(), still=lambda _parameters: aligned(SIZE),
+            still=lambda _parameters: aligned(SIZE),
         )  # fmt: skip
         feed = SimpleNamespace(
             start=lambda: None,

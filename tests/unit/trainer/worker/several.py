@@ -187,7 +187,7 @@ def copies():
     model = FlatModel(functional(norm=True), first, "bf16", on_host=False, devices=["/CPU:1"])
     model.trace()
     tensors = parameters(model)
-    assert tensors.device.endswith("CPU:1")
+    assert all(tensor.device.endswith("CPU:1") for tensor in tensors)
     upload = model._inputs._uploads.submit(model._inputs._place, first)
     assert all(tensor.device.endswith("CPU:1") for tensor in upload.result()[0])
     model._inputs._ahead = (

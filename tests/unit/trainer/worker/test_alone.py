@@ -40,6 +40,7 @@ def test_ranges_are_visited_in_ledger_order(size, batch_size, seed):
     assert sorted(seen(visit(1))) == list(range(size))
 
 
+@pytest.mark.nightly
 def test_files_are_visited_in_ledger_order_that_differs_by_epoch(tmp_path):
     for number in range(12):
         (tmp_path / f"{number:02}.txt").write_text(f"{number}\n")
@@ -87,7 +88,7 @@ def tokens(sizes):
     return Indexed.from_items(rows, lengths=[3, 8])
 
 
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("inputs", [True, False], ids=["Input", "no Input"])
 @pytest.mark.parametrize("sizes", [[2] * 16 + [7] * 13, [7] * 16 + [2] * 13])
 def test_fit_takes_samples_of_several_lengths(sizes, inputs):
@@ -104,6 +105,7 @@ def test_fit_takes_samples_of_several_lengths(sizes, inputs):
     assert np.isfinite([*history.history["loss"], *history.history["val_loss"]]).all()
 
 
+@pytest.mark.nightly
 def test_fit_takes_images_of_several_sizes():
     layers = keras.layers
 
@@ -121,6 +123,7 @@ def test_fit_takes_images_of_several_sizes():
     Training(model=pooled, data=data, validation=data).fit(epochs=2, batch_size=8, verbose=0)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("form", ["arrays", "stream", "range"])
 def test_fit_makes_a_step_per_batch(form):
     """Of a data set of unknown length, Keras would count another one per epoch."""

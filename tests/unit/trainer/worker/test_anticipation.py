@@ -82,6 +82,7 @@ def overlapping(config, *, anticipates):
     return exact(shard)
 
 
+@pytest.mark.by_day(3)
 @pytest.mark.parametrize(
     ("config", "share"),
     [

@@ -69,7 +69,7 @@ def weights_of(tasks, flat):
     return np.concatenate([value.ravel() for value in tasks._flat_model.model.get_weights()])
 
 
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("lost_after", [None, 1, 2, 3])
 def test_export_has_the_parameters_of_the_best_epoch(start, lost_after):
     stored, worker = Stored(), start()
@@ -109,6 +109,7 @@ def test_epoch_after_a_stop_is_not_the_best(start):
     assert np.array_equal(best_weights.load(outcome.files[FILE]).parameters, flat + 1)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("content", [None, b"", b"no zip file", b"PK\x03\x04 cut off"])
 def test_export_without_a_best_epoch_has_the_last_parameters(start, content):
     stored, worker = Stored(), start(lambda: stopping(start_from_epoch=9))
@@ -122,6 +123,7 @@ def test_export_without_a_best_epoch_has_the_last_parameters(start, content):
     assert "the last parameters, because no epoch of this run had the best val_loss" in outcome.message
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("history", "kept"),
     [(HISTORY, True), ([], True), ([{"val_loss": 7.0}, *HISTORY[1:]], False)],
@@ -135,6 +137,7 @@ def test_best_epoch_that_a_rollback_has_undone_is_not_exported(start, history, k
     assert np.array_equal(exported(outcome, worker), weights_of(worker, flat + (1 if kept else 9)))
 
 
+@pytest.mark.nightly
 def test_best_weights_replace_the_average_of_the_last(start):
     stored, worker = Stored(), start(optimizer=keras.optimizers.SGD(0.1, use_ema=True))
     flat = flat_of(worker)

@@ -86,6 +86,7 @@ def test_what_a_stream_does_not_promise_is_a_warning(check):
     assert "an epoch is 660 samples, its batches times the rows of the first" in words
 
 
+@pytest.mark.nightly
 def test_a_warning_is_told_once(check):
     """Of a GAN, four parts found that its model cannot be saved, and two that its optimizers run on the workers."""
     found = check("""
@@ -116,6 +117,7 @@ def test_a_warning_is_told_once(check):
     assert len(words) == len(set(words))
 
 
+@pytest.mark.nightly
 def test_a_step_that_fails_is_not_blamed_on_xla(check):
     found = check(
         "job = Training(model=build, data=Indexed.from_arrays(np.full((640, 4), np.nan, 'float32'), y))",
@@ -126,6 +128,7 @@ def test_a_step_that_fails_is_not_blamed_on_xla(check):
     assert "as on a GPU" not in found
 
 
+@pytest.mark.nightly
 def test_what_does_not_compile_is_said_once(check):
     found = check("""
         import tensorflow as tf
@@ -150,6 +153,7 @@ def test_a_module_that_trains_when_it_is_imported_is_warned_of(check):
     assert "calls fit() when it is imported" in found["import"].warnings[0]
 
 
+@pytest.mark.nightly
 def test_a_package_that_the_image_lacks_is_warned_of(check):
     found = check("""
         import hypothesis.strategies, sklearn, numpy, tensorflow, s3fs
@@ -176,6 +180,7 @@ def test_output_that_does_not_fit_the_labels_is_named_with_both_shapes(check):
     assert "the model's output (32, 3)" in message
 
 
+@pytest.mark.nightly
 def test_command_prints_nothing_of_tensorflow(tmp_path: Path):
     """In a process of its own: TensorFlow greets once."""
     (tmp_path / "case.py").write_text(dedent(GOOD) + "job = Training(model=build, data=DATA)")
@@ -185,6 +190,7 @@ def test_command_prints_nothing_of_tensorflow(tmp_path: Path):
     assert done.stderr == ""
 
 
+@pytest.mark.by_day(3)
 @pytest.mark.parametrize(
     ("lines", "part", "words"),
     [
@@ -232,6 +238,7 @@ def test_one_run_names_all_errors(check):
     assert "Did you mean val_accuracy" in found["target"].message
 
 
+@pytest.mark.nightly
 def test_a_model_that_is_compiled_at_import_is_tried_as_on_a_gpu(check):
     """Keras chose for this machine when it was compiled; on a GPU it would choose XLA."""
     found = check("""
@@ -248,10 +255,12 @@ def test_a_model_that_is_compiled_at_import_is_tried_as_on_a_gpu(check):
     assert "XLA, which Keras uses on a GPU, cannot run the training step" in found["as on a GPU"].message
 
 
+@pytest.mark.nightly
 def test_one_worker_may_have_few_steps(check):
     assert states(check("job = Training(model=build, data=DATA)", batch_size=600)) == {}
 
 
+@pytest.mark.nightly
 def test_packages_of_modules_beside_the_script_are_looked_for(check, tmp_path):
     (tmp_path / "mine.py").write_text("import hypothesis\n")
     found = check("import mine\njob = Training(model=build, data=DATA)")
@@ -259,6 +268,7 @@ def test_packages_of_modules_beside_the_script_are_looked_for(check, tmp_path):
     assert words.startswith("hypothesis: on this machine, and not in Shoal's worker image")
 
 
+@pytest.mark.nightly
 def test_xla_that_is_switched_off_is_respected(check):
     found = check("""
         import tensorflow as tf
@@ -279,6 +289,7 @@ def test_too_few_steps_for_the_workers_are_a_warning(check):
     ]
 
 
+@pytest.mark.nightly
 def test_a_decimal_arrives_as_a_float(check):
     found = check("""
         def job(rate, name="1.5", tag: str = ""):
@@ -294,12 +305,14 @@ def test_a_wrong_argument_lists_those_that_there_are(check):
     assert "It takes rate=0.1, width=3" in found["import"].message
 
 
+@pytest.mark.nightly
 def test_a_share_above_one_is_no_target(check):
     found = check("job = Training(model=build, data=DATA, validation=DATA)",
                   stop_after=StopAfter(metric="val_accuracy", value=95))  # fmt: skip
     assert "at most 1" in found["target"].message
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(("lines", "code"), [("job = Training(model=build, data=DATA)", 0), ("job = 3", 1)])
 def test_exit_code_and_json(tmp_path, monkeypatch, lines, code):
     (tmp_path / f"case{code}.py").write_text(dedent(GOOD) + lines)
@@ -333,12 +346,14 @@ LENGTHS = """
 """
 
 
+@pytest.mark.nightly
 def test_validation_of_several_lengths_passes(check):
     found = check(LENGTHS + "    job = Training(model=tagger, data=ITEMS, validation=ITEMS)")
     assert states(found) == {}
     assert found["validation"].message == "a batch of each of 2 shapes, of 64 samples was read"
 
 
+@pytest.mark.nightly
 def test_length_that_the_model_cannot_evaluate_is_found(check):
     job = "    job = Training(model=lambda: tagger(OfFour()), data=SHORT, validation=ITEMS)"
     assert states(check(LENGTHS + job)) == {"evaluation": "error"}

@@ -117,6 +117,7 @@ def test_other_errors_are_not_out_of_memory():
         Worker(loop, None, None, None, Watchdog(), lambda: None).run(print)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("optimizer", "messages"),
     [

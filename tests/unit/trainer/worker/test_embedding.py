@@ -42,7 +42,7 @@ class OneHot(Gathers):
         return keras.ops.matmul(keras.ops.one_hot(x, 5), self.rows)
 
 
-@pytest.mark.by_day(3)
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("optimizer", "reference"),
     [
@@ -68,6 +68,7 @@ def test_embedding_is_trained_on_the_servers_with_summed_rows(optimizer, referen
     assert np.abs(flatten(plain, layout_of(plain)) - server.flat()).max() < 2e-5
 
 
+@pytest.mark.nightly
 def test_accumulated_embedding_gradients_are_summed_as_in_keras():
     def make():
         return words(o.Adam(0.01, gradient_accumulation_steps=5))
@@ -80,6 +81,7 @@ def test_accumulated_embedding_gradients_are_summed_as_in_keras():
     assert np.abs(flatten(plain, server.flat_model.layout) - server.flat()).max() < 2e-5
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(("optimizer", "says"), [("adam", True), ("sgd", False)])
 @pytest.mark.parametrize("layer", [Gathers, lambda: keras.layers.Embedding(5, 3)])
 def test_where_keras_would_not_sum_the_worker_says_so(optimizer, says, layer, caplog):

@@ -243,6 +243,7 @@ SHORT_AND_LONG = [2] * 16 + [7] * 13
 LONG_AND_SHORT = [7] * 16 + [2] * 13
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("inputs", [True, False], ids=["Input", "no Input"])
 @pytest.mark.parametrize("sizes", [SHORT_AND_LONG, LONG_AND_SHORT])
 def test_batches_of_several_lengths_are_evaluated_as_in_keras(sizes, inputs):
@@ -276,6 +277,7 @@ def pooled(inputs=True):
     return network
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("inputs", [True, False], ids=["Input", "no Input"])
 def test_images_of_several_sizes_are_evaluated(inputs):
     images, network = Stream(sized_images, samples=27), pooled(inputs)
@@ -312,6 +314,7 @@ def own(kind):
     return network
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("jit", [True, False])
 def test_own_evaluate_of_a_model_is_called(jit):
     network = own(Judged)
@@ -327,6 +330,7 @@ def test_own_evaluate_of_a_model_is_called(jit):
     plain.close()
 
 
+@pytest.mark.nightly
 def test_own_evaluate_judges_the_given_parameters_as_keras_does():
     networks = own(Judged), own(keras.Sequential)
     found = []
@@ -337,6 +341,7 @@ def test_own_evaluate_judges_the_given_parameters_as_keras_does():
     assert found[0] == {**found[1], "val_seen": 8.0}
 
 
+@pytest.mark.nightly
 def test_own_evaluate_that_gives_no_names_is_a_user_error():
     runner, flat = tasks(own(Told), validation=DATA)
     with pytest.raises(UserError, match=r"evaluate\(return_dict=True\) returned a list, not a dict"):

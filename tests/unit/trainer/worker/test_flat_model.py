@@ -69,11 +69,12 @@ def test_mixed_float16_scales_the_loss_and_skips_overflows():
     assert {entry.dtype for entry in server.flat_model.layout.entries} == {"float32"}
 
 
+@pytest.mark.nightly
 def test_short_batch_is_not_retraced_and_averages_its_samples():
     flat_model = FlatModel(functional(), BATCHES[0], "fp32")
     buffer = aligned(flat_model.layout.size)
     buffer[:] = flat_model.initial()
-    tensor = flat_model.alias(buffer)
+    tensor = flat_model.vector.alias(buffer)
     (short,) = DATA.read(Part(0, 5), 16)
     result = flat_model.step(tensor, short)
     plain = functional()
@@ -100,12 +101,13 @@ def test_named_inputs_may_come_in_any_order():
     flat_model = FlatModel(by_name(), batch, "fp32")
     buffer = aligned(flat_model.layout.size)
     buffer[:] = flat_model.initial()
-    result, again = (flat_model.step(flat_model.alias(buffer), one) for one in (batch, turned))
+    result, again = (flat_model.step(flat_model.vector.alias(buffer), one) for one in (batch, turned))
     assert np.array_equal(result.update, again.update)
     plain = by_name().train_on_batch(x, rows % 4, return_dict=True)
     assert result.loss == pytest.approx(float(plain["loss"]), rel=1e-5)
 
 
+@pytest.mark.nightly
 def test_new_sample_shape_is_traced_once():
     def any_length():
         keras.utils.set_random_seed(1)
@@ -122,7 +124,7 @@ def test_new_sample_shape_is_traced_once():
     for length in (5, 7, 5, 7):
         sized = batch(length)
         expected = any_length().train_on_batch(sized.x, sized.y, return_dict=True)["loss"]
-        assert flat_model.step(flat_model.alias(buffer), sized).loss == pytest.approx(
+        assert flat_model.step(flat_model.vector.alias(buffer), sized).loss == pytest.approx(
             float(expected), rel=1e-5
         )
     assert len(flat_model._traced) == 2
@@ -132,14 +134,15 @@ def stepped(batch):
     flat_model = FlatModel(functional(), DATA.example(16), "fp32")
     buffer = aligned(flat_model.layout.size)
     buffer[:] = flat_model.initial()
-    flat_model.step(flat_model.alias(buffer), DATA.example(16))
-    return flat_model.step(flat_model.alias(buffer), batch)
+    flat_model.step(flat_model.vector.alias(buffer), DATA.example(16))
+    return flat_model.step(flat_model.vector.alias(buffer), batch)
 
 
 def other(**changes):
     return dataclasses.replace(DATA.example(16), **changes)
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize(
     ("batch", "words"),
     [
@@ -188,7 +191,7 @@ def test_tensorflow_error_in_a_step_says_what_to_change(monkeypatch, error, word
         stepped(DATA.example(16))
 
 
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("on_host", [True, False])
 @pytest.mark.parametrize("wire", ["fp32", "bf16"])
 def test_non_finite_gradient_with_finite_loss_is_reported(wire, on_host):
@@ -199,8 +202,8 @@ def test_non_finite_gradient_with_finite_loss_is_reported(wire, on_host):
         model = functional()
         model.compile("sgd", loss=loss)
         flat_model = FlatModel(model, BATCHES[0], wire, on_host=on_host)
-        buffer = aligned(flat_model.layout.size, flat_model.dtype)
-        return flat_model.step(flat_model.alias(buffer), BATCHES[0])
+        buffer = aligned(flat_model.layout.size, flat_model.vector.dtype)
+        return flat_model.step(flat_model.vector.alias(buffer), BATCHES[0])
 
     result = step(steep)
     assert result.loss == 0
@@ -208,6 +211,7 @@ def test_non_finite_gradient_with_finite_loss_is_reported(wire, on_host):
     assert step("sparse_categorical_crossentropy").finite
 
 
+@pytest.mark.nightly
 def test_worker_side_schedule_follows_the_jobs_updates():
     flat_model = FlatModel(
         functional(keras.optimizers.Adamax(schedules.PiecewiseConstantDecay([3], [0.1, 0.0]))),
@@ -215,7 +219,7 @@ def test_worker_side_schedule_follows_the_jobs_updates():
     )  # fmt: skip
     buffer = aligned(flat_model.layout.size)
     buffer[:] = flat_model.initial()
-    parameters = flat_model.alias(buffer)
+    parameters = flat_model.vector.alias(buffer)
     moved = [
         bool(np.asarray(flat_model.step(parameters, BATCHES[0], updates).update).any())
         for updates in (0, 3, 4, 100, 2)

@@ -134,7 +134,7 @@ MIXED = list(MODELS)[:5]
 """Keras itself adds no loss of a bfloat16 layer to a float32 one."""
 
 
-@pytest.mark.by_day(6)
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize(
     ("name", "policy"),
     [*((name, "float32") for name in MODELS), *((name, "mixed_bfloat16") for name in MIXED)],
@@ -189,7 +189,7 @@ REPEATED = {
 }
 
 
-@pytest.mark.by_day(4)
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("jit", "on_host"),
     [(False, True), (False, False), pytest.param(True, True, marks=pytest.mark.nightly), (True, False)],
@@ -204,7 +204,7 @@ def test_averages_move_once_per_call_of_their_layer(name, jit, on_host):
     assert np.abs(server.flat() - flatten(plain, server.flat_model.layout)).max() < 2e-5
 
 
-@pytest.mark.by_day(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", REPEATED)
 def test_variance_stays_one_that_was_seen_with_many_steps_on_one_version(name):
     """8 workers on the parameters of one version, and 20 steps in one push."""
@@ -236,6 +236,7 @@ class NeverCalls(keras.Model):
         return self.head(x if training else self.norm(x))
 
 
+@pytest.mark.nightly
 def test_average_of_a_layer_that_no_step_calls_stays():
     server = Server(made(NeverCalls), example=BATCHES[0])
     before = server.flat()[server.flat_model.layout.trainable :]

@@ -1,6 +1,7 @@
 """What is different on a machine with a GPU: XLA, device memory, compilations, data that only a CPU would refuse."""
 
 import json
+import sys
 
 import keras
 import numpy as np
@@ -58,6 +59,7 @@ def test_step_equals_that_of_a_cpu(wire):
     assert steps[0].finite
 
 
+@pytest.mark.nightly
 @both
 def test_compiling_changes_nothing():
     def made():
@@ -91,6 +93,7 @@ def test_what_surrounds_the_compiled_cluster_is_small():
     assert compiles(traced.graph)
 
 
+@pytest.mark.nightly
 @as_on_gpu
 def test_short_batches_of_a_custom_step_are_not_compiled():
     flat_model = FlatModel(subclassed(OwnStep), BATCHES[0], "fp32")
@@ -123,6 +126,7 @@ def test_evaluation_is_not_compiled_and_training_stays_so(monkeypatch):
     assert flat_model.model.jit_compile
 
 
+@pytest.mark.nightly
 @as_on_gpu
 def test_each_length_is_traced_once_and_many_shapes_share_one_function(caplog):
     def model():
@@ -186,7 +190,7 @@ def text(words=9, kind=4, label=2):
     return x, {"a": np.full(8, label), "b": np.full(8, 77.0)}
 
 
-@pytest.mark.by_day(5)
+@pytest.mark.by_day(2)
 @both
 @pytest.mark.parametrize(
     ("data", "options", "words"),
@@ -233,6 +237,7 @@ class Renamed(L.Embedding):
     """Has another name, and computes as its base class does."""
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(("layer", "words"), [(Hashed, None), (Renamed, "outside the Embedding")])
 def test_a_subclass_may_give_values_a_meaning_that_its_base_class_does_not_know(layer, words):
     inputs = keras.Input((5,), dtype="int32")
@@ -267,6 +272,7 @@ def test_models_without_such_limits_are_not_checked():
     check.check(data.example(8))
 
 
+@pytest.mark.nightly
 @as_on_gpu
 def test_wrong_label_ends_the_worker_with_its_place(start_servers):
     coordinator = FakeCoordinator(DATA.size, tasks=())
@@ -281,6 +287,7 @@ def test_wrong_label_ends_the_worker_with_its_place(start_servers):
     assert "outside the loss's range: 7" in str(end)
 
 
+@pytest.mark.nightly
 @as_on_gpu
 def test_worker_trains_and_evaluates(start_servers):
     coordinator = FakeCoordinator(DATA.size, tasks=("evaluate",))
@@ -314,6 +321,7 @@ def test_a_worker_without_its_gpu_ends_so_that_another_node_is_tried(monkeypatch
         secret_dir=str(create_secret_dir(tmp_path / "secret").directory),
     )  # fmt: skip
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "job", raising=False)  # of an earlier worker of this process
     monkeypatch.setenv(CONFIG_ENV, config.to_json())
     monkeypatch.setenv(ACCELERATORS_ENV, "1")
     monkeypatch.setenv("SHOAL_TERMINATION_LOG", str(tmp_path / "message"))
@@ -323,6 +331,7 @@ def test_a_worker_without_its_gpu_ends_so_that_another_node_is_tried(monkeypatch
     assert message["reason"] == "NoAccelerator"
 
 
+@pytest.mark.nightly
 @as_on_gpu
 def test_only_the_next_batch_is_copied_ahead_and_only_for_its_step():
     flat_model, alone = (FlatModel(functional(), BATCHES[0], "fp32") for _ in range(2))

@@ -123,7 +123,7 @@ def gradients(size, start):
     placement = place(flat_model.model, flat_model.layout, REFERENCE)
     flat = aligned(flat_model.layout.size)
     flat[:] = flat_model.initial()
-    return flat_model, placement, flat_model.step(flat_model.alias(flat), batch).update.copy()
+    return flat_model, placement, flat_model.step(flat_model.vector.alias(flat), batch).update.copy()
 
 
 def test_unequal_workers_move_by_the_mean_over_all_samples():
@@ -148,6 +148,7 @@ def test_unequal_workers_move_by_the_mean_over_all_samples():
     np.testing.assert_allclose(io, expected, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_workers_with_different_batch_sizes_share_a_job(tmp_path):
     halves = (FakeCoordinator(240, size=48, tasks=()), FakeCoordinator(480, size=48, start=240, tasks=()))
     servers = Servers(tmp_path)

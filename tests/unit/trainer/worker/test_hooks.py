@@ -262,6 +262,7 @@ def freeze_statistics(model):
     model.get_layer("batch_normalization").trainable = False
 
 
+@pytest.mark.by_day(4)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamax"])
 @pytest.mark.parametrize(
     ("change", "words"),

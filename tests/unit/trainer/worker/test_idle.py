@@ -87,6 +87,7 @@ def test_idle_worker_pulls_nothing_while_parameters_are_unchanged(bench):
     bench.finish()
 
 
+@pytest.mark.nightly
 def test_idle_worker_pulls_once_when_the_others_pause(bench):
     bench.probe()
     for _ in range(3):
@@ -98,6 +99,7 @@ def test_idle_worker_pulls_once_when_the_others_pause(bench):
     bench.finish()
 
 
+@pytest.mark.nightly
 def test_idle_worker_begins_new_work_with_fresh_parameters(bench):
     bench.probe()
     bench.push()
@@ -122,6 +124,7 @@ def test_idle_worker_pushes_its_pending_gradient(bench):
     bench.finish()
 
 
+@pytest.mark.nightly
 def test_an_idle_worker_asks_only_for_the_pushes_that_it_does_not_know(bench):
     """After an evaluation all workers pull at once; a shard's journal has up to 49,152 entries."""
     sent, answer = [], bench.shard.answer

@@ -45,6 +45,7 @@ class Timed:
         return item
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(("seconds", "share"), [(0.01, 0.0), (0.09, 0.0), (0.2, 0.5), (0.4, 0.75)])
 def test_input_wait_is_the_reading_time_beyond_the_step(tmp_path, seconds, share):
     coordinator = FakeCoordinator(

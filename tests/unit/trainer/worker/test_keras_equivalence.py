@@ -107,7 +107,7 @@ CLOSE = {
 }
 
 
-@pytest.mark.by_day(4)
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize("name", EXACT)
 def test_training_equals_keras_bit_for_bit(name, engine):
     losses, flat, layout = trained(name, engine)
@@ -124,7 +124,7 @@ def test_training_equals_keras_bit_for_bit(name, engine):
     assert np.array_equal(other, exact)
 
 
-@pytest.mark.by_day(8)
+@pytest.mark.by_day(3)
 @pytest.mark.parametrize("name", CLOSE)
 def test_training_equals_keras_within_rounding(name, engine):
     losses, flat, layout = trained(name, engine)
@@ -141,7 +141,7 @@ def test_float64_is_said_to_be_held_in_float32(caplog):
     assert "float32" not in caplog.text
 
 
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("jit", [True, False])
 @pytest.mark.parametrize("optimizer", [SGD, keras.optimizers.Adamax])
 def test_step_is_compiled_by_xla_only_with_jit_compile(optimizer, jit):
@@ -151,7 +151,7 @@ def test_step_is_compiled_by_xla_only_with_jit_compile(optimizer, jit):
     assert any(function.attr["_XlaMustCompile"].b for function in functions) == jit
 
 
-@pytest.mark.by_day(3)
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("wire", ["bf16", "fp32"])
 @pytest.mark.parametrize(
     "name", ["momentum", "adam", "batch_normalization", "rmsprop (worker)", "train_step (worker)"]
@@ -176,6 +176,7 @@ def test_host_and_accelerator_paths_give_the_same_updates(name, wire, engine):
         assert np.abs(flat - flatten(plain, layout)).max() < 0.2
 
 
+@pytest.mark.by_day(12)
 @pytest.mark.parametrize("name", EXACT | CLOSE)
 def test_only_unsupported_optimizers_run_on_the_worker(name):
     assert bool(why_worker((EXACT | CLOSE)[name]())) == ("worker" in name)
@@ -215,6 +216,7 @@ class Rebuilds(keras.Model):
         return {"loss": loss}
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("kind", "given", "plain"),
     [
@@ -241,7 +243,7 @@ def test_custom_train_step_gets_the_data_unpadded(kind, given, plain, engine):
     for own, other in zip(model.variables, flat_model.model.variables, strict=True):
         own.assign(other)
     for batch in (whole, short):
-        result = flat_model.step(flat_model.alias(buffer), batch)
+        result = flat_model.step(flat_model.vector.alias(buffer), batch)
         n = batch.samples
         logs = model.train_step(plain(batch.x[:n], None if batch.y is None else batch.y[:n]))
         assert result.loss == pytest.approx(float(logs["loss"]), rel=1e-5)
@@ -249,7 +251,7 @@ def test_custom_train_step_gets_the_data_unpadded(kind, given, plain, engine):
         assert np.abs(buffer - flatten(model, flat_model.layout)).max() < (1e-6 if engine == "host" else 1e-5)
 
 
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("optimizer", "clip"),
     [

@@ -32,13 +32,14 @@ def test_runs_are_all_entries_in_order_and_as_few_as_possible(values):
         assert max(entry.size for entry in joined) > SMALL or sum(entry.size for entry in joined) > RUN
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("wire", ["fp32", "bf16"])
 def test_the_update_does_not_depend_on_the_runs(wire, monkeypatch):
     def update():
         model = FlatModel(functional(), BATCHES[0], wire, on_host=True)
         buffer = aligned(model.layout.size)
         buffer[:] = model.initial()
-        return model.layout.runs, model.step(model.alias(buffer), BATCHES[0]).update
+        return model.layout.runs, model.step(model.vector.alias(buffer), BATCHES[0]).update
 
     together, expected = update()
     monkeypatch.setattr(layout, "SMALL", 40)

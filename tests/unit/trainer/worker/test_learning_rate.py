@@ -75,7 +75,7 @@ def in_keras(make):
     return [*seen, rate_of(model)]
 
 
-@pytest.mark.by_day(3)
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("make", [plateau, falling, Halves, PerEpoch])
 def test_rates_are_those_of_fit_whichever_worker_runs_the_callbacks(worker, make, every):
@@ -130,6 +130,7 @@ def test_the_coordinator_tells_all_workers_and_keeps_the_rate_in_snapshots():
     assert restored.learning_rate is None
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamax"])
 def test_a_worker_trains_with_the_rate_of_the_job(start_servers, optimizer):
     coordinator = FakeCoordinator(64, tasks=())

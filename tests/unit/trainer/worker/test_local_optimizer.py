@@ -55,7 +55,7 @@ def use_ema(**options):
     return functional(SGD(0.1, use_ema=True), options=options)
 
 
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("make", "jit"),
     [
@@ -84,6 +84,7 @@ class OwnSGD(SGD):
     """Of this nobody knows more than of its base."""
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize(
     ("optimizer", "normalized"),
     [
@@ -102,6 +103,7 @@ def test_worker_says_whether_its_optimizer_divides_by_the_size_of_gradients(opti
     assert (config.name, config.normalized) == ("delta", normalized)
 
 
+@pytest.mark.nightly
 def test_adamax_trains_on_after_a_skipped_batch(start_servers):
     coordinator = FakeCoordinator(DATA.size, tasks=())
     servers = start_servers(coordinator)
@@ -183,6 +185,7 @@ class Averages(keras.layers.Layer):
         return x - self.mean
 
 
+@pytest.mark.nightly
 def test_state_that_a_frozen_layer_assigns_stays_on_the_worker_and_is_named(caplog):
     def make():
         begin()
@@ -212,6 +215,7 @@ class OwnMetrics(Plain):
         return [self.tracker]
 
 
+@pytest.mark.nightly
 def test_loss_of_each_step_is_reported_if_metrics_are_overridden():
     def make():
         begin()
@@ -223,6 +227,7 @@ def test_loss_of_each_step_is_reported_if_metrics_are_overridden():
     assert losses[1] > 2 * losses[0]
 
 
+@pytest.mark.nightly
 def test_spectral_normalization_trains_as_in_keras():
     def make():
         begin()
@@ -237,6 +242,7 @@ def test_spectral_normalization_trains_as_in_keras():
     assert np.abs(server.flat() - flatten(plain, server.flat_model.layout)).max() < 2e-5
 
 
+@pytest.mark.nightly
 def test_xla_compiles_the_step_of_a_local_optimizer():
     flat_model = FlatModel(
         functional(keras.optimizers.Adamax(), options={"jit_compile": True}), BATCHES[0], "fp32"
@@ -258,6 +264,7 @@ class Decorated(keras.layers.Dense):
         return super().call(x)
 
 
+@pytest.mark.nightly
 def test_layer_whose_call_is_a_tf_function_trains_on_the_worker():
     def make():
         begin()
@@ -274,6 +281,7 @@ def test_layer_whose_call_is_a_tf_function_trains_on_the_worker():
     assert np.abs(server.flat() - flatten(plain, server.flat_model.layout)).max() < 2e-6
 
 
+@pytest.mark.nightly
 def test_loss_of_a_step_that_returns_other_values_first_is_found():
     class Counts(Plain):
         def train_step(self, data):

@@ -31,7 +31,7 @@ def saturated(kind, optimizer="sgd", **options):
     return model
 
 
-@pytest.mark.by_day(4)
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("jit", "rows"),
     [(False, 8), (False, 5), pytest.param(True, 8, marks=pytest.mark.nightly), (True, 5)],
@@ -44,7 +44,7 @@ def test_saturated_prediction_has_the_keras_gradient(kind, jit, rows):
     buffer = aligned(flat_model.layout.size)
     buffer[:] = flat_model.initial()
     (batch,) = data.read(Part(0, rows), 8)
-    result = flat_model.step(flat_model.alias(buffer), batch)
+    result = flat_model.step(flat_model.vector.alias(buffer), batch)
 
     plain = saturated(kind, keras.optimizers.SGD(1.0), jit_compile=jit)
     before = np.concatenate([v.numpy().ravel() for v in plain.trainable_variables])

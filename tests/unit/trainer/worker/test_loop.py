@@ -11,7 +11,8 @@ from shoal_trainer import Training, UserError
 from shoal_trainer.data.source import Part
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.wire.messages import MAX_MARKS
-from shoal_trainer.worker import cadence, upstream
+from shoal_trainer.worker import answers as waits
+from shoal_trainer.worker import cadence
 from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.work import DataWork, Finished, reporting
 from tests.unit.trainer.ps.shards import pull_from
@@ -53,6 +54,7 @@ def test_long_step_is_reported():
     assert coordinator.reported_steps[1:] == [""]
 
 
+@pytest.mark.nightly
 @on_host  # XLA fuses Keras' update into its step, and rounds otherwise
 def test_sequential_worker_equals_keras_bit_for_bit(start_servers):
     coordinator = FakeCoordinator(DATA.size, tasks=())
@@ -67,7 +69,7 @@ def test_sequential_worker_equals_keras_bit_for_bit(start_servers):
     assert np.array_equal(flat, np.concatenate([v.numpy().ravel() for v in plain.trainable_variables]))
 
 
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("share", [0.0, math.inf], ids=["overlapped", "in rounds"])
 @pytest.mark.parametrize("shards", [1, 2])
 def test_two_workers_share_the_data(start_servers, monkeypatch, shards, share):
@@ -83,6 +85,7 @@ def test_two_workers_share_the_data(start_servers, monkeypatch, shards, share):
     assert any(worker.worker.loop._cadence.in_round for worker in workers) == (share > 0)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("batches", [1, 7])
 def test_drained_worker_pushes_all_that_it_has_computed(start_servers, batches):
     coordinator = FakeCoordinator(DATA.size, epochs=50)
@@ -107,7 +110,7 @@ def test_drained_worker_pushes_all_that_it_has_computed(start_servers, batches):
 
 def test_a_push_without_an_answer_does_not_keep_a_drained_worker(start_servers, monkeypatch):
     """A server may take any time for one: the wait for stale workers, a server that is short of memory."""
-    monkeypatch.setattr(upstream, "LEAVE_SECONDS", 0.2)
+    monkeypatch.setattr(waits, "LEAVE_SECONDS", 0.2)
     coordinator = FakeCoordinator(DATA.size, epochs=50)
     running = Running(job(), start_servers(coordinator), coordinator)
     client = running.worker.loop.upstream._exchange._client
@@ -171,6 +174,7 @@ def test_worker_with_another_model_is_refused(start_servers):
     assert first.join() is End.DRAINED
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("training", "batches"),
     [
@@ -191,7 +195,7 @@ def test_push_of_several_batches_counts_each_step(start_servers, training, batch
     assert coordinator.samples == DATA.size
 
 
-@pytest.mark.by_day(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("cut_off", [False, True])
 def test_push_is_sent_when_its_marks_are_full(start_servers, cut_off):
     """A lease without a mark is never completed; this also holds for steps made during an outage."""
@@ -252,6 +256,7 @@ class TaskFirst(FakeCoordinator):
             raise Unreachable("the answer is lost")
 
 
+@pytest.mark.nightly
 def test_worker_takes_no_lease_during_a_task(start_servers):
     coordinator = TaskFirst(64, tasks=("evaluate",))
     assert Running(job(), start_servers(coordinator), coordinator).start().join() is End.FINISHED

@@ -73,6 +73,7 @@ class FileCoordinator(FakeCoordinator):
             self.lengths[self.leased[token].file] = length
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(("batches_per_push", "store"), [(1, False), (4, False), (1, True)])
 def test_files_of_unknown_length_are_trained_completely(start_servers, tmp_path, batches_per_push, store):
     import tensorflow as tf

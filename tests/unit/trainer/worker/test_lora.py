@@ -79,6 +79,7 @@ def test_only_what_is_trained_is_exchanged():
     assert all("lora" in each.path or "bias" in each.path for each in flat_model.layout.entries)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("engine", ["host", "gpu"], indirect=True)
 def test_texts_are_preprocessed_for_training_and_once_for_evaluation(start_servers):
     coordinator = FakeCoordinator(len(TEXTS), epochs=2, tasks=("evaluate",))
@@ -106,7 +107,7 @@ def test_step_is_that_of_keras_on_the_tokens():
     expected = plain.test_on_batch(x, y, weights, return_dict=True)
     buffer = aligned(flat_model.layout.size)
     buffer[:] = flat_model.initial()
-    step = flat_model.step(flat_model.alias(buffer), flat_model.example)
+    step = flat_model.step(flat_model.vector.alias(buffer), flat_model.example)
     assert step.loss == pytest.approx(float(expected["loss"]), rel=1e-4)
     (accuracy,) = step.metrics
     assert accuracy.total / accuracy.weight == pytest.approx(float(expected["accuracy"]), abs=1e-5)

@@ -43,7 +43,7 @@ def made(kind):
     return compiled(kind(), SGD(0.01))
 
 
-@pytest.mark.by_day(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "make",
     [
@@ -62,6 +62,7 @@ def test_loss_with_one_value_per_sample_equals_keras(make):
     assert np.abs(server.flat() - flatten(plain, server.flat_model.layout)).max() < 2e-5
 
 
+@pytest.mark.nightly
 def test_vector_loss_of_a_train_step_is_reported_as_its_mean():
     server, plain = Server(made(Steps)), made(Steps)
     expected = crossentropy(BATCHES[0].y, plain(BATCHES[0].x), from_logits=True)

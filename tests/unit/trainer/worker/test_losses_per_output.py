@@ -26,6 +26,7 @@ def build():
     return model
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("size", [16, 32, 33, 64])
 def test_losses_of_the_evaluation_are_means_over_the_samples(size):
     x, y = X[:size], {name: values[:size] for name, values in Y.items()}
@@ -40,6 +41,7 @@ def test_losses_of_the_evaluation_are_means_over_the_samples(size):
     tasks.close()
 
 
+@pytest.mark.nightly
 def test_losses_of_fit_add_up():
     job = Training(model=build, data=Indexed.from_arrays(X[:33], {k: v[:33] for k, v in Y.items()}))
     model = job.fit(epochs=1, batch_size=32, verbose=0)

@@ -26,6 +26,7 @@ class LosesServer(FakeCoordinator):
         return work
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("snapshot", [False, True], ids=["no-snapshot", "older-snapshot"])
 def test_server_lost_at_task_adopts_the_copy_of_the_worker_at_task(tmp_path, snapshot):
     coordinator = LosesServer(DATA.size, tasks=("evaluate",))

@@ -97,6 +97,7 @@ def _raise(error):
     raise error
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("failing", ["compose.build_flat_model", "coordination.ControlPlane"])
 def test_store_outage_at_start_is_retried(monkeypatch, failing):
     answers = [UserError("the store is back"), Unreachable("no answer"), Unreachable("no answer")]

@@ -17,7 +17,7 @@ def statistics(server):
     return server.flat()[server.flat_model.layout.trainable :]
 
 
-@pytest.mark.by_day(3)
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("on_host", [True, False])
 @pytest.mark.parametrize("momentum", [0.5, 0.99])
 @pytest.mark.parametrize("late", [False, True], ids=["waits", "overlaps"])
@@ -41,7 +41,7 @@ def test_push_moves_statistics_as_far_as_its_steps_would(momentum, late, on_host
     np.testing.assert_allclose(statistics(server), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("on_host", [True, False])
 @pytest.mark.parametrize("wire", ["fp32", "bf16"])
 def test_discarded_batch_moves_nothing(wire, on_host):
@@ -53,7 +53,7 @@ def test_discarded_batch_moves_nothing(wire, on_host):
     pile = Pile(server.flat_model.mean())
     for batch in BATCHES[2:4]:
         step = server.flat_model.step(server.tensor, batch)
-        still = server.flat_model.still(server.flat_model.on_device(server.tensor))
+        still = server.flat_model.still(server.flat_model.vector.on_devices(server.tensor))
         pile.add(type(step)(still, 0.5, True, skipped=True), Ready(None, batch))
     push(server, pile)
     np.testing.assert_allclose(server.flat(), before, rtol=0 if wire == "fp32" else 2**-8)
@@ -72,7 +72,7 @@ class Centered(keras.layers.Layer):
         return x - self.mean
 
 
-@pytest.mark.by_day(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("on_host", [True, False])
 def test_statistics_of_raw_columns_are_those_of_keras_on_a_wire_of_bf16(on_host):
     """Columns such as years, whose spread is small beside their mean; an odd number of values is trained."""
@@ -110,6 +110,7 @@ class Tuned(Plain):
         return super().call(self.norm(x, training=False))
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("wire", ["fp32", "bf16"])
 def test_statistics_that_no_call_moves_stay_as_they_are(wire):
     model = subclassed(Tuned)

@@ -12,8 +12,9 @@ from shoal_trainer.worker import on_device
 from shoal_trainer.worker.feed import Ready
 from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.on_device import DeviceInclusion, DeviceMean, OnDevice, cut
-from shoal_trainer.worker.on_host import HostInclusion, HostMean, Lead
+from shoal_trainer.worker.on_host import HostInclusion, HostMean
 from shoal_trainer.worker.send import Pile, length
+from shoal_trainer.worker.vector import Lead
 from tests.unit.trainer.worker.fakes import FakeCoordinator
 from tests.unit.trainer.worker.models import DATA, functional, job
 from tests.unit.trainer.worker.running import Running
@@ -77,6 +78,7 @@ def test_mean_is_that_of_the_host(reader, dtype):
         assert length(found, TRAINABLE) == pytest.approx(length(expected, TRAINABLE), rel=1e-3)
 
 
+@pytest.mark.by_day(3)
 @both_wires
 @pytest.mark.parametrize(
     ("kind", "rest"), [("plain", ()), ("adam", (0.001, 0.3, 1e-7)), ("rmsprop", (0.9, 0.1, 1e-7))]
@@ -122,14 +124,14 @@ def test_parameters_and_update_cross_the_bus_once_for_a_push(start_servers, monk
     coordinator = FakeCoordinator(DATA.size, tasks=())
     model = lambda: functional("adam", norm=True)  # noqa: E731
     running = Running(job(model, batches_per_push=steps), start_servers(coordinator), coordinator)
-    into, buffers, upload = [], running.worker.loop.upstream._buffers, running.flat_model.upload
+    into, buffers, upload = [], running.worker.loop.upstream._buffers, running.flat_model.vector.upload
     host = [id(tensor) for tensor in buffers._tensors]
 
     def uploaded(tensor):
         into.append(id(tensor) in host)  # else it is there already
         return upload(tensor)
 
-    running.flat_model.upload = buffers._upload = uploaded
+    running.flat_model.vector.upload = uploaded
     back = read_back(monkeypatch)
     assert running.start().join() is End.FINISHED
     assert coordinator.samples == DATA.size
@@ -139,7 +141,7 @@ def test_parameters_and_update_cross_the_bus_once_for_a_push(start_servers, monk
     assert into.count(True) == pushes + 1  # each answer, and the first pull
 
 
-@pytest.mark.by_day(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("wire", ["fp32", "bf16"])
 def test_push_of_several_batches_is_that_of_the_host_and_the_mean_of_single_ones(wire):
     def trained(on_host):

@@ -23,12 +23,13 @@ def test_dropout_differs_between_workers():
         flat_model = FlatModel(functional(dropout=0.5), BATCHES[0], "fp32", worker)
         buffer = aligned(flat_model.layout.size)
         buffer[:] = flat_model.initial()
-        updates.append(np.array(flat_model.step(flat_model.alias(buffer), BATCHES[0]).update))
+        updates.append(np.array(flat_model.step(flat_model.vector.alias(buffer), BATCHES[0]).update))
     assert np.array_equal(updates[0], updates[3])
     assert not np.array_equal(updates[0], updates[1])
     assert not np.array_equal(updates[1], updates[2])
 
 
+@pytest.mark.nightly
 def test_draws_follow_the_seed_of_the_job_on_every_worker():
     """Else runs with several seeds, for error bars, would draw the same masks on all workers but the first."""
 
@@ -58,7 +59,7 @@ def noisy():
     return compiled(keras.Sequential(parts), SGD(0.1))
 
 
-@pytest.mark.by_day(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("options", [{}, {"jit_compile": True}])
 def test_global_generator_draws_differ_by_step_and_worker(options):
     def losses(worker):
@@ -67,7 +68,7 @@ def test_global_generator_draws_differ_by_step_and_worker(options):
         flat_model = FlatModel(model, BATCHES[0], "fp32", worker)
         buffer = aligned(flat_model.layout.size)
         buffer[:] = flat_model.initial()
-        return [flat_model.step(flat_model.alias(buffer), BATCHES[0]).loss for _ in range(4)]
+        return [flat_model.step(flat_model.vector.alias(buffer), BATCHES[0]).loss for _ in range(4)]
 
     first = losses((0, 0))
     assert len(set(first)) == 4
@@ -81,6 +82,7 @@ def test_global_generator_draws_differ_by_step_and_worker(options):
         assert loss == pytest.approx(float(expected), rel=1e-5)
 
 
+@pytest.mark.nightly
 @on_host  # in XLA, tf.random takes no seed
 def test_draws_of_tensorflow_differ_between_workers():
     class Noisy(keras.layers.Layer):
@@ -92,7 +94,7 @@ def test_draws_of_tensorflow_differ_between_workers():
         keras.backend.clear_session(free_memory=False)
         parts = [keras.Input((6, 6, 1)), keras.layers.Flatten(), keras.layers.Dense(4), Noisy()]
         flat_model = FlatModel(compiled(keras.Sequential(parts), SGD(0.1)), BATCHES[0], "fp32", worker)
-        return flat_model.step(flat_model.alias(flat_model.coded(np.float32)), BATCHES[0]).loss
+        return flat_model.step(flat_model.vector.alias(flat_model.coded(np.float32)), BATCHES[0]).loss
 
     assert loss((0, 0)) == loss((0, 0))
     assert len({loss(worker) for worker in [(0, 0), (1, 0), (1, 1)]}) == 3

@@ -24,7 +24,7 @@ def test_worker_side_gradient_accumulation_is_refused():
 def test_unaligned_buffer_is_refused():
     flat_model = FlatModel(functional(), BATCHES[0], "fp32")
     with pytest.raises(ValueError, match="aligned"):
-        flat_model.alias(aligned(flat_model.layout.size + 1)[1:])
+        flat_model.vector.alias(aligned(flat_model.layout.size + 1)[1:])
 
 
 def test_unusable_models_are_user_errors():

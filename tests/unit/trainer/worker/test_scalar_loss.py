@@ -32,5 +32,5 @@ def test_scalar_loss_on_masked_sequences_equals_keras(length):
     flat_model = FlatModel(masked(), batch, "fp32")
     buffer = aligned(flat_model.layout.size)
     buffer[:] = flat_model.initial()
-    loss = flat_model.step(flat_model.alias(buffer), batch).loss
+    loss = flat_model.step(flat_model.vector.alias(buffer), batch).loss
     assert loss == pytest.approx(float(masked().train_on_batch(batch.x, batch.y)), rel=1e-5)

@@ -100,6 +100,7 @@ def test_callbacks_on_another_worker_replay_the_history():
     tasks.close()
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -114,6 +115,7 @@ def test_unsupported_callbacks_are_refused(make, words):
         prepared(make)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -250,6 +252,7 @@ def test_model_that_cannot_be_saved_at_all_is_a_user_error(monkeypatch):
     tasks.close()
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
@@ -334,6 +337,7 @@ class Parts(Files):
         yield from Indexed.from_arrays(DATA.x[:32], DATA.y[:32]).read(Part(0, 32), batch_size)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("error", "raised", "words"),
     [
@@ -381,6 +385,7 @@ def two_inputs():
     return compiled(keras.Model(inputs, keras.layers.Dense(4)(flat)))
 
 
+@pytest.mark.nightly
 def test_list_inputs_work_in_training_validation_and_fit():
     data = Indexed.from_arrays([DATA.x, -DATA.x], DATA.y)
     training = replace(job(two_inputs), data=data, validation=data)

@@ -55,7 +55,7 @@ def classifier(optimizer="SGD", **options):
     return model
 
 
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("optimizer", ["SGD", "Adamax"])  # on the servers; on the worker
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_means_are_those_of_keras(optimizer, jit_compile):
@@ -69,7 +69,7 @@ def test_means_are_those_of_keras(optimizer, jit_compile):
     assert found == pytest.approx({name: expected[name] for name in found}, rel=1e-6)
 
 
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
 @pytest.mark.parametrize("optimizer", ["SGD", "Adamax"])
 def test_weighted_metrics_use_the_sample_weights(weights, optimizer):
@@ -80,6 +80,7 @@ def test_weighted_metrics_use_the_sample_weights(weights, optimizer):
     assert found == pytest.approx({name: expected[name] for name in found}, rel=1e-6)
 
 
+@pytest.mark.nightly
 def test_metrics_that_are_no_means_are_left_to_the_evaluation():
     metrics = [
         *(keras.metrics.AUC(), keras.metrics.Precision(), keras.metrics.RootMeanSquaredError()),
@@ -120,7 +121,7 @@ def test_losses_and_metrics_of_several_outputs(optimizer, weights):
     assert found == pytest.approx({name: expected[name] for name in found}, rel=1e-5)
 
 
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("optimizer", ["SGD", "Adamax"])
 @pytest.mark.parametrize("reduction", ["sum", None])
 def test_losses_of_outputs_make_up_the_loss_whatever_their_reduction(reduction, optimizer):
@@ -152,6 +153,7 @@ def tagger():
     return model
 
 
+@pytest.mark.nightly
 def test_masks_count_as_in_keras():
     tokens, tags = RNG.integers(0, 6, (ROWS, 4)), RNG.integers(0, 3, (ROWS, 4))
     tokens[:, 0] = 1  # no row is all padding

@@ -103,7 +103,7 @@ class Stepped:
         (batch,) = self.arrays.read(Part(0, rows), 8)
         buffer = aligned(self.flat_model.layout.size)
         buffer[:] = self.initial
-        return self.flat_model.step(self.flat_model.alias(buffer), batch), batch.as_given()
+        return self.flat_model.step(self.flat_model.vector.alias(buffer), batch), batch.as_given()
 
 
 def flat(tensors):
@@ -122,7 +122,7 @@ def agrees_with_keras(stepped, model, rows):
     return result, (x, *others)
 
 
-@pytest.mark.by_day(4)
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize("name", CASES)
 def test_gradient_equals_keras_without_padding_rows(name):
     build, data, loss = CASES[name]
@@ -131,7 +131,7 @@ def test_gradient_equals_keras_without_padding_rows(name):
         agrees_with_keras(stepped, model, rows)
 
 
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("rows", [8, 5])
 @pytest.mark.parametrize("name", ["segmentation", "masked, T = B", "outputs"])
 def test_worker_side_step_equals_keras_without_padding_rows(name, rows):
@@ -146,6 +146,7 @@ def test_worker_side_step_equals_keras_without_padding_rows(name, rows):
     np.testing.assert_allclose(np.asarray(result.update)[: stepped.trainable], moved, rtol=1e-2, atol=1e-5)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("jit", [False, True])
 def test_sample_weight_applies_to_all_values_of_the_sample(jit):
     build, data, loss = CASES["T = B"]
@@ -192,7 +193,7 @@ WEIGHTS = {
 }
 
 
-@pytest.mark.by_day(3)
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("name", "jit"),
     [
@@ -218,6 +219,7 @@ def test_weights_that_do_not_fit_the_loss_are_refused():
         Stepped(make(build, loss), (*data, np.ones((8, 3))))
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("one_hot", [False, True])
 def test_class_weight_is_that_of_fit(one_hot):
     x, labels = rng.normal(size=(32, 4)).astype("float32"), rng.integers(0, 3, 32)
@@ -240,5 +242,5 @@ def test_class_weight_is_that_of_fit(one_hot):
     ours = FlatModel(model(), job.data.example(32), "fp32")
     buffer = aligned(ours.layout.size)
     buffer[:] = ours.initial()
-    update = np.asarray(ours.step(ours.alias(buffer), next(job.data.read(Part(0, 32), 32))).update)
+    update = np.asarray(ours.step(ours.vector.alias(buffer), next(job.data.read(Part(0, 32), 32))).update)
     np.testing.assert_allclose(buffer - 0.5 * update, flat(plain.trainable_variables), rtol=1e-4, atol=1e-6)

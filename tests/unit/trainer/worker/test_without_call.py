@@ -73,7 +73,7 @@ def test_model_without_call_trains_as_in_keras_and_is_exported():
     buffer[:] = flat_model.initial()
     assert np.array_equal(buffer, flatten(plain, flat_model.layout))
     for batch in batches:
-        result = flat_model.step(flat_model.alias(buffer), batch)
+        result = flat_model.step(flat_model.vector.alias(buffer), batch)
         plain.reset_metrics()
         logs = plain.train_step(tf.constant(batch.x[: batch.samples]))
         assert result.loss == pytest.approx(float(logs["loss"]), rel=1e-5)
@@ -159,6 +159,7 @@ def gan():
     return model
 
 
+@pytest.mark.nightly
 @on_host  # tf.random draws other numbers in XLA
 def test_gan_without_a_value_named_loss_trains_as_in_keras():
     batches = list(DATA.read(Part(0, 37), 8))
@@ -166,7 +167,7 @@ def test_gan_without_a_value_named_loss_trains_as_in_keras():
     buffer = aligned(flat_model.layout.size)
     buffer[:] = flat_model.initial()
     for batch in batches:
-        result = flat_model.step(flat_model.alias(buffer), batch)
+        result = flat_model.step(flat_model.vector.alias(buffer), batch)
         plain.reset_metrics()
         logs = plain.train_step(tf.constant(batch.x[: batch.samples]))
         assert result.loss == pytest.approx(float(logs["d_loss"]), rel=1e-4)

@@ -22,7 +22,7 @@ schedules = keras.optimizers.schedules
 
 def parameters(flat_model):
     """The first parameters of a model, where its step takes them."""
-    return flat_model.on_device(flat_model.alias(flat_model.coded(flat_model.dtype)))
+    return flat_model.vector.on_devices(flat_model.vector.alias(flat_model.coded(flat_model.vector.dtype)))
 
 
 class Server:
@@ -42,8 +42,8 @@ class Server:
         self.store.initialize(self.flat_model.initial())
         self.coded = coded(layout.size, layout.trainable, np.uint16 if wire == "bf16" else np.float32)
         self.io = values(self.coded, layout.trainable)
-        self.buffer = self.flat_model.coded(self.flat_model.dtype)
-        self.tensor = self.flat_model.alias(self.buffer)
+        self.buffer = self.flat_model.coded(self.flat_model.vector.dtype)
+        self.tensor = self.flat_model.vector.alias(self.buffer)
         self.version = pull_from(self.store, 0, self.io).version
         self.seq = self.samples = 0
 
