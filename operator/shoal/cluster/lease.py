@@ -202,7 +202,9 @@ class Lease:
                 return
             except _NOT_WATCHED as error:
                 logger.debug("Lease %s cannot be watched: %s", self._name, error)
-        await asyncio.sleep(self._times.retry_period * random.uniform(0.4, 0.6))
+        pause = self._times.retry_period * random.uniform(0.4, 0.6)
+        left = self._free_at - loop_time()
+        await asyncio.sleep(min(pause, left + RANDOM_START * random.random()) if left > 0 else pause)
 
     def _next_look(self) -> float:
         return min(

@@ -372,9 +372,13 @@ async def test_holder_that_stands_still_leaves_the_lease_to_another() -> None:
     assert not lease.held
 
 
-async def test_candidate_takes_over_when_the_lease_ends_and_not_at_its_next_look() -> None:
+@pytest.mark.parametrize("refused", [None, Answer(403, b'{"message": "may not watch"}')])
+async def test_candidate_takes_over_when_the_lease_ends_and_not_at_its_next_look(
+    refused: Answer | None,
+) -> None:
     for _ in range(20):
         server = LeaseServer()
+        server.fault = lambda method, _path: refused if method == "WATCH" else None
         one, two = candidate(server, "one"), candidate(server, "two")
         await one.acquire()
         began = asyncio.get_running_loop().time()
