@@ -188,12 +188,31 @@ async def credentials(server: ApiServer) -> kopf.ConnectionInfo:
     )
 
 
+class _NoDiffBase(kopf.DiffBaseStorage):
+    """Keeps nothing to compare an object with: only handlers of changes ask for that, and kopf would copy each object.
+
+    While 200 jobs began, that was a third of the time that kopf took.
+    """
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        """Nothing of an object."""
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> kopf.BodyEssence | None:
+        """Nothing was kept."""
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Keep nothing."""
+
+
 def _settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.scanning.disabled = True
     settings.posting.enabled = False
     settings.posting.loggers = False
     settings.queueing.idle_timeout = IDLE_SECONDS
+    settings.persistence.diffbase_storage = _NoDiffBase()
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 330
     return settings

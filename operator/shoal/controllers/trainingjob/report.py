@@ -37,6 +37,8 @@ LONGEST_SETTLE = 3
 FIRST_SECONDS = 3.0
 """How long a job's first status waits for its pods to be made, so that it tells of all of them: of two statuses written
 while hundreds of jobs begin, one is a fifth of what the API server has to do for a job of five pods."""
+FIRST_POD_SECONDS = 10.0
+"""How long it waits where there is none yet: beside hundreds of jobs that begin, they wait for their turn."""
 WAVE_SECONDS = 0.2
 """Minimum interval of writes that record the losses of workers and nothing else that is urgent."""
 
@@ -133,6 +135,9 @@ class Reporter:
             told.differs + _gathering_seconds(old, new) if makes else 0.0,
         ]
         left = max(due) - loop_time()
+        if makes and not old.observed_generation:
+            look = told.differs + FIRST_SECONDS - loop_time()
+            left = min(left, look if look > DUE_SECONDS else left)  # the first of many pods wakes nobody
         return Report(recorded=telemetry_only, wait=left if left > DUE_SECONDS else 0.0)
 
     async def write(
@@ -214,7 +219,9 @@ def _gathering_seconds(old: TrainingJobStatus, new: TrainingJobStatus) -> float:
         return 0.0
     if _counts_losses(old, new):
         return WAVE_SECONDS
-    return SETTLE_SECONDS if old.observed_generation else FIRST_SECONDS
+    if old.observed_generation:
+        return SETTLE_SECONDS
+    return FIRST_SECONDS if new.slots else FIRST_POD_SECONDS
 
 
 def _is_awaited(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:

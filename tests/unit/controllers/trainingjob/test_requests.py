@@ -13,7 +13,12 @@ import pytest
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import Answer
 from shoal.controllers.state import Key
-from shoal.controllers.trainingjob.report import FIRST_SECONDS, SETTLE_SECONDS, WAVE_SECONDS
+from shoal.controllers.trainingjob.report import (
+    FIRST_POD_SECONDS,
+    FIRST_SECONDS,
+    SETTLE_SECONDS,
+    WAVE_SECONDS,
+)
 from shoal.controllers.trainingjob.requests import (
     LONGEST_PAUSE,
     MAX_IN_FLIGHT,
@@ -383,15 +388,21 @@ async def test_services_that_take_long_in_one_namespace_wait_for_each_other_and_
     assert sent[-1] == (asked, "fine")
 
 
-@pytest.mark.parametrize(("post", "at"), [(0.5, 1.0), (30.0, FIRST_SECONDS)])
-async def test_first_status_tells_of_all_pods_unless_they_take_long(post: float, at: float) -> None:
-    slow = Slow(6, post=post)
+@pytest.mark.parametrize(
+    ("workers", "post", "at", "times"),
+    [(6, 0.5, 1.0, 1), (6, 4.0, 8.0, 1), (6, 30.0, FIRST_POD_SECONDS, 1), (48, 0.9, FIRST_SECONDS, 4)],
+)
+async def test_first_status_tells_of_all_pods_unless_they_take_long(
+    workers: int, post: float, at: float, times: int
+) -> None:
+    """The Secret is asked for before the pods. Of 48, eight are asked for at a time."""
+    slow = Slow(workers, post=post)
     began = now()
     async with slow.working():
         await asyncio.sleep(20)
     written = [when - began for when, verb, _ in slow.sent if verb == "PUT"]
     assert written[0] == pytest.approx(at, abs=0.1)
-    assert len(written) == 1
+    assert len(written) == times
 
 
 async def test_a_job_that_begins_is_planned_when_its_pods_may_be_made_and_when_they_are() -> None:
