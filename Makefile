@@ -41,8 +41,10 @@ unit: install  ## Run the unit tests
 	@$(PYTHON) -m pytest tests/unit $(ARGS)
 
 # While mypy has one core: each of the tests' processes would else rewrite all their assertions, and then find the error.
-collected: install
-	@mkdir -p build && { $(PYTHON) -m pytest tests --collect-only --quiet >build/collected.log 2>&1 || { tail -60 build/collected.log; exit 1; }; }
+collected: install build/collected.log
+
+build/collected.log: $(VENV) $(shell find tests operator trainer_image benchmarks dev examples -name '*.py')
+	@mkdir -p build && { $(PYTHON) -m pytest tests --collect-only --quiet >$@.new 2>&1 || { tail -60 $@.new; exit 1; }; mv $@.new $@; }
 
 # Tools and images, made beside the linters: much of the time is the disk's.
 ready: install

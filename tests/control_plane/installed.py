@@ -31,7 +31,7 @@ def rendered(plane: ControlPlane, namespace: str, *values: str) -> list[Json]:
         namespace,
     ]
     text = subprocess.run([*words, *settings], capture_output=True, text=True, check=True).stdout
-    return [each for each in yaml.safe_load_all(text) if each]
+    return [each for each in yaml.load_all(text, yaml.CSafeLoader) if each]
 
 
 async def install_account(plane: ControlPlane, kube: Kube, namespace: str, *values: str) -> list[Json]:

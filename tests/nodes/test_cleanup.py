@@ -75,6 +75,7 @@ def interrupted_up(number: int) -> tuple[LocalCluster, list[Identity]]:
     return local, [found for table in tables for name in table.names() if (found := table.find(name))]
 
 
+@pytest.mark.nightly
 def test_down_after_a_crash_of_up_leaves_nothing() -> None:
     with sleeper() as bystander:
         local, running = interrupted_up(signal.SIGKILL)

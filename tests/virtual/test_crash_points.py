@@ -65,6 +65,7 @@ def test_killed_at_a_write_the_end_is_the_same(script: Script, write: int, after
     assert told.digest == undisturbed(script).digest, told.tell
 
 
+@pytest.mark.by_day(4)
 @each_write(2)
 def test_pod_that_nobody_recorded_is_not_made_again(script: Script, write: int) -> None:
     """The operator is killed after a write, and what it made vanishes: `watch_slots` sees each name once."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from math import comb
 
@@ -10,8 +9,8 @@ import pytest
 
 from tests.virtual.long_truth import LongStory, Told, draw
 
-SEEDS = range(48) if os.environ.get("SHOAL_NIGHTLY") else range(1, 2)
-pytestmark = pytest.mark.timeout(600 * len(SEEDS))
+SEEDS = range(48)
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600 * len(SEEDS))]
 UNLIKELY = 0.001
 """A number of promises kept that is seen this seldom, to either side."""
 
@@ -30,7 +29,6 @@ def test_workers_that_slow_down_for_good_are_believed(seed: int) -> None:
     assert told.in_time or told.promised < 0.98
 
 
-@pytest.mark.nightly
 def test_promises_are_kept_as_often_as_they_say() -> None:
     """By tenths of the chance that was told; a promise of 0.9 to 1 that is kept always says too little."""
     unlikely = []

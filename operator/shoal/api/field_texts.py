@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
+import sys
 from collections.abc import Mapping
+from functools import cache
 from itertools import pairwise
 
 from pydantic import BaseModel
@@ -24,9 +25,15 @@ def field_texts(model: type[BaseModel]) -> Mapping[str, str]:
     return texts
 
 
+@cache
+def _classes(module: str) -> Mapping[str, ast.ClassDef]:
+    """The classes of a module as they are written; `inspect.getsource` of a class would read all of it each time."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {each.name: each for each in tree.body if isinstance(each, ast.ClassDef)}
+
+
 def _own(model: type[BaseModel]) -> Mapping[str, str]:
-    [defined] = ast.parse(textwrap.dedent(inspect.getsource(model))).body
-    assert isinstance(defined, ast.ClassDef)
+    defined = _classes(model.__module__)[model.__name__]
     return {
         field.target.id: inspect.cleandoc(text.value.value)
         for field, text in pairwise(defined.body)

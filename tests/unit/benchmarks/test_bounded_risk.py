@@ -17,11 +17,12 @@ from shoal.sizing.simulate.summary import run
 from shoal.sizing.simulate.traces import read_trace
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("aws-p2-xlarge-89-hours.csv", marks=pytest.mark.nightly),
-        pytest.param("aws-p3-2xlarge-32-nodes.csv", marks=pytest.mark.nightly),
+        "aws-p2-xlarge-89-hours.csv",
+        "aws-p3-2xlarge-32-nodes.csv",
         "gcp-v100-24-hours.csv",
     ],
 )

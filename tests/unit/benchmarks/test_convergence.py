@@ -61,7 +61,8 @@ def test_eight_workers_are_at_least_five_times_as_fast_as_one_on_mnist():
     assert statistics.median(faster) >= 5.0
 
 
-@pytest.mark.parametrize("optimizer", [pytest.param("momentum", marks=pytest.mark.nightly), "Adam"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("optimizer", ["momentum", "Adam"])
 def test_eight_workers_are_about_as_accurate_as_one_on_the_same_samples(optimizer):
     one = median(SHOAL, "digits", 1, optimizer)
     assert median(SHOAL, "digits", 8, optimizer) >= one - 0.015

@@ -8,9 +8,8 @@ from benchmarks.convergence import SHOAL, accuracy
 from benchmarks.virtual_job import Job, VirtualJob, accuracy_after_loss
 
 
-@pytest.mark.parametrize(
-    "workers", [pytest.param(1, marks=pytest.mark.nightly), 4, pytest.param(8, marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("workers", [1, 4, 8])
 def test_accuracy_from_copies_is_no_worse_than_from_the_snapshot(workers):
     """A quarter of the run lies between the snapshot and the loss; the samples are the same in all runs."""
     jobs = [Job("digits", workers, seed) for seed in range(5)]

@@ -81,6 +81,7 @@ def control_servers(monkeypatch):
         server.close()
 
 
+@pytest.mark.nightly
 def test_job_without_its_control_port_trains_on_and_counts_each_sample_once(control_servers, run):
     job = run(0)
     coordinator, loops = job.coordinator, [worker.loop for worker, *_ in job.workers.values()]
