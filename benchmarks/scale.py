@@ -173,13 +173,16 @@ class _Server:
         spec = ModelSpec(fingerprint="0" * 64, parameters=size, optimizer=config)
         first, self._next_slot = self._next_slot, self._next_slot + clients
         gradient, out = aligned(size, "uint16"), [aligned(size, "uint16") for _ in range(clients)]
-        ready, times = threading.Barrier(clients), []
+        ready, times, begun = threading.Barrier(clients), [], threading.Event()
 
         def client(number: int) -> None:
+            if number:
+                begun.wait(60)  # one says what the parameters are at first
             identity = WorkerIdentity(self._run.identity.uid, first + number, 0)
             peer = PSClient(self._run.shards, identity, self._run.credentials, dtype="bf16")
             if not peer.hello(spec).initialized:
                 peer.initialize(aligned(size))
+            begun.set()
             pulled = peer.pull(out[number])
             pulled = peer.push_pull(
                 gradient, out[number], Push(1, pulled.versions, PushMeta(1))

@@ -12,9 +12,10 @@ answered by the same posterior, and its variance says how sure it is. docs/sizin
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,6 +101,7 @@ class WorkerModel:
     ) -> None:
         self._sheets = sheets or catalogue()
         rows = [o.configuration for o in observations]
+        self._usual = _usual_cores(rows, self._sheets)
         self.devices = sorted({self._sheets.sheet(row.device, row.cores).name for row in rows})
         self._at = {name: i for i, name in enumerate(self.devices)}
         self._seen = _Table(rows, self._sheets)
@@ -224,8 +226,12 @@ class WorkerModel:
         return np.asarray(kernel)
 
     def predict(self, rows: Sequence[Configuration], *, again: bool = False) -> tuple[Floats, Floats]:
-        """(n,) mean and (n,) standard deviation of ln(seconds). `again`: of one more measurement, noise included."""
-        table = _Table(rows, self._sheets)
+        """(n,) mean and (n,) standard deviation of ln(seconds). `again`: of one more measurement, noise included.
+
+        Where the cores are not known, they are as many for each accelerator as where this model was measured on it, or
+        else others were: a step that waits for its input would be predicted to wait for nothing.
+        """
+        table = _Table([self._fed(row) for row in rows], self._sheets)
         mean, jacobian = self._mean(table, self._posterior.theta)
         variance = priors.SMOOTH**2 + priors.BOTH**2 + priors.SMOOTH_OWN**2 + self._owner(table) ** 2
         variance = variance + (priors.MODEL * self._looseness(table.models)) ** 2
@@ -237,12 +243,31 @@ class WorkerModel:
         variance = self._factor**2 * (variance + (priors.CAMPAIGN**2 if again else 0.0))
         return mean, np.sqrt(variance + form + unseen)
 
+    def _fed(self, row: Configuration) -> Configuration:
+        """With the usual cores, if its own are not known; as it is, where nobody's are."""
+        sheet = self._sheets.sheet(row.device, row.cores)
+        usual = self._usual.get((row.model.key, sheet.name)) or self._usual.get(("", sheet.name))
+        if row.cores > 0 or sheet.is_cpu or usual is None:
+            return row
+        return replace(row, cores=usual * row.devices)
+
     def _unseen(self, table: _Table, jacobian: Floats) -> Floats:
         """(n,) variance from the deviations of accelerators that were never measured."""
         new = np.array([float(name not in self._at) for name in table.devices])
         own = np.array([_own_sigma(name) for name in table.devices]).reshape(-1, OWN)
         terms = np.column_stack([jacobian[:, :3], table.log_devices])
         return np.asarray(new * ((terms * own) ** 2).sum(axis=1))
+
+
+def _usual_cores(rows: Sequence[Configuration], sheets: Catalogue) -> dict[tuple[str, str], float]:
+    """The median of the cores for each accelerator, by the model ("": any) and the accelerator."""
+    known = defaultdict[tuple[str, str], list[float]](list)
+    for row in rows:
+        if row.cores > 0:
+            name = sheets.sheet(row.device, row.cores).name
+            for key in (row.model.key, ""):
+                known[key, name].append(row.cores / row.devices)
+    return {key: median(cores) for key, cores in known.items()}
 
 
 def _own_sigma(device: str) -> tuple[float, ...]:

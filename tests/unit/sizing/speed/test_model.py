@@ -68,6 +68,15 @@ def test_larger_kernels_fill_an_accelerator_better() -> None:
     assert 1.1 < thin / thick < 2.0  # the work is the same, and far larger than any overhead
 
 
+def test_a_pool_whose_cores_nobody_knows_waits_for_its_input_as_what_was_measured_there_did() -> None:
+    found = model(alone("T4", 0.4, cores=4), alone("T4", 0.2, cores=8), alone("P100", 0.1, cores=16))
+    assert 0.2 < found.worker(MODEL, "T4", 1, 0, 128).seconds < 0.4
+    assert found.worker(MODEL, "T4", 1, 0, 128) == found.worker(MODEL, "T4", 1, 6, 128)
+    other = Model("other", 5.5e8, 1_857_722, 104)
+    assert found.worker(other, "T4", 2, 0, 128) == found.worker(other, "T4", 2, 12, 128)
+    assert found.worker(other, "V100", 1, 0, 128).seconds < found.worker(other, "V100", 1, 4, 128).seconds
+
+
 def test_model_on_another_accelerator_is_between_the_two() -> None:
     measured = model(alone("K80", 0.218))
     found, sheet = measured.worker(MODEL, "P100", 1, 0, 128), SpeedModel().worker(MODEL, "P100", 1, 0, 128)
