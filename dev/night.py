@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, combinations
 from typing import TypeVar
 
 T = TypeVar("T")
 NIGHTS = 7
 
 
-def by_day(cases: Sequence[T], number: int) -> Sequence[T]:
-    """So many of them, or all if there are fewer, spread evenly: cases that stand side by side are the most alike."""
+def by_day(cases: Sequence[T], number: int, parameters: Callable[[T], Mapping[str, str]]) -> Sequence[T]:
+    """So many of them, or all if there are fewer: the first, then each time one whose values were played least.
+
+    So each value of each parameter is played, if the number allows it, and then each pair of values. Of equals, those
+    come first that are spread evenly: cases that stand side by side are the most alike.
+    """
     number = min(number, len(cases))
-    return [cases[index * len(cases) // number] for index in range(number)]
+    spread = [index * len(cases) // number for index in range(number)]
+    left = dict.fromkeys(chain(spread, range(len(cases))))
+    values = [list(parameters(case).items()) for case in cases]
+    parts = [[list(combinations(each, size)) for size in (1, 2)] for each in values]
+    played, chosen = Counter[tuple[tuple[str, str], ...]](), list[T]()
+    while len(chosen) < number:
+        best = min(left, key=lambda index: [sum(map(played.__getitem__, each)) for each in parts[index]])
+        del left[best]
+        chosen.append(cases[best])
+        played.update(chain(*parts[best]))
+    return chosen
 
 
 def examples(number: int) -> int:

@@ -76,6 +76,12 @@ def tier(item: pytest.Item) -> str:
     return item.path.relative_to(HERE).parts[0]
 
 
+def parameters(item: pytest.Item) -> dict[str, str]:
+    """The values of a case, as text: arrays and lists are no keys."""
+    assert isinstance(item, pytest.Function)
+    return {name: repr(value) for name, value in item.callspec.params.items()}
+
+
 def leave_to_the_night(items: list[pytest.Item]) -> None:
     """Mark as nightly the cases of one test beyond those that its `by_day` says."""
     cases = defaultdict[str, list[pytest.Item]](list)
@@ -85,7 +91,7 @@ def leave_to_the_night(items: list[pytest.Item]) -> None:
     for same in cases.values():
         mark = same[0].get_closest_marker("by_day")
         assert mark is not None
-        played = {item.nodeid for item in by_day(same, *mark.args)}
+        played = {item.nodeid for item in by_day(same, *mark.args, parameters)}
         for item in same:
             if item.nodeid not in played:
                 item.add_marker(pytest.mark.nightly)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from dev.night import NIGHTS, by_day, examples, of_tonight
@@ -29,7 +31,19 @@ def test_without_a_night_all_are_played(unset: bool, monkeypatch: pytest.MonkeyP
     [(1, "a"), (2, "ae"), (3, "acf"), (8, "abcdefgh"), (9, "abcdefgh")],
 )
 def test_a_day_plays_so_many_spread_evenly(number: int, played: str) -> None:
-    assert "".join(by_day("abcdefgh", number)) == played
+    assert "".join(by_day("abcdefgh", number, lambda case: {"letter": case})) == played
+
+
+@pytest.mark.parametrize("number", range(2, 25))
+@pytest.mark.parametrize("letters", [("ab", "xy"), ("abc", "xy"), ("ab", "wxyz", "kl", "pq")])
+def test_a_day_plays_each_value_of_each_parameter(letters: tuple[str, ...], number: int) -> None:
+    cases = ["".join(case) for case in product(*letters)]
+    played = by_day(cases, number, lambda case: {str(at): letter for at, letter in enumerate(case)})
+    assert played[0] == cases[0]
+    assert len(set(played)) == len(played) == min(number, len(cases))
+    for values, found in zip(letters, zip(*played, strict=True), strict=True):
+        often = [found.count(value) for value in values]
+        assert max(often) - min(often) <= 1
 
 
 def test_a_night_draws_four_times_as_many_examples(monkeypatch: pytest.MonkeyPatch) -> None:
