@@ -63,10 +63,10 @@ class Bench:
         self.coordinator.tick()
         return next_work(self.coordinator, slot, incarnation, number=number)
 
-    def push(self, slot, lease, end, incarnation=0, samples=2, loss=0.5, metrics=()):
+    def push(self, slot, lease, end, incarnation=0, samples=2, loss=0.5, metrics=(), left_out=0):
         self.seq[slot, incarnation] = seq = self.seq.get((slot, incarnation), 0) + 1
         mark = Progress(lease.epoch, lease.number, end - samples, end)
-        meta = PushMeta(samples=samples, loss=loss, progress=(mark,), metrics=metrics)
+        meta = PushMeta(samples=samples, loss=loss, progress=(mark,), metrics=metrics, left_out=left_out)
         push_to(self.shard, slot, incarnation, seq, self.shard.history.version, meta, aligned(4), delta=True)
 
     def train(self, slot, incarnation=0):

@@ -70,6 +70,22 @@ def test_training_stops_at_the_target_metric():
     kinds = [bench.ask(0).task for _ in range(1)]
     assert kinds in (["evaluate"], ["export"])
     assert "accuracy reached 0.95" in report.status(bench.coordinator).message
+    assert report.ranges(bench.coordinator.record).never == 0  # it does not promise the other 49 epochs
+
+
+def test_samples_that_a_worker_left_out_are_lost_and_not_repeated():
+    """`on_nan="skip"`: their batch is pushed without its gradient."""
+    bench = Bench()
+    bench.join(0)
+    lease = bench.ask(0).lease
+    bench.push(0, lease, lease.start + 2, loss=math.nan, left_out=2)
+    assert bench.coordinator.record.counters.lost == 2
+    bench.train(0)
+    assert report.status(bench.coordinator).data.model_dump(include={"lost", "repeated", "partial"}) == {
+        "lost": 2,
+        "repeated": 0,
+        "partial": 0,
+    }
 
 
 def test_missing_target_metric_is_a_user_error():

@@ -78,6 +78,24 @@ def test_coordinator_pause_does_not_count_as_worker_silence(seconds):
     assert states == [WorkerState.ACTIVE, WorkerState.ACTIVE, WorkerState.FENCED]
 
 
+@pytest.mark.parametrize(("step", "seconds"), [(0.0, 60), (30.0, 180)])
+def test_silent_worker_is_fenced_after_60_s_or_six_of_its_steps_if_longer(step, seconds):
+    bench = Bench()
+    for slot in (0, 1):
+        bench.join(slot)
+    silent = bench.coordinator.members.get((0, 0))
+    silent.pushed(1, 2, 0, Timings(step=step))
+    while bench.now < seconds:
+        assert silent.present
+        bench.now += 1.0
+        bench.coordinator.heartbeat(Heartbeat(slot=1, incarnation=0))
+        bench.coordinator.tick()
+    assert silent.state is WorkerState.SILENT
+    bench.now += 1.0
+    bench.coordinator.tick()
+    assert silent.state is WorkerState.FENCED
+
+
 def test_forgotten_incarnation_still_fences_older_ones():
     bench = Bench()
     bench.join(0, 1)

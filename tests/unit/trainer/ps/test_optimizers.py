@@ -63,7 +63,6 @@ def numbers() -> tuple[np.ndarray, np.ndarray]:
     return rng.standard_normal(N).astype(np.float32), rng.standard_normal((STEPS, N)).astype(np.float32)
 
 
-@pytest.mark.by_day(6)
 @pytest.mark.parametrize(
     ("name", "arguments", "exact"), CASES, ids=[f"{n}-{i}" for i, (n, _, _) in enumerate(CASES)]
 )

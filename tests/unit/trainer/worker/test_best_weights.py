@@ -70,7 +70,7 @@ def weights_of(tasks, flat):
 
 
 @pytest.mark.by_day(1)
-@pytest.mark.parametrize("lost_after", [None, 1, 2, 3])
+@pytest.mark.parametrize("lost_after", [2, None, 1, 3])
 def test_export_has_the_parameters_of_the_best_epoch(start, lost_after):
     stored, worker = Stored(), start()
     flat = flat_of(worker)
@@ -126,8 +126,8 @@ def test_export_without_a_best_epoch_has_the_last_parameters(start, content):
 @pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("history", "kept"),
-    [(HISTORY, True), ([], True), ([{"val_loss": 7.0}, *HISTORY[1:]], False)],
-    ids=["its own", "unknown", "after a rollback"],
+    [([{"val_loss": 7.0}, *HISTORY[1:]], False), (HISTORY, True), ([], True)],
+    ids=["after a rollback", "its own", "unknown"],
 )
 def test_best_epoch_that_a_rollback_has_undone_is_not_exported(start, history, kept):
     stored, worker = Stored(), start()

@@ -75,7 +75,7 @@ def in_keras(make):
     return [*seen, rate_of(model)]
 
 
-@pytest.mark.by_day(1)
+@pytest.mark.by_day(4)
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("make", [plateau, falling, Halves, PerEpoch])
 def test_rates_are_those_of_fit_whichever_worker_runs_the_callbacks(worker, make, every):

@@ -86,7 +86,7 @@ def test_two_workers_share_the_data(start_servers, monkeypatch, shards, share):
 
 
 @pytest.mark.by_day(1)
-@pytest.mark.parametrize("batches", [1, 7])
+@pytest.mark.parametrize("batches", [7, 1])
 def test_drained_worker_pushes_all_that_it_has_computed(start_servers, batches):
     coordinator = FakeCoordinator(DATA.size, epochs=50)
     servers = start_servers(coordinator)

@@ -43,7 +43,7 @@ def made(kind):
     return compiled(kind(), SGD(0.01))
 
 
-@pytest.mark.nightly
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     "make",
     [

@@ -59,7 +59,7 @@ def noisy():
     return compiled(keras.Sequential(parts), SGD(0.1))
 
 
-@pytest.mark.nightly
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("options", [{}, {"jit_compile": True}])
 def test_global_generator_draws_differ_by_step_and_worker(options):
     def losses(worker):

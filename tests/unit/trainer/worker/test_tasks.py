@@ -100,7 +100,6 @@ def test_callbacks_on_another_worker_replay_the_history():
     tasks.close()
 
 
-@pytest.mark.by_day(2)
 @pytest.mark.parametrize(
     ("make", "words"),
     [

@@ -70,7 +70,7 @@ def test_means_are_those_of_keras(optimizer, jit_compile):
 
 
 @pytest.mark.by_day(1)
-@pytest.mark.parametrize("weights", [None, WEIGHTS])
+@pytest.mark.parametrize("weights", [WEIGHTS, None])
 @pytest.mark.parametrize("optimizer", ["SGD", "Adamax"])
 def test_weighted_metrics_use_the_sample_weights(weights, optimizer):
     options = {"metrics": ["accuracy"], "weighted_metrics": ["accuracy"]}
@@ -80,7 +80,6 @@ def test_weighted_metrics_use_the_sample_weights(weights, optimizer):
     assert found == pytest.approx({name: expected[name] for name in found}, rel=1e-6)
 
 
-@pytest.mark.nightly
 def test_metrics_that_are_no_means_are_left_to_the_evaluation():
     metrics = [
         *(keras.metrics.AUC(), keras.metrics.Precision(), keras.metrics.RootMeanSquaredError()),
@@ -110,7 +109,7 @@ def two_outputs(optimizer="SGD", reduction="sum_over_batch_size"):
 
 @pytest.mark.by_day(1)
 @pytest.mark.parametrize("optimizer", ["SGD", "Adamax"])  # on the servers; on the worker
-@pytest.mark.parametrize("weights", [None, WEIGHTS])
+@pytest.mark.parametrize("weights", [WEIGHTS, None])
 def test_losses_and_metrics_of_several_outputs(optimizer, weights):
     y = {"kind": LABELS, "size": X[:, :1] * 2}
     given = None if weights is None else {"kind": weights, "size": weights[::-1].copy()}
