@@ -23,15 +23,16 @@ from typing import Any, Unpack
 import aiohttp
 
 import shoal.cluster.server
+from shoal.api.training_job import TrainingJob
 from shoal.cluster.http import HttpTransport
 from shoal.cluster.transport import Answer, Options, Query
 from shoal.controllers.state import Key
+from shoal.controllers.trainingjob.apply import Applier
 from shoal.controllers.trainingjob.reconcile import Reconciler
-from shoal.policy.actions import CreatePod
+from shoal.policy.actions import Action, CreatePod
 from shoal.policy.facts.sightings import Memory
 from shoal.policy.model import Observation, Plan
 from shoal.process.main import main
-from shoal.runtime.limiter import Limited
 
 HELD_SECONDS = 0.02
 """Callbacks of the event loop that took longer are told."""
@@ -157,20 +158,20 @@ def _trace_plans(tell: Any) -> None:
 
 
 def _trace_requests(tell: Any) -> None:
-    asked, placed, written = Limited.request, HttpTransport.request, aiohttp.ClientRequest.write_bytes
+    asked, placed, written = Applier.carry_out, HttpTransport.request, aiohttp.ClientRequest.write_bytes
     pod = ContextVar("pod", default="")
 
-    async def traced_asked(self: Limited, method: str, path: str, **options: Unpack[Options]) -> Answer:
-        if options.get("urgent") and method == "POST":
-            tell(ASKED, options["body"]["metadata"]["name"])
-        return await asked(self, method, path, **options)
+    async def traced_asked(self: Applier, job: TrainingJob, action: Action) -> bool:
+        if isinstance(action, CreatePod):
+            pod.set(action.name)
+            tell(ASKED, action.name)
+        return await asked(self, job, action)
 
     async def traced_placed(
         self: HttpTransport, method: str, path: str, **options: Unpack[Options]
     ) -> Answer:
-        if method == "POST" and path.endswith("/pods"):
-            pod.set(options["body"]["metadata"]["name"])
-            tell(PLACED, pod.get())
+        if name := pod.get():
+            tell(PLACED, name)
         return await placed(self, method, path, **options)
 
     async def traced_written(self: aiohttp.ClientRequest, *given: Any) -> None:
@@ -178,7 +179,7 @@ def _trace_requests(tell: Any) -> None:
         if name := pod.get():
             tell(SENT, name)
 
-    Limited.request = traced_asked  # type: ignore[method-assign]
+    Applier.carry_out = traced_asked  # type: ignore[method-assign]
     HttpTransport.request = traced_placed  # type: ignore[method-assign]
     aiohttp.ClientRequest.write_bytes = traced_written  # type: ignore[assignment, method-assign]
 

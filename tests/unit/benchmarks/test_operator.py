@@ -6,8 +6,9 @@ import json
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import aiohttp
 import pytest
 
 from benchmarks.harness import Measurement
@@ -19,6 +20,13 @@ from benchmarks.operator.traced import Moment
 from benchmarks.operator.world import rate
 from dev.audit import Write
 from dev.kube import Json
+from shoal.api.training_job import TrainingJob
+from shoal.cluster.http import HttpTransport
+from shoal.cluster.transport import Answer
+from shoal.controllers.trainingjob.apply import Applier
+from shoal.policy.actions import CreatePod
+from shoal.policy.plan import plan
+from tests.unit.policy import build
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 ROWS = [
@@ -52,6 +60,28 @@ def test_bare_client_makes_all_pods_of_a_large_job() -> None:
     """The operator begins them in several plans."""
     made = [body["metadata"]["name"] for kind, body in objects("team", "job-1", 600) if kind == "pods"]
     assert sorted(made) == sorted(["job-1-ps-0-0", *(f"job-1-worker-{index}-0" for index in range(600))])
+
+
+async def test_replacement_is_traced_though_its_body_is_made_when_it_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = list[tuple[str, str]]()
+    job = TrainingJob.model_validate(build.job_manifest())
+    [*_, pod] = (each for each in plan(build.observe(job)).actions if isinstance(each, CreatePod))
+
+    async def sent(_transport: object, _method: str, _path: str, **_options: object) -> Answer:
+        return Answer(201, b"{}")
+
+    async def carried_out(_applier: object, _job: object, action: CreatePod) -> bool:
+        await HttpTransport.request(cast("HttpTransport", None), "POST", "/pods", body=action.make)
+        return True
+
+    monkeypatch.setattr(HttpTransport, "request", sent)
+    monkeypatch.setattr(Applier, "carry_out", carried_out)
+    monkeypatch.setattr(aiohttp.ClientRequest, "write_bytes", aiohttp.ClientRequest.write_bytes)
+    traced._trace_requests(lambda what, name: told.append((what, name)))
+    await Applier.carry_out(cast("Applier", None), job, pod)
+    assert told == [(traced.ASKED, pod.name), (traced.PLACED, pod.name)]
 
 
 def test_rate_is_from_the_first_request_to_the_last_answer() -> None:

@@ -51,14 +51,26 @@ def shuts_down(world: World, node: str, at: int) -> None:
     world.nodes[node]["status"]["conditions"][0] |= {"lastTransitionTime": since}
 
 
-@pytest.mark.parametrize(("seconds", "excused"), [(2, 1), (90, None)])
-def test_failure_shortly_before_the_node_ends_is_excused(seconds: int, excused: int | None) -> None:
+@pytest.mark.parametrize(
+    ("reason", "seconds", "excused"),
+    [
+        ("Error", 2, 1),
+        ("Error", 90, None),
+        ("DiskFull", 2, 1),
+        ("CallbackOutage", 2, 1),
+        ("OutOfMemory", 2, None),
+    ],
+)
+def test_failure_shortly_before_the_node_ends_is_excused(
+    reason: str, seconds: int, excused: int | None
+) -> None:
+    """Where the node may have caused it."""
     world = running_world(spec={"runPolicy": {"backoffLimit": 0}})
     world.manifest["spec"]["runPolicy"]["backoffLimit"] = 1
     node = world.pods["digits-worker-0-0"]["spec"]["nodeName"]
-    world.kill_pod("digits-worker-0-0", 1)
+    world.end("digits-worker-0-0", 1, message=build.termination_message(Outcome.FAILED, reason=reason))
     world.reconcile()
-    assert world.status["restarts"]["failures"] == 1
+    assert world.status["restarts"]["byReason"] == {reason: 1}
     world.now += timedelta(seconds=seconds)
     shuts_down(world, node, at=0)
     world.reconcile()

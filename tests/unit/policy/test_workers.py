@@ -12,7 +12,7 @@ from shoal.policy.decide.workers import MOST_NEW, max_surge
 from shoal.policy.facts.coordinator import FRESH_REPORT_SECONDS
 from shoal.policy.model import NameConflict, Plan, Refusal, RefusalKind
 from shoal.policy.plan import plan
-from shoal_trainer.contract import WorkerReport, WorkerState
+from shoal_trainer.contract import Outcome, WorkerReport, WorkerState
 from tests.unit.policy import build
 from tests.unit.policy.world import World, running_world
 
@@ -245,6 +245,31 @@ def test_failure_backs_off_and_counts_against_the_limit() -> None:
     assert world.status["reason"] == "BackoffLimitExceeded"
     assert [event.reason for event in made.events] == ["WorkerFailed", "Failed"]
     assert "2 failures" in made.events[-1].message
+
+
+@pytest.mark.parametrize("reason", ["DiskFull", "CallbackOutage"])
+@pytest.mark.parametrize("rule", [None, {}], ids=["anywhere", "excluded"])
+def test_worker_without_room_or_whose_callback_reaches_nothing_is_replaced_anywhere_unless_the_job_says(
+    rule: dict[str, int] | None, reason: str
+) -> None:
+    """Schedulers ignore the pod that failed, so nothing else keeps its replacement from its node."""
+    workers = {"replicas": 3, "nodeExclusion": rule}
+    world = running_world(spec={"workers": workers, "runPolicy": {"backoffLimit": 2}})
+    words = build.termination_message(Outcome.FAILED, reason=reason, message="no room, or no route")
+    node = node_of(world, "digits-worker-0-0")
+    for incarnation in range(2):
+        assert node_of(world, f"digits-worker-0-{incarnation}") == node
+        world.end(f"digits-worker-0-{incarnation}", 1, message=words)
+        world.reconcile()
+        world.tick(seconds=10)
+        (create,) = (each for each in world.reconcile().actions if isinstance(each, CreatePod))
+        assert create.name == f"digits-worker-0-{incarnation + 1}"
+        world.settle()
+    assert world.status["restarts"] == {"failures": 2, "disruptions": 0, "byReason": {reason: 2}}
+    assert (f"'{node}'" in str(create.manifest["spec"]["affinity"])) is (rule is not None)
+    world.end("digits-worker-0-2", 1, message=words)
+    world.reconcile()
+    assert (world.status["phase"], world.status["reason"]) == ("Failed", "BackoffLimitExceeded")
 
 
 def test_fourth_kill_in_a_row_is_a_failure() -> None:

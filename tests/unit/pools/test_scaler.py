@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shoal.api.capacity_pool import CapacityPool
+from shoal.api.capacity_pool import CapacityPool, Subject
 from shoal.cluster.cache import Cache
 from shoal.errors import Busy, ScalingError, Unavailable
 from shoal.pools.metrics import PoolMetrics
@@ -18,7 +18,8 @@ from shoal.runtime.metrics import Metrics
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 KEY = ("", "spot")
-SCALE = {"mode": "Scale", "target": {"apiVersion": "a/v1", "kind": "Fleet", "name": "blue"}}
+BLUE = {"apiVersion": "a/v1", "kind": "Fleet", "name": "blue"}
+SCALE = {"mode": "Scale", "target": BLUE}
 
 
 class Writer:
@@ -57,7 +58,7 @@ class Events:
 
 
 class World:
-    """One pool, and as its driver a size and errors."""
+    """One pool, and as the driver of its fleet a size and errors."""
 
     pace = Pace()
 
@@ -67,6 +68,7 @@ class World:
         self.read_fails: Exception | None = None
         self.resize_fails: Exception | None = None
         self.is_done_all_the_same = False
+        self.fleets = {"blue": self}
         self.pools: Cache[CapacityPool] = Cache(lambda *_: None)
         self.writer = Writer(self.pools)
         self.events = Events()
@@ -88,12 +90,16 @@ class World:
         )
         self.scaler = PoolScaler(
             self.pools,
-            lambda _pool, _subject: self,
+            self.driver,
             self.writer,  # type: ignore[arg-type]
             self.events,  # type: ignore[arg-type]
             PoolMetrics(self.metrics),
             wall=lambda: self.now,
         )
+
+    def driver(self, _pool: CapacityPool, subject: Subject) -> World:
+        assert subject.target is not None
+        return self.fleets[subject.target.name]
 
     async def read(self) -> Target:
         if self.read_fails is not None:
@@ -118,6 +124,11 @@ class World:
     def condition(self, kind: str) -> tuple[str, str]:
         found = next(c for c in self.pool.status.conditions if c.type == kind)
         return found.status, found.reason
+
+    def change(self, **scaling: Any) -> None:
+        """The user changes `spec.scaling`, and the operator has read it."""
+        spec = self.pool.spec.model_dump(by_alias=True)
+        self.writer.store(self.pool, spec={**spec, "scaling": scaling})
 
     def delete(self) -> None:
         self.writer.store(self.pool, metadata={"deletionTimestamp": "2026-01-01T12:00:00Z"})
@@ -199,6 +210,46 @@ async def test_a_conflict_stays_one_while_nothing_can_be_seen(world: World) -> N
     await world.scaler(KEY)
     assert (world.condition("FieldConflict"), world.condition("Scaled")) == (told, ("False", "Busy"))
     assert world.events.reasons == ["Resized", "FieldConflict"]
+
+
+async def test_a_conflict_ends_with_the_size_that_was_set(world: World) -> None:
+    await world.scaler(KEY)
+    world.nodes = 7
+    await world.scaler(KEY)
+    world.nodes = 5
+    await world.scaler(KEY)
+    assert world.condition("FieldConflict") == ("False", "NoConflict")
+    assert world.events.reasons == ["Resized", "FieldConflict", "ConflictResolved"]
+
+
+async def test_another_mode_gives_the_size_back_and_leaves_nothing(world: World) -> None:
+    await world.scaler(KEY)
+    world.now += timedelta(minutes=2)
+    world.change(mode="Pods")
+    assert await world.scaler(KEY) is not None
+    assert (world.nodes, world.pool.metadata.finalizers) == (2, (FINALIZER,))
+    assert await world.scaler(KEY) is not None
+    assert await world.scaler(KEY) is None
+    assert world.events.reasons == ["Resized", "Resized", "Released"]
+    assert (world.nodes, world.pool.status.scaling, world.pool.metadata.finalizers) == (2, None, ())
+    assert [each.type for each in world.pool.status.conditions] == ["Ready"]
+
+
+async def test_another_target_is_sized_when_the_former_has_its_size_again(world: World) -> None:
+    red = world.fleets["red"] = World()
+    red.nodes = 3
+    await world.scaler(KEY)
+    world.now += timedelta(minutes=2)
+    world.change(mode="Scale", target={**BLUE, "name": "red"})
+    await world.scaler(KEY)
+    assert (world.nodes, red.nodes) == (2, 3)
+    await world.scaler(KEY)
+    await world.scaler(KEY)
+    assert world.events.reasons == ["Resized", "Resized", "Released", "Resized"]
+    assert (world.nodes, red.nodes) == (2, 5)
+    scaling = world.pool.status.scaling
+    assert scaling is not None
+    assert scaling.original_nodes == 3
 
 
 async def test_a_deleted_pool_whose_target_is_gone_is_let_go_at_once(world: World) -> None:

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from shoal.api.base import Condition
 from shoal.api.capacity_pool import CapacityPool
 from shoal.pools.subject import subject_of
 from shoal.pools.wish import wish_of
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 TARGET = {"mode": "Scale", "target": {"apiVersion": "a/v1", "kind": "Fleet", "name": "blue"}}
+READY = {"type": "Ready", "status": "True", "lastTransitionTime": NOW, "reason": "Valid"}
 BUFFER = {"mode": "Buffer", "buffer": {"namespace": "buffers", "requests": {"cpu": "7"}}}
 
 
@@ -22,7 +24,6 @@ def pool(*said: float, **scaling: Any) -> CapacityPool:
         {"operator": f"{n}/shoal", "at": NOW - timedelta(minutes=ago), "serving": 1}
         for n, ago in enumerate(said)
     ]
-    ready = {"type": "Ready", "status": "True", "lastTransitionTime": NOW, "reason": "Valid"}
     return CapacityPool.model_validate(
         {
             "metadata": {"name": "spot", "uid": "p", "generation": 1},
@@ -33,7 +34,7 @@ def pool(*said: float, **scaling: Any) -> CapacityPool:
                 "waiting": 1,
                 "recommended": {"nodes": 5},
                 "shares": shares,
-                "conditions": [ready],
+                "conditions": [READY],
             },
         }
     )
@@ -49,6 +50,28 @@ def test_a_recommendation_is_followed_while_one_operator_runs(said: tuple[float,
     assert subject is not None
     problem = wish_of(of, subject, NOW).problem
     assert (problem is not None and problem.reason == "Stale") == stale
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        ({"observed_generation": 0}, "Stale"),
+        ({"conditions": (Condition.model_validate({**READY, "status": "False"}),)}, "PoolNotReady"),
+        ({"conditions": (Condition.model_validate({**READY, "status": "Unknown"}),)}, "PoolNotReady"),
+        ({"conditions": ()}, "PoolNotReady"),
+    ],
+    ids=["of an earlier spec", "not ready", "unknown", "never looked at"],
+)
+def test_a_recommendation_is_not_followed_before_the_pool_is_read_and_while_it_is_not_ready(
+    status: dict[str, Any], reason: str
+) -> None:
+    of = pool(0)
+    of = of.model_copy(update={"status": of.status.model_copy(update=status)})
+    subject = subject_of(of.spec.scaling)
+    assert subject is not None
+    problem = wish_of(of, subject, NOW).problem
+    assert problem is not None
+    assert problem.reason == reason
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ class Asked:
 
 
 SLOW = st.lists(
-    st.builds(Asked, st.sampled_from("ab"), st.booleans(), st.integers(0, 20), st.integers(1, 30)),
+    st.builds(Asked, st.sampled_from("abc"), st.booleans(), st.integers(0, 20), st.integers(1, 30)),
     max_size=150,
 )
 
@@ -113,7 +113,10 @@ class Hanging(SmallServer):
 @given(SLOW, st.booleans(), st.integers(0, 60))
 @example([Asked("a", False, 0, 10)] * 56, False, 1)  # seven jobs that begin; the next request waited 9.8 s
 @example([Asked("a", True, 0, 10)] * 64, True, 1)  # two that lost 48 pods each
-def test_whatever_takes_long_in_two_namespaces_delays_no_request_of_another(
+@example(
+    [Asked(space, kind, 0, 10) for kind in (True, False) for space in "abc" for _ in range(32)], False, 1
+)
+def test_whatever_takes_long_in_three_namespaces_delays_no_request_of_another(
     slow: list[Asked], urgent: bool, after: int
 ) -> None:
     async def story() -> None:
@@ -128,7 +131,7 @@ def test_whatever_takes_long_in_two_namespaces_delays_no_request_of_another(
                 tasks.create_task(ask(each))
             await asyncio.sleep(after + 0.5)
             began = now()
-            await limited.request("PUT", f"{pods('c')}/x/status", urgent=urgent, body=0.25)
+            await limited.request("PUT", f"{pods('d')}/x/status", urgent=urgent, body=0.25)
             assert now() - began == pytest.approx(0.25)
 
     play(story)

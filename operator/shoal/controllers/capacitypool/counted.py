@@ -91,14 +91,17 @@ def count(
         dropped_before = ended and before_then is not None and _ended(job, before_then)
         if was is None and (dropped_before or (not ended and len(ours) >= room)):
             continue
-        if was is None or _values(was) != _values(usage):
-            old = _values(was) if was is not None else [0] * len(_COUNTS)
-            more = (max(0, new - known_of) for new, known_of in zip(_values(usage), old, strict=True))
+        values = _values(usage)
+        old = _values(was) if was is not None else (0,) * len(_COUNTS)
+        if values != old:
+            more = (max(0, new - known_of) for new, known_of in zip(values, old, strict=True))
             fresh = [total + each for total, each in zip(fresh, more, strict=True)]
         if ended:
             retires = True
+        elif was is not None and was.operator == operator and values == old:
+            ours.append(was)  # the same object, since there may be a thousand
         else:
-            ours.append(_part(was, uid, operator, usage))
+            ours.append(CountedUsage(uid=uid, operator=operator, **dict(zip(_COUNTS, values, strict=True))))
     parts = tuple(sorted([*ours, *theirs], key=lambda each: each.uid))
     moved = {known[uid].operator for uid in known.keys() & seen.keys()} - {"", operator}
     news = Sums(**dict(zip(_COUNTS, map(float, fresh), strict=True)))
@@ -120,11 +123,4 @@ def _soonest(jobs: Sequence[TrainingJob], room: int, now: datetime) -> datetime:
 def _ended(job: TrainingJob, until: datetime) -> bool:
     """Whether it ended by then, and counts nothing any more."""
     end = job.status.completion_time
-    return job.status.finished and job.status.released and end is not None and end <= until
-
-
-def _part(before: CountedUsage | None, uid: str, operator: str, usage: Usage) -> CountedUsage:
-    """The part of a job: the same object as before if nothing of it has changed, since there may be a thousand."""
-    if before is not None and before.operator == operator and _values(before) == _values(usage):
-        return before
-    return CountedUsage(uid=uid, operator=operator, **dict(zip(_COUNTS, _values(usage), strict=True)))
+    return end is not None and end <= until and job.status.finished and job.status.released

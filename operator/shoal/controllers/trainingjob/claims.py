@@ -18,8 +18,11 @@ from shoal.policy.model import Plan
 def holdings(job: TrainingJob, decided: Plan | None = None) -> Counter[str]:
     """Nodes by pool that a job's workers have or plan to have. `decided`: a newer plan than its status."""
     status = decided.status if decided else job.status
-    workers = (slot for slot in status.slots if slot.role == "worker" and slot.pool)
-    places = {(slot.pool, slot.index) for slot in workers if slot.state != "Ended"}
+    places = {
+        (slot.pool, slot.index)
+        for slot in status.slots
+        if slot.pool and slot.role == "worker" and slot.state != "Ended"
+    }
     for action in decided.actions if decided else ():
         if isinstance(action, CreatePod) and action.role == "worker":
             places.add((action.pool, action.index))
