@@ -41,7 +41,7 @@ class Loss:
 async def nodes(world: World, prefix: str, count: int = NODES) -> AsyncIterator[FakeKubelet]:
     """Fake nodes with room for all."""
     async with FakeKubelet(world.plane.kubeconfig) as kubelet:
-        size = {"pods": "2000", "cpu": "2000", "memory": "400Gi"}
+        size = {"pods": "2000", "cpu": "2000", "memory": "2000Gi"}
         unloved = [
             {"key": "example.com/safe", "effect": "PreferNoSchedule"}
         ]  # the workers live on the others
