@@ -57,7 +57,7 @@ def test_script_is_no_longer_than_what_is_disturbed_and_plays_the_same_twice(scr
     assert script.told().digest == told.digest
 
 
-@pytest.mark.by_day(6)
+@pytest.mark.by_day(4)
 @each_write()
 @pytest.mark.parametrize(("after", "other"), [(False, False), (True, True)], ids=["before", "after"])
 def test_killed_at_a_write_the_end_is_the_same(script: Script, write: int, after: bool, other: bool) -> None:
@@ -81,6 +81,7 @@ def test_suspension_ends_though_the_operator_is_killed_while_it_gives_services_a
         assert EVENTFUL.told(write=write).digest == undisturbed(EVENTFUL).digest
 
 
+@pytest.mark.by_day(4)
 @pytest.mark.parametrize("turn", range(len(PASTS) if SLICE == 1 else 1))
 @each_write(3)
 def test_leader_that_sees_an_old_cluster_first_changes_nothing_in_the_end(
