@@ -328,8 +328,16 @@ async def test_permissions_are_enough_and_all_used(
 
                 await eventually(asked, what="it asks for what it does not find", seconds=COLLECTED_SECONDS)
                 await story.job.runs(story.WORKERS)
+                since = len(log.read())
+
+                async def looked() -> bool:
+                    return any(
+                        each.resource == "leases" and each.verb == "get" for each in log.read()[since:]
+                    )
+
                 async with standby:  # it watches the Lease; a watch is in the log when it ends
                     await story.ends()
+                    await eventually(looked, what="the other one reads the Lease", seconds=COLLECTED_SECONDS)
                     await operator.stop()
             assert granted(objects) - used(log, user) == UNSEEN
         finally:  # a second attempt makes nodes of the same names
