@@ -162,10 +162,14 @@ def _trace_requests(tell: Any) -> None:
     pod = ContextVar("pod", default="")
 
     async def traced_asked(self: Applier, job: TrainingJob, action: Action) -> bool:
-        if isinstance(action, CreatePod):
-            pod.set(action.name)
-            tell(ASKED, action.name)
-        return await asked(self, job, action)
+        if not isinstance(action, CreatePod):
+            return await asked(self, job, action)
+        tell(ASKED, action.name)
+        token = pod.set(action.name)
+        try:
+            return await asked(self, job, action)
+        finally:
+            pod.reset(token)  # what this request's answer leads to is another request
 
     async def traced_placed(
         self: HttpTransport, method: str, path: str, **options: Unpack[Options]

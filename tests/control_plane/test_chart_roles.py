@@ -332,7 +332,8 @@ async def test_permissions_are_enough_and_all_used(
 
                 async def looked() -> bool:
                     return any(
-                        each.resource == "leases" and each.verb == "get" for each in log.read()[since:]
+                        each.user == user and (each.resource, each.verb) == ("leases", "get")
+                        for each in log.read()[since:]
                     )
 
                 async with standby:  # it watches the Lease; a watch is in the log when it ends

@@ -191,7 +191,7 @@ async def credentials(server: ApiServer) -> kopf.ConnectionInfo:
 class _NoDiffBase(kopf.DiffBaseStorage):
     """Keeps nothing to compare an object with: only handlers of changes ask for that, and kopf would copy each object.
 
-    While 200 jobs began, that was a third of the time that kopf took.
+    While 200 jobs began, kopf took 15 % of the process's time with that, and 10 % without (samples of a profiler).
     """
 
     def build(self, **_: Any) -> kopf.BodyEssence:

@@ -81,6 +81,7 @@ async def test_replacement_is_traced_though_its_body_is_made_when_it_is_sent(
     monkeypatch.setattr(aiohttp.ClientRequest, "write_bytes", aiohttp.ClientRequest.write_bytes)
     traced._trace_requests(lambda what, name: told.append((what, name)))
     await Applier.carry_out(cast("Applier", None), job, pod)
+    await HttpTransport.request(cast("HttpTransport", None), "PUT", "/status")
     assert told == [(traced.ASKED, pod.name), (traced.PLACED, pod.name)]
 
 

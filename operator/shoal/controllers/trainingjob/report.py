@@ -135,9 +135,9 @@ class Reporter:
             told.differs + _gathering_seconds(old, new) if makes else 0.0,
         ]
         left = max(due) - loop_time()
-        if makes and not old.observed_generation:
-            look = told.differs + FIRST_SECONDS - loop_time()
-            left = min(left, look if look > DUE_SECONDS else left)  # the first of many pods wakes nobody
+        look = told.differs + FIRST_SECONDS - loop_time()
+        if makes and not old.observed_generation and look > DUE_SECONDS:
+            left = min(left, look)  # the first of many pods wakes nobody
         return Report(recorded=telemetry_only, wait=left if left > DUE_SECONDS else 0.0)
 
     async def write(
