@@ -269,6 +269,8 @@ MOST_IMPORTANT_FIRST = (
     "Disrupted",
 )
 """The conditions that a job is judged by, where several are True."""
+TROUBLE = {*MOST_IMPORTANT_FIRST, "NodeSignalsUnavailable"} - {"Complete", "Suspended"}
+"""The conditions that say that something is wrong."""
 
 PASSES = frozenset({"Queued", "Unschedulable", "PoolsFull", "BelowMinReplicas", "StuckTerminating"})
 """The reasons of Degraded that may pass by themselves, or without which the job does as well: all others wait for a

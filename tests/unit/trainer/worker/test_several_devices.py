@@ -33,9 +33,7 @@ def one_process():
 
 
 def test_devices_that_share_a_short_batch_compute_what_one_does():
-    found = computed("weights of a part", "sum")
-    assert max(found["weights of a part"]) < 1e-5
-    assert max(found["sum"]) < 1e-5
+    assert max(computed("weights of a part")["weights of a part"]) < 1e-5
 
 
 @pytest.mark.nightly
