@@ -113,7 +113,9 @@ def test_the_last_one_without_enough_memory_counts() -> None:
     """Nobody else trains."""
     world = running_world(spec={"runPolicy": {"backoffLimit": 0}})
     world.report = build.report().model_copy(
-        update={"workers": (WorkerReport(slot=2, incarnation=0, state=WorkerState.ACTIVE, first_push_at=1.0),)}
+        update={
+            "workers": (WorkerReport(slot=2, incarnation=0, state=WorkerState.ACTIVE, first_push_at=1.0),)
+        }
     )
     runs_out_of_memory(world, "digits-worker-2-0", kernel=False)
     world.reconcile()
