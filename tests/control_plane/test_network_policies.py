@@ -141,6 +141,8 @@ async def test_policies_admit_whom_they_should_and_nobody_else(
         "networkPolicy.from[0].namespaceSelector.matchLabels.kubernetes\\.io/metadata\\.name=monitoring",
         "networkPolicy.from[1].podSelector.matchLabels.app=own-prometheus",
         f"networkPolicy.jobNamespaces={{{namespace}}}",
+        "networkPolicy.jobEgress.enabled=true",
+        "networkPolicy.jobEgress.rules[0].ports[0].port=443",
     )
     objects = rendered(control_plane, HOME, *settings)
     templates = {
@@ -161,8 +163,9 @@ async def test_policies_admit_whom_they_should_and_nobody_else(
         stored = await created(kube, namespace, each)
         stored["metadata"]["namespace"] = home
         of_processes.append(stored)
-    [of_chart] = [each for each in of_processes if each["metadata"]["namespace"] == namespace]
-    of_processes.remove(of_chart)
+    in_chart = [each for each in of_processes if each["metadata"]["namespace"] == namespace]
+    of_chart, leaving = sorted(in_chart, key=lambda each: each["spec"]["policyTypes"] == ["Egress"])
+    of_processes = [each for each in of_processes if each not in in_chart]
 
     of_a_server = {DATA_PORT, CONTROL_PORT, METRICS_PORT}
     assert set(server.ports.values()) <= of_a_server
@@ -179,6 +182,12 @@ async def test_policies_admit_whom_they_should_and_nobody_else(
     assert admits([of_chart], pools, server) == set()
     assert admits([of_chart], beside, server) == {METRICS_PORT}
     assert admits([of_chart], Peer(namespace, beside.labels, {}), server) == set()
+
+    for each in (server, worker):
+        assert admits([of_chart, leaving], each, server) == of_a_server
+        assert admits([leaving], each, outside) == {DNS, 443}
+        assert admits([leaving], each, elsewhere) == {DNS, 443}
+    assert admits([leaving], stranger, outside) == set(EVERY_PORT)
 
     policies = of_processes
     [check] = [Peer(HOME, each["metadata"]["labels"], {}) for each in objects if each["kind"] == "Pod"]

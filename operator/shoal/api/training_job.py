@@ -170,7 +170,8 @@ class RunPolicy(Strict):
     progress_deadline_seconds: Annotated[int, Field(ge=10, le=MOST), STORED] | None = None
     """Report Degraded with reason NoProgress when no training step completes for this many seconds."""
     force_delete_after_seconds: Natural = 60
-    """Force-delete a pod that is Terminating on a lost node after this many seconds."""
+    """Force-delete a pod that is Terminating on a lost node after this many seconds. Where nodes cannot be read, any
+    pod that is still Terminating as long after its grace period."""
     failure_rules: list[FailureRule] = Field(default=[], max_length=16)
     """What exit codes mean; the first match applies. Unset: any code is a failure, unless the pod was disrupted."""
     scheduling_policy: SchedulingPolicy = SchedulingPolicy()
