@@ -172,21 +172,18 @@ async def test_policies_admit_whom_they_should_and_nobody_else(
     assert worker.ports == {}
     for policy in (of_jobs, of_chart):
         policies = [*of_processes, policy]
-        assert admits(policies, worker, server) == of_a_server
-        assert admits(policies, server, server) == of_a_server  # of one shard, from another
-        assert admits(policies, operator, server) == {CONTROL_PORT}
-        assert admits(policies, stranger, server) == set()
-        assert admits(policies, prometheus, server) == {METRICS_PORT}
-        assert admits(policies, elsewhere, server) == set()
+        inside = [admits(policies, each, server) for each in (worker, server, elsewhere)]
+        assert inside == [of_a_server, of_a_server, set()]  # also of one shard, from another
+        others = [admits(policies, each, server) for each in (operator, prometheus, stranger)]
+        assert others == [{CONTROL_PORT}, {METRICS_PORT}, set()]
         assert admits(policies, stranger, worker) == set(EVERY_PORT)  # a worker listens on none
     assert admits([of_chart], pools, server) == set()
     assert admits([of_chart], beside, server) == {METRICS_PORT}
     assert admits([of_chart], Peer(namespace, beside.labels, {}), server) == set()
 
     for each in (server, worker):
-        assert admits([of_chart, leaving], each, server) == of_a_server
-        assert admits([leaving], each, outside) == {DNS, 443}
-        assert admits([leaving], each, elsewhere) == {DNS, 443}
+        reached = [admits([of_chart, leaving], each, other) for other in (server, outside, elsewhere)]
+        assert reached == [of_a_server, {DNS, 443}, {DNS, 443}]
     assert admits([leaving], stranger, outside) == set(EVERY_PORT)
 
     policies = of_processes
