@@ -181,8 +181,8 @@ async def test_policies_admit_whom_they_should_and_nobody_else(
     assert admits([of_chart], beside, server) == {METRICS_PORT}
     assert admits([of_chart], Peer(namespace, beside.labels, {}), server) == set()
 
-    for each in (server, worker):
-        reached = [admits([of_chart, leaving], each, other) for other in (server, outside, elsewhere)]
+    for of_job in (server, worker):
+        reached = [admits([of_chart, leaving], of_job, other) for other in (server, outside, elsewhere)]
         assert reached == [of_a_server, {DNS, 443}, {DNS, 443}]
     assert admits([leaving], stranger, outside) == set(EVERY_PORT)
 
