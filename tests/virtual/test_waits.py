@@ -34,7 +34,7 @@ def taken(kind: str, name: str) -> tuple[tuple[str, str, str], dict[str, Any]]:
 def test_a_taken_name_is_told_once_and_asked_for_ever_more_rarely(names: list[tuple[str, str]]) -> None:
     async def story() -> None:
         world = World(lambda _: Truth(samples=1e9))
-        world.nodes(22, 1)
+        world.nodes(len(names) + 2, 1)
         for kind, name in names:
             world.server.store(*taken(kind, name))
         stalled: list[bool] = []
@@ -70,7 +70,7 @@ def test_a_taken_name_is_told_once_and_asked_for_ever_more_rarely(names: list[tu
 def test_a_full_quota_is_asked_for_once_a_minute_and_its_figures_are_no_news() -> None:
     async def story() -> None:
         world = World(lambda _: Truth(samples=1e9))
-        world.nodes(22, 1)
+        world.nodes(5, 1)
         used, handle = count(100), world.server.handle
 
         def refuse(who: Any, method: str, path: str, *rest: Any, **options: Any) -> Answer:

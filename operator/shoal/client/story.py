@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from shoal.api.training_job import TrainingJob
+from shoal.api.training_job_status import TROUBLE
 from shoal.words import count, duration
 
 
@@ -112,12 +113,13 @@ def _conditions(job: TrainingJob) -> Iterator[Moment]:
     for condition in job.status.conditions:
         if condition.type in told:
             kind = (
-                "good" if condition.type == "Complete" else "warning" if condition.type in _BAD else "normal"
+                "good"
+                if condition.type == "Complete"
+                else "warning"
+                if condition.type in TROUBLE
+                else "normal"
             )
             yield Moment(condition.last_transition_time, f"{condition.type}: {condition.message}", kind)
-
-
-_BAD = {"Failed", "Stalled", "QuotaExceeded", "Degraded", "Disrupted", "NodeSignalsUnavailable"}
 
 
 def _events(events: Iterable[Mapping[str, Any]], job: TrainingJob) -> Iterator[Moment]:

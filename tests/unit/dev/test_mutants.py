@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from dev.mutants import PACKAGES, ROOT, Mutant, killed_by, load, mutate
+from dev import mutants
+from dev.mutants import (
+    PACKAGES,
+    ROOT,
+    SURVIVES,
+    UNKNOWN,
+    Mutant,
+    Stage,
+    load,
+    main,
+    mutate,
+    outcome,
+    verdict,
+)
 
 MUTANTS = load()
 
@@ -29,11 +43,62 @@ def test_mutant_changes_one_line_of_the_code(mutant: Mutant, tmp_path: Path) -> 
     assert all((ROOT / test).exists() for test in mutant.tests)
 
 
-def test_mutant_whose_tests_do_not_end_survives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are slow: a test that hangs fails by its own limit."""
+def pytests(monkeypatch: pytest.MonkeyPatch, *outcomes: tuple[int, str] | None) -> list[list[str]]:
+    """Play the stages of a mutant: each exits so and says so, or has no end. Returns their commands."""
+    left, commands = list(outcomes), list[list[str]]()
 
-    def run(command: list[str], **_: object) -> None:
-        raise subprocess.TimeoutExpired(command, 1)
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        if (played := left.pop(0)) is None:
+            raise subprocess.TimeoutExpired(command, 1)
+        return subprocess.CompletedProcess(command, played[0], played[1], "")
 
     monkeypatch.setattr(subprocess, "run", run)
-    assert killed_by(MUTANTS[0], fast=True) is None
+    return commands
+
+
+def failed_with(error: str) -> tuple[int, str]:
+    return 1, f"/tests/test_a.py:7: {error}\nFAILED tests/test_a.py::test_b[3] - {error}\n"
+
+
+HANGS = failed_with("Failed: Timeout (>5.0s) from pytest-timeout.")
+
+
+def test_mutant_is_killed_by_the_first_test_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = pytests(monkeypatch, (0, ""), failed_with("AssertionError: 1 != 2"))
+    assert verdict(MUTANTS[0], fast=False) == "FAILED tests/test_a.py::test_b[3]"
+    assert [command[-1] for command in commands] == [MUTANTS[0].tests[-1], "tests/unit/trainer/simulation"]
+
+
+def test_mutant_survives_what_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytests(monkeypatch, (0, ""), (0, ""))
+    assert verdict(MUTANTS[0], fast=False) == SURVIVES
+
+
+def test_mutant_is_killed_by_a_test_of_its_room_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytests(monkeypatch, HANGS)
+    assert verdict(MUTANTS[0], fast=True) == "FAILED tests/test_a.py::test_b[3]"
+
+
+@pytest.mark.parametrize("simulated", [HANGS, None], ids=["a test", "all of them"])
+def test_nobody_knows_a_mutant_whose_seeds_run_out_of_time(
+    simulated: tuple[int, str] | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The seeds of a busy machine are slow: they would else be said to have found it."""
+    pytests(monkeypatch, (0, ""), simulated)
+    monkeypatch.setattr(mutants, "load", lambda: MUTANTS[:1])
+    assert main([]) == 1
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].endswith(UNKNOWN)
+    assert told[1] == "1 mutants, 0 survive, 1 unknown"
+
+
+def test_timeout_is_told_apart_from_another_failure(tmp_path: Path) -> None:
+    """By what pytest itself says of it, with the options of a stage."""
+    (tmp_path / "conftest.py").write_text(
+        "from hypothesis import settings\n\nsettings.register_profile('any-example')\n"
+    )
+    (tmp_path / "test_slow.py").write_text(
+        "import threading\n\ndef test_a():\n    threading.Event().wait(60)\n"
+    )
+    assert outcome("a", Stage((str(tmp_path),), 1, hangs_kill=False), os.environ) == UNKNOWN

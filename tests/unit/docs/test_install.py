@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
 import yaml
 
 from shoal.api.labels import SPOT_LABELS
@@ -41,6 +42,15 @@ def test_nobody_is_told_to_install_a_package_that_the_project_has_not_published(
 def test_spot_labels_are_documented() -> None:
     text = section(read("docs/install.md"), "Spot signals by platform")
     assert [label for label in SPOT_LABELS if label not in text] == []
+
+
+@pytest.mark.parametrize("page", ["docs/install.md", "docs/accelerators.md"])
+def test_worker_logs_the_line_that_tells_its_gpu(page: str) -> None:
+    promised = [words for words in code(read(page)) if words.startswith("ready in …")]
+    assert promised
+    logged = read("trainer_image/shoal_trainer/worker/main.py")
+    for words in promised:
+        assert re.search(re.sub(r"\d+", "%d", words).replace("…", ".*"), logged), words
 
 
 def test_pinned_versions_match_the_lock_file() -> None:

@@ -52,7 +52,13 @@ def exported(families: Iterable[Metric]) -> Series:
 def test_operator_metrics_match_the_registry() -> None:
     metrics = Metrics()
     jobs = JobMetrics(metrics)
-    jobs.count_jobs(lambda: [build.job()])
+    troubled = {
+        "type": "Degraded",
+        "status": "True",
+        "reason": "X",
+        "lastTransitionTime": build.stamp(build.NOW),
+    }
+    jobs.count_jobs(lambda: [build.job({"conditions": [troubled]})])
     plans = PlanMetrics(metrics)
     plans.count_pools(lambda: [POOL], lambda: [build.job()])
     plans.count_proposals(lambda: 0.0, lambda: 0)

@@ -404,7 +404,7 @@ def test_an_account_asks_once_of_all_nodes_and_reads_the_price_of_each_pool(
     assert few == [{f"a-{i}" for i in range(2)}]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(16), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 60), st.booleans()), min_size=60, max_size=90),
     st.lists(st.tuples(st.integers(0, 59), st.integers(0, 2)), max_size=4),

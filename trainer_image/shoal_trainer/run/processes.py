@@ -27,6 +27,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from shoal_trainer.contract import (
+    BATCH_SIZE,
     CONFIG_ENV,
     EXIT_OK,
     EXIT_USER,
@@ -45,7 +46,6 @@ from shoal_trainer.contract import (
     status_token,
 )
 from shoal_trainer.errors import OutOfMemory
-from shoal_trainer.script import BATCH_SIZE
 from shoal_trainer.security import Credentials, create_secret_dir
 from shoal_trainer.snapshot.storage import open_storage
 from shoal_trainer.snapshot.store import SnapshotStore

@@ -11,7 +11,7 @@ from decimal import Decimal, InvalidOperation
 from prometheus_client import Counter, Histogram
 
 from shoal.api.training_job import TrainingJob
-from shoal.api.training_job_status import TrainingJobStatus
+from shoal.api.training_job_status import TROUBLE, TrainingJobStatus
 from shoal.runtime.metrics import Metrics
 
 REACTIONS = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
@@ -111,6 +111,17 @@ class JobMetrics:
                 job.status.reason or job.status.phase or "Pending"
                 for job in jobs()
                 if job.status.phase in {"", "Pending", "Starting"}
+            ),
+        )
+        self._metrics.live(
+            "shoal_jobs_troubled",
+            "TrainingJobs by each condition of trouble that is True.",
+            "condition",
+            lambda: Count(
+                condition.type
+                for job in jobs()
+                for condition in job.status.conditions
+                if condition.type in TROUBLE and condition.status == "True"
             ),
         )
         self._metrics.live_value(

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from dev.night import examples
 from shoal.api.capacity_pool import CapacityPool, CapacityPoolStatus
 from shoal.api.kube import Node
 from shoal.api.training_job import TrainingJob
@@ -216,7 +217,7 @@ class Jobs(RuleBasedStateMachine):
 
 
 TestJobs = Jobs.TestCase
-TestJobs.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestJobs.settings = settings(max_examples=examples(60), stateful_step_count=25, deadline=None)
 
 
 def test_pool_keeps_the_nodes_that_jobs_use_and_buys_none_for_advice() -> None:
@@ -634,7 +635,7 @@ def test_jobs_that_ended_are_remembered_as_a_sum() -> None:
         max_size=60,
     )
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_parts_have_a_bound_and_the_sum_only_grows(steps: list[tuple[int, str]]) -> None:
     """etcd takes no status of more than 1.5 MB, and one that cannot be written says nothing ever again."""
     of, now, used, ends = pool(), NOW, dict[str, int](), dict[str, datetime]()

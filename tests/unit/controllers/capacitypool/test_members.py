@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from dev.night import examples
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.kube import Node
 from shoal.api.training_job import TrainingJob
@@ -114,3 +116,4 @@ class Changes(RuleBasedStateMachine):
 
 
 TestChanges = Changes.TestCase
+TestChanges.settings = settings(max_examples=examples(100), deadline=None)

@@ -77,6 +77,26 @@ def test_jobs_are_counted_by_phase_without_names() -> None:
     assert "job=" not in text
 
 
+def test_jobs_are_counted_by_the_conditions_of_trouble_that_hold() -> None:
+    metrics = JobMetrics(Metrics())
+    states = [
+        {"NodeSignalsSuspect": "True", "Degraded": "True", "Running": "True"},
+        {"NodeSignalsSuspect": "True", "Degraded": "False"},
+        {"Stalled": "Unknown", "Complete": "True"},
+    ]
+    always = {"reason": "X", "lastTransitionTime": build.stamp(build.NOW)}
+    conditions = [
+        [{"type": kind, "status": is_so, **always} for kind, is_so in each.items()] for each in states
+    ]
+    jobs = [build.job({"conditions": each}) for each in conditions]
+    metrics.count_jobs(lambda: jobs)
+    text = generate_latest(metrics.registry).decode()
+    assert sorted(line for line in text.splitlines() if line.startswith("shoal_jobs_troubled{")) == [
+        'shoal_jobs_troubled{condition="Degraded"} 1.0',
+        'shoal_jobs_troubled{condition="NodeSignalsSuspect"} 2.0',
+    ]
+
+
 def test_jobs_that_have_not_begun_are_counted_by_reason() -> None:
     metrics = JobMetrics(Metrics())
     states = [

@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from shoal_trainer.ps import server as server_module
 from shoal_trainer.ps import shard_client
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.client import PSClient
-from shoal_trainer.ps.pool import Loan
+from shoal_trainer.ps.pool import POOL_BYTES, RESERVED, Loan
 from shoal_trainer.ps.server import DataServer
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.security import Credentials, create_secret_dir
@@ -94,6 +94,19 @@ def test_connection_counts_once(served: Served) -> None:
     client = served.client()
     client.hello(MODEL)
     assert len(served.server.listener.open) == 1
+
+
+@pytest.mark.parametrize(("limit", "both"), [(RESERVED + 4 * POOL_BYTES, True), (None, False)])
+def test_requests_have_the_memory_of_their_pod(
+    limit: int | None, both: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two requests, each as large as all the memory without a limit, one would else wait for the other."""
+    monkeypatch.setattr(server_module, "memory_limit", lambda: limit)
+    with closing(Served(tmp_path)) as served:
+        pool = served.server._pool
+        with pool.lend(2 * POOL_BYTES) as first, pool.lend(2 * POOL_BYTES) as second:
+            assert first.granted(0, whole=True)
+            assert second.granted(0, whole=True) == both
 
 
 def test_payload_on_its_way_without_free_memory_is_refused_at_its_deadline(

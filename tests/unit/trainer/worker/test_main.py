@@ -211,11 +211,11 @@ def test_user_error_survives_a_coordinator_that_refuses_it(monkeypatch, caplog, 
     [
         (
             True,
-            "ready in 13.0 s: import 2.00 s, build and trace 4.00 s, compile 7.00 s, 5 parameters, batches of 128 on",
+            "ready in 13.0 s: import 2.00 s, build and trace 4.00 s, compile 7.00 s, 5 parameters, batches of 32 on",
         ),
         (
             False,
-            "ready in 6.0 s: import 2.00 s, build and trace 4.00 s, compile 0.00 s, 5 parameters, batches of 128 on",
+            "ready in 6.0 s: import 2.00 s, build and trace 4.00 s, compile 0.00 s, 5 parameters, batches of 32 on",
         ),
     ],
 )
