@@ -15,6 +15,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 from benchmarks.harness import Measurement, anonymous_bytes, summary
 from benchmarks.wire_peers import hot_rate
 from shoal_trainer.ps.aligned import aligned
@@ -24,8 +26,7 @@ from shoal_trainer.ps.update_rules import STATE, rule
 from shoal_trainer.run.processes import LocalJob, LocalRun
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Push, PushMeta, WorkerIdentity
 
-SIZES = {"1 M": 1_000_000, "25.6 M": 25_600_000, "100 M": 100_000_000}
-
+SIZES = {"1 M": 1_000_000, "25.6 M": 25_600_000, "100 M": 100_000_000, "500 M": 500_000_000}
 
 OPTIMIZERS = {
     "sgd": OptimizerConfig(batch_size=1),
@@ -34,7 +35,7 @@ OPTIMIZERS = {
 }
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)
 SMALL = 1_730_000
-BF16 = 2
+BF16, FP32 = 2, 4
 PLOT = Path("build/scale.png")
 AT_REST = "1.1 x (parameters + state) + 80 MB"
 AGAINST = "2.1 x (parameters + state) + 168 MB"
@@ -51,6 +52,12 @@ def measure(quick: bool) -> Iterator[Measurement]:
     by_clients: dict[int, float] = {}
     for name, size in list(SIZES.items())[: 1 if quick else None]:
         for optimizer, config in OPTIMIZERS.items():
+            if (lacking := _lacking(size, config)) > 0:
+                print(
+                    f"  {name}, {optimizer}, is left out: {lacking / 1e9:.0f} GB of memory are lacking",
+                    flush=True,
+                )
+                continue
             rates = []
             for _ in range(repeats if optimizer == "momentum" else 1):
                 with _Server() as server:
@@ -87,6 +94,12 @@ def resting(parameters: int, config: OptimizerConfig) -> float:
     return 1.1 * 4 * parameters * (1 + len(STATE[rule(config)])) + 80e6
 
 
+def _lacking(parameters: int, config: OptimizerConfig) -> float:
+    """Bytes: for a server that writes a snapshot, a gradient, the answers of two clients and the first parameters."""
+    clients = parameters * (3 * BF16 + FP32)
+    return needed(parameters, config) + clients - psutil.virtual_memory().available
+
+
 def plot(
     memory: dict[str, dict[int, float]],
     by_size: dict[int, float],
@@ -100,9 +113,10 @@ def plot(
     left, middle, right = figure.subplots(1, 3)
     sizes = sorted(by_size)
     for style, (optimizer, measured) in zip(("k:", "k--", "k-."), memory.items(), strict=True):
-        left.loglog(sizes, [measured[n] / 1e6 for n in sizes], "o-", label=optimizer)
+        known = sorted(measured)
+        left.loglog(known, [measured[n] / 1e6 for n in known], "o-", label=optimizer)
         left.loglog(
-            sizes, [needed(n, OPTIMIZERS[optimizer]) / 1e6 for n in sizes], style, label=f"bound, {optimizer}"
+            known, [needed(n, OPTIMIZERS[optimizer]) / 1e6 for n in known], style, label=f"bound, {optimizer}"
         )
     left.set(title="anonymous memory of a PS", xlabel="parameters", ylabel="MB")
     middle.loglog(sizes, [by_size[n] for n in sizes], "o-", label="2 clients, bf16")

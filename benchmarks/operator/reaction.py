@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,6 +18,8 @@ from dev.kube import Json
 from tests.doubles.fake_kubelet import FakeKubelet
 
 NODES = 4
+ROUNDS = 6
+"""In which workers of a job are lost one by one, so that there are 96 losses: the largest is the 99th percentile."""
 QUIET_SECONDS = 32.0
 """Before a loss that is alone: longer than the interval of telemetry, so that nothing of before is written with it."""
 
@@ -60,19 +62,17 @@ async def measure(world: World, quick: bool) -> AsyncIterator[Measurement]:
     async with nodes(world, "react") as kubelet, world.operator(trace=trace):
         led = time.time()  # before, it collects garbage on purpose
         await world.namespace("one")
-        await world.apply(job("one", "one", workers))
+        # An announced wave is of more pods than that.
+        await world.apply(job("one", "one", workers, surge=1))
         await world.run("one", "one", workers)
-        alone = [await _lose(world, "one", name) for name in await _workers(world, "one", losses)]
-        await world.run("one", "one", workers)
+        rounds = [losses] * (1 if quick else ROUNDS)
+        alone = [each for most in rounds for each in await _lose_some(world, "one", most)]
         wave = await _wave(world, kubelet, "one")
         await world.run("one", "one", workers)
         await world.namespace("bare-one")
         await bare_pods(world, "bare-one", 1, workers)
         async with world.bare("replace", "bare-one"):
-            bare = [
-                await _lose(world, "bare-one", name) for name in await _workers(world, "bare-one", losses)
-            ]
-            await _all_run(world, "bare-one")
+            bare = [each for most in rounds for each in await _lose_some(world, "bare-one", most)]
             bare_wave = await _wave(world, kubelet, "bare-one")
             await world.run("one", "one", workers)
             await world.namespace("big")
@@ -130,15 +130,23 @@ def _largest(
 async def measure_lone(world: World, quick: bool) -> AsyncIterator[Measurement]:
     """The writes that one loss costs while nothing else happens."""
     workers, losses = (8, 1) if quick else (32, 5)
-    async with nodes(world, "lone"), world.operator():
+    async with nodes(world, "lone") as kubelet, world.operator():
         await world.namespace("one")
         await world.apply(job("one", "one", workers))
         await world.run("one", "one", workers)
-        found = [await _writes_of_a_loss(world, "one", workers) for _ in range(losses)]
-    at_once, all_told = zip(*found, strict=True)
-    words = "writes for a pod lost alone"
-    yield summary(f"{words}, until its replacement runs", list(at_once), "", "", 3.0, at_most=True)
-    yield summary(f"{words}, until the status says so", list(all_told), "", "")
+
+        async def taken(name: str) -> None:
+            await world.kube.delete(f"/api/v1/namespaces/one/pods/{name}", grace_seconds=0)
+
+        async def failed(name: str) -> None:
+            await kubelet.fail_pod("one", name)
+
+        for what, lose in (("lost", taken), ("that failed", failed)):
+            found = [await _writes_of_a_loss(world, workers, lose, number) for number in range(losses)]
+            at_once, all_told = zip(*found, strict=True)
+            words = f"writes for a pod {what} alone"
+            yield summary(f"{words}, until its replacement runs", list(at_once), "", "", 3.0, at_most=True)
+            yield summary(f"{words}, until the status says so", list(all_told), "", "", 3.0, at_most=True)
 
 
 async def _workers(world: World, namespace: str, count: int) -> list[str]:
@@ -162,6 +170,13 @@ async def _workers(world: World, namespace: str, count: int) -> list[str]:
     return sorted(found)[:count]
 
 
+async def _lose_some(world: World, namespace: str, most: int) -> list[Loss]:
+    """Lose workers one by one, and wait until all run again."""
+    found = [await _lose(world, namespace, name) for name in await _workers(world, namespace, most)]
+    await _all_run(world, namespace)
+    return found
+
+
 async def _lose_while_it_ramps(
     world: World, namespaces: tuple[str, str], most: int, ramp: str, workers: int
 ) -> tuple[list[Loss], list[Loss]]:
@@ -176,8 +191,8 @@ async def _lose_while_it_ramps(
     return found
 
 
-async def _made(world: World, namespace: str, count: int) -> bool:
-    return len(world.creates(namespace)) >= count
+async def _made(world: World, namespace: str, count: int, since: int = 0) -> bool:
+    return len(world.creates(namespace, since=since)) >= count
 
 
 async def _lose(world: World, namespace: str, name: str, successor: str = "") -> Loss:
@@ -194,21 +209,27 @@ async def _lose(world: World, namespace: str, name: str, successor: str = "") ->
     return Loss(name, created.name, lost.answered, created.received)
 
 
-async def _writes_of_a_loss(world: World, namespace: str, workers: int) -> tuple[int, int]:
-    """Lose one pod when nothing else happens; the operator's writes until all run again, and until that is told."""
+async def _writes_of_a_loss(
+    world: World, workers: int, lose: Callable[[str], Awaitable[None]], number: int
+) -> tuple[int, int]:
+    """Lose the pod of this number when nothing else happens.
+
+    The operator's writes until all run again, and until that is told.
+    """
     await asyncio.sleep(QUIET_SECONDS)
-    [name] = await _workers(world, namespace, 1)
+    name = (await _workers(world, "one", workers))[number]
     since = len(world.log.read())
-    await _lose(world, namespace, name)
+    await lose(name)
+    await until(lambda: _made(world, "one", 1, since), every=0.02)
 
     async def run() -> bool:
-        return len(await _workers(world, namespace, workers)) == workers
+        return len(await _workers(world, "one", workers)) == workers
 
     await until(run)
     await asyncio.sleep(2.0)  # what is told at once, and events
-    at_once = len(world.writes(namespace, user=OPERATOR, since=since))
-    await world.run(namespace, namespace, workers)
-    return at_once, len(world.writes(namespace, user=OPERATOR, since=since))
+    at_once = len(world.writes("one", user=OPERATOR, since=since))
+    await world.run("one", "one", workers)
+    return at_once, len(world.writes("one", user=OPERATOR, since=since))
 
 
 async def _lose_own(world: World, namespace: str, name: str) -> Loss:

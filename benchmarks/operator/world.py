@@ -257,7 +257,7 @@ class Operator:
             await self._process.wait()
 
 
-def job(namespace: str, name: str, workers: int, **spec: Any) -> Json:
+def job(namespace: str, name: str, workers: int, surge: int | str = "25%", **spec: Any) -> Json:
     """A TrainingJob whose losses never end it."""
     return {
         "apiVersion": "shoal.dev/v1alpha1",
@@ -267,7 +267,12 @@ def job(namespace: str, name: str, workers: int, **spec: Any) -> Json:
             "storage": {"ephemeral": {}},
             "training": {"entrypoint": "digits:job", "stopAfter": {"epochs": 1}},
             "runPolicy": {"backoffLimit": 1_000_000},
-            "workers": {"replicas": workers, "maxReplicas": max(1, workers), "capacity": "Any"},
+            "workers": {
+                "replicas": workers,
+                "maxReplicas": max(1, workers),
+                "maxSurge": surge,
+                "capacity": "Any",
+            },
             **spec,
         },
     }

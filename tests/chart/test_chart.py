@@ -594,6 +594,11 @@ def test_network_policies_are_not_asked_for_in_vain(tools: Path, setting: str) -
     assert "make no policy without networkPolicy.enabled: set it" in refusal(tools, setting)
     assert of_kind(render(tools, "networkPolicy.enabled=true", setting), "NetworkPolicy")
     assert of_kind(render(tools, "networkPolicy.enabled=true", "networkPolicy.egress=null"), "NetworkPolicy")
+    assert of_kind(
+        render(tools, "networkPolicy.enabled=true", "networkPolicy.jobEgress=null"), "NetworkPolicy"
+    )
+    unnamed = ("networkPolicy.enabled=true", "networkPolicy.jobEgress.enabled=true")
+    assert "makes no policy without networkPolicy.jobNamespaces: name them" in refusal(tools, *unnamed)
 
 
 def test_admission_policy_needs_kubernetes_1_30(tools: Path) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import yaml
@@ -16,6 +19,7 @@ from dev.paths import ROOT
 from tests.control_plane.operators import eventually
 
 KINDS = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
+POLICY = "ValidatingAdmissionPolicy"
 
 
 def rendered(plane: ControlPlane, namespace: str, *values: str) -> list[Json]:
@@ -46,6 +50,30 @@ async def install_account(plane: ControlPlane, kube: Kube, namespace: str, *valu
     roles = [o for o in objects if o["kind"] in {"Role", "ClusterRole"}]
     await _permissions_in_force(kube, namespace, account_of(objects), roles)
     return objects
+
+
+@contextlib.asynccontextmanager
+async def admission_policy(plane: ControlPlane, namespace: str, *values: str) -> AsyncIterator[None]:
+    """The chart's admission policy, in force within the block. The account is installed already."""
+    objects = rendered(plane, namespace, "admissionPolicy.enabled=true", *values)
+    text = yaml.safe_dump_all(each for each in objects if each["kind"].startswith(POLICY))
+    user = user_of(namespace, account_of(objects))
+    probe = json.dumps({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "probe"}})
+    words = ("--as", user, "-n", namespace, "create", "--dry-run=server", "-f", "-")
+
+    async def in_force() -> bool:
+        try:
+            plane.kubectl(*words, stdin=probe)
+        except subprocess.CalledProcessError as error:
+            return POLICY in error.stderr
+        return False
+
+    plane.kubectl("apply", "-f", "-", stdin=text)
+    try:
+        await eventually(in_force, what="the admission policy")
+        yield
+    finally:
+        plane.kubectl("delete", "-f", "-", stdin=text)
 
 
 async def health_check(

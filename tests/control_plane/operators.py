@@ -238,7 +238,7 @@ class Job:
     def manifest(self, **spec: Any) -> Json:
         whole = {
             "storage": {"ephemeral": {}},
-            "training": {"entrypoint": "digits:job", "stopAfter": {"epochs": 1}},
+            "training": {"entrypoint": "digits:job", "batchSize": 128, "stopAfter": {"epochs": 1}},
             "workers": {"replicas": 2, "maxSurge": 1},
             **spec,
         }

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import yaml
 
 from dev.cluster import ControlPlane
 from dev.kube import Json, Kube
 from dev.tools.build import ensure
-from tests.control_plane.installed import rendered, user_of
-from tests.control_plane.operators import Job, eventually
+from tests.control_plane.installed import admission_policy, install_account, user_of
+from tests.control_plane.operators import Job
 
 
 class As:
@@ -52,30 +50,10 @@ async def operator(
     control_plane: ControlPlane, crds: None, kube: Kube, second_namespace: str
 ) -> AsyncIterator[As]:
     """The operator's account, installed into the second namespace, under the policy."""
-    kinds = {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount",
-             "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}  # fmt: skip
-    made = [
-        each
-        for each in rendered(
-            control_plane,
-            second_namespace,
-            "admissionPolicy.enabled=true",
-            "admissionPolicy.namespaceLabels.example\\.com/jobs=shoal",
-        )
-        if each["kind"] in kinds
-    ]
-    text = yaml.safe_dump_all(made)
-    words = [ensure(("kubectl",))["kubectl"], "--kubeconfig", str(control_plane.kubeconfig)]
-    subprocess.run([*words, "apply", "-f", "-"], input=text, text=True, check=True, capture_output=True)  # noqa: ASYNC221
-    account = As(control_plane, second_namespace)
-
-    async def enforced() -> bool:
-        name = f"probe-{os.urandom(3).hex()}"
-        return "ValidatingAdmissionPolicy" in account.create(secret("default", name=name))
-
-    await eventually(enforced, what="the policy is enforced")
-    yield account
-    subprocess.run([*words, "delete", "-f", "-"], input=text, text=True, check=False, capture_output=True)  # noqa: ASYNC221
+    await install_account(control_plane, kube, second_namespace)
+    labels = "admissionPolicy.namespaceLabels.example\\.com/jobs=shoal"
+    async with admission_policy(control_plane, second_namespace, labels):
+        yield As(control_plane, second_namespace)
 
 
 def secret(namespace: str, owners: list[Json] | None = None, name: str = "some") -> Json:

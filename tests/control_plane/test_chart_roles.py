@@ -1,4 +1,4 @@
-"""The operator with exactly the chart's permissions: no request of it is denied, and none of them is unused.
+"""The operator with exactly the chart's permissions, under its admission policy: nothing is denied, nothing is unused.
 
 One story goes through everything that it does, another through what `kueue.enabled` adds, with Kueue played. What it
 asked for is read from the audit log.
@@ -26,6 +26,7 @@ from tests.control_plane.conftest import await_served
 from tests.control_plane.coordinators import Coordinators
 from tests.control_plane.installed import (
     account_of,
+    admission_policy,
     as_service_account,
     health_check,
     install_account,
@@ -76,6 +77,8 @@ KUEUE = [
     crd(QUEUES, "v1beta2", "WorkloadPriorityClass", "workloadpriorityclasses", namespaced=False),
 ]
 
+DENIED = {403, 422}
+"""By the roles, by the admission policy."""
 UNSEEN = {("scheduling.x-k8s.io", "podgroups", "create")}
 """An apply that makes the object is a patch in the audit log, and is allowed to who may also create."""
 
@@ -99,7 +102,7 @@ def granted(objects: list[Json]) -> set[Right]:
 def used(log: AuditTail, user: str) -> set[Right]:
     """What this user asked for; nothing of it was denied."""
     seen = [each for each in log.read() if each.user == user]
-    assert [(each.verb, each.resource, each.name) for each in seen if each.code == 403] == []
+    assert [(each.verb, each.resource, each.name) for each in seen if each.code in DENIED] == []
     return {
         (each.group, "/".join(filter(None, (each.resource, each.subresource))), each.verb) for each in seen
     }
@@ -133,9 +136,12 @@ async def newer_crd(kube: Kube, crds: None) -> AsyncIterator[None]:
 
 @pytest.fixture
 async def home(kube: Kube) -> str:
-    """The operator's namespace. It stays: no other test uses it."""
+    """The operator's namespace, without the Lease and the key of an earlier test. It stays: no other test uses it."""
     with tolerant(409):
         await kube.create("/api/v1/namespaces", {"metadata": {"name": OPERATOR_NAMESPACE}})
+    for prefix, left in (("apis/coordination.k8s.io", "leases/shoal"), ("api", "secrets/shoal-install-key")):
+        with tolerant(404):
+            await kube.delete(f"/{prefix}/v1/namespaces/{OPERATOR_NAMESPACE}/{left}")
     return OPERATOR_NAMESPACE
 
 
@@ -270,7 +276,19 @@ class Story:
         await eventually(cleaned_up, what="ttlSecondsAfterFinished")
 
 
+async def no_job_anywhere(kube: Kube) -> None:
+    """Wait until those of earlier tests are gone, in whose namespaces nothing can be made any more."""
+
+    async def none() -> bool:
+        return not (await kube.get("/apis/shoal.dev/v1alpha1/trainingjobs"))["items"]
+
+    await eventually(none, what="no job anywhere")
+
+
 @pytest.mark.parametrize("others_crds", [POD_GROUPS], indirect=True, ids=["PodGroup"])
+@pytest.mark.parametrize(
+    "everywhere", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["one-namespace", "everywhere"]
+)
 async def test_permissions_are_enough_and_all_used(
     control_plane: ControlPlane,
     newer_crd: None,
@@ -279,28 +297,32 @@ async def test_permissions_are_enough_and_all_used(
     namespace: str,
     home: str,
     tmp_path: Path,
+    everywhere: bool,
 ) -> None:
-    objects = await install_account(control_plane, kube, home, f"scope.namespace={namespace}")
+    values = "serviceAccount.name=everywhere" if everywhere else f"scope.namespace={namespace}"
+    objects = await install_account(control_plane, kube, home, values)
     account, mounted = account_of(objects), tmp_path / "account"
+    if everywhere:
+        await no_job_anywhere(kube)
     await service_account.mount(control_plane, kube, account, mounted)
-    log = AuditTail(control_plane.audit_log)
-    key = await install_key(control_plane, mounted, tmp_path)
-
-    user = user_of(home, account)
-    reports: dict[str, StatusReport] = {}
-    coordinators = Coordinators(InstallKey(key.read_bytes()), tmp_path, lambda uid: reports[uid])
-    pools = [f"spot-{namespace}", f"od-{namespace}"]
-    operator, standby = (
-        OperatorProcess(
-            control_plane.kubeconfig,
-            namespace,
-            tmp_path / name,
-            service_account.environment(control_plane, SHOAL_INSTALL_KEY_FILE=str(key), POD_NAME=name),
-            mounted,
+    log, user = AuditTail(control_plane.audit_log), user_of(home, account)
+    pools, reports = [f"spot-{namespace}", f"od-{namespace}"], dict[str, StatusReport]()
+    async with (
+        admission_policy(control_plane, home, values),
+        FakeKubelet(control_plane.kubeconfig, pod_ip=lambda _pod: coordinators.address(0)) as nodes,
+    ):
+        key = await install_key(control_plane, mounted, tmp_path)
+        coordinators = Coordinators(InstallKey(key.read_bytes()), tmp_path, lambda uid: reports[uid])
+        operator, standby = (
+            OperatorProcess(
+                control_plane.kubeconfig,
+                "" if everywhere else namespace,
+                tmp_path / name,
+                service_account.environment(control_plane, SHOAL_INSTALL_KEY_FILE=str(key), POD_NAME=name),
+                mounted,
+            )
+            for name in ("operator-0", "operator-1")
         )
-        for name in ("operator-0", "operator-1")
-    )
-    async with FakeKubelet(control_plane.kubeconfig, pod_ip=lambda _pod: coordinators.address(0)) as nodes:
         for name in ("spot", "od"):
             await kube.create(POOLS, pool(name, namespace, 0.4, spot=name == "spot", nodes=20))
         for name in ("spot-1", "spot-2"):
@@ -433,7 +455,10 @@ async def test_permissions_for_kueue_are_enough_and_all_used(
         await kube.create(job.path.rpartition("/")[0], manifest)
         return job
 
-    async with running_operator(config, namespace, kueue=True, lease_namespace=home):
+    async with (
+        admission_policy(control_plane, home, scope, enabled),
+        running_operator(config, namespace, kueue=True, lease_namespace=home),
+    ):
         await queue.asks(await apply("urgent", label="urgent"), priority=9)
         await queue.asks(
             await apply("system", class_of_pods="system-node-critical"),

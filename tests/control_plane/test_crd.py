@@ -313,7 +313,7 @@ def test_valid_manifest_gets_its_defaults(control_plane: ControlPlane, namespace
         "stabilizationSeconds": {"up": 30, "down": 300},
     }
     assert spec["training"]["args"] == {"rate": 0.1, "layers": [64, 32], "augment": True}
-    assert spec["training"]["batchSize"] == 128
+    assert spec["training"]["batchSize"] == 32
     assert spec["training"]["staleness"] == {"policy": "InverseSquareRoot", "rounds": True}
     assert spec["training"]["dataTls"] is False
     assert spec["suspend"] is False

@@ -73,9 +73,8 @@ async def test_the_job_names_its_code(
     job, code = rendered["TrainingJob"], rendered["ConfigMap"]
     assert job["spec"]["training"]["code"]["configMap"] == code["metadata"]["name"] != "quickstart-code"
     assert code["data"]["quickstart.py"] == (ROOT / "examples/quickstart/quickstart.py").read_text()
-    assert (
-        job["spec"]["storage"]["volumeClaim"]["name"] == rendered["PersistentVolumeClaim"]["metadata"]["name"]
-    )
+    claim = rendered["PersistentVolumeClaim"]["metadata"]["name"]
+    assert job["spec"]["storage"] == {"volumeClaim": {"name": claim}, "run": "main"}
     for each in rendered.values():
         server_side(control_plane, each, "test")
     edited = copy.deepcopy(job)

@@ -141,6 +141,8 @@ async def test_policies_admit_whom_they_should_and_nobody_else(
         "networkPolicy.from[0].namespaceSelector.matchLabels.kubernetes\\.io/metadata\\.name=monitoring",
         "networkPolicy.from[1].podSelector.matchLabels.app=own-prometheus",
         f"networkPolicy.jobNamespaces={{{namespace}}}",
+        "networkPolicy.jobEgress.enabled=true",
+        "networkPolicy.jobEgress.rules[0].ports[0].port=443",
     )
     objects = rendered(control_plane, HOME, *settings)
     templates = {
@@ -161,24 +163,28 @@ async def test_policies_admit_whom_they_should_and_nobody_else(
         stored = await created(kube, namespace, each)
         stored["metadata"]["namespace"] = home
         of_processes.append(stored)
-    [of_chart] = [each for each in of_processes if each["metadata"]["namespace"] == namespace]
-    of_processes.remove(of_chart)
+    in_chart = [each for each in of_processes if each["metadata"]["namespace"] == namespace]
+    of_chart, leaving = sorted(in_chart, key=lambda each: each["spec"]["policyTypes"] == ["Egress"])
+    of_processes = [each for each in of_processes if each not in in_chart]
 
     of_a_server = {DATA_PORT, CONTROL_PORT, METRICS_PORT}
     assert set(server.ports.values()) <= of_a_server
     assert worker.ports == {}
     for policy in (of_jobs, of_chart):
         policies = [*of_processes, policy]
-        assert admits(policies, worker, server) == of_a_server
-        assert admits(policies, server, server) == of_a_server  # of one shard, from another
-        assert admits(policies, operator, server) == {CONTROL_PORT}
-        assert admits(policies, stranger, server) == set()
-        assert admits(policies, prometheus, server) == {METRICS_PORT}
-        assert admits(policies, elsewhere, server) == set()
+        inside = [admits(policies, each, server) for each in (worker, server, elsewhere)]
+        assert inside == [of_a_server, of_a_server, set()]  # also of one shard, from another
+        others = [admits(policies, each, server) for each in (operator, prometheus, stranger)]
+        assert others == [{CONTROL_PORT}, {METRICS_PORT}, set()]
         assert admits(policies, stranger, worker) == set(EVERY_PORT)  # a worker listens on none
     assert admits([of_chart], pools, server) == set()
     assert admits([of_chart], beside, server) == {METRICS_PORT}
     assert admits([of_chart], Peer(namespace, beside.labels, {}), server) == set()
+
+    for of_job in (server, worker):
+        reached = [admits([of_chart, leaving], of_job, other) for other in (server, outside, elsewhere)]
+        assert reached == [of_a_server, {DNS, 443}, {DNS, 443}]
+    assert admits([leaving], stranger, outside) == set(EVERY_PORT)
 
     policies = of_processes
     [check] = [Peer(HOME, each["metadata"]["labels"], {}) for each in objects if each["kind"] == "Pod"]

@@ -27,6 +27,7 @@ from shoal_trainer.contract import (
 )
 from tests.virtual.cluster import Cluster, Process
 from tests.virtual.loop import BEGIN, now
+from tests.virtual.server import Json
 
 JOIN_SECONDS = 2.0
 SILENT_SECONDS = 5.0
@@ -84,6 +85,8 @@ class Training:
     uid: str
     truth: Truth
     shards: int
+    folder: str
+    """Where its snapshots lie: that of an earlier job, if both name the same run."""
     done: float = 0.0
     saved: float = 0.0
     saved_at: float = 0.0
@@ -105,6 +108,12 @@ class Training:
     beside: BesideSums = BesideSums()
 
 
+def folder_of(job: Json) -> str:
+    """In the storage."""
+    meta = job["metadata"]
+    return f"{meta['namespace']}/{meta['name']}/{job['spec']['storage'].get('run', meta['uid'])}"
+
+
 class Trainers:
     """All runs, and the `Coordinator` that the operator reads."""
 
@@ -117,10 +126,10 @@ class Trainers:
         """Whether the operator cannot reach a job's coordinator."""
         cluster.on_stop = self._stopped
 
-    def run_of(self, uid: str, shards: int = 1) -> Training:
+    def run_of(self, uid: str, folder: str, shards: int = 1) -> Training:
         """The run of a job, which begins with its first process."""
         if uid not in self.runs:
-            self.runs[uid] = Training(uid, self._truth(uid), shards)
+            self.runs[uid] = Training(uid, self._truth(uid), shards, folder)
         return self.runs[uid]
 
     def step(self, seconds: float) -> None:
@@ -131,7 +140,7 @@ class Trainers:
         for uid, processes in by_job.items():
             jobs = [o for o in self.cluster.server.all("trainingjobs") if o["metadata"]["uid"] == uid]
             shards = jobs[0]["spec"].get("parameterServers", {}).get("replicas", 1) if jobs else 1
-            run = self.run_of(uid)
+            run = self.run_of(uid, folder_of(jobs[0]) if jobs else uid)
             run.shards = shards
             self._train(run, processes, seconds)
 
@@ -203,6 +212,9 @@ class Trainers:
                     run.epoch = f"{key[0]}-{key[1]}"
                     run.sums, run.beside = {}, BesideSums()
                     run.workers = {}
+                if known is None and index == 0:
+                    others = (each for each in self.runs.values() if each.folder == run.folder)
+                    run.done = run.saved = max(each.saved for each in others)
                 if known is not None:
                     alive = any(p.role == "worker" and p.runs for p in processes)
                     back = run.done if alive else run.saved

@@ -169,7 +169,7 @@ class World:
         """Create a TrainingJob; what is not given is a small job of three workers."""
         whole = {
             "storage": {"uri": "s3://bucket/runs"},
-            "training": {"entrypoint": "digits:job", "stopAfter": {"epochs": 1}},
+            "training": {"entrypoint": "digits:job", "batchSize": 128, "stopAfter": {"epochs": 1}},
             "workers": {"replicas": 3, "maxReplicas": 6, "maxSurge": 1},
             **spec,
         }

@@ -13,10 +13,9 @@ from typing import Any, Literal
 import click
 from pydantic import JsonValue
 
-from shoal_trainer.contract import InitialFrom, Staleness, StopAfter
+from shoal_trainer.contract import BATCH_SIZE, InitialFrom, Staleness, StopAfter
 from shoal_trainer.errors import TrainerError, UserError
 from shoal_trainer.script import (
-    BATCH_SIZE,
     argument,
     module_of,
     must_take_arguments,

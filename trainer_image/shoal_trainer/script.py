@@ -18,9 +18,6 @@ from typing import TypeGuard
 
 from pydantic import JsonValue
 
-BATCH_SIZE = 32
-"""What `run`, `check`, `fit` and `submit` take where nobody says it: Keras' own. A manifest without it has 128."""
-
 HELP = """{file} has no shoal_trainer.Training. Add one, such as
 
     from shoal_trainer import Training

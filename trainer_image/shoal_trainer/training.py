@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
+from shoal_trainer.contract import BATCH_SIZE
 from shoal_trainer.data.adapt import ClassWeights, as_source
 from shoal_trainer.data.mapped import Mapped
 from shoal_trainer.errors import UserError
-from shoal_trainer.script import BATCH_SIZE
 
 if TYPE_CHECKING:
     import keras

@@ -21,7 +21,7 @@ from shoal.api.elasticity import Elasticity
 from shoal.api.roles import ParameterServers, Workers
 from shoal.api.rules import MOST, STORED, Natural, Number, Positive, explained, rules, unchanging
 from shoal.api.training_job_status import TrainingJobStatus
-from shoal_trainer.contract import AT_MOST_ONE, FALLS, RISES, names_of
+from shoal_trainer.contract import AT_MOST_ONE, BATCH_SIZE, FALLS, RISES, names_of
 
 MANAGED_BY = "shoal.dev/operator"
 """The value of `spec.managedBy` that means Shoal itself, as an unset field does."""
@@ -170,7 +170,8 @@ class RunPolicy(Strict):
     progress_deadline_seconds: Annotated[int, Field(ge=10, le=MOST), STORED] | None = None
     """Report Degraded with reason NoProgress when no training step completes for this many seconds."""
     force_delete_after_seconds: Natural = 60
-    """Force-delete a pod that is Terminating on a lost node after this many seconds."""
+    """Force-delete a pod that is Terminating on a lost node after this many seconds. Where nodes cannot be read, any
+    pod that is still Terminating as long after its grace period."""
     failure_rules: list[FailureRule] = Field(default=[], max_length=16)
     """What exit codes mean; the first match applies. Unset: any code is a failure, unless the pod was disrupted."""
     scheduling_policy: SchedulingPolicy = SchedulingPolicy()
@@ -319,7 +320,7 @@ class TrainingSpec(Strict):
     in quotes is a float too, unless the function's parameter is a string."""
     code: CodeSource | None = None
     """Code that is not in the image. Its modules are first on Python's path of the workers."""
-    batch_size: Positive = 128
+    batch_size: Positive = BATCH_SIZE
     """Samples in one step of one worker. A push is weighted by its samples; this many have weight 1."""
     batch_sizes: list[AcceleratorBatchSize] = Field(
         default=[],

@@ -132,8 +132,8 @@ class Restarts(Status):
     withdrawn: int | None = None
     """Announced disruptions that did not come. They do not count against maxDisruptions."""
     excused: int | None = None
-    """Failures that turned out to be disruptions, since their node ended within a minute. They do not count against
-    backoffLimit."""
+    """Failures that do not count against backoffLimit: those of workers whose node ended within a minute, and whose
+    memory was too small while others trained."""
     by_reason: dict[str, int] = Field(default_factory=dict)
     """Failures and disruptions of workers, by reason."""
 

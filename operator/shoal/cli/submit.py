@@ -15,7 +15,8 @@ from shoal.cli.cluster import cluster_command
 from shoal.cli.options import Command
 from shoal.cli.values import COUNT, SECONDS, Count
 from shoal.errors import ClusterError, Forbidden, NotFound, Unavailable, UsageError
-from shoal_trainer.script import BATCH_SIZE, argument, target
+from shoal_trainer.contract import BATCH_SIZE
+from shoal_trainer.script import argument, target
 
 if TYPE_CHECKING:
     from shoal.client import Client

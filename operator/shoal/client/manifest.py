@@ -23,8 +23,8 @@ from shoal.api.mistakes import mistakes
 from shoal.api.training_job import TrainingJob
 from shoal.client import code, template
 from shoal.errors import UsageError
+from shoal_trainer.contract import BATCH_SIZE
 from shoal_trainer.script import (
-    BATCH_SIZE,
     beside,
     module_of,
     must_define,

@@ -11,7 +11,7 @@ import yaml
 from shoal.api.training_job import TrainingJob
 from shoal.client.manifest import Submission, manifests
 from shoal.errors import UsageError
-from shoal_trainer.script import BATCH_SIZE
+from shoal_trainer.contract import BATCH_SIZE
 
 
 @pytest.fixture

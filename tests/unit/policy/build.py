@@ -25,7 +25,7 @@ def job_manifest(**spec: Any) -> dict[str, Any]:
         "metadata": {"name": "digits", "namespace": "team", "uid": UID, "generation": 1},
         "spec": {
             "storage": {"ephemeral": {}},
-            "training": {"entrypoint": "digits:job", "stopAfter": {"epochs": 3}},
+            "training": {"entrypoint": "digits:job", "batchSize": 128, "stopAfter": {"epochs": 3}},
             "workers": {"replicas": 3, "maxSurge": 1},
             **spec,
         },

@@ -9,7 +9,7 @@ import pytest
 
 from shoal.policy.facts.signals import Meaning, node_signal
 from shoal.policy.facts.verdict import PodOutcome, judge
-from shoal_trainer.contract import Outcome
+from shoal_trainer.contract import Outcome, WorkerReport, WorkerState
 from tests.unit.policy import build
 from tests.unit.policy.test_disruption import SLOT
 from tests.unit.policy.world import World, running_world
@@ -79,6 +79,47 @@ def test_failure_shortly_before_the_node_ends_is_excused(
     world.kill_pod("digits-worker-1-0", 1)
     world.reconcile()
     assert (world.status["phase"] == "Failed") is (excused is None)
+
+
+def runs_out_of_memory(world: World, pod: str, kernel: bool) -> None:
+    message = build.termination_message(Outcome.FAILED, reason="OutOfMemory")
+    world.kill_pod(pod, 137, reason="OOMKilled") if kernel else world.end(pod, 1, message=message)
+
+
+@pytest.mark.parametrize("kernel", [False, True])
+@pytest.mark.parametrize(("pushed", "excused"), [(None, False), (1.0, True)])
+def test_a_worker_without_enough_memory_does_not_end_a_job_that_others_can_run(
+    kernel: bool, pushed: float | None, excused: bool
+) -> None:
+    world = running_world(spec={"runPolicy": {"backoffLimit": 1}})
+    for number in range(4):
+        others = (WorkerReport(slot=0, incarnation=0, state=WorkerState.ACTIVE, first_push_at=pushed),)
+        world.report, world.report_age = build.report().model_copy(update={"workers": others}), 1.0
+        newest = f"digits-worker-2-{number}"
+        if newest not in world.pods:
+            break
+        runs_out_of_memory(world, newest, kernel)
+        world.reconcile()
+        world.now += timedelta(hours=1)
+        world.settle()
+    assert (world.status["phase"] == "Running") is excused
+    reason = "OOMKilled" if kernel else "OutOfMemory"
+    counted = 4 if excused else 2
+    assert world.status["restarts"]["byReason"] == {reason: counted}
+    assert world.status["restarts"].get("excused") == (counted if excused else None)
+
+
+def test_the_last_one_without_enough_memory_counts() -> None:
+    """Nobody else trains."""
+    world = running_world(spec={"runPolicy": {"backoffLimit": 0}})
+    world.report = build.report().model_copy(
+        update={
+            "workers": (WorkerReport(slot=2, incarnation=0, state=WorkerState.ACTIVE, first_push_at=1.0),)
+        }
+    )
+    runs_out_of_memory(world, "digits-worker-2-0", kernel=False)
+    world.reconcile()
+    assert world.status["phase"] == "Failed"
 
 
 def exit_of(seconds_ago: int, **how: Any) -> Any:

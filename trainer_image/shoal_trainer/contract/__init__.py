@@ -10,6 +10,7 @@ seconds, sizes in bytes and counts in samples unless a name says otherwise.
 from __future__ import annotations
 
 from shoal_trainer.contract.configuration import (
+    BATCH_SIZE,
     AcceleratorBatch,
     InitialFrom,
     JobIdentity,

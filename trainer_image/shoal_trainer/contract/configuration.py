@@ -11,6 +11,9 @@ from shoal_trainer.contract.message import Message
 from shoal_trainer.contract.places import CONTROL_PORT, DATA_PORT, SECRET_DIR
 from shoal_trainer.contract.stopping import StopAfter
 
+BATCH_SIZE = 32
+"""Samples of a step where nobody says it: Keras' own."""
+
 
 class Role(StrEnum):
     """The role of a pod."""
@@ -98,7 +101,7 @@ class RuntimeConfig(Message):
     args: dict[str, JsonValue] = Field(default_factory=dict)
     code_digest: str = ""
     """Of the archive with the job's code in the storage (`code_name`); empty: it is in a ConfigMap or the image."""
-    batch_size: int = 128
+    batch_size: int = BATCH_SIZE
     """Samples per step of a worker."""
     batch_sizes: tuple[AcceleratorBatch, ...] = ()
     """Batch sizes per accelerator: the first entry that matches replaces `batch_size`."""

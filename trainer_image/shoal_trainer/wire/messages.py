@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 from numpy.typing import NDArray
 from pydantic import Field
 
-from shoal_trainer.contract import Message
+from shoal_trainer.contract import BATCH_SIZE, Message
 
 Applied: TypeAlias = dict[tuple[int, int], int]
 """(slot, incarnation) -> the sequence number of its last push in the parameters of a shard."""
@@ -59,7 +59,7 @@ class OptimizerConfig(Message):
     epsilon: float = 1e-7
     weight_decay: float = 0.0
     initial_accumulator_value: float = 0.1
-    batch_size: int = Field(default=128, ge=1)
+    batch_size: int = Field(default=BATCH_SIZE, ge=1)
     gradient_accumulation_steps: int = Field(default=1, ge=1)
     no_decay: tuple[tuple[int, int], ...] = ()
     normalized: bool = False

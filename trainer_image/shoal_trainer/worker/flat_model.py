@@ -39,11 +39,18 @@ from shoal_trainer.worker.hardware import NO_ACCELERATOR, accelerators, device_n
 from shoal_trainer.worker.inputs import Inputs, unlike
 from shoal_trainer.worker.keras_internals import call_traced, clipped, learning_rate_of, set_current_rate
 from shoal_trainer.worker.layout import Layout, flatten, layout_of, unflatten
-from shoal_trainer.worker.local_step import local_step
-from shoal_trainer.worker.memory import memory_is_enough
 from shoal_trainer.worker.on_device import DeviceVector
 from shoal_trainer.worker.on_host import HostVector
-from shoal_trainer.worker.optimizers import accumulated, clips, has_own_step, unwrap, why_worker
+from shoal_trainer.worker.optimizer_step import AppliedStep, optimizer_step
+from shoal_trainer.worker.optimizers import (
+    accumulated,
+    clips,
+    has_own_step,
+    unwrap,
+    why_one_device,
+    why_worker,
+)
+from shoal_trainer.worker.out_of_memory import memory_is_enough
 from shoal_trainer.worker.seeds import keep_drawing, vary_seeds
 from shoal_trainer.worker.several_devices import NotPure, SeveralDevices
 from shoal_trainer.worker.training_metrics import TrainingMetrics, as_vector, from_vector
@@ -189,8 +196,10 @@ class FlatModel:
         step: Any
         if self.on_server:
             step = GradientStep(self.model, self.found, metrics, self._averages)
+        elif self.device_count > 1:
+            step = AppliedStep(self.model, self.found, metrics, self._averages)
         else:
-            step = local_step(self.model, self.found, metrics, self._averages, xla=xla)
+            step = optimizer_step(self.model, self.found, metrics, self._averages, xla=xla)
 
         def on_one(flat: Any, *arguments: Any) -> Any:
             rest = iter(arguments)
@@ -344,8 +353,8 @@ class FlatModel:
 
     def _usable(self, devices: Sequence[str]) -> tuple[str, ...]:
         """Those of the devices on which the model can compute, each with at least one row of a batch."""
-        if len(devices) > 1 and not self.on_server:
-            log.warning("%s: its optimizer or its train_step runs on the worker", ONE_DEVICE)
+        if len(devices) > 1 and not self.on_server and (reason := why_one_device(self.model)):
+            log.warning("%s: %s", ONE_DEVICE, reason)
             return tuple(devices[:1])
         return tuple(devices[: self.example.size])
 

@@ -55,7 +55,7 @@ class GradientStep:
         """The whole step on one device."""
         part = self.part(values, data, self.scale(), [v.value for v in self.outside])
         self.assign(part.outside)
-        return self.finish(part.gradients, part.differences), part.loss, part.sums
+        return self.finish(values, part.gradients, part.differences), part.loss, part.sums
 
     def scale(self) -> Any:
         """By how much the loss of the next step is multiplied, a scalar tensor."""
@@ -120,7 +120,7 @@ class GradientStep:
             if new is not None:
                 variable.assign(new)
 
-    def finish(self, gradients: list[Any], differences: list[Any]) -> list[Any]:
+    def finish(self, _values: list[Any], gradients: list[Any], differences: list[Any]) -> list[Any]:
         """The update: what is not finite is discarded, and the gradients are clipped, unless their mean will be."""
         gradients, differences = self._scaler.settle(gradients, differences)
         if accumulated(self.model) == 1:

@@ -135,8 +135,8 @@ def _warn_of_state(optimizer: Any) -> None:
 
 def why_worker(model: Any) -> str:
     """Why the parameter servers cannot run this model's optimizer exactly; empty if they can."""
-    if has_own_step(model):
-        return "the model has a custom train_step"
+    if reason := why_whole(model):
+        return reason
     optimizer = unwrap(model.optimizer)
     name = type(optimizer).__name__
     if type(optimizer) not in NAMES:
@@ -149,6 +149,13 @@ def why_worker(model: Any) -> str:
         return f"{name}(use_ema=True)"
     if any(getattr(v, "constraint", None) is not None for v in model.trainable_variables):
         return "a variable has a constraint"
+    return ""
+
+
+def why_whole(model: Any) -> str:
+    """Why only Keras' whole step can compute this model, and no part of it apart; empty if parts can."""
+    if has_own_step(model):
+        return "the model has a custom train_step"
     if any(getattr(v, "overwrite_with_gradient", False) for v in model.trainable_variables):
         return "float8 variables are overwritten by their gradients"
     for layer in layers_of(model):
@@ -159,6 +166,14 @@ def why_worker(model: Any) -> str:
                 f"call() of the layer {layer.name!r} is a tf.function, which has traced the layer's variables"
             )
     return ""
+
+
+def why_one_device(model: Any) -> str:
+    """Why several devices cannot compute parts of a step of this model, whose optimizer runs on the worker."""
+    optimizer = model.optimizer
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or optimizer.loss_scale_factor is not None:
+        return "its optimizer runs on the worker, and scales the loss"
+    return why_whole(model)
 
 
 def takes_rows_apart(model: Any) -> bool:

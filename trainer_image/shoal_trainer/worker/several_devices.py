@@ -180,8 +180,9 @@ class SeveralDevices:
             )
         ]
         trained = self._step.trained
-        update = self._step.finish(pieces[:trained], pieces[trained:])
-        return self._encode(self._decode(flat), update, tf.concat([loss, sums], 0))
+        values = self._decode(flat)
+        update = self._step.finish(values, pieces[:trained], pieces[trained:])
+        return self._encode(values, update, tf.concat([loss, sums], 0))
 
 
 class _Drawing:

@@ -67,11 +67,10 @@ class Counters:
         if slot.role == "worker":
             self.withdrawn += 1
 
-    def excuse(self, pod: str, reason: str) -> None:
-        """Take note that what was counted as a failure turned out to be a disruption."""
+    def excuse(self, pod: str, why: str) -> None:
+        """Take note that what was counted as a failure is not the job's."""
         self.excused += 1
-        words = f"the failure of {pod} is not the job's: its node ended a moment later ({reason})"
-        self.events.append(Event("Normal", "FailureExcused", words))
+        self.events.append(Event("Normal", "FailureExcused", f"the failure of {pod} is not the job's: {why}"))
 
     def _disrupted(self, slot: Slot, pod: str, verdict: Verdict) -> None:
         if slot.role == "worker":

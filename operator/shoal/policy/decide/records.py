@@ -69,6 +69,8 @@ EXCUSABLE = frozenset(
     }
 )
 """Failures that a node's end may cause."""
+TOO_LITTLE_MEMORY = frozenset({"OOMKilled", "OutOfMemory"})
+"""Failures of a worker that say nothing of those on machines with more."""
 
 
 def update(facts: Facts, role: RoleName, wanted: Wanted, counters: Counters) -> ByIndex:
@@ -176,7 +178,8 @@ class _Updater:
         if seen.signal is not None and slot.state == "Ended" and _may_be_excused(self._facts, slot):
             assert slot.ended_at is not None
             if explains_time(seen.signal, slot.ended_at):
-                self._counters.excuse(self._name(slot, pod), seen.signal.reason)
+                why = f"its node ended a moment later ({seen.signal.reason})"
+                self._counters.excuse(self._name(slot, pod), why)
                 slot = slot.model_copy(update={"cause": seen.signal.reason, "attempts": 0})
         slot, verdict = self._advance(slot, seen.verdict, pod)
         return Member(seen.place, slot, pod, verdict, recorded=had_cause)
@@ -273,7 +276,14 @@ class _Updater:
             words = f"killed {attempts} times in a row shortly after it started; see the logs of the pod"
             verdict = Verdict(PodOutcome.FAILED, "KilledRepeatedly", words, verdict.exit_code)
         self._counters.lost(slot, self._name(slot, pod), verdict)
+        if verdict.reason in TOO_LITTLE_MEMORY and not verdict.fatal and self._others_train(slot):
+            self._counters.excuse(self._name(slot, pod), "others train with the memory that they have")
         return slot.model_copy(update={"cause": verdict.reason, "attempts": attempts}), verdict
+
+    def _others_train(self, slot: Slot) -> bool:
+        """Whether a worker of another place works, and has pushed."""
+        working = self._view.active & self._view.pushed.keys()
+        return slot.role == "worker" and any(place.index != slot.place.index for place in working)
 
     def _name(self, slot: Slot, pod: Pod | None) -> str:
         return pod.metadata.name if pod else pod_name(self._facts.job.metadata.name, slot.place)

@@ -28,6 +28,8 @@ from tests.unit.trainer.worker.trained import parameters  # noqa: E402
 
 L = keras.layers
 ONE, SEVERAL = ["/CPU:0"], ["/CPU:1", "/CPU:2", "/CPU:3"]
+WITH_THE_FIRST = ["/CPU:0", "/CPU:2", "/CPU:3"]
+"""As on GPUs, the first has the model's variables, and those of its optimizer."""
 WEIGHTS = np.linspace(0.1, 2, len(X)).astype(np.float32)
 WEIGHED = Indexed.from_arrays(X, Y, WEIGHTS)
 
@@ -171,13 +173,49 @@ def overflow():
     return [[step.skipped for _, step in found].count(True), found[0][1].skipped, found[-1][1].skipped]
 
 
+def applied(make, **options):
+    """The largest difference of three updates, losses, and sums of metrics, of an optimizer that the worker runs."""
+
+    def build():
+        return functional(make(), options=options)
+
+    (one, alone), (all_, together) = (
+        stepped(build, batch(11), devices, steps=3) for devices in (ONE, WITH_THE_FIRST)
+    )
+    assert (one.device_count, all_.device_count, all_.on_server) == (1, 3, False)
+    assert np.abs(together[0][0] - together[2][0]).max() > 1e-6, "the optimizer's state changes what it does"
+    state = [v.numpy() for v in all_.model.optimizer.variables]
+    all_.compile()  # it runs a step, and undoes what that assigns
+    assert all(
+        np.array_equal(v.numpy(), was) for v, was in zip(all_.model.optimizer.variables, state, strict=True)
+    )
+    metrics = [[m[1:] for _, step in found for m in step.metrics] for found in (alone, together)]
+    losses = [[step.loss for _, step in found] for found in (alone, together)]
+    updates = [[update for update, _ in found] for found in (alone, together)]
+    return [float(np.abs(np.subtract(*each)).max()) for each in (updates, losses, metrics)]
+
+
+def decaying():
+    return keras.optimizers.Ftrl(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5))
+
+
+def not_finite():
+    """What a gradient that is not finite leaves in the optimizer's state: (the step is finite, the state is)."""
+    example = batch(11)
+    example.x[3] = np.inf
+    model, ((_, step),) = stepped(lambda: functional("adamax"), example, WITH_THE_FIRST)
+    state = np.concatenate([np.ravel(v.numpy()) for v in model.model.optimizer.variables])
+    return [bool(step.finite), bool(np.isfinite(state).all())]
+
+
 def fallback():
     records = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())
     logging.getLogger("shoal_trainer").addHandler(handler)
     on_one, ((_, step),) = stepped(hidden, batch(), SEVERAL)
-    own, ((_, other),) = stepped(lambda: functional("adamax"), batch(), SEVERAL)
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adamax())
+    own, ((_, other),) = stepped(lambda: functional(scaled), batch(), SEVERAL)
     return [on_one.device_count, own.device_count, step.finite, other.finite, records]
 
 
@@ -269,6 +307,14 @@ CASES = {
     "mirrored": mirrored,
     "drawn": drawn,
     "overflow": overflow,
+    "ftrl": lambda: applied(decaying),
+    "ftrl, xla": lambda: applied(decaying, jit_compile=True),
+    "moving average": lambda: applied(
+        lambda: keras.optimizers.Adam(
+            0.01, use_ema=True, ema_overwrite_frequency=2, clipnorm=0.1, weight_decay=0.01
+        )
+    ),
+    "not finite": not_finite,
     "fallback": fallback,
     "whole worker": whole_worker,
 }

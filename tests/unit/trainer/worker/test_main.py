@@ -147,7 +147,7 @@ FETCHES = """
 from types import SimpleNamespace
 from shoal_trainer import retry
 from shoal_trainer.errors import Unreachable
-from shoal_trainer.worker import code, main
+from shoal_trainer.worker import code_client, main
 
 def fetch(_config, _credentials, folder):
     tried.append((folder / "code.zip").touch())
@@ -155,7 +155,7 @@ def fetch(_config, _credentials, folder):
         raise Unreachable("no answer")
     return folder / "code.zip"
 
-tried, retry.FIRST_PAUSE, code.fetch = [], 0.0, fetch
+tried, retry.FIRST_PAUSE, code_client.fetch = [], 0.0, fetch
 assert main._code(SimpleNamespace(code_digest="some"), None).exists()
 """
 
@@ -211,11 +211,11 @@ def test_user_error_survives_a_coordinator_that_refuses_it(monkeypatch, caplog, 
     [
         (
             True,
-            "ready in 13.0 s: import 2.00 s, build and trace 4.00 s, compile 7.00 s, 5 parameters, batches of 128 on",
+            "ready in 13.0 s: import 2.00 s, build and trace 4.00 s, compile 7.00 s, 5 parameters, batches of 32 on",
         ),
         (
             False,
-            "ready in 6.0 s: import 2.00 s, build and trace 4.00 s, compile 0.00 s, 5 parameters, batches of 128 on",
+            "ready in 6.0 s: import 2.00 s, build and trace 4.00 s, compile 0.00 s, 5 parameters, batches of 32 on",
         ),
     ],
 )

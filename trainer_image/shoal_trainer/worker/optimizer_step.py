@@ -1,4 +1,4 @@
-"""The step of a model whose optimizer runs on the worker: Keras' own `train_step`.
+"""The step of a model whose optimizer runs on the worker: Keras' own `train_step`, or what devices have computed apart.
 
 Keras applies a non-finite gradient to the optimizer's state. Such a step is not pushed, so all other variables that it
 assigned get their old values back; otherwise each later step would be non-finite too.
@@ -15,6 +15,7 @@ import tensorflow as tf
 from shoal_trainer.errors import UserError
 from shoal_trainer.worker.averages import MovingAverages
 from shoal_trainer.worker.findings import Findings
+from shoal_trainer.worker.gradient_step import GradientStep
 from shoal_trainer.worker.keras_internals import assigned_handles, loss_tracker
 from shoal_trainer.worker.layout import outside_layout, variables_of
 from shoal_trainer.worker.optimizers import has_own_step
@@ -22,7 +23,31 @@ from shoal_trainer.worker.training_metrics import Sums, TrainingMetrics, sums_of
 from shoal_trainer.worker.weighing import filled, overstated
 
 
-def local_step(
+class AppliedStep(GradientStep):
+    """The same for several devices, whose gradients' mean the optimizer applies on the first of them.
+
+    For models whose parts can be computed apart (`optimizers.why_whole`), without loss scaling.
+    """
+
+    def finish(self, values: list[Any], gradients: list[Any], differences: list[Any]) -> list[Any]:
+        """The update: new - old of the trainable part, and what is known of the statistics."""
+        variables, _ = variables_of(self.model)
+        finite = tf.reduce_all(
+            [tf.reduce_all(tf.math.is_finite(each)) for each in [*gradients, *differences]]
+        )
+        old = values[: self.trained]
+        for variable, value in zip(variables, old, strict=True):
+            variable.assign(value)
+
+        def apply() -> Any:
+            self.model.optimizer.apply(gradients, variables)
+            return [tf.convert_to_tensor(variable.value) for variable in variables]
+
+        new = tf.cond(finite, apply, lambda: gradients)
+        return [after - before for after, before in zip(new, old, strict=True)] + differences
+
+
+def optimizer_step(
     model: Any, found: Findings, metrics: TrainingMetrics, averages: MovingAverages, *, xla: bool
 ) -> Callable[..., Any]:
     """(values, data) -> (new - old of everything, loss, sums of the metrics)."""
