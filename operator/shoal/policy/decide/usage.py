@@ -30,7 +30,7 @@ from shoal.api.planning_status import CostStatus, PoolUsage
 from shoal.api.training_job_status import MOST_USED, Slot
 from shoal.policy.common.times import parse_time, seconds_between
 from shoal.policy.decide.members import ByIndex, Member, every
-from shoal.policy.facts.read import Facts, bound_at
+from shoal.policy.facts.read import Facts
 from shoal.policy.facts.verdict import terminated
 
 EVERY = timedelta(seconds=60)
@@ -151,7 +151,7 @@ class _Counter:
         had a node, nobody knows how long it took.
         """
         created, now = pod.created, self._facts.now
-        bound = bound_at(pod)
+        bound = pod.bound_at
         if created is None or bound is None or pushed < bound:
             return
         if self._facts.job.spec.run_policy.scheduling_policy.queue:
