@@ -223,7 +223,10 @@ class _Counter:
     def result(self, members: Sequence[Member], *, ends: bool) -> Usage:
         """Count the node time, if it is time."""
         facts, before = self._facts, self._before
-        was, now = _nodes(before.slots), _nodes(each.slot for each in (*facts.at_rest, *members))
+        resting = {id(each.slot): each.slot for each in facts.at_rest}  # as they are recorded
+        stay = _nodes(resting.values())
+        was = stay | _nodes(slot for slot in before.slots if id(slot) not in resting)
+        now = stay | _nodes(each.slot for each in members)
         since = before.counted_until or facts.now
         cost, until = before.cost, before.counted_until
         if ends or was != now or facts.now - since >= EVERY:
