@@ -233,6 +233,11 @@ class Faults:
         self.world.storage.down = not self.world.storage.down
         return True
 
+    def start_servers(self):
+        """Start all servers, for the first time, when faults happen already."""
+        self.starting |= set(range(self.world.shards))
+        self.restarts_at = [self.random.uniform(0.0, 2.0) for _ in self.restarts_at]
+
     def restart_server(self):
         """Restart one server that is due: in place, or in another pod with the next epoch."""
         world = self.world

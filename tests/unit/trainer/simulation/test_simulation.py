@@ -11,7 +11,7 @@ from shoal_trainer.coordinator import report
 from shoal_trainer.ps import journal
 from shoal_trainer.snapshot.manifest import Manifest
 from tests.unit.trainer.simulation.job import EPOCHS, PIECE, SAMPLES, STEPS_AT
-from tests.unit.trainer.simulation.server import another_run
+from tests.unit.trainer.simulation.server import AnotherRun
 from tests.unit.trainer.simulation.world import World
 
 SEEDS = int(os.environ.get("SHOAL_SEEDS", "6"))
@@ -32,6 +32,10 @@ def seeded(part=1):
 
 def steps_per_push(seed):
     return (1, 3, 1, 3, 1, 1, 1)[seed % 7]
+
+
+def bf16(seed):
+    return seed % 11 % 2 == 1
 
 
 def pieces(world, index):
@@ -162,11 +166,11 @@ def play(seed, world):
 @seeded()
 def test_each_sample_is_applied_once_or_counted(seeds):
     for seed in seeds:
-        begins_with = another_run(1) if seed % 5 == 1 else None
+        begins_with = AnotherRun(1 + seed % 2, 1, seed) if seed % 5 == 1 else None
         faults = (0.5, 1.0, 2.0)[seed % 3]
         world = World(
             seed, workers=1 + seed % 4, faults=faults, ps_faults=seed % 4, begins_with=begins_with,
-            steps_per_push=steps_per_push(seed),
+            steps_per_push=steps_per_push(seed), bf16=bf16(seed),
         )  # fmt: skip
         world.run()
         check(seed, world)
@@ -179,7 +183,7 @@ def test_gradients_are_applied_once_with_one_weight(seeds):
         faults, shards = (0.5, 1.0, 2.0)[seed % 3], (1, 1, 2)[seed % 3]
         world = World(
             seed, workers=1 + seed % 5, faults=faults, ps_faults=seed % 4, shards=shards, streams=seed % 2 == 0,
-            gradients=True,
+            gradients=True, bf16=bf16(seed),
         )  # fmt: skip
         play(seed, world)
 
@@ -188,7 +192,7 @@ def test_gradients_are_applied_once_with_one_weight(seeds):
 def test_samples_in_some_shards_only_are_counted(seeds):
     for seed in seeds:
         faults, shards = (0.5, 1.0, 2.0)[seed % 3], 2 + seed % 2
-        begins_with = another_run(shards) if seed % 5 == 1 else None
+        begins_with = AnotherRun(1 + seed % 3, shards, seed) if seed % 5 == 1 else None
         world = World(
             seed, workers=1 + seed % 4, faults=faults, ps_faults=1 + seed % 4, shards=shards,
             begins_with=begins_with, steps_per_push=steps_per_push(seed),
@@ -203,7 +207,7 @@ def test_pushes_in_pieces_are_applied_once_or_counted(seeds):
         faults, shards = (0.5, 1.0, 2.0)[seed % 3], (1, 1, 2)[seed % 3]
         world = World(
             seed, workers=1 + seed % 5, faults=faults, ps_faults=seed % 4, shards=shards, streams=True,
-            steps_per_push=steps_per_push(seed), survival=(0.0, 0.7)[seed % 2],
+            steps_per_push=steps_per_push(seed), survival=(0.0, 0.7)[seed % 2], bf16=bf16(seed),
         )  # fmt: skip
         play(seed, world)
 
@@ -257,7 +261,7 @@ def test_copies_that_another_history_has_overtaken(seeds):
         faults, shards = (0.5, 1.0)[seed % 2], (1, 1, 2)[seed % 3]
         world = World(
             seed, workers=1 + seed % 4, faults=faults, ps_faults=0.5, shards=shards, forks=True,
-            steps_per_push=steps_per_push(seed), streams=seed % 2 == 0,
+            steps_per_push=steps_per_push(seed), streams=seed % 2 == 0, bf16=bf16(seed),
         )  # fmt: skip
         world.run(40_000, calm_after=4000)
         world.end()
@@ -296,9 +300,11 @@ def test_storage_that_loses_answers_and_a_server_that_dies_while_it_writes(seeds
     """What was written may be there, or not; the outage may outlast the server; several are lost in one."""
     for seed in seeds:
         faults, shards = (0.5, 1.0, 2.0)[seed % 3], (1, 2, 1, 3)[seed % 4]
+        begins_with = AnotherRun(1 + seed % 3, shards, seed) if seed % 5 == 1 else None
         world = World(
             seed, workers=1 + seed % 4, faults=faults, ps_faults=1 + seed % 4, shards=shards, mean=True,
-            steps_per_push=steps_per_push(seed), streams=seed % 5 == 0, survival=(0.0, 0.0, 0.7)[seed % 3],
+            begins_with=begins_with, steps_per_push=steps_per_push(seed), streams=seed % 5 == 0,
+            survival=(0.0, 0.0, 0.7)[seed % 3],
         )  # fmt: skip
         world.run()
         world.end()

@@ -23,7 +23,7 @@ from shoal_trainer.ps.shard_bounds import bounds
 from shoal_trainer.worker.loop import End
 from tests.unit.trainer.simulation.faults import Faults
 from tests.unit.trainer.simulation.invariants import check_fences, check_leases, check_lost
-from tests.unit.trainer.simulation.job import EPOCHS, lengths, model
+from tests.unit.trainer.simulation.job import EPOCHS, decoded, encoded, lengths, model
 from tests.unit.trainer.simulation.losses import Losses
 from tests.unit.trainer.simulation.server import Server
 from tests.unit.trainer.simulation.storage import MeanStorage, MemoryStorage, WornStorage
@@ -36,14 +36,15 @@ CALM_AFTER = 30_000 if "SHOAL_SEEDS" in os.environ else 10_000
 class World:
     """Runs a job to its end, with random faults from `seed`.
 
-    `faults`, `ps_faults`, `safe`, `survival`: see `Faults`. `begins_with`: the snapshots of another run. `steps`:
-    training stops after this many. `gradients`: see `job`. `streams`: whether shards are so large that pushes and pulls
-    are streams. `files`: the samples are in files, whose lengths the job learns, and whose list each worker leaves out
-    until it is asked for it. `mean`: answers of the storage are lost, parameter server 0 dies while it writes, and
-    losses of servers do not end an outage of the storage. `bound`: of the staleness. `hangs`: reads hang, for ever or
-    for a while, of which the worker's heartbeats tell. `forks`: all copies but one are lost with server 0, and that one
-    comes back when its replacement has gone another way. `worn`: see `WornStorage`; no step diverges, as a rollback to
-    a damaged snapshot ends the job. `overflows`: journals do, so that a copy's pushes may not be known.
+    `faults`, `ps_faults`, `safe`, `survival`: see `Faults`. `begins_with`: another run, whose snapshots the servers
+    look for when the faults have begun. `steps`: training stops after this many. `gradients`: see `job`. `streams`:
+    whether shards are so large that pushes and pulls are streams. `files`: the samples are in files, whose lengths the
+    job learns, and whose list each worker leaves out until it is asked for it. `mean`: answers of the storage are lost,
+    parameter server 0 dies while it writes, and losses of servers do not end an outage of the storage. `bound`: of the
+    staleness. `hangs`: reads hang, for ever or for a while, of which the worker's heartbeats tell. `forks`: all copies
+    but one are lost with server 0, and that one comes back when its replacement has gone another way. `worn`: see
+    `WornStorage`; no step diverges, as a rollback to a damaged snapshot ends the job. `overflows`: journals do, so that
+    a copy's pushes may not be known. `bf16`: requests and answers are coded so.
     """
 
     def __init__(  # noqa: PLR0915  # what a world has is said in one place
@@ -68,6 +69,7 @@ class World:
         forks=False,
         worn=False,
         overflows=False,
+        bf16=False,
     ):
         self.random, self.beats = random.Random(seed), random.Random(~seed)
         self.now = 0.0
@@ -80,7 +82,7 @@ class World:
         """Whether workers wait for each other after their pushes."""
         self.shards, self.model, self.streams = shards, model(shards, gradients=gradients), streams
         self.gradients, self.bound, self.hangs, self.forks = gradients, bound, hangs, forks
-        self.overflows, self.unnamed = overflows, set()
+        self.bf16, self.overflows, self.unnamed = bf16, overflows, set()
         """The steps, as (shard, step), in a copy that a shard began with where nothing tells their pushes."""
         self.awaited = set()
         """The pushes for which others wait, with their shards: each worker has pulled their base since it connected."""
@@ -115,7 +117,10 @@ class World:
         self.cut_until = [0.0] * shards
         """When the link from server 0 to each shard works again."""
         self.servers = [None] * shards
-        self.servers = [Server(self, index, 0) for index in range(shards)]
+        if begins_with is None:
+            self.servers = [Server(self, index, 0) for index in range(shards)]
+        else:
+            self.faults.start_servers()
         self.lengths = lengths(random.Random(seed)) if files else None
         self.slots = {}
         self.workers = []
@@ -139,7 +144,11 @@ class World:
 
     def weighed(self, push, weight):
         """Record a weight of a push (slot, incarnation, sequence number)."""
-        self.weights.setdefault(push, set()).add(float(np.float32(weight)))
+        exact = np.array([weight], np.float32)
+        found = self.weights.setdefault(push, set())
+        found.add(float(exact[0]))
+        if self.bf16:  # of it, a lost server's successor has what a worker's copy says
+            found.add(float(decoded(encoded(exact))[0]))
 
     def clock(self):
         return self.now
