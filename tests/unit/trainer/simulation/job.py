@@ -34,7 +34,10 @@ def lengths(random):
 
 
 def model(shards, *, gradients=False):
-    """The model: two grains per shard. `gradients`: updates are gradients of an optimizer, with its weights."""
+    """The model: two grains for each of so many shards.
+
+    `gradients`: updates are gradients of an optimizer, with its weights.
+    """
     parameters = shards * PIECES * PIECE
     return ModelSpec(
         fingerprint="0" * 64,

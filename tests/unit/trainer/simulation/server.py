@@ -29,7 +29,7 @@ from shoal_trainer.coordinator.snapshotter import Snapshotter
 from shoal_trainer.coordinator.stuck import Stuck
 from shoal_trainer.errors import Fenced, SnapshotError, Unreachable
 from shoal_trainer.ps.aligned import aligned
-from shoal_trainer.ps.shard import LARGE_VALUES, ShardStore
+from shoal_trainer.ps.shard import LARGE_VALUES, ShardStore, State
 from shoal_trainer.snapshot import initial
 from shoal_trainer.snapshot.claims import LOOK_SECONDS, Claim
 from shoal_trainer.snapshot.store import SnapshotStore
@@ -234,6 +234,11 @@ class Server:
             self.shard.history.generation, set(np.flatnonzero(steps.any(axis=0)).tolist())
         )
 
+    @property
+    def may_have_left_copies(self):
+        """Whether workers may have copies of its parameters, or of a predecessor's."""
+        return self.shard.follows or self.shard.state is State.READY
+
     def compare_soon(self):
         """Reconcile the shards in the next turn."""
         self.compare_due = True
@@ -265,15 +270,16 @@ class AnotherRun:
     """A run of `shards` that trained nothing: a run of `new` shards started from it counts only its own samples.
 
     It goes on publishing snapshots, and removes older ones, of which one may be that with which this run began: but not
-    before each shard has it, as the job would have to end.
+    before each shard has had its parameters, as the job would have to end if one began anew.
     """
 
     def __init__(self, shards, new, seed):
         self._random = random.Random(seed)
         self._chosen, self._left = None, set(range(new))
+        """The snapshot that the new run begins with, and the shards that have had no parameters yet."""
         world = SimpleNamespace(
             boots=0, shards=shards, streams=False, bound=None, hangs=False, forks=False, worn=False, overflows=False,
-            unnamed=set(), steps=0, kept={}, bf16=False,
+            unnamed=set(), steps=0, kept={}, bf16=False, resized_at=0,
             clock=lambda: 0.0, weighed=lambda *_: None, storage=MemoryStorage(),
             begins_with=None, servers=[], cut_off=(), cut_until=[0.0] * shards, interleave=lambda: None,
             stop_after=StopAfter(epochs=EPOCHS),
@@ -291,6 +297,7 @@ class AnotherRun:
 
     def initial(self, server, own):
         """What a server of the new run begins with: all shards with the same snapshot, also after a restart."""
+        self._left -= {each.index for each in server.world.servers if each and each.may_have_left_copies}
         self._go_on()
         shard = server.shard
         with mock.patch.object(initial, "open_storage", side_effect=lambda _: self._opened()):
@@ -299,7 +306,6 @@ class AnotherRun:
             )
         self._chosen = self._chosen or found[0].number
         assert found[0].number == self._chosen or (shard.follows and self._removed(self._chosen))
-        self._left.discard(shard.index)
         return found
 
     def _opened(self):

@@ -44,7 +44,8 @@ class World:
     staleness. `hangs`: reads hang, for ever or for a while, of which the worker's heartbeats tell. `forks`: all copies
     but one are lost with server 0, and that one comes back when its replacement has gone another way. `worn`: see
     `WornStorage`; no step diverges, as a rollback to a damaged snapshot ends the job. `overflows`: journals do, so that
-    a copy's pushes may not be known. `bf16`: requests and answers are coded so.
+    a copy's pushes may not be known. `bf16`: requests and answers are coded so. `resizes`: the numbers of shards with
+    which the job is resumed after it was suspended.
     """
 
     def __init__(  # noqa: PLR0915  # what a world has is said in one place
@@ -70,6 +71,7 @@ class World:
         worn=False,
         overflows=False,
         bf16=False,
+        resizes=(),
     ):
         self.random, self.beats = random.Random(seed), random.Random(~seed)
         self.now = 0.0
@@ -80,7 +82,8 @@ class World:
         self.steps_per_push = steps_per_push
         self.rounds = seed % 4 < 2
         """Whether workers wait for each other after their pushes."""
-        self.shards, self.model, self.streams = shards, model(shards, gradients=gradients), streams
+        self.shards, self.streams = shards, streams
+        self.model = model(max(shards, *resizes, 1), gradients=gradients)
         self.gradients, self.bound, self.hangs, self.forks = gradients, bound, hangs, forks
         self.bf16, self.overflows, self.unnamed = bf16, overflows, set()
         """The steps, as (shard, step), in a copy that a shard began with where nothing tells their pushes."""
@@ -93,6 +96,10 @@ class World:
         self.sent, self.granted = {}, {}
         """The pushes in which each step was sent, and the worker and place of each lease by its token."""
         self.bounds = bounds(self.model.size, shards)
+        self.resizes, self.resized, self.resized_at = list(resizes), False, 0
+        """`resized`: whether the job was resumed so; `resized_at`: the step with which it was last."""
+        self.counts_with = []
+        """Of each step: the piece of the model with which its push counts, the last one of shard 0."""
         self.losses = Losses(self)
         self.faults = Faults(self, faults, ps_faults, safe=safe, survival=survival)
         self.yielded = baton()
@@ -127,6 +134,14 @@ class World:
         """All incarnations; `slots` contains the newest of each slot."""
         for slot in range(workers):
             self.start(slot, 0)
+
+    def resize(self, shards):
+        """Of a job of which nothing runs: its servers and workers start next with so many shards."""
+        new = [0] * (shards - len(self.epochs))
+        self.epochs = [*(epoch + 1 for epoch in self.epochs), *new]
+        self.shards, self.bounds = shards, bounds(self.model.size, shards)
+        self.servers, self.cut_until = [None] * shards, [0.0] * shards
+        self.in_flight, self.resized, self.resized_at = [], True, self.steps
 
     def file_of(self, sample):
         """The file that a sample is in."""
