@@ -243,8 +243,9 @@ class SnapshotStore:
             model=model,
             applied=applied,
             arrays=arrays,
-            contents=tuple(parts[0].pushes) if len(parts) == 1 else (),
-            begun=tuple(parts[0].begun) if len(parts) == 1 else (),
+            # Of another number of shards, what they differed in is counted for good already (see `Partial.load`).
+            contents=() if own is None else tuple(own.pushes),
+            begun=() if own is None else tuple(own.begun),
             generation=manifest.generation,
             pace=_pace(parts),
             agreement=fmean(part.agreement for part in parts),

@@ -36,6 +36,8 @@ class Faults:
         """The worker that alone has kept its copy of what server 0 has lost, and does not reach it."""
         self.diverged_after = None
         """The newest snapshot when a step last diverged."""
+        self.resize_at = 30
+        """The step at which the job is next suspended."""
         self.events = (
             (0.004, self.take_snapshot),
             (0.001, self.kill_worker),
@@ -63,6 +65,8 @@ class Faults:
         """Restart a server that is due, or trigger at most one event."""
         if self.apart is not None:
             self.bring_back()
+        if self.world.resizes and self.world.steps >= self.resize_at and self.resize():
+            return
         roll = self.random.random() / max(1e-9, self.rate)
         if self.restart_server():
             return
@@ -196,6 +200,24 @@ class Faults:
         self.diverged_after = found[0].number
         return True
 
+    def resize(self):
+        """Suspend the job, and resume it with another number of shards, from the newest snapshot."""
+        world = self.world
+        if not self.may_lose():
+            return False
+        if self.random.random() < 0.5 or not any("/manifest-" in name for name in world.storage.files):
+            self.take_snapshot()
+        self.resize_at += 20 + self.random.randrange(20)
+        for worker in [worker for worker in world.workers if worker.end is None]:
+            self.kill(worker)
+        for index in range(world.shards):
+            self.lose(index, survives=False)
+        world.resize(world.resizes.pop(0))
+        self.had_parameters = [False] * world.shards
+        self.starting = set()
+        self.start_servers()
+        return True
+
     # --- copies that another history has overtaken
 
     def set_apart(self):
@@ -232,6 +254,12 @@ class Faults:
     def toggle_storage(self):
         self.world.storage.down = not self.world.storage.down
         return True
+
+    def start_servers(self):
+        """Start all servers soon, while faults happen."""
+        shards = range(self.world.shards)
+        self.starting |= set(shards)
+        self.restarts_at = [self.world.now + self.random.uniform(0.0, 2.0) for _ in shards]
 
     def restart_server(self):
         """Restart one server that is due: in place, or in another pod with the next epoch."""

@@ -78,14 +78,16 @@ def steps_in(world, shard):
 def check_contents(world, shard):
     """A shard has the steps of the pushes that it says it has, and no others (of incarnations that it remembers).
 
-    But for those in what it began with, see `World.unnamed`.
+    But for those in what it began with, see `World.unnamed`, also with another number of shards.
     """
     last = steps_in(world, shard)
     contents, newest = shard.history.contents, {}
     for slot, incarnation, *_ in contents.spans():
         newest[slot] = max(incarnation, newest.get(slot, 0))
     for step, pushes in world.sent.items():
-        if all(incarnation > newest.get(slot, 0) - KEPT_INCARNATIONS for slot, incarnation, _ in pushes):
+        if step >= world.resized_at and all(
+            incarnation > newest.get(slot, 0) - KEPT_INCARNATIONS for slot, incarnation, _ in pushes
+        ):
             told = any(push in contents for push in pushes)
             known = told or (shard.index, step) in world.unnamed
             assert told <= bool(last[step]) <= known, f"step {step} of {pushes}: {contents.spans()}"

@@ -9,6 +9,10 @@ Gradients are -1 there, of SGD at the rate 1: then the counters of a step are no
 
 from itertools import pairwise
 
+import numpy as np
+
+from shoal_trainer.ps import coding
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard_bounds import GRAIN
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig
 
@@ -30,10 +34,27 @@ def lengths(random):
 
 
 def model(shards, *, gradients=False):
-    """The model: two grains per shard. `gradients`: updates are gradients of an optimizer, with its weights."""
+    """The model: two grains for each of so many shards.
+
+    `gradients`: updates are gradients of an optimizer, with its weights.
+    """
     parameters = shards * PIECES * PIECE
     return ModelSpec(
         fingerprint="0" * 64,
         parameters=parameters,
         optimizer=OptimizerConfig(name="sgd" if gradients else "delta", learning_rate=1.0, batch_size=BATCH),
     )
+
+
+def encoded(values):
+    """In bf16."""
+    result = coding.coded(values.size, values.size, np.uint16)
+    coding.encode(np.ascontiguousarray(values), result, values.size)
+    return result
+
+
+def decoded(values):
+    """In fp32, of bf16."""
+    result = aligned(values.size)
+    coding.decode(values, result, values.size)
+    return result

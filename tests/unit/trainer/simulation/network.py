@@ -19,7 +19,7 @@ from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.wire.encoding import decode_answer, encode_answer
 from shoal_trainer.wire.messages import Pulled, Welcome
 from tests.unit.trainer.ps.shards import blocked, held_up, push_to
-from tests.unit.trainer.simulation.job import STEPS_AT
+from tests.unit.trainer.simulation.job import STEPS_AT, decoded, encoded
 
 
 class Answer:
@@ -151,7 +151,10 @@ class Exchange:
         self.pulled[index].clear()
         if welcome.wants_copy:
             low, high = self.world.bounds[index]
-            meta, part = decode_answer(encode_answer(offered.meta(index))), offered.flat[low:high].copy()
+            meta, part = (
+                decode_answer(encode_answer(offered.meta(index))),
+                self._coded(offered.flat[low:high]),
+            )
             welcome = shard.offer(*self.identity, version, meta, part, generation=generation)
         self.world.losses.greeted(server, offered)
         return welcome
@@ -189,8 +192,6 @@ class Exchange:
         return Answer(lambda: Welcome(tuple(self._on_all(hello))))
 
     def pull(self, out, idle=False, exact=False, ahead=0.0, known=()):
-        del exact  # the simulation has one encoding
-
         def pull_part(server, part):
             index = server.shard.index
             stream = server.shard.pulling(
@@ -200,7 +201,7 @@ class Exchange:
                 ahead=ahead,
                 known=known[index] if known else -1,
             )
-            return self._walk(server, stream, aligned(part.stop - part.start))
+            return self._walk(server, stream, self._coded(aligned(part.stop - part.start), exact=exact))
 
         return Answer(lambda: self._pulled(self._on_all(pull_part), out))
 
@@ -253,13 +254,13 @@ class Exchange:
             base, boot = push.base_versions[server.shard.index], self.boots[server.shard.index]
             with self._admitted(server, base, push.seq):
                 stream = server.shard.pushing(*self.identity, push.seq, base, meta, delta=delta, boot=boot)
-                answer = self._walk(server, stream, update[part].copy())
+                answer = self._walk(server, stream, self._coded(update[part]))
             if arrives:
                 server.shard.workers.arrive(self.worker.slot, 20.0)
             return answer
 
         def late(index, part):
-            sent, base, boot = update[part].copy(), push.base_versions[index], self.boots[index]
+            sent, base, boot = self._coded(update[part]), push.base_versions[index], self.boots[index]
             arguments = (*self.identity, push.seq, base, meta)
 
             def read_late(server):
@@ -314,7 +315,17 @@ class Exchange:
         finally:
             close()
         self.pulled[index][stream.result.version] = 2  # the second one is computed while the first is pushed
-        return stream.result, io
+        return stream.result, self._decoded(io)
+
+    def _coded(self, values, *, exact=False):
+        """A copy of values as the wire has them; `exact`: in fp32 there, too."""
+        if exact or not self.world.bf16:
+            return values.copy()
+        return encoded(values)
+
+    def _decoded(self, io):
+        """The values of an answer."""
+        return io if io.dtype == np.float32 else decoded(io)
 
     def _check_link(self, server, index):
         world = self.world

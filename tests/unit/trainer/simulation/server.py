@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 
@@ -25,9 +27,10 @@ from shoal_trainer.coordinator.reconciler import Reconciler, pushes_of
 from shoal_trainer.coordinator.rollback import Rollback
 from shoal_trainer.coordinator.snapshotter import Snapshotter
 from shoal_trainer.coordinator.stuck import Stuck
-from shoal_trainer.errors import Fenced, Unreachable
+from shoal_trainer.errors import Fenced, SnapshotError, Unreachable
 from shoal_trainer.ps.aligned import aligned
-from shoal_trainer.ps.shard import LARGE_VALUES, ShardStore
+from shoal_trainer.ps.shard import LARGE_VALUES, ShardStore, State
+from shoal_trainer.snapshot import initial
 from shoal_trainer.snapshot.claims import LOOK_SECONDS, Claim
 from shoal_trainer.snapshot.store import SnapshotStore
 from tests.unit.trainer.simulation.invariants import check_claim, check_contents, check_may_push, steps_in
@@ -134,7 +137,7 @@ class Server:
         check_claim(world.storage, index, epoch)
         found = self.store.load_settled(index, world.shards)
         world.losses.begins(self, found)
-        begun = None if found or not world.begins_with else world.begins_with.load_newest(index, world.shards)
+        begun = None if found or not world.begins_with else world.begins_with.initial(self, world.storage)
         if found is not None:
             self.shard.restore(found[1])
         if begun is not None:
@@ -231,6 +234,11 @@ class Server:
             self.shard.history.generation, set(np.flatnonzero(steps.any(axis=0)).tolist())
         )
 
+    @property
+    def may_have_left_copies(self):
+        """Whether workers may have copies of its parameters, or of a predecessor's."""
+        return self.shard.follows or self.shard.state is State.READY
+
     def compare_soon(self):
         """Reconcile the shards in the next turn."""
         self.compare_due = True
@@ -258,22 +266,62 @@ class Server:
             check_claim(self.world.storage, self.index, self.shard.epoch)
 
 
-def another_run(shards):
-    """The snapshots of a run that trained nothing, so that a run started from it counts only its own samples."""
-    world = SimpleNamespace(
-        boots=0, shards=shards, streams=False, bound=None, hangs=False, forks=False, worn=False, overflows=False,
-        unnamed=set(), steps=0, kept={},
-        clock=lambda: 0.0, weighed=lambda *_: None, storage=MemoryStorage(),
-        begins_with=None, servers=[], cut_off=(), cut_until=[0.0] * shards, interleave=lambda: None,
-        stop_after=StopAfter(epochs=EPOCHS),
-    )  # fmt: skip
-    world.losses = Losses(world)
-    world.servers += [Server(world, index, 0) for index in range(shards)]
-    for server in world.servers:
-        server.shard.hello(0, 0, model(shards))
-        server.shard.initialize(aligned(server.shard.size))
-    world.servers[0].coordinator.join(
-        Join(slot=0, incarnation=0, data=DataSpec(size=SAMPLES), batch_size=BATCH)
-    )
-    assert world.servers[0].snapshotter.take() is not None
-    return world.servers[0].store
+class AnotherRun:
+    """A run of `shards` that trained nothing: a run of `new` shards started from it counts only its own samples.
+
+    It goes on publishing snapshots, and removes older ones, of which one may be that with which this run began: but not
+    before each shard has had its parameters, as the job would have to end if one began anew.
+    """
+
+    def __init__(self, shards, new, seed):
+        self._random = random.Random(seed)
+        self._chosen, self._left = None, set(range(new))
+        """The snapshot that the new run begins with, and the shards that have had no parameters yet."""
+        world = SimpleNamespace(
+            boots=0, shards=shards, streams=False, bound=None, hangs=False, forks=False, worn=False, overflows=False,
+            unnamed=set(), steps=0, kept={}, bf16=False, resized_at=0,
+            clock=lambda: 0.0, weighed=lambda *_: None, storage=MemoryStorage(),
+            begins_with=None, servers=[], cut_off=(), cut_until=[0.0] * shards, interleave=lambda: None,
+            stop_after=StopAfter(epochs=EPOCHS),
+        )  # fmt: skip
+        world.losses = Losses(world)
+        world.servers += [Server(world, index, 0) for index in range(shards)]
+        for server in world.servers:
+            server.shard.hello(0, 0, model(new))
+            server.shard.initialize(aligned(server.shard.size))
+        world.servers[0].coordinator.join(
+            Join(slot=0, incarnation=0, data=DataSpec(size=SAMPLES), batch_size=BATCH)
+        )
+        self._newest = world.servers[0].snapshotter.take()
+        self._store, self._storage = world.servers[0].store, world.storage
+
+    def initial(self, server, own):
+        """What a server of the new run begins with: all shards with the same snapshot, also after a restart."""
+        self._left -= {each.index for each in server.world.servers if each and each.may_have_left_copies}
+        self._go_on()
+        shard = server.shard
+        with mock.patch.object(initial, "open_storage", side_effect=lambda _: self._opened()):
+            found = initial.load_initial(
+                own, "memory://other", shard.index, shard.shards, follows=shard.follows
+            )
+        self._chosen = self._chosen or found[0].number
+        assert found[0].number == self._chosen or (shard.follows and self._removed(self._chosen))
+        return found
+
+    def _opened(self):
+        self._go_on()
+        return self._storage
+
+    def _go_on(self):
+        for _ in range(self._random.randrange(3)):
+            self._newest = self._newest.model_copy(update={"number": self._store.next_number()})
+            self._store.publish(self._newest)
+        if not self._left:
+            self._store.prune(2)
+
+    def _removed(self, number):
+        try:
+            self._store.load_number(number, 0, 1)
+        except SnapshotError:
+            return True
+        return False

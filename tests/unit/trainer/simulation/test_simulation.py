@@ -11,7 +11,7 @@ from shoal_trainer.coordinator import report
 from shoal_trainer.ps import journal
 from shoal_trainer.snapshot.manifest import Manifest
 from tests.unit.trainer.simulation.job import EPOCHS, PIECE, SAMPLES, STEPS_AT
-from tests.unit.trainer.simulation.server import another_run
+from tests.unit.trainer.simulation.server import AnotherRun
 from tests.unit.trainer.simulation.world import World
 
 SEEDS = int(os.environ.get("SHOAL_SEEDS", "6"))
@@ -32,6 +32,10 @@ def seeded(part=1):
 
 def steps_per_push(seed):
     return (1, 3, 1, 3, 1, 1, 1)[seed % 7]
+
+
+def bf16(seed):
+    return seed % 11 % 2 == 1
 
 
 def pieces(world, index):
@@ -74,15 +78,30 @@ def range_of(world, sample):
     return sample // world.final.coordinator.record.ledger.range_size
 
 
+def everywhere(world):
+    return np.concatenate([pieces(world, index) for index in range(world.shards)])
+
+
+def applied_steps(world):
+    """Which steps are in the final parameters. A push counts with its last piece of shard 0."""
+    steps = everywhere(world)[:, STEPS_AT : STEPS_AT + world.steps]
+    return steps[world.counts_with, np.arange(world.steps)] > 0
+
+
 def counts(world):
-    """How often each sample of each epoch is in the final parameters. A push counts with its last piece."""
-    return pieces(world, 0)[-1, : SAMPLES * EPOCHS]
+    """How often each sample of each epoch is in the final parameters."""
+    if not world.resized:
+        return pieces(world, 0)[-1, : SAMPLES * EPOCHS]
+    found = np.zeros(SAMPLES * EPOCHS, int)
+    for step in np.flatnonzero(applied_steps(world)):
+        for epoch, at in world.covers[step]:
+            found[epoch * SAMPLES + at] += 1
+    return found
 
 
 def partial(world, context):
     """The samples, as (epoch, position), that are in some shards or pieces only."""
-    everywhere = np.concatenate([pieces(world, index) for index in range(world.shards)])
-    steps = everywhere[:, STEPS_AT : STEPS_AT + world.steps]
+    steps = everywhere(world)[:, STEPS_AT : STEPS_AT + world.steps]
     assert steps.max() == 1, context
     uneven = np.flatnonzero(steps.min(axis=0) != steps.max(axis=0))
     return [sample for step in uneven for sample in world.covers[step]]
@@ -102,6 +121,9 @@ def check_lineage(world, context):
     if counters.rollbacks == 0:
         assert counters.lost == 0, context
     steps = np.flatnonzero(pieces(world, 0)[:, STEPS_AT : STEPS_AT + world.steps].any(axis=0)).tolist()
+    steps = [
+        step for step in steps if step >= world.resized_at
+    ]  # before, shard 0 was another part of the model
     undone = {step for step in steps if world.computed_in[step] < generation} - world.kept.get(
         generation, set()
     )
@@ -122,7 +144,7 @@ def check_steps(world, context):
     progress. And who waits for the others after its push (`rounds`) does not know whether it has arrived.
     """
     counters = world.final.coordinator.record.counters
-    applied = np.count_nonzero(pieces(world, 0)[-1, STEPS_AT : STEPS_AT + world.steps])
+    applied = np.count_nonzero(applied_steps(world))
     assert counters.steps == applied, context
     replaced = len(world.workers) - len(world.slots)
     in_vain = world.steps + world.diverged - applied
@@ -145,7 +167,9 @@ def check(seed, world):
     epochs_and_samples = (divmod(int(at), SAMPLES) for at in np.flatnonzero(applied > 1))
     expected = {(epoch, range_of(world, at)) for epoch, at in epochs_and_samples}
     assert counters.repeated_ranges == expected, context
-    assert applied.sum() == world.final.shard.history.samples, context
+    # Shards that begin with parts of several count what all of these have.
+    uneven = counters.partial if world.resized else 0
+    assert 0 <= applied.sum() - world.final.shard.history.samples <= uneven, context
     assert report.ranges(world.final.coordinator.record).never == 0, context
     check_lineage(world, context)
     check_steps(world, context)
@@ -162,11 +186,11 @@ def play(seed, world):
 @seeded()
 def test_each_sample_is_applied_once_or_counted(seeds):
     for seed in seeds:
-        begins_with = another_run(1) if seed % 5 == 1 else None
+        begins_with = AnotherRun(1 + seed % 2, 1, seed) if seed % 5 == 1 else None
         faults = (0.5, 1.0, 2.0)[seed % 3]
         world = World(
             seed, workers=1 + seed % 4, faults=faults, ps_faults=seed % 4, begins_with=begins_with,
-            steps_per_push=steps_per_push(seed),
+            steps_per_push=steps_per_push(seed), bf16=bf16(seed),
         )  # fmt: skip
         world.run()
         check(seed, world)
@@ -179,7 +203,7 @@ def test_gradients_are_applied_once_with_one_weight(seeds):
         faults, shards = (0.5, 1.0, 2.0)[seed % 3], (1, 1, 2)[seed % 3]
         world = World(
             seed, workers=1 + seed % 5, faults=faults, ps_faults=seed % 4, shards=shards, streams=seed % 2 == 0,
-            gradients=True,
+            gradients=True, bf16=bf16(seed),
         )  # fmt: skip
         play(seed, world)
 
@@ -188,7 +212,7 @@ def test_gradients_are_applied_once_with_one_weight(seeds):
 def test_samples_in_some_shards_only_are_counted(seeds):
     for seed in seeds:
         faults, shards = (0.5, 1.0, 2.0)[seed % 3], 2 + seed % 2
-        begins_with = another_run(shards) if seed % 5 == 1 else None
+        begins_with = AnotherRun(1 + seed % 2, shards, seed) if seed % 5 == 1 else None
         world = World(
             seed, workers=1 + seed % 4, faults=faults, ps_faults=1 + seed % 4, shards=shards,
             begins_with=begins_with, steps_per_push=steps_per_push(seed),
@@ -203,7 +227,7 @@ def test_pushes_in_pieces_are_applied_once_or_counted(seeds):
         faults, shards = (0.5, 1.0, 2.0)[seed % 3], (1, 1, 2)[seed % 3]
         world = World(
             seed, workers=1 + seed % 5, faults=faults, ps_faults=seed % 4, shards=shards, streams=True,
-            steps_per_push=steps_per_push(seed), survival=(0.0, 0.7)[seed % 2],
+            steps_per_push=steps_per_push(seed), survival=(0.0, 0.7)[seed % 2], bf16=bf16(seed),
         )  # fmt: skip
         play(seed, world)
 
@@ -257,11 +281,24 @@ def test_copies_that_another_history_has_overtaken(seeds):
         faults, shards = (0.5, 1.0)[seed % 2], (1, 1, 2)[seed % 3]
         world = World(
             seed, workers=1 + seed % 4, faults=faults, ps_faults=0.5, shards=shards, forks=True,
-            steps_per_push=steps_per_push(seed), streams=seed % 2 == 0,
+            steps_per_push=steps_per_push(seed), streams=seed % 2 == 0, bf16=bf16(seed),
         )  # fmt: skip
         world.run(40_000, calm_after=4000)
         world.end()
         check(seed, world)
+
+
+@seeded(4)
+def test_job_that_is_resumed_with_another_number_of_shards(seeds):
+    """From a snapshot whose parts differ by the pushes that were on their way."""
+    for seed in seeds:
+        sizes = ((1, 2), (2, 3), (2, 1), (3, 2), (3, 1, 2))[seed % 5]
+        world = World(
+            seed, workers=1 + seed % 4, faults=(0.5, 1.0, 2.0)[seed % 3], ps_faults=seed % 2, shards=sizes[0],
+            resizes=sizes[1:], steps_per_push=steps_per_push(seed), streams=seed % 2 == 0, bf16=bf16(seed),
+        )  # fmt: skip
+        play(seed, world)
+        assert not world.resizes
 
 
 @seeded(2)
@@ -296,9 +333,11 @@ def test_storage_that_loses_answers_and_a_server_that_dies_while_it_writes(seeds
     """What was written may be there, or not; the outage may outlast the server; several are lost in one."""
     for seed in seeds:
         faults, shards = (0.5, 1.0, 2.0)[seed % 3], (1, 2, 1, 3)[seed % 4]
+        begins_with = AnotherRun(1 + seed % 2, shards, seed) if seed % 5 == 1 else None
         world = World(
             seed, workers=1 + seed % 4, faults=faults, ps_faults=1 + seed % 4, shards=shards, mean=True,
-            steps_per_push=steps_per_push(seed), streams=seed % 5 == 0, survival=(0.0, 0.0, 0.7)[seed % 3],
+            begins_with=begins_with, steps_per_push=steps_per_push(seed), streams=seed % 5 == 0,
+            survival=(0.0, 0.0, 0.7)[seed % 3],
         )  # fmt: skip
         world.run()
         world.end()

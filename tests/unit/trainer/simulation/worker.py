@@ -284,6 +284,7 @@ class Worker:
         world.steps += 1
         world.covers.append([(epoch, int(at)) for at in batch.x])
         world.computed_in.append(self.loop.upstream.generation)
+        world.counts_with.append(world.bounds[0][1] // PIECE - 1)
         return Step(update, 0.5, True)
 
     # --- as `Coordinator`

@@ -23,7 +23,7 @@ from shoal_trainer.ps.shard_bounds import bounds
 from shoal_trainer.worker.loop import End
 from tests.unit.trainer.simulation.faults import Faults
 from tests.unit.trainer.simulation.invariants import check_fences, check_leases, check_lost
-from tests.unit.trainer.simulation.job import EPOCHS, lengths, model
+from tests.unit.trainer.simulation.job import EPOCHS, decoded, encoded, lengths, model
 from tests.unit.trainer.simulation.losses import Losses
 from tests.unit.trainer.simulation.server import Server
 from tests.unit.trainer.simulation.storage import MeanStorage, MemoryStorage, WornStorage
@@ -36,14 +36,16 @@ CALM_AFTER = 30_000 if "SHOAL_SEEDS" in os.environ else 10_000
 class World:
     """Runs a job to its end, with random faults from `seed`.
 
-    `faults`, `ps_faults`, `safe`, `survival`: see `Faults`. `begins_with`: the snapshots of another run. `steps`:
-    training stops after this many. `gradients`: see `job`. `streams`: whether shards are so large that pushes and pulls
-    are streams. `files`: the samples are in files, whose lengths the job learns, and whose list each worker leaves out
-    until it is asked for it. `mean`: answers of the storage are lost, parameter server 0 dies while it writes, and
-    losses of servers do not end an outage of the storage. `bound`: of the staleness. `hangs`: reads hang, for ever or
-    for a while, of which the worker's heartbeats tell. `forks`: all copies but one are lost with server 0, and that one
-    comes back when its replacement has gone another way. `worn`: see `WornStorage`; no step diverges, as a rollback to
-    a damaged snapshot ends the job. `overflows`: journals do, so that a copy's pushes may not be known.
+    `faults`, `ps_faults`, `safe`, `survival`: see `Faults`. `begins_with`: another run, whose snapshots the servers
+    look for when the faults have begun. `steps`: training stops after this many. `gradients`: see `job`. `streams`:
+    whether shards are so large that pushes and pulls are streams. `files`: the samples are in files, whose lengths the
+    job learns, and whose list each worker leaves out until it is asked for it. `mean`: answers of the storage are lost,
+    parameter server 0 dies while it writes, and losses of servers do not end an outage of the storage. `bound`: of the
+    staleness. `hangs`: reads hang, for ever or for a while, of which the worker's heartbeats tell. `forks`: all copies
+    but one are lost with server 0, and that one comes back when its replacement has gone another way. `worn`: see
+    `WornStorage`; no step diverges, as a rollback to a damaged snapshot ends the job. `overflows`: journals do, so that
+    a copy's pushes may not be known. `bf16`: requests and answers are coded so. `resizes`: the numbers of shards with
+    which the job is resumed after it was suspended.
     """
 
     def __init__(  # noqa: PLR0915  # what a world has is said in one place
@@ -68,6 +70,8 @@ class World:
         forks=False,
         worn=False,
         overflows=False,
+        bf16=False,
+        resizes=(),
     ):
         self.random, self.beats = random.Random(seed), random.Random(~seed)
         self.now = 0.0
@@ -78,9 +82,10 @@ class World:
         self.steps_per_push = steps_per_push
         self.rounds = seed % 4 < 2
         """Whether workers wait for each other after their pushes."""
-        self.shards, self.model, self.streams = shards, model(shards, gradients=gradients), streams
+        self.shards, self.streams = shards, streams
+        self.model = model(max(shards, *resizes, 1), gradients=gradients)
         self.gradients, self.bound, self.hangs, self.forks = gradients, bound, hangs, forks
-        self.overflows, self.unnamed = overflows, set()
+        self.bf16, self.overflows, self.unnamed = bf16, overflows, set()
         """The steps, as (shard, step), in a copy that a shard began with where nothing tells their pushes."""
         self.awaited = set()
         """The pushes for which others wait, with their shards: each worker has pulled their base since it connected."""
@@ -91,6 +96,10 @@ class World:
         self.sent, self.granted = {}, {}
         """The pushes in which each step was sent, and the worker and place of each lease by its token."""
         self.bounds = bounds(self.model.size, shards)
+        self.resizes, self.resized, self.resized_at = list(resizes), False, 0
+        """`resized`: whether the job was resumed so; `resized_at`: the step with which it was last."""
+        self.counts_with = []
+        """Of each step: the piece of the model with which its push counts, the last one of shard 0."""
         self.losses = Losses(self)
         self.faults = Faults(self, faults, ps_faults, safe=safe, survival=survival)
         self.yielded = baton()
@@ -115,13 +124,24 @@ class World:
         self.cut_until = [0.0] * shards
         """When the link from server 0 to each shard works again."""
         self.servers = [None] * shards
-        self.servers = [Server(self, index, 0) for index in range(shards)]
+        if begins_with is None:
+            self.servers = [Server(self, index, 0) for index in range(shards)]
+        else:
+            self.faults.start_servers()
         self.lengths = lengths(random.Random(seed)) if files else None
         self.slots = {}
         self.workers = []
         """All incarnations; `slots` contains the newest of each slot."""
         for slot in range(workers):
             self.start(slot, 0)
+
+    def resize(self, shards):
+        """Of a job of which nothing runs: its servers and workers start next with so many shards."""
+        new = [0] * (shards - len(self.epochs))
+        self.epochs = [*(epoch + 1 for epoch in self.epochs), *new]
+        self.shards, self.bounds = shards, bounds(self.model.size, shards)
+        self.servers, self.cut_until = [None] * shards, [0.0] * shards
+        self.in_flight, self.resized, self.resized_at = [], True, self.steps
 
     def file_of(self, sample):
         """The file that a sample is in."""
@@ -139,7 +159,11 @@ class World:
 
     def weighed(self, push, weight):
         """Record a weight of a push (slot, incarnation, sequence number)."""
-        self.weights.setdefault(push, set()).add(float(np.float32(weight)))
+        exact = np.array([weight], np.float32)
+        found = self.weights.setdefault(push, set())
+        found.add(float(exact[0]))
+        if self.bf16:  # of it, a lost server's successor has what a worker's copy says
+            found.add(float(decoded(encoded(exact))[0]))
 
     def clock(self):
         return self.now
