@@ -15,7 +15,8 @@ from benchmarks.harness import Measurement, anonymous_bytes, summary
 from benchmarks.wire_peers import Peer
 
 SIZE = 25_600_000
-LINK = 1e9 / 8 / 8
+SLOWED = 8
+LINK = 1e9 / 8 / SLOWED
 """Bytes per second and direction."""
 WORKERS = 16
 MESSAGE = 2 * SIZE
@@ -29,9 +30,10 @@ def measure(quick: bool = False) -> Iterator[Measurement]:
     seconds = 15.0 if quick else 40.0
     links = [LINK] * WORKERS
     rate, memory = pushes(links, seconds)
-    yield summary(
-        f"25.6 M bf16, {WORKERS} workers", [rate / possible(links)], "x", "send, then receive", 15 / 19.5
-    )
+    name = f"25.6 M bf16, {WORKERS} workers"
+    told = f"{name}, on links {SLOWED} times as fast as measured: 1 Gb/s"
+    yield summary(told, [rate * SLOWED], "pushes/s", "", 15.0)
+    yield summary(name, [rate / possible(links)], "x", "send, then receive")
     yield summary("anonymous memory, momentum", [memory / allowed()], "x", "1.1 x + 80 MB", 1.0, at_most=True)
     slower = [LINK / SLOW, *links[1:]]
     rate, _ = pushes(slower, seconds)

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +171,7 @@ def test_the_largest_job_is_scraped_and_a_hostile_one_is_not(tools: Path) -> Non
     [monitor] = of_kind(render(tools, "metrics.podMonitor.enabled=true"), "PodMonitor")
     worker = WorkerReport(
         slot=0, incarnation=0, state=WorkerState.ACTIVE,
-        **dict.fromkeys([f"{part}_seconds" for part in ("step", "compute", "pull", "push", "input")], 0.1),
+        step_seconds=0.1, compute_seconds=0.1, pull_seconds=0.1, push_seconds=0.1, input_seconds=0.1,
     )  # fmt: skip
     measured = LogSums(count=1, seconds=1.0)
     configuration = SpeedSums(
@@ -181,7 +182,7 @@ def test_the_largest_job_is_scraped_and_a_hostile_one_is_not(tools: Path) -> Non
         job_uid="u",
         phase=Phase.TRAINING,
         metrics={f"metric {number}": 1.0 for number in range(2 * MOST_METRICS)},
-        workers=tuple(worker.model_copy(update={"slot": slot}) for slot in range(MAX_WORKERS)),
+        workers=tuple(replace(worker, slot=slot) for slot in range(MAX_WORKERS)),
         shards=tuple(ShardReport(index=index, epoch=0) for index in range(16)),
         speed=(configuration,) * MAX_SPEEDS,
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def full(uid: str, workers: int, pushed: tuple[tuple[int, int], ...] = ()) -> St
         for slot, number in pushed
     )
     plain = report(uid, workers, 12e6)
-    active = tuple(each.model_copy(update={"step_seconds": 0.2}) for each in plain.workers)
+    active = tuple(replace(each, step_seconds=0.2) for each in plain.workers)
     return plain.model_copy(
         update={
             "loss": 0.5,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from shoal.controllers.trainingjob import reconcile
+from shoal.policy.facts import sightings
 from shoal.policy.facts.sightings import Memory
 from shoal.policy.model import Observation, Plan
 from shoal.policy.plan import plan
@@ -14,7 +15,8 @@ from shoal.policy.plan import plan
 
 @pytest.fixture(autouse=True)
 def plans_without_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Make each plan twice."""
+    """Make each plan twice. Jobs are small here, and remembered all the same."""
+    monkeypatch.setattr(sightings, "FEWEST_REMEMBERED", 1)
     different: list[tuple[Plan, Plan]] = []
 
     def twice(seen: Observation, memory: Memory) -> Plan:

@@ -26,7 +26,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
-from shoal_trainer.configuration import configuration
 from shoal_trainer.contract import (
     EXIT_DRAINED,
     EXIT_FENCED,
@@ -35,13 +34,14 @@ from shoal_trainer.contract import (
     RuntimeConfig,
     TerminationMessage,
 )
-from shoal_trainer.coordinator import code
+from shoal_trainer.coordinator import code_server
 from shoal_trainer.coordinator.epoch_history import EpochHistory
 from shoal_trainer.coordinator.follower import Follower
 from shoal_trainer.coordinator.http import MAX_CONNECTIONS as CONTROL_CONNECTIONS
 from shoal_trainer.coordinator.http import ControlServer
 from shoal_trainer.coordinator.metrics import serve_metrics
 from shoal_trainer.coordinator.service import CoordinatorService
+from shoal_trainer.environment import configuration
 from shoal_trainer.errors import Fenced, TrainerError, Unreachable, UserError
 from shoal_trainer.ps.malloc import return_freed_memory
 from shoal_trainer.ps.server import MAX_CONNECTIONS, DataServer
@@ -54,8 +54,8 @@ from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import open_storage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.termination.exits import exit_code, log_to_stderr
-from shoal_trainer.termination.message import write_termination
 from shoal_trainer.termination.sigterm import in_thread
+from shoal_trainer.termination.termination_log import write_termination
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ class ParameterServer:
             status=service.status if service else None,
             upload=service.upload if service else None,
             download=service.download if service else None,
-            code=partial(code.opened, self.config) if service and self.config.code_digest else None,
+            code=partial(code_server.opened, self.config) if service and self.config.code_digest else None,
         )
         data.start()
         control.start()

@@ -225,6 +225,8 @@ class PodStatus:
     container_statuses: ContainerStatuses = ()
 
 
+_USUAL_WAITS = frozenset({"ContainerCreating", "PodInitializing"})
+"""What kubelets say of containers until they begin."""
 _NO_ROOM = (
     "Insufficient", "Too many pods", "free ports", "anti-affinity", "topology spread", "taint", "unschedulable",
 )  # fmt: skip
@@ -258,6 +260,27 @@ class Pod(Cached):
         """Whether it has not started yet, and nothing says that it will not."""
         ended = any(c.state.terminated for c in self.status.init_container_statuses)
         return self.status.phase == "Pending" and not ended and self._says_nothing
+
+    @cached_property
+    def waits_since(self) -> datetime | None:
+        """Since when it waits for its node or for its containers, and nothing says that it may be in vain."""
+        waiting = (
+            c.state.waiting for c in (*self.status.init_container_statuses, *self.status.container_statuses)
+        )
+        if not self.starts_quietly or self.queued or any(w and w.reason not in _USUAL_WAITS for w in waiting):
+            return None
+        scheduled = self.condition("PodScheduled")
+        if scheduled is None or scheduled.status == "False":
+            in_vain = scheduled is not None and "persistentvolumeclaim" in scheduled.message.lower()
+            return None if in_vain else self.created
+        return self.bound_at
+
+    @property
+    def bound_at(self) -> datetime | None:
+        """When it was bound to its node, as far as that is known."""
+        scheduled = self.condition("PodScheduled")
+        text = scheduled.last_transition_time if scheduled else None
+        return (datetime.fromisoformat(text) if text else None) or self.created
 
     @property
     def _says_nothing(self) -> bool:

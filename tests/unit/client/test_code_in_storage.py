@@ -18,11 +18,11 @@ from shoal.client.code import MAX_BYTES
 from shoal.client.manifest import Manifests, Submission, manifests
 from shoal.errors import Unavailable, UsageError
 from shoal_trainer.contract import JobIdentity, Role, RuntimeConfig, Shard
-from shoal_trainer.coordinator.code import opened
+from shoal_trainer.coordinator.code_server import opened
 from shoal_trainer.coordinator.http import ControlServer
 from shoal_trainer.errors import ProtocolError, UserError
 from shoal_trainer.security import Credentials, create_secret_dir
-from shoal_trainer.worker.code import fetch
+from shoal_trainer.worker.code_client import fetch
 from tests.unit.client.fake_api import FakeApi, client_of
 
 CODE = "job = 1\n" + "\n".join(f"x = '{secrets.token_hex(1 << 15)}'" for _ in range(MAX_BYTES >> 14))

@@ -20,7 +20,7 @@ from shoal.controllers.state import ClusterState, Key, Wake, Wakes
 from shoal.controllers.trainingjob.api_answers import AnswerStore
 from shoal.controllers.trainingjob.apply import Applier
 from shoal.controllers.trainingjob.claims import Claims
-from shoal.controllers.trainingjob.credentials import InstallKey, job_credentials
+from shoal.controllers.trainingjob.credentials import CredentialsOfJobs, InstallKey
 from shoal.controllers.trainingjob.metrics import JobMetrics
 from shoal.controllers.trainingjob.observe import Observer
 from shoal.controllers.trainingjob.reactions import Reactions
@@ -226,11 +226,12 @@ class Rig:
             telemetry_seconds=telemetry_seconds,
             settle_seconds=settle_seconds,
         )
+        credentials = CredentialsOfJobs(InstallKey(b"k" * 32)).get
         self.applier = Applier(
             self.cluster,
             self.state,
             self.answers,
-            credentials=lambda uid: job_credentials(InstallKey(b"k" * 32), uid),
+            credentials=credentials,
             wall=lambda: self.wall,
             metrics=self.metrics,
         )
@@ -252,7 +253,7 @@ class Rig:
             answers=self.answers,
             claims=self.claims,
             poller=self.poller,
-            credentials=lambda uid: job_credentials(InstallKey(b"k" * 32), uid),
+            credentials=credentials,
             complaints=self.complaints,
             reactions=Reactions(self.metrics.reacted),
             waited=lambda _key: 0.0,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shoal import manifests
-from shoal.api.kube import Node
+from shoal.api.kube import Node, Taint, Toleration
 from shoal.api.labels import Place, RoleName
 from shoal.api.roles import Capacity
 from shoal.manifests.names import group_key
@@ -163,6 +163,22 @@ def test_a_silent_node_keeps_a_pod_for_no_more_than_15_s() -> None:
         if t["effect"] == "NoExecute"
     }
     assert silence == {"node.kubernetes.io/not-ready": 15, "node.kubernetes.io/unreachable": 15}
+
+
+@pytest.mark.parametrize("role", ["worker", "ps"])
+@pytest.mark.parametrize("platform", PLATFORMS.values(), ids=PLATFORMS)
+def test_nothing_is_placed_on_a_node_that_is_unknown(platform: Platform, role: RoleName) -> None:
+    """The scheduler keeps pods off a node with these taints, unless they tolerate them."""
+    for where in (Where("Spot"), Where("OnDemand"), Where("Any", pool=pool("a"))):
+        made = manifests.pod(build.job(), Place(role, 0, 0), build.IMAGES, where, platform)
+        tolerated = [Toleration(**t) for t in map(_plain, made["spec"]["tolerations"])]
+        for key in ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready"):
+            unknown = Taint(key=key, effect="NoSchedule")
+            assert not any(each.tolerates(unknown) for each in tolerated)
+
+
+def _plain(toleration: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in toleration.items() if key != "tolerationSeconds"}
 
 
 def test_excluded_nodes_are_named_where_that_is_admitted() -> None:

@@ -11,7 +11,7 @@ from sklearn.model_selection import train_test_split
 
 from shoal_trainer import Indexed, Training
 from shoal_trainer.coordinator.http import ControlServer
-from shoal_trainer.termination.message import TERMINATION_LOG_ENV
+from shoal_trainer.termination.termination_log import TERMINATION_LOG_ENV
 from tests.unit.trainer.threads import Job
 
 pytestmark = [

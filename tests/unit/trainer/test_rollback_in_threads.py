@@ -10,7 +10,7 @@ from shoal_trainer import Training, UserError
 from shoal_trainer.coordinator import report
 from shoal_trainer.data.arrays import Arrays
 from shoal_trainer.run.watch import describe_data
-from shoal_trainer.termination.message import TERMINATION_LOG_ENV
+from shoal_trainer.termination.termination_log import TERMINATION_LOG_ENV
 from tests.unit.trainer.threads import Job
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

@@ -36,7 +36,7 @@ from shoal_trainer.security import create_secret_dir
 from shoal_trainer.serve import ParameterServer
 from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.snapshot.store import SnapshotStore
-from shoal_trainer.termination.message import TERMINATION_LOG_ENV
+from shoal_trainer.termination.termination_log import TERMINATION_LOG_ENV
 from shoal_trainer.wire.messages import AnswerMeta, ModelSpec, OptimizerConfig, Progress, PushMeta
 from tests.unit.trainer.coordinator.bench import next_work
 from tests.unit.trainer.ps.shards import pull_from, push_to

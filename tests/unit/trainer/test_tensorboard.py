@@ -8,7 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.util.tensor_util import make_ndarray
 
 from shoal_trainer.contract import Outcome
-from shoal_trainer.termination.message import TERMINATION_LOG_ENV
+from shoal_trainer.termination.termination_log import TERMINATION_LOG_ENV
 from tests.unit.trainer.test_job_in_threads import digits
 from tests.unit.trainer.worker.test_tasks import prepared
 

@@ -3,7 +3,7 @@
 import pytest
 
 from shoal_trainer.contract import Outcome, TerminationMessage
-from shoal_trainer.termination.message import TERMINATION_LOG_ENV, write_termination
+from shoal_trainer.termination.termination_log import TERMINATION_LOG_ENV, write_termination
 
 LIMIT = 4096
 

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Annotated
 
 from pydantic import FailFast, Field
+from pydantic.dataclasses import dataclass
 
 from shoal_trainer.contract.figures import (
     MOST_FLOPS,
@@ -17,7 +18,7 @@ from shoal_trainer.contract.figures import (
     Text,
     UnixTime,
 )
-from shoal_trainer.contract.message import Message
+from shoal_trainer.contract.message import SMALL, Message
 from shoal_trainer.contract.sums import MAX_SPEEDS, BesideSums, PassedSums, SpeedSums
 
 MAX_WORKERS = 1024
@@ -37,7 +38,8 @@ class WorkerState(StrEnum):
     FENCED = "Fenced"
 
 
-class WorkerReport(Message):
+@dataclass(frozen=True, slots=True, kw_only=True, config=SMALL)
+class WorkerReport:
     """One (slot, incarnation). The list of reports is bounded, newest incarnation of each slot first."""
 
     slot: Count

@@ -173,12 +173,13 @@ class _Metrics(BoundedHandler, BaseHTTPRequestHandler):
         super().__init__(sock, visit, listener)
 
     def do_GET(self) -> None:
-        """The metrics, at any path."""
+        """The metrics, at any path. A connection has one answer: what answers cost is bounded by the `Gate`."""
         encode, kind = choose_encoder(self.headers.get("Accept", ""))
         body = encode(self._registry)
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
+        self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(body)
 

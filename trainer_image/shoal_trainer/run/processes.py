@@ -49,8 +49,8 @@ from shoal_trainer.errors import OutOfMemory
 from shoal_trainer.security import Credentials, create_secret_dir
 from shoal_trainer.snapshot.storage import open_storage
 from shoal_trainer.snapshot.store import SnapshotStore
-from shoal_trainer.termination.message import TERMINATION_LOG_ENV
 from shoal_trainer.termination.orphans import PARENT_ENV
+from shoal_trainer.termination.termination_log import TERMINATION_LOG_ENV
 from shoal_trainer.worker.hardware import accelerators_of, shared_by
 from shoal_trainer.worker.work import JOINED
 

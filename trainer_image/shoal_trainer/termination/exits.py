@@ -7,7 +7,7 @@ import sys
 
 from shoal_trainer.contract import EXIT_FENCED, EXIT_USER, Outcome, TerminationMessage
 from shoal_trainer.errors import Fenced, UserError
-from shoal_trainer.termination.message import write_termination
+from shoal_trainer.termination.termination_log import write_termination
 
 log = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from shoal_trainer.worker.keras_internals import (
     user_loss,
     user_metrics,
 )
-from shoal_trainer.worker.memory import memory_is_enough
 from shoal_trainer.worker.optimizers import has_call, has_own_step
+from shoal_trainer.worker.out_of_memory import memory_is_enough
 from shoal_trainer.worker.weighing import WeighedLoss, weigh_samples
 
 BUILD_PARTS = "Build its parts before you return it: start each with keras.Input(…), or call its build(…)."

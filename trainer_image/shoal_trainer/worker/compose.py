@@ -28,8 +28,8 @@ from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.label_check import LabelCheck
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.loop import End, Loop, Policy
-from shoal_trainer.worker.memory import memory_is_enough
 from shoal_trainer.worker.optimizers import Placement, accumulated, place
+from shoal_trainer.worker.out_of_memory import memory_is_enough
 from shoal_trainer.worker.run_task import run_task
 from shoal_trainer.worker.target import check_target
 from shoal_trainer.worker.tasks import Outcome, Tasks, evaluated

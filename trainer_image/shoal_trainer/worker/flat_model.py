@@ -39,7 +39,6 @@ from shoal_trainer.worker.hardware import NO_ACCELERATOR, accelerators, device_n
 from shoal_trainer.worker.inputs import Inputs, unlike
 from shoal_trainer.worker.keras_internals import call_traced, clipped, learning_rate_of, set_current_rate
 from shoal_trainer.worker.layout import Layout, flatten, layout_of, unflatten
-from shoal_trainer.worker.memory import memory_is_enough
 from shoal_trainer.worker.on_device import DeviceVector
 from shoal_trainer.worker.on_host import HostVector
 from shoal_trainer.worker.optimizer_step import AppliedStep, optimizer_step
@@ -51,6 +50,7 @@ from shoal_trainer.worker.optimizers import (
     why_one_device,
     why_worker,
 )
+from shoal_trainer.worker.out_of_memory import memory_is_enough
 from shoal_trainer.worker.seeds import keep_drawing, vary_seeds
 from shoal_trainer.worker.several_devices import NotPure, SeveralDevices
 from shoal_trainer.worker.training_metrics import TrainingMetrics, as_vector, from_vector

@@ -24,12 +24,12 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from shoal_trainer.configuration import configuration
 from shoal_trainer.contract import (
     EXIT_DRAINED,
     EXIT_OK,
     RuntimeConfig,
 )
+from shoal_trainer.environment import configuration
 from shoal_trainer.errors import Fenced, HungStep, TrainerError, Unreachable, UserError, WorkerFailed
 from shoal_trainer.retry import until_reachable
 from shoal_trainer.termination.deadline import end_soon
@@ -134,7 +134,7 @@ def _code(config: RuntimeConfig, credentials: Credentials) -> Path | None:
     """The archive with the job's code, if it lies in the storage. It is there until this process ends."""
     if not config.code_digest:
         return None
-    from shoal_trainer.worker.code import fetch
+    from shoal_trainer.worker.code_client import fetch
 
     folder = tempfile.mkdtemp(prefix="shoal-code-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -144,7 +144,7 @@ def _code(config: RuntimeConfig, credentials: Credentials) -> Path | None:
 def _built(job: Training, config: RuntimeConfig) -> FlatModel:
     """One attempt to build the model."""
     from shoal_trainer.worker.compose import build_flat_model
-    from shoal_trainer.worker.memory import memory_is_enough
+    from shoal_trainer.worker.out_of_memory import memory_is_enough
 
     try:
         with memory_is_enough():

@@ -38,8 +38,8 @@ from shoal_trainer.worker.callbacks import callbacks_of, rate_of
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.hooks import Hooks
 from shoal_trainer.worker.keras_internals import evaluate
-from shoal_trainer.worker.memory import memory_is_enough
 from shoal_trainer.worker.optimizers import has_call, take_average, unwrap
+from shoal_trainer.worker.out_of_memory import memory_is_enough
 from shoal_trainer.worker.validation import begun, blamed, evaluates_itself
 from shoal_trainer.worker.work import TaskWork
 

@@ -73,13 +73,14 @@ class Reactions:
             newest = reached[stage]
             newest[role, index] = max(incarnation, newest.get((role, index), -1))
 
+        indices = {index for _, index in losses}
         for pod in seen.pods:
-            if pod.place is not None and pod.place[:2] in losses:
-                note(CREATED, *pod.place)
+            if (place := pod.place) is not None and place.index in indices and place[:2] in losses:
+                note(CREATED, *place)
                 if pod.running:
-                    note(RUNNING, *pod.place)
+                    note(RUNNING, *place)
         for worker in seen.report.workers if seen.report else ():
-            if worker.first_push_at is not None:
+            if worker.slot in indices and worker.first_push_at is not None:
                 note(FIRST_PUSH, "worker", worker.slot, worker.incarnation)
         for key, loss in list(losses.items()):
             for stage in _STAGES[loss.place.role]:

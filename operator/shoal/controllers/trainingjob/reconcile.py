@@ -167,9 +167,11 @@ class Reconciler:
             return
         recorded = {slot.place for slot in decided.status.slots if slot.role == "ps" and slot.index == 0}
         running = [
-            (pod.place.incarnation, pod.status.pod_ip, pod.ready)
+            (place.incarnation, pod.status.pod_ip, pod.ready)
             for pod in seen.pods
-            if pod.place in recorded and pod.running and pod.status.pod_ip
+            if (place := pod.place) is not None
+            and place.role == "ps"  # else a thousand are compared as a whole
+            if place in recorded and pod.running and pod.status.pod_ip
         ]
         if not running or seen.job.metadata.deletion_timestamp:
             self._poller.pause(uid)

@@ -110,9 +110,9 @@ def _by_plan(
     result = Assignment()
     here = {**back, **at}
     works = {**{index: home for index, home in at.items() if losses[index] <= AT_WORK}, **back}
-    if not back and Counter(at.values()) <= left:  # as mostly: none has too many
+    if not back and (counts_at := Counter(at.values())) <= left:  # as mostly: none has too many
         result.homes = dict(at)
-        left -= Counter(at.values())
+        left -= counts_at
     stands = [(losses[i], i, home) for i, home in at.items() if i not in result.homes]
     stands += [(AT_WORK, i, home) for i, home in back.items()]
     for _, index, home in sorted(stands):
@@ -129,8 +129,8 @@ def _by_plan(
         result.homes[index] = home
     # Fewer is no reason to stand still: whoever is to end works on in place of those that do not run yet where they
     # are to be.
-    coming = len(result.homes.items() - works.items())
     ending = [index for index in reversed(movers) if index not in result.homes and index in works]
+    coming = len(result.homes.items() - works.items()) if ending else 0
     lingering = {index: back.get(index, here[index]) for index in ending[:coming]}
     return Assignment(result.homes | lingering, lingering=len(lingering))
 

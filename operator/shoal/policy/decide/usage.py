@@ -30,7 +30,7 @@ from shoal.api.planning_status import CostStatus, PoolUsage
 from shoal.api.training_job_status import MOST_USED, Slot
 from shoal.policy.common.times import parse_time, seconds_between
 from shoal.policy.decide.members import ByIndex, Member, every
-from shoal.policy.facts.read import Facts, bound_at
+from shoal.policy.facts.read import Facts
 from shoal.policy.facts.verdict import terminated
 
 EVERY = timedelta(seconds=60)
@@ -151,7 +151,7 @@ class _Counter:
         had a node, nobody knows how long it took.
         """
         created, now = pod.created, self._facts.now
-        bound = bound_at(pod)
+        bound = pod.bound_at
         if created is None or bound is None or pushed < bound:
             return
         if self._facts.job.spec.run_policy.scheduling_policy.queue:
@@ -223,7 +223,10 @@ class _Counter:
     def result(self, members: Sequence[Member], *, ends: bool) -> Usage:
         """Count the node time, if it is time."""
         facts, before = self._facts, self._before
-        was, now = _nodes(before.slots), _nodes(each.slot for each in (*facts.at_rest, *members))
+        resting = {id(each.slot): each.slot for each in facts.at_rest}  # as they are recorded
+        stay = _nodes(resting.values())
+        was = stay | _nodes(slot for slot in before.slots if id(slot) not in resting)
+        now = stay | _nodes(each.slot for each in members)
         since = before.counted_until or facts.now
         cost, until = before.cost, before.counted_until
         if ends or was != now or facts.now - since >= EVERY:

@@ -295,7 +295,7 @@ class _Reader:
         if not slot.cause and unasked(self.seen):
             self.timers.after(ASK_SECONDS)
             return None
-        since, bound = signal.since, bound_at(pod)
+        since, bound = signal.since, pod.bound_at
         if since is not None and bound is not None and bound > since:
             if bound - since > NODES_HEARD_WITHIN:
                 return None  # it was heard again, and its watch is behind
@@ -315,12 +315,6 @@ class _Reader:
             return None
         due = since + UNREACHABLE_PATIENCE[slot.role] if since and not slot.cause else None
         return None if due is not None and self.timers.pending(due) else signal
-
-
-def bound_at(pod: Pod) -> datetime | None:
-    """When a pod was bound to its node, as far as that is known."""
-    scheduled = pod.condition("PodScheduled")
-    return (parse_time(scheduled.last_transition_time) if scheduled else None) or pod.created
 
 
 def _bound(slot: Slot, node_name: str, node: Node | None) -> Slot:

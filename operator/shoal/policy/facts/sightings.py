@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import compress
+from operator import is_not
 from typing import NamedTuple
 
 from shoal.api.kube import Node, Pod
@@ -19,6 +21,9 @@ from shoal.manifests.pods import PodFactory
 from shoal.policy.facts.signals import Signal
 from shoal.policy.facts.verdict import Verdict
 from shoal.policy.model import Observation
+
+FEWEST_REMEMBERED = 32
+"""Workers at rest that are worth it. Of nine, to look at each takes a plan 0.15 ms more, to remember them 4 KiB."""
 
 
 class Home(NamedTuple):
@@ -95,17 +100,28 @@ class AtRest:
         """All of them."""
         return self.running | self.starting
 
+    def copy(self) -> AtRest:
+        """The same, of which others may be taken."""
+        return AtRest(self.running.copy(), self.starting.copy(), self.homes.copy())
+
 
 class Memory:
     """Who was at rest in the last plan of a job, and what its pods are made of while some are still to be made.
 
-    The next plan is the same without it, and takes longer.
+    The next plan is the same without it, and takes longer. Of a thousand workers each plan asks whether the objects
+    are the same ones: by the identities of all at once, not worker by worker.
     """
 
     def __init__(self) -> None:
         self._of: tuple[str, Platform, bool] | None = None
-        self._by_pod: dict[int, Sighting] = {}
         self._pods: PodFactory | None = None
+        self._at_rest = AtRest()
+        self._index_of_pod: dict[int, int] = {}
+        """By the identity of its pod, the index of each; likewise of its record."""
+        self._index_of_slot: dict[int, int] = {}
+        self._node_names: dict[int, str] = {}
+        """By index; in the same order as the nodes."""
+        self._nodes: dict[int, Node | None] = {}
 
     def pods(self, seen: Observation) -> PodFactory:
         """What makes the pods of the job."""
@@ -120,21 +136,33 @@ class Memory:
 
     def recall(self, seen: Observation) -> tuple[AtRest, list[Pod], list[Slot]]:
         """The workers that still are at rest; and the pods and the records of others, in order."""
-        at_rest, pods = AtRest(), list[Pod]()
-        known = self._by_pod if self._of == _basis(seen) else {}
-        nodes, slots = seen.nodes, seen.job.status.slots
-        others = dict(zip(map(id, slots), slots, strict=True))
-        for pod, each in zip(seen.pods, map(known.get, map(id, seen.pods)), strict=True):
-            same = each is not None and nodes.get(each.slot.node) is each.node
-            if each is not None and same and others.pop(id(each.slot), None) is not None:
-                at_rest.add(each)
-            else:
-                pods.append(pod)
-        return at_rest, pods, list(others.values())
+        if self._of != _basis(seen):
+            self._drop(self._at_rest.by_index())
+        slots, of_pod, of_slot = seen.job.status.slots, self._index_of_pod, self._index_of_slot
+        roused = {of_pod[key] for key in of_pod.keys() - map(id, seen.pods)}
+        roused.update(of_slot[key] for key in of_slot.keys() - map(id, slots))
+        now = map(seen.nodes.get, self._node_names.values())
+        roused.update(compress(self._node_names, map(is_not, now, self._nodes.values())))
+        self._drop(roused)
+        pods = [pod for pod in seen.pods if id(pod) not in of_pod]
+        return self._at_rest.copy(), pods, [slot for slot in slots if id(slot) not in of_slot]
 
     def keep(self, seen: Observation, at_rest: AtRest) -> None:
         """Remember who is at rest."""
-        self._of, self._by_pod = _basis(seen), {id(each.pod): each for each in at_rest}
+        self._of = _basis(seen)
+        was, now = self._at_rest.by_index(), at_rest.by_index() if len(at_rest) >= FEWEST_REMEMBERED else {}
+        self._drop([index for index, each in was.items() if now.get(index) is not each])
+        for index in now.keys() - self._nodes.keys():
+            each = now[index]
+            self._at_rest.add(each)
+            self._index_of_pod[id(each.pod)] = self._index_of_slot[id(each.slot)] = index
+            self._node_names[index], self._nodes[index] = each.slot.node, each.node
+
+    def _drop(self, indices: Iterable[int]) -> None:
+        for each in self._at_rest.pop(indices):
+            index = each.place.index
+            del self._index_of_pod[id(each.pod)], self._index_of_slot[id(each.slot)]
+            del self._node_names[index], self._nodes[index]
 
 
 def _basis(seen: Observation) -> tuple[str, Platform, bool]:

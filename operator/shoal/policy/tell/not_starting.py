@@ -14,7 +14,7 @@ from typing import Any
 from shoal.api.kube import READY_TO_START, Node, Pod
 from shoal.manifests.pods import volumes_of
 from shoal.policy.common.wording import short
-from shoal.policy.facts.read import Facts, bound_at
+from shoal.policy.facts.read import Facts
 from shoal.policy.model import Reason
 
 VOLUMES_ARE_LATE = timedelta(minutes=2)
@@ -27,7 +27,7 @@ _TELLS_BEFORE_IT_PULLS = (1, 36)
 
 def not_starting(pod: Pod, facts: Facts) -> Reason | None:
     """Degraded: its node has had the pod for long, and no container of it has begun."""
-    bound, node = bound_at(pod), pod.spec.node_name
+    bound, node = pod.bound_at, pod.spec.node_name
     if not node or bound is None or pod.status.phase != "Pending" or _has_begun(pod):
         return None
     ready = pod.condition(READY_TO_START)

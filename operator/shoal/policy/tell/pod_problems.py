@@ -19,7 +19,8 @@ from shoal.policy.tell.not_starting import not_starting
 from shoal_trainer.contract import CONTROL_PORT
 
 UNSCHEDULABLE_PATIENCE = timedelta(seconds=60)
-"""An unschedulable pod is reported after this time: a growing node pool needs a while."""
+"""An unschedulable pod is reported after this time: a growing node pool needs a while. Nothing is said of a pod before,
+if it only waits."""
 
 DELETION_PATIENCE = timedelta(seconds=60)
 """A pod that still exists is reported this long after its grace period: unmounting volumes takes a while."""
@@ -41,11 +42,19 @@ _MOST_IMPORTANT_FIRST = (
 
 def find(facts: Facts) -> Reason | None:
     """The most important problem, if there is one."""
-    problems = [
-        problem
-        for pod in facts.seen.pods
-        if not pod.untroubled and (problem := _problem_of(pod, facts)) is not None
-    ]
+    now = facts.seen.now
+    troubled, first = list[Pod](), None
+    for pod in facts.seen.pods:
+        if pod.untroubled:
+            continue
+        since = pod.waits_since
+        if since is None or since + UNSCHEDULABLE_PATIENCE <= now:
+            troubled.append(pod)
+        elif first is None or since < first:  # as most of a job that ramps up
+            first = since
+    if first is not None:
+        facts.timers.pending(first + UNSCHEDULABLE_PATIENCE)
+    problems = [problem for pod in troubled if (problem := _problem_of(pod, facts)) is not None]
     return min(problems, key=lambda problem: _MOST_IMPORTANT_FIRST.index(problem.reason), default=None)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,6 +76,6 @@ def test_time_in_tasks_slows_no_pace() -> None:
         trained += 0.0 if evaluates else 500.0
         beside += 5.0 if evaluates else 0.0
         said = report(int(trained))
-        worker = said.workers[0].model_copy(update={"beside_seconds": beside})
+        worker = replace(said.workers[0], beside_seconds=beside)
         found = paces.observe(JOB, said.model_copy(update={"workers": (worker,)}), now)
     assert found.speeds == {"spot": [pytest.approx(100.0)]}

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -76,7 +77,7 @@ def test_table_shows_the_status():
 
 
 def test_line_summarizes_the_status():
-    worker = STATUS.workers[0].model_copy(update={"message": ""})
+    worker = replace(STATUS.workers[0], message="")
     quiet = STATUS.model_copy(update={"workers": (worker,)})
     assert line(quiet) == "Training epoch 3 step 1234 loss 0.5000 321 samples/s, 1 worker, 25 %, left 1m05s"
     starting = StatusReport(job_uid="u", phase=Phase.STARTING)

@@ -210,7 +210,7 @@ def test_variance_stays_one_that_was_seen_with_many_steps_on_one_version(name):
     """8 workers on the parameters of one version, and 20 steps in one push."""
     rounds, pile = (Server(made(REPEATED[name]), example=BATCHES[0]) for _ in range(2))
     rounds.take()
-    updates = [rounds.flat_model.step(rounds.tensor, batch).update.copy() for batch in BATCHES[:8]]
+    updates = [np.array(rounds.flat_model.step(rounds.tensor, batch).update) for batch in BATCHES[:8]]
     for slot, update in enumerate(updates):
         rounds.io[:] = update
         push_to(rounds.store, slot, 0, 1, rounds.version, PushMeta(16), rounds.io)

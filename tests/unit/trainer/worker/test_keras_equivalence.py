@@ -19,7 +19,7 @@ from tests.unit.trainer.worker.trained import ADAM, BATCHES, SGD, Server, pushed
 
 
 @functools.cache
-def trained(name, engine, wire="fp32", *, on_host=True):
+def trained(name, engine, wire="fp32", *, on_host=None):
     """The losses of 10 steps, the parameters after them, and their layout, of one of the models below."""
     server = Server((EXACT | CLOSE)[name](), wire, on_host=on_host)
     return [server.step(batch) for batch in BATCHES], server.flat(), server.flat_model.layout
@@ -136,7 +136,7 @@ CLOSE = {
 @pytest.mark.by_day(2)
 @pytest.mark.parametrize("name", EXACT)
 def test_training_equals_keras_bit_for_bit(name, engine):
-    losses, flat, layout = trained(name, engine)
+    losses, flat, layout = trained(name, engine, on_host=True)
     on_accelerator, other, _ = trained(name, engine, on_host=False)
     expected, plain = in_keras(name, engine)
     exact = flatten(plain, layout)
@@ -183,7 +183,7 @@ def test_step_is_compiled_by_xla_only_with_jit_compile(optimizer, jit):
     "name", ["momentum", "adam", "batch_normalization", "rmsprop (worker)", "train_step (worker)"]
 )
 def test_host_and_accelerator_paths_give_the_same_updates(name, wire, engine):
-    losses, flat, layout = trained(name, engine, wire)
+    losses, flat, layout = trained(name, engine, wire, on_host=True)
     others, other, _ = trained(name, engine, wire, on_host=False)
     if (name, engine) == ("batch_normalization", "gpu"):
         # XLA adds up the samples' losses in the kernel that gathers the step's numbers, or, in the program that also

@@ -147,7 +147,7 @@ FETCHES = """
 from types import SimpleNamespace
 from shoal_trainer import retry
 from shoal_trainer.errors import Unreachable
-from shoal_trainer.worker import code, main
+from shoal_trainer.worker import code_client, main
 
 def fetch(_config, _credentials, folder):
     tried.append((folder / "code.zip").touch())
@@ -155,7 +155,7 @@ def fetch(_config, _credentials, folder):
         raise Unreachable("no answer")
     return folder / "code.zip"
 
-tried, retry.FIRST_PAUSE, code.fetch = [], 0.0, fetch
+tried, retry.FIRST_PAUSE, code_client.fetch = [], 0.0, fetch
 assert main._code(SimpleNamespace(code_digest="some"), None).exists()
 """
 

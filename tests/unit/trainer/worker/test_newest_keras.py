@@ -11,26 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.trainer.installed import environment, install
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[3]
 HUB = ["keras-hub", "kagglehub", "kagglesdk", "regex", "requests", "sentencepiece", "tokenizers", "tqdm"]
 """And what it imports that the lock has not. Its dependencies would be as many as Shoal's own."""
-
-
-def install(requirements, folder):
-    """Into a folder of its own, beside the packages of the lock; skips the test without a registry."""
-    command = [sys.executable, "-m", "pip", "install", "--upgrade", "--no-deps", "--target", str(folder)]
-    options = ["--quiet", "--disable-pip-version-check", "--retries", "1", "--timeout", "15"]
-    done = subprocess.run([*command, *options, *requirements], capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"pip cannot install {requirements}: {done.stderr.strip().splitlines()[-1]}")
-
-
-def environment(folder, **more):
-    """Of a process that imports from the folder first."""
-    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    return kept | {"PYTHONPATH": path, **more}
 
 
 def run(within, *tests):
@@ -51,7 +37,7 @@ def test_newest_keras_trains_as_before(tmp_path):
         pytest.skip(f"the lock has the newest Keras, {newest}")
     asked = f"import keras; assert keras.__version__ == {newest!r}, keras.__version__"
     subprocess.run([sys.executable, "-c", asked], env=environment(tmp_path), check=True)
-    run(environment(tmp_path, SHOAL_NIGHTLY=""), "test_keras_internals.py", "test_keras_equivalence.py")
+    run(environment(tmp_path, SHOAL_NIGHTLY="1"), "test_keras_internals.py", "test_keras_equivalence.py")
 
 
 @pytest.mark.nightly

@@ -26,9 +26,12 @@ def parameters(flat_model):
 
 
 class Server:
-    """One shard and one worker without staleness, without a network between them."""
+    """One shard and one worker without staleness, without a network between them.
 
-    def __init__(self, model, wire="fp32", *, on_host=True, example=BATCHES[0]):
+    `on_host`: see `FlatModel`; None: as the test's `engine` says.
+    """
+
+    def __init__(self, model, wire="fp32", *, on_host=None, example=BATCHES[0]):
         self.flat_model = FlatModel(model, example, wire, on_host=on_host)
         self.flat_model.trace()
         found = self.flat_model.found
