@@ -27,12 +27,12 @@ from tests.every_field import (
     Json,
     changes,
 )
-from tests.virtual.cluster import Machine
+from tests.virtual.cluster import SPOT, Machine
 from tests.virtual.kueue import Kueue
 from tests.virtual.loop import play
 from tests.virtual.script import watch_slots
 from tests.virtual.trainer import Truth
-from tests.virtual.world import GROUP, SPOT, World
+from tests.virtual.world import GROUP, World
 
 NIGHTLY = bool(os.environ.get("SHOAL_NIGHTLY"))
 ADMITTED = [change for change in changes() if str(change) not in REFUSED]
