@@ -1,8 +1,9 @@
 """Changes of every field of a TrainingJob's spec that may change while it runs, made from the CRD's schema.
 
 The way of Acto (SOSP 2023): what the schema alone does not say, such as a list's entries, is in `EXPLICIT`; a field
-that is in neither fails a test. `REFUSED` are those that admission does not let pass in the base spec, with the words
-of the refusal: a test on a real API server compares.
+that is in neither fails a test. There are two base specs, without and with pools. What admission does not let pass
+while such a job runs is in `REFUSED` and `POOLED_REFUSED`, with the words of the refusal: a test on a real API server
+compares. What may change only while a job is suspended is in `WHEN_SUSPENDED`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,19 @@ REFUSED = {
     "elasticity.objective.deadlineSeconds=3600": "objective is used by mode Advise and Auto only",
     "elasticity.objective.maxCost=5.5": 'mode: Unsupported value: "Manual": supported values: "Advise", "Auto"',
 }
+
+POOLED: Json = {
+    **BASE,
+    "workers": {**BASE["workers"], "pools": ["spot", "safe"]},
+    "elasticity": {
+        "mode": "Auto",
+        "objective": {"deadlineSeconds": 320_000},
+        "stabilizationSeconds": {"up": 1, "down": 1},
+    },
+}
+"""The planner decides how many workers of which pool: more than `replicas`, to keep the deadline."""
+
+POOLED_REFUSED = {which: words for which, words in REFUSED.items() if not which.startswith("elasticity.")}
 
 EXPLICIT: dict[str, list[Any]] = {
     "managedBy": ["kueue.x-k8s.io/multikueue"],
@@ -89,14 +103,21 @@ class Change:
         return fresh
 
 
-def changes() -> list[Change]:
-    """Every field, with each of its values."""
+WHEN_SUSPENDED = [
+    Change("parameterServers.replicas", 2),
+    Change("runPolicy.schedulingPolicy", {"gang": "PodGroup"}),
+    Change("runPolicy.schedulingPolicy", {"queue": "team", "queueAs": "Workload"}),
+]
+
+
+def changes(base: Json = BASE) -> list[Change]:
+    """Every field, with each of the values that it does not have in the base."""
     with CRD.open() as file:
         crd = yaml.load(file, yaml.CSafeLoader)  # eight times as fast
     spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     found = []
     for path, schema in _leaves("", spec):
-        values = EXPLICIT[path] if path in EXPLICIT else _values(path, schema)
+        values = EXPLICIT[path] if path in EXPLICIT else _values(path, schema, _value(base, path, schema))
         found += [Change(path, value) for value in values]
     return found
 
@@ -110,12 +131,19 @@ def _leaves(path: str, schema: Json) -> Iterator[tuple[str, Json]]:
             yield from _leaves(f"{path}.{name}" if path else name, inner)
 
 
-def _values(path: str, schema: Json) -> list[Any]:
-    default = schema.get("default")
+def _value(spec: Json, path: str, schema: Json) -> Any:
+    inner: Any = spec
+    for name in path.split("."):
+        inner = inner.get(name, {})
+    return inner if inner != {} else schema.get("default")
+
+
+def _values(path: str, schema: Json, now: Any) -> list[Any]:
+    """Other values than what it has now."""
     if "enum" in schema:
-        return [value for value in schema["enum"] if value != default]
+        return [value for value in schema["enum"] if value != now]
     if schema.get("type") == "boolean":
-        return [not default]
-    if schema.get("type") == "integer" and default is not None:
-        return [default + 1 if default < schema["maximum"] else default - 1]
+        return [not now]
+    if schema.get("type") == "integer" and now is not None:
+        return [now + 1 if now < schema["maximum"] else now - 1]
     raise AssertionError(f"say in EXPLICIT how to change spec.{path}")

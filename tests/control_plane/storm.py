@@ -228,6 +228,9 @@ class Storm:
     async def _long_outage(self) -> None:
         await self._out(self.force.long_outage)
 
+    async def _minute_outage(self) -> None:
+        await self._out(HEAVY.long_outage)
+
     async def _out(self, between: Range) -> None:
         self.api.cut()
         await self._last(between)

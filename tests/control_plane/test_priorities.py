@@ -13,7 +13,7 @@ from dev.audit import creates
 from dev.cluster import ControlPlane
 from dev.kube import Json, Kube, tolerant
 from dev.paths import ROOT
-from shoal.policy.decide.workers import MIN_UNSCHEDULED, UNSCHEDULED_SHARE
+from shoal.policy.decide import workers as policy
 from tests.control_plane.operators import Job, eventually, running_operator
 from tests.doubles.fake_kubelet import FakeKubelet
 
@@ -66,12 +66,16 @@ async def seconds_until(number: int, kube: Kube, namespace: str, selector: str, 
 
 
 @pytest.mark.parametrize(
-    ("gpus", "taken"), [(12, 6), pytest.param(100, 50, marks=pytest.mark.nightly)], ids=["12", "100"]
+    ("gpus", "taken", "most"),
+    [(12, 6, 3), pytest.param(100, 50, 25, marks=pytest.mark.nightly)],
+    ids=["12", "100"],
 )
 async def test_production_takes_half_of_the_gpus_and_gives_them_back(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, fake_kubelet: FakeKubelet,
-    classes: None, gpus: int, taken: int,
+    classes: None, gpus: int, taken: int, most: int, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
+    """`most`: a quarter of the workers, of which replacements wait for room."""
+    monkeypatch.setattr(policy, "MIN_UNSCHEDULED", most)  # else it would be all of a small job's
     fake_kubelet.stop_seconds = GRACE_SECONDS
     await asyncio.gather(
         *(fake_kubelet.add_node(f"safe-{n}") for n in range(2)),
@@ -101,11 +105,15 @@ async def test_production_takes_half_of_the_gpus_and_gives_them_back(
         status = dict(await eventually(told))
         assert status["phase"] == "Running"
         assert status["restarts"]["failures"] == 0
+
         # Replacements wait for room, but only some of them: neither scheduler nor autoscaler is flooded.
-        most = max(MIN_UNSCHEDULED, int(UNSCHEDULED_SHARE * gpus))
+        async def wait() -> Json | None:
+            status = await job.status()
+            return status if status["workers"]["pending"] >= most else None
+
+        status = dict(await eventually(wait, what="replacements wait"))
         made_since = len(creates(control_plane.audit_log, "pods", namespace=namespace)) - gpus - taken - 2
-        assert made_since <= most
-        assert status["workers"]["pending"] <= most
+        assert (status["workers"]["pending"], made_since) == (most, most)
 
         await kube.delete(f"{deployments}/service")
         back = await seconds_until(gpus, kube, namespace, workers, 30)

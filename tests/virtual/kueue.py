@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from shoal.api.labels import JOB
 from shoal.manifests.pods import QUEUE
 from tests.virtual.loop import stamp
 from tests.virtual.server import Change, Json, merged
@@ -89,12 +90,18 @@ class Kueue:
         """No pod that is not queued itself is made without quota, and no quota is given back while one runs."""
         pods = [pod for pod in self.server.all("pods") if pod["status"]["phase"] in {"Pending", "Running"}]
         if change.key[0] == "pods" and change.kind == "ADDED":
-            if QUEUE not in change.object["metadata"]["labels"] and not self._admitted():
+            if self._waits_as_a_whole(change.object) and not self._admitted():
                 self._broken(f"{change.key[2]} is made without quota")
         elif change.key[0] == "workloads" and old is not None and "admission" in old.get("status", {}):
             requeued = change.kind == "MODIFIED" and "admission" not in change.object["status"]
             if requeued and pods:
                 self._broken(f"{change.key[2]} gives its quota back while {len(pods)} pods are there")
+
+    def _waits_as_a_whole(self, pod: Json) -> bool:
+        labels, namespace = pod["metadata"]["labels"], pod["metadata"]["namespace"]
+        job = self.server.get("trainingjobs", labels[JOB], namespace)
+        policy = job["spec"].get("runPolicy", {}).get("schedulingPolicy", {}) if job else {}
+        return QUEUE not in labels and policy.get("queueAs") == "Workload"
 
     def _broken(self, words: str) -> None:
         self.world.faults_of_the_operator.append(AssertionError(words))

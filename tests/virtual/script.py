@@ -263,7 +263,8 @@ def watch_slots(world: World) -> None:
                 broken(f"a counter goes from {before} to {fresh}")
             counters[found["metadata"]["uid"]] = fresh
             was, phase = ((each or {}).get("status", {}).get("phase", "") for each in (old, found))
-            if was == "Running" and phase in {"Pending", "Starting"}:
+            wanted = status.get("workers", {}).get("desired", 0)
+            if was == "Running" and phase in {"Pending", "Starting"} and wanted:
                 broken(f"the phase goes from {was} to {phase} at {now()}")
 
     world.server.on_change.append(told)

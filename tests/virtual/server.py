@@ -209,6 +209,8 @@ class ApiServer:
         old = self.objects.get(key)
         if verb == "POST":
             return self._create(key, body, old)
+        if old is None and verb == "PATCH" and plural == "podgroups":  # an apply
+            return self._create(key, body, old)
         if old is None:
             return _no(404, "NotFound", f'{plural} "{name}" not found')
         if verb == "DELETE":

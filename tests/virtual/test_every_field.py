@@ -1,7 +1,8 @@
 """Every field of a running job, changed and changed back: the end is that of a fresh job of the same spec.
 
 Where it is not, a condition says why. What a pod is made of (template, queue, capacity) holds for the pods that are
-made afterwards, so that pods are compared by number. `make test` plays a slice; with SHOAL_NIGHTLY=1, all of it.
+made afterwards, so that pods are compared by number. Of a job with pools, the planner decides the number; what may not
+change while a job runs is changed while it is suspended. `make test` plays a slice; with SHOAL_NIGHTLY=1, all of it.
 """
 
 from __future__ import annotations
@@ -16,21 +17,42 @@ from functools import cache
 
 import pytest
 
-from tests.every_field import BASE, REFUSED, Change, Json, changes
+from tests.every_field import (
+    BASE,
+    POOLED,
+    POOLED_REFUSED,
+    REFUSED,
+    WHEN_SUSPENDED,
+    Change,
+    Json,
+    changes,
+)
+from tests.virtual.cluster import SPOT, Machine
+from tests.virtual.kueue import Kueue
 from tests.virtual.loop import play
 from tests.virtual.script import watch_slots
 from tests.virtual.trainer import Truth
-from tests.virtual.world import World
+from tests.virtual.world import GROUP, World
 
 NIGHTLY = bool(os.environ.get("SHOAL_NIGHTLY"))
 ADMITTED = [change for change in changes() if str(change) not in REFUSED]
+POOLED_ADMITTED = sorted(
+    (change for change in changes(POOLED) if str(change) not in POOLED_REFUSED),
+    key=lambda change: not change.path.startswith("elasticity."),
+)
+"""By day the first one is played: what the other base has not."""
 SLICE = ADMITTED if NIGHTLY else ADMITTED[::8]
 SEQUENCES = 100 if NIGHTLY else 3
-LASTING = {"events", "leases", "nodes", "secrets", "speedprofiles"}
-"""Objects that are not compared: a job keeps the Secret that it once had, and what was learned of its model."""
+LASTING = {"events", "leases", "nodes", "podgroups", "secrets", "speedprofiles"}
+"""Objects that are not compared: a job keeps the Secret and the PodGroup that it once had, and what was learned."""
 REASONS = {"Failed", "Degraded", "Stalled"}
 """Conditions that say why a job is not as its spec wants it."""
 QUIET_SECONDS = 12.0
+TOLD_SECONDS = 31.0
+"""That the last replacement runs is written with the next telemetry."""
+PLAN_SECONDS = 10.0
+PLANNED_SECONDS = 45.0
+"""Quiet for so long, a plan has been made of what was measured."""
 
 
 def shape(world: World) -> Json:
@@ -60,17 +82,45 @@ def fresh(spec: str) -> Json:
         async with world.living():
             world.replica("a")
             world.apply(**json.loads(spec))
-            await world.quiet(QUIET_SECONDS)
+            await settled(world)
             return shape(world)
 
     return play(story)
 
 
+def begun(spec: Json) -> Json:
+    """The spec without a change that means nothing later: in mode Auto, `replicas` is where a job begins."""
+    if spec.get("elasticity", {}).get("mode") != "Auto":
+        return spec
+    return {**spec, "workers": {**spec["workers"], "replicas": POOLED["workers"]["replicas"]}}
+
+
 def new_world() -> World:
-    world = World(lambda _uid: Truth(samples=1e9))
+    """Nodes of two pools, one of them spot, and of none; a queue with room."""
+    world = World(lambda _uid: Truth(samples=1e9, update=0.02), plan_seconds=PLAN_SECONDS, kueue=True)
     world.nodes(8, 4)
+    for name, label, price in (("spot", SPOT, 0.3), ("safe", {}, 1.0)):
+        selector = {"pool": name}
+        for number in range(8):
+            world.cluster.add(Machine(f"{name}-pool-{number}", {**label, **selector, "accelerator": "T4"}))
+        spec = {
+            "accelerator": {"name": "T4"}, "capacityType": "Spot" if label else "OnDemand", "nodeSelector": selector,
+            "limits": {"nodes": 8}, "price": {"perHour": price}, "startupSeconds": 10,
+        }  # fmt: skip
+        body = {"apiVersion": GROUP, "kind": "CapacityPool", "metadata": {"name": name}, "spec": spec}
+        world.server.store(("capacitypools", "", name), body)
+    Kueue(world).room = True
     watch_slots(world)
     return world
+
+
+async def settled(world: World) -> None:
+    """Wait until nothing changes any more."""
+    job = world.server.get("trainingjobs", "digits", "team")
+    planned = job is not None and job["spec"]["workers"].get("pools")
+    await world.quiet(PLANNED_SECONDS if planned else QUIET_SECONDS)
+    if job is not None and world.job().status.reason == "ReplacementOutstanding":
+        await world.quiet(TOLD_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -87,32 +137,57 @@ class End:
         """As it is now."""
         job = world.server.get("trainingjobs", "digits", "team")
         conditions = job["status"]["conditions"] if job else []
-        because = [c for c in conditions if c["type"] in REASONS and c["status"] == "True"]
+        because = [
+            c
+            for c in conditions
+            if (c["type"] in REASONS and c["status"] == "True") or c["reason"] == "NotFeasible"
+        ]
         return cls(spec, shape(world), because, world.tell())
 
     def compare(self) -> None:
         """With a fresh job; or else a condition says why it is not the same."""
-        same = self.shape == fresh(json.dumps(self.spec))
-        assert same or self.because, f"{self.shape}\n{fresh(json.dumps(self.spec))}\n{self.spec}\n{self.tell}"
+        expected = fresh(json.dumps(begun(self.spec)))
+        assert self.shape == expected or self.because, f"{self.shape}\n{expected}\n{self.spec}\n{self.tell}"
         assert all(c["reason"] and c["message"] for c in self.because)
+
+
+def changed_and_back(base: Json, change: Change, *, suspended: bool = False) -> list[End]:
+    """What a job became after the change, and after the change back. `suspended`: each is made while it is."""
+
+    async def story() -> list[End]:
+        world, ends = new_world(), []
+        async with world.living():
+            world.replica("a")
+            world.apply(**base)
+            await settled(world)
+            for before, after in ((base, change.of(base)), (change.of(base), base)):
+                on_the_way = [{**before, "suspend": True}, {**after, "suspend": True}] if suspended else []
+                for spec in (*on_the_way, after):
+                    world.respec(spec)
+                    await settled(world)
+                ends.append(End.of(world, after))
+        return ends
+
+    return play(story)
 
 
 @pytest.mark.parametrize("change", SLICE, ids=str)
 def test_field_changed_and_changed_back(change: Change) -> None:
-    async def story() -> list[End]:
-        world = new_world()
-        async with world.living():
-            world.replica("a")
-            world.apply(**BASE)
-            await world.quiet(QUIET_SECONDS)
-            ends = []
-            for spec in (change.of(BASE), BASE):
-                world.respec(spec)
-                await world.quiet(QUIET_SECONDS)
-                ends.append(End.of(world, spec))
-        return ends
+    for end in changed_and_back(BASE, change):
+        end.compare()
 
-    for end in play(story):
+
+@pytest.mark.by_day(2)
+@pytest.mark.parametrize("change", POOLED_ADMITTED, ids=str)
+def test_field_of_a_job_with_pools_changed_and_changed_back(change: Change) -> None:
+    for end in changed_and_back(POOLED, change):
+        end.compare()
+
+
+@pytest.mark.by_day(1)
+@pytest.mark.parametrize("change", WHEN_SUSPENDED, ids=str)
+def test_field_changed_while_the_job_is_suspended_and_changed_back(change: Change) -> None:
+    for end in changed_and_back(BASE, change, suspended=True):
         end.compare()
 
 
@@ -136,7 +211,7 @@ def test_sequence_of_changes_ends_as_a_fresh_job(seed: int) -> None:
             if chance.random() < 0.5:
                 world.respec(BASE)
                 spec = BASE
-            await world.quiet(QUIET_SECONDS)
+            await settled(world)
             return End.of(world, spec)
 
     play(story, seed).compare()

@@ -361,6 +361,21 @@ def test_server_of_a_list_that_is_older_than_the_record_is_lost_to_nobody() -> N
     assert [n for n in world.pods if "-ps-" in n] == ["digits-ps-0-1"]
 
 
+def test_worker_that_ends_in_a_list_older_than_the_record_is_lost_to_nobody() -> None:
+    """Whoever recorded its successor knew why it ends; a new leader's watch of pods shows it still."""
+    world = running_world()
+    earlier = deepcopy(world.pods["digits-worker-1-0"])
+    world.vanish("digits-worker-1-0")
+    world.settle()
+    assert (world.status["restarts"]["disruptions"], "digits-worker-1-1" in world.pods) == (1, True)
+    earlier["metadata"]["deletionTimestamp"] = build.stamp(world.now)
+    world.pods["digits-worker-1-0"] = earlier
+    del world.pods["digits-worker-1-1"]  # of which the watch has not told yet
+    stale = plan(world.observation()).status
+    assert [(s.incarnation, s.cause) for s in stale.slots if s.index == 1] == [(0, "TakenBack"), (1, "")]
+    assert stale.restarts.disruptions == 1
+
+
 def test_epoch_that_may_have_been_used_by_another_leader_is_not_used_again() -> None:
     world = running_world()
     world.vanish("digits-ps-0-0")

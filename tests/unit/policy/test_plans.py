@@ -508,3 +508,24 @@ def test_changed_fields_of_a_running_job_take_effect_and_count_nothing(
     assert found.keys() <= {"a", "b", "od"}
     assert world.status["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}
     assert world.condition("Degraded").get("status") != "True"
+
+
+@pytest.mark.parametrize("mode", ["Off", "Manual"])
+def test_a_job_that_is_planned_no_longer_has_no_plan_that_is_ready(mode: str) -> None:
+    world = auto()
+    world.propose({"a": 3})
+    world.settle()
+    assert world.condition("PlanReady")["status"] == "True"
+    world.manifest["spec"]["elasticity"] = {**AUTO, "mode": mode}
+    world.settle()
+    assert (world.condition("PlanReady")["status"], world.condition("PlanReady")["reason"]) == (
+        "False",
+        "NotPlanned",
+    )
+
+
+@pytest.mark.parametrize("mode", ["Off", "Manual"])
+def test_a_job_that_was_never_planned_says_nothing_about_it(mode: str) -> None:
+    world = auto(elasticity={"mode": mode})
+    world.settle()
+    assert world.condition("PlanReady") == {}

@@ -80,7 +80,7 @@ def update(facts: Facts, role: RoleName, wanted: Wanted, counters: Counters) -> 
     newest_bound: dict[int, int] = {}
     newest_recorded: dict[int, int] = {}
     for each in sightings:
-        if each.recorded:
+        if each.recorded and (role == "ps" or each.slot.state != "Planned"):
             newest_recorded[each.place.index] = each.place.incarnation
         if each.pod is not None and not each.pod.metadata.deletion_timestamp:
             if each.pod.running:
@@ -142,7 +142,7 @@ class _Updater:
     """Updates one record.
 
     `older`: the previous incarnation, if it is known. `replaced`: a later one runs. `followed`: a later one has a node.
-    `outdated`: a later one is recorded.
+    `outdated`: a later one is recorded, of a worker as made.
     """
 
     def __init__(
@@ -167,8 +167,9 @@ class _Updater:
             slot = slot.model_copy(update={"replaces": leaves_a_gap(self._older.slot)})
         # An earlier leader's, of which its successor heard too late, or whose predecessor is heard again. A server is
         # recorded before it is made: one that is not, though a later one is, was given up, and the watch of pods is
-        # behind that of jobs.
-        if not seen.recorded and (self._replaced or self._needless or (slot.role == "ps" and self._outdated)):
+        # behind that of jobs. So was a worker that ends then: who recorded the later one knew why.
+        given_up = self._outdated and (slot.role == "ps" or seen.verdict.outcome is not PodOutcome.HEALTHY)
+        if not seen.recorded and (self._replaced or self._needless or given_up):
             slot = slot.model_copy(update={"cause": TAKEN_BACK, "ended_at": self._now})
         elif pod is not None and slot.role == "ps":
             rules = self._facts.job.spec.run_policy.failure_rules

@@ -172,6 +172,8 @@ class _Teller:
             conditions.set("PlanReady", True, *wanted.ready)
         elif wanted.not_ready is not None:
             conditions.set("PlanReady", False, *wanted.not_ready)
+        elif seen.job.spec.elasticity.mode in {"Off", "Manual"}:
+            conditions.set_exceptional("PlanReady", None, "NotPlanned")
         self._set_suspended(conditions)
         progressing = None
         if facts.suspended:
