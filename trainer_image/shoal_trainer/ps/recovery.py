@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 SHORTEST_WAIT = 0.001
 LONGEST_WAIT = 60.0
@@ -60,7 +60,8 @@ class Recovery:
     Before that, workers without a copy wait `FIRST_COPY_SECONDS` for one: those that replace lost workers may be first.
     If they are all that is expected, `seconds`: others that joined after the snapshot may have copies.
     The wait is extended, up to `LONGEST_WAIT`, for copies that were requested by then. If the expected workers are not
-    known, it ends after `seconds`, or when all workers that a newer copy names have answered.
+    known, it ends after `seconds`, or when all workers that a newer copy names have answered. After a snapshot from
+    before the first push only the former: the copy may be old, of a worker that was cut off, and name itself only.
 
     A copy may be gigabytes, and normally all workers have the same one: while one is requested, others that are no
     newer are put off. Their workers say HELLO again and again; if the requested one does not come, theirs is asked for.
@@ -74,19 +75,22 @@ class Recovery:
         self._deadline = math.inf
         self._other_run = False
         self._expected: set[int] | None = None
+        self._anyone = False
+        """Whether a worker of whom nobody has told may have the newest copy."""
         self._answered: set[int] = set()
         self._empty: set[int] = set()
         """Those that have come without a copy."""
         self._requested: dict[int, Age] = {}
         self._put_off: dict[int, Age] = {}
 
-    def restored(self, slots: Iterable[int] | None) -> None:
+    def restored(self, slots: Collection[int] | None) -> None:
         """The shard has a snapshot. `slots`: the workers that had pushed; None: a snapshot of another run.
 
         A snapshot from before the first push names no worker; all may have newer copies.
         """
         self.has_parameters = True
         self._other_run = slots is None
+        self._anyone = slots is not None and not slots
         self._expected = set(slots or ()) or None
         if self._expected and self._begun is None:
             pause = longest_pause(len(self._expected)) * (1 + JITTER)
@@ -101,7 +105,8 @@ class Recovery:
         for slot in [slot for slot, other in self._put_off.items() if other <= age]:
             del self._put_off[slot]
             self._answered.add(slot)
-        self._expected = (self._expected or set()).union(slots)
+        if not self._anyone:
+            self._expected = (self._expected or set()).union(slots)
 
     def begin(self, slot: int, now: float, *, has_copy: bool) -> None:
         """Start the wait when the first worker connects, and shorten it when the first one with a copy does."""

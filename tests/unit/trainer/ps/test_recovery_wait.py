@@ -67,6 +67,22 @@ def test_worker_that_joined_after_the_snapshot_is_awaited() -> None:
     assert (new.state, new.history.version) == (State.READY, second.version)
 
 
+def test_copy_that_names_its_own_worker_only_does_not_end_the_wait() -> None:
+    """The snapshot is from before the first push: worker 1 was cut off since, and others have trained."""
+    recovery = Recovery(0.75)
+    recovery.restored(set())
+    recovery.begin(1, 0.0, has_copy=True)
+    assert recovery.request(1, (0, 3))
+    recovery.adopted((0, 3), {1})
+    recovery.answered(1, 0.0)
+    assert not recovery.over(0.4)
+    recovery.begin(2, 0.4, has_copy=True)
+    assert recovery.request(2, (0, 40))
+    recovery.adopted((0, 40), {1, 2})
+    recovery.answered(2, 0.5)
+    assert recovery.over(0.75)
+
+
 def test_worker_disconnected_before_its_copy_arrives_is_not_awaited() -> None:
     recovery = Recovery(1.0)
     recovery.restored({0})

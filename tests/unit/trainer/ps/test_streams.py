@@ -271,10 +271,11 @@ def test_shard_that_adopts_a_copy_knows_the_parts_that_were_given_up_before_its_
 def adopted(snapshot: ShardCopy | None, answer: Answer, values: np.ndarray) -> ShardStore:
     """A shard that was restored from a snapshot and has adopted the copy of worker 1."""
     assert snapshot is not None
-    shard = large(1)
+    shard = large(1, clock := Clock())
     shard.restore(snapshot)
     assert shard.hello(1, 0, MODEL, answer.version).wants_copy
     shard.offer(1, 0, answer.version, answer.meta, values.copy())
+    clock.now += 1.0  # others may have newer copies
     shard.hello(0, 0, MODEL)
     assert shard.history.version == answer.version
     return shard
