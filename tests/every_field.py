@@ -50,7 +50,10 @@ POOLED: Json = {
 }
 """The planner decides how many workers of which pool: more than `replicas`, to keep the deadline."""
 
-POOLED_REFUSED = {which: words for which, words in REFUSED.items() if not which.startswith("elasticity.")}
+POOLED_REFUSED = {which: words for which, words in REFUSED.items() if not which.startswith("elasticity.")} | {
+    f'elasticity.mode="{mode}"': "objective is used by mode Advise and Auto only"
+    for mode in ("Off", "Manual")
+}
 
 EXPLICIT: dict[str, list[Any]] = {
     "managedBy": ["kueue.x-k8s.io/multikueue"],
@@ -119,6 +122,8 @@ def changes(base: Json = BASE) -> list[Change]:
     for path, schema in _leaves("", spec):
         values = EXPLICIT[path] if path in EXPLICIT else _values(path, schema, _value(base, path, schema))
         found += [Change(path, value) for value in values]
+    if "elasticity" in base:  # without its objective
+        found += [Change("elasticity", {"mode": mode}) for mode in ("Off", "Manual")]
     return found
 
 
