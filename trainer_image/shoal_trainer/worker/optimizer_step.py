@@ -39,8 +39,13 @@ class AppliedStep(GradientStep):
         for variable, value in zip(variables, old, strict=True):
             variable.assign(value)
 
+        missing = (
+            self._found.without_gradient
+        )  # which Keras' optimizer leaves as they are: no decay, no momentum
+        known = [None if index in missing else each for index, each in enumerate(gradients)]
+
         def apply() -> Any:
-            self.model.optimizer.apply(gradients, variables)
+            self.model.optimizer.apply(known, variables)
             return [tf.convert_to_tensor(variable.value) for variable in variables]
 
         new = tf.cond(finite, apply, lambda: gradients)

@@ -104,6 +104,15 @@ def overflowing():
         keras.config.set_dtype_policy("float32")
 
 
+class Spare(Plain):
+    """It has a layer that it does not use."""
+
+    def __init__(self):
+        super().__init__()
+        self.spare = L.Dense(4)
+        self.spare.build((None, 4))
+
+
 class Hidden(Plain):
     """It reads a variable that Keras does not know."""
 
@@ -173,11 +182,11 @@ def overflow():
     return [[step.skipped for _, step in found].count(True), found[0][1].skipped, found[-1][1].skipped]
 
 
-def applied(make, **options):
+def applied(make, of=functional, **options):
     """The largest difference of three updates, losses, and sums of metrics, of an optimizer that the worker runs."""
 
     def build():
-        return functional(make(), options=options)
+        return of(make(), options=options)
 
     (one, alone), (all_, together) = (
         stepped(build, batch(11), devices, steps=3) for devices in (ONE, WITH_THE_FIRST)
@@ -195,8 +204,13 @@ def applied(make, **options):
     return [float(np.abs(np.subtract(*each)).max()) for each in (updates, losses, metrics)]
 
 
-def decaying():
-    return keras.optimizers.Ftrl(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5))
+def decaying(**options):
+    return keras.optimizers.Ftrl(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5), **options)
+
+
+def spare(optimizer, options):
+    begin()
+    return compiled(Spare(), optimizer, **options)
 
 
 def not_finite():
@@ -314,6 +328,7 @@ CASES = {
             0.01, use_ema=True, ema_overwrite_frequency=2, clipnorm=0.1, weight_decay=0.01
         )
     ),
+    "without gradient": lambda: applied(lambda: decaying(weight_decay=0.1), of=spare),
     "not finite": not_finite,
     "fallback": fallback,
     "whole worker": whole_worker,

@@ -60,7 +60,7 @@ def test_devices_compute_what_one_does_or_what_mirrored_strategy_does():
         name: value for name, value in found.items() if isinstance(value, list) and len(value) == 3
     }
     del differences["overflow"]
-    assert len(differences) == 13
+    assert len(differences) == 14
     assert found["not finite"] == [False, True]
     for name, value in differences.items():
         assert max(value) < 1e-5, name
