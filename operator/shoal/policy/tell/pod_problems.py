@@ -15,12 +15,14 @@ from shoal.policy.common.wording import short
 from shoal.policy.decide.admission import missing_pod_group
 from shoal.policy.facts.read import Facts
 from shoal.policy.model import Reason
-from shoal.policy.tell.not_starting import not_starting
+from shoal.policy.tell.not_starting import VOLUMES_ARE_LATE, not_starting
 from shoal_trainer.contract import CONTROL_PORT
 
 UNSCHEDULABLE_PATIENCE = timedelta(seconds=60)
-"""An unschedulable pod is reported after this time: a growing node pool needs a while. Nothing is said of a pod before,
-if it only waits."""
+"""An unschedulable pod is reported after this time: a growing node pool needs a while."""
+
+NOTHING_BEFORE = min(UNSCHEDULABLE_PATIENCE, VOLUMES_ARE_LATE)
+"""Of a pod that only waits, for its node or for its containers, nothing is said before this time."""
 
 DELETION_PATIENCE = timedelta(seconds=60)
 """A pod that still exists is reported this long after its grace period: unmounting volumes takes a while."""
@@ -48,12 +50,12 @@ def find(facts: Facts) -> Reason | None:
         if pod.untroubled:
             continue
         since = pod.waits_since
-        if since is None or since + UNSCHEDULABLE_PATIENCE <= now:
+        if since is None or since + NOTHING_BEFORE <= now:
             troubled.append(pod)
         elif first is None or since < first:  # as most of a job that ramps up
             first = since
     if first is not None:
-        facts.timers.pending(first + UNSCHEDULABLE_PATIENCE)
+        facts.timers.pending(first + NOTHING_BEFORE)
     problems = [problem for pod in troubled if (problem := _problem_of(pod, facts)) is not None]
     return min(problems, key=lambda problem: _MOST_IMPORTANT_FIRST.index(problem.reason), default=None)
 
