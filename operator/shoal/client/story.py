@@ -112,13 +112,8 @@ def _conditions(job: TrainingJob) -> Iterator[Moment]:
     told = _told(job)
     for condition in job.status.conditions:
         if condition.type in told:
-            kind = (
-                "good"
-                if condition.type == "Complete"
-                else "warning"
-                if condition.type in TROUBLE
-                else "normal"
-            )
+            bad = "warning" if condition.type in TROUBLE else "normal"
+            kind = "good" if condition.type == "Complete" else bad
             yield Moment(condition.last_transition_time, f"{condition.type}: {condition.message}", kind)
 
 

@@ -296,6 +296,21 @@ def test_what_a_condition_says_is_told_once() -> None:
     assert found == [f"Degraded: {words}", "another thing [Unschedulable]"]
 
 
+@pytest.mark.parametrize(
+    ("told", "kind"),
+    [
+        ("NodeSignalsSuspect", "warning"),
+        ("NodeSignalsUnavailable", "warning"),
+        ("Complete", "good"),
+        ("Suspended", "normal"),
+        ("PlanReady", "normal"),
+    ],
+)
+def test_conditions_of_trouble_are_warnings(told: str, kind: str) -> None:
+    [moment] = moments(job({"conditions": [condition(told, "Some", "words")]}))
+    assert (moment.what, moment.kind) == (f"{told}: words", kind)
+
+
 def test_a_plan_that_is_late_says_by_how_much() -> None:
     spec = {
         "workers": {"replicas": 3, "pools": ["t4"]},
