@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_trainer.contract import LogSums, Phase, SpeedSums, StatusReport
+from shoal_trainer.contract import (
+    LogSums,
+    Phase,
+    ShardReport,
+    SpeedSums,
+    StatusReport,
+    WorkerReport,
+    WorkerState,
+)
 
 SECONDS = st.lists(st.floats(1e-4, 1e3), min_size=1, max_size=50)
 
@@ -28,6 +36,16 @@ def test_a_report_of_an_older_trainer_parses() -> None:
     assert (report.model, report.speed, report.samples_left) == (None, (), None)
     assert report.restarted_from_nothing == 0
     assert report.shards[0].updates == 0
+
+
+def test_what_a_newer_trainer_says_of_its_parts_too_is_left_out() -> None:
+    new = """{"version": 1, "jobUid": "u", "phase": "Training", "of": "tomorrow",
+              "workers": [{"slot": 1, "incarnation": 2, "state": "Active", "of": "tomorrow"}],
+              "shards": [{"index": 0, "epoch": 2, "of": "tomorrow"}]}"""
+    report = StatusReport.model_validate_json(new)
+    assert report.workers == (WorkerReport(slot=1, incarnation=2, state=WorkerState.ACTIVE),)
+    assert report.shards == (ShardReport(index=0, epoch=2),)
+    assert "tomorrow" not in report.to_json()
 
 
 def test_speeds_survive_json() -> None:

@@ -19,7 +19,8 @@ class _Given:
 
 
 SMALL = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore", ser_json_inf_nan="null")
-"""Of the parts that a message has very many of: dataclasses with slots, of which one takes a fifth of a model."""
+"""Of the parts that a message has very many of: dataclasses with slots. With them, a report of ten workers takes
+6 KiB; with models it were 9 (`tests/unit/controllers/test_memory.py`)."""
 Model = TypeVar("Model", bound=BaseModel)
 
 
