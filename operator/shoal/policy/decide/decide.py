@@ -120,7 +120,7 @@ def _may_lack(seen: Observation, secret: str) -> bool:
     if secret in seen.existing:
         return False
     started = any(pod.running for pod in seen.pods)
-    return not started or any(pod.spec.node_name and pod.status.phase == "Pending" for pod in seen.pods)
+    return not started or any(pod.starts_on_node for pod in seen.pods)
 
 
 def _needs_group(seen: Observation, group: str) -> bool:
