@@ -23,9 +23,11 @@ def text(rows: Sequence[Measurement]) -> str:
         "server allows on this machine at that moment. Compare ratios: absolute times change with what else runs on "
         "the machine.",
         "",
-        "A pod that is lost by itself costs three writes: the pod, the status with the loss, and an event. That its "
-        "replacement runs is told with the next telemetry, at most 30 s later, unless the phase changes. Losses that "
-        "follow each other share statuses (every 0.2 s) and events.",
+        "A pod that is lost, or fails, by itself costs three writes: the pod, a status, and an event. The status waits "
+        "up to 2 s for the replacement to run, so that it tells of both; if that takes longer, it is told with the "
+        "next telemetry, unless the phase changes. Pods that failed are kept for their logs, the last ten of a job: "
+        "beyond these each costs a fourth write, the DELETE of the oldest. Losses that follow each other share "
+        "statuses and events.",
     ]
     if total := sum(spent.values()):
         ours = spent.get("the operator", 0.0)

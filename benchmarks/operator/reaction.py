@@ -15,6 +15,7 @@ from benchmarks.operator import traced
 from benchmarks.operator.world import OPERATOR, World, is_loss, job, milliseconds, until
 from dev.audit import Write
 from dev.kube import Json
+from shoal.policy.decide.cleanup import MOST_KEPT
 from tests.doubles.fake_kubelet import FakeKubelet
 
 NODES = 4
@@ -130,7 +131,7 @@ def _largest(
 
 async def measure_lone(world: World, quick: bool) -> AsyncIterator[Measurement]:
     """The writes that one loss costs while nothing else happens."""
-    workers, losses = (8, 1) if quick else (32, 5)
+    workers, losses = (12, 1) if quick else (32, 5)
     async with nodes(world, "lone") as kubelet, world.operator():
         await world.namespace("one")
         await world.apply(job("one", "one", workers))
@@ -148,6 +149,13 @@ async def measure_lone(world: World, quick: bool) -> AsyncIterator[Measurement]:
             words = f"writes for a pod {what} alone"
             yield summary(f"{words}, until its replacement runs", list(at_once), "", "", 3.0, at_most=True)
             yield summary(f"{words}, until the status says so", list(all_told), "", "", 3.0, at_most=True)
+        for name in (await _workers(world, "one", workers))[losses:MOST_KEPT]:
+            await failed(name)
+        await world.run("one", "one", workers)
+        fresh = range(MOST_KEPT, MOST_KEPT + losses)  # those that fail again wait for longer
+        found = [await _writes_of_a_loss(world, workers, failed, number) for number in fresh]
+        words = f"writes for a pod that failed alone where {MOST_KEPT} are kept, until the status says so"
+        yield summary(words, [all_told for _, all_told in found], "", "")
 
 
 async def _workers(world: World, namespace: str, count: int) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -28,12 +28,12 @@ def replacements(faults: Sequence[Fault], writes: Sequence[Write], job: str) -> 
     The time counts from the kubelet's first status after the notice, or from the end of the machine without notice.
     """
     found = []
+    lived = {(w.namespace, w.name) for w in writes if w.resource == "pods" and w.subresource and w.code < 300}
     for fault in faults:
         start = notice_seen(fault, writes) if fault.kind == "node reclaimed with notice" else fault.at
         for slot, incarnation in fault.places:
-            made = (
-                (w, incarnation_made(w, f"{job}-worker-{slot}-")) for w in writes if w.received >= fault.at
-            )
+            prefix = f"{job}-worker-{slot}-"
+            made = ((w, incarnation_made(w, prefix, lived)) for w in writes if w.received >= fault.at)
             later = (
                 (w.received, number) for w, number in made if number is not None and number > incarnation
             )
@@ -59,11 +59,17 @@ def notice_seen(fault: Fault, writes: Sequence[Write]) -> datetime:
     )
 
 
-def incarnation_made(write: Write, prefix: str) -> int | None:
-    """The incarnation of the pod that this write created, if its name has the prefix."""
-    pods = (write.verb, write.resource, write.subresource) == ("create", "pods", "") and write.code < 300
+def incarnation_made(write: Write, prefix: str, lived: Set[tuple[str, str]]) -> int | None:
+    """The incarnation of the pod that this write created, if its name has the prefix.
+
+    `lived`: pods that were bound or ran. If a client hangs up, as an operator on the node that goes, the log has 504
+    whether the pod was created or not.
+    """
     number = write.name.removeprefix(prefix)
-    return int(number) if pods and write.name.startswith(prefix) and number.isdecimal() else None
+    if (write.verb, write.resource, write.subresource) != ("create", "pods", "") or number == write.name:
+        return None
+    done = write.code < 300 or (write.code == 504 and (write.namespace, write.name) in lived)
+    return int(number) if done and number.isdecimal() else None
 
 
 def accuracy(metrics: Mapping[str, Any]) -> float | None:

@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="the local control plane runs on Linux"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def control_plane() -> Iterator[ControlPlane]:
     """A real etcd, kube-apiserver, controller-manager and scheduler on loopback; `.kubeconfig`, `.audit_log`."""
     with ControlPlane.start() as plane:
@@ -94,7 +94,7 @@ async def fake_kubelet(control_plane: ControlPlane) -> AsyncIterator[FakeKubelet
             await kubelet.remove_node(name)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def crds(control_plane: ControlPlane) -> None:
     """The custom resource definitions from `crds/`, installed and served."""
     control_plane.kubectl("apply", "--server-side", "-f", str(HERE.parents[1] / "crds"))

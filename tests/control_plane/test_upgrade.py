@@ -92,6 +92,7 @@ async def scaled(plane: ControlPlane, job: Job, workers: int) -> None:
     await job.runs(workers)
 
 
+@pytest.mark.nightly
 async def test_an_upgrade_and_a_rollback_restart_nothing(
     control_plane: ControlPlane,
     crds_of_now_at_the_end: None,

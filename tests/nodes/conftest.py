@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(skip)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def one_cluster() -> Iterator[LocalCluster]:
     """A control plane, one on-demand node, three spot nodes; all images of the demo."""
     build(DEMO, ensure())

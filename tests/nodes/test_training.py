@@ -28,8 +28,8 @@ from shoal_trainer.contract import WorkerState
 from tests.browser.chromium import chromium, find
 
 JOB = "digits"
-EPOCHS = 30
-"""At the pace of the story 7 minutes and more, so that it is told before they are over."""
+EPOCHS = 20
+"""At the pace of the story 5 minutes and more, so that it is told before they are over."""
 PACED = """
 import os, time
 import tensorflow as tf
@@ -199,7 +199,7 @@ def test_a_job_outlives_a_node_and_the_operator(
     cluster.plane.kubectl("-n", "shoal-system", "scale", "deployment", "shoal", "--replicas=0")
     step = watcher.look().report
     assert step is not None
-    until(watcher, lambda p: p.fresh and p.report is not None and p.report.step > step.step + 50)
+    until(watcher, lambda p: p.fresh and p.report is not None and p.report.step > step.step + 20)
     cluster.plane.kubectl("-n", "shoal-system", "scale", "deployment", "shoal", "--replicas=2")
 
     for pod in watcher.look().role("worker"):

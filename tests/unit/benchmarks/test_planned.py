@@ -15,6 +15,7 @@ WORTH = 0.85
 """What is paid at most where the slack is shorter than a start-up, over on-demand alone and over uniform progress."""
 
 
+@pytest.mark.nightly
 def test_operator_keeps_deadlines_for_less_than_uniform_progress() -> None:
     found = figures(Asked(0.3, 1.1), NAMES[0], 1)
     assert found.in_time[OURS] == 1

@@ -337,14 +337,18 @@ class Rig:
         return {p.rpartition("/")[2] for p in self.cluster.objects if "/pods/" in p}
 
     def run_pods(self) -> None:
-        """Make all pods run, as kubelets do."""
-        for path in [p for p in self.cluster.objects if "/pods/" in p]:
+        """Make all pods run that have not ended, as kubelets do."""
+        for path in [p for p, found in self.cluster.objects.items() if "/pods/" in p and not _ended(found)]:
             ready = [{"type": "Ready", "status": "True"}]
             self.cluster.change(path, status={"phase": "Running", "podIP": "10.0.0.1", "conditions": ready})
         self.see()
 
     def pass_time(self, seconds: float) -> None:
         self.wall += timedelta(seconds=seconds)
+
+
+def _ended(pod: Json) -> bool:
+    return pod.get("status", {}).get("phase") in {"Failed", "Succeeded"}
 
 
 JOB_PATH = "/apis/shoal.dev/v1alpha1/namespaces/ns/trainingjobs/digits"

@@ -70,3 +70,20 @@ def test_reaction_time_counts_from_first_signal_to_cluster() -> None:
     ]
     found = replacements(faults, log, "digits")
     assert [(r.place, round(r.seconds, 3)) for r in found] == [((0, 1), 0.1), ((1, 2), 7.5)]
+
+
+def test_pod_whose_creator_hung_up_counts_if_it_lived() -> None:
+    """An operator on the node that goes may end before it has the answer: the log has 504 in either case."""
+    log = [
+        Write.parse(e)
+        for e in (
+            event(10.1, "create", "pods", "digits-worker-0-1", code=504),
+            event(10.2, "create", "pods", "digits-worker-1-1", code=504),
+            event(10.3, "create", "pods", "digits-worker-1-1", reference={"subresource": "binding"}),
+            event(10.4, "create", "pods", "digits-worker-1-2"),
+            event(10.5, "create", "pods", "digits-worker-0-2"),
+        )
+    ]
+    fault = Fault("node lost without notice", "spot-1", START + timedelta(seconds=10), ((0, 0), (1, 0)))
+    found = replacements([fault], log, "digits")
+    assert [(r.place, round(r.seconds, 3)) for r in found] == [((0, 2), 0.5), ((1, 1), 0.2)]

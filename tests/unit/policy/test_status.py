@@ -9,6 +9,8 @@ import pytest
 
 from shoal.api.training_job_status import DataStatus, TrainingJobStatus
 from shoal.policy.actions import CreatePod
+from shoal.policy.decide.cleanup import MOST_KEPT
+from shoal.policy.decide.records import STEADY
 from shoal.policy.facts.read import read
 from shoal.policy.model import Images, Refusal, RefusalKind
 from shoal.policy.plan import plan
@@ -321,3 +323,18 @@ def test_failed_worker_with_a_running_sidecar_is_deleted() -> None:
         world.settle()
         assert world.status["lastFailure"]["pod"] == "digits-worker-0-0"
         assert ("digits-worker-0-0" in world.pods) is kept
+
+
+def test_the_last_failed_pods_are_kept_for_their_logs() -> None:
+    """As many as MOST_KEPT: of a job that fails more often, the oldest is deleted, and all the same runs again."""
+    world = running_world(workers=2)
+    failed = []
+    for incarnation in range(MOST_KEPT + 3):
+        failed.append(f"digits-worker-0-{incarnation}")
+        world.end(failed[-1], 1)
+        world.settle()
+        world.now += STEADY  # it is replaced soon after the next failure, too
+    ended = sorted(name for name, pod in world.pods.items() if pod["status"]["phase"] == "Failed")
+    assert ended == sorted(failed[-MOST_KEPT:])
+    assert world.status["restarts"]["failures"] == len(failed)
+    assert world.status["workers"]["ready"] == 2

@@ -63,6 +63,7 @@ def trained(run: LocalRun, steps: int) -> int | None:
     return report.step if report is not None and report.step >= steps else None
 
 
+@pytest.mark.nightly
 def test_stopped_run_has_a_snapshot_of_all_its_steps(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "local_job.py").write_text(JOB)

@@ -22,7 +22,7 @@ from shoal.controllers.trainingjob.credentials import JobCredentials
 from shoal.controllers.trainingjob.observe import Observer
 from shoal.controllers.trainingjob.reactions import Reactions
 from shoal.controllers.trainingjob.report import Report, Reporter
-from shoal.controllers.trainingjob.requests import Request, Requests, WriteStatus
+from shoal.controllers.trainingjob.requests import REMOVALS, Request, Requests, WriteStatus
 from shoal.controllers.trainingjob.unreadable import Complaints
 from shoal.errors import ShoalError
 from shoal.policy.actions import ConfirmAbsent
@@ -107,7 +107,7 @@ class Reconciler:
         self._reactions.replaced(seen, loop_time())
         self._listen(key, seen, decided)
         pause = self._requests.want(seen.job, decided.actions)
-        reported = self._report(seen.job, decided)
+        reported = self._report(seen.job, decided, awaited=_awaits_status(seen, decided))
         # What is due once the status is stored is planned when it is.
         due = decided.wake_after if decided.wake_after or reported.recorded else None
         answers = self._answers.get(uid)
@@ -132,10 +132,12 @@ class Reconciler:
         self._claims.decide(seen.job, decided)
         return decided
 
-    def _report(self, job: TrainingJob, decided: Plan, *, complete: bool = True) -> Report:
+    def _report(
+        self, job: TrainingJob, decided: Plan, *, complete: bool = True, awaited: bool = True
+    ) -> Report:
         """Have the status written if that is due, and what follows from it done. `complete`: it tells of all pods."""
         makes = self._requests.makes(job.metadata.uid)
-        reported = self._reporter.report(job, decided.status, decided.events, makes=makes)
+        reported = self._reporter.report(job, decided.status, decided.events, makes=makes, awaited=awaited)
         if reported.recorded and complete:
             self._recorded(job, decided)
         if reported.wait == 0.0:
@@ -188,6 +190,14 @@ class Reconciler:
             lambda urgent: self._wake(key, Priority.URGENT if urgent else Priority.ROUTINE),
             awaited=serves and seen.report is None and not seen.job.status.training.phase,
         )
+
+
+def _awaits_status(seen: Observation, decided: Plan) -> bool:
+    """Whether a pod is to be made, or something that is in use to be removed, when the status is stored."""
+    removed = {each.name for each in decided.actions if isinstance(each, REMOVALS)}
+    if not removed:
+        return decided.wake_after == 0.0
+    return decided.wake_after == 0.0 or not removed <= {pod.metadata.name for pod in seen.pods if pod.ended}
 
 
 def _endpoint(uid: str, address: str, known: JobCredentials) -> Endpoint:

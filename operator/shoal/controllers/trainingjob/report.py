@@ -2,8 +2,9 @@
 
 Writes that only update telemetry (`policy.tell.telemetry`) are rate-limited, and so are, to one a second, those that
 only follow pods as they start: what a large job does within a second is one write. One that is awaited, as that of a
-phase, goes at once, and those that follow wait for longer. A loss is recorded at once, since its pod may be deleted
-only when the reason is in the status; a wave of losses in a few writes, that the replacements do not wait for.
+phase, goes at once, and those that follow wait for longer. A loss is recorded once its replacement runs, or a moment
+later: one write tells of both. It is recorded at once where a pod is to be deleted for it, or made, since the reason
+has to be in the status before; a wave of losses in a few writes, that the replacements do not wait for.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from shoal.controllers.trainingjob.metrics import JobMetrics
 from shoal.controllers.trainingjob.requests import TELL_AFTER
 from shoal.errors import ClusterError, Refused, Unavailable
 from shoal.policy.common.wording import short
-from shoal.policy.tell.telemetry import differs_in_telemetry_only
+from shoal.policy.tell.telemetry import OUTSTANDING, differs_in_telemetry_only
 from shoal.runtime.backoff import DUE_SECONDS
 from shoal.runtime.recorder import Recorder
 from shoal.runtime.status_writer import StatusWriter
@@ -42,6 +43,10 @@ FIRST_POD_SECONDS = 10.0
 WAVE_SECONDS = 0.2
 """Minimum interval of writes that record the losses of workers and nothing else that is urgent."""
 
+REPLACED_SECONDS = 2.0
+"""How long the write of a loss waits for its replacement to run: as long as a pod takes to start on a node that has
+its image, and a failed one is replaced after. Not longer: a leader that ends before it takes with it why a pod is gone.
+"""
 TELL_AGAIN = 600.0
 """Seconds between events about a status that cannot be stored."""
 MOST_UNANSWERED = 8
@@ -76,7 +81,7 @@ class _Told:
     settled: float = -math.inf
     """When the writes so far are as many as one in each `SETTLE_SECONDS`."""
     differs: float | None = None
-    """Since when there is something to write."""
+    """Since when there is something to write, other than telemetry."""
     complain_at: float | None = None
     """When to tell that it cannot be written; None: it can."""
     conflict: tuple[str, float] = "", 0.0
@@ -113,9 +118,18 @@ class Reporter:
         self._metrics.forget(uid)
 
     def report(
-        self, job: TrainingJob, status: TrainingJobStatus, events: Iterable[Event], *, makes: bool
+        self,
+        job: TrainingJob,
+        status: TrainingJobStatus,
+        events: Iterable[Event],
+        *,
+        makes: bool,
+        awaited: bool = True,
     ) -> Report:
-        """When the status is written. `makes`: pods are being created, and soon there is more to say."""
+        """When the status is written.
+
+        `makes`: pods are being created, and soon there is more to say. `awaited`: something is done when it is stored.
+        """
         told = self._told[job.metadata.uid]
         self._look_for_unanswered(job, told)
         if status == job.status:
@@ -126,18 +140,23 @@ class Reporter:
             return Report(recorded=False)
         old, new = apart(job.status, status)
         telemetry_only = differs_in_telemetry_only(old, new)
-        if told.differs is None:
-            told.differs = loop_time()
         version, at = told.conflict
         due = [
             at + CONFLICT_SECONDS if version == job.metadata.resource_version else 0.0,
             self._next(told, old, new, telemetry_only),
-            told.differs + _gathering_seconds(old, new) if makes else 0.0,
         ]
+        if telemetry_only:
+            told.differs = None
+        else:
+            told.differs = loop_time() if told.differs is None else told.differs
+            due += [told.differs + _gathering_seconds(old, new)] if makes else []
+            waits = not awaited and _is_soon_replaced(old, new)
+            longest = min(REPLACED_SECONDS, LONGEST_SETTLE * self._settle_seconds)
+            due += [told.differs + longest] if waits else []
         left = max(due) - loop_time()
-        look = told.differs + FIRST_SECONDS - loop_time()
-        if makes and not old.observed_generation and look > DUE_SECONDS:
-            left = min(left, look)  # the first of many pods wakes nobody
+        if makes and not old.observed_generation and told.differs is not None:
+            look = told.differs + FIRST_SECONDS - loop_time()
+            left = min(left, look) if look > DUE_SECONDS else left  # the first of many pods wakes nobody
         return Report(recorded=telemetry_only, wait=left if left > DUE_SECONDS else 0.0)
 
     async def write(
@@ -222,6 +241,17 @@ def _gathering_seconds(old: TrainingJobStatus, new: TrainingJobStatus) -> float:
     if old.observed_generation:
         return SETTLE_SECONDS
     return FIRST_SECONDS if new.slots else FIRST_POD_SECONDS
+
+
+def _is_soon_replaced(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:
+    """Whether the new status tells of lost workers, of which one is to be replaced, or its replacement to run.
+
+    The job does without them meanwhile.
+    """
+    if _is_awaited(old, new) or not _counts_losses(old, new) or new.reason not in {old.reason, OUTSTANDING}:
+        return False
+    newest = {slot.index: slot for slot in new.slots if slot.role == "worker"}
+    return any(slot.cause or (slot.replaces and slot.state == "Starting") for slot in newest.values())
 
 
 def _is_awaited(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:

@@ -1,5 +1,7 @@
 """Deletes pods that are no longer wanted, that ended and are recorded, or that are stuck on lost nodes.
 
+Those that failed last are kept, as a batch/v1 Job keeps its own, so that people can read their logs.
+
 And what a job without parameter servers needs no longer: its Services (there are only so many addresses), and its
 disruption budget, which monitoring would report as violated.
 """
@@ -13,14 +15,21 @@ from shoal.manifests import names
 from shoal.policy.actions import Action, DeleteDisruptionBudget, DeletePod, DeleteService
 from shoal.policy.common.timers import Timers
 from shoal.policy.common.times import parse_time
-from shoal.policy.decide.members import MOVED, OUTDATED, OWN_CAUSES, ByIndex, Member
+from shoal.policy.decide.members import MOVED, OUTDATED, OWN_CAUSES, ByIndex, Member, every
 from shoal.policy.facts.read import Facts
 from shoal.policy.facts.verdict import ENDED, PodOutcome
 
+MOST_KEPT = 10
+"""Pods that failed and are kept, the newest: more than a job survives by default (`backoffLimit`). Only the last one
+where a quota is exceeded: it may count all pods (`count/pods`)."""
 
-def clean(facts: Facts, roles: tuple[ByIndex, ...], timers: Timers) -> list[Action]:
-    """Deletions that are due while the job is active."""
+
+def clean(
+    facts: Facts, roles: tuple[ByIndex, ...], timers: Timers, *, most_kept: int = MOST_KEPT
+) -> list[Action]:
+    """Deletions that are due while the job is active. `most_kept`: of the pods that failed."""
     actions: list[Action] = []
+    kept = _kept_for_their_logs(facts, roles, most_kept)
     for role in roles:
         for members in role.values():
             for each in members:
@@ -28,19 +37,28 @@ def clean(facts: Facts, roles: tuple[ByIndex, ...], timers: Timers) -> list[Acti
                     continue
                 if each.pod.metadata.deletion_timestamp:
                     actions += force(facts, each.pod, each.verdict.outcome, timers)
-                elif _is_due(facts, each, members):
+                elif each.pod.metadata.name not in kept and _is_due(each, members):
                     actions.append(_delete(each.pod))
     return actions
 
 
-def _is_due(facts: Facts, each: Member, members: list[Member]) -> bool:
-    last_failure = facts.job.status.last_failure
+def _kept_for_their_logs(facts: Facts, roles: tuple[ByIndex, ...], most: int) -> set[str]:
+    """The names of pods that are kept. None of which a sidecar runs: it would keep its accelerator."""
+    ended = [each for each in every(*roles) if each.pod is not None and each.pod.ended]
+    failed = sorted(
+        (each.slot.ended_at or facts.now, each.pod.metadata.name)
+        for each in ended
+        if each.pod is not None and each.verdict.outcome is PodOutcome.FAILED
+    )
+    last = facts.job.status.last_failure  # perhaps of one that was killed too often, or ended too early
+    lasts = {last.pod} & {each.pod.metadata.name for each in ended if each.pod} if last else set()
+    return lasts | {name for _, name in failed[-most:]}
+
+
+def _is_due(each: Member, members: list[Member]) -> bool:
     assert each.pod is not None
     if each.verdict.outcome in ENDED:
-        # Not while a sidecar runs: the pod would keep its accelerator.
-        is_last_failure = last_failure is not None and last_failure.pod == each.pod.metadata.name
-        kept_for_its_logs = is_last_failure and each.pod.ended
-        return each.recorded and not kept_for_its_logs
+        return each.recorded
     if not each.slot.cause:
         return False
     if each.slot.cause == OUTDATED:

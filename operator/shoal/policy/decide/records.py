@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from shoal.api.kube import Pod
 from shoal.api.labels import TEMPLATE, RoleName
@@ -49,6 +49,7 @@ from shoal.policy.facts.verdict import (
     PodOutcome,
     Verdict,
     explains_time,
+    terminated,
 )
 from shoal_trainer.contract import Phase
 
@@ -56,6 +57,8 @@ DONE_PATIENCE = timedelta(seconds=30)
 """How long after a worker's exit code 0 the end of the job is awaited before the exit counts as early."""
 STEADY = timedelta(minutes=10)
 """A pod that ran this long resets the attempts of its place."""
+MOMENT = timedelta(seconds=5)
+"""A kubelet's clock that differs by less is believed: back-off may be shorter by that."""
 BRIEF = timedelta(seconds=60)
 """A worker that is preempted this soon after it started is not replaced at once."""
 EXCUSABLE = frozenset(
@@ -230,7 +233,10 @@ class _Updater:
         else:
             change["state"] = "Ended" if verdict.outcome in ENDED else "Draining"
             if slot.ended_at is None:
-                change |= {"ended_at": self._now, "ran": slot.has_run or bool(pod and pod.running)}
+                change |= {
+                    "ended_at": self._end_of(slot, pod),
+                    "ran": slot.has_run or bool(pod and pod.running),
+                }
             if not slot.cause:
                 if slot.state == "Silent" and verdict.reason in {"Deleted", "Gone"}:
                     verdict = Verdict(verdict.outcome, SILENT)  # deleted by us, or no better reason is known
@@ -240,6 +246,12 @@ class _Updater:
         if all(getattr(slot, name) == value for name, value in change.items()):
             return slot, verdict
         return slot.model_copy(update=change), verdict
+
+    def _end_of(self, slot: Slot, pod: Pod | None) -> datetime:
+        """When it ended: if it did a moment ago, as its kubelet says, so that plans agree before this is recorded."""
+        end = terminated(pod, slot.role) if pod is not None and pod.ended else None
+        said = parse_time(end.finished_at) if end is not None else None
+        return said if said is not None and timedelta() <= self._now - said <= MOMENT else self._now
 
     @property
     def _needless(self) -> bool:

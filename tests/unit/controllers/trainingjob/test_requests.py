@@ -16,8 +16,8 @@ from shoal.controllers.state import Key
 from shoal.controllers.trainingjob.report import (
     FIRST_POD_SECONDS,
     FIRST_SECONDS,
+    REPLACED_SECONDS,
     SETTLE_SECONDS,
-    WAVE_SECONDS,
 )
 from shoal.controllers.trainingjob.requests import (
     LONGEST_PAUSE,
@@ -251,13 +251,13 @@ async def test_full_quota_is_met_by_a_handful_of_requests() -> None:
 
 
 async def test_loss_is_recorded_with_its_replacement_unless_that_takes_long() -> None:
-    for post, writes in ((WAVE_SECONDS / 2, 1), (WAVE_SECONDS * 2, 2)):
+    for post, writes in ((REPLACED_SECONDS / 2, 1), (REPLACED_SECONDS * 2, 2)):
         slow = Slow(4, post=post, put=0.01)
         async with slow.working():
             await slow.runs()
             before = slow.count("PUT", "trainingjobs")
             slow.lose("digits-worker-1-0")
-            await asyncio.sleep(3)
+            await asyncio.sleep(4 * REPLACED_SECONDS)
             assert slow.count("PUT", "trainingjobs") - before == writes
 
 

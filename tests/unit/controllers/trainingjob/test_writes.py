@@ -11,6 +11,7 @@ import pytest
 from shoal.cluster.transport import Answer
 from shoal.controllers.trainingjob.report import (
     MOST_UNANSWERED,
+    REPLACED_SECONDS,
     SETTLE_SECONDS,
     WAVE_SECONDS,
     _is_awaited,
@@ -97,12 +98,9 @@ async def test_a_worker_lost_alone(announced: bool) -> None:
 
     report()
     await stage()
-    writes = [f"{verb} {path.split('/')[-2]}" for verb, path in rig.cluster.requests if verb != "GET"]
-    status = rig.job.status
-    assert sorted(writes) == sorted(
-        [*(["DELETE pods"] if announced else []), "POST ns", "POST ns", "PUT digits"]
-    )
-    assert status.workers.ready == 3
+    deleted = ["DELETE pods"] if announced else []
+    assert writes_of(rig) == [*deleted, "POST ns", "POST ns", "PUT digits"]
+    assert rig.job.status.workers.ready == 3
     await asyncio.sleep(30)
     report()
     await settle(rig)
@@ -111,6 +109,66 @@ async def test_a_worker_lost_alone(announced: bool) -> None:
     assert rig.job.status.reason == ""
     assert rig.job.status.last_disruption is not None
     assert rig.job.status.last_disruption.recovered_seconds is not None
+
+
+@pytest.mark.parametrize("failed", [False, True], ids=["taken", "failed"])
+async def test_a_loss_is_told_with_its_replacement(failed: bool) -> None:
+    """On a node that has its image it runs within two seconds: there is nothing left to say after the one status."""
+    rig = Rig(settle_seconds=SETTLE_SECONDS)
+    rig.state.nodes.put(build.node("spot-0"))
+    rig.apply(workers={"replicas": 4})
+    await settle(rig)
+    run(rig)
+    await asyncio.sleep(60)
+    await settle(rig)
+    rig.cluster.requests.clear()
+    lost = "/api/v1/namespaces/ns/pods/digits-worker-1-0"
+    if failed:
+        end = {"exitCode": 1, "reason": "Error", "finishedAt": f"{rig.wall:%Y-%m-%dT%H:%M:%SZ}"}
+        containers = [{"name": "worker", "state": {"terminated": end}}]
+        rig.cluster.change(lost, status={"phase": "Failed", "containerStatuses": containers})
+        rig.see()
+    else:
+        rig.state.pods.drop(rig.cluster.objects.pop(lost)["metadata"]["uid"])
+    for _ in range(2):
+        await rig.reconcile(KEY)
+        assert "PUT digits" not in writes_of(rig)
+        rig.pass_time(1)  # as long as the first back-off
+        await asyncio.sleep(0.9)
+    await rig.reconcile(KEY)
+    run(rig)
+    await settle(rig)
+    for _ in range(2):
+        assert writes_of(rig) == ["POST ns", "POST ns", "PUT digits"]
+        assert rig.job.status.workers.ready == 4
+        await asyncio.sleep(40)
+        await settle(rig)
+    restarts = rig.job.status.restarts
+    assert (restarts.failures, restarts.disruptions) == ((1, 0) if failed else (0, 1))
+
+
+async def test_what_waits_for_the_record_of_a_loss_does_not_wait_for_the_replacement() -> None:
+    """A replacement that is gone before it was recorded has a successor once it is."""
+    rig = Rig(settle_seconds=SETTLE_SECONDS)
+    rig.state.nodes.put(build.node("spot-0"))
+    rig.apply(workers={"replicas": 4})
+    await settle(rig)
+    run(rig)
+    await asyncio.sleep(60)
+    await settle(rig)
+    for incarnation in range(2):
+        rig.cluster.objects.pop(f"/api/v1/namespaces/ns/pods/digits-worker-1-{incarnation}")
+        rig.see()
+        await rig.reconcile(KEY)
+        await rig.tasks.idle()
+    await asyncio.sleep(WAVE_SECONDS)
+    await settle(rig, 2)
+    assert "digits-worker-1-2" in rig.pods()
+
+
+def writes_of(rig: Rig) -> list[str]:
+    """The verb of each write, and of which folder."""
+    return sorted(f"{verb} {path.split('/')[-2]}" for verb, path in rig.cluster.requests if verb != "GET")
 
 
 async def test_a_ramp_is_told_once_a_second_though_some_of_it_is_told_at_once() -> None:
@@ -315,7 +373,7 @@ async def test_losses_one_after_the_other_are_replaced_at_once_and_recorded_toge
         await asyncio.sleep(0.05)
     writes = Counter(path.endswith("/status") for verb, path in rig.cluster.requests if verb == "PUT")
     assert writes[True] <= 1 + lost * 0.05 / WAVE_SECONDS
-    await asyncio.sleep(WAVE_SECONDS)
+    await asyncio.sleep(REPLACED_SECONDS)
     await rig.reconcile(KEY)
     assert rig.job.status.restarts.disruptions == lost
 

@@ -25,6 +25,7 @@ def few(*traces: Trace) -> Calibration:
     return calibrate(SPOT, STEADY, traces, hours=(0.5, 1.0), numbers=(8,))
 
 
+@pytest.mark.nightly
 def test_promises_are_kept_on_the_recorded_traces() -> None:
     found = few(*(read_trace(path) for path in sorted(TRACES.glob("*.csv"))))
     assert found.promised == 0.95

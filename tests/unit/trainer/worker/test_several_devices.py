@@ -32,6 +32,7 @@ def one_process():
     return computed("copies", "frozen copies")
 
 
+@pytest.mark.nightly
 def test_devices_that_share_a_short_batch_compute_what_one_does():
     assert max(computed("weights of a part")["weights of a part"]) < 1e-5
 

@@ -1,0 +1,1 @@
+"""A real control plane, with fake nodes."""

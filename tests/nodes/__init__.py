@@ -1,0 +1,1 @@
+"""Real nodes: pods of the real images, and machines that are taken."""
