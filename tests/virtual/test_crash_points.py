@@ -33,10 +33,6 @@ SLICE = 1 if os.environ.get("SHOAL_NIGHTLY") else 40
 MORE_PASTS = of_tonight(range(2, 120, 4)) if SLICE == 1 else ()
 """A few of them each night."""
 PASTS = (1, 4, 10, 30, 100, *MORE_PASTS)
-MADE_AGAIN = {(queued_life, 62, 70)}
-"""Script, write and past of which it is known that a worker's pod is made again that was gone half a minute ago.
-
-No list of the API server's is so old. Were a status written first, it would be refused, and tell."""
 
 
 @cache
@@ -90,15 +86,19 @@ def test_suspension_ends_though_the_operator_is_killed_while_it_gives_services_a
 @pytest.mark.parametrize("turn", range(len(PASTS) if SLICE == 1 else 1))
 @each_write(3)
 def test_leader_that_sees_an_old_cluster_first_changes_nothing_in_the_end(
-    script: Script, write: int, turn: int, request: pytest.FixtureRequest
+    script: Script, write: int, turn: int
 ) -> None:
     """As it was so many versions ago: one number for each write, and at night all of them."""
     past = PASTS[(write // SLICE + turn) % len(PASTS)]
-    if (script.life, write, past) in MADE_AGAIN:
-        why = "a leader that sees a cluster of 30 s ago makes a pod again that is gone by then"
-        request.applymarker(pytest.mark.xfail(reason=why, strict=True))
     told = script.told(write=write, after=True, past=past, other=write % 2 == 1)
     assert told.digest == undisturbed(script).digest, told.tell
+
+
+@pytest.mark.parametrize(("write", "past"), [(56, 60), (86, 70)])
+def test_leader_that_sees_a_cluster_of_half_a_minute_ago_makes_no_pod_again(write: int, past: int) -> None:
+    """It asks before the first one whether the job is still as it was listed."""
+    told = QUEUED.told(write=write, after=True, past=past)
+    assert told.digest == undisturbed(QUEUED).digest, told.tell
 
 
 def test_worker_that_was_given_up_before_another_was_recorded_counts_for_nothing() -> None:

@@ -13,7 +13,7 @@ roles:
   - name: {{ ternary $name $unscoped (ne $scoped "") | quote }}
     namespace: {{ $scoped | quote }}
     rules:
-      - {apiGroups: [shoal.dev], resources: [trainingjobs], verbs: [list, watch, delete]}  # delete: ttlSecondsAfterFinished
+      - {apiGroups: [shoal.dev], resources: [trainingjobs], verbs: [get, list, watch, delete]}  # delete: ttlSecondsAfterFinished
       - {apiGroups: [shoal.dev], resources: [trainingjobs/status], verbs: [update, patch]}  # patch: of a job that it cannot read
       - {apiGroups: [shoal.dev], resources: [speedprofiles], verbs: [list, watch, create, delete]}  # delete: of its own, long unused
       - {apiGroups: [shoal.dev], resources: [speedprofiles/status], verbs: [update]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 from shoal.api.base import Resource
@@ -118,10 +118,11 @@ class Operator:
             on_result=lambda result: metrics.events.labels(result).inc(),
         )
         self._job_metrics = JobMetrics(metrics)
+        count_poll = cache(self._job_metrics.polls.labels)  # 45 a second
         self._poller = Poller(
             coordinator,
             show_every=settings.telemetry_seconds,
-            on_result=lambda result: self._job_metrics.polls.labels(result).inc(),
+            on_result=lambda result: count_poll(result).inc(),
             on_report=self._hear,
         )
         self.learner, self.profiles = self._make_profiles()

@@ -6,6 +6,7 @@ reads no Secret and resolves no name. Another pod that gets the same address can
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 import traceback
 from dataclasses import dataclass
@@ -13,17 +14,13 @@ from functools import cached_property
 from hashlib import sha256
 from typing import Protocol
 
-import aiohttp
 from pydantic import ValidationError
-from yarl import URL
 
 from shoal.errors import Unavailable
+from shoal.telemetry.connection import Answer, Connection, NoAnswer, OtherCertificate, connect
 from shoal_trainer.contract import CONTROL_PORT, STATUS_PATH, StatusReport
 
 TIMEOUT_SECONDS = 3.0
-KEEP_ALIVE_SECONDS = 28.0
-"""More than the longest interval of polls, and less than the server's own limit: a handshake takes ten times as long as
-a poll on an open connection."""
 MAX_REPORT_BYTES = 2 << 20
 """A report of 1,000 workers, each with a text of the longest, is not longer."""
 MAX_VALUES = 1 << 17
@@ -46,23 +43,24 @@ class Endpoint:
     """The same with the credentials of before the install key was rotated."""
 
     @cached_property
-    def pin(self) -> aiohttp.Fingerprint:
-        """The certificate, and no other, is accepted. (A TLS context of its own for each job takes 16 KiB.)
+    def pin(self) -> bytes:
+        """SHA-256 of the certificate: no other is accepted."""
+        return sha256(ssl.PEM_cert_to_DER_cert(self.certificate)).digest()
 
-        It is compared before anything is sent. That the server has the key is proven in the handshake.
-        """
-        return aiohttp.Fingerprint(sha256(ssl.PEM_cert_to_DER_cert(self.certificate)).digest())
-
-    @cached_property
-    def url(self) -> URL:
+    @property
+    def url(self) -> str:
         """Of its reports."""
-        host = f"[{self.address}]" if ":" in self.address else self.address
-        return URL(f"https://{host}:{CONTROL_PORT}{STATUS_PATH}")
+        return f"https://{self._host}:{CONTROL_PORT}{STATUS_PATH}"
 
     @cached_property
-    def headers(self) -> dict[str, str]:
-        """Of a request for one."""
-        return {"Authorization": f"Bearer {self.token}"}
+    def request(self) -> bytes:
+        """For one."""
+        lines = (f"GET {STATUS_PATH} HTTP/1.1", f"Host: {self._host}", f"Authorization: Bearer {self.token}")
+        return "\r\n".join((*lines, "", "")).encode()
+
+    @property
+    def _host(self) -> str:
+        return f"[{self.address}]" if ":" in self.address else self.address
 
     def __repr__(self) -> str:
         return f"Endpoint({self.job_uid}, {self.address})"
@@ -92,7 +90,9 @@ class HttpsCoordinator:
     """A coordinator client over HTTPS."""
 
     def __init__(self) -> None:
-        self._session: aiohttp.ClientSession | None = None
+        self._kept: dict[str, Connection] = {}
+        """The connection to each job's coordinator, while nobody uses it: a handshake takes ten times as long as a poll
+        on an open one."""
         self._earlier: set[str] = set()
         """Jobs whose coordinator has the credentials of before the rotation."""
         self._last: dict[str, tuple[int, StatusReport]] = {}
@@ -100,13 +100,17 @@ class HttpsCoordinator:
 
     async def close(self) -> None:
         """Close all connections."""
-        if self._session is not None:
-            await self._session.close()
+        for each in self._kept.values():
+            each.close()
+        self._kept.clear()
+        await asyncio.sleep(0)  # they end with the next turn of the loop
 
     def forget(self, job_uid: str) -> None:
         """See `Coordinator`."""
         self._earlier.discard(job_uid)
         self._last.pop(job_uid, None)
+        if (kept := self._kept.pop(job_uid, None)) is not None:
+            kept.close()
 
     async def read(self, endpoint: Endpoint) -> StatusReport:
         """See `Coordinator`."""
@@ -124,39 +128,26 @@ class HttpsCoordinator:
             return found
 
     async def _read(self, endpoint: Endpoint) -> StatusReport:
-        if self._session is None:
-            # No limit over all hosts: coordinators that do not answer must not hold the places of those that do.
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(
-                    limit=0, limit_per_host=2, keepalive_timeout=KEEP_ALIVE_SECONDS
-                ),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS),
-            )
         url = endpoint.url
         try:
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                answer = await self._ask(endpoint)
             # The pod is the user's own: it must not send the operator to where only the operator may go.
-            get = self._session.get(url, headers=endpoint.headers, ssl=endpoint.pin, allow_redirects=False)
-            async with get as answer:
-                if answer.status == 401:
-                    raise _OtherKey(f"{url}: HTTP 401")
-                if answer.status != 200:
-                    raise Unavailable(f"{url}: HTTP {answer.status}")
-                body = b""
-                while piece := await answer.content.read(MAX_REPORT_BYTES + 1 - len(body)):
-                    body += piece
-            if len(body) > MAX_REPORT_BYTES:
-                raise Unavailable(f"{url}: a report of more than {MAX_REPORT_BYTES} bytes")
-            if body.count(b",") > MAX_VALUES:
-                raise Unavailable(f"{url}: a report of more than {MAX_VALUES} values")
+            if answer.status == 401:
+                raise _OtherKey(f"{url}: HTTP 401")
+            if answer.status != 200:
+                raise Unavailable(f"{url}: HTTP {answer.status}")
+            body = answer.body
             last = self._last.get(endpoint.job_uid)
             if last is not None and last[0] == hash(body):
                 return last[1]
+            if body.count(b",") > MAX_VALUES:
+                raise Unavailable(f"{url}: a report of more than {MAX_VALUES} values")
             report = StatusReport.model_validate_json(body)
-        except aiohttp.ServerFingerprintMismatch as error:
+        except OtherCertificate as error:
             _release(error)
-            raise _OtherKey(f"{url}: the certificate is not that of the job") from error
-        except (aiohttp.ClientError, TimeoutError, OSError, ValidationError) as error:
+            raise _OtherKey(f"{url}: {error}") from error
+        except (NoAnswer, TimeoutError, OSError, ValidationError) as error:
             _release(error)
             raise Unavailable(f"{url}: {_words(error)}") from error
         if report.job_uid != endpoint.job_uid:
@@ -164,25 +155,43 @@ class HttpsCoordinator:
         self._last[endpoint.job_uid] = hash(body), report
         return report
 
+    async def _ask(self, endpoint: Endpoint) -> Answer:
+        kept = self._kept.pop(endpoint.job_uid, None)
+        if kept is not None and (kept.address, kept.pin) == (endpoint.address, endpoint.pin) and kept.is_open:
+            try:
+                return await self._get(kept, endpoint)
+            except ConnectionError:
+                pass  # the server closes what was idle for long
+        elif kept is not None:
+            kept.close()
+        return await self._get(await connect(endpoint.address, CONTROL_PORT, endpoint.pin), endpoint)
+
+    async def _get(self, connection: Connection, endpoint: Endpoint) -> Answer:
+        try:
+            answer = await connection.get(endpoint.request, MAX_REPORT_BYTES)
+        except BaseException:
+            connection.close()
+            raise
+        self._kept[endpoint.job_uid] = connection
+        return answer
+
 
 def _words(error: Exception) -> str:
-    """What went wrong: the whole error of aiohttp names objects of Python, that of pydantic what was read."""
+    """What went wrong: the whole error of pydantic names what was read."""
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
         return f"no report: {place + ': ' if place else ''}{first['msg']}"[:MAX_WORDS]
-    cause = getattr(error, "os_error", error)
-    return (str(cause) or type(cause).__name__)[:MAX_WORDS]
+    return (str(error) or type(error).__name__)[:MAX_WORDS]
 
 
 def _release(error: BaseException) -> None:
     """Clear the frames that an error and its causes came through.
 
-    Those of aiohttp hold them, and with them a connection with 0.3 MiB of TLS: a cycle for each try, that would wait
-    for a full garbage collection.
+    They hold them, and with them a connection: a cycle for each try, that would wait for a full garbage collection.
     """
     chain = [error]
     for each in chain:
         traceback.clear_frames(each.__traceback__)
-        causes = (each.__cause__, each.__context__, getattr(each, "os_error", None))
+        causes = (each.__cause__, each.__context__)
         chain += [cause for cause in causes if cause is not None and cause not in chain]

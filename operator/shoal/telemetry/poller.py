@@ -28,6 +28,9 @@ SLOWEST_POLL_SECONDS = 22.0
 answers there is always a report that counts."""
 POLLS_PER_SECOND = 40.0
 """Of all jobs together, beyond which the interval of quiet and of unreachable jobs grows."""
+TICK_SECONDS = 0.25
+"""Where there are very many, polls of different jobs begin together at multiples of this: one turn of the loop sends a
+dozen requests, and another reads their answers. A poll by itself takes three times the processor time."""
 STALE_SECONDS = 60.0
 """A coordinator that was not reached for this long is reported, and its last report is old."""
 
@@ -156,7 +159,10 @@ class Poller:
                 shown = self._heard(endpoint.job_uid, report, shown, wake)
                 del report  # only the newest one is kept
             awaited = False
-            await asyncio.sleep(max(0.0, began + self._interval(endpoint.job_uid) - loop_time()))
+            due = began + self._interval(endpoint.job_uid)
+            if self._share > self._poll_seconds:
+                due = math.floor(due / TICK_SECONDS) * TICK_SECONDS
+            await asyncio.sleep(max(0.0, due - loop_time()))
 
     def _heard(self, uid: str, report: StatusReport, shown: _Shown, wake: Callable[[bool], None]) -> _Shown:
         """Take a report. `shown`: what the job was woken for; returns the same."""
@@ -164,7 +170,8 @@ class Poller:
         self._failing.pop(uid, None)
         old = self._seen.get(uid)
         same = old is not None and (old.report is report or old.report == report)  # as while nothing goes on
-        shown = replace(shown, news=shown.news or not same)
+        if not (same or shown.news):
+            shown = replace(shown, news=True)
         self._seen[uid] = Seen(old.report if old is not None and same else report, loop_time())
         self._on_report(uid, report)
         urgent = old is None or not (same or _policy_relevant(old.report) == _policy_relevant(report))

@@ -11,13 +11,13 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import aiohttp
 import pytest
 from aiohttp import web
 from pydantic import ValidationError
 
 from shoal.controllers.trainingjob.credentials import InstallKey, JobCredentials, job_credentials
-from shoal.errors import Unavailable
+from shoal.errors import ShoalError, Unavailable
+from shoal.telemetry.connection import Answer, Connection
 from shoal.telemetry.coordinator import MAX_REPORT_BYTES, Endpoint, HttpsCoordinator
 from shoal_trainer.contract import (
     CONTROL_PORT,
@@ -153,11 +153,87 @@ async def test_polls_share_a_connection(tmp_path: Path, coordinator: HttpsCoordi
     """A handshake takes ten times as long as a poll."""
     async with serving(tmp_path, "u1") as address:
         known = endpoint("u1", address)
-        for _ in range(3):
+        await coordinator.read(known)
+        first = coordinator._kept["u1"]
+        for _ in range(2):
             await coordinator.read(known)
-        assert coordinator._session is not None
-        assert coordinator._session.connector is not None
-        assert [len(kept) for kept in coordinator._session.connector._conns.values()] == [1]
+        assert coordinator._kept == {"u1": first}
+
+
+async def test_a_connection_that_the_server_closed_is_opened_again(
+    tmp_path: Path, coordinator: HttpsCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does what was idle for long, perhaps while the next request is on its way."""
+    async with serving(tmp_path, "u1") as address:
+        known = endpoint("u1", address)
+        await coordinator.read(known)
+        first = coordinator._kept["u1"]
+        first.close()
+        await coordinator.read(known)
+        second = coordinator._kept["u1"]
+        assert second is not first
+        get, used = Connection.get, list[Connection]()
+
+        async def once_closed(self: Connection, request: bytes, limit: int) -> Answer:
+            used.append(self)
+            if self is second:
+                raise ConnectionResetError
+            return await get(self, request, limit)
+
+        monkeypatch.setattr(Connection, "get", once_closed)
+        await coordinator.read(known)
+        assert used == [second, coordinator._kept["u1"]]
+        coordinator.forget("u1")
+        assert coordinator._kept == {}
+
+
+@pytest.mark.parametrize(
+    ("sent", "refused"),
+    [
+        (b"SSH-2.0-OpenSSH\r\n\r\n", "no answer of HTTP"),
+        (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 10_000, "its head does not end"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n", "Content-Length is no number"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", "in pieces"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n{}", "the connection was closed"),
+        (b"", "the connection was closed"),
+    ],
+)
+async def test_what_is_no_answer_is_unavailable(
+    sent: bytes, refused: str, tmp_path: Path, coordinator: HttpsCoordinator
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(sent)
+        writer.close()
+
+    tls = mounted(tmp_path, "u1").server_context()
+    address = "127.77.0.9"
+    server = await asyncio.start_server(answer, address, CONTROL_PORT, ssl=tls)
+    async with server:
+        with pytest.raises(Unavailable, match=refused):
+            await coordinator.read(endpoint("u1", address))
+    assert coordinator._kept == {}
+
+
+async def test_an_answer_comes_in_any_number_of_pieces(tmp_path: Path, coordinator: HttpsCoordinator) -> None:
+    body = StatusReport(job_uid="u1", phase=Phase.TRAINING, step=7).to_json().encode()
+    whole = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(2):
+            await reader.readuntil(b"\r\n\r\n")
+            for at in range(0, len(whole), 7):
+                writer.write(whole[at : at + 7])
+                await writer.drain()
+                await asyncio.sleep(0)
+        writer.close()
+
+    tls = mounted(tmp_path, "u1").server_context()
+    address = "127.77.0.10"
+    server = await asyncio.start_server(answer, address, CONTROL_PORT, ssl=tls)
+    async with server:
+        for _ in range(2):
+            assert (await coordinator.read(endpoint("u1", address))).step == 7
 
 
 async def test_token_is_sent_to_no_other_certificate(tmp_path: Path, coordinator: HttpsCoordinator) -> None:
@@ -305,9 +381,7 @@ async def test_a_try_in_vain_leaves_no_garbage(answers: bool, tmp_path: Path) ->
             await ask()
             gc.set_debug(gc.DEBUG_SAVEALL)
             gc.collect()
-            found = [
-                each for each in gc.garbage if isinstance(each, aiohttp.ClientRequest | aiohttp.ClientError)
-            ]
+            found = [each for each in gc.garbage if isinstance(each, Connection | OSError | ShoalError)]
         finally:
             gc.set_debug(0)
             gc.garbage.clear()

@@ -13,7 +13,7 @@ from shoal.errors import Unavailable
 from shoal.policy.decide.records import DONE_PATIENCE
 from shoal.policy.facts.coordinator import FRESH_REPORT_SECONDS
 from shoal.telemetry.coordinator import TIMEOUT_SECONDS, Endpoint
-from shoal.telemetry.poller import SLOWEST_POLL_SECONDS, STALE_SECONDS, Poller
+from shoal.telemetry.poller import SLOWEST_POLL_SECONDS, STALE_SECONDS, TICK_SECONDS, Poller
 from shoal_trainer.contract import Phase, StatusReport, WorkerReport, WorkerState
 
 pytestmark = pytest.mark.looptime
@@ -214,6 +214,26 @@ async def test_polls_of_very_many_quiet_jobs_are_bounded_and_suspicion_is_polled
     await asyncio.sleep(60)
     assert len(coordinator.requests) <= 60 * 80
     assert coordinator.requests.count("0") >= 28
+    await poller.close()
+
+
+async def test_polls_of_very_many_jobs_begin_together() -> None:
+    """Each by itself took three times the processor time."""
+    asked: list[float] = []
+
+    class Many(Coordinator):
+        async def read(self, endpoint: Endpoint) -> StatusReport:
+            asked.append(asyncio.get_running_loop().time())
+            return report(1)
+
+    poller = Poller(Many())
+    for number in range(1000):
+        poller.follow(Endpoint(str(number), "10.0.0.1", "token", "certificate"), lambda _urgent: None)
+    await asyncio.sleep(60)
+    asked.clear()
+    await asyncio.sleep(60)
+    assert len(asked) > 60 * 40
+    assert len(set(asked)) <= 60 / TICK_SECONDS + 1
     await poller.close()
 
 

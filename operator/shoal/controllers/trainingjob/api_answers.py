@@ -44,7 +44,10 @@ class ApiAnswers:
     gone_nodes: dict[str, datetime] = field(default_factory=dict)
     """The same of nodes, whose names are used again; asked again after a while."""
     recorded: bool = False
-    """This process has stored a status of the job: it then knew what others had made."""
+    """The status says what this process knows of the job: it then knows what others had made."""
+    stored: bool = False
+    """This process has stored a status of the job, or the API server said that it knows the newest version: what it
+    knows of it is not old."""
     made_before: bool | None = None
     """Whether others may have made pods of it: there is a status, or an object that is made before them. None: not
     looked yet."""
@@ -58,7 +61,7 @@ class ApiAnswers:
 
     def others_knew_more(self) -> None:
         """What was to be done had been done: the caches are behind those of another process."""
-        self.recorded, self.made_before = False, True
+        self.recorded, self.stored, self.made_before = False, False, True
 
     def existing_names(self, now: datetime) -> frozenset[str]:
         """Names that were lately confirmed to exist."""

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from shoal import manifests
+from shoal.api.base import Resource
 from shoal.api.kube import Node
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import version
@@ -106,6 +107,7 @@ class Applier:
         objects, answers = self._objects, self._answers.get(job.metadata.uid)
         match action:
             case CreatePod(name):
+                await self._confirm_newest(job, answers)
                 return await objects.create(job, PODS, name, action.make, urgent=action.replaces)
             case CreateService(name, manifest):
                 return await objects.create(job, SERVICES, name, manifest)
@@ -173,6 +175,26 @@ class Applier:
         else:
             raise Unavailable(f"cannot apply {name}: {answer.status} {answer.message}")
         return answer.ok
+
+    async def _confirm_newest(self, job: TrainingJob, answers: ApiAnswers) -> None:
+        """Ask whether this is the job as it is, before the first pod of a leader that has stored no status of it.
+
+        In an old list, a pod that came and went since is not there yet, and would be made again. If it has changed,
+        the next plan is recorded before it is carried out, which fails until the watches have told what others made.
+
+        Raises:
+            Unavailable: it is not.
+        """
+        if answers.stored or not answers.made_before:
+            return
+        answer = await self._transport.request("GET", path(job, JOBS, job.metadata.name), urgent=True)
+        answer.accept(403)
+        if answer.ok:  # who may not ask (the roles of an older chart) believes the list
+            found = Resource.model_validate_json(answer.body, extra="ignore").metadata
+            if found.resource_version != job.metadata.resource_version:
+                answers.others_knew_more()
+                raise Unavailable(f"{job.metadata.name} has changed since it was listed")
+        answers.stored = True
 
     async def _create_workload(self, job: TrainingJob, name: str, manifest: Manifest) -> bool:
         """Create a Workload; False if it was refused, or if its priority class does not exist."""

@@ -158,6 +158,8 @@ class Reconciler:
         stored = await self._reporter.write(
             request.job, decided.status, decided.events, urgent=request.awaited
         )
+        if stored:
+            self._answers.get(job.metadata.uid).stored = True
         if stored and request.complete:
             self._recorded(job, decided)
         return stored

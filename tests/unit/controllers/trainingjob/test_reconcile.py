@@ -11,8 +11,10 @@ import pytest
 
 from shoal.cluster.transport import Answer
 from shoal.controllers.trainingjob import reconcile
+from shoal.controllers.trainingjob.api_answers import ApiAnswers
 from shoal.errors import Unavailable
 from shoal.manifests import runtime_config
+from shoal.policy.actions import CreatePod
 from shoal.policy.decide.workers import MOST_NEW
 from shoal.policy.facts.sightings import Memory
 from shoal.policy.model import Observation, Plan
@@ -21,6 +23,7 @@ from shoal.runtime.work_queue import Priority
 from tests.unit.controllers.clusters import EVERYTHING, JOB_PATH, KEY, Rig
 
 pytestmark = pytest.mark.looptime
+PODS = "/api/v1/namespaces/ns/pods"
 
 
 async def settled(rig: Rig) -> None:
@@ -275,6 +278,44 @@ async def test_who_finds_its_work_done_by_others_knows_that_they_may_have_made_p
             break
     assert ("DELETE", "/api/v1/namespaces/ns/services/digits-ps-0") in rig.cluster.requests
     assert answers.first_look
+
+
+async def test_new_leader_makes_no_pod_again_that_its_list_of_the_job_is_too_old_to_know() -> None:
+    """Nothing was to be done when it began. Its watch of pods, which is ahead of that of jobs, tells of a loss then."""
+    rig = await running()
+    job = rig.job
+    for incarnation in range(2):
+        rig.cluster.objects.pop(f"{PODS}/digits-worker-1-{incarnation}")
+        if incarnation == 0:
+            await settled(rig)
+    answers = ApiAnswers(recorded=True, made_before=True)
+    create = CreatePod("digits-worker-1-1", dict, "worker", 1, 1)
+    rig.answers._by_uid[job.metadata.uid] = answers
+    with pytest.raises(Unavailable, match="changed since"):
+        await rig.applier.carry_out(job, create)
+    assert answers.first_look, "the next plan is recorded first"
+    assert "digits-worker-1-1" not in rig.pods()
+    await settled(rig)
+    # One number is left out: its predecessor may have made that pod, too.
+    assert {name for name in rig.pods() if "worker-1" in name} == {"digits-worker-1-3"}
+
+
+@pytest.mark.parametrize("may", [True, False])
+async def test_leader_that_has_stored_no_status_asks_once_before_it_makes_a_pod(may: bool) -> None:
+    """Where it may not, it believes its list."""
+    rig = await running()
+    if not may:
+        rig.cluster.fault = lambda verb, path: (
+            Answer(403, b"{}") if (verb, path) == ("GET", JOB_PATH) else None
+        )
+    rig.answers._by_uid[rig.job.metadata.uid] = ApiAnswers(recorded=True, made_before=True)
+    for index in range(2):
+        rig.cluster.requests.clear()
+        pod = rig.cluster.objects.pop(f"{PODS}/digits-worker-{index}-0")
+        rig.state.pods.drop(pod["metadata"]["uid"])
+        await rig.reconcile(KEY)
+        assert f"digits-worker-{index}-1" in rig.pods()
+        assert rig.cluster.requests.count(("GET", JOB_PATH)) == (index == 0)
 
 
 async def test_exceeded_quota_is_retried_later() -> None:
