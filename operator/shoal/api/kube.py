@@ -309,6 +309,11 @@ class Pod(Cached):
         scheduled = self.condition("PodScheduled")
         return scheduled is not None and scheduled.reason == "SchedulingGated"
 
+    @property
+    def starts_on_node(self) -> bool:
+        """Whether it has a node, where its containers have not started: they may wait for what is missing."""
+        return bool(self.spec.node_name) and self.status.phase == "Pending"
+
     def waits_for_node(self, *, there_are: bool) -> bool:
         """Whether it waits for a node of the kind that its pool has, and would run if there was one more.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Literal, get_args
 
 from pydantic import AwareDatetime, Field, model_serializer
@@ -363,6 +364,8 @@ class TrainingJobStatus(Status):
 def apart(old: TrainingJobStatus, new: TrainingJobStatus) -> tuple[TrainingJobStatus, TrainingJobStatus]:
     """Both, each without the records that are the same objects in the other: nothing happened to most."""
     was, now = (dict(zip(map(id, each.slots), each.slots, strict=True)) for each in (old, new))
-    gone = tuple(slot for key, slot in was.items() if key not in now)
-    come = tuple(slot for key, slot in now.items() if key not in was)
+    gone, come = (
+        tuple(sorted(map(these.__getitem__, these.keys() - those.keys()), key=attrgetter("place")))
+        for these, those in ((was, now), (now, was))
+    )
     return old.model_copy(update={"slots": gone}), new.model_copy(update={"slots": come})

@@ -24,11 +24,13 @@ from shoal.errors import Unavailable
 
 CONNECTIONS = 100
 """Connections to the API server, including watches."""
-KEPT_OPEN = 8
+KEPT_OPEN = 16
 """Connections that are kept while idle. What a burst opens beyond takes 0.1 MiB each, and ends soon after it."""
 KEEP_SECONDS, SURPLUS_SECONDS = 80.0, 2.0
 """How long an idle one is kept of these and of the others: the API server closes it after 90 s, and a new one costs a
 loss 10 ms."""
+USE_SECONDS = 60.0
+"""How often those that are kept are used though there is nothing to ask (`HttpTransport.keep_open`)."""
 LINE_BUFFER = 2**21
 """Bytes. An object with its managed fields is a line of a watch."""
 ANSWER_BYTES = 2**14
@@ -64,6 +66,16 @@ class HttpTransport:
             for session in self._opened.values():
                 await session.close()
             await asyncio.sleep(CLOSE_SECONDS)
+
+    async def keep_open(self) -> None:
+        """Have the connections that are kept open before they are needed, until cancelled.
+
+        A wave of losses comes after hours in which nobody had anything to ask.
+        """
+        while True:
+            idle = range(self._kept - self._on_kept)
+            await asyncio.gather(*(self.request("GET", "/version") for _ in idle), return_exceptions=True)
+            await asyncio.sleep(USE_SECONDS)
 
     async def request(self, method: str, path: str, **options: Unpack[Options]) -> Answer:
         """See `Transport`."""

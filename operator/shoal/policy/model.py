@@ -210,6 +210,9 @@ class Plan:
     events: tuple[Event, ...] = ()
     wake_after: float | None = None
     """Seconds until the next plan, if nothing changes; None: only after a change; 0: once the status is stored."""
+    nodes: Mapping[str, int] | None = None
+    """How many nodes of each pool its workers have then, those that are made included; None: as status and actions say,
+    which are long."""
 
 
 __all__ = [

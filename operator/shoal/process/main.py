@@ -92,7 +92,8 @@ async def run(settings: Settings) -> int:
             resources.callback(looking.cancel)
             resources.push_async_callback((await serve(settings.page_port, page.answers)).cleanup)
         watch = _kopf(operator, settings, transport)
-        return await until(stop, "operator", operator.run(), watch.run(), operator.garbage.run())
+        beside = watch.run(), operator.garbage.run(), transport.keep_open()
+        return await until(stop, "operator", operator.run(), *beside)
     return 1
 
 

@@ -156,6 +156,31 @@ async def test_connections_that_a_burst_opened_end_soon_after_it_but_for_a_few(
         assert (len(opened), still()) == (4 * KEPT_OPEN, KEPT_OPEN), "a request after it finds one open"
 
 
+async def test_connections_that_are_kept_are_open_before_they_are_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a wave of twelve losses, four waited for connections, which took the API server longer than their pods."""
+    monkeypatch.setattr("shoal.cluster.http.USE_SECONDS", 0.0)
+    opened, answered, burst = set[asyncio.BaseTransport](), 0, asyncio.Barrier(KEPT_OPEN)
+
+    async def answer(request: web.Request) -> web.Response:
+        nonlocal answered
+        assert request.transport is not None
+        opened.add(request.transport)
+        await burst.wait()
+        answered += 1
+        return web.Response(status=503 if answered < KEPT_OPEN else 200)
+
+    async with serving(answer) as transport:
+        keeping = asyncio.create_task(transport.keep_open())
+        async with asyncio.timeout(10):
+            while answered < 3 * KEPT_OPEN:  # noqa: ASYNC110  # refusals end nothing
+                await asyncio.sleep(0)
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        assert len(opened) == KEPT_OPEN
+
+
 async def test_few_connections_are_all_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the Lease: a request waits for one of them, and opens none that would end soon."""
     monkeypatch.setattr("shoal.cluster.http.SURPLUS_SECONDS", 0.0)

@@ -7,7 +7,7 @@ that invariants can compare it with what the plan counted.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -18,6 +18,7 @@ from shoal.api.kube import Node, Pod, Service
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Slot
 from shoal.controllers.state import with_known_parts
+from shoal.controllers.trainingjob.claims import holdings
 from shoal.manifests.names import first_incarnation, secret_name
 from shoal.policy.actions import (
     ConfirmAbsent,
@@ -130,10 +131,14 @@ class World:
         return fresh
 
     def _plan(self) -> Plan:
-        """The plan, which is the same without what is remembered of earlier ones."""
+        """The plan, which is the same without what is remembered of earlier ones.
+
+        The nodes that it says its workers have are those of its status and its actions.
+        """
         seen = self.observation()
         made = plan(seen, self._memory)
         assert made == plan(seen)
+        assert holdings(seen.job, made) == holdings(seen.job, replace(made, nodes=None))
         return made
 
     @property

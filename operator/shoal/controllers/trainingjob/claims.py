@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from shoal.api.training_job import TrainingJob
+from shoal.api.training_job_status import TrainingJobStatus
 from shoal.policy.actions import CreatePod
 from shoal.policy.model import Plan
 
@@ -18,6 +19,13 @@ from shoal.policy.model import Plan
 def holdings(job: TrainingJob, decided: Plan | None = None) -> Counter[str]:
     """Nodes by pool that a job's workers have or plan to have. `decided`: a newer plan than its status."""
     status = decided.status if decided else job.status
+    slots = Counter(decided.nodes) if decided and decided.nodes is not None else _nodes(status, decided)
+    wants_none = status.finished or job.spec.suspend or job.metadata.deletion_timestamp is not None
+    carried_out = job.spec.elasticity.mode == "Auto" and not wants_none
+    return slots | Counter(status.plan.pools) if carried_out and status.plan is not None else slots
+
+
+def _nodes(status: TrainingJobStatus, decided: Plan | None) -> Counter[str]:
     places = {
         (slot.pool, slot.index)
         for slot in status.slots
@@ -26,10 +34,7 @@ def holdings(job: TrainingJob, decided: Plan | None = None) -> Counter[str]:
     for action in decided.actions if decided else ():
         if isinstance(action, CreatePod) and action.role == "worker":
             places.add((action.pool, action.index))
-    slots = Counter(pool for pool, _ in places if pool)  # a worker and its successor in one pool count once
-    wants_none = status.finished or job.spec.suspend or job.metadata.deletion_timestamp is not None
-    carried_out = job.spec.elasticity.mode == "Auto" and not wants_none
-    return slots | Counter(status.plan.pools) if carried_out and status.plan is not None else slots
+    return Counter(pool for pool, _ in places if pool)  # a worker and its successor in one pool count once
 
 
 class Claims:

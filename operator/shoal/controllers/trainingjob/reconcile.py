@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import takewhile
 
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.clock import loop_time
@@ -111,8 +112,11 @@ class Reconciler:
         due = decided.wake_after if decided.wake_after or reported.recorded else None
         answers = self._answers.get(uid)
         delays = [pause, reported.wait, due, answers.next_conflict_seconds(seen.now)]
-        if any(pod.spec.node_name and pod.status.phase == "Pending" for pod in seen.pods):
-            delays.append(answers.next_expiry_seconds(seen.now))  # it may wait for a deleted Secret
+        expiry = answers.next_expiry_seconds(
+            seen.now
+        )  # a pod that does not start may wait for a deleted Secret
+        if expiry and [pod for pod in seen.pods if not pod.untroubled and pod.starts_on_node]:
+            delays.append(expiry)
         if (pods := len(seen.pods)) >= FEWEST_PODS_THAT_REST:
             self._rest(key, max(REST_SECONDS_PER_POD * pods, REST_SHARE * (loop_time() - began)))
         return min((delay for delay in delays if delay is not None), default=None)
@@ -169,7 +173,8 @@ class Reconciler:
         if seen.job.status.finished:
             self._poller.forget(uid)
             return
-        recorded = {slot.place for slot in decided.status.slots if slot.role == "ps" and slot.index == 0}
+        servers = takewhile(lambda slot: slot.role == "ps", decided.status.slots)  # they come first
+        recorded = {slot.place for slot in servers if slot.index == 0}
         running = [
             (place.incarnation, pod.status.pod_ip, pod.ready)
             for pod in seen.pods

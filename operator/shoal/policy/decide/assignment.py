@@ -58,17 +58,18 @@ def assign(
         for index in held.keys() - facts.at_rest.homes.keys()
         if losses[index] < VACANT
     }
+    living = facts.at_rest.living + Counter(at.values())
     at |= facts.at_rest.homes
     if not every:
         return Assignment(at)
     known = facts.seen.pools
-    elsewhere = {
-        home for home in set(at.values()) if home not in every and (not home.pool or home.pool in known)
-    }
+    elsewhere = {home for home in living if home not in every and (not home.pool or home.pool in known)}
     if elsewhere:
         at = {index: home for index, home in at.items() if home not in elsewhere}
+        living = Counter({home: number for home, number in living.items() if home not in elsewhere})
     if counts is not None:
-        return _by_plan(facts, held, losses, at, _homes_to_go_back_to(facts, held, every), number, counts)
+        back = _homes_to_go_back_to(facts, held, every)
+        return _by_plan(facts, held, losses, at, living, back, number, counts)
     return _by_preference(facts, homes, held, losses, at, number)
 
 
@@ -102,6 +103,7 @@ def _by_plan(
     held: Mapping[int, Sighting],
     losses: Mapping[int, int],
     at: Mapping[int, Home],
+    living: Counter[Home],
     back: Mapping[int, Home],
     number: int,
     counts: Mapping[str, int],
@@ -109,10 +111,9 @@ def _by_plan(
     left = Counter({Home(name): count for name, count in counts.items() if count > 0})
     result = Assignment()
     here = {**back, **at}
-    works = {**{index: home for index, home in at.items() if losses[index] <= AT_WORK}, **back}
-    if not back and (counts_at := Counter(at.values())) <= left:  # as mostly: none has too many
+    if not back and living <= left:  # as mostly: none has too many
         result.homes = dict(at)
-        left -= counts_at
+        left -= living
     stands = [(losses[i], i, home) for i, home in at.items() if i not in result.homes]
     stands += [(AT_WORK, i, home) for i, home in back.items()]
     for _, index, home in sorted(stands):
@@ -129,6 +130,7 @@ def _by_plan(
         result.homes[index] = home
     # Fewer is no reason to stand still: whoever is to end works on in place of those that do not run yet where they
     # are to be.
+    works = {**{i: home for i, home in at.items() if losses[i] <= AT_WORK}, **back} if movers else {}
     ending = [index for index in reversed(movers) if index not in result.homes and index in works]
     coming = len(result.homes.items() - works.items()) if ending else 0
     lingering = {index: back.get(index, here[index]) for index in ending[:coming]}

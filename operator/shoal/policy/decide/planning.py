@@ -142,7 +142,8 @@ def _within_quota(facts: Facts, homes: Homes, counts: Mapping[str, int]) -> dict
     if not any((place := place_of_name(name)) is not None and place.role == "worker" for name in refused):
         return dict(counts)
     have = Counter(each.home.pool for each in facts.sightings["worker"] if each.pod and not each.pod.ended)
-    have.update(home.pool for home in facts.at_rest.homes.values())
+    for home, number in facts.at_rest.living.items():
+        have[home.pool] += number
     coming = sum(place.role == "worker" for place in facts.seen.in_flight)
     most = max(have.total() + coming + 1, facts.job.spec.workers.min_replicas)
     kept = dict(counts)
@@ -234,7 +235,7 @@ def _current(facts: Facts, homes: Homes) -> dict[str, int]:
     """Workers by pool, as they are recorded."""
     newest = newest_of(facts.sightings["worker"]).values()
     counts = Counter(each.home for each in newest if each.slot.cause != UNWANTED)
-    counts.update(facts.at_rest.homes.values())
+    counts.update(facts.at_rest.living)
     return {name: counts[Home(name)] for name in homes.pools if counts[Home(name)]}
 
 

@@ -11,13 +11,16 @@ and has none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from shoal.api.kube import Pod
 from shoal.api.labels import TEMPLATE, RoleName
 from shoal.api.training_job_status import Slot
 from shoal.manifests.names import pod_name
+from shoal.policy.actions import Action, CreatePod
 from shoal.policy.common.times import parse_time
 from shoal.policy.decide.backoff import PREEMPTED
 from shoal.policy.decide.counters import Counters
@@ -114,15 +117,36 @@ def update(facts: Facts, role: RoleName, wanted: Wanted, counters: Counters) -> 
 
 def to_record(facts: Facts, servers: ByIndex, workers: ByIndex) -> tuple[Slot, ...]:
     """The slots of the status: all incarnations that have a pod or may still matter, and the newest of each place."""
-    kept = [each.slot for group in servers.values() for each in group if _is_kept(each, group, facts)]
+    kept = [slot for group in servers.values() for slot in _kept(group, facts)]
     at_rest = facts.at_rest.by_index()
-    for index in sorted(at_rest.keys() | workers.keys()):
-        if index in at_rest:
-            kept.append(at_rest[index].slot)
-        else:
-            group = workers[index]
-            kept += [each.slot for each in group if _is_kept(each, group, facts)]
-    return tuple(kept)
+    order, begin = sorted(at_rest), 0
+    slots = [at_rest[index].slot for index in order]
+    for index in sorted(workers):
+        end = bisect(order, index)
+        kept += slots[begin:end]
+        kept += _kept(workers[index], facts)
+        begin = end
+    return (*kept, *slots[begin:])
+
+
+def nodes_by_pool(facts: Facts, workers: ByIndex, actions: Iterable[Action]) -> Counter[str]:
+    """How many nodes of each pool the workers have, and those that are made; one and its successor there count once."""
+    places = {
+        (slot.pool, slot.index)
+        for group in workers.values()
+        for slot in _kept(group, facts)
+        if slot.state != "Ended"
+    }
+    places |= {(a.pool, a.index) for a in actions if isinstance(a, CreatePod) and a.role == "worker"}
+    found = Counter(pool for pool, _ in places)
+    for home, number in facts.at_rest.living.items():
+        found[home.pool] += number
+    del found[""]
+    return found
+
+
+def _kept(group: Sequence[Member], facts: Facts) -> list[Slot]:
+    return [each.slot for each in group if _is_kept(each, group, facts)]
 
 
 def _is_kept(each: Member, group: Sequence[Member], facts: Facts) -> bool:

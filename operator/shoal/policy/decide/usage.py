@@ -15,13 +15,13 @@ since each counts its loss: so the pool's rate of losses stays true.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import cached_property
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.kube import Pod
@@ -31,6 +31,7 @@ from shoal.api.training_job_status import MOST_USED, Slot
 from shoal.policy.common.times import parse_time, seconds_between
 from shoal.policy.decide.members import ByIndex, Member, every
 from shoal.policy.facts.read import Facts
+from shoal.policy.facts.sightings import AtRest, PoolNode
 from shoal.policy.facts.verdict import terminated
 
 EVERY = timedelta(seconds=60)
@@ -75,10 +76,24 @@ class Usage:
     counted_until: datetime | None
 
 
-Node = tuple[str, str]
-"""A pool and one of its nodes."""
-_Amounts = Sequence[tuple[Set[Node], int]]
-"""Nodes and what each of them has: of a thousand, nearly all the same."""
+class _Amounts(NamedTuple):
+    """What nodes have: each of those of workers at rest the same, and each of some others."""
+
+    at_rest: AtRest
+    each: int
+    others: Mapping[PoolNode, int]
+
+    def by_pool(self) -> Mapping[str, int]:
+        """What they amount to, by pool."""
+        found = Counter({pool: number * self.each for pool, number in self.at_rest.nodes_of.items()})
+        for (pool, _), amount in self.others.items():
+            found[pool] += amount
+        return found
+
+    def of(self, names: Mapping[str, int]) -> Iterator[tuple[PoolNode, int]]:
+        """Those with these names."""
+        yield from ((node, self.each) for node in self.at_rest.nodes if node[1] in names)
+        yield from ((node, amount) for node, amount in self.others.items() if node[1] in names)
 
 
 def due(facts: Facts) -> set[int]:
@@ -86,7 +101,8 @@ def due(facts: Facts) -> set[int]:
     if not _is_counted(facts):
         return set()
     patience, pushed = _patience(facts), facts.coordinator.pushed
-    begun = {i for i, each in facts.at_rest.running.items() if not each.slot.trained and each.place in pushed}
+    running = facts.at_rest.running.items() if pushed else ()
+    begun = {index for index, each in running if not each.slot.trained and each.place in pushed}
     return begun | {
         index
         for index, each in facts.at_rest.starting.items()
@@ -187,16 +203,15 @@ class _Counter:
         return each.place not in self._recorded
 
     @cached_property
-    def _lost(self) -> set[Node]:
+    def _lost(self) -> set[PoolNode]:
         """Nodes whose loss is counted: one node with several pods is lost once."""
-        return {
-            (slot.pool, slot.node) for slot in self._before.slots if slot.node and slot.cause in INTERRUPTIONS
-        }
+        records = self._facts.records
+        return {(slot.pool, slot.node) for slot in records if slot.node and slot.cause in INTERRUPTIONS}
 
     @cached_property
     def _recorded(self) -> set[Place]:
         """Those whose causes are recorded."""
-        return {slot.place for slot in self._before.slots if slot.cause}
+        return {slot.place for slot in self._facts.records if slot.cause}
 
     def _shock(self, usage: dict[str, Any], pool: str) -> None:
         last = usage["last_interruption"]
@@ -222,27 +237,26 @@ class _Counter:
 
     def result(self, members: Sequence[Member], *, ends: bool) -> Usage:
         """Count the node time, if it is time."""
-        facts, before = self._facts, self._before
-        resting = {id(each.slot): each.slot for each in facts.at_rest}  # as they are recorded
-        stay = _nodes(resting.values())
-        was = stay | _nodes(slot for slot in before.slots if id(slot) not in resting)
-        now = stay | _nodes(each.slot for each in members)
+        facts, before, at_rest = self._facts, self._before, self._facts.at_rest
+        stay = at_rest.nodes.keys()  # as they are recorded
+        was = _nodes(facts.records) - stay
+        now = _nodes(each.slot for each in members) - stay
         since = before.counted_until or facts.now
         cost, until = before.cost, before.counted_until
         if ends or was != now or facts.now - since >= EVERY:
             odd = self._ends(members, was - now, since)
             odd |= self._begins(members, now - was, before.counted_until)
-            same = was - odd.keys(), seconds_between(since, facts.now)
-            used: _Amounts = [same, *(({node}, some) for node, some in odd.items())]
-            has: _Amounts = [(now, 1)]
+            passed = seconds_between(since, facts.now)
+            used = _Amounts(at_rest, passed, dict.fromkeys(was, passed) | odd)
+            has = _Amounts(at_rest, 1, dict.fromkeys(now, 1))
             until = max(since, facts.now)  # a clock that goes back counts nothing twice
-            for pool, some in _by_pool(used).items():
+            for pool, some in used.by_pool().items():
                 self._usage(pool)["node_seconds"] += some
-            prices = {name: self._node_price(name) for name in {pool for pool, _ in was | now}}
-            others = facts.seen.others_on({node for _, node in was | now})
+            prices = {name: self._node_price(name) for name in used.by_pool().keys() | has.by_pool().keys()}
+            others = facts.seen.others_on(set(map(itemgetter(1), (*stay, *was, *now))))
             pays = {} if ends else _paid(has, others)
             cost = _cost(facts.seen.pools, prices, cost, _paid(used, others), pays)
-        if now:
+        if stay or now:
             facts.timers.after(
                 max(1.0, EVERY.total_seconds() - (facts.now - (until or facts.now)).total_seconds())
             )
@@ -259,10 +273,10 @@ class _Counter:
         return None if last is None else Decimal(last)
 
     def _begins(
-        self, members: Iterable[Member], come: Set[Node], counted_until: datetime | None
-    ) -> dict[Node, int]:
+        self, members: Iterable[Member], come: Set[PoolNode], counted_until: datetime | None
+    ) -> dict[PoolNode, int]:
         """Seconds of each of the nodes that came: since the first of the job's pods there began."""
-        found = dict[Node, datetime]()
+        found = dict[PoolNode, datetime]()
         for each in members if come else ():
             began = parse_time(each.pod.status.start_time) if each.pod is not None else None
             if began is not None and (node := (each.slot.pool, each.slot.node)) in come:
@@ -272,7 +286,7 @@ class _Counter:
             for node, began in found.items()
         }
 
-    def _ends(self, members: Iterable[Member], gone: Set[Node], since: datetime) -> dict[Node, int]:
+    def _ends(self, members: Iterable[Member], gone: Set[PoolNode], since: datetime) -> dict[PoolNode, int]:
         """Seconds of each of the nodes that went, which may be long before anybody looks again.
 
         Until the last sign of a pod there: its container's end, or its last word to the coordinator. Without one,
@@ -291,8 +305,8 @@ class _Counter:
             ended = terminated(each.pod, each.slot.role) if each.pod is not None else None
             if ended is not None and (at := parse_time(ended.finished_at)) is not None:
                 signs[each.place] = at
-        ends = dict[Node, datetime]()
-        for slot in self._before.slots:
+        ends = dict[PoolNode, datetime]()
+        for slot in self._facts.records:
             if (node := (slot.pool, slot.node)) in gone and slot.state != "Ended":
                 at = min(max(signs.get(slot.place, unseen), since), now)
                 ends[node] = max(ends.get(node, since), at)
@@ -304,20 +318,11 @@ def _patience(facts: Facts) -> timedelta:
     return timedelta(seconds=rule.after_seconds) if rule else PATIENCE
 
 
-def _nodes(slots: Iterable[Slot]) -> frozenset[Node]:
+def _nodes(slots: Iterable[Slot]) -> frozenset[PoolNode]:
     """The pools and nodes that have a pod; a node with several counts once."""
     return frozenset(
         [(slot.pool, slot.node) for slot in slots if slot.pool and slot.node and slot.state != "Ended"]
     )
-
-
-def _by_pool(amounts: _Amounts) -> Mapping[str, int]:
-    """What nodes amount to, by pool."""
-    found = Counter[str]()
-    for nodes, amount in amounts:
-        for pool, number in Counter(map(itemgetter(0), nodes)).items():
-            found[pool] += number * amount
-    return found
 
 
 def _paid(amounts: _Amounts, others: Mapping[str, int]) -> Mapping[str, Decimal]:
@@ -325,10 +330,9 @@ def _paid(amounts: _Amounts, others: Mapping[str, int]) -> Mapping[str, Decimal]
 
     `others`: how many other jobs there are on a node, where there are any.
     """
-    paid = {pool: Decimal(amount) for pool, amount in _by_pool(amounts).items()}
-    for nodes, amount in amounts if others else ():
-        for pool, there in [(pool, others[node]) for pool, node in nodes if node in others]:
-            paid[pool] -= Decimal(amount) * there / (1 + there)
+    paid = {pool: Decimal(amount) for pool, amount in amounts.by_pool().items()}
+    for (pool, name), amount in amounts.of(others) if others else ():
+        paid[pool] -= Decimal(amount) * others[name] / (1 + others[name])
     return paid
 
 

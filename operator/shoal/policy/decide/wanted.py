@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import compress, count
+from operator import ne
 
 from shoal.api.labels import Place, RoleName
 from shoal.api.planning_status import PlanStatus
@@ -79,8 +80,9 @@ class Wanted:
 
     def disturbed(self, at_rest: AtRest) -> set[int]:
         """Workers at rest that are not wanted, or not where they are."""
-        moved = {index for index, home in at_rest.homes.items() if self.homes.get(index, home) != home}
-        return moved | (at_rest.homes.keys() - self.workers)
+        here = at_rest.homes
+        elsewhere = map(ne, map(self.homes.get, here), here.values()) if self.homes else ()
+        return set(compress(here, elsewhere)) | (here.keys() - self.workers)
 
     def home(self, place: Place) -> Home:
         """Where a new pod of this place lives."""

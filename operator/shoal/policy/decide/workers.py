@@ -138,8 +138,10 @@ class _Rooms:
         """A worker that is lost, or silent, and its successor in one pool count once: the node of the first goes."""
         self._used = Counter(pool for pool, _ in self._held)
         self._used.update(pool for pool, _, ended_by_us in holding if ended_by_us)
-        stay = (each.home for each in at_rest if each.slot.node not in leaving)
-        self._used.update(home.pool for home in (stay if leaving else at_rest.homes.values()))
+        for home, number in at_rest.living.items():
+            self._used[home.pool] += number
+        if leaving:
+            self._used.subtract(each.home.pool for each in at_rest if each.slot.node in leaving)
 
     def has_one(self, index: int) -> bool:
         """Whether this worker may have a node where it is wanted."""

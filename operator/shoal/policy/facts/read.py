@@ -110,6 +110,12 @@ class Facts:
         found = (each.pod for each in self.sightings["ps"] if each.place.is_coordinator)
         return next((pod for pod in found if pod and pod.running), None)
 
+    @property
+    def records(self) -> Iterator[Slot]:
+        """What the status has of all that are not at rest."""
+        every = (each.record for role in self.sightings.values() for each in role)
+        return (record for record in every if record is not None)
+
     def rouse(self, indices: Iterable[int]) -> None:
         """Workers at rest that are not left in peace: something is decided about them."""
         if roused := self.at_rest.pop(indices):
@@ -223,7 +229,7 @@ class _Reader:
         seen = self.seen
         if pod is None:
             assert record is not None
-            return Sighting(place, record, None, self._vanished(record), self._signal_after(record))
+            return Sighting(place, record, None, self._vanished(record), self._signal_after(record), record)
         planned = record is not None and record.state == "Planned"
         before = record if planned else older.slot if older else None
         slot = (
@@ -254,12 +260,12 @@ class _Reader:
             signal = node_signal(node, slot, pod.spec.tolerations)
         if signal is None and record is not None and (pod.untroubled or pod.starts_quietly):  # as most are
             spot = node is not None and is_spot(node, seen.platform)
-            return Sighting(place, slot, pod, HEALTHY, node=node, spot=spot, quiet=slot is record)
+            return Sighting(place, slot, pod, HEALTHY, None, record, node, spot, quiet=slot is record)
         if signal is not None and signal.meaning >= Meaning.UNREACHABLE:
             signal = self._believed(signal, slot, pod, view)
         rules = seen.job.spec.run_policy.failure_rules
         verdict = judge(pod, slot, signal, rules)
-        return Sighting(place, slot, pod, verdict, signal, recorded=record is not None)
+        return Sighting(place, slot, pod, verdict, signal, record)
 
     def _signal_after(self, record: Slot) -> Signal | None:
         """The signal of the node of a pod that ended a moment ago: it may explain why."""

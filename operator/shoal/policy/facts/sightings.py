@@ -7,11 +7,12 @@ still at rest follows from three objects that are the same ones as before: a cac
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import compress
 from operator import is_not
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from shoal.api.kube import Node, Pod
 from shoal.api.labels import Place
@@ -22,8 +23,14 @@ from shoal.policy.facts.signals import Signal
 from shoal.policy.facts.verdict import Verdict
 from shoal.policy.model import Observation
 
+PoolNode = tuple[str, str]
+"""A pool and one of its nodes."""
+
 FEWEST_REMEMBERED = 32
 """Workers at rest that are worth it. Of nine, to look at each takes a plan 0.15 ms more, to remember them 4 KiB."""
+
+
+T = TypeVar("T")
 
 
 class Home(NamedTuple):
@@ -48,8 +55,8 @@ class Sighting:
     pod: Pod | None
     verdict: Verdict
     signal: Signal | None = None
-    recorded: bool = True
-    """Whether the status has the record."""
+    record: Slot | None = None
+    """What the status has of it."""
     node: Node | None = None
     spot: bool = False
     """The node that a healthy one is bound to, if it can be read; whether it is a spot node."""
@@ -61,14 +68,32 @@ class Sighting:
     def __post_init__(self) -> None:
         self.home = home_of(self.slot)
 
+    @property
+    def recorded(self) -> bool:
+        """Whether the status has the record."""
+        return self.record is not None
+
 
 @dataclass(slots=True)
 class AtRest:
-    """The workers at rest, by index. Each has one pod and no other record."""
+    """The workers at rest, by index. Each has one pod and no other record.
+
+    What is asked of all of them in each plan is added up as they come and go.
+    """
 
     running: dict[int, Sighting] = field(default_factory=dict)
     starting: dict[int, Sighting] = field(default_factory=dict)
     homes: dict[int, Home] = field(default_factory=dict)
+    living: Counter[Home] = field(default_factory=Counter)
+    """How many live in each home."""
+    nodes: Counter[PoolNode] = field(default_factory=Counter)
+    """How many are on each node of a pool."""
+    nodes_of: Counter[str] = field(default_factory=Counter)
+    """How many of these nodes each pool has."""
+    bound: Counter[bool] = field(default_factory=Counter)
+    """How many are on nodes that can be read, by whether these are spot nodes."""
+    changed: set[int] = field(default_factory=set)
+    """Who came or went since this was a copy of another one."""
 
     def __len__(self) -> int:
         return len(self.running) + len(self.starting)
@@ -77,15 +102,12 @@ class AtRest:
         yield from self.running.values()
         yield from self.starting.values()
 
-    def of(self, index: int) -> list[Sighting]:
-        """This worker, if it is at rest."""
-        return [group[index] for group in (self.running, self.starting) if index in group]
-
     def add(self, each: Sighting) -> None:
         """Add a worker."""
         state = self.running if each.slot.state == "Running" else self.starting
         index = each.place.index
         state[index], self.homes[index] = each, each.home
+        self._count(each, 1)
 
     def pop(self, indices: Iterable[int]) -> list[Sighting]:
         """Take those of these workers that are at rest."""
@@ -93,8 +115,24 @@ class AtRest:
         for index in indices:
             if (each := self.running.pop(index, None) or self.starting.pop(index, None)) is not None:
                 del self.homes[index]
+                self._count(each, -1)
                 found.append(each)
         return found
+
+    def _count(self, each: Sighting, one: int) -> None:
+        self.changed.add(each.place.index)
+        _add(self.living, each.home, one)
+        if each.node is not None:
+            _add(self.bound, each.spot, one)
+        pool, name = node = each.slot.pool, each.slot.node
+        if pool and name:
+            before = self.nodes[node]
+            _add(self.nodes, node, one)
+            _add(self.nodes_of, pool, bool(before + one) - bool(before))
+
+    def get(self, index: int) -> Sighting | None:
+        """This worker, if it is at rest."""
+        return self.running.get(index) or self.starting.get(index)
 
     def by_index(self) -> dict[int, Sighting]:
         """All of them."""
@@ -102,7 +140,22 @@ class AtRest:
 
     def copy(self) -> AtRest:
         """The same, of which others may be taken."""
-        return AtRest(self.running.copy(), self.starting.copy(), self.homes.copy())
+        return AtRest(
+            self.running.copy(),
+            self.starting.copy(),
+            self.homes.copy(),
+            self.living.copy(),
+            self.nodes.copy(),
+            self.nodes_of.copy(),
+            self.bound.copy(),
+        )
+
+
+def _add(counts: Counter[T], key: T, number: int) -> None:
+    """Add to a count, and drop one that is nothing: what is counted is also what there is."""
+    counts[key] += number
+    if not counts[key]:
+        del counts[key]
 
 
 class Memory:
@@ -144,16 +197,20 @@ class Memory:
         now = map(seen.nodes.get, self._node_names.values())
         roused.update(compress(self._node_names, map(is_not, now, self._nodes.values())))
         self._drop(roused)
+        self._at_rest.changed.clear()
         pods = [pod for pod in seen.pods if id(pod) not in of_pod]
         return self._at_rest.copy(), pods, [slot for slot in slots if id(slot) not in of_slot]
 
     def keep(self, seen: Observation, at_rest: AtRest) -> None:
         """Remember who is at rest."""
         self._of = _basis(seen)
-        was, now = self._at_rest.by_index(), at_rest.by_index() if len(at_rest) >= FEWEST_REMEMBERED else {}
-        self._drop([index for index, each in was.items() if now.get(index) is not each])
-        for index in now.keys() - self._nodes.keys():
-            each = now[index]
+        if len(at_rest) < FEWEST_REMEMBERED:
+            self._drop(self._at_rest.by_index())
+            return
+        self._drop(at_rest.changed)
+        for index in at_rest.changed:
+            if (each := at_rest.get(index)) is None:
+                continue
             self._at_rest.add(each)
             self._index_of_pod[id(each.pod)] = self._index_of_slot[id(each.slot)] = index
             self._node_names[index], self._nodes[index] = each.slot.node, each.node

@@ -39,7 +39,7 @@ def failures_told(before: TrainingJobStatus, status: TrainingJobStatus) -> Itera
 
 def _replacements(facts: Facts, decided: Decisions) -> Iterator[Event]:
     """Of servers: that a worker is replaced, its own pod tells, and the condition `Disrupted`."""
-    recorded = {slot.place: slot for slot in facts.job.status.slots if slot.role == "ps"}
+    recorded = {slot.place: slot for slot in facts.records if slot.role == "ps"}
     for each in every(decided.servers):
         if not each.slot.replaces or each.slot.state != "Running" or not each.pod:
             continue

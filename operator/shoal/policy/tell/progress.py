@@ -150,7 +150,8 @@ def recovery(last: LastDisruption | None, facts: Facts, workers: ByIndex) -> Las
     place = place_of_name(last.pod) if last else None
     if last is None or place is None or place.role != "worker" or last.recovered_seconds is not None:
         return last
-    there = (*workers.get(place.index, ()), *facts.at_rest.of(place.index))
+    at_rest = facts.at_rest.get(place.index)
+    there = (*workers.get(place.index, ()), *((at_rest,) if at_rest else ()))
     replacement = next((each.pod for each in there if each.pod and each.place > place), None)
     created = parse_time(replacement.metadata.creation_timestamp) if replacement else None
     if created is not None and last.replacement_created_seconds is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from shoal.api.training_job_status import (
     JobImages,
     ParameterServersStatus,
@@ -50,6 +52,7 @@ def tell(facts: Facts, decided: Decisions) -> Plan:
             *events_of_changes(facts, decided, status),
         ),
         wake_after=facts.timers.next_seconds,
+        nodes=records.nodes_by_pool(facts, decided.workers, decided.actions.actions),
     )
 
 
@@ -227,17 +230,17 @@ class _Teller:
     def _workers_status(self, counts: PodCounts) -> WorkersStatus:
         active, at_rest = self._active_workers, self._facts.at_rest
         nodes, platform = self._seen.nodes, self._seen.platform
-        on_spot = [is_spot(node, platform) for each in active if (node := nodes.get(each.node)) is not None]
-        on_spot += [each.spot for each in at_rest if each.node is not None]
-        spots = sum(on_spot)
+        bound = at_rest.bound + Counter(
+            is_spot(node, platform) for each in active if (node := nodes.get(each.node)) is not None
+        )
         return WorkersStatus(
             desired=counts.workers_wanted,
             active=len(active) + len(at_rest),
             ready=counts.workers_ready,
             pending=counts.workers_pending,
             succeeded=sum(each.awaiting_job_end for each in every(self._decided.workers)),
-            spot=spots,
-            on_demand=len(on_spot) - spots,
+            spot=bound[True],
+            on_demand=bound[False],
             selector=names.worker_selector(self._seen.job),
         )
 
