@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import random
 import ssl
@@ -234,6 +235,34 @@ async def test_an_answer_comes_in_any_number_of_pieces(tmp_path: Path, coordinat
     async with server:
         for _ in range(2):
             assert (await coordinator.read(endpoint("u1", address))).step == 7
+
+
+async def test_connections_share_what_they_read_into_and_mix_nothing(
+    tmp_path: Path, coordinator: HttpsCoordinator
+) -> None:
+    """A buffer of its own was a tenth of what a connection takes."""
+    reports = [
+        StatusReport(
+            job_uid=uid,
+            phase=Phase.TRAINING,
+            workers=tuple(
+                WorkerReport(slot=slot, incarnation=0, state=WorkerState.ACTIVE, message=uid * 400)
+                for slot in range(300)
+            ),
+        )
+        for uid in ("u1", "u2")
+    ]
+    async with contextlib.AsyncExitStack() as serves:
+        known = []
+        for report in reports:
+            folder = tmp_path / report.job_uid
+            folder.mkdir()
+            answer = web.Response(text=report.to_json())
+            address = await serves.enter_async_context(serving(folder, report.job_uid, answer))
+            known.append(endpoint(report.job_uid, address))
+        assert await asyncio.gather(*map(coordinator.read, known)) == reports
+        buffers = [each._transport._ssl_protocol._ssl_buffer for each in coordinator._kept.values()]  # type: ignore[union-attr]
+        assert buffers[0] is buffers[1]
 
 
 async def test_token_is_sent_to_no_other_certificate(tmp_path: Path, coordinator: HttpsCoordinator) -> None:
