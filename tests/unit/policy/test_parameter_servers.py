@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from shoal.policy.actions import CreateDisruptionBudget, CreatePod, CreateService, UpdateService
+from shoal.policy.actions import CreatePod, CreateService, UpdateService
 from shoal.policy.plan import plan
 from tests.unit.policy import build
 from tests.unit.policy.world import World, running_world
@@ -79,15 +79,6 @@ def test_server_that_tolerates_a_cordon_stays(toleration: dict[str, str]) -> Non
     cordon(world, "safe-0")
     world.settle()
     assert "digits-ps-0-0" in world.pods
-
-
-def test_a_disruption_budget_is_made_when_there_is_a_server() -> None:
-    """Of one that protects nothing its controller said so in two events and a status more, for each job that began."""
-    job = build.job()
-    waits = build.pod("ps", phase="Pending", node=None, state={})
-    for pods, made in (((), 0), ((build.pod(),), 0), ((waits,), 1), ((build.pod("ps"),), 1)):
-        actions = plan(build.observe(job, *pods)).actions
-        assert sum(isinstance(each, CreateDisruptionBudget) for each in actions) == made, pods
 
 
 def test_server_stays_on_a_node_that_is_not_ready_until_it_is_evicted() -> None:

@@ -210,8 +210,7 @@ class Requests:
         run = self._runs.get(uid)
         if run is None:
             return False
-        nothing_to_say = (WriteStatus, CreateDisruptionBudget, *REMOVALS)
-        sent = any(not issubclass(kind, nothing_to_say) for kind, _ in run.in_flight)
+        sent = any(not issubclass(kind, (WriteStatus, *REMOVALS)) for kind, _ in run.in_flight)
         return sent or bool(run.urgent or run.ordinary)
 
     def pods_in_flight(self, uid: str) -> frozenset[Place]:

@@ -133,17 +133,12 @@ def _needs_group(seen: Observation, group: str) -> bool:
 
 
 def _foundations(facts: Facts, actions: Actions) -> None:
-    """Create the Secret, the disruption budget and the PodGroup. Services are created with their shards.
-
-    The budget once there is a server: of one that protects nothing yet, the disruption controller says so in events and
-    in another status of it, which was a twelfth of all writes while hundreds of jobs began.
-    """
+    """Create the Secret, the disruption budget and the PodGroup. Services are created with their shards."""
     seen, job = facts.seen, facts.job
     secret, budget = names.secret_name(job), names.budget_name(job)
     if _may_lack(seen, secret) and not refused_recently(seen, secret, actions.timers):
         actions.actions.append(CreateSecret(secret))
-    protects = any(each.pod is not None for each in facts.sightings["ps"])
-    if protects and budget not in seen.existing and not refused_recently(seen, budget, actions.timers):
+    if budget not in seen.existing and not refused_recently(seen, budget, actions.timers):
         actions.actions.append(CreateDisruptionBudget(budget, manifests.disruption_budget(job)))
     group = names.group_key(job)
     if _needs_group(seen, group) and not refused_recently(seen, group, actions.timers):
