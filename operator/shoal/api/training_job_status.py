@@ -6,10 +6,11 @@ ran is counted exactly once. Counters only grow.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import AwareDatetime, Field, model_serializer
 
@@ -18,6 +19,8 @@ from shoal.api.base import Status
 from shoal.api.labels import Place
 from shoal.api.planning_status import CostStatus, PlanStatus, PoolUsage, PredictionStatus
 from shoal.words import duration
+
+T = TypeVar("T")
 
 STALE = timedelta(minutes=2)
 """An operator looks at a new generation at once, and steps are reported each 30 s: after so long nobody is watching."""
@@ -361,9 +364,14 @@ class TrainingJobStatus(Status):
         return any(c.status == "True" and c.type in {"Complete", "Failed"} for c in self.conditions)
 
 
+def by_identity(found: Sequence[T]) -> dict[int, T]:
+    """The same objects, in order, by what tells whether each is the same one as before."""
+    return dict(zip(map(id, found), found, strict=True))
+
+
 def apart(old: TrainingJobStatus, new: TrainingJobStatus) -> tuple[TrainingJobStatus, TrainingJobStatus]:
     """Both, each without the records that are the same objects in the other: nothing happened to most."""
-    was, now = (dict(zip(map(id, each.slots), each.slots, strict=True)) for each in (old, new))
+    was, now = by_identity(old.slots), by_identity(new.slots)
     gone, come = (
         tuple(sorted(map(these.__getitem__, these.keys() - those.keys()), key=attrgetter("place")))
         for these, those in ((was, now), (now, was))

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from shoal.api.kube import Node, Pod
 from shoal.api.labels import Place
-from shoal.api.training_job_status import Slot
+from shoal.api.training_job_status import Slot, by_identity
 from shoal.manifests.platforms import Platform
 from shoal.manifests.pods import PodFactory
 from shoal.policy.facts.signals import Signal
@@ -191,15 +191,16 @@ class Memory:
         """The workers that still are at rest; and the pods and the records of others, in order."""
         if self._of != _basis(seen):
             self._drop(self._at_rest.by_index())
-        slots, of_pod, of_slot = seen.job.status.slots, self._index_of_pod, self._index_of_slot
-        roused = {of_pod[key] for key in of_pod.keys() - map(id, seen.pods)}
-        roused.update(of_slot[key] for key in of_slot.keys() - map(id, slots))
+        of_pod, of_slot = self._index_of_pod, self._index_of_slot
+        pods, slots = by_identity(seen.pods), by_identity(seen.job.status.slots)
+        roused = {of_pod[key] for key in of_pod.keys() - pods.keys()}
+        roused.update(of_slot[key] for key in of_slot.keys() - slots.keys())
         now = map(seen.nodes.get, self._node_names.values())
         roused.update(compress(self._node_names, map(is_not, now, self._nodes.values())))
         self._drop(roused)
         self._at_rest.changed.clear()
-        pods = [pod for pod in seen.pods if id(pod) not in of_pod]
-        return self._at_rest.copy(), pods, [slot for slot in slots if id(slot) not in of_slot]
+        others = [pod for key, pod in pods.items() if key not in of_pod]
+        return self._at_rest.copy(), others, [slot for key, slot in slots.items() if key not in of_slot]
 
     def keep(self, seen: Observation, at_rest: AtRest) -> None:
         """Remember who is at rest."""
