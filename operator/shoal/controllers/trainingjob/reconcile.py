@@ -112,9 +112,8 @@ class Reconciler:
         due = decided.wake_after if decided.wake_after or reported.recorded else None
         answers = self._answers.get(uid)
         delays = [pause, reported.wait, due, answers.next_conflict_seconds(seen.now)]
-        expiry = answers.next_expiry_seconds(
-            seen.now
-        )  # a pod that does not start may wait for a deleted Secret
+        expiry = answers.next_expiry_seconds(seen.now)
+        # A pod that does not start may wait for a deleted Secret.
         if expiry and [pod for pod in seen.pods if not pod.untroubled and pod.starts_on_node]:
             delays.append(expiry)
         if (pods := len(seen.pods)) >= FEWEST_PODS_THAT_REST:
