@@ -63,9 +63,8 @@ async def settle(rig: Rig, times: int = 6) -> None:
         rig.pass_time(5)
 
 
-@pytest.mark.parametrize("announced", [False, True])
-async def test_a_worker_lost_alone(announced: bool) -> None:
-    """The pod, the loss, its event; that the replacement has a node, runs and trains is told with the telemetry."""
+async def of_four() -> Rig:
+    """A job of four workers that has run for a minute; all of it is told."""
     rig = Rig(settle_seconds=SETTLE_SECONDS)
     rig.state.nodes.put(build.node("spot-0"))
     rig.apply(workers={"replicas": 4})
@@ -73,6 +72,13 @@ async def test_a_worker_lost_alone(announced: bool) -> None:
     run(rig)
     await asyncio.sleep(60)
     await settle(rig)
+    return rig
+
+
+@pytest.mark.parametrize("announced", [False, True])
+async def test_a_worker_lost_alone(announced: bool) -> None:
+    """The pod, the loss, its event; that the replacement has a node, runs and trains is told with the telemetry."""
+    rig = await of_four()
     rig.cluster.requests.clear()
     lost, replacement = (f"/api/v1/namespaces/ns/pods/digits-worker-1-{n}" for n in (0, 1))
     if announced:
@@ -114,13 +120,7 @@ async def test_a_worker_lost_alone(announced: bool) -> None:
 @pytest.mark.parametrize("failed", [False, True], ids=["taken", "failed"])
 async def test_a_loss_is_told_with_its_replacement(failed: bool) -> None:
     """On a node that has its image it runs within two seconds: there is nothing left to say after the one status."""
-    rig = Rig(settle_seconds=SETTLE_SECONDS)
-    rig.state.nodes.put(build.node("spot-0"))
-    rig.apply(workers={"replicas": 4})
-    await settle(rig)
-    run(rig)
-    await asyncio.sleep(60)
-    await settle(rig)
+    rig = await of_four()
     rig.cluster.requests.clear()
     lost = "/api/v1/namespaces/ns/pods/digits-worker-1-0"
     if failed:
@@ -149,13 +149,7 @@ async def test_a_loss_is_told_with_its_replacement(failed: bool) -> None:
 
 async def test_what_waits_for_the_record_of_a_loss_does_not_wait_for_the_replacement() -> None:
     """A replacement that is gone before it was recorded has a successor once it is."""
-    rig = Rig(settle_seconds=SETTLE_SECONDS)
-    rig.state.nodes.put(build.node("spot-0"))
-    rig.apply(workers={"replicas": 4})
-    await settle(rig)
-    run(rig)
-    await asyncio.sleep(60)
-    await settle(rig)
+    rig = await of_four()
     for incarnation in range(2):
         rig.cluster.objects.pop(f"/api/v1/namespaces/ns/pods/digits-worker-1-{incarnation}")
         rig.see()
