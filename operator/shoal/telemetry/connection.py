@@ -11,15 +11,11 @@ import ssl
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
-from typing import Any
 
 from shoal.errors import ShoalError
 
 MOST_HEAD = 16 << 10
 """Bytes of a head. A coordinator's has 150."""
-_BUFFER = bytearray(64 << 10)
-"""Into which all connections read: asyncio gives each one of its own, that it uses within one call only."""
-_VIEW = memoryview(_BUFFER)
 
 
 class NoAnswer(ShoalError):
@@ -152,10 +148,6 @@ async def connect(address: str, port: int, pin: bytes) -> Connection:
     if shown is None or sha256(shown).digest() != pin:
         made.close()
         raise OtherCertificate("the certificate is not that of the job")
-    tls: Any = getattr(transport, "_ssl_protocol", None)  # of asyncio's own TLS
-    if tls is not None:
-        tls._ssl_buffer, tls._ssl_buffer_view = _BUFFER, _VIEW
-        tls.max_size = min(tls.max_size, len(_BUFFER))  # beyond it, it would make one of its own
     return made
 
 
