@@ -35,7 +35,7 @@ push: images
 
 test: install  ## Run the linters and all tests
 	@$(MAKE) --no-print-directory --jobs 3 lint collected ready
-	@$(PYTHON) -m pytest tests --numprocesses 4 --dist loadscope --no-loadscope-reorder $(ARGS)
+	@$(PYTHON) -m pytest tests --numprocesses 3 --dist loadscope --no-loadscope-reorder $(ARGS)
 
 unit: install  ## Run the unit tests
 	@$(PYTHON) -m pytest tests/unit $(ARGS)

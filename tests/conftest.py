@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from xdist.scheduler import LoadScopeScheduling
 
-from dev.night import by_day
+from dev.night import by_day, examples
 
 HERE = Path(__file__).parent
 SHARED = ("nodes", "control_plane")
@@ -42,7 +42,11 @@ if not NIGHTLY:
 # Hypothesis' own deadline, 200 ms for an example, would measure the machine. The same examples each time: what a change
 # breaks is found by the change, and not by chance in another one.
 settings.register_profile(
-    "shoal", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "shoal",
+    max_examples=examples(200),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("shoal")
 settings.register_profile(

@@ -177,7 +177,7 @@ def test_field_changed_and_changed_back(change: Change) -> None:
         end.compare()
 
 
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("change", POOLED_ADMITTED, ids=str)
 def test_field_of_a_job_with_pools_changed_and_changed_back(change: Change) -> None:
     for end in changed_and_back(POOLED, change):

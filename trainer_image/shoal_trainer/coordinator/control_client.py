@@ -84,6 +84,7 @@ class ControlClient:
         self._timeout = timeout
         self._lock = threading.Lock()
         self._connection: http.client.HTTPSConnection | None = None
+        self._closed = False
 
     def call(self, name: str, request: Message, answer: type[M]) -> M:
         """POST one message and return the answer."""
@@ -124,7 +125,9 @@ class ControlClient:
         return other
 
     def close(self) -> None:
-        """Close the connection, from any thread: a call in flight fails; the next one opens a new connection."""
+        """Close the connection for good, from any thread: a call in flight, and each that follows, is `Unreachable`."""
+        # Before the connection is taken: what is opened meanwhile is closed by who opens it.
+        self._closed = True
         connection, self._connection = self._connection, None
         if connection is not None:
             _shut(connection)
@@ -145,6 +148,9 @@ class ControlClient:
             connection = self._connection = _Connection(
                 self._address.host, self._address.control_port, timeout=timeout, context=self._context
             )
+        if self._closed:
+            self._drop(connection)
+            raise Unreachable("this client was closed")
         try:
             headers = self._headers if size is None else {**self._headers, "Content-Length": str(size)}
             connection.request(method, path, body, headers)

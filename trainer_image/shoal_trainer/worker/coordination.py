@@ -231,11 +231,6 @@ class ControlPlane:
         self._flops = self._count_flops()
 
     def _run(self) -> None:
-        self._beat_until_stopped()
-        if self._stop.is_set():
-            self._client.close()  # a heartbeat during `close` may have opened a connection again
-
-    def _beat_until_stopped(self) -> None:
         backoff = Backoff(FIRST_PAUSE, HEARTBEAT_SECONDS)
         while not self._stop.is_set():
             try:

@@ -98,11 +98,13 @@ class Exchange:
             offered = copy()
             try:
                 welcome = self._client.hello(self._model, offered)
-                if welcome.alike and not any(shard.recovering for shard in welcome.shards):
+                ready = welcome.alike and not any(shard.recovering for shard in welcome.shards)
+                if ready and not self._stop.is_set():
                     return welcome
             except Unreachable as error:
                 if backoff.is_new(error):
                     log.warning("waiting for the parameter servers: %s", error)
             backoff.longest = LONGEST_PAUSE if offered is None else longest_pause(offered.pulled.live_workers)
             backoff.wait(self._stop)
+        self._client.close()  # what was opened since `close`
         raise Unreachable("the worker is ending")

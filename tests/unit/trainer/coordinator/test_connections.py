@@ -10,6 +10,7 @@ import warnings
 
 import pytest
 
+from shoal_trainer.coordinator import control_client
 from shoal_trainer.coordinator import http as http_server
 from shoal_trainer.coordinator.control_client import CONNECT_SECONDS, ControlClient, _Connection
 from shoal_trainer.coordinator.protocol import (
@@ -188,6 +189,32 @@ def test_close_during_a_request_opens_no_new_connection(start_server, monkeypatc
     monkeypatch.setattr(http.client.HTTPSConnection, "getresponse", closed_meanwhile)
     with pytest.raises(Unreachable):
         client.call("next", Next(slot=3, incarnation=0, number=2), Assignment)
+    assert client._connection is None
+
+
+def test_closed_client_opens_no_connection_again(start_server):
+    """A thread that asks for work may see only afterwards that the worker has ended."""
+    served = start_server()
+    client = ControlClient(served.address, served.credentials, timeout=SECONDS)
+    assert served.answer(client, 3) == 3
+    client.close()
+    with pytest.raises(Unreachable, match="closed"):
+        client.call("next", Next(slot=3, incarnation=0, number=2), Assignment)
+    assert client._connection is None
+
+
+def test_client_that_is_closed_while_it_opens_a_connection_keeps_none(start_server, monkeypatch):
+    served = start_server()
+    client = ControlClient(served.address, served.credentials, timeout=SECONDS)
+    made = control_client._Connection
+
+    def closed_meanwhile(*words, **options):
+        client.close()
+        return made(*words, **options)
+
+    monkeypatch.setattr(control_client, "_Connection", closed_meanwhile)
+    with pytest.raises(Unreachable, match="closed"):
+        client.call("next", Next(slot=3, incarnation=0, number=1), Assignment)
     assert client._connection is None
 
 

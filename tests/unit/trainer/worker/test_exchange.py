@@ -1,6 +1,7 @@
 """How often a worker tries to connect to a lost parameter server."""
 
 import random
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -48,3 +49,22 @@ def test_pauses_double_up_to_a_limit_that_grows_with_the_workers(copy, expected)
     found = pauses(copy)
     assert found == pytest.approx(expected, rel=JITTER)
     assert len(set(found)) == ATTEMPTS
+
+
+def test_what_is_opened_while_it_is_closed_is_closed_too():
+    told, closed = [], threading.Event()
+
+    def hello(_model, _copy):
+        exchange.close()
+        told.append("open")
+        return SimpleNamespace(alike=True, shards=())
+
+    def close():
+        told.append("closed")
+        if len(told) == 3:
+            closed.set()
+
+    exchange = Exchange(SimpleNamespace(hello=hello, close=close), None)
+    exchange.connect(lambda: None)
+    assert closed.wait(10)
+    assert told == ["closed", "open", "closed"]
