@@ -9,6 +9,7 @@ from benchmarks.harness import Measurement, summary
 from benchmarks.operator import traced
 from benchmarks.operator.reaction import bare_pods, nodes
 from benchmarks.operator.world import (
+    JOBS,
     OBJECTS,
     OPERATOR,
     Operator,
@@ -25,33 +26,30 @@ PS_AND_WORKERS = 5
 
 
 async def started(world: World, quick: bool) -> AsyncIterator[Measurement]:
-    """Jobs of five pods, applied together, between two runs of the bare client, since the machine's load drifts."""
+    """Jobs of five pods, applied together, between two runs of the bare client, since the machine's load drifts.
+
+    The jobs are applied beside the bare client, too, and nobody acts on them: applying is not the operator's work.
+    """
     jobs = 20 if quick else 200
     idle = world.processes()
-    bare = await world.bare_made("bare-before", jobs, PS_AND_WORKERS - 1)
+    bare = await _bare_made(world, "bare-before", jobs)
     before, bare_cpu = rate(bare), _since(idle, world.processes())
     async with world.operator() as operator:
         await asyncio.sleep(3.0)
         yield summary("resident memory, idle", [operator.resident_mib], "MiB", "", 90.0, at_most=True)
         await world.namespace("many")
         cpu = _cpu(world, operator)
-        places = asyncio.Semaphore(32)
-
-        async def apply(number: int) -> None:
-            async with places:
-                await world.apply(job("many", f"job-{number}", PS_AND_WORKERS - 1))
-
-        await asyncio.gather(*(apply(number) for number in range(jobs)))
+        await _apply(world, "many", jobs)
 
         async def all_made() -> bool:
             pods, services = await world.count("many"), await world.count("many", "services")
             return pods >= PS_AND_WORKERS * jobs and services >= jobs
 
-        await until(all_made, every=0.2)
+        await until(all_made, every=1.0)
         spent = _since(cpu, _cpu(world, operator))
         memory = operator.resident_mib
         writes = world.writes("many", user=OPERATOR)
-    after = rate(await world.bare_made("bare-after", jobs, PS_AND_WORKERS - 1))
+    after = rate(await _bare_made(world, "bare-after", jobs))
     made = [each for each in writes if is_create(each) and each.resource in OBJECTS]
     limit = (before + after) / 2
     name = f"{jobs} jobs of {PS_AND_WORKERS} pods"
@@ -66,6 +64,26 @@ async def started(world: World, quick: bool) -> AsyncIterator[Measurement]:
         yield summary(what, [seconds / len(bare) * 1000], "ms", "")
     yield summary(f"{name}: writes for each object", [len(writes) / len(made)], "", "")
     yield summary(f"resident memory, {jobs * PS_AND_WORKERS} pods", [memory], "MiB", "")
+
+
+async def _bare_made(world: World, namespace: str, jobs: int) -> list[Write]:
+    applied = f"{namespace}-applied"
+    await world.namespace(applied)
+    made, _ = await asyncio.gather(
+        world.bare_made(namespace, jobs, PS_AND_WORKERS - 1), _apply(world, applied, jobs)
+    )
+    await world.kube.delete(JOBS.format(applied))
+    return made
+
+
+async def _apply(world: World, namespace: str, jobs: int) -> None:
+    places = asyncio.Semaphore(32)
+
+    async def apply(number: int) -> None:
+        async with places:
+            await world.apply(job(namespace, f"job-{number}", PS_AND_WORKERS - 1))
+
+    await asyncio.gather(*(apply(number) for number in range(jobs)))
 
 
 async def lost_of_one(world: World, quick: bool) -> AsyncIterator[Measurement]:
