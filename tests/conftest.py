@@ -39,6 +39,9 @@ if not NIGHTLY:
         "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     )
 
+# A process of the tests has less than a core: threads of numpy's would wait for each other in loops.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # Hypothesis' own deadline, 200 ms for an example, would measure the machine. The same examples each time: what a change
 # breaks is found by the change, and not by chance in another one.
 settings.register_profile(

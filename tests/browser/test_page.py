@@ -287,6 +287,7 @@ async def test_axe_finds_nothing(tab: Tab, address: str, scene: Scene, dark: boo
     assert found.startswith("html-has-lang"), "it would find something"
 
 
+@pytest.mark.nightly
 async def test_500_jobs_stay_usable(tab: Tab, address: str, scene: Scene) -> None:
     scene._others = 499
     await tab.open(address)
