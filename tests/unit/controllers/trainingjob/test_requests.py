@@ -132,16 +132,16 @@ async def test_losses_one_after_the_other_do_not_wait_for_answers_about_the_firs
 
 async def test_wave_of_losses_is_replaced_as_fast_as_it_comes() -> None:
     """Of an API server that is as busy with the wave itself: 0.3 s for an answer, and 100 losses a second."""
-    slow = Slow(100)
+    slow = Slow(150)
     async with slow.working():
         await asyncio.sleep(5)
         await slow.runs()
         last = 0.0
-        for index in range(100):
+        for index in range(150):
             last = slow.lose(f"digits-worker-{index}-0")
             await asyncio.sleep(0.01)
         await asyncio.sleep(10)
-    late = max(slow.at(f"digits-worker-{index}-1") for index in range(100)) - last
+    late = max(slow.at(f"digits-worker-{index}-1") for index in range(150)) - last
     assert late < 0.5
 
 

@@ -1,4 +1,4 @@
-"""How often a worker tries to connect to a lost parameter server."""
+"""How often a worker tries to connect to a lost parameter server, and that it keeps no connection when it ends."""
 
 import random
 import threading
