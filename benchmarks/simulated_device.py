@@ -28,6 +28,13 @@ class Case(NamedTuple):
     workers: int
     servers: tuple[int, ...]
     goal: float | None
+    job: str = "sleeping"
+    """Of `jobs`: the update is made on the host, or `on_accelerator`."""
+
+    @property
+    def place(self) -> str:
+        """Where the update is made, in words."""
+        return " on an accelerator" if self.job == "on_accelerator" else ""
 
     @property
     def args(self) -> dict[str, Any]:
@@ -39,8 +46,7 @@ SMALL = [
     Case("1.73 M", 1_730_000, 100, workers, (1, 2), GOAL if workers <= GOAL_WORKERS else None)
     for workers in (1, 2, 4, 8, 16, 32)
 ]
-LARGE = Case("25.6 M", 25_600_000, 300, 2, (1,), 0.96)
-
+LARGE = [Case("25.6 M", 25_600_000, 300, 2, (1,), 0.96, job) for job in ("sleeping", "on_accelerator")]
 
 IN_ROUNDS = [
     Case("100,000", 100_000, milliseconds, workers, (1,), 0.97)
@@ -66,10 +72,12 @@ ACCELERATED_GOAL, STEP_MILLISECONDS = 0.90, 10
 
 def measure(quick: bool) -> Iterator[Measurement]:
     """One row for each number of workers and parameter servers."""
-    for case in [SMALL[0]._replace(servers=(1,))] if quick else [*SMALL, LARGE]:
+    for case in [SMALL[0]._replace(servers=(1,))] if quick else [*SMALL, *LARGE]:
         found = _measured(case, 1 if quick else REPEATS, 5.0 if quick else SECONDS)
         for servers, pairs in found.items():
-            title = f"{case.name}, {case.milliseconds} ms, {case.workers} workers, {servers} PS, bf16"
+            title = (
+                f"{case.name}, {case.milliseconds} ms{case.place}, {case.workers} workers, {servers} PS, bf16"
+            )
             shares = [one.rate / ideal for one, ideal in pairs]
             yield summary(title, shares, "x", "workers x the same step with no PS", case.goal)
             cores = [(one.worker_cpu + one.ps_cpu) * ideal for one, ideal in pairs]
@@ -139,10 +147,10 @@ def _measured(case: Case, repeats: int, seconds: float) -> dict[int, list[tuple[
     found: dict[int, list[tuple[Run, float]]] = {servers: [] for servers in case.servers}
     starts, spans = (1, repeats) if case.workers > GOAL_WORKERS else (repeats, 1)
     for _ in range(starts):
-        ideal = case.workers * compute_only.rate("sleeping", 4, 1, 5.0, **case.args)
+        ideal = case.workers * compute_only.rate(case.job, 4, 1, 5.0, **case.args)
         for servers, pairs in found.items():
             runs = run(
-                "benchmarks.jobs:sleeping",
+                f"benchmarks.jobs:{case.job}",
                 workers=case.workers,
                 args=case.args,
                 batch=4,

@@ -35,7 +35,8 @@ def _module(kernel: Kernel[Any, Any], encoding: str) -> Any:
         for p in kernel.parameters
     ]
     signature = (types.uint8 if kernel.returns_bool else types.void)(types.int64, *parameters)
-    compiled = numba.cfunc(signature, error_model="numpy")(kernel.rule)
+    fast = {"reassoc"} if kernel.any_order else False
+    compiled = numba.cfunc(signature, error_model="numpy", fastmath=fast)(kernel.rule)
     module = llvm.parse_assembly(compiled.inspect_llvm())
     module.get_function(compiled.native_name).name = kernel.symbol(encoding)
     return module

@@ -104,8 +104,8 @@ class _Code(NamedTuple):
 class Kernel(Generic[P, R]):
     """A rule, and its compiled code for both encodings, which runs without the GIL."""
 
-    def __init__(self, rule: Callable[Concatenate[int, P], R]) -> None:
-        self.rule = rule
+    def __init__(self, rule: Callable[Concatenate[int, P], R], *, any_order: bool = False) -> None:
+        self.rule, self.any_order = rule, any_order
         functools.update_wrapper(self, rule)
         self.name = rule.__name__
         hints = inspect.get_annotations(rule)
@@ -154,7 +154,15 @@ class Kernel(Generic[P, R]):
 
 def kernel(rule: Callable[Concatenate[int, P], R]) -> Kernel[P, R]:
     """The rule as a kernel, called without `n`. Annotations name the kinds of its parameters."""
-    made = Kernel(rule)
+    return _declared(Kernel(rule))
+
+
+def reduction(rule: Callable[Concatenate[int, P], R]) -> Kernel[P, R]:
+    """As `kernel`, of a rule whose sums may be made in any order: that of one would forbid vector instructions."""
+    return _declared(Kernel(rule, any_order=True))
+
+
+def _declared(made: Kernel[P, R]) -> Kernel[P, R]:
     KERNELS[made.name] = made
     return made
 

@@ -1,7 +1,8 @@
 """The update rules: compiled kernels, each a single pass over memory without the GIL.
 
 Updates are memory-bound, so each kernel reads the pushed values from `io` and writes the new parameters to it in the
-same pass, in fp32 or bf16 (as uint16). There is no fast-math: results equal Keras' formulas, rounded at each operation.
+same pass, in fp32 or bf16 (as uint16). There is no fast-math: results equal Keras' formulas, rounded at each operation;
+but for the order of a `reduction`'s sum.
 
 A non-finite pushed value would spread to every worker. The update kernels replace it by 0 and return whether there was
 one, in the same pass. To rules with second moments a gradient is not finite either if its square is not: the moment
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal_trainer.ps.kernel_loader import kernel
+from shoal_trainer.ps.kernel_loader import kernel, reduction
 
 Vector = NDArray[np.float32]
 Buffer = NDArray[Any]
@@ -472,21 +473,10 @@ def include_rmsprop(
         out[i] = w[i] - (scale * g) / np.sqrt(second + epsilon)
 
 
-@kernel
+@reduction
 def squares(n: int, io: ConstBuffer, sums: Sums) -> None:
-    """Add io·io to the first of `sums`. Eight sums, because the order of one would forbid vector instructions."""
-    zero = np.float32(0)
-    a, b, c, d, e, f, g, h = zero, zero, zero, zero, zero, zero, zero, zero
-    for block in range(n // 8):
-        i = 8 * block
-        a += widen(io[i]) * widen(io[i])
-        b += widen(io[i + 1]) * widen(io[i + 1])
-        c += widen(io[i + 2]) * widen(io[i + 2])
-        d += widen(io[i + 3]) * widen(io[i + 3])
-        e += widen(io[i + 4]) * widen(io[i + 4])
-        f += widen(io[i + 5]) * widen(io[i + 5])
-        g += widen(io[i + 6]) * widen(io[i + 6])
-        h += widen(io[i + 7]) * widen(io[i + 7])
-    for i in range(n - n % 8, n):
-        a += widen(io[i]) * widen(io[i])
-    sums[0] += np.float64((a + b) + (c + d) + ((e + f) + (g + h)))
+    """Add io·io to the first of `sums`."""
+    total = np.float32(0)
+    for i in range(n):
+        total += widen(io[i]) * widen(io[i])
+    sums[0] += np.float64(total)

@@ -33,6 +33,8 @@ class Cadence:
         """The usual time between two pushes."""
         self._exchange: float | None = None
         """How long an exchange usually delays the next step, or would in a round; without the wait for others."""
+        self._pull = 0.0
+        """The longest of the last pulls: where cores are shared, one takes several times as long as the next."""
         self._caution = 1
         """The worker takes part from when its exchange takes so many times less than it may."""
         self._live = 1
@@ -71,9 +73,10 @@ class Cadence:
         pull costs little of the time between two pushes.
         """
         assert self._period is not None
+        self._pull = max(base.pull_seconds, (1 - SMOOTHING) * self._pull)
         if self._sequential or base.live_workers < 2 or base.pull_seconds > PULL_SHARE * self._period:
             return None
-        after = (1 - RESERVE) * self._period - 2 * base.pull_seconds
+        after = (1 - RESERVE) * self._period - max(2 * base.pull_seconds, self._pull)
         return Again(after, hurry, cheap=base.pull_seconds <= CHEAP_SHARE * self._period)
 
 

@@ -207,7 +207,7 @@ class Loop:
         if not self._placement.on_server:
             self._follow_rate()
         updates = self._placement.config.step_after(base.samples)
-        if (step := self._step(self._parameters(base), ready, updates)) is None:
+        if (step := self._step(self._parameters(), ready, updates)) is None:
             return
         self._compute_seconds = (
             self._clock() - started + (self._compute_seconds if self.upstream.pending else 0.0)
@@ -223,11 +223,11 @@ class Loop:
         if self._cadence.waits:
             self.upstream.collect()
 
-    def _parameters(self, base: Pulled) -> Any:
+    def _parameters(self) -> Any:
         """The parameters to compute on. Steps of one push share them."""
         if not self.upstream.pending:
             self._overlapped = self.upstream.in_flight is not None
-            self._computed_on = self._flat_model.vector.on_devices(self.upstream.parameters(base))
+            self._computed_on = self._flat_model.vector.on_devices(self.upstream.parameters())
         return self._computed_on
 
     def _step(self, parameters: Any, ready: Ready, updates: int) -> Step | None:
@@ -276,7 +276,7 @@ class Loop:
         send = Send(update, push, overlapped=self._overlapped)
         in_round = self._cadence.in_round
         again = None if in_round else self._cadence.again(base, send.hurry)
-        self.upstream.send(send, again, in_round=in_round)
+        self.upstream.send(send, again, in_round=in_round, waits=self._cadence.waits)
 
     def _follow_rate(self) -> None:
         """Give the optimizer on this worker the learning rate that a callback has set; else that of `compile()`."""

@@ -76,6 +76,10 @@ class Upstream:
         self._boots: tuple[tuple[int, int], ...] = ()
         self._seq = 0
         self.in_flight: tuple[Future[Pulled], Send] | None = None
+        self._expected: Any = None
+        """The parameters with what the push in flight will do to them, if they are made already."""
+        self._early = False
+        """Whether the last answer had come before it was waited for."""
         self._copy: Future[Any] | None = None
         """Of the answer's parameters, on its way to an accelerator."""
         self._unsent: list[Send] = []
@@ -121,11 +125,17 @@ class Upstream:
             log.info("%s: hello %.3f s, pull %.3f s", JOINED, greeted - started, now - greeted)
             return
 
-    def parameters(self, base: Pulled) -> Any:
-        """The current parameters, as pulled with `base`, a tensor; with what the push in flight will do to them."""
+    def parameters(self) -> Any:
+        """The current parameters, a tensor, with what the push in flight will do to them."""
         if self.in_flight is None:
             return self._buffers.copy
-        return self.anticipation.include(self._buffers.copy, self.in_flight[1], base)
+        if self._expected is None:
+            self._expected = self._anticipate(self.in_flight[1])
+        return self._expected
+
+    def _anticipate(self, send: Send) -> Any:
+        assert self.pulled is not None
+        return self.anticipation.include(self._buffers.copy, send, self.pulled)
 
     def local_parameters(self) -> Any:
         """Those of an outage, a tensor."""
@@ -133,8 +143,12 @@ class Upstream:
         self.outage.parameters_into(self._buffers.spare)
         return self._buffers.spare_tensor
 
-    def send(self, send: Send, again: Again | None, *, in_round: bool) -> None:
-        """Pass a push to the exchange thread; `again`: see `Exchange`."""
+    def send(self, send: Send, again: Again | None, *, in_round: bool, waits: bool) -> None:
+        """Pass a push to the exchange thread; `again`: see `Exchange`. `waits`: nothing is computed meanwhile.
+
+        If exchanges are faster than steps, the next step's parameters are made before: both take turns at the memory.
+        """
+        self._expected = self._anticipate(send) if self._early and not waits else None
         out = self._buffers.spare
         if in_round:
             future = self._exchange.submit(lambda client: client.push_round(send.update, out, send.push))
@@ -153,6 +167,7 @@ class Upstream:
         if self.in_flight is None:
             return
         (future, send), self.in_flight = self.in_flight, None
+        self._early = future.done()
         send.hurry.set()
         try:
             pulled = self.answers.of(future)

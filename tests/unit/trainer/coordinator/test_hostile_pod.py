@@ -42,27 +42,6 @@ MINUTE, SHARE = 60.0, 0.02
 """How long an attack is measured, and the part of a core, or of the steps, that may be lacking meanwhile."""
 PAIRS, TURN = 12, 4.0
 """Turns of so many seconds in which the steps are counted, attacked and not."""
-SLOW_JOB = """
-import time
-import keras
-import numpy as np
-from shoal_trainer import Training
-
-class Slow(keras.utils.PyDataset):
-    def __len__(self):
-        return 16
-
-    def __getitem__(self, index):
-        time.sleep(0.02)
-        return np.ones((32, 4), "float32"), np.ones((32, 8), "float32")
-
-def model():
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8)])
-    model.compile("sgd", "mse")
-    return model
-
-job = Training(model=model, data=Slow())
-"""
 
 
 class Attacked(LocalRun):
@@ -247,12 +226,13 @@ def test_a_minute_of_the_pod_takes_no_more_than_two_percent_of_a_core_from_the_s
 
 @pytest.mark.nightly
 def test_the_pod_takes_no_more_than_two_percent_of_the_steps(tmp_path, monkeypatch) -> None:
-    """Of a job with two workers whose batches take 20 ms. Turns are compared in pairs, in the one order and the other:
-    fails if all but chance says that it is more, which beside other load it does of large differences only."""
+    """Of a job with two workers whose steps sleep for 20 ms. Turns are compared in pairs, in the one order and the
+    other: fails if all but chance says that it is more, which beside other load it does of large differences only."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "local_job.py").write_text(SLOW_JOB)
     job = LocalJob(
-        "local_job:job",
+        "benchmarks.jobs:sleeping",
+        args={"parameters": 10_000, "milliseconds": 20},
+        batch_size=4,
         workers=2,
         stop_after=StopAfter(epochs=100_000),
         storage_uri=(tmp_path / "runs").as_uri(),

@@ -23,13 +23,15 @@ from tests.unit.trainer.simulation.job import STEPS_AT, decoded, encoded
 
 
 class Answer:
-    """A future that makes its call when its result is requested."""
+    """A future that makes its call when its result is requested, or asked for."""
 
     def __init__(self, call):
         self._call = call
-        self._value = None
+        self._value = self._error = None
 
     def result(self, timeout=None):
+        if self._error is not None:
+            raise self._error
         while self._value is None:
             self._value = self._call()
             if self._value is None and timeout is not None:
@@ -37,9 +39,13 @@ class Answer:
         return self._value
 
     def done(self):
-        with contextlib.suppress(FutureTimeout):
+        try:
             self.result(0)
-        return self._value is not None
+        except FutureTimeout:
+            return False
+        except (Unreachable, Fenced) as error:
+            self._error = error
+        return True
 
 
 class Drain:
