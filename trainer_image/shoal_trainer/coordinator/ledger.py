@@ -1,8 +1,9 @@
 """The data ledger: which positions of each epoch are done, leased or free. Pure; saved in every snapshot.
 
 A lease starts as a **range**; when it is released, the rest of it is free again. Each epoch visits the ranges in its
-own seeded order, and opens as soon as the previous one has nothing free, so no worker waits at its end. A lease of a
-file of unknown length has no stop.
+own seeded order, and opens as soon as the previous one has nothing free, so no worker waits at its end. Of data that
+are read in blocks, which are larger than the ranges of small data, a worker goes on behind its last range for a while
+if that is free. A lease of a file of unknown length has no stop.
 
 A position is **done** when it is applied to the parameters, under whichever lease. So pushes under a reassigned lease
 are counted correctly, and a journal can be replayed on an older ledger.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,6 +33,8 @@ AHEAD_BATCHES = 2048
 """Small epochs may be leased this many batches ahead, so that other workers have work until the lease of a lost worker
 is released."""
 AHEAD_EPOCHS = 64
+STRETCH_BLOCKS = 4
+"""What one worker is granted in a row: most of these blocks are then read once."""
 MAX_RANGES = 1 << 14
 """Per epoch, which takes precedence over `MAX_BATCHES`: every snapshot contains all ranges."""
 
@@ -56,7 +59,7 @@ class Ledger:
     """Epochs over `size` samples or `files` files. `epochs` None: no limit.
 
     `in_step`: at most one epoch ahead, because the end of each epoch is evaluated. Otherwise as many small epochs ahead
-    as make `AHEAD_BATCHES`.
+    as make `AHEAD_BATCHES`. `block`: the most samples that are read together (`Extent`).
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Ledger:
         seed: str,
         epochs: int | None,
         in_step: bool = True,
+        block: int = 0,
     ) -> None:
         self.size = size
         self.files = files
@@ -84,6 +88,9 @@ class Ledger:
         self.lengths: dict[int, int] = {}
         self.open_epochs: dict[int, EpochState] = {}
         self.leases = Leases()
+        self._longest = STRETCH_BLOCKS * block
+        self._stretches: dict[int, Segment] = {}
+        """By slot: what its worker was granted in a row, of at most so many samples if it goes on."""
         self.completed = 0
         """Epochs 0 … completed-1 are complete; the next one is the current one."""
         self.done_samples = 0
@@ -100,7 +107,7 @@ class Ledger:
 
         `half_of`: no more than half of the ranges of this epoch are leased now, and none of a later one.
         """
-        found = self._next_free(half_of)
+        found = self._next_free(half_of, self._stretches.get(worker[0]))
         if found is None:
             return None
         segment = found
@@ -108,6 +115,7 @@ class Ledger:
             cut = segment.start + max(1, limit)
             self._free(segment.epoch).appendleft(segment._replace(start=cut))
             segment = segment._replace(stop=cut)
+        self._stretches[worker[0]] = _stretched(self._stretches.get(worker[0]), segment)
         return self._lease(worker, term, segment)
 
     def apply(self, segment: Segment) -> list[Segment]:
@@ -242,6 +250,14 @@ class Ledger:
         random.Random(f"{self.seed}/{epoch}").shuffle(segments)
         return segments
 
+    def alone(self, epoch: int) -> Iterator[Segment]:
+        """All segments of an epoch as they are granted to a worker that is the only one."""
+        free, stretch = deque(self.visiting(epoch)), None
+        while free:
+            segment = self._follow(free, stretch) or free.popleft()
+            stretch = _stretched(stretch, segment)
+            yield segment
+
     # --- snapshots ------------------------------------------------------------------------------------------------
 
     def frozen(self) -> Callable[[], dict[str, Any]]:
@@ -325,13 +341,13 @@ class Ledger:
             state.free = deque(self.visiting(epoch))
         return state.free
 
-    def _next_free(self, half_of: int | None) -> Segment | None:
+    def _next_free(self, half_of: int | None, stretch: Segment | None) -> Segment | None:
         while self.total() != 0:  # else each epoch is over when it opens
             for epoch in sorted(self.open_epochs):
                 free = self._free(epoch)
                 kept = self.ranges_per_epoch() // 2 if epoch == half_of else 0
                 while len(free) > kept:
-                    pieces = self._open(free.popleft())
+                    pieces = self._open(self._follow(free, stretch) or free.popleft())
                     if pieces:
                         free.extendleft(reversed(pieces[1:]))
                         return pieces[0]
@@ -341,6 +357,20 @@ class Ledger:
                 return None
             self._open_next()
         return None
+
+    def _follow(self, free: deque[Segment], stretch: Segment | None) -> Segment | None:
+        """Take the range behind a stretch out of those that are free; None if it is not, or the stretch is over."""
+        if stretch is None or stretch.stop is None or self.size is None or free[0].epoch != stretch.epoch:
+            return None
+        stop = min(stretch.stop + self.range_size, self.size)
+        following = stretch._replace(start=stretch.stop, stop=stop)
+        if stop - stretch.start > self._longest:
+            return None
+        try:
+            free.remove(following)
+        except ValueError:
+            return None
+        return following
 
     def _open(self, segment: Segment) -> list[Segment]:
         """The parts of a segment of `free` that are neither done nor leased."""
@@ -396,3 +426,10 @@ class Ledger:
                 return
             del self.open_epochs[self.completed]
             self.completed += 1
+
+
+def _stretched(stretch: Segment | None, segment: Segment) -> Segment:
+    """What a worker was granted in a row, with the newest segment."""
+    if stretch is None or (*stretch[:2], stretch.stop) != segment[:3]:
+        return segment
+    return segment._replace(start=stretch.start)

@@ -54,6 +54,8 @@ class DataSpec(Message):
     """What decides which sample is at a position; "": unknown, or no certain one is."""
     probes: tuple[float, ...] = Field(default=(), max_length=64)
     """Of some samples, a number that rounding may change a little; none: unknown."""
+    block: int = Field(default=0, ge=0)
+    """The most neighbouring samples that are read together; 0: each is read by itself."""
     validation: bool = False
     callbacks: bool = False
 

@@ -110,6 +110,7 @@ class Record:
             seed=str(data.seed),
             epochs=self.stop_after.epochs,
             in_step=data.callbacks or self.stop_after.metric is not None,
+            block=data.block,
         )
 
     def wants_files(self, data: DataSpec) -> bool:

@@ -15,7 +15,7 @@ from shoal_trainer.data.batch import Batch, batches, leaves
 from shoal_trainer.data.lengths import Lengths, checked, varying_by
 from shoal_trainer.data.read_errors import is_network_outage, summary
 from shoal_trainer.data.rows import rebatched
-from shoal_trainer.data.shuffle import Blocks, shuffled
+from shoal_trainer.data.shuffle import Blocks, LastBlock, shuffled
 from shoal_trainer.data.source import Extent, Part, Source
 from shoal_trainer.errors import TrainerError, Unreachable, UserError
 
@@ -43,7 +43,14 @@ class Ranges(Source):
     def describe(self) -> Extent:
         """The number of samples, and what their order depends on."""
         options = f"shuffle={self.shuffle}, lengths={list(self.lengths)}"
-        return Extent(self.size, (), f"{type(self).__name__}({options})", self.seed, self._probes())
+        return Extent(
+            self.size, (), f"{type(self).__name__}({options})", self.seed, self._probes(), self._most_in_block
+        )
+
+    @property
+    def _most_in_block(self) -> int:
+        """See `Extent`."""
+        return 0
 
     def _probes(self) -> tuple[float, ...]:
         """See `Arrays`."""
@@ -67,6 +74,10 @@ class Ranges(Source):
     def placed(self, seed: int, worker: tuple[int, int] = (0, 0)) -> Self:  # noqa: ARG002
         """These data in the order of `seed`, unless they have a seed of their own."""
         return dataclasses.replace(self, seed=seed) if self.seed is None else self  # type: ignore[type-var]
+
+    @functools.cached_property
+    def _last(self) -> LastBlock:
+        return LastBlock()
 
     @abstractmethod
     def _elements(self, epoch: int | None, start: int, stop: int, batch_size: int) -> Iterator[Any]:
@@ -179,11 +190,17 @@ class Indexed(Ranges):
         block = 0 if epoch is None else connected(lambda: self._block, name)
         if block > 1:
             blocks = Blocks(block, (self.seed or 0, epoch or 0))
-            rows = shuffled(read, start, stop, blocks, where, self.size, lengths.group if lengths else None)
+            group = lengths.group if lengths else None
+            rows = shuffled(read, start, stop, blocks, where, self.size, group, self._last)
             rows = rebatched(rows, batch_size)
         else:
             rows = read(start, stop)
         return rows if lengths is None else lengths.cut(rows)
+
+    @property
+    def _most_in_block(self) -> int:
+        """See `Extent`: reads nothing, unlike `_block`."""
+        return MAX_BLOCK if self.shuffle is None else self.shuffle
 
     @functools.cached_property
     def _spec(self) -> Any:

@@ -48,6 +48,11 @@ class Items(Ranges):
         object.__setattr__(self, "size", size)
         object.__setattr__(self, "lengths", checked(self.lengths, "Indexed.from_items"))
 
+    @property
+    def _most_in_block(self) -> int:
+        """See `Extent`."""
+        return MAX_BLOCK if self.lengths else 0
+
     def _elements(self, epoch: int | None, start: int, stop: int, batch_size: int) -> Iterator[Any]:
         order = permutation(self.size, self.seed or 0, epoch)
 
@@ -62,7 +67,8 @@ class Items(Ranges):
         if epoch is None:
             return self._lengths.cut(read(start, stop))
         blocks = Blocks(MAX_BLOCK, (self.seed or 0, epoch))
-        rows = shuffled(read, start, stop, blocks, "The data set", self.size, self._lengths.group)
+        group = self._lengths.group
+        rows = shuffled(read, start, stop, blocks, "The data set", self.size, group, self._last)
         return self._lengths.cut(rebatched(rows, batch_size))
 
     @functools.cached_property
@@ -134,6 +140,11 @@ class Batches(Ranges):
                 return self.dataset[index]
         return self.dataset[index]
 
+    @property
+    def _most_in_block(self) -> int:
+        """See `Extent`."""
+        return MAX_BLOCK
+
     def _elements(self, epoch: int | None, start: int, stop: int, batch_size: int) -> Iterator[Any]:
         each = self._each
 
@@ -159,7 +170,8 @@ class Batches(Ranges):
         row = sum(np.asarray(leaf).nbytes for leaf in leaves(self._first)) // each
         block = max(each, min(MAX_BLOCK, MAX_BLOCK_BYTES // max(1, row)))
         blocks = Blocks(block, (self.seed or 0, epoch))
-        return rebatched(shuffled(read, start, stop, blocks, "The PyDataset", self.size), batch_size)
+        rows = shuffled(read, start, stop, blocks, "The PyDataset", self.size, last=self._last)
+        return rebatched(rows, batch_size)
 
 
 def _ahead(get: Callable[[int], Any], numbers: Iterable[int], workers: int) -> Iterator[Any]:

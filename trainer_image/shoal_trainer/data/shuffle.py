@@ -2,8 +2,8 @@
 
 The positions of an epoch are divided into blocks, at other places in each epoch. The samples of a block change their
 places in it, by a seed of the job, the epoch and the block. So batches have other members in every epoch, and to each
-worker that is leased it a position means the same sample, whatever its batch size; a worker that begins within a block
-reads the block from its beginning.
+worker that is leased it a position means the same sample, whatever its batch size. A worker that begins within a block
+reads the block from its beginning, unless it is the one that it has read last.
 """
 
 from __future__ import annotations
@@ -54,6 +54,23 @@ class Blocks:
         return np.random.default_rng((*self.key, low)).permutation(rows)
 
 
+class LastBlock:
+    """The block in which the last read ended: who goes on within it does not read it again."""
+
+    def __init__(self) -> None:
+        self._key: tuple[int, ...] = ()
+        self._rows: Any = None
+
+    def keep(self, blocks: Blocks, low: int, rows: Any) -> None:
+        """Keep the rows of the block that starts at `low`, in their own order."""
+        self._key, self._rows = (*blocks.key, low), rows
+
+    def take(self, blocks: Blocks, low: int) -> Any:
+        """The rows of a block, None if it is another one; none is kept any more, so no two are in memory."""
+        key, rows, self._key, self._rows = self._key, self._rows, (), None
+        return rows if key == (*blocks.key, low) else None
+
+
 def shuffled(
     read: Read,
     start: int,
@@ -62,16 +79,15 @@ def shuffled(
     where: str,
     limit: int | None = None,
     group: Group | None = None,
+    last: LastBlock | None = None,
 ) -> Iterator[Any]:
     """The rows at the positions [start, stop), in elements of one block each.
 
-    `limit`: the end of the data, if it is known. Raises `UserError` if `read` gives more rows than it was asked for.
+    `limit`: the end of the data, if it is known. `last`: of the last read, which is not repeated. Raises `UserError` if
+    `read` gives more rows than it was asked for.
     """
     low = blocks.low(start)
     end = limit if stop is None else blocks.end(stop - 1, limit)
-    waiting: list[Any] = []
-    missing = blocks.end(low, limit) - low
-    begun = low
 
     def clipped(element: Any, low: int) -> Any:
         rows = count(element)
@@ -80,6 +96,20 @@ def shuffled(
             order = group(element, order, low)
         return taken(element, order[max(0, start - low) : None if stop is None else max(0, stop - low)])
 
+    def done(whole: Any, low: int) -> Any:
+        if last is not None and end is not None and low + count(whole) >= end:
+            last.keep(blocks, low, whole)
+        return clipped(whole, low)
+
+    if last is not None and (known := last.take(blocks, low)) is not None:
+        yield done(known, low)
+        low += count(known)
+        del known
+        if end is not None and low >= end:
+            return
+    waiting: list[Any] = []
+    missing = blocks.end(low, limit) - low
+    begun = low
     for element in read(low, end):
         at, rows = 0, count(element)
         while at < rows:
@@ -93,7 +123,7 @@ def shuffled(
             missing -= count(part)
             if not missing:
                 whole, waiting = joined(waiting), []
-                yield clipped(whole, low)
+                yield done(whole, low)
                 low += count(whole)
                 missing = blocks.end(low, limit) - low
     if waiting:

@@ -33,7 +33,8 @@ class Extent:
     """`size` samples, or `files` of unknown length (`size` None).
 
     Two workers find the same sample at a position if `order` and the seed are the same; "": no position is a certain
-    sample. `seed`: that of the data; None: the job's. `probes`: see `Arrays`.
+    sample. `seed`: that of the data; None: the job's. `probes`: see `Arrays`. `block`: the most neighbouring samples
+    that are read together, whoever needs one of them; 0: each is read by itself.
     """
 
     size: int | None
@@ -41,6 +42,7 @@ class Extent:
     order: str = ""
     seed: int | None = None
     probes: tuple[float, ...] = ()
+    block: int = 0
 
     def parts(self) -> Iterator[Part]:
         """All samples once, in their own order."""

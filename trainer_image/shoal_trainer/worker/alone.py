@@ -76,7 +76,12 @@ class Visits:
         extent = self._data.describe()
         self._files = extent.files
         self._ledger = Ledger(
-            size=extent.size, files=len(self._files), batch_size=batch_size, seed=str(job.seed), epochs=None
+            size=extent.size,
+            files=len(self._files),
+            batch_size=batch_size,
+            seed=str(job.seed),
+            epochs=None,
+            block=extent.block,
         )
 
     @property
@@ -91,7 +96,7 @@ class Visits:
 
     def __call__(self, epoch: int) -> Iterator[Batch]:
         """The batches of an epoch."""
-        for segment in self._ledger.visiting(epoch):
+        for segment in self._ledger.alone(epoch):
             file = self._files[segment.file] if self._files else None
             yield from self._data.read(Part(segment.start, segment.stop, epoch, file), self._batch_size)
 

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from shoal_trainer.coordinator import lease_index
 from shoal_trainer.coordinator.lease_index import Lease, Segment
-from shoal_trainer.coordinator.ledger import MAX_RANGES, Ledger
+from shoal_trainer.coordinator.ledger import MAX_RANGES, STRETCH_BLOCKS, Ledger
 
 
 def ledger(size: int | None = 100, files: int = 0, batch: int = 4, epochs: int | None = 2) -> Ledger:
@@ -148,6 +148,55 @@ def test_each_epoch_has_its_own_order_fixed_by_the_seed() -> None:
     assert first != order("b")
     assert sorted(first[:32]) == sorted(first[32:])
     assert first[:32] != first[32:]
+
+
+def stretches(one: Ledger, workers: int) -> list[int]:
+    """The samples that each worker is granted in a row, in an epoch in which they ask in turn."""
+    ends: dict[int, int | None] = {}
+    lengths: dict[int, list[int]] = {slot: [] for slot in range(workers)}
+    slot = 0
+    while (lease := one.grant((slot, 0), 1)) is not None:
+        _, _, start, stop = lease.segment
+        assert stop is not None
+        if ends.get(slot) == start:
+            lengths[slot][-1] += stop - start
+        else:
+            lengths[slot].append(stop - start)
+        ends[slot], slot = stop, (slot + 1) % workers
+        one.apply(lease.segment)
+    assert one.finished
+    return [length for each in lengths.values() for length in each]
+
+
+@pytest.mark.parametrize(("size", "workers", "most"), [(2000, 1, 8), (2000, 2, 16), (50_000, 4, 60)])
+def test_worker_goes_on_behind_its_last_range(size: int, workers: int, most: int) -> None:
+    """Blocks of shuffled data are larger than the 32 to 63 ranges of data like these."""
+    one = Ledger(size=size, files=0, batch_size=32, seed="s", epochs=1, block=1024)
+    found = stretches(one, workers)
+    assert sum(found) == size
+    assert len(found) <= most
+    assert max(found) <= STRETCH_BLOCKS * 1024
+    apart = stretches(Ledger(size=size, files=0, batch_size=32, seed="s", epochs=1), workers)
+    assert len(apart) > 20
+
+
+def test_worker_that_is_alone_is_granted_what_is_said() -> None:
+    one, other = (Ledger(size=3000, files=0, batch_size=32, seed="s", epochs=1, block=512) for _ in range(2))
+    assert stretches(one, 1) != [3000]
+    granted = []
+    for segment in other.alone(0):
+        lease = other.grant((0, 0), 1)
+        assert lease is not None
+        granted.append(lease.segment == segment)
+    assert all(granted)
+    assert other.grant((0, 0), 1) is None
+
+
+def test_worker_that_goes_on_leaves_half_of_an_epoch_that_is_to_be_judged() -> None:
+    one = Ledger(size=100, files=0, batch_size=1, seed="s", epochs=1, block=100)
+    granted = [one.grant((0, 0), 1, half_of=0) for _ in range(40)]
+    samples = sum((lease.segment.stop or 0) - lease.segment.start for lease in granted if lease)
+    assert 45 <= samples <= 55
 
 
 def test_next_epoch_opens_when_nothing_is_free_and_at_most_one_ahead() -> None:

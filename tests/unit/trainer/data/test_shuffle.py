@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal_trainer import Files, Indexed, UserError
+from shoal_trainer.coordinator.ledger import Ledger
+from shoal_trainer.data.adapt import as_source
 from shoal_trainer.data.batch import batches
 from shoal_trainer.data.rows import count, rebatched
-from shoal_trainer.data.shuffle import Blocks, shuffled
+from shoal_trainer.data.shuffle import Blocks, LastBlock, shuffled
 from shoal_trainer.data.source import Part
 
 
@@ -45,6 +48,63 @@ def test_parts_of_an_epoch_are_the_whole_whoever_reads_them(size, cuts, block, e
     assert [n for part in parts for n in part] == whole
     if a < size and not known:  # a file whose length is unknown
         assert order(size, a, None, blocks, None) == whole[a:]
+
+
+@given(
+    size=st.integers(1, 200),
+    cuts=st.lists(st.integers(0, 200), max_size=8),
+    block=st.integers(2, 60),
+    epoch=st.integers(0, 5),
+)
+@settings(max_examples=100, deadline=None)
+def test_who_goes_on_where_it_ended_reads_each_sample_once(size, cuts, block, epoch):
+    blocks, last, read = Blocks(block, (3, epoch)), LastBlock(), []
+
+    def counted(low, high):
+        read.append((low, high))
+        return rows(low, high)
+
+    found, ends = [], sorted({0, *(min(cut, size) for cut in cuts), size})
+    for low, high in pairwise(ends):
+        parts = shuffled(counted, low, high, blocks, "x", size, last=last)
+        found += [int(row) for part in parts for row in part]
+    assert found == order(size, 0, size, blocks, size)
+    assert [low for low, _ in read] == [0, *(high for _, high in read[:-1])]
+    assert read[-1][1] == size
+
+
+def test_block_of_another_epoch_or_place_is_read_anew():
+    last = LastBlock()
+    for blocks in (Blocks(8, (3, 0)), Blocks(8, (3, 1)), Blocks(8, (4, 1))):
+        for low, high in ((20, 24), (2, 6), (20, 24)):
+            found = np.concatenate(list(shuffled(rows, low, high, blocks, "x", 30, last=last))).tolist()
+            assert found == order(30, low, high, blocks, 30)
+
+
+@pytest.mark.parametrize(("workers", "times"), [(1, 3), (2, 4)])
+def test_small_data_are_read_about_once_in_an_epoch(workers, times):
+    """By leases of one batch, of blocks of 32: each was read for every lease in it."""
+    read = []
+
+    class Batches(keras.utils.PyDataset):
+        num_batches = 62
+
+        def __getitem__(self, index):
+            read.append(index)
+            return np.full((32, 1), index, np.float32), np.zeros(32, np.float32)
+
+    sources, turn, trained = [as_source(Batches(), "data").placed(0) for _ in range(workers)], 0, []
+    extent = sources[0].describe()
+    ledger = Ledger(size=extent.size, files=0, batch_size=32, seed="s", epochs=1, block=extent.block)
+    read.clear()
+    while (lease := ledger.grant((turn, 0), 1)) is not None:
+        _, _, start, stop = lease.segment
+        for batch in sources[turn].read(Part(start, stop, 0), 32):
+            trained += np.asarray(batch.x)[: batch.samples, 0].tolist()
+        ledger.apply(lease.segment)
+        turn = (turn + 1) % workers
+    assert sorted(trained) == sorted(list(range(62)) * 32)
+    assert len(read) <= times * 62
 
 
 @given(sizes=st.lists(st.integers(1, 20), max_size=8), size=st.integers(1, 16))
