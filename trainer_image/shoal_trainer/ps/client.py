@@ -28,7 +28,7 @@ from shoal_trainer.ps.shard_bounds import Bounds, bounds
 from shoal_trainer.ps.shard_client import ShardClient, Target, asks
 from shoal_trainer.security import Credentials
 from shoal_trainer.wire.encoding import decode_answer, decode_json, encode_answer, encode_push
-from shoal_trainer.wire.header import FOLLOWS, IDLE, Codec, Header, Op
+from shoal_trainer.wire.header import ALONE, FOLLOWS, IDLE, Codec, Header, Op
 from shoal_trainer.wire.messages import (
     AnswerMeta,
     Copy,
@@ -200,6 +200,11 @@ class PSClient:
         pulled = self.pull(out, ahead=push.ahead, known=push.base_versions)
         sent, waited = pushed.push_seconds, pushed.pull_seconds
         return replace(pulled, push_seconds=sent, wait_seconds=waited, made=pushed.versions[0])
+
+    def push(self, gradient: Vector, push: Push) -> Pulled:
+        """Apply the mean gradient of a push, and receive nothing but the versions: a `pull` follows."""
+        self._check(gradient)
+        return self._call(Op.PUSH, Op.OK, gradient, None, push, flags=ALONE)
 
     def push_delta(self, delta: Vector, out: NDArray[Any], push: Push) -> Pulled:
         """Parameters += `push.meta.scale` * delta, and write the new parameters to `out`."""

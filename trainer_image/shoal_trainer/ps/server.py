@@ -28,7 +28,7 @@ from shoal_trainer.wire.channel import MIN_RATE, Channel
 from shoal_trainer.wire.encoding import decode_answer, decode_json, decode_push, encode_answer
 from shoal_trainer.wire.gate import Visit
 from shoal_trainer.wire.handshake import Peer, Verdict
-from shoal_trainer.wire.header import ASK, FOLLOWS, IDLE, Codec, ErrorCode, Header, Op
+from shoal_trainer.wire.header import ALONE, ASK, FOLLOWS, IDLE, Codec, ErrorCode, Header, Op
 from shoal_trainer.wire.listener import HANDSHAKE_SECONDS, Listener
 from shoal_trainer.wire.messages import Hello
 
@@ -197,7 +197,8 @@ class DataServer:
         else:
             made = self._exchange_whole(channel, peer, request, meta, nbytes, deadline)
         if made is not None:  # the memory of the message is given back: another one may need it for its push
-            shard.workers.wait_round(peer.slot, deadline - self._clock())
+            if not request.flags & ALONE:
+                shard.workers.wait_round(peer.slot, deadline - self._clock())
             self._send(channel, Op.OK, version=made)
 
     def _exchange_whole(

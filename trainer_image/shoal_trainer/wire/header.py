@@ -26,6 +26,8 @@ ASK = 2
 it can make the client wait, instead of a connection that makes no progress."""
 FOLLOWS = 4
 """Flag of a PULL: the worker has the journal up to `version`."""
+ALONE = 8
+"""Flag of a PUSH: its worker waits for no other one."""
 
 MAX_AHEAD = 1e4
 
@@ -44,7 +46,7 @@ class Op(IntEnum):
     PUSH_PULL = 5
     DELTA_PULL = 6
     PUSH = 7
-    """Answered with OK, when its worker has waited for the others (`ps/rounds`); a PULL follows."""
+    """Answered with OK, when its worker has waited for the others (`ps/rounds`) unless it is ALONE; a PULL follows."""
     BYE = 8
     OK = 64
     WELCOME = 65

@@ -18,6 +18,8 @@ CHEAP_SHARE = 0.03
 """A pull of this share is waited for if the step was faster than expected."""
 PULL_SHARE = 0.1
 """The largest share of a pull in that time: a second pull costs the servers as much as the first one."""
+STEADY = 8
+"""After so many steps in a row that did not end early, a push is answered without parameters: those are pulled anew."""
 ROUND_SHARE = 0.03
 """The largest share of an exchange in that time, where it is waited for."""
 
@@ -35,6 +37,8 @@ class Cadence:
         """How long an exchange usually delays the next step, or would in a round; without the wait for others."""
         self._pull = 0.0
         """The longest of the last pulls: where cores are shared, one takes several times as long as the next."""
+        self._steady = 0
+        """The last steps in a row of which none ended before the second pull was to begin."""
         self._caution = 1
         """The worker takes part from when its exchange takes so many times less than it may."""
         self._live = 1
@@ -55,6 +59,8 @@ class Cadence:
         seconds = (
             period - busy - base.wait_seconds if self.in_round else base.push_seconds + base.pull_seconds
         )
+        early = self._period is not None and period < (1 - RESERVE) * self._period
+        self._steady = 0 if early else self._steady + 1
         self._period = _mixed(self._period, period)
         self._exchange = _mixed(self._exchange, max(0.0, seconds))
         if base.live_workers != self._live:
@@ -70,14 +76,15 @@ class Cadence:
         """When to pull once more, just before the next step; None: not at all.
 
         Without it, a gradient would be as stale as twice as many workers make it. Only with other workers, and if a
-        pull costs little of the time between two pushes.
+        pull costs little of the time between two pushes. Where steps are steady, it is the only one.
         """
         assert self._period is not None
         self._pull = max(base.pull_seconds, (1 - SMOOTHING) * self._pull)
         if self._sequential or base.live_workers < 2 or base.pull_seconds > PULL_SHARE * self._period:
             return None
         after = (1 - RESERVE) * self._period - max(2 * base.pull_seconds, self._pull)
-        return Again(after, hurry, cheap=base.pull_seconds <= CHEAP_SHARE * self._period)
+        cheap = base.pull_seconds <= CHEAP_SHARE * self._period
+        return Again(after, hurry, cheap, answered=self._steady < STEADY)
 
 
 def _mixed(usual: float | None, seconds: float) -> float:

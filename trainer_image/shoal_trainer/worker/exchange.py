@@ -28,14 +28,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Again:
-    """A second pull, `after` so many seconds, just before the parameters are needed.
+    """A pull `after` so many seconds, just before the parameters are needed, and not only when the push is applied.
 
-    `hurry` is set once they are needed; then only a `cheap` pull is still made.
+    `hurry` is set once they are needed. `answered`: the push is answered with parameters, too, for a step that ends
+    early; then only a `cheap` pull is still made.
     """
 
     after: float
     hurry: threading.Event
     cheap: bool
+    answered: bool
 
 
 class Exchange:
@@ -85,9 +87,10 @@ class Exchange:
         self, update: npt.NDArray[Any], out: npt.NDArray[Any], push: Push, again: Again
     ) -> Pulled:
         started = self._clock()
-        answer = self._client.push_pull(update, out, push)
+        client = self._client
+        answer = client.push_pull(update, out, push) if again.answered else client.push(update, push)
         early = again.hurry.wait(max(0.0, again.after - (self._clock() - started)))
-        if (early and not again.cheap) or self._stop.is_set():
+        if again.answered and ((early and not again.cheap) or self._stop.is_set()):
             return answer
         newer = self._client.pull(out, ahead=push.ahead, known=push.base_versions)
         return replace(newer, push_seconds=answer.push_seconds, made=answer.versions[0])

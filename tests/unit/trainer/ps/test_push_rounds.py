@@ -83,6 +83,29 @@ def test_workers_get_each_others_pushes(
         cluster.close()
 
 
+@pytest.mark.by_day(2)
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streams"])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_push_alone_is_applied_once_and_waits_for_nobody(
+    credentials: Credentials, shards: int, streams: bool, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if large:
+        monkeypatch.setattr(shard_client, "ASK_BYTES", 8)
+    cluster = Cluster(credentials, streams=streams).serve(shards)
+    try:
+        first, _ = joined(cluster, 2)
+        for _ in range(2):  # a resend
+            pushed = first.push(flat(0.25), Push(1, (0,) * shards, PushMeta(1)))
+            assert pushed.versions == (1,) * shards
+        assert waiting(cluster) == [0] * shards
+        out = aligned(N)
+        assert first.pull(out, known=(0,) * shards).versions == (1,) * shards
+        assert out[0] == -0.25
+    finally:
+        cluster.close()
+
+
 def test_shards_may_hear_of_pushes_in_different_orders(cluster: Cluster) -> None:
     """Each has its own round, and a worker pushes to all of them before it waits."""
     cluster.serve(2)

@@ -212,7 +212,9 @@ class Exchange:
         return Answer(lambda: self._pulled(self._on_all(pull_part), out))
 
     def push_pull(self, update, out, push, again=None):
-        del again  # the answer of the push is one that a worker may always go on with
+        if again is not None and not again.answered and self.world.random.random() < 0.5:
+            return Answer(lambda: self._pushed_and_pulled(update, out, push))
+        # The answer of the push is one that a worker may always go on with.
         future = Answer(lambda: self._push(update, out, push))
         if self.world.random.random() < 0.5:
             error = None
@@ -228,6 +230,12 @@ class Exchange:
 
             return Answer(finished)
         return future
+
+    def _pushed_and_pulled(self, update, out, push):
+        """As `Exchange.push_pull` with a pull just before the parameters are needed."""
+        made = self._push(update, out, push).versions[0]
+        self.world.sleep(self.worker, self.world.random.expovariate(20))
+        return replace(self.pull(out, ahead=push.ahead, known=push.base_versions).result(), made=made)
 
     def push_round(self, update, out, push):
         """As `PSClient.push_round`: push to all shards, wait for other workers in each, and pull."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shoal_trainer.wire.messages import AnswerMeta, Pulled, Push
-from shoal_trainer.worker.cadence import PULL_SHARE, RESERVE, Cadence
+from shoal_trainer.worker.cadence import PULL_SHARE, RESERVE, STEADY, Cadence
 from shoal_trainer.worker.send import Send
 from tests.unit.trainer.worker.scripted import Bench
 
@@ -32,6 +32,20 @@ def test_second_pull_begins_early_enough_for_the_longest_of_the_last_ones() -> N
     assert late[0] == pytest.approx((1 - RESERVE) * PERIOD - 0.8 * 2 * PULL_SHARE)
     assert late == sorted(late)
     assert late[-1] == pytest.approx((1 - RESERVE) * PERIOD - 0.02)
+
+
+def test_pushes_are_answered_with_parameters_until_steps_are_steady() -> None:
+    cadence, base = Cadence(rounds=False, sequential=False), Pulled((1,), (AnswerMeta(live_workers=2),))
+
+    def answered(period: float) -> bool:
+        cadence.pushes(period, period, base)
+        again = cadence.again(base, threading.Event())
+        assert again is not None
+        return again.answered
+
+    assert [answered(PERIOD) for _ in range(STEADY + 2)] == [True] * (STEADY - 1) + [False] * 3
+    assert answered(0.8 * PERIOD)
+    assert [answered(1.1 * PERIOD) for _ in range(STEADY)] == [True] * (STEADY - 1) + [False]
 
 
 def order(answers: type[Future[Pulled]], **policy: bool) -> list[tuple[str, int]]:

@@ -8,7 +8,8 @@ import pytest
 
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps.recovery import JITTER
-from shoal_trainer.worker.exchange import Exchange
+from shoal_trainer.wire.messages import AnswerMeta, Pulled, Push, PushMeta
+from shoal_trainer.worker.exchange import Again, Exchange
 
 ATTEMPTS = 8
 
@@ -49,6 +50,42 @@ def test_pauses_double_up_to_a_limit_that_grows_with_the_workers(copy, expected)
     found = pauses(copy)
     assert found == pytest.approx(expected, rel=JITTER)
     assert len(set(found)) == ATTEMPTS
+
+
+@pytest.mark.parametrize(("early", "cheap", "answered", "made"), [
+    (False, False, False, ["push", "wait", "pull"]),
+    (True, False, False, ["push", "wait", "pull"]),
+    (False, False, True, ["push_pull", "wait", "pull"]),
+    (True, False, True, ["push_pull", "wait"]),
+    (True, True, True, ["push_pull", "wait", "pull"]),
+])  # fmt: skip
+def test_parameters_are_pulled_just_before_they_are_needed(early, cheap, answered, made):
+    calls, waited = [], []
+
+    def call(name, version, **seconds):
+        def made(*_arguments, **_options):
+            calls.append(name)
+            return Pulled((version,), (AnswerMeta(),), **seconds)
+
+        return made
+
+    def hurried(seconds):
+        calls.append("wait")
+        waited.append(seconds)
+        return early
+
+    client = SimpleNamespace(
+        push=call("push", 5, push_seconds=0.25), push_pull=call("push_pull", 5, push_seconds=0.25),
+        pull=call("pull", 7, pull_seconds=0.5), close=lambda: None,
+    )  # fmt: skip
+    exchange = Exchange(client, None, clock=lambda: 0.0)
+    again = Again(2.0, SimpleNamespace(wait=hurried), cheap=cheap, answered=answered)
+    found = exchange.push_pull(None, None, Push(1, (4,), PushMeta(1)), again).result(10)
+    exchange.close()
+    assert (calls, waited) == (made, [2.0])
+    assert found.staleness(4) == 0  # others' pushes came after its own
+    assert found.versions == ((7,) if "pull" in made else (5,))
+    assert found.push_seconds == 0.25
 
 
 def test_what_is_opened_while_it_is_closed_is_closed_too():
