@@ -9,6 +9,7 @@ from benchmarks.harness import Measurement, summary
 from benchmarks.operator import traced
 from benchmarks.operator.reaction import bare_pods, nodes
 from benchmarks.operator.world import (
+    JOBS,
     OBJECTS,
     OPERATOR,
     Operator,
@@ -66,7 +67,15 @@ async def started(world: World, quick: bool) -> AsyncIterator[Measurement]:
 
 
 async def _bare_made(world: World, namespace: str, jobs: int) -> list[Write]:
-    return await world.bare_made(namespace, jobs, PS_AND_WORKERS - 1, owned=1)
+    """What the bare client makes; its jobs are gone then, and what they owned stays."""
+    made, path = await world.bare_made(namespace, jobs, PS_AND_WORKERS - 1, owned=1), JOBS.format(namespace)
+    await world.kube.request("DELETE", path, {"propagationPolicy": "Orphan"})
+
+    async def gone() -> bool:
+        return not (await world.kube.get(path, limit="1"))["items"]
+
+    await until(gone, every=0.5)
+    return made
 
 
 async def _apply(world: World, namespace: str, jobs: int) -> None:

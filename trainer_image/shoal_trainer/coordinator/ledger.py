@@ -33,8 +33,8 @@ AHEAD_BATCHES = 2048
 """Small epochs may be leased this many batches ahead, so that other workers have work until the lease of a lost worker
 is released."""
 AHEAD_EPOCHS = 64
-STRETCH_BLOCKS = 4
-"""What one worker is granted in a row: most of these blocks are then read once."""
+STRETCH_BLOCKS = 2
+"""About what one worker is granted in a row: more would be read once, and fewer samples mixed."""
 MAX_RANGES = 1 << 14
 """Per epoch, which takes precedence over `MAX_BATCHES`: every snapshot contains all ranges."""
 
@@ -59,7 +59,7 @@ class Ledger:
     """Epochs over `size` samples or `files` files. `epochs` None: no limit.
 
     `in_step`: at most one epoch ahead, because the end of each epoch is evaluated. Otherwise as many small epochs ahead
-    as make `AHEAD_BATCHES`. `block`: the most samples that are read together (`Extent`).
+    as make `AHEAD_BATCHES`. `block`: as of `Source`.
     """
 
     def __init__(
@@ -88,9 +88,10 @@ class Ledger:
         self.lengths: dict[int, int] = {}
         self.open_epochs: dict[int, EpochState] = {}
         self.leases = Leases()
-        self._longest = STRETCH_BLOCKS * block
+        self.stretch = STRETCH_BLOCKS * block
+        """A worker that was granted so many samples in a row goes on elsewhere."""
         self._stretches: dict[int, Segment] = {}
-        """By slot: what its worker was granted in a row, of at most so many samples if it goes on."""
+        """By slot: what its worker was granted in a row."""
         self.completed = 0
         """Epochs 0 … completed-1 are complete; the next one is the current one."""
         self.done_samples = 0
@@ -164,7 +165,7 @@ class Ledger:
         return [segment._replace(start=start, stop=None if stop == END else stop) for start, stop in gaps]
 
     def release(self, holds: Callable[[Lease], bool]) -> None:
-        """Remove the leases for which `holds` is true; the rest of each is granted next."""
+        """Remove the leases for which `holds` is true; the rest of each is granted next, to who does not go on."""
         for lease in [lease for lease in self.leases.values() if holds(lease)]:
             self._release(lease)
 
@@ -239,7 +240,7 @@ class Ledger:
         return found
 
     def visiting(self, epoch: int) -> list[Segment]:
-        """All segments of an epoch in the order in which they are granted."""
+        """All segments of an epoch in the order in which they are granted to workers that do not go on."""
         if self.size is None:
             segments = [Segment(epoch, file, 0, self.lengths.get(file)) for file in range(self.files)]
         else:
@@ -359,17 +360,13 @@ class Ledger:
         return None
 
     def _follow(self, free: deque[Segment], stretch: Segment | None) -> Segment | None:
-        """Take the range behind a stretch out of those that are free; None if it is not, or the stretch is over."""
-        if stretch is None or stretch.stop is None or self.size is None or free[0].epoch != stretch.epoch:
+        """Take what is free behind a stretch; None if nothing is, or if the stretch is over."""
+        if stretch is None or stretch.stop is None or stretch.stop - stretch.start >= self.stretch:
             return None
-        stop = min(stretch.stop + self.range_size, self.size)
-        following = stretch._replace(start=stretch.stop, stop=stop)
-        if stop - stretch.start > self._longest:
-            return None
-        try:
+        begin = *stretch[:2], stretch.stop
+        following = next((segment for segment in free if segment[:3] == begin), None)
+        if following is not None:
             free.remove(following)
-        except ValueError:
-            return None
         return following
 
     def _open(self, segment: Segment) -> list[Segment]:

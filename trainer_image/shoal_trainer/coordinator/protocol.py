@@ -55,7 +55,7 @@ class DataSpec(Message):
     probes: tuple[float, ...] = Field(default=(), max_length=64)
     """Of some samples, a number that rounding may change a little; none: unknown."""
     block: int = Field(default=0, ge=0)
-    """The most neighbouring samples that are read together; 0: each is read by itself."""
+    """So many neighbouring samples are read together; 0: each is read by itself."""
     validation: bool = False
     callbacks: bool = False
 

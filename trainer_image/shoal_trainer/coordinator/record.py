@@ -143,12 +143,12 @@ class Record:
         if self.data.digest != data.digest and not self._warned_files:
             self._warned_files = True
             log.warning("%s", self.data.file_differences(data))
-        if (data.validation, data.callbacks) != (self.data.validation, self.data.callbacks):
-            self.data = self.data.model_copy(
-                update={"validation": data.validation, "callbacks": data.callbacks}
-            )
+        options = {name: getattr(data, name) for name in ("validation", "callbacks", "block")}
+        if options != {name: getattr(self.data, name) for name in options}:
+            self.data = self.data.model_copy(update=options)
             assert self.ledger is not None
-            self.ledger.ahead = self.blank_ledger(self.data).ahead
+            fresh = self.blank_ledger(self.data)
+            self.ledger.ahead, self.ledger.stretch = fresh.ahead, fresh.stretch
         return False
 
     def _check_order(self, data: DataSpec) -> None:

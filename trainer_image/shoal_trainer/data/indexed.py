@@ -43,14 +43,7 @@ class Ranges(Source):
     def describe(self) -> Extent:
         """The number of samples, and what their order depends on."""
         options = f"shuffle={self.shuffle}, lengths={list(self.lengths)}"
-        return Extent(
-            self.size, (), f"{type(self).__name__}({options})", self.seed, self._probes(), self._most_in_block
-        )
-
-    @property
-    def _most_in_block(self) -> int:
-        """See `Extent`."""
-        return 0
+        return Extent(self.size, (), f"{type(self).__name__}({options})", self.seed, self._probes())
 
     def _probes(self) -> tuple[float, ...]:
         """See `Arrays`."""
@@ -187,7 +180,7 @@ class Indexed(Ranges):
             return reached(batched(dataset, batch_size, lengths), name)
 
         where = f"The data function, called for the {name},"
-        block = 0 if epoch is None else connected(lambda: self._block, name)
+        block = 0 if epoch is None else connected(lambda: self._shuffled, name)
         if block > 1:
             blocks = Blocks(block, (self.seed or 0, epoch or 0))
             group = lengths.group if lengths else None
@@ -196,11 +189,6 @@ class Indexed(Ranges):
         else:
             rows = read(start, stop)
         return rows if lengths is None else lengths.cut(rows)
-
-    @property
-    def _most_in_block(self) -> int:
-        """See `Extent`: reads nothing, unlike `_block`."""
-        return MAX_BLOCK if self.shuffle is None else self.shuffle
 
     @functools.cached_property
     def _spec(self) -> Any:
@@ -212,8 +200,13 @@ class Indexed(Ranges):
     def _lengths(self) -> Lengths | None:
         return Lengths(tuple(self.lengths), varying_by(self._spec)) if self.lengths else None
 
+    @property
+    def block(self) -> int:
+        """See `Source`."""
+        return connected(lambda: self._shuffled, "the training data")
+
     @functools.cached_property
-    def _block(self) -> int:
+    def _shuffled(self) -> int:
         return block_of(self._spec, self.lengths) if self.shuffle is None else self.shuffle
 
 

@@ -49,8 +49,8 @@ class Items(Ranges):
         object.__setattr__(self, "lengths", checked(self.lengths, "Indexed.from_items"))
 
     @property
-    def _most_in_block(self) -> int:
-        """See `Extent`."""
+    def block(self) -> int:
+        """See `Source`."""
         return MAX_BLOCK if self.lengths else 0
 
     def _elements(self, epoch: int | None, start: int, stop: int, batch_size: int) -> Iterator[Any]:
@@ -66,7 +66,7 @@ class Items(Ranges):
             return read(start, stop)
         if epoch is None:
             return self._lengths.cut(read(start, stop))
-        blocks = Blocks(MAX_BLOCK, (self.seed or 0, epoch))
+        blocks = Blocks(self.block, (self.seed or 0, epoch))
         group = self._lengths.group
         rows = shuffled(read, start, stop, blocks, "The data set", self.size, group, self._last)
         return self._lengths.cut(rebatched(rows, batch_size))
@@ -141,9 +141,10 @@ class Batches(Ranges):
         return self.dataset[index]
 
     @property
-    def _most_in_block(self) -> int:
-        """See `Extent`."""
-        return MAX_BLOCK
+    def block(self) -> int:
+        """See `Source`."""
+        row = sum(np.asarray(leaf).nbytes for leaf in leaves(self._first)) // self._each
+        return max(self._each, min(MAX_BLOCK, MAX_BLOCK_BYTES // max(1, row)))
 
     def _elements(self, epoch: int | None, start: int, stop: int, batch_size: int) -> Iterator[Any]:
         each = self._each
@@ -167,9 +168,7 @@ class Batches(Ranges):
 
         if epoch is None:
             return rebatched(read(start, stop), batch_size)
-        row = sum(np.asarray(leaf).nbytes for leaf in leaves(self._first)) // each
-        block = max(each, min(MAX_BLOCK, MAX_BLOCK_BYTES // max(1, row)))
-        blocks = Blocks(block, (self.seed or 0, epoch))
+        blocks = Blocks(self.block, (self.seed or 0, epoch))
         rows = shuffled(read, start, stop, blocks, "The PyDataset", self.size, last=self._last)
         return rebatched(rows, batch_size)
 

@@ -127,6 +127,6 @@ def shuffled(
                 low += count(whole)
                 missing = blocks.end(low, limit) - low
     if waiting:
-        last = clipped(joined(waiting), low)
-        if count(last):
-            yield last
+        rest = clipped(joined(waiting), low)
+        if count(rest):
+            yield rest

@@ -33,8 +33,7 @@ class Extent:
     """`size` samples, or `files` of unknown length (`size` None).
 
     Two workers find the same sample at a position if `order` and the seed are the same; "": no position is a certain
-    sample. `seed`: that of the data; None: the job's. `probes`: see `Arrays`. `block`: the most neighbouring samples
-    that are read together, whoever needs one of them; 0: each is read by itself.
+    sample. `seed`: that of the data; None: the job's. `probes`: see `Arrays`.
     """
 
     size: int | None
@@ -42,7 +41,6 @@ class Extent:
     order: str = ""
     seed: int | None = None
     probes: tuple[float, ...] = ()
-    block: int = 0
 
     def parts(self) -> Iterator[Part]:
         """All samples once, in their own order."""
@@ -59,6 +57,14 @@ class Source(ABC):
     """To which samples are padded; none: all have the same shape, or the data pad them."""
     remark: str = ""
     """What a user should know of how these data are read; logged when a worker starts."""
+
+    @property
+    def block(self) -> int:
+        """So many neighbouring samples are read together, whoever needs one of them; 0: each is read by itself.
+
+        May read some of the data.
+        """
+        return 0
 
     @abstractmethod
     def describe(self) -> Extent:

@@ -95,6 +95,8 @@ class PSClient:
             )
             for index, shard in enumerate(shards)
         ]
+        self.alone = False
+        """Whether all shards know `push`."""
         self._model: ModelSpec | None = None
         self._bounds: tuple[Bounds, ...] = ()
         self._trainable = 0
@@ -141,6 +143,7 @@ class PSClient:
         except BaseException:
             self.close()
             raise
+        self.alone = all(welcome.alone for _, welcome in found)
         return Welcome(tuple(welcome for _, welcome in found))
 
     def probe(self) -> Welcome:
@@ -202,7 +205,7 @@ class PSClient:
         return replace(pulled, push_seconds=sent, wait_seconds=waited, made=pushed.versions[0])
 
     def push(self, gradient: Vector, push: Push) -> Pulled:
-        """Apply the mean gradient of a push, and receive nothing but the versions: a `pull` follows."""
+        """Apply the mean gradient of a push, and receive nothing but the versions: a `pull` follows. See `alone`."""
         self._check(gradient)
         return self._call(Op.PUSH, Op.OK, gradient, None, push, flags=ALONE)
 

@@ -394,6 +394,7 @@ class ShardStore:
             live_workers=self.workers.live,
             generation=self.history.generation,
             stopped=self.stopped(),
+            alone=True,
         )
 
     def _stream(self, request: Request[T]) -> Stream[T]:

@@ -81,7 +81,7 @@ class Visits:
             batch_size=batch_size,
             seed=str(job.seed),
             epochs=None,
-            block=extent.block,
+            block=self._data.block,
         )
 
     @property

@@ -1,4 +1,4 @@
-"""The rhythm of a worker's exchanges: whether it takes part in rounds, and when it pulls a second time.
+"""The rhythm of a worker's exchanges: whether it takes part in rounds, and when it pulls just before its step ends.
 
 Pure: times are the caller's, in seconds.
 """
@@ -17,7 +17,7 @@ RESERVE = 0.1
 CHEAP_SHARE = 0.03
 """A pull of this share is waited for if the step was faster than expected."""
 PULL_SHARE = 0.1
-"""The largest share of a pull in that time: a second pull costs the servers as much as the first one."""
+"""The largest share of a pull in that time: it costs the servers as much as the push."""
 STEADY = 8
 """After so many steps in a row that did not end early, a push is answered without parameters: those are pulled anew."""
 ROUND_SHARE = 0.03
@@ -38,7 +38,9 @@ class Cadence:
         self._pull = 0.0
         """The longest of the last pulls: where cores are shared, one takes several times as long as the next."""
         self._steady = 0
-        """The last steps in a row of which none ended before the second pull was to begin."""
+        """The last steps in a row of which none ended before the pull at its end was to begin."""
+        self._after: float | None = None
+        """When that was to begin, after the push before."""
         self._caution = 1
         """The worker takes part from when its exchange takes so many times less than it may."""
         self._live = 1
@@ -59,8 +61,9 @@ class Cadence:
         seconds = (
             period - busy - base.wait_seconds if self.in_round else base.push_seconds + base.pull_seconds
         )
-        early = self._period is not None and period < (1 - RESERVE) * self._period
-        self._steady = 0 if early else self._steady + 1
+        if self._after is not None:
+            self._steady = 0 if busy < self._after else self._steady + 1
+        self._after = None
         self._period = _mixed(self._period, period)
         self._exchange = _mixed(self._exchange, max(0.0, seconds))
         if base.live_workers != self._live:
@@ -82,7 +85,7 @@ class Cadence:
         self._pull = max(base.pull_seconds, (1 - SMOOTHING) * self._pull)
         if self._sequential or base.live_workers < 2 or base.pull_seconds > PULL_SHARE * self._period:
             return None
-        after = (1 - RESERVE) * self._period - max(2 * base.pull_seconds, self._pull)
+        self._after = after = (1 - RESERVE) * self._period - max(2 * base.pull_seconds, self._pull)
         cheap = base.pull_seconds <= CHEAP_SHARE * self._period
         return Again(after, hurry, cheap, answered=self._steady < STEADY)
 

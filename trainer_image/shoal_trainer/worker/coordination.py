@@ -261,7 +261,7 @@ def spec_of(job: Training) -> DataSpec:
         order=extent.order
         and f"{extent.order} with the seed {job.seed if extent.seed is None else extent.seed}",
         probes=extent.probes,
-        block=extent.block,
+        block=job.data.block,
         validation=job.validation is not None,
         callbacks=job.callbacks is not None,
     )

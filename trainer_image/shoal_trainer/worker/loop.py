@@ -162,7 +162,7 @@ class Loop:
         base = self.upstream.pulled
         self.upstream.collect()
         if self.upstream.outage is None and self.upstream.pending and base is not None:
-            self._send(base)
+            self._send(base, waits=True)
             self.upstream.collect()
 
     def _handle(self, item: TaskWork | EndOfFile) -> None:
@@ -242,8 +242,8 @@ class Loop:
             raise UserError(f"{ready.work.source}: {error}") from error
         return self._check_finite(step, ready, parameters)
 
-    def _send(self, base: Pulled) -> None:
-        """Pass the pending steps to the exchange thread as one push."""
+    def _send(self, base: Pulled, *, waits: bool = False) -> None:
+        """Pass the pending steps to the exchange thread as one push. `waits`: its answer is waited for in any case."""
         pile = self.upstream.pending
         if not (marks := self.upstream.marks()):
             pile.clear()
@@ -276,7 +276,7 @@ class Loop:
         send = Send(update, push, overlapped=self._overlapped)
         in_round = self._cadence.in_round
         again = None if in_round else self._cadence.again(base, send.hurry)
-        self.upstream.send(send, again, in_round=in_round, waits=self._cadence.waits)
+        self.upstream.send(send, again, in_round=in_round, waits=waits or self._cadence.waits)
 
     def _follow_rate(self) -> None:
         """Give the optimizer on this worker the learning rate that a callback has set; else that of `compile()`."""

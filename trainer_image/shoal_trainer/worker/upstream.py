@@ -167,13 +167,14 @@ class Upstream:
         if self.in_flight is None:
             return
         (future, send), self.in_flight = self.in_flight, None
-        self._early = future.done()
+        early, self._early = future.done(), False
         send.hurry.set()
         try:
             pulled = self.answers.of(future)
         except Unreachable as error:
             self._begin_outage(error, send)
         else:
+            self._early = early
             self._follow(pulled)
             self.anticipation.answered(pulled, send.push.base_versions[0], overlapped=send.overlapped)
             self._buffers.swap(None if self._copy is None else self._copy.result())
@@ -194,6 +195,7 @@ class Upstream:
     def leave(self) -> None:
         """Wait for the push in flight, and release the leases."""
         if self.in_flight is not None:
+            self._exchange.end()
             self.in_flight[1].hurry.set()
             try:
                 self.answers.last(self.in_flight[0])

@@ -94,8 +94,8 @@ def test_small_data_are_read_about_once_in_an_epoch(workers, times):
             return np.full((32, 1), index, np.float32), np.zeros(32, np.float32)
 
     sources, turn, trained = [as_source(Batches(), "data").placed(0) for _ in range(workers)], 0, []
-    extent = sources[0].describe()
-    ledger = Ledger(size=extent.size, files=0, batch_size=32, seed="s", epochs=1, block=extent.block)
+    size, block = sources[0].describe().size, sources[0].block
+    ledger = Ledger(size=size, files=0, batch_size=32, seed="s", epochs=1, block=block)
     read.clear()
     while (lease := ledger.grant((turn, 0), 1)) is not None:
         _, _, start, stop = lease.segment

@@ -95,10 +95,17 @@ def test_push_alone_is_applied_once_and_waits_for_nobody(
     cluster = Cluster(credentials, streams=streams).serve(shards)
     try:
         first, _ = joined(cluster, 2)
+        assert first.alone
+        for store in cluster.stores:
+            monkeypatch.setattr(store.workers, "arrive", None)  # as in a round
+            store.workers._bound = 5
+            store.workers.pulled(0)
         for _ in range(2):  # a resend
             pushed = first.push(flat(0.25), Push(1, (0,) * shards, PushMeta(1)))
             assert pushed.versions == (1,) * shards
-        assert waiting(cluster) == [0] * shards
+        assert [list(store.workers._permits._pulled[0]) for store in cluster.stores] == [
+            [0, 1, 1, 1, 1]
+        ] * shards
         out = aligned(N)
         assert first.pull(out, known=(0,) * shards).versions == (1,) * shards
         assert out[0] == -0.25

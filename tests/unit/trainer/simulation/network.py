@@ -177,6 +177,9 @@ class Exchange:
 
         return hello
 
+    def end(self):
+        """See `Exchange`: nothing is under way that could be hurried."""
+
     def close(self):
         self.disconnect()
 
@@ -212,7 +215,7 @@ class Exchange:
         return Answer(lambda: self._pulled(self._on_all(pull_part), out))
 
     def push_pull(self, update, out, push, again=None):
-        if again is not None and not again.answered and self.world.random.random() < 0.5:
+        if again is not None and self.world.steady and self.world.random.random() < 0.5:
             return Answer(lambda: self._pushed_and_pulled(update, out, push))
         # The answer of the push is one that a worker may always go on with.
         future = Answer(lambda: self._push(update, out, push))

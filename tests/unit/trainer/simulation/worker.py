@@ -294,7 +294,7 @@ class Worker:
             place = {"epoch": work.epoch, "start": work.start, "stop": work.stop, "number": work.number}
             return Lease(term=token[0], counter=token[1], **place)
 
-        data = DataSpec(size=SAMPLES, validation=True)
+        data = DataSpec(size=SAMPLES, validation=True, block=self.world.block)
         if self.world.lengths is not None:
             names = tuple(f"file-{number}" for number in range(len(self.world.lengths)))
             data = DataSpec(files=names, validation=True)

@@ -23,7 +23,7 @@ from shoal_trainer.ps.shard_bounds import bounds
 from shoal_trainer.worker.loop import End
 from tests.unit.trainer.simulation.faults import Faults
 from tests.unit.trainer.simulation.invariants import check_fences, check_leases, check_lost
-from tests.unit.trainer.simulation.job import EPOCHS, decoded, encoded, lengths, model
+from tests.unit.trainer.simulation.job import EPOCHS, SAMPLES, decoded, encoded, lengths, model
 from tests.unit.trainer.simulation.losses import Losses
 from tests.unit.trainer.simulation.server import Server
 from tests.unit.trainer.simulation.storage import MeanStorage, MemoryStorage, WornStorage
@@ -74,6 +74,8 @@ class World:
         resizes=(),
     ):
         self.random, self.beats = random.Random(seed), random.Random(~seed)
+        self.block = seed % 2 * (SAMPLES // 4)
+        """So many samples are read together (`Source.block`)."""
         self.now = 0.0
         self.loss = 0.01 * faults * self.random.random()
         self.storage = MeanStorage(seed) if mean else WornStorage(seed) if worn else MemoryStorage()
@@ -82,6 +84,8 @@ class World:
         self.steps_per_push = steps_per_push
         self.rounds = seed % 4 < 2
         """Whether workers wait for each other after their pushes."""
+        self.steady = seed % 3 == 0
+        """Whether pushes may be answered without parameters, which are pulled later (`Cadence`)."""
         self.shards, self.streams = shards, streams
         self.model = model(max(shards, *resizes, 1), gradients=gradients)
         self.gradients, self.bound, self.hangs, self.forks = gradients, bound, hangs, forks

@@ -67,8 +67,10 @@ class Server:
     def connect(self, _copy):
         return self._answer(self.welcome) if self.reachable else Future()
 
-    def close(self):
+    def end(self):
         pass
+
+    close = end
 
     def pulled(self):
         answer = AnswerMeta(live_workers=self.live, stopped=self.stopped)

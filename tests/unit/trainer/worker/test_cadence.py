@@ -37,15 +37,15 @@ def test_second_pull_begins_early_enough_for_the_longest_of_the_last_ones() -> N
 def test_pushes_are_answered_with_parameters_until_steps_are_steady() -> None:
     cadence, base = Cadence(rounds=False, sequential=False), Pulled((1,), (AnswerMeta(live_workers=2),))
 
-    def answered(period: float) -> bool:
-        cadence.pushes(period, period, base)
+    def answered(busy: float, period: float = PERIOD) -> bool:
+        cadence.pushes(period, busy, base)
         again = cadence.again(base, threading.Event())
         assert again is not None
         return again.answered
 
-    assert [answered(PERIOD) for _ in range(STEADY + 2)] == [True] * (STEADY - 1) + [False] * 3
-    assert answered(0.8 * PERIOD)
-    assert [answered(1.1 * PERIOD) for _ in range(STEADY)] == [True] * (STEADY - 1) + [False]
+    assert [answered(PERIOD) for _ in range(STEADY + 2)] == [True] * STEADY + [False] * 2
+    assert answered(0.8 * PERIOD)  # its pull was waited for
+    assert [answered(0.95 * PERIOD) for _ in range(STEADY)] == [True] * (STEADY - 1) + [False]
 
 
 def order(answers: type[Future[Pulled]], **policy: bool) -> list[tuple[str, int]]:
