@@ -16,15 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.operator.sample import KINDS, NOBODY, Sample
-from benchmarks.operator.world import JOBS, job
+from benchmarks.operator.sample import KINDS, Sample
 from dev.kube import Json, Kube
 from shoal import manifests
 from shoal.api.kube import Pod
 from shoal.api.labels import ROLE
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.trainingjob.credentials import InstallKey, job_credentials
-from shoal.manifests.objects import owner
 from shoal.policy.actions import CreateDisruptionBudget, CreatePod, CreateSecret, CreateService
 from shoal.policy.plan import plan
 from tests.unit.policy import build
@@ -39,11 +37,11 @@ def objects(namespace: str, name: str, workers: int) -> Iterator[tuple[str, Json
     manifest = build.job_manifest(workers={"replicas": workers, "maxReplicas": workers, "capacity": "Any"})
     uid = str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
     manifest["metadata"] |= {"name": name, "namespace": namespace, "uid": uid}
-    made_of = TrainingJob.model_validate(manifest)
+    job = TrainingJob.model_validate(manifest)
     made, pods = set[str](), list[Pod]()
     while actions := [
         each
-        for each in plan(build.observe(made_of, *pods)).actions
+        for each in plan(build.observe(job, *pods)).actions
         if isinstance(each, MADE) and each.name not in made
     ]:  # a plan begins some of a large job's pods
         for action in actions:
@@ -64,7 +62,7 @@ def objects(namespace: str, name: str, workers: int) -> Iterator[tuple[str, Json
                     yield "services", _without_owner(body)
                 case CreateSecret(_):
                     data = job_credentials(InstallKey(bytes(32)), uid).secret_data()
-                    yield "secrets", _without_owner(manifests.secret(made_of, data))
+                    yield "secrets", _without_owner(manifests.secret(job, data))
                 case CreateDisruptionBudget(_, body):
                     yield "poddisruptionbudgets", _without_owner(body)
 
@@ -81,35 +79,19 @@ def worker(namespace: str) -> Json:
 
 
 async def make(
-    kube: Kube,
-    namespace: str,
-    jobs: int,
-    objects_of: Callable[[str], Iterable[tuple[str, Json]]],
-    owner_of: Callable[[str], Json] | None = None,
+    kube: Kube, namespace: str, jobs: int, objects_of: Callable[[str], Iterable[tuple[str, Json]]]
 ) -> None:
-    """The objects of these jobs, `IN_FLIGHT` requests at a time.
-
-    `owner_of`: the TrainingJob of a name, which is made first and owns them.
-    """
+    """The objects of these jobs, `IN_FLIGHT` requests at a time."""
     places = asyncio.Semaphore(IN_FLIGHT)
 
-    async def create(path: str, body: Json) -> Json:
+    async def create(kind: str, body: Json) -> None:
         async with places:
-            return await kube.request("POST", path.format(namespace), body, params=STRICT)
+            await kube.request("POST", KINDS[kind].format(namespace), body, params=STRICT)
 
-    async def begin(name: str, bodies: list[tuple[str, Json]]) -> None:
-        owners: Json = {}
-        if owner_of is not None:
-            made = TrainingJob.model_validate(await create(JOBS, owner_of(name)))
-            owners = {"ownerReferences": [owner(made)]}
-        for kind, body in bodies:
-            body["metadata"] |= owners
-            tasks.create_task(create(KINDS[kind], body))
-
-    bodies = {name: list(objects_of(name)) for name in (f"bare-{number}" for number in range(jobs))}
     async with asyncio.TaskGroup() as tasks:
-        for name, each in bodies.items():
-            tasks.create_task(begin(name, each))
+        for number in range(jobs):
+            for kind, body in objects_of(f"bare-{number}"):
+                tasks.create_task(create(kind, body))
 
 
 async def replace(kube: Kube, namespace: str, body: Json) -> None:
@@ -168,9 +150,7 @@ async def _main(options: argparse.Namespace) -> None:
             await replace(kube, space, like.worker if like else worker(space))
         else:
             ours = partial(objects, space, workers=options.workers)
-            applied = partial(job, space, workers=options.workers, managedBy=NOBODY)
-            objects_of = like.renamed if like else ours
-            await make(kube, space, options.jobs, objects_of, applied if options.owned else None)
+            await make(kube, space, options.jobs, like.renamed if like else ours)
 
 
 if __name__ == "__main__":
@@ -180,7 +160,6 @@ if __name__ == "__main__":
     parser.add_argument("--namespace", required=True)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--owned", type=int, default=0, help="1: each job is made, too, and owns its objects")
     parser.add_argument("--like", type=Path, help="a file with the objects of one job")
     with suppress(KeyboardInterrupt):
         asyncio.run(_main(parser.parse_args()))

@@ -175,10 +175,10 @@ class World:
             if await process.wait():
                 raise RuntimeError(f"the bare client ended with {process.returncode}")
 
-    async def bare_made(self, namespace: str, jobs: int, workers: int, *, owned: int = 0) -> list[Write]:
-        """The objects of these jobs, made by the bare client; what the log says of them. `owned`: with the jobs."""
+    async def bare_made(self, namespace: str, jobs: int, workers: int) -> list[Write]:
+        """The objects of these jobs, made by the bare client; what the log says of them."""
         await self.namespace(namespace)
-        await self.make_bare(namespace, jobs=jobs, workers=workers, owned=owned)
+        await self.make_bare(namespace, jobs=jobs, workers=workers)
         return [each for each in self.writes(namespace) if is_create(each) and each.resource in OBJECTS]
 
     def processes(self) -> dict[str, float]:
