@@ -27,6 +27,11 @@ class Mapped(Source):
         """See `Source`."""
         return self.source.remark
 
+    @property
+    def block(self) -> int:
+        """See `Source`."""
+        return self.source.block
+
     def describe(self) -> Extent:
         """As the data themselves."""
         return self.source.describe()

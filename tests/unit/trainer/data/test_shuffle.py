@@ -9,13 +9,14 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal_trainer import Files, Indexed, UserError
+from shoal_trainer import Files, Indexed, Training, UserError
 from shoal_trainer.coordinator.ledger import Ledger
 from shoal_trainer.data.adapt import as_source
 from shoal_trainer.data.batch import batches
 from shoal_trainer.data.rows import count, rebatched
 from shoal_trainer.data.shuffle import Blocks, LastBlock, shuffled
 from shoal_trainer.data.source import Part
+from shoal_trainer.worker.coordination import spec_of
 
 
 def rows(start, stop):
@@ -79,6 +80,20 @@ def test_block_of_another_epoch_or_place_is_read_anew():
         for low, high in ((20, 24), (2, 6), (20, 24)):
             found = np.concatenate(list(shuffled(rows, low, high, blocks, "x", 30, last=last))).tolist()
             assert found == order(30, low, high, blocks, 30)
+
+
+@pytest.mark.parametrize(
+    ("data", "block"),
+    [
+        (Indexed(4000, lambda _start, stop: tf.data.Dataset.range(stop).map(lambda n: (n, n))), 1024),
+        (Indexed(4000, lambda _start, stop: tf.data.Dataset.range(stop).map(lambda n: (n, n)), shuffle=0), 0),
+        (Indexed.from_arrays(np.zeros(4000), np.zeros(4000)), 0),
+    ],
+    ids=["blocks", "no shuffle", "arrays"],
+)
+def test_coordinator_is_told_what_is_read_together(data, block):
+    weighed = Training(model=lambda: None, data=data, class_weight={0: 2.0, 1: 1.0})
+    assert weighed.data.block == spec_of(weighed).block == block
 
 
 @pytest.mark.parametrize(("workers", "times"), [(1, 3), (2, 4)])
