@@ -49,7 +49,7 @@ class Losses:
         """A worker has greeted a server, and was asked for its copy if that is newer.
 
         About one step is lost if it comes in time: its last push and those of the others may be on their way. And one
-        more if it has pushed since it pulled.
+        more if a worker lost the server between its push and its pull.
         """
         shard = server.shard
         begun = self._begun.setdefault(shard.first_boot, self._world.now)
@@ -59,7 +59,7 @@ class Losses:
             return
         generation, history = copy.generation, shard.history
         if generation == history.generation and history.accepts(copy.meta(shard.index).journal):
-            steps = 2 if self._world.steady else 1
+            steps = 2 if self._world.unpulled else 1
             assert history.version >= version - steps * len(self._world.slots), (
                 f"shard {shard.index} goes on at {history.version}, a worker in time has {version}"
             )

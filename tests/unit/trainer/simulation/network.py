@@ -238,7 +238,12 @@ class Exchange:
         """As `Exchange.push_pull` with a pull just before the parameters are needed."""
         made = self._push(update, out, push).versions[0]
         self.world.sleep(self.worker, self.world.random.expovariate(20))
-        return replace(self.pull(out, ahead=push.ahead, known=push.base_versions).result(), made=made)
+        try:
+            pulled = self.pull(out, ahead=push.ahead, known=push.base_versions).result()
+        except Unreachable:
+            self.world.unpulled += push.meta.steps
+            raise
+        return replace(pulled, made=made)
 
     def push_round(self, update, out, push):
         """As `PSClient.push_round`: push to all shards, wait for other workers in each, and pull."""

@@ -86,6 +86,8 @@ class World:
         """Whether workers wait for each other after their pushes."""
         self.steady = seed % 3 == 0
         """Whether pushes may be answered without parameters, which are pulled later (`Cadence`)."""
+        self.unpulled = 0
+        """The steps of pushes that were applied, and whose worker then did not reach the server."""
         self.shards, self.streams = shards, streams
         self.model = model(max(shards, *resizes, 1), gradients=gradients)
         self.gradients, self.bound, self.hangs, self.forks = gradients, bound, hangs, forks
