@@ -1,6 +1,10 @@
 """Another order in every epoch, batches of other members, and the same sample at a position for every worker."""
 
+import heapq
+import random
+import re
 from itertools import pairwise
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -17,6 +21,8 @@ from shoal_trainer.data.rows import count, rebatched
 from shoal_trainer.data.shuffle import Blocks, LastBlock, shuffled
 from shoal_trainer.data.source import Part
 from shoal_trainer.worker.coordination import spec_of
+
+DATA_PAGE = Path(__file__).parents[4] / "docs" / "data.md"
 
 
 def rows(start, stop):
@@ -120,6 +126,37 @@ def test_small_data_are_read_about_once_in_an_epoch(workers, times):
         turn = (turn + 1) % workers
     assert sorted(trained) == sorted(list(range(62)) * 32)
     assert len(read) <= times * 62
+
+
+def times_read(size, workers, seed, epochs=3):
+    """How often a sample is read in an epoch, by workers of about equal speed."""
+    ledger = Ledger(size=size, files=0, batch_size=32, seed=f"s{seed}", epochs=epochs, block=1024)
+    draw, read = random.Random(seed), 0
+
+    def counted(low, high):
+        nonlocal read
+        read += high - low
+        yield np.arange(low, high)
+
+    kept, asks = [LastBlock() for _ in range(workers)], [(draw.random(), slot) for slot in range(workers)]
+    while True:
+        now, slot = heapq.heappop(asks)
+        if (lease := ledger.grant((slot, 0), 1)) is None:
+            return read / size / epochs
+        epoch, _, start, stop = lease.segment
+        for _ in shuffled(counted, start, stop, Blocks(1024, (0, epoch)), "x", size, last=kept[slot]):
+            pass
+        ledger.apply(lease.segment)
+        heapq.heappush(asks, (now + (stop - start) * draw.uniform(0.9, 1.1), slot))
+
+
+@pytest.mark.parametrize("size", ["2,000", "16,000", pytest.param("1,000,000", marks=pytest.mark.nightly)])
+def test_page_says_how_often_samples_are_read(size):
+    [row] = re.findall(rf"^\| {size} \|(.*)\|$", DATA_PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    said = [float(cell) for cell in row.split("|")]
+    number = int(size.replace(",", ""))
+    found = [np.mean([times_read(number, workers, seed) for seed in range(3)]) for workers in (1, 2, 4, 8)]
+    assert found == pytest.approx(said, abs=0.06)
 
 
 @given(sizes=st.lists(st.integers(1, 20), max_size=8), size=st.integers(1, 16))
