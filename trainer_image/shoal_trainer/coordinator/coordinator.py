@@ -246,7 +246,7 @@ class Coordinator:
             present = {member.worker for member in self.members.present()}
             marks, in_flight = self.record.partial.count(shards, present, at_end=at_end)
             self.record.counters.partial = sum(mark.stop - mark.start for mark in marks)
-            self.record.counters.partial_ranges = self.record.ledger.ranges_of(
+            self.record.counters.partial_ranges = self.record.ledger.ranges.under(
                 Segment(*mark) for mark in marks
             )
             last_pushes = self.course.last_pushes

@@ -1,9 +1,7 @@
 """The data ledger: which positions of each epoch are done, leased or free. Pure; saved in every snapshot.
 
-A lease starts as a **range**; when it is released, the rest of it is free again. Each epoch visits the ranges in its
-own seeded order, and opens as soon as the previous one has nothing free, so no worker waits at its end. Of data that
-are read in blocks, which are larger than the ranges of small data, a worker goes on behind its last range for a while
-if that is free. A lease of a file of unknown length has no stop.
+A lease starts as a **range** (ranges.py); when it is released, the rest of it is free again. An epoch opens as soon as
+the previous one has nothing free, so no worker waits at its end. A lease of a file of unknown length has no stop.
 
 A position is **done** when it is applied to the parameters, under whichever lease. So pushes under a reassigned lease
 are counted correctly, and a journal can be replayed on an older ledger.
@@ -12,31 +10,23 @@ are counted correctly, and a journal can be replayed on an older ledger.
 from __future__ import annotations
 
 import math
-import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shoal_trainer.coordinator.lease_index import END, Lease, Leases, Segment, Token
+from shoal_trainer.coordinator.ranges import Ranges, stretched
 from shoal_trainer.ps.contents import Worker
 from shoal_trainer.ps.positions import Positions
 
 MAX_AHEAD = 4096
 """Pushes for epochs more than this many beyond the open ones are ignored as invalid."""
 
-MIN_RANGES = 32
-"""Per epoch, if the data are large enough: keeps the tail of an epoch short."""
-MAX_BATCHES = 64
-"""Per range: limits the work that a lost worker delays."""
 AHEAD_BATCHES = 2048
 """Small epochs may be leased this many batches ahead, so that other workers have work until the lease of a lost worker
 is released."""
 AHEAD_EPOCHS = 64
-STRETCH_BLOCKS = 2
-"""About what one worker is granted in a row: more would be read once, and fewer samples mixed."""
-MAX_RANGES = 1 << 14
-"""Per epoch, which takes precedence over `MAX_BATCHES`: every snapshot contains all ranges."""
 
 
 @dataclass
@@ -73,23 +63,15 @@ class Ledger:
         in_step: bool = True,
         block: int = 0,
     ) -> None:
-        self.size = size
-        self.files = files
-        self.seed = seed
+        self.ranges = Ranges.of(size=size, files=files, batch_size=batch_size, seed=seed, block=block)
         self.epochs = epochs
-        batches_per_epoch = 0 if size is None else size // batch_size
-        batches = max(
-            1, min(MAX_BATCHES, batches_per_epoch // MIN_RANGES), -(-batches_per_epoch // MAX_RANGES)
-        )
-        self.range_size = batch_size * batches
         self.ahead = 1
+        batches_per_epoch = 0 if size is None else size // batch_size
         if batches_per_epoch and not in_step:
             self.ahead = max(1, min(AHEAD_EPOCHS, AHEAD_BATCHES // batches_per_epoch))
         self.lengths: dict[int, int] = {}
         self.open_epochs: dict[int, EpochState] = {}
         self.leases = Leases()
-        self.stretch = STRETCH_BLOCKS * block
-        """A worker that was granted so many samples in a row goes on elsewhere."""
         self._stretches: dict[int, Segment] = {}
         """By slot: what its worker was granted in a row."""
         self.completed = 0
@@ -116,7 +98,7 @@ class Ledger:
             cut = segment.start + max(1, limit)
             self._free(segment.epoch).appendleft(segment._replace(start=cut))
             segment = segment._replace(stop=cut)
-        self._stretches[worker[0]] = _stretched(self._stretches.get(worker[0]), segment)
+        self._stretches[worker[0]] = stretched(self._stretches.get(worker[0]), segment)
         return self._lease(worker, term, segment)
 
     def apply(self, segment: Segment) -> list[Segment]:
@@ -207,9 +189,9 @@ class Ledger:
 
     def total(self) -> int | None:
         """Samples per epoch; None until every file has been read to its end."""
-        if self.size is not None:
-            return self.size
-        return sum(self.lengths.values()) if len(self.lengths) == self.files else None
+        if self.ranges.size is not None:
+            return self.ranges.size
+        return sum(self.lengths.values()) if len(self.lengths) == self.ranges.files else None
 
     def counts(self) -> tuple[int, int]:
         """(done, leased) samples of the current epoch."""
@@ -225,40 +207,6 @@ class Ledger:
         """Leased samples in all epochs, except of files of unknown length."""
         return self._outstanding
 
-    def ranges_per_epoch(self) -> int:
-        """The number of ranges in an epoch."""
-        return self.files if self.size is None else -(-self.size // self.range_size)
-
-    def ranges_of(self, segments: Iterable[Segment]) -> set[tuple[int, int]]:
-        """(epoch, number) of each range that the segments overlap."""
-        found = set()
-        for epoch, file, start, stop in segments:
-            first, last = max(0, file), max(0, file)
-            if file < 0 and stop is not None:
-                first, last = start // self.range_size, max(start, stop - 1) // self.range_size
-            found |= {(epoch, number) for number in range(first, last + 1)}
-        return found
-
-    def visiting(self, epoch: int) -> list[Segment]:
-        """All segments of an epoch in the order in which they are granted to workers that do not go on."""
-        if self.size is None:
-            segments = [Segment(epoch, file, 0, self.lengths.get(file)) for file in range(self.files)]
-        else:
-            starts = range(0, self.size, self.range_size)
-            segments = [
-                Segment(epoch, -1, start, min(start + self.range_size, self.size)) for start in starts
-            ]
-        random.Random(f"{self.seed}/{epoch}").shuffle(segments)
-        return segments
-
-    def alone(self, epoch: int) -> Iterator[Segment]:
-        """All segments of an epoch as they are granted to a worker that is the only one."""
-        free, stretch = deque(self.visiting(epoch)), None
-        while free:
-            segment = self._follow(free, stretch) or free.popleft()
-            stretch = _stretched(stretch, segment)
-            yield segment
-
     # --- snapshots ------------------------------------------------------------------------------------------------
 
     def frozen(self) -> Callable[[], dict[str, Any]]:
@@ -268,10 +216,10 @@ class Ledger:
         """
         lengths, leases = dict(self.lengths), list(self.leases.values())
         numbers = {
-            "size": self.size,
-            "files": self.files,
-            "seed": self.seed,
-            "rangeSize": self.range_size,
+            "size": self.ranges.size,
+            "files": self.ranges.files,
+            "seed": self.ranges.seed,
+            "rangeSize": self.ranges.length,
             "completed": self.completed,
             "opened": self.opened,
             "doneSamples": self.done_samples,
@@ -312,10 +260,10 @@ class Ledger:
 
     def load(self, saved: dict[str, Any]) -> None:
         """Restore the result of `dump`. Raises ValueError, KeyError or TypeError if it is invalid."""
-        if saved["size"] != self.size or saved["files"] != self.files:
+        if saved["size"] != self.ranges.size or saved["files"] != self.ranges.files:
             raise ValueError("the saved ledger is for other data")
-        self.seed = str(saved["seed"])
-        self.range_size = int(saved["rangeSize"])
+        self.ranges.seed = str(saved["seed"])
+        self.ranges.length = int(saved["rangeSize"])
         self.lengths = {int(file): int(length) for file, length in saved["lengths"]}
         self.open_epochs = {
             int(epoch): EpochState(
@@ -339,16 +287,16 @@ class Ledger:
         """The free segments of an open epoch, listed at the first call."""
         state = self.open_epochs[epoch]
         if state.free is None:
-            state.free = deque(self.visiting(epoch))
+            state.free = deque(self.ranges.visiting(epoch, self.lengths))
         return state.free
 
     def _next_free(self, half_of: int | None, stretch: Segment | None) -> Segment | None:
         while self.total() != 0:  # else each epoch is over when it opens
             for epoch in sorted(self.open_epochs):
                 free = self._free(epoch)
-                kept = self.ranges_per_epoch() // 2 if epoch == half_of else 0
+                kept = self.ranges.per_epoch // 2 if epoch == half_of else 0
                 while len(free) > kept:
-                    pieces = self._open(self._follow(free, stretch) or free.popleft())
+                    pieces = self._open(self.ranges.next_of(free, stretch))
                     if pieces:
                         free.extendleft(reversed(pieces[1:]))
                         return pieces[0]
@@ -358,16 +306,6 @@ class Ledger:
                 return None
             self._open_next()
         return None
-
-    def _follow(self, free: deque[Segment], stretch: Segment | None) -> Segment | None:
-        """Take what is free behind a stretch; None if nothing is, or if the stretch is over."""
-        if stretch is None or stretch.stop is None or stretch.stop - stretch.start >= self.stretch:
-            return None
-        begin = *stretch[:2], stretch.stop
-        following = next((segment for segment in free if segment[:3] == begin), None)
-        if following is not None:
-            free.remove(following)
-        return following
 
     def _open(self, segment: Segment) -> list[Segment]:
         """The parts of a segment of `free` that are neither done nor leased."""
@@ -406,9 +344,9 @@ class Ledger:
 
     def _exists(self, segment: Segment) -> bool:
         """Whether the data have these positions, which come from the network."""
-        files = range(-1, 0) if self.size is not None else range(self.files)
+        files = range(-1, 0) if self.ranges.size is not None else range(self.ranges.files)
         epochs = min(self.opened + MAX_AHEAD, math.inf if self.epochs is None else self.epochs)
-        within = self.size is None or (segment.stop is not None and segment.stop <= self.size)
+        within = self.ranges.size is None or (segment.stop is not None and segment.stop <= self.ranges.size)
         return segment.file in files and 0 <= segment.epoch < epochs and segment.start >= 0 and within
 
     def _complete(self) -> None:
@@ -423,10 +361,3 @@ class Ledger:
                 return
             del self.open_epochs[self.completed]
             self.completed += 1
-
-
-def _stretched(stretch: Segment | None, segment: Segment) -> Segment:
-    """What a worker was granted in a row, with the newest segment."""
-    if stretch is None or (*stretch[:2], stretch.stop) != segment[:3]:
-        return segment
-    return segment._replace(start=stretch.start)

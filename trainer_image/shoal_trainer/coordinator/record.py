@@ -148,7 +148,7 @@ class Record:
             self.data = self.data.model_copy(update=options)
             assert self.ledger is not None
             fresh = self.blank_ledger(self.data)
-            self.ledger.ahead, self.ledger.stretch = fresh.ahead, fresh.stretch
+            self.ledger.ahead, self.ledger.ranges.stretch = fresh.ahead, fresh.ranges.stretch
         return False
 
     def _check_order(self, data: DataSpec) -> None:
@@ -180,7 +180,7 @@ class Record:
         assert self.ledger is not None
         for repeated in self.ledger.apply(Segment(part.epoch, part.file, part.start, part.stop)):
             self.counters.repeated += (repeated.stop or repeated.start) - repeated.start
-            self.counters.repeated_ranges |= self.ledger.ranges_of([repeated])
+            self.counters.repeated_ranges |= self.ledger.ranges.under([repeated])
 
     def _resume(self, saved: dict[str, Any]) -> None:
         assert self.ledger is not None

@@ -136,13 +136,13 @@ def ranges(record: Record) -> Ranges:
     if record.ledger is None:
         return Ranges()
     epochs = record.ledger.completed
-    complete = epochs * record.ledger.ranges_per_epoch()
+    complete = epochs * record.ledger.ranges.per_epoch
     repeated_ranges = {(epoch, at) for epoch, at in record.counters.repeated_ranges if epoch < epochs}
     partial_ranges = {(epoch, at) for epoch, at in record.counters.partial_ranges if epoch < epochs}
     repeated, partial = len(repeated_ranges), len(partial_ranges - repeated_ranges)
     never = 0
     if not record.stopping and record.ledger.epochs is not None:
-        never = max(0, record.ledger.epochs * record.ledger.ranges_per_epoch() - complete)
+        never = max(0, record.ledger.epochs * record.ledger.ranges.per_epoch - complete)
     return Ranges(once=max(0, complete - repeated - partial), repeated=repeated, partial=partial, never=never)
 
 

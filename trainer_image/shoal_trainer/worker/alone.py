@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from shoal_trainer.coordinator.ledger import Ledger
+from shoal_trainer.coordinator.ranges import Ranges
 from shoal_trainer.data.batch import Batch, leaves, map_leaves
 from shoal_trainer.data.source import Part, Source
 from shoal_trainer.errors import UserError
@@ -75,28 +75,29 @@ class Visits:
         self._data, self._batch_size = job.data.placed(job.seed), batch_size
         extent = self._data.describe()
         self._files = extent.files
-        self._ledger = Ledger(
+        self._ranges = Ranges.of(
             size=extent.size,
             files=len(self._files),
             batch_size=batch_size,
             seed=str(job.seed),
-            epochs=None,
             block=self._data.block,
         )
 
     @property
     def batches(self) -> int | None:
         """How many an epoch has; None where only reading tells."""
-        if self._ledger.size is None or self._data.lengths:
+        if self._ranges.size is None or self._data.lengths:
             return None
         sizes = (
-            segment.stop - segment.start for segment in self._ledger.visiting(0) if segment.stop is not None
+            segment.stop - segment.start
+            for segment in self._ranges.visiting(0, {})
+            if segment.stop is not None
         )
         return sum(-(-size // self._batch_size) for size in sizes)
 
     def __call__(self, epoch: int) -> Iterator[Batch]:
         """The batches of an epoch."""
-        for segment in self._ledger.alone(epoch):
+        for segment in self._ranges.alone(epoch):
             file = self._files[segment.file] if self._files else None
             yield from self._data.read(Part(segment.start, segment.stop, epoch, file), self._batch_size)
 

@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from shoal_trainer.coordinator import lease_index
 from shoal_trainer.coordinator.lease_index import Lease, Segment
-from shoal_trainer.coordinator.ledger import MAX_RANGES, STRETCH_BLOCKS, Ledger
+from shoal_trainer.coordinator.ledger import Ledger
+from shoal_trainer.coordinator.ranges import MAX_RANGES, STRETCH_BLOCKS
 
 
 def ledger(
@@ -117,7 +118,7 @@ class AnyWorkers(RuleBasedStateMachine):
             assert done.isdisjoint(leased)
             # Free segments may include positions that are done or leased: `grant` skips them.
             # None: not listed yet, so all of the epoch.
-            listed = self.ledger.visiting(epoch) if state.free is None else state.free
+            listed = self.ledger.ranges.visiting(epoch, {}) if state.free is None else state.free
             free = {p for s in listed for p in range(s.start, s.stop or 0)}
             assert free | set(leased) | done == set(range(100))
 
@@ -189,7 +190,7 @@ def test_worker_goes_on_behind_its_last_range(size: int, workers: int, most: int
     found = stretches(one, workers)
     assert sum(found) == size
     assert len(found) <= most
-    assert max(found) < STRETCH_BLOCKS * 1024 + one.range_size
+    assert max(found) < STRETCH_BLOCKS * 1024 + one.ranges.length
     apart = stretches(Ledger(size=size, files=0, batch_size=32, seed="s", epochs=1), workers)
     assert len(apart) > 1.3 * len(found)
 
@@ -198,7 +199,7 @@ def test_worker_that_is_alone_is_granted_what_is_said() -> None:
     one, other = (Ledger(size=3000, files=0, batch_size=32, seed="s", epochs=1, block=512) for _ in range(2))
     assert len(stretches(one, 1)) > 2
     granted = []
-    for segment in other.alone(0):
+    for segment in other.ranges.alone(0):
         lease = other.grant((0, 0), 1)
         assert lease is not None
         granted.append(lease.segment == segment)
@@ -328,8 +329,8 @@ def test_push_without_lease_does_not_scan_all_free_ranges(monkeypatch) -> None:
 @pytest.mark.parametrize("size", [1, 100, 10**6, 10**9])
 def test_ranges_per_epoch_are_bounded(size: int) -> None:
     one = Ledger(size=size, files=0, batch_size=32, seed="s", epochs=1)
-    assert one.ranges_per_epoch() <= MAX_RANGES
-    assert one.range_size % 32 == 0
+    assert one.ranges.per_epoch <= MAX_RANGES
+    assert one.ranges.length % 32 == 0
 
 
 @pytest.mark.parametrize("segment", [Segment(7, -1, 0, 4), Segment(0, 0, 0, 4), Segment(0, -1, 0, 2**63)])
@@ -343,8 +344,8 @@ def test_positions_outside_the_data_are_ignored(segment: Segment) -> None:
 def test_a_push_that_names_an_epoch_far_ahead_lists_no_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     """It arrives under the shard's lock; each list takes milliseconds for large data."""
     made, listed = ledger(size=1_000_000, epochs=None), []
-    visiting = made.visiting
-    monkeypatch.setattr(made, "visiting", lambda epoch: listed.append(epoch) or visiting(epoch))
+    visiting = made.ranges.visiting
+    monkeypatch.setattr(made.ranges, "visiting", lambda epoch, _: listed.append(epoch) or visiting(epoch, {}))
     made.apply(Segment(3000, -1, 0, 4))
     assert made.opened == 3001
     assert len(listed) <= 1  # the first epoch, to see whether it is complete

@@ -331,7 +331,7 @@ def test_ranges_of_the_epoch_that_is_not_complete_do_not_count():
     bench.coordinator.record.counters.partial_ranges = {(0, 0), (1, 1)}
     found = ranges(bench.coordinator.record)
     assert (found.once, found.repeated, found.partial) == (
-        bench.coordinator.record.ledger.ranges_per_epoch() - 1,
+        bench.coordinator.record.ledger.ranges.per_epoch - 1,
         0,
         1,
     )

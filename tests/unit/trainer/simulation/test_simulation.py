@@ -75,7 +75,7 @@ def range_of(world, sample):
     """The number of the range that a sample is in."""
     if world.lengths is not None:
         return world.file_of(sample)
-    return sample // world.final.coordinator.record.ledger.range_size
+    return sample // world.final.coordinator.record.ledger.ranges.length
 
 
 def everywhere(world):
