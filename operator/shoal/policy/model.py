@@ -140,6 +140,8 @@ class Observation:
     images: Images
     first_look: bool = False
     """This process has recorded nothing of the job yet: an earlier leader may have died before it recorded a pod."""
+    unseen: Container[int] = frozenset()
+    """Workers of which that still holds later: they were not wanted in any plan that this process has recorded."""
     pods: tuple[Pod, ...] = ()
     """Pods controlled by the job, including terminating and finished ones."""
     services: Mapping[str, Service] = field(default_factory=dict)
@@ -213,6 +215,8 @@ class Plan:
     nodes: Mapping[str, int] | None = None
     """How many nodes of each pool its workers have then, those that are made included; None: as status and actions say,
     which are long."""
+    looked_at: frozenset[int] | None = None
+    """Of which workers it decided whether to make a pod; None: of none, nor of a server, as while it is suspended."""
 
 
 __all__ = [

@@ -5,6 +5,7 @@ They may be lost at any time at the cost of a request or two, and expire, so tha
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -32,6 +33,16 @@ class Taken:
     """When to ask again."""
 
 
+@dataclass(frozen=True)
+class _Without:
+    """All numbers but these."""
+
+    numbers: frozenset[int]
+
+    def __contains__(self, number: object) -> bool:
+        return number not in self.numbers
+
+
 @dataclass
 class ApiAnswers:
     """The answers about one run of a job, by name of the object."""
@@ -45,6 +56,8 @@ class ApiAnswers:
     """The same of nodes, whose names are used again; asked again after a while."""
     recorded: bool = False
     """The status says what this process knows of the job: it then knows what others had made."""
+    looked_at: frozenset[int] | None = None
+    """Only of these workers, as the others were not wanted yet; None: of all, since there had been no others."""
     stored: bool = False
     """This process has stored a status of the job, or the API server said that it knows the newest version: what it
     knows of it is not old."""
@@ -58,6 +71,21 @@ class ApiAnswers:
     def first_look(self) -> bool:
         """Whether there may be pods of others that no status records."""
         return not self.recorded and bool(self.made_before)
+
+    @property
+    def unseen(self) -> Container[int]:
+        """The workers of which there may be such pods, once it has recorded what it knows of others."""
+        return frozenset() if self.looked_at is None else _Without(self.looked_at)
+
+    def record(self, looked_at: frozenset[int] | None) -> None:
+        """The status says what this process knows. `looked_at`: see `Plan`."""
+        if looked_at is None:
+            return
+        if self.first_look:
+            self.looked_at = looked_at
+        elif self.looked_at is not None:
+            self.looked_at |= looked_at
+        self.recorded = True
 
     def others_knew_more(self) -> None:
         """What was to be done had been done: the caches are behind those of another process."""

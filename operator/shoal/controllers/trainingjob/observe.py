@@ -88,6 +88,7 @@ class Observer:
             job=job,
             now=now,
             first_look=answers.first_look,
+            unseen=answers.unseen,
             images=self._images,
             pods=tuple(sorted(pods, key=attrgetter("metadata.name"))),
             services=services,

@@ -146,7 +146,7 @@ class Reconciler:
 
     def _recorded(self, job: TrainingJob, decided: Plan) -> None:
         if not any(isinstance(each, ConfirmAbsent) for each in decided.actions):  # else it does not know all
-            self._answers.get(job.metadata.uid).recorded = True
+            self._answers.get(job.metadata.uid).record(decided.looked_at)
         self._requests.allow(job, decided.actions)
 
     async def _carry_out(self, job: TrainingJob, request: Request) -> bool:

@@ -93,6 +93,12 @@ class Wanted:
         home = self.homes.get(index)
         return home is not None and bool(home.pool) and home.pool not in self.known_pools
 
+    @property
+    def placeable(self) -> frozenset[int]:
+        """The workers of which a new pod can be placed."""
+        gone = {home for home in set(self.homes.values()) if home.pool and home.pool not in self.known_pools}
+        return frozenset(x for x in self.workers if self.homes[x] not in gone) if gone else self.workers
+
     def where_of(self, place: Place) -> Where:
         """The nodes that a new pod of this place may run on."""
         where = default_where(self.job, place)

@@ -57,8 +57,9 @@ def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Acti
     if not vacant:
         return
     creator = Creator(facts, "worker", wanted, actions)
-    if facts.seen.first_look:
-        _plan_ahead(facts, workers, vacant, creator)
+    unseen = {index for index in vacant if facts.seen.first_look or index in facts.seen.unseen}
+    _plan_ahead(facts, workers, sorted(unseen), creator)
+    if not (vacant := [index for index in vacant if index not in unseen]):
         return
     unrecorded = {each.place for each in facts.sightings["worker"] if not each.recorded}
     leaving = _nodes_that_go(facts)

@@ -300,6 +300,31 @@ async def test_new_leader_makes_no_pod_again_that_its_list_of_the_job_is_too_old
     assert {name for name in rig.pods() if "worker-1" in name} == {"digits-worker-1-3"}
 
 
+@pytest.mark.parametrize("meanwhile", [{"suspend": True}, {"workers": {"replicas": 1}}])
+async def test_leader_that_looked_first_when_a_worker_was_not_wanted_makes_no_pod_of_it_again(
+    meanwhile: dict[str, Any],
+) -> None:
+    """Its predecessor had made one that went, perhaps from a node that runs on, and died before a status said so."""
+    rig = await running()
+    told, spec = (rig.cluster.objects[JOB_PATH][part] for part in ("status", "spec"))
+    rig.cluster.objects.pop(f"{PODS}/digits-worker-1-0")
+    await settled(rig)
+    rig.cluster.objects.pop(f"{PODS}/digits-worker-1-1")
+    rig.cluster.change(JOB_PATH, status=told, spec={**spec, **meanwhile})
+    rig.see()
+    rig.answers._by_uid.clear()
+    rig.state._gone_pods.clear()
+    rig.forget()
+    await settled(rig)
+    rig.cluster.change(JOB_PATH, spec=spec)
+    rig.cluster.requests.clear()
+    await settled(rig)
+    assert {name for name in rig.pods() if "worker-1" in name} == {"digits-worker-1-2"}
+    rig.cluster.objects.pop(f"{PODS}/digits-worker-1-2")
+    await settled(rig)
+    assert "digits-worker-1-3" in rig.pods(), "from then on none is left out"
+
+
 @pytest.mark.parametrize("may", [True, False])
 async def test_leader_that_has_stored_no_status_asks_once_before_it_makes_a_pod(may: bool) -> None:
     """Where it may not, it believes its list."""
