@@ -1,5 +1,6 @@
 """Chaos by seed: two replicas, and all kinds of faults of the API server, the network, the machines and the users.
 
+By turns of seeds the job is plain, has two shards, or is planned on two pools, which people break, too.
 Checked all the while: one pod of a slot and incarnation, no write without the Lease, no healthy server deleted,
 counters that only grow. Afterwards the world is as specified, and nothing writes in a hot loop.
 """
@@ -11,6 +12,7 @@ import os
 import random
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -20,7 +22,7 @@ from tests.virtual.loop import now, play
 from tests.virtual.script import watch_slots
 from tests.virtual.server import Change, Client, Faults, Json, Watch
 from tests.virtual.trainer import Truth
-from tests.virtual.world import World
+from tests.virtual.world import GROUP, World
 
 FIRST = int(os.environ.get("SHOAL_CHAOS_FIRST", "0"))
 SEEDS = int(os.environ.get("SHOAL_CHAOS_SEEDS", "10"))
@@ -114,26 +116,45 @@ def _finished(job: Json) -> bool:
     return job.get("status", {}).get("phase") in {"Succeeded", "Failed"}
 
 
+POOLS: Json = {
+    name: {
+        "accelerator": {"name": "T4"},
+        "capacityType": kind,
+        "nodeSelector": {"pool": name},
+        "limits": {"nodes": 6},
+        "price": {"perHour": price},
+        "startupSeconds": 10,
+    }
+    for name, kind, price in (("spot", "Spot", 0.3), ("safe", "OnDemand", 0.9))
+}
+
+
 class Chaos:
     """One seed."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         self.weather = Weather(random.Random(seed + 1))
-        self.world = World(lambda _uid: Truth(samples=1e9), faults=self.weather)
+        self.shards = 2 if seed % 3 == 1 else 1
+        self.pooled = seed % 3 == 2
+        self.world = World(lambda _uid: Truth(samples=1e9), faults=self.weather, plan_seconds=20.0)
         self.judge = Judge(self.world)
         self.told: list[str] = []
 
     async def play(self) -> None:
         world = self.world
-        world.nodes(8, 4)
+        for number in range(12):
+            name, kind = ("spot", SPOT) if number < 8 else ("safe", {})
+            world.cluster.add(self._machine(f"{name}-{number % 8}", name, kind))
+        if self.pooled:
+            self._pools()
         watch_slots(world)
         world.server.lag = self._lag
         world.watchers.append(self.judge.look)
         async with world.living():
             world.replica("a")
             world.replica("b")
-            world.apply(runPolicy={"backoffLimit": 1000})
+            self._apply()
             await asyncio.sleep(20)
             end = now() + FAULTY_SECONDS
             while now() < end:
@@ -142,6 +163,27 @@ class Chaos:
             await self._clear()
             await self._as_specified()
         assert not self.judge.broken, "\n".join([*self.judge.broken[:10], *self.told])
+
+    @staticmethod
+    def _machine(name: str, pool: str, kind: dict[str, str]) -> Machine:
+        return Machine(name, {**kind, "pool": pool, "accelerator": "T4"})
+
+    def _pools(self, **change: Any) -> None:
+        for name, spec in POOLS.items():
+            known = self.world.server.get("capacitypools", name) or {
+                "apiVersion": GROUP, "kind": "CapacityPool", "metadata": {"name": name}
+            }  # fmt: skip
+            self.world.server.store(("capacitypools", "", name), {**known, "spec": {**spec, **change}})
+
+    def _apply(self) -> None:
+        spec: Json = {"storage": {"uri": "s3://bucket/runs", "run": "digits"}, "workers": self._workers(3)}
+        if self.pooled:
+            spec["elasticity"] = {"mode": "Auto", "objective": {"deadlineSeconds": 30 * 24 * 3600}}
+        self.world.apply(parameterServers={"replicas": self.shards}, runPolicy={"backoffLimit": 1000}, **spec)
+
+    def _workers(self, replicas: int) -> Json:
+        pools = {"pools": list(POOLS), "minReplicas": 1} if self.pooled else {}
+        return {"replicas": replicas, "maxReplicas": 6, "maxSurge": 1, **pools}
 
     def _lag(self, watch: Watch, change: Change) -> float:
         if self.weather.share and self.chance.random() < 0.03:
@@ -168,6 +210,8 @@ class Chaos:
                 "hang",
                 "unstored",
                 "force",
+                "replace",
+                *(("limit", "misspelled", "drop") if self.pooled else ()),
             ]
         )
         self.told.append(f"{now():.1f} {what} {machine.name}")
@@ -201,9 +245,19 @@ class Chaos:
             case "force" if pods := world.server.all("pods"):
                 world.server.delete(("pods", "team", chance.choice(pods)["metadata"]["name"]), 0)
             case "scale":
-                world.edit(workers={"replicas": chance.randint(1, 5), "maxReplicas": 6, "maxSurge": 1})
+                world.edit(workers=self._workers(chance.randint(1, 5)))
             case "suspend":
                 world.edit(suspend=chance.random() < 0.3)
+            case "replace" if chance.random() < 0.3:
+                world.server.remove(("trainingjobs", "team", "digits"))
+                await asyncio.sleep(chance.choice([0.0, 5.0, 40.0]))
+                self._apply()
+            case "limit":
+                self._pools(limits={"nodes": chance.randint(0, 6)})
+            case "misspelled":
+                self._pools(limits={"nodes": "many"})
+            case "drop" if pools := world.server.all("capacitypools"):
+                world.server.remove(("capacitypools", "", chance.choice(pools)["metadata"]["name"]))
 
     async def _away(self, names: list[str], seconds: float) -> None:
         for name in names:
@@ -215,10 +269,12 @@ class Chaos:
 
     async def _clear(self) -> None:
         self.weather.share = self.weather.out_until = self.weather.unstored_until = 0.0
-        self.world.edit(suspend=False, workers={"replicas": 3, "maxReplicas": 6, "maxSurge": 1})
+        self.world.edit(suspend=False, workers=self._workers(3))
+        if self.pooled:
+            self._pools()
         spot = sum(1 for m in self.world.cluster.machines.values() if m.name.startswith(("spot", "new")))
         for number in range(max(0, 6 - spot)):
-            self.world.cluster.add(Machine(f"new-{number}", SPOT))
+            self.world.cluster.add(self._machine(f"new-{number}", "spot", SPOT))
         # What was in flight ends first: the Lease, machines that are gone, half-open watches, the longest back-off.
         await asyncio.sleep(150)
 
@@ -233,11 +289,13 @@ class Chaos:
             places = [
                 p["metadata"]["name"].rpartition("-")[0] for p in pods if p["status"]["phase"] == "Running"
             ]
+            workers = status.workers.desired
             return (
-                status.workers.ready == 3
-                and status.parameter_servers.ready == 1
-                and len(places) == len(set(places)) == 4
-                and "digits-ps-0" in places
+                (workers >= 1 if self.pooled else workers == 3)
+                and status.workers.ready == workers
+                and status.parameter_servers.ready == self.shards
+                and len(places) == len(set(places)) == workers + self.shards
+                and {f"digits-ps-{shard}" for shard in range(self.shards)} < set(places)
                 and not any("deletionTimestamp" in p["metadata"] for p in pods)
             )
 
@@ -246,8 +304,8 @@ class Chaos:
         await asyncio.sleep(60)
         writes = sum(1 for s in world.server.sent[sent:] if s.key[0] not in {"leases"})
         assert writes <= QUIET_WRITES, f"{writes} writes in {now() - began:.0f} quiet seconds"
-        run = next(iter(world.trainers.runs.values()))
-        run.done = run.truth.samples
+        for run in world.trainers.runs.values():
+            run.done = run.truth.samples
         await world.until(lambda: world.job().status.finished, 120, "the end")
 
 
