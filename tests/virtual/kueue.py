@@ -1,4 +1,7 @@
-"""Kueue in the virtual world: one queue with room for one job or none. It tells if a pod ever runs without quota."""
+"""Kueue in the virtual world: one queue with room for one job or none. It tells if a pod ever runs without quota.
+
+Not unless it is `strict`: who sees the world as it was some time ago may make a pod that was admitted then.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,13 @@ NODES = {"kubernetes.io/os": "linux"}
 class Kueue:
     """It decides at each step of the world."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, *, strict: bool = True) -> None:
         self.world, self.server = world, world.server
         self.room = False
         self.server.store(("resourceflavors", "", "all"), {"spec": {"nodeLabels": {}}})
         world.watchers.append(self._decide)
-        self.server.on_change.append(self._judge)
+        if strict:
+            self.server.on_change.append(self._judge)
 
     def preempt(self) -> None:
         """Evict what was admitted, as for a job of a higher priority."""
@@ -33,11 +37,13 @@ class Kueue:
         """Whether no quota is used."""
         return not self._admitted()
 
+    def grants(self) -> bool:
+        """Whether a job may run."""
+        return any(not _says(each, "Evicted") for each in self._admitted())
+
     def is_told_ready(self) -> bool:
         """Whether one job is admitted, and all its pods have been ready."""
-        return [_says(each, "PodsReady") and not _says(each, "Evicted") for each in self._admitted()] == [
-            True
-        ]
+        return self.grants() and [_says(each, "PodsReady") for each in self._admitted()] == [True]
 
     def is_told_finished(self) -> bool:
         """Whether nothing is asked for any more."""

@@ -1,6 +1,6 @@
 """Chaos by seed: two replicas, and all kinds of faults of the API server, the network, the machines and the users.
 
-By turns of seeds the job is plain, has two shards, or is planned on two pools, which people break, too.
+By turns of seeds the job is plain, has two shards, is planned on two pools, which people break, or waits in a queue.
 Checked all the while: one pod of a slot and incarnation, no write without the Lease, no healthy server deleted,
 counters that only grow. Afterwards the world is as specified, and nothing writes in a hot loop.
 """
@@ -18,6 +18,7 @@ import pytest
 
 from shoal.errors import Unavailable
 from tests.virtual.cluster import SPOT, Machine
+from tests.virtual.kueue import Kueue
 from tests.virtual.loop import now, play
 from tests.virtual.script import watch_slots
 from tests.virtual.server import Change, Client, Faults, Json, Watch
@@ -71,10 +72,11 @@ class Judge:
     """The invariants."""
 
     world: World
+    kueue: Kueue | None
     broken: list[str] = field(default_factory=list)
     sent: int = 0
     unwanted_at: float = -STALE_SECONDS
-    """When the job was last suspended, finished or gone."""
+    """When the job was last suspended, queued, finished or gone."""
 
     def look(self) -> None:
         """At each step: who wrote what."""
@@ -85,7 +87,8 @@ class Judge:
                 live[process.job, process.role, str(process.index), str(process.incarnation)] += 1
         self.broken += [f"two processes of {key} at {now()}" for key, count in live.items() if count > 1]
         job = world.server.get("trainingjobs", "digits", "team")
-        if job is None or job["spec"].get("suspend") or _finished(job):
+        held = self.kueue is not None and not self.kueue.grants()
+        if job is None or job["spec"].get("suspend") or _finished(job) or held:
             self.unwanted_at = now()
         lease = world.server.get("leases", "shoal", "default")
         holder = lease["spec"].get("holderIdentity") if lease else None
@@ -135,10 +138,16 @@ class Chaos:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         self.weather = Weather(random.Random(seed + 1))
-        self.shards = 2 if seed % 3 == 1 else 1
-        self.pooled = seed % 3 == 2
-        self.world = World(lambda _uid: Truth(samples=1e9), faults=self.weather, plan_seconds=20.0)
-        self.judge = Judge(self.world)
+        self.shards, self.pooled, queued = (
+            (1, False, False),
+            (2, False, False),
+            (1, True, False),
+            (1, False, True),
+        )[seed % 4]
+        truth = Truth(samples=1e9)
+        self.world = World(lambda _uid: truth, faults=self.weather, plan_seconds=20.0, kueue=queued)
+        self.kueue = Kueue(self.world, strict=False) if queued else None
+        self.judge = Judge(self.world, self.kueue)
         self.told: list[str] = []
 
     async def play(self) -> None:
@@ -155,6 +164,8 @@ class Chaos:
             world.replica("a")
             world.replica("b")
             self._apply()
+            if self.kueue:
+                self.kueue.room = True
             await asyncio.sleep(20)
             end = now() + FAULTY_SECONDS
             while now() < end:
@@ -179,11 +190,14 @@ class Chaos:
         spec: Json = {"storage": {"uri": "s3://bucket/runs", "run": "digits"}, "workers": self._workers(3)}
         if self.pooled:
             spec["elasticity"] = {"mode": "Auto", "objective": {"deadlineSeconds": 30 * 24 * 3600}}
-        self.world.apply(parameterServers={"replicas": self.shards}, runPolicy={"backoffLimit": 1000}, **spec)
+        policy: Json = {"backoffLimit": 1000}
+        if self.kueue is not None:
+            policy["schedulingPolicy"] = {"queue": "team", "queueAs": "Workload"}
+        self.world.apply(parameterServers={"replicas": self.shards}, runPolicy=policy, **spec)
 
     def _workers(self, replicas: int) -> Json:
-        pools = {"pools": list(POOLS), "minReplicas": 1} if self.pooled else {}
-        return {"replicas": replicas, "maxReplicas": 6, "maxSurge": 1, **pools}
+        pools = {"pools": list(POOLS)} if self.pooled else {}
+        return {"replicas": replicas, "minReplicas": 1, "maxReplicas": 6, "maxSurge": 1, **pools}
 
     def _lag(self, watch: Watch, change: Change) -> float:
         if self.weather.share and self.chance.random() < 0.03:
@@ -212,6 +226,7 @@ class Chaos:
                 "force",
                 "replace",
                 *(("limit", "misspelled", "drop") if self.pooled else ()),
+                *(("preempt", "admit", "admit", "unqueue") if self.kueue else ()),
             ]
         )
         self.told.append(f"{now():.1f} {what} {machine.name}")
@@ -244,6 +259,13 @@ class Chaos:
                 self.weather.unstored_until = now() + chance.choice([10.0, 60.0, 120.0])
             case "force" if pods := world.server.all("pods"):
                 world.server.delete(("pods", "team", chance.choice(pods)["metadata"]["name"]), 0)
+            case _:
+                await self._people(what)
+
+    async def _people(self, what: str) -> None:
+        """What users, the platform's team and the queue do."""
+        world, chance = self.world, self.chance
+        match what:
             case "scale":
                 world.edit(workers=self._workers(chance.randint(1, 5)))
             case "suspend":
@@ -258,6 +280,12 @@ class Chaos:
                 self._pools(limits={"nodes": "many"})
             case "drop" if pools := world.server.all("capacitypools"):
                 world.server.remove(("capacitypools", "", chance.choice(pools)["metadata"]["name"]))
+            case "preempt" if self.kueue:
+                self.kueue.preempt()
+            case "admit" if self.kueue:
+                self.kueue.room = True
+            case "unqueue" if workloads := world.server.all("workloads"):
+                world.server.remove(("workloads", "team", workloads[0]["metadata"]["name"]))
 
     async def _away(self, names: list[str], seconds: float) -> None:
         for name in names:
@@ -272,6 +300,8 @@ class Chaos:
         self.world.edit(suspend=False, workers=self._workers(3))
         if self.pooled:
             self._pools()
+        if self.kueue:
+            self.kueue.room = True
         spot = sum(1 for m in self.world.cluster.machines.values() if m.name.startswith(("spot", "new")))
         for number in range(max(0, 6 - spot)):
             self.world.cluster.add(self._machine(f"new-{number}", "spot", SPOT))
@@ -311,4 +341,7 @@ class Chaos:
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + SEEDS))
 def test_whatever_happens_nothing_is_lost_doubled_or_left(seed: int) -> None:
-    play(lambda: Chaos(seed).play(), seed)
+    async def story() -> None:
+        await Chaos(seed).play()
+
+    play(story, seed)
