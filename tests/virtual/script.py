@@ -225,7 +225,7 @@ async def queued_life(world: World) -> None:
 
 
 def watch_slots(world: World) -> None:
-    """No pod of a slot and incarnation twice, except the first of a server; counters only grow; who trained trains.
+    """No pod of a slot and incarnation twice; counters only grow; who trained trains.
 
     And clients of a server that there is are never sent back to an earlier one.
 
@@ -243,7 +243,7 @@ def watch_slots(world: World) -> None:
         found = change.object
         if plural == "pods" and change.kind == "ADDED":
             key = (found["metadata"]["ownerReferences"][0]["uid"], name, "")
-            if key in made and not name.endswith("-ps-0-0"):
+            if key in made:
                 broken(f"{name} is made a second time at {now()}")
             made[key] = found["metadata"]["uid"]
         if plural == "services" and change.kind == "MODIFIED" and old is not None:

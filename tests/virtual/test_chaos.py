@@ -302,7 +302,8 @@ class Chaos:
             self._pools()
         if self.kueue:
             self.kueue.room = True
-        spot = sum(1 for m in self.world.cluster.machines.values() if m.name.startswith(("spot", "new")))
+        machines = [m for m in self.world.cluster.machines.values() if m.powered and m.leaves_at is None]
+        spot = sum(m.name.startswith("spot") for m in machines)
         for number in range(max(0, 6 - spot)):
             self.world.cluster.add(self._machine(f"new-{number}", "spot", SPOT))
         # What was in flight ends first: the Lease, machines that are gone, half-open watches, the longest back-off.

@@ -356,6 +356,7 @@ class Trainers:
         return ShardReport(
             index=index,
             epoch=server.incarnation if server else 0,
+            boot=server.restarts + 1 if server else 0,
             version=int(updates),
             ready=server is not None,
             last_snapshot_at=BEGIN.timestamp() + run.saved_at if run.saved_at else None,

@@ -326,6 +326,23 @@ def test_epoch_of_a_server_is_recorded_before_its_pod_is_created() -> None:
     assert of_pods(second) == ["CreatePod digits-ps-0-1"]
 
 
+def test_first_server_that_an_earlier_leader_may_have_made_has_the_next_epoch() -> None:
+    """Nothing tells of one that was deleted by force before a status was written: its process may run on."""
+    job = build.job(parameterServers={"replicas": 2})
+    assert {n for n in of_pods(plan(build.observe(job))) if "-ps-" in n} == {
+        "CreatePod digits-ps-0-0",
+        "CreatePod digits-ps-1-0",
+    }
+    first = build.pod("ps", 0, 0)
+    ahead = plan(build.observe(job, first, first_look=True))
+    assert not [each for each in of_pods(ahead) if "-ps-" in each]
+    servers = [(s.index, s.incarnation, s.state) for s in ahead.status.slots if s.role == "ps"]
+    assert servers == [(0, 0, "Running"), (1, 1, "Planned")]
+    recorded = job.model_copy(update={"status": ahead.status})
+    made = plan(build.observe(recorded, first))
+    assert [each for each in of_pods(made) if "-ps-" in each] == ["CreatePod digits-ps-1-1"]
+
+
 def test_new_leader_turns_no_service_before_it_has_stored_a_status() -> None:
     """The one that it read may be older, and the server to which it sent clients back is gone."""
     world = running_world()

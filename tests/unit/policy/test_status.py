@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 
+from shoal.api.kube import Pod
 from shoal.api.training_job_status import DataStatus, TrainingJobStatus
 from shoal.policy.actions import CreatePod
 from shoal.policy.decide.cleanup import MOST_KEPT
@@ -113,10 +114,15 @@ def test_a_long_message_is_cut_between_words() -> None:
     assert "cannot be pulled: …pulling pulling" in degraded.message
 
 
+def with_addresses() -> list[Pod]:
+    """The pods of a job of three workers, which can be asked."""
+    pods = build.pod("ps", node="safe-0"), *(build.pod("worker", index) for index in range(3))
+    return [each.model_copy(update={"status": replace(each.status, pod_ip="10.0.0.1")}) for each in pods]
+
+
 def test_phase_goes_back_only_when_what_was_trained_is_lost() -> None:
     """A start told Running before its first report was read, Starting with it, and Running again with a step."""
-    pods = [each.model_copy(update={"status": replace(each.status, pod_ip="10.0.0.1")}) for each in
-            (build.pod("ps", node="safe-0"), *(build.pod("worker", index) for index in range(3)))]  # fmt: skip
+    pods = with_addresses()
     status, told = TrainingJobStatus(), []
     for more in (
         {},  # not asked yet
@@ -137,11 +143,13 @@ def test_phase_goes_back_only_when_what_was_trained_is_lost() -> None:
 
 
 def test_job_whose_coordinator_cannot_be_read_is_taken_to_train_until_it_is_heard_that_it_does_not() -> None:
-    pods = [build.pod("ps", node="safe-0"), *(build.pod("worker", index) for index in range(3))]
+    pods = with_addresses()
     deaf = build.observe(build.job(), *pods, unreachable_seconds=1.0, unreachable_because="timed out")
     status = plan(deaf).status
     assert status.phase == "Running"
     job = build.job(status.model_dump(mode="json", by_alias=True))
+    unasked = plan(build.observe(job, *pods)).status
+    assert unasked.phase == "Running", "of a new leader that has not asked yet"
     heard = plan(build.observe(job, *pods, report=build.report(step=0))).status
     running = heard.condition("Running")
     assert running is not None

@@ -215,7 +215,9 @@ class _Teller:
     def _counts(self, training: TrainingProgress) -> PodCounts:
         spec, facts, suspended = self._seen.job.spec, self._facts, self._facts.suspended
         workers, at_rest = self._active_workers, facts.at_rest
-        known = self._seen.report is not None or bool(training.phase) or unasked(self._seen)
+        # What an earlier leader could not ask either is not taken back by one that has not asked yet.
+        soon = unasked(self._seen) and self._seen.job.status.phase != "Running"
+        known = self._seen.report is not None or bool(training.phase) or soon
         return PodCounts(
             servers_wanted=0 if suspended else spec.parameter_servers.replicas,
             servers_ready=sum(
