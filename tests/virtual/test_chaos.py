@@ -11,11 +11,13 @@ import asyncio
 import os
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
+from shoal.cluster.transport import Answer
 from shoal.errors import Unavailable
 from tests.virtual.cluster import SPOT, Machine
 from tests.virtual.kueue import Kueue
@@ -44,6 +46,24 @@ class Weather(Faults):
     """The API server answers nobody until then."""
     unstored_until: float = 0.0
     """A webhook that every status is shown to is down until then."""
+    denied: str = ""
+    """What roles or a quota refuse until `denied_until`: a part of the path of requests, which are ..."""
+    denied_verbs: tuple[str, ...] = ()
+    denied_until: float = 0.0
+
+    def over(self) -> None:
+        """It clears."""
+        self.share = self.out_until = self.unstored_until = self.denied_until = 0.0
+
+    def deny(self, handle: Callable[..., Answer]) -> Callable[..., Answer]:
+        """What the API server answers, unless that is denied."""
+
+        def answer(who: str, verb: str, path: str, *rest: Any) -> Answer:
+            if now() < self.denied_until and verb in self.denied_verbs and self.denied in path:
+                return Answer(403, b'{"reason": "Forbidden", "message": "exceeded quota: few"}')
+            return handle(who, verb, path, *rest)
+
+        return answer
 
     async def before(self, client: Client, verb: str, key: str) -> None:
         if now() < self.out_until:
@@ -146,6 +166,7 @@ class Chaos:
         )[seed % 4]
         truth = Truth(samples=1e9)
         self.world = World(lambda _uid: truth, faults=self.weather, plan_seconds=20.0, kueue=queued)
+        self.world.server.handle = self.weather.deny(self.world.server.handle)  # type: ignore[method-assign]
         self.kueue = Kueue(self.world, strict=False) if queued else None
         self.judge = Judge(self.world, self.kueue)
         self.told: list[str] = []
@@ -223,6 +244,7 @@ class Chaos:
                 "suspend",
                 "hang",
                 "unstored",
+                "deny",
                 "force",
                 "replace",
                 *(("limit", "misspelled", "drop") if self.pooled else ()),
@@ -234,6 +256,9 @@ class Chaos:
             case "kill":
                 replica = chance.choice(world.replicas)
                 await replica.kill()
+                if chance.random() < 0.4:  # it reads old lists
+                    version = world.server.version
+                    replica.past = max(1, version - chance.randint(1, 60)), chance.uniform(1.0, 20.0)
                 asyncio.get_running_loop().call_later(2.0, replica.start)
             case "notice" | "power" if len(machines) > 9 and len(world.cluster.machines) > 9:
                 world.cluster.notice(machine.name) if what == "notice" else world.cluster.kill(machine.name)
@@ -255,6 +280,18 @@ class Chaos:
                     world.cluster.crash(chance.choice(running), 1)
                 elif running:
                     chance.choice(running).extra["hangs_until"] = now() + chance.uniform(3, 40)
+            case "deny":
+                self.weather.denied, self.weather.denied_verbs = chance.choice(
+                    [
+                        ("/pods", ("POST",)),
+                        ("/services", ("POST", "DELETE")),
+                        ("/pods", ("GET",)),
+                        ("/nodes", ("GET",)),
+                        ("/status", ("PUT",)),
+                        ("/apis/shoal.dev", ("GET", "PUT")),
+                    ]
+                )
+                self.weather.denied_until = now() + chance.uniform(3.0, 40.0)
             case "unstored":
                 self.weather.unstored_until = now() + chance.choice([10.0, 60.0, 120.0])
             case "force" if pods := world.server.all("pods"):
@@ -296,7 +333,7 @@ class Chaos:
                 self.world.cluster.reconnect(name)
 
     async def _clear(self) -> None:
-        self.weather.share = self.weather.out_until = self.weather.unstored_until = 0.0
+        self.weather.over()
         self.world.edit(suspend=False, workers=self._workers(3))
         if self.pooled:
             self._pools()
