@@ -367,7 +367,16 @@ class Chaos:
                 and not any("deletionTimestamp" in p["metadata"] for p in pods)
             )
 
+        def pools_are_read() -> bool:
+            """Also those that were dropped, or could not be read for a while."""
+            return all(
+                pool.get("status", {}).get("observedGeneration") == pool["metadata"]["generation"]
+                and ("Ready", "True") in {(c["type"], c["status"]) for c in pool["status"]["conditions"]}
+                for pool in world.server.all("capacitypools")
+            )
+
         await world.until(right, 60, f"as specified\n{words}")
+        await world.until(pools_are_read, 60, f"pools that are ready\n{words}")
         began, sent = now(), len(world.server.sent)
         await asyncio.sleep(60)
         writes = sum(1 for s in world.server.sent[sent:] if s.key[0] not in {"leases"})
