@@ -49,7 +49,7 @@ def _create(facts: Facts, shard: int, members: list[Member], creator: Creator) -
         return
     if last is not None and last.planned and _is_old(facts, last) and place == last.place:
         place = place._replace(incarnation=place.incarnation + 1)
-    if last is None and facts.seen.first_look:  # an earlier leader may have made one that is gone, or seems so
+    if last is None and facts.seen.first_look:  # an earlier leader may have made one that seems to be gone
         place = place._replace(incarnation=place.incarnation + 1)
     first = place.incarnation == facts.first_incarnation
     if first or (last is not None and place == last.place):
