@@ -19,6 +19,7 @@ import pytest
 
 from shoal.cluster.transport import Answer
 from shoal.errors import Unavailable
+from shoal.policy.decide.members import UNWANTED
 from tests.virtual.cluster import SPOT, Machine
 from tests.virtual.kueue import Kueue
 from tests.virtual.loop import now, play
@@ -28,7 +29,7 @@ from tests.virtual.trainer import Truth
 from tests.virtual.world import GROUP, World
 
 FIRST = int(os.environ.get("SHOAL_CHAOS_FIRST", "0"))
-SEEDS = int(os.environ.get("SHOAL_CHAOS_SEEDS", "10"))
+SEEDS = int(os.environ.get("SHOAL_CHAOS_SEEDS", "8"))
 FAULTY_SECONDS = 240.0
 STALE_SECONDS = 90.0
 """For so long a half-open watch may hide that a suspended job is wanted again."""
@@ -97,6 +98,8 @@ class Judge:
     sent: int = 0
     unwanted_at: float = -STALE_SECONDS
     """When the job was last suspended, queued, finished or gone."""
+    given_up: set[str] = field(default_factory=set)
+    """Servers of which a status said so then: they go, whatever is wanted later."""
 
     def look(self) -> None:
         """At each step: who wrote what."""
@@ -110,6 +113,11 @@ class Judge:
         held = self.kueue is not None and not self.kueue.grants()
         if job is None or job["spec"].get("suspend") or _finished(job) or held:
             self.unwanted_at = now()
+        if job is not None and now() <= self.unwanted_at + STALE_SECONDS:
+            slots = job.get("status", {}).get("slots", [])
+            self.given_up |= {
+                f"digits-ps-{s['index']}-{s['incarnation']}" for s in slots if s.get("cause") == UNWANTED
+            }
         lease = world.server.get("leases", "shoal", "default")
         holder = lease["spec"].get("holderIdentity") if lease else None
         for sent in world.server.sent[self.sent :]:
@@ -123,7 +131,7 @@ class Judge:
         world = self.world
         process = world.cluster.process_of(name)
         wanted = now() > self.unwanted_at + STALE_SECONDS
-        if process is None or not wanted or not process.runs:
+        if process is None or not wanted or not process.runs or name in self.given_up:
             return
         machine = process.machine
         healthy = machine.powered and machine.connected and machine.leaves_at is None

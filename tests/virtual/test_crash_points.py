@@ -29,7 +29,7 @@ class Script(NamedTuple):
 
 EVENTFUL, QUEUED = Script(eventful_life, 60, 109), Script(queued_life, 104, 188)
 SCRIPTS = {"eventful": EVENTFUL, "queued": QUEUED}
-SLICE = 1 if os.environ.get("SHOAL_NIGHTLY") else 40
+SLICE = 1 if os.environ.get("SHOAL_NIGHTLY") else 60
 MORE_PASTS = of_tonight(range(2, 120, 4)) if SLICE == 1 else ()
 """A few of them each night."""
 PASTS = (1, 4, 10, 30, 100, *MORE_PASTS)

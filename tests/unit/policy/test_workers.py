@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -409,6 +410,20 @@ def test_leader_that_follows_one_that_died_amid_a_ramp_makes_the_rest_at_once() 
     created = [a for a in made.actions if isinstance(a, CreatePod) and a.role == "worker"]
     assert [a.index for a in created] == list(range(20, 100))
     assert not any(a.replaces for a in created)
+
+
+def test_worker_whose_back_off_lasts_when_a_leader_looks_first_is_numbered_ahead_when_it_is_over() -> None:
+    """The leader before may have known less of its end, and have made the next one at once."""
+    world = running_world()
+    world.kill_pod("digits-worker-1-0", 1)
+    world.reconcile()
+    first = plan(replace(world.observation(), first_look=True))
+    assert first.looked_at == {0, 2}
+    assert not [slot for slot in first.status.slots if slot.state == "Planned"]
+    world.now += timedelta(minutes=10)
+    later = plan(replace(world.observation(), unseen=frozenset({1})))
+    assert [(s.index, s.incarnation) for s in later.status.slots if s.state == "Planned"] == [(1, 2)]
+    assert later.looked_at == {0, 1, 2}
 
 
 def test_plan_after_an_executed_plan_is_empty() -> None:

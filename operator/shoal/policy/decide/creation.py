@@ -33,6 +33,8 @@ class Actions:
     quota: str | None = None
     conflict: Reason | None = None
     """Another manager changes an object of the job."""
+    postponed: set[int] = field(default_factory=set)
+    """Workers that wait, though an earlier leader, who knew less of them, may have made a pod: see `Plan.looked_at`."""
 
     def closed(self, gate: Gate) -> None:
         """Remember why a gate is closed, and plan again when it may open. The first reason wins."""

@@ -110,7 +110,8 @@ def _plan_ahead(facts: Facts, workers: ByIndex, vacant: list[int], creator: Crea
     for index in vacant:
         group = workers.get(index, [])
         if group and (due := not_before(group[-1])) is not None and facts.timers.pending(due):
-            continue  # nobody made one yet
+            creator.actions.postponed.add(index)
+            continue
         place = Place("worker", index, _unrecorded(facts, group) + 1)
         creator.plan_ahead(place, workers.setdefault(index, group))
 

@@ -53,7 +53,7 @@ def tell(facts: Facts, decided: Decisions) -> Plan:
         ),
         wake_after=facts.timers.next_seconds,
         nodes=records.nodes_by_pool(facts, decided.workers, decided.actions.actions),
-        looked_at=None if facts.suspended else decided.wanted.placeable,
+        looked_at=None if facts.suspended else decided.wanted.placeable - decided.actions.postponed,
     )
 
 
