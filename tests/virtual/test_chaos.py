@@ -30,6 +30,7 @@ from tests.virtual.world import GROUP, World
 
 FIRST = int(os.environ.get("SHOAL_CHAOS_FIRST", "0"))
 SEEDS = int(os.environ.get("SHOAL_CHAOS_SEEDS", "8"))
+"""By day two of each kind of job."""
 FAULTY_SECONDS = 240.0
 STALE_SECONDS = 90.0
 """For so long a half-open watch may hide that a suspended job is wanted again."""

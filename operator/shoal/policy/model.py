@@ -141,7 +141,7 @@ class Observation:
     first_look: bool = False
     """This process has recorded nothing of the job yet: an earlier leader may have died before it recorded a pod."""
     unseen: Container[int] = frozenset()
-    """Workers of which that still holds later: they were not wanted in any plan that this process has recorded."""
+    """Workers of which that holds still: no plan that this process has recorded decided whether to make their pods."""
     pods: tuple[Pod, ...] = ()
     """Pods controlled by the job, including terminating and finished ones."""
     services: Mapping[str, Service] = field(default_factory=dict)

@@ -57,7 +57,7 @@ class ApiAnswers:
     recorded: bool = False
     """The status says what this process knows of the job: it then knows what others had made."""
     looked_at: frozenset[int] | None = None
-    """Only of these workers, as the others were not wanted yet; None: of all, since there had been no others."""
+    """Of these workers only, as no plan has decided about others yet; None: of all, since no other process had been."""
     stored: bool = False
     """This process has stored a status of the job, or the API server said that it knows the newest version: what it
     knows of it is not old."""
