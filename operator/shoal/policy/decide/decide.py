@@ -59,6 +59,14 @@ class Decisions:
     end: End | None = None
     """How the job finished, if it did."""
 
+    def looked_at(self, facts: Facts) -> frozenset[int] | None:
+        """See `Plan`."""
+        if facts.suspended:
+            return None
+        if not (facts.seen.first_look or facts.seen.unseen):  # as in most plans
+            return self.wanted.workers
+        return self.wanted.placeable - self.actions.postponed
+
     def in_order(self) -> tuple[Action, ...]:
         """The actions, in the order in which they are carried out."""
         return tuple(sorted(self.actions.actions, key=lambda action: _ORDER.get(type(action), len(_ORDER))))

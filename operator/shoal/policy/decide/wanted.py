@@ -96,8 +96,7 @@ class Wanted:
     @property
     def placeable(self) -> frozenset[int]:
         """The workers of which a new pod can be placed."""
-        gone = {home for home in set(self.homes.values()) if home.pool and home.pool not in self.known_pools}
-        return frozenset(x for x in self.workers if self.homes[x] not in gone) if gone else self.workers
+        return frozenset(index for index in self.workers if not self.is_homeless(index))
 
     def where_of(self, place: Place) -> Where:
         """The nodes that a new pod of this place may run on."""

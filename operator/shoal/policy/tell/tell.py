@@ -53,7 +53,7 @@ def tell(facts: Facts, decided: Decisions) -> Plan:
         ),
         wake_after=facts.timers.next_seconds,
         nodes=records.nodes_by_pool(facts, decided.workers, decided.actions.actions),
-        looked_at=None if facts.suspended else decided.wanted.placeable - decided.actions.postponed,
+        looked_at=decided.looked_at(facts),
     )
 
 
@@ -215,9 +215,12 @@ class _Teller:
     def _counts(self, training: TrainingProgress) -> PodCounts:
         spec, facts, suspended = self._seen.job.spec, self._facts, self._facts.suspended
         workers, at_rest = self._active_workers, facts.at_rest
-        # What an earlier leader could not ask either is not taken back by one that has not asked yet.
-        soon = unasked(self._seen) and self._seen.job.status.phase != "Running"
-        known = self._seen.report is not None or bool(training.phase) or soon
+        known = (
+            self._seen.report is not None
+            or bool(training.phase)
+            # What a leader that could not ask has told is not taken back by one that has not asked yet.
+            or (self._seen.job.status.phase != "Running" and unasked(self._seen))
+        )
         return PodCounts(
             servers_wanted=0 if suspended else spec.parameter_servers.replicas,
             servers_ready=sum(
