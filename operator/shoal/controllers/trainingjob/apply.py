@@ -130,6 +130,7 @@ class Applier:
                 options = {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
                 await objects.delete(job, PODS, name, uid, **options)
             case UpdateService(name, selector):
+                await self._confirm_newest(job, answers)
                 await self._select(job, name, selector)
             case DeleteService(name, uid):
                 if (await objects.delete(job, SERVICES, name, uid)).status == 404:
@@ -179,8 +180,9 @@ class Applier:
     async def _confirm_newest(self, job: TrainingJob, answers: ApiAnswers) -> None:
         """Ask whether this is the job as it is, before the first pod of a leader that has stored no status of it.
 
-        In an old list, a pod that came and went since is not there yet, and would be made again. If it has changed,
-        the next plan is recorded before it is carried out, which fails until the watches have told what others made.
+        In an old list, a pod that came and went since is not there yet, and would be made again; and a Service would be
+        turned back to a server that is gone. If the job has changed, the next plan is recorded before it is carried
+        out, which fails until the watches have told what others made.
 
         Raises:
             Unavailable: it is not.

@@ -14,7 +14,7 @@ from shoal.controllers.trainingjob import reconcile
 from shoal.controllers.trainingjob.api_answers import ApiAnswers
 from shoal.errors import Unavailable
 from shoal.manifests import runtime_config
-from shoal.policy.actions import CreatePod
+from shoal.policy.actions import CreatePod, UpdateService
 from shoal.policy.decide.workers import MOST_NEW
 from shoal.policy.facts.sightings import Memory
 from shoal.policy.model import Observation, Plan
@@ -298,6 +298,22 @@ async def test_new_leader_makes_no_pod_again_that_its_list_of_the_job_is_too_old
     await settled(rig)
     # One number is left out: its predecessor may have made that pod, too.
     assert {name for name in rig.pods() if "worker-1" in name} == {"digits-worker-1-3"}
+
+
+async def test_new_leader_turns_no_service_by_a_list_of_the_job_that_is_too_old() -> None:
+    """Its watch of Services is ahead of that of jobs; by the job as it was, nothing was to be told."""
+    rig = await running()
+    old = rig.job
+    service = "/api/v1/namespaces/ns/services/digits-ps-0"
+    selector = rig.cluster.objects[service]["spec"]["selector"]
+    rig.cluster.change(service, spec={"selector": {**selector, "shoal.dev/incarnation": "1"}})
+    rig.see()
+    rig.cluster.change(JOB_PATH, status={**rig.cluster.objects[JOB_PATH]["status"], "reason": "Newer"})
+    answers = rig.answers._by_uid[old.metadata.uid] = ApiAnswers(recorded=True, made_before=True)
+    with pytest.raises(Unavailable, match="changed since"):
+        await rig.applier.carry_out(old, UpdateService("digits-ps-0", selector))
+    assert answers.first_look, "the next plan is recorded first"
+    assert rig.cluster.objects[service]["spec"]["selector"]["shoal.dev/incarnation"] == "1"
 
 
 @pytest.mark.parametrize("meanwhile", [{"suspend": True}, {"workers": {"replicas": 1}}])
