@@ -10,17 +10,16 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from shoal.cluster.transport import Answer
 from shoal.errors import Unavailable
-from shoal.policy.decide.members import UNWANTED
 from tests.virtual.cluster import SPOT, Machine
+from tests.virtual.judge import Judge
 from tests.virtual.kueue import Kueue
 from tests.virtual.loop import now, play
 from tests.virtual.script import watch_slots
@@ -29,11 +28,8 @@ from tests.virtual.trainer import Truth
 from tests.virtual.world import GROUP, World
 
 FIRST = int(os.environ.get("SHOAL_CHAOS_FIRST", "0"))
-SEEDS = int(os.environ.get("SHOAL_CHAOS_SEEDS", "8"))
-"""By day two of each kind of job."""
+SEEDS = int(os.environ.get("SHOAL_CHAOS_SEEDS", "10"))
 FAULTY_SECONDS = 240.0
-STALE_SECONDS = 90.0
-"""For so long a half-open watch may hide that a suspended job is wanted again."""
 QUIET_WRITES = 20
 """In a minute in which nothing happens, telemetry included: more is a hot loop."""
 
@@ -48,9 +44,8 @@ class Weather(Faults):
     """The API server answers nobody until then."""
     unstored_until: float = 0.0
     """A webhook that every status is shown to is down until then."""
-    denied: str = ""
-    """What roles or a quota refuse until `denied_until`: a part of the path of requests, which are ..."""
-    denied_verbs: tuple[str, ...] = ()
+    denied: tuple[str, tuple[str, ...]] = "", ()
+    """What roles or a quota refuse until `denied_until`: a part of a path, and the verbs."""
     denied_until: float = 0.0
 
     def over(self) -> None:
@@ -61,7 +56,8 @@ class Weather(Faults):
         """What the API server answers, unless that is denied."""
 
         def answer(who: str, verb: str, path: str, *rest: Any) -> Answer:
-            if now() < self.denied_until and verb in self.denied_verbs and self.denied in path:
+            part, verbs = self.denied
+            if now() < self.denied_until and verb in verbs and part in path:
                 return Answer(403, b'{"reason": "Forbidden", "message": "exceeded quota: few"}')
             return handle(who, verb, path, *rest)
 
@@ -89,65 +85,6 @@ class Weather(Faults):
             raise Unavailable("connection reset after the request was done")
 
 
-@dataclass
-class Judge:
-    """The invariants."""
-
-    world: World
-    kueue: Kueue | None
-    broken: list[str] = field(default_factory=list)
-    sent: int = 0
-    unwanted_at: float = -STALE_SECONDS
-    """When the job was last suspended, queued, finished or gone."""
-    given_up: set[str] = field(default_factory=set)
-    """Servers of which a status said so then: they go, whatever is wanted later."""
-
-    def look(self) -> None:
-        """At each step: who wrote what."""
-        world = self.world
-        live: Counter[tuple[str, str, str, str]] = Counter()
-        for process in world.cluster.processes.values():
-            if process.runs:
-                live[process.job, process.role, str(process.index), str(process.incarnation)] += 1
-        self.broken += [f"two processes of {key} at {now()}" for key, count in live.items() if count > 1]
-        job = world.server.get("trainingjobs", "digits", "team")
-        held = self.kueue is not None and not self.kueue.grants()
-        if job is None or job["spec"].get("suspend") or _finished(job) or held:
-            self.unwanted_at = now()
-        if job is not None and now() <= self.unwanted_at + STALE_SECONDS:
-            slots = job.get("status", {}).get("slots", [])
-            self.given_up |= {
-                f"digits-ps-{s['index']}-{s['incarnation']}" for s in slots if s.get("cause") == UNWANTED
-            }
-        lease = world.server.get("leases", "shoal", "default")
-        holder = lease["spec"].get("holderIdentity") if lease else None
-        for sent in world.server.sent[self.sent :]:
-            if sent.key[0] not in {"leases"} and sent.status < 300 and sent.who != holder:
-                self.broken.append(f"{sent.who} wrote {sent.verb} {sent.key} at {sent.at}; {holder} leads")
-            if (sent.verb, sent.key[0]) == ("DELETE", "pods") and "-ps-" in sent.key[2] and sent.status < 300:
-                self._server_deleted(sent.key[2], sent.at)
-        self.sent = len(world.server.sent)
-
-    def _server_deleted(self, name: str, at: float) -> None:
-        world = self.world
-        process = world.cluster.process_of(name)
-        wanted = now() > self.unwanted_at + STALE_SECONDS
-        if process is None or not wanted or not process.runs or name in self.given_up:
-            return
-        machine = process.machine
-        healthy = machine.powered and machine.connected and machine.leaves_at is None
-        newer = any(
-            p.role == "ps" and p.index == process.index and p.incarnation > process.incarnation and p.runs
-            for p in world.cluster.processes.values()
-        )
-        if healthy and machine.unheard_since is None and not newer:
-            self.broken.append(f"healthy server {name} deleted at {at}")
-
-
-def _finished(job: Json) -> bool:
-    return job.get("status", {}).get("phase") in {"Succeeded", "Failed"}
-
-
 POOLS: Json = {
     name: {
         "accelerator": {"name": "T4"},
@@ -167,12 +104,8 @@ class Chaos:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         self.weather = Weather(random.Random(seed + 1))
-        self.shards, self.pooled, queued = (
-            (1, False, False),
-            (2, False, False),
-            (1, True, False),
-            (1, False, True),
-        )[seed % 4]
+        kind = ("plain", "sharded", "pooled", "queued")[seed % 4]
+        self.shards, self.pooled, queued = 1 + (kind == "sharded"), kind == "pooled", kind == "queued"
         truth = Truth(samples=1e9)
         self.world = World(lambda _uid: truth, faults=self.weather, plan_seconds=20.0, kueue=queued)
         self.world.server.handle = self.weather.deny(self.world.server.handle)  # type: ignore[method-assign]
@@ -290,7 +223,7 @@ class Chaos:
                 elif running:
                     chance.choice(running).extra["hangs_until"] = now() + chance.uniform(3, 40)
             case "deny":
-                self.weather.denied, self.weather.denied_verbs = chance.choice(
+                self.weather.denied = chance.choice(
                     [
                         ("/pods", ("POST",)),
                         ("/services", ("POST", "DELETE")),

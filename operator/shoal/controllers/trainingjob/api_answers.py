@@ -34,7 +34,7 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class _Without:
+class _AllBut:
     """All numbers but these."""
 
     numbers: frozenset[int]
@@ -75,7 +75,7 @@ class ApiAnswers:
     @property
     def unseen(self) -> Container[int]:
         """The workers of which there may be such pods, once it has recorded what it knows of others."""
-        return frozenset() if self.looked_at is None else _Without(self.looked_at)
+        return frozenset() if self.looked_at is None else _AllBut(self.looked_at)
 
     def record(self, looked_at: frozenset[int] | None) -> None:
         """The status says what this process knows. `looked_at`: see `Plan`."""

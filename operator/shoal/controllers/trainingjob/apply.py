@@ -178,7 +178,7 @@ class Applier:
         return answer.ok
 
     async def _confirm_newest(self, job: TrainingJob, answers: ApiAnswers) -> None:
-        """Ask whether this is the job as it is, before the first pod of a leader that has stored no status of it.
+        """Ask whether this is the job as it is, before a leader that stored no status makes a pod or turns a Service.
 
         In an old list, a pod that came and went since is not there yet, and would be made again; and a Service would be
         turned back to a server that is gone. If the job has changed, the next plan is recorded before it is carried

@@ -65,7 +65,8 @@ class Decisions:
             return None
         if not (facts.seen.first_look or facts.seen.unseen):  # as in most plans
             return self.wanted.workers
-        return self.wanted.placeable - self.actions.postponed
+        undecided = self.actions.postponed | set(filter(self.wanted.is_homeless, self.wanted.workers))
+        return self.wanted.workers - undecided
 
     def in_order(self) -> tuple[Action, ...]:
         """The actions, in the order in which they are carried out."""

@@ -93,11 +93,6 @@ class Wanted:
         home = self.homes.get(index)
         return home is not None and bool(home.pool) and home.pool not in self.known_pools
 
-    @property
-    def placeable(self) -> frozenset[int]:
-        """The workers of which a new pod can be placed."""
-        return frozenset(index for index in self.workers if not self.is_homeless(index))
-
     def where_of(self, place: Place) -> Where:
         """The nodes that a new pod of this place may run on."""
         where = default_where(self.job, place)
