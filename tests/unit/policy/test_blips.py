@@ -378,19 +378,33 @@ def test_server_of_a_list_that_is_older_than_the_record_is_lost_to_nobody() -> N
     assert [n for n in world.pods if "-ps-" in n] == ["digits-ps-0-1"]
 
 
-def test_worker_that_ends_in_a_list_older_than_the_record_is_lost_to_nobody() -> None:
-    """Whoever recorded its successor knew why it ends; a new leader's watch of pods shows it still."""
+@pytest.mark.parametrize("ends", [True, False])
+def test_worker_of_a_list_that_is_older_than_the_record_is_lost_to_nobody(ends: bool) -> None:
+    """Whoever recorded its successor knew why it ended; a new leader's watch of pods shows it still."""
     world = running_world()
     earlier = deepcopy(world.pods["digits-worker-1-0"])
     world.vanish("digits-worker-1-0")
     world.settle()
     assert (world.status["restarts"]["disruptions"], "digits-worker-1-1" in world.pods) == (1, True)
-    earlier["metadata"]["deletionTimestamp"] = build.stamp(world.now)
+    if ends:
+        earlier["metadata"]["deletionTimestamp"] = build.stamp(world.now)
     world.pods["digits-worker-1-0"] = earlier
     del world.pods["digits-worker-1-1"]  # of which the watch has not told yet
+    world.hush("digits-worker-1-0")
     stale = plan(world.observation()).status
     assert [(s.incarnation, s.cause) for s in stale.slots if s.index == 1] == [(0, "TakenBack"), (1, "")]
     assert stale.restarts.disruptions == 1
+
+
+def test_worker_that_works_is_kept_though_only_its_successor_is_recorded() -> None:
+    """Another leader made it moments before, and its successor waits for a node."""
+    world = running_world()
+    [slot] = [s for s in world.status["slots"] if s.get("role") != "ps" and s["index"] == 1]
+    slot |= {"incarnation": 1, "state": "Starting"}
+    seen = world.observation()
+    waiting = build.pod(index=1, incarnation=1, node="", phase="Pending")
+    made = plan(replace(seen, pods=(*seen.pods, waiting)))
+    assert [a.name for a in made.actions if isinstance(a, DeletePod)] == ["digits-worker-1-1"]
 
 
 def test_epoch_that_may_have_been_used_by_another_leader_is_not_used_again() -> None:

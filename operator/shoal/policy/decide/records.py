@@ -194,8 +194,9 @@ class _Updater:
             slot = slot.model_copy(update={"replaces": leaves_a_gap(self._older.slot)})
         # An earlier leader's, of which its successor heard too late, or whose predecessor is heard again. A server is
         # recorded before it is made: one that is not, though a later one is, was given up, and the watch of pods is
-        # behind that of jobs. So was a worker that ends then: who recorded the later one knew why.
-        given_up = self._outdated and (slot.role == "ps" or seen.verdict.outcome is not PodOutcome.HEALTHY)
+        # behind that of jobs. So was a worker, unless it works: who recorded the later one knew why, or it was made
+        # moments before that one.
+        given_up = self._outdated and not self._works(seen)
         if not seen.recorded and (self._replaced or self._needless or given_up):
             slot = slot.model_copy(update={"cause": TAKEN_BACK, "ended_at": self._now})
         elif pod is not None and slot.role == "ps":
@@ -252,6 +253,11 @@ class _Updater:
         end = terminated(pod, slot.role) if pod is not None and pod.ended else None
         said = parse_time(end.finished_at) if end is not None else None
         return said if said is not None and timedelta() <= self._now - said <= MOMENT else self._now
+
+    def _works(self, seen: Sighting) -> bool:
+        """Whether a worker does, as the coordinator knows."""
+        healthy = seen.slot.role == "worker" and seen.verdict.outcome is PodOutcome.HEALTHY
+        return healthy and self._view.hears(seen.place)
 
     @property
     def _needless(self) -> bool:
