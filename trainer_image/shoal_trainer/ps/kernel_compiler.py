@@ -12,14 +12,15 @@ from llvmlite import ir
 from numba.core import types as t
 from numba.extending import lower_builtin, type_callable
 
-from shoal_trainer.ps import kernels
-from shoal_trainer.ps.kernel_loader import ENCODINGS, KERNELS, Kernel, target_machine
+from shoal_trainer.ps import scalars
+from shoal_trainer.ps.kernel_loader import ENCODINGS, KERNELS, Kernel, declare_kernels, target_machine
 
 WORD, SINGLE = ir.IntType(32), ir.FloatType()
 
 
 def compile_kernels() -> bytes:
     """Object code with a function for each kernel and encoding; its arguments are `n`, pointers and numbers."""
+    declare_kernels()
     _declare()
     modules = [_module(kernel, encoding) for kernel in KERNELS.values() for encoding in ENCODINGS]
     for module in modules[1:]:
@@ -47,18 +48,18 @@ def _module(kernel: Kernel[Any, Any], encoding: str) -> Any:
 
 def _declare() -> None:
     """Tell Numba the types and the code of the functions that rules call."""
-    type_callable(kernels.widen)(lambda _context: lambda _value: t.float32)
-    lower_builtin(kernels.widen, t.float32)(_same)
-    lower_builtin(kernels.widen, t.uint16)(_widen)
-    type_callable(kernels.narrow)(lambda _context: lambda _value, like: like)
-    lower_builtin(kernels.narrow, t.float32, t.float32)(_same)
-    lower_builtin(kernels.narrow, t.float32, t.uint16)(_narrow)
-    type_callable(kernels.finite_or_zero)(lambda _context: lambda _value: t.float32)
-    lower_builtin(kernels.finite_or_zero, t.float32)(_finite_or_zero)
-    type_callable(kernels.squarable_or_zero)(lambda _context: lambda _value: t.float32)
-    lower_builtin(kernels.squarable_or_zero, t.float32)(_squarable_or_zero)
-    type_callable(kernels.mark_change)(lambda _context: lambda _seen, _value, _used: t.uint32)
-    lower_builtin(kernels.mark_change, t.uint32, t.float32, t.float32)(_mark_change)
+    type_callable(scalars.widen)(lambda _context: lambda _value: t.float32)
+    lower_builtin(scalars.widen, t.float32)(_same)
+    lower_builtin(scalars.widen, t.uint16)(_widen)
+    type_callable(scalars.narrow)(lambda _context: lambda _value, like: like)
+    lower_builtin(scalars.narrow, t.float32, t.float32)(_same)
+    lower_builtin(scalars.narrow, t.float32, t.uint16)(_narrow)
+    type_callable(scalars.finite_or_zero)(lambda _context: lambda _value: t.float32)
+    lower_builtin(scalars.finite_or_zero, t.float32)(_finite_or_zero)
+    type_callable(scalars.squarable_or_zero)(lambda _context: lambda _value: t.float32)
+    lower_builtin(scalars.squarable_or_zero, t.float32)(_squarable_or_zero)
+    type_callable(scalars.mark_change)(lambda _context: lambda _seen, _value, _used: t.uint32)
+    lower_builtin(scalars.mark_change, t.uint32, t.float32, t.float32)(_mark_change)
 
 
 def _same(_context: Any, _builder: Any, _signature: Any, args: Any) -> Any:
@@ -84,7 +85,7 @@ def _finite_or_zero(_context: Any, builder: Any, _signature: Any, args: Any) -> 
 
 
 def _squarable_or_zero(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-    small = builder.fcmp_ordered("<=", _size(builder, args[0]), SINGLE(float(kernels.LARGEST)))
+    small = builder.fcmp_ordered("<=", _size(builder, args[0]), SINGLE(float(scalars.LARGEST)))
     return builder.select(small, args[0], SINGLE(0.0))
 
 

@@ -12,6 +12,7 @@ import ctypes
 import fcntl
 import functools
 import hashlib
+import importlib
 import inspect
 import logging
 import os
@@ -41,6 +42,8 @@ OF_EVERY_NODE = {"x86_64": "haswell", "aarch64": "neoverse-n1"}
 """What an image's kernels are compiled for: code for the machine that built it is useless on another one. `haswell` is
 the level x86-64-v3 (AVX2, FMA), which all cloud x86 nodes have had since 2015."""
 ENCODINGS = "float32", "uint16"
+RULES = "kernels", "lookahead"
+"""The modules that declare kernels."""
 KERNELS: dict[str, Kernel[Any, Any]] = {}
 SUMS = 3
 """The length of an array of results."""
@@ -174,9 +177,14 @@ _lock = threading.Lock()
 
 def load_kernels() -> None:
     """Load the compiled kernels, so that the first push does not wait for it."""
-    from shoal_trainer.ps import kernels  # noqa: F401  declares them
-
+    declare_kernels()
     _engine()
+
+
+def declare_kernels() -> None:
+    """Import what declares kernels, so that `KERNELS` has all of them."""
+    for name in RULES:
+        importlib.import_module(f"shoal_trainer.ps.{name}")
 
 
 def _engine() -> Any:
@@ -235,7 +243,7 @@ def cached_file() -> Path | None:
 def _key() -> str:
     here = Path(__file__).parent
     sources = [
-        (here / name).read_bytes() for name in ("kernels.py", "kernel_compiler.py", "kernel_loader.py")
+        (here / f"{name}.py").read_bytes() for name in (*RULES, "scalars", "kernel_compiler", "kernel_loader")
     ]
     facts = [version("numba"), version("llvmlite"), llvm.get_process_triple(), *target()]
     return hashlib.sha256(b"\0".join([*sources, *(text.encode() for text in facts)])).hexdigest()[:20] + ".o"

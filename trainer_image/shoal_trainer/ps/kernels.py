@@ -9,7 +9,7 @@ one, in the same pass. To rules with second moments a gradient is not finite eit
 would be infinite, and the parameter NaN with the next push.
 
 `ahead`: the answer to a push is where the parameters will be after so many more steps of the optimizer's velocity, as
-the worker's next gradient will arrive then (0: exactly the parameters).
+the worker's next gradient will arrive then (0: exactly the parameters). `lookahead` has the kernels that do only that.
 
 The rules are written for single numbers, and run as such in plain Python (`momentum.rule`), which the tests compare
 with the compiled code. `n` is the number of values in each array; callers do not pass it.
@@ -23,6 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal_trainer.ps.kernel_loader import kernel, reduction
+from shoal_trainer.ps.scalars import (
+    NOTHING,
+    finite_or_zero,
+    mark_change,
+    narrow,
+    squarable_or_zero,
+    widen,
+)
 
 Vector = NDArray[np.float32]
 Buffer = NDArray[Any]
@@ -32,45 +40,6 @@ ConstBuffer = Buffer
 """Only read, so it may be memory of TensorFlow."""
 Sums = NDArray[np.float64]
 """Results; as long as the rule says."""
-NOTHING = np.float32(0)
-"""Added to a sign: that of -0 is 0 in NumPy, and -0 in compiled code."""
-LARGEST = np.float32(1.8446743e19)
-"""The largest number of which the square is finite in fp32."""
-
-
-# --- bf16: the upper half of fp32. `kernel_compiler` has the compiled counterparts ---------------------------------
-
-
-def widen(value: Any) -> Any:
-    """The fp32 value of an element of a buffer."""
-    return value if isinstance(value, np.float32) else (np.uint32(value) << np.uint32(16)).view(np.float32)
-
-
-def narrow(value: Any, like: Any) -> Any:
-    """`value` in the type of `like`, rounded to nearest even; NaN stays NaN."""
-    if isinstance(like, np.float32):
-        return value
-    bits = value.view(np.uint32)
-    quiet, rounded = (
-        bits | np.uint32(0x400000),
-        bits + ((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF),
-    )
-    return np.uint16((quiet if np.isnan(value) else rounded) >> np.uint32(16))
-
-
-def finite_or_zero(value: Any) -> Any:
-    """`value`, or 0 where it is not finite."""
-    return value if np.isfinite(value) else np.float32(0)
-
-
-def squarable_or_zero(value: Any) -> Any:
-    """`value`, or 0 where its square is not finite."""
-    return value if abs(value) <= LARGEST else np.float32(0)
-
-
-def mark_change(seen: Any, value: Any, used: Any) -> Any:
-    """`seen`, made nonzero if `used` differs from `value`. It has 32 bits, like the values, so that loops vectorize."""
-    return seen | (value.view(np.uint32) ^ used.view(np.uint32))
 
 
 # --- encodings ----------------------------------------------------------------------------------------------------
@@ -398,79 +367,6 @@ def adagrad(
         w[i] = x
         io[i] = narrow(x, io[i])
     return bool(seen != 0)
-
-
-# --- where the parameters will be ---------------------------------------------------------------------------------
-
-
-@kernel
-def glide(n: int, w: ConstVector, m: ConstVector, io: Buffer, ahead: np.float32) -> None:
-    """Io := w + ahead m: parameters that follow the velocity of SGD."""
-    for i in range(n):
-        io[i] = narrow(w[i] + ahead * m[i], io[i])
-
-
-@kernel
-def glide_adam(
-    n: int, w: ConstVector, m: ConstVector, v: ConstVector, io: Buffer, ahead: np.float32, epsilon: np.float32
-) -> None:
-    """Io := w - ahead m / (√v + eps): the same with Adam."""
-    for i in range(n):
-        io[i] = narrow(w[i] - (m[i] * ahead) / (np.sqrt(v[i]) + epsilon), io[i])
-
-
-@kernel
-def glide_lion(n: int, w: ConstVector, m: ConstVector, io: Buffer, ahead: np.float32) -> None:
-    """Io := w - ahead sign(m): the same with Lion."""
-    for i in range(n):
-        io[i] = narrow(w[i] - ahead * (np.sign(m[i]) + NOTHING), io[i])
-
-
-@kernel
-def include(n: int, w: ConstVector, io: ConstBuffer, out: Vector, scale: np.float32) -> None:
-    """Out := w + scale io: parameters with a difference, or a gradient, that is still being sent."""
-    for i in range(n):
-        out[i] = w[i] + scale * finite_or_zero(widen(io[i]))
-
-
-@kernel
-def include_adam(
-    n: int,
-    w: ConstVector,
-    v: Vector,
-    io: ConstBuffer,
-    out: Vector,
-    scale: np.float32,
-    one_less_b2: np.float32,
-    bias: np.float32,
-    epsilon: np.float32,
-) -> None:
-    """V += (g² - v)(1 - b2); out := w - scale g / (√(v / bias) + eps): the same for a gradient in Adam."""
-    for i in range(n):
-        g = squarable_or_zero(widen(io[i]))
-        second = v[i] + (g * g - v[i]) * one_less_b2
-        v[i] = second
-        out[i] = w[i] - (scale * g) / (np.sqrt(second / bias) + epsilon)
-
-
-@kernel
-def include_rmsprop(
-    n: int,
-    w: ConstVector,
-    v: Vector,
-    io: ConstBuffer,
-    out: Vector,
-    scale: np.float32,
-    rho: np.float32,
-    one_less_rho: np.float32,
-    epsilon: np.float32,
-) -> None:
-    """V := rho v + (1 - rho) g²; out := w - scale g / √(v + eps): the same for a gradient in RMSprop."""
-    for i in range(n):
-        g = squarable_or_zero(widen(io[i]))
-        second = rho * v[i] + one_less_rho * (g * g)
-        v[i] = second
-        out[i] = w[i] - (scale * g) / np.sqrt(second + epsilon)
 
 
 @reduction

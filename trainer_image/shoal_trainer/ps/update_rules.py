@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shoal_trainer.ps import kernels
+from shoal_trainer.ps import kernels, lookahead
 from shoal_trainer.ps.agreement import SAMPLE
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.kernels import Buffer, Vector
@@ -101,13 +101,13 @@ class Optimizer:
             state = {name: values[part] for name, values in self.state.items()}
             if update.ahead and "momentum" in state:
                 ahead = update.ahead * _glide(c, update.pace) * stretch(update.before) / stretch(update.pace)
-                kernels.glide(w[part], state["momentum"], values, f(ahead))
+                lookahead.glide(w[part], state["momentum"], values, f(ahead))
             elif update.ahead and c.name == "lion":
-                kernels.glide_lion(w[part], state["m"], values, f(update.ahead * update.rate))
+                lookahead.glide_lion(w[part], state["m"], values, f(update.ahead * update.rate))
             elif update.ahead and "m" in state and update.step > 1:
                 beta = adam_momentum(c, update.pace)
                 ahead = update.ahead * beta * _glide_adam(c, beta, update.rate, update.step)
-                kernels.glide_adam(w[part], state["m"], state["v"], values, f(ahead), f(c.epsilon))
+                lookahead.glide_adam(w[part], state["m"], state["v"], values, f(ahead), f(c.epsilon))
             else:
                 kernels.encode(w[part], values)
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from shoal_trainer.ps import kernels
+from shoal_trainer.ps import kernels, lookahead
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.coding import coded, decode, encode, values
 from shoal_trainer.ps.pieces import parts
@@ -56,7 +56,7 @@ class HostMean:
             self._total *= np.float32(samples)
         else:
             for part, piece in parts(values(update, self._trainable)):
-                kernels.include(self._total[part], piece, self._total[part], np.float32(samples))
+                lookahead.include(self._total[part], piece, self._total[part], np.float32(samples))
         self._reuse(update)
 
     def result(self, samples: int) -> npt.NDArray[Any]:
@@ -103,16 +103,16 @@ class HostInclusion:
         scale, of_differences, *rest = lead.scalars
         w, g, to = start[:n], update[:n], out[:n]
         if lead.kind == "plain":
-            kernels.include(w, g, to, scale)
+            lookahead.include(w, g, to, scale)
         else:
             if self._second is None:
                 self._second = aligned(n)
-            apply = kernels.include_adam if lead.kind == "adam" else kernels.include_rmsprop
+            apply = lookahead.include_adam if lead.kind == "adam" else lookahead.include_rmsprop
             apply(w, self._second, g, to, scale, *rest)
         out[n:] = start[n:]
         for low, high in self._differences:
             for part, piece in parts(values(update, n), low, high):
-                kernels.include(start[part], piece, out[part], of_differences)
+                lookahead.include(start[part], piece, out[part], of_differences)
         return self._tensor
 
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from shoal_trainer.ps import kernel_loader, kernels
+from shoal_trainer.ps import kernel_loader, kernels, lookahead
 from shoal_trainer.ps.aligned import aligned, octets
 from shoal_trainer.ps.kernel_loader import ENCODINGS, KERNELS
 
@@ -125,18 +125,18 @@ def test_update_kernels_match_their_formulas(n: int, bf16: bool) -> None:  # noq
     np.testing.assert_array_equal(io, bits_of(later) if bf16 else later)
 
     io = exchange()
-    kernels.glide(w, m, io, F(2.5))
+    lookahead.glide(w, m, io, F(2.5))
     np.testing.assert_array_equal(io, bits_of(w + F(2.5) * m) if bf16 else w + F(2.5) * m)
     io, later = exchange(), w - (m * F(0.01)) / (np.sqrt(v) + eps)
-    kernels.glide_adam(w, m, v, io, F(0.01), eps)
+    lookahead.glide_adam(w, m, v, io, F(0.01), eps)
     np.testing.assert_array_equal(io, bits_of(later) if bf16 else later)
 
     out, io = aligned(n), exchange()
-    kernels.include(w, io, out, F(-0.5))
+    lookahead.include(w, io, out, F(-0.5))
     np.testing.assert_array_equal(out, w + F(-0.5) * gradient)
     np.testing.assert_array_equal(io, exchange())
     second = v.copy()
-    kernels.include_adam(w, second, io, out, F(0.01), F(0.001), F(0.5), eps)
+    lookahead.include_adam(w, second, io, out, F(0.01), F(0.001), F(0.5), eps)
     np.testing.assert_array_equal(second, v2)
     np.testing.assert_array_equal(out, w - (F(0.01) * gradient) / (np.sqrt(v2 / F(0.5)) + eps))
     sums = np.zeros(3)
@@ -154,7 +154,7 @@ def test_update_kernels_match_their_formulas(n: int, bf16: bool) -> None:  # noq
     np.testing.assert_array_equal(kept, second)
     check(io, new, (w - w * decay) - step)
     kept, io = v.copy(), exchange()
-    kernels.include_rmsprop(w, kept, io, out, lr, *rho)
+    lookahead.include_rmsprop(w, kept, io, out, lr, *rho)
     np.testing.assert_array_equal(kept, second)
     np.testing.assert_array_equal(out, w - step)
     new, state, kept, io = w.copy(), m.copy(), v.copy(), exchange()
@@ -172,7 +172,7 @@ def test_update_kernels_match_their_formulas(n: int, bf16: bool) -> None:  # noq
     later = new - F(2.5) * np.sign(state)
     np.testing.assert_array_equal(io, bits_of(later) if bf16 else later)
     io, later = exchange(), w - F(2.5) * np.sign(m)
-    kernels.glide_lion(w, m, io, F(2.5))
+    lookahead.glide_lion(w, m, io, F(2.5))
     np.testing.assert_array_equal(io, bits_of(later) if bf16 else later)
 
     new, first, kept, io = w.copy(), m.copy(), v.copy(), exchange()
