@@ -94,7 +94,7 @@ def test_leader_that_sees_an_old_cluster_first_changes_nothing_in_the_end(
     assert told.digest == undisturbed(script).digest, told.tell
 
 
-@pytest.mark.parametrize(("write", "past"), [(56, 60), (86, 70)])
+@pytest.mark.parametrize(("write", "past"), [(56, 60), (86, 70), (82, 105)])
 def test_leader_that_sees_a_cluster_of_half_a_minute_ago_makes_no_pod_again(write: int, past: int) -> None:
     """It asks before the first one whether the job is still as it was listed."""
     told = QUEUED.told(write=write, after=True, past=past)

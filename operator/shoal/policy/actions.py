@@ -58,10 +58,14 @@ class CreateService:
 
 @dataclass(frozen=True)
 class UpdateService:
-    """PATCH (JSON merge) `spec.selector`, so that the Service selects the current incarnation only."""
+    """PATCH (JSON merge) `spec.selector`, so that the Service selects the current incarnation only.
+
+    `back_to`: the pod to which it sends clients back from a later one, and which is asked for before.
+    """
 
     name: str
     selector: dict[str, str]
+    back_to: str = ""
 
 
 @dataclass(frozen=True)

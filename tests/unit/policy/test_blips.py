@@ -352,7 +352,17 @@ def test_new_leader_turns_no_service_before_it_has_stored_a_status() -> None:
     assert not [a for a in first.actions if isinstance(a, UpdateService)]
     assert first.wake_after is not None
     assert 0 < first.wake_after <= 1.0, "not in a loop, where the status needs no write"
-    assert [a.name for a in plan(seen).actions if isinstance(a, UpdateService)] == ["digits-ps-0"]
+    [turned] = [a for a in plan(seen).actions if isinstance(a, UpdateService)]
+    assert (turned.name, turned.back_to) == ("digits-ps-0", "digits-ps-0-0")
+
+
+def test_service_is_not_turned_back_to_a_server_that_is_not_there() -> None:
+    """Another leader turned it to the next one, and died before the status said so."""
+    world = running_world()
+    world.services["digits-ps-0"]["spec"]["selector"]["shoal.dev/incarnation"] = "1"
+    world.vanish("digits-ps-0-0")
+    world.asked = {"digits-ps-0-0"}
+    assert not [a for a in plan(world.observation()).actions if isinstance(a, UpdateService)]
 
 
 def test_server_of_a_list_that_is_older_than_the_record_is_lost_to_nobody() -> None:

@@ -129,8 +129,10 @@ class Applier:
             case DeletePod(name, uid, grace_seconds):
                 options = {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
                 await objects.delete(job, PODS, name, uid, **options)
-            case UpdateService(name, selector):
+            case UpdateService(name, selector, back_to):
                 await self._confirm_newest(job, answers)
+                if back_to:
+                    await self._confirm_there(job, answers, back_to)
                 await self._select(job, name, selector)
             case DeleteService(name, uid):
                 if (await objects.delete(job, SERVICES, name, uid)).status == 404:
@@ -197,6 +199,19 @@ class Applier:
                 answers.others_knew_more()
                 raise Unavailable(f"{job.metadata.name} has changed since it was listed")
         answers.stored = True
+
+    async def _confirm_there(self, job: TrainingJob, answers: ApiAnswers, name: str) -> None:
+        """Ask whether a pod is there as it was seen: the watch of Services may be ahead of that of pods.
+
+        Raises:
+            Unavailable: it is not.
+        """
+        before = self._state.pods.get(name, job.metadata.namespace)
+        gone = await self._objects.confirm_absent(job, name)
+        answers.gone_pods |= gone
+        now = self._state.pods.get(name, job.metadata.namespace)
+        if gone or before is None or now is None or version(now) != version(before):
+            raise Unavailable(f"{name} is gone, or has changed since")
 
     async def _create_workload(self, job: TrainingJob, name: str, manifest: Manifest) -> bool:
         """Create a Workload; False if it was refused, or if its priority class does not exist."""

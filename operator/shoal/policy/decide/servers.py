@@ -11,7 +11,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from shoal import manifests
-from shoal.api.labels import INCARNATION, ROLE
+from shoal.api.labels import INCARNATION, ROLE, Place, place_in
 from shoal.manifests import names
 from shoal.policy.actions import CreateService, DeleteService, UpdateService
 from shoal.policy.decide.admission import name_conflict_gate, refused_recently
@@ -104,7 +104,14 @@ def _service(facts: Facts, shard: int, incarnation: int, actions: Actions) -> No
             told = before is not None and (before.status, before.reason) == ("True", "FieldConflict")
             if before and told and actions.timers.pending(before.last_transition_time + CONFLICT_RETRY):
                 return
-        actions.actions.append(UpdateService(name, selector))
+        back_to, later, here = "", place_in(found), Place("ps", shard, incarnation)
+        if (
+            later is not None and later > here
+        ):  # its pod is gone; or another leader made it, and it is not seen yet
+            back_to = names.pod_name(job.metadata.name, here)
+            if all(pod.metadata.name != back_to for pod in seen.pods):
+                return
+        actions.actions.append(UpdateService(name, selector, back_to))
         return
     if (conflict := name_conflict_gate(seen, name)) is not None:
         actions.closed(conflict)

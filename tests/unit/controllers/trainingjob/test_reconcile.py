@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from contextlib import nullcontext
 from typing import Any, Never
 
 import pytest
@@ -314,6 +315,27 @@ async def test_new_leader_turns_no_service_by_a_list_of_the_job_that_is_too_old(
         await rig.applier.carry_out(old, UpdateService("digits-ps-0", selector))
     assert answers.first_look, "the next plan is recorded first"
     assert rig.cluster.objects[service]["spec"]["selector"]["shoal.dev/incarnation"] == "1"
+
+
+@pytest.mark.parametrize("ends", ["gone", "terminates", "runs"])
+async def test_service_is_turned_back_only_to_a_server_that_is_there_as_it_was_seen(ends: str) -> None:
+    """The watch of Services is ahead of that of pods."""
+    rig = await running()
+    job, service = rig.job, "/api/v1/namespaces/ns/services/digits-ps-0"
+    selector = rig.cluster.objects[service]["spec"]["selector"]
+    rig.cluster.change(service, spec={"selector": {**selector, "shoal.dev/incarnation": "1"}})
+    rig.see()
+    pod = rig.cluster.objects[f"{PODS}/digits-ps-0-0"]
+    if ends == "gone":
+        del rig.cluster.objects[f"{PODS}/digits-ps-0-0"]
+    elif ends == "terminates":
+        deleted = {**pod["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
+        rig.cluster.change(f"{PODS}/digits-ps-0-0", metadata=deleted)
+    action = UpdateService("digits-ps-0", selector, back_to="digits-ps-0-0")
+    with nullcontext() if ends == "runs" else pytest.raises(Unavailable, match="has changed since"):
+        await rig.applier.carry_out(job, action)
+    incarnation = rig.cluster.objects[service]["spec"]["selector"]["shoal.dev/incarnation"]
+    assert incarnation == ("0" if ends == "runs" else "1")
 
 
 @pytest.mark.parametrize("meanwhile", [{"suspend": True}, {"workers": {"replicas": 1}}])
