@@ -17,6 +17,8 @@ from tests.virtual.server import ApiServer, Json, Key
 STEP_SECONDS = 0.5
 UNHEARD_SECONDS = 40.0
 """After so long without a word of its kubelet a node is Unknown."""
+DEFAULT_TOLERATION_SECONDS = 300.0
+"""What the API server gives a pod that says nothing of nodes that are not heard (DefaultTolerationSeconds)."""
 SPOT = {"cloud.google.com/gke-spot": "true"}
 ZONE = "topology.kubernetes.io/zone"
 
@@ -241,7 +243,7 @@ class Cluster:
                 for t in pod["spec"].get("tolerations", [])
                 if t.get("key") == taint["key"]
             ]
-            if now() - since >= (tolerated[0] if tolerated else 0):
+            if now() - since >= (tolerated[0] if tolerated else DEFAULT_TOLERATION_SECONDS):
                 if process.role == "worker":
                     self.taken.setdefault(process.uid, "evicted")
                 gone = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}

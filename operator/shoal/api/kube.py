@@ -406,6 +406,10 @@ class Node(Cached):
         has = self.metadata.labels
         return any(has.get(key) in values for key, values in SPOT_LABELS.items())
 
+    def has_uid(self, machine: str) -> bool:
+        """Whether this is the node of the digest, perhaps in another boot."""
+        return self.machine[:5] == machine[:5]
+
     def is_machine(self, machine: str) -> bool:
         """Whether this is the machine of the digest, in the same boot, as far as both say."""
         length = min(len(machine), len(self.machine))

@@ -1,8 +1,8 @@
 """Where pods may run: the labels, affinities and tolerations that follow from a decided `Where`.
 
 Terms of the user's template are added to them (`merge`). Tolerations are only for taints that describe a node (spot,
-GPU), never for those that announce its end. Short tolerations of unreachable nodes let Kubernetes clean up after a lost
-machine within seconds instead of five minutes.
+GPU), never for those that announce its end. Where the operator cannot read nodes, short tolerations of unreachable ones
+let Kubernetes clean up after a lost machine within seconds instead of five minutes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from shoal.manifests.platforms import GENERIC, Platform
 ZONE = "topology.kubernetes.io/zone"
 HOSTNAME = "kubernetes.io/hostname"
 _SOFT = "preferredDuringSchedulingIgnoredDuringExecution"
+UNREAD_SECONDS = 15
 _HARD = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
@@ -123,11 +124,17 @@ def keys_of_nodes(affinity: Mapping[str, Any] | None) -> set[str]:
 
 
 def tolerations(where: Where, platform: Platform, *, gpu: bool) -> list[dict[str, Any]]:
-    """The tolerations of a pod. `gpu`: whether it requests one."""
-    tolerated: list[dict[str, Any]] = [
-        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 15}
-        for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-    ]
+    """The tolerations of a pod. `gpu`: whether it requests one.
+
+    An operator that can read nodes replaces the pods of one that is not heard itself, unless they are heard. Kubernetes
+    deletes these, too, so it is given its time: 300 s, if the cluster has no other default.
+    """
+    tolerated: list[dict[str, Any]] = []
+    if not platform.nodes_read:
+        tolerated = [
+            {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": UNREAD_SECONDS}
+            for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+        ]
     if where.assigned is not None:
         tolerated += [dict(each) for each in where.assigned.tolerations]
     if gpu:

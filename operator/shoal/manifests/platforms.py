@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from shoal.api.kube import Node
@@ -29,6 +30,13 @@ class Platform:
     """Labels of any node of the platform."""
     named_nodes: bool = True
     """Whether a pod's node affinity may name nodes, to avoid them."""
+    nodes_read: bool = True
+    """Whether the operator can read nodes."""
+
+    @cached_property
+    def unread(self) -> Platform:
+        """The same where it cannot."""
+        return replace(self, nodes_read=False)
 
     def spot_terms(self) -> list[dict[str, Any]]:
         """Node selector terms, any of which matches a spot node."""

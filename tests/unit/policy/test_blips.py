@@ -171,6 +171,41 @@ def test_server_that_is_not_heard_is_replaced_after_a_patience_and_deleted_when_
     assert world.services["digits-ps-0"]["spec"]["selector"]["shoal.dev/incarnation"] == "1"
 
 
+@pytest.mark.parametrize("seen", ["another uid", "another boot", "shuts down"])
+@pytest.mark.parametrize("name", ["digits-ps-0-0", "digits-worker-1-0"])
+def test_pod_is_not_lost_since_its_node_was_seen_too_late(name: str, seen: str) -> None:
+    """A machine came back under its name; the watch of nodes showed the one before it when its pod was bound."""
+    world = running_world()
+    node = world.pods[name]["spec"]["nodeName"]
+    heard(world, (0, 0), (1, 0), (2, 0))
+    if seen == "another uid":  # then it need not be heard
+        heard(world, (0, 0), (2, 0), server=False)
+        world.nodes[node]["metadata"] |= {"uid": "new", "creationTimestamp": build.stamp(build.NOW)}
+    elif seen == "another boot":
+        world.nodes[node]["status"]["nodeInfo"]["bootID"] = "boot-2"
+    else:
+        bound = {"type": "PodScheduled", "status": "True", "lastTransitionTime": build.stamp(world.now)}
+        world.pods[name]["status"]["conditions"] = [bound]
+        said = {"status": "False", "message": "node is shutting down"}
+        before = build.stamp(world.now - timedelta(minutes=2))
+        world.nodes[node]["status"]["conditions"] = [{"type": "Ready", "lastTransitionTime": before, **said}]
+    assert of_pods(world.reconcile()) == []
+    assert restarts(world)["disruptions"] == world.status["parameterServers"]["restarts"] == 0
+    heard(world, (0, 0), (2, 0), server=False)  # it is known from now on
+    assert of_pods(world.reconcile()) == []
+
+
+@pytest.mark.parametrize("name", ["digits-ps-0-0", "digits-worker-1-0"])
+def test_pod_of_a_node_that_was_made_after_it_was_bound_is_lost(name: str) -> None:
+    world = running_world()
+    node, later = world.pods[name]["spec"]["nodeName"], build.stamp(world.now + timedelta(seconds=1))
+    world.nodes[node]["metadata"] |= {"uid": "new", "creationTimestamp": later}
+    heard(world, (0, 0), (1, 0), (2, 0))
+    assert of_pods(world.reconcile()) == [], "the report may be older than the node"
+    heard(world, (0, 0), (2, 0), server=False)
+    assert f"DeletePod {name}" in of_pods(world.reconcile())
+
+
 @pytest.mark.parametrize("later", ["planned", "waits for a node", "has a node"])
 def test_server_whose_node_is_back_stays_unless_its_successor_has_a_node(later: str) -> None:
     """It was deleted while the successor waited for a node, and the job stood still for nothing."""

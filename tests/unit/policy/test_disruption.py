@@ -49,7 +49,7 @@ def taint(key: str, effect: str = "NoSchedule") -> dict[str, Any]:
         (taint("node.kubernetes.io/unreachable", "NoExecute"), "NodeLost", Meaning.UNREACHABLE),
         (taint("node.kubernetes.io/out-of-service", "NoExecute"), "NodeLost", Meaning.LOST),
         (taint("node.cloudprovider.kubernetes.io/shutdown"), "NodeLost", Meaning.LOST),
-        (taint("node.kubernetes.io/not-ready", "NoExecute"), "NodeNotReady", Meaning.LEAVING),
+        (taint("node.kubernetes.io/not-ready", "NoExecute"), "NodeNotReady", Meaning.UNREACHABLE),
         (taint("cloud.google.com/impending-node-termination"), "ImpendingNodeTermination", Meaning.LEAVING),
         (taint("karpenter.sh/disrupted"), "NodeDisrupted", Meaning.LEAVING),
         (taint("aws-node-termination-handler/spot-itn"), "SpotInterruption", Meaning.LEAVING),

@@ -140,7 +140,7 @@ def test_fenced_worker_with_a_counted_notice_is_not_counted_again() -> None:
     world.taint(node, on=False)
     world.reconcile()
     assert "digits-worker-0-0" in world.deleted
-    assert by_reason(world) == {"NodeNotReady": 1}
+    assert by_reason(world) == {"ScaledDownByAutoscaler": 1}
 
 
 # --- withdrawn notices --------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def test_withdrawn_notice_keeps_the_worker_and_deletes_its_replacement() -> None
     node = world.pods["digits-worker-1-0"]["spec"]["nodeName"]
     world.taint(node)
     assert made(world.reconcile()) == ["digits-worker-1-1"]
-    assert slot(world, 1)["cause"] == "NodeNotReady"
+    assert slot(world, 1)["cause"] == "ScaledDownByAutoscaler"
     world.tick()
     world.taint(node, on=False)
     world.reconcile()
@@ -160,7 +160,7 @@ def test_withdrawn_notice_keeps_the_worker_and_deletes_its_replacement() -> None
     assert "digits-worker-1-1" not in world.pods
     assert slot(world, 1)["state"] == "Running"
     assert "endedAt" not in slot(world, 1)
-    assert by_reason(world) == {"NodeNotReady": 1}
+    assert by_reason(world) == {"ScaledDownByAutoscaler": 1}
     assert world.status["workers"]["ready"] == 3
     assert world.deleted == ["digits-worker-1-1"]
 
@@ -178,7 +178,7 @@ def test_withdrawn_notice_is_ignored_once_the_replacement_runs() -> None:
     world.settle()
     assert "digits-worker-1-0" not in world.pods
     assert world.deleted == ["digits-worker-1-0"]
-    assert by_reason(world) == {"NodeNotReady": 1}
+    assert by_reason(world) == {"ScaledDownByAutoscaler": 1}
 
 
 def test_unreadable_nodes_do_not_withdraw_a_notice() -> None:
@@ -190,7 +190,7 @@ def test_unreadable_nodes_do_not_withdraw_a_notice() -> None:
     blind = plan(build.observe(seen.job, *seen.pods, nodes={}, node_signals=False, **more))
     assert blind.actions == ()
     assert [s.cause for s in blind.status.slots if (s.role, s.index, s.incarnation) == ("worker", 1, 0)] == [
-        "NodeNotReady"
+        "ScaledDownByAutoscaler"
     ]
 
 
@@ -221,7 +221,7 @@ def test_flapping_taint_creates_and_deletes_at_most_one_pod_each_time(
     assert len(world.deleted) == len(set(world.deleted)) == len(world.created) - before
     workers = [n for n in world.pods if "-worker-" in n]
     assert sorted(n.rsplit("-", 1)[0] for n in workers) == [f"digits-worker-{i}" for i in range(3)]
-    assert by_reason(world).get("NodeNotReady", 0) <= times
+    assert by_reason(world).get("ScaledDownByAutoscaler", 0) <= times
     assert world.status["workers"]["ready"] == 3
 
 

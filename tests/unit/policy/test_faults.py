@@ -151,7 +151,7 @@ def check(world: World, before: dict[str, Any]) -> None:
     assert world.status["parameterServers"]["restarts"] >= before.get("parameterServers", {}).get(
         "restarts", 0
     )
-    upper_bound = len(world.taken) + own_reason(world, "Silent") + own_reason(world, "NodeNotReady")
+    upper_bound = len(world.taken) + own_reason(world, "Silent") + own_reason(world, "ScaledDownByAutoscaler")
     assert counted(world) <= upper_bound, "something was counted twice"
 
 

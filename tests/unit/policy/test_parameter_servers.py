@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from shoal.policy.actions import CreatePod, CreateService, UpdateService
+from shoal.policy.actions import CreatePod, CreateService, DeletePod, UpdateService
 from shoal.policy.plan import plan
 from tests.unit.policy import build
 from tests.unit.policy.world import World, running_world
@@ -81,14 +81,48 @@ def test_server_that_tolerates_a_cordon_stays(toleration: dict[str, str]) -> Non
     assert "digits-ps-0-0" in world.pods
 
 
-def test_server_stays_on_a_node_that_is_not_ready_until_it_is_evicted() -> None:
+def not_ready(world: World, node: str, since: int = 0, message: str = "container runtime is down") -> None:
+    """The node's kubelet is heard, and does not know its pods."""
+    at = build.stamp(world.now - timedelta(seconds=since))
+    taint = {"key": "node.kubernetes.io/not-ready", "effect": "NoExecute", "timeAdded": at}
+    ready = {"type": "Ready", "status": "False", "lastTransitionTime": at, "message": message}
+    world.nodes[node]["spec"]["taints"] = [taint]
+    world.nodes[node]["status"]["conditions"] = [ready]
+
+
+def test_pods_that_are_heard_stay_on_nodes_that_are_not_ready() -> None:
     world = running_world()
-    world.taint("safe-0")
-    world.settle()
-    assert "digits-ps-0-0" in world.pods
-    world.evict("digits-ps-0-0")
-    world.settle()
+    for node in world.nodes:
+        not_ready(world, node, since=100)
+    world.report = build.report(active=[(0, 0), (1, 0), (2, 0)], shards=({"index": 0, "epoch": 0},))
+    before = len(world.created)
+    world.reconcile()
+    assert (len(world.created), world.deleted) == (before, [])
+    assert world.status["restarts"]["disruptions"] == world.status["parameterServers"]["restarts"] == 0
+
+
+def test_server_on_a_node_that_is_not_ready_is_replaced_if_it_is_not_heard() -> None:
+    world = running_world()
+    world.report = build.report(active=[(0, 0), (1, 0), (2, 0)], shards=())
+    not_ready(world, "safe-0", since=2)
+    made = world.reconcile()
+    assert [a for a in made.actions if isinstance(a, CreatePod | DeletePod)] == []
+    assert made.wake_after == pytest.approx(8.0)
+    world.now += timedelta(seconds=9)
+    world.reconcile()
+    world.reconcile()
     assert "digits-ps-0-1" in world.pods
+    assert world.deleted == [], "it may work, and its successor waits"
+
+
+def test_pods_of_a_node_that_shuts_down_leave_it_though_it_is_not_ready() -> None:
+    """A server takes its final snapshot first."""
+    world = running_world()
+    world.report = build.report(active=[(0, 0), (1, 0), (2, 0)])
+    not_ready(world, "safe-0", message="node is shutting down")
+    world.reconcile()
+    assert world.status["parameterServers"]["restarts"] == 1
+    assert [s["cause"] for s in world.status["slots"] if s.get("role") == "ps"] == ["NodeShutdown"]
 
 
 def test_failed_restarts_in_place_count_against_the_backoff_limit() -> None:

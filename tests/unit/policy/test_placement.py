@@ -155,14 +155,20 @@ def test_a_pod_goes_where_its_image_runs_unless_its_pool_or_template_says_otherw
     assert selected(affinity={"nodeAffinity": None}) == {arch: "amd64"}
 
 
-def test_a_silent_node_keeps_a_pod_for_no_more_than_15_s() -> None:
-    made = manifests.pod(build.job(), Place("worker", 0, 0), build.IMAGES, Where("Spot"), GKE)
-    silence = {
-        t["key"]: t.get("tolerationSeconds")
-        for t in made["spec"]["tolerations"]
-        if t["effect"] == "NoExecute"
-    }
-    assert silence == {"node.kubernetes.io/not-ready": 15, "node.kubernetes.io/unreachable": 15}
+@pytest.mark.parametrize("role", ["worker", "ps"])
+def test_silent_node_keeps_a_pod_for_15_s_only_where_the_operator_does_not_see_it(role: RoleName) -> None:
+    """Else the operator replaces those that are not heard, and Kubernetes would delete those that are."""
+
+    def silence(platform: Platform) -> dict[str, int]:
+        made = manifests.pod(build.job(), Place(role, 0, 0), build.IMAGES, Where("Spot"), platform)
+        return {
+            t["key"]: t.get("tolerationSeconds")
+            for t in made["spec"]["tolerations"]
+            if t["effect"] == "NoExecute"
+        }
+
+    assert silence(GKE) == {}
+    assert silence(GKE.unread) == {"node.kubernetes.io/not-ready": 15, "node.kubernetes.io/unreachable": 15}
 
 
 @pytest.mark.parametrize("role", ["worker", "ps"])

@@ -386,9 +386,9 @@ class World:
             self.taken |= {n for n in self._on(node) if self._lives(n)}
 
     def taint(self, node: str, *, on: bool = True) -> None:
-        """The node's kubelet is late with its heartbeat, for less time than pods tolerate; or it is back."""
+        """The cluster autoscaler is to take the node, or has changed its mind."""
         self.noticed |= set(self._on(node))
-        taint = {"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}
+        taint = {"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}
         self.nodes[node]["spec"]["taints"] = [taint] if on else []
 
     def kill_node(self, node: str) -> None:

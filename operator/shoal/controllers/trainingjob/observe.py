@@ -117,7 +117,7 @@ class Observer:
             in_flight=in_flight,
             absent_nodes=_GoneNodes(answers.absent_nodes(now), self._state),
             api_returned_at=self._api_returned_at(),
-            platform=self._state.platform,
+            platform=self._state.platform if signals else self._state.platform.unread,
             pools=self._state.pools_by_name,
             unreadable_pools=self._state.unreadable_pools if job.spec.workers.pools else {},
             proposal=self._proposal(uid),

@@ -27,7 +27,7 @@ from shoal.policy.facts.blip import suspicion
 from shoal.policy.facts.coordinator import CoordinatorView, coordinator_view, unasked
 from shoal.policy.facts.quota import Quota, quota
 from shoal.policy.facts.sightings import AtRest, Memory, Sighting
-from shoal.policy.facts.signals import Meaning, Signal, node_signal
+from shoal.policy.facts.signals import NODE_REPLACED, NODE_SHUTDOWN, Meaning, Signal, node_signal
 from shoal.policy.facts.verdict import AFTER_THE_END, HEALTHY, PodOutcome, Verdict, judge
 from shoal.policy.model import NameConflict, Observation, Reason
 from shoal_trainer.contract import StatusReport
@@ -258,11 +258,18 @@ class _Reader:
         signal = None
         if node_name and seen.node_signals:
             signal = node_signal(node, slot, pod.spec.tolerations)
+            if signal is NODE_REPLACED and node and _was_there(node, slot, pod, heard=view.hears(place)):
+                slot = slot.model_copy(update={"machine": node.machine})
+                signal = node_signal(node, slot, pod.spec.tolerations)
+            if signal is not None and signal.reason == NODE_SHUTDOWN.reason and _is_old(signal, pod):
+                signal = None
         if signal is None and record is not None and (pod.untroubled or pod.starts_quietly):  # as most are
             spot = node is not None and is_spot(node, seen.platform)
             return Sighting(place, slot, pod, HEALTHY, None, record, node, spot, quiet=slot is record)
         if signal is not None and signal.meaning >= Meaning.UNREACHABLE:
-            signal = self._believed(signal, slot, pod, view)
+            signal = self._believed(signal, slot, pod, view) or node_signal(
+                node, slot, pod.spec.tolerations, heard=True
+            )
         rules = seen.job.spec.run_policy.failure_rules
         verdict = judge(pod, slot, signal, rules)
         return Sighting(place, slot, pod, verdict, signal, record)
@@ -291,6 +298,8 @@ class _Reader:
 
     def _believed(self, signal: Signal, slot: Slot, pod: Pod, view: CoordinatorView) -> Signal | None:
         """The signal, unless there is better evidence: its process is heard, or too many nodes say the same."""
+        if signal is NODE_REPLACED and view.hears(slot.place):
+            return None
         if signal.meaning is Meaning.LOST:
             name = pod.spec.node_name
             missing = name not in self.seen.nodes and name not in self.seen.absent_nodes
@@ -302,9 +311,9 @@ class _Reader:
             self.timers.after(ASK_SECONDS)
             return None
         since, bound = signal.since, pod.bound_at
+        if _is_old(signal, pod):
+            return None
         if since is not None and bound is not None and bound > since:
-            if bound - since > NODES_HEARD_WITHIN:
-                return None  # it was heard again, and its watch is behind
             since = bound
         if self.suspected is None:
             seen = self.seen
@@ -321,6 +330,23 @@ class _Reader:
             return None
         due = since + UNREACHABLE_PATIENCE[slot.role] if since and not slot.cause else None
         return None if due is not None and self.timers.pending(due) else signal
+
+
+def _was_there(node: Node, slot: Slot, pod: Pod, *, heard: bool) -> bool:
+    """Whether the pod is on this machine, and not on the one before it of that name that the slot records.
+
+    The watch of nodes was behind when the slot was recorded. `heard`: its process is.
+    """
+    if node.has_uid(slot.machine):
+        return heard  # it was booted again, before
+    created, bound = parse_time(node.metadata.creation_timestamp), pod.bound_at
+    return created is not None and bound is not None and created <= bound
+
+
+def _is_old(signal: Signal, pod: Pod) -> bool:
+    """Whether the node was well again when the pod was bound to it, and the watch of nodes is behind."""
+    since, bound = signal.since, pod.bound_at
+    return since is not None and bound is not None and bound - since > NODES_HEARD_WITHIN
 
 
 def _bound(slot: Slot, node_name: str, node: Node | None) -> Slot:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import IntEnum
 
-from shoal.api.kube import Node, Pod, Toleration
+from shoal.api.kube import Condition, Node, Pod, Toleration
 from shoal.api.labels import RoleName
 from shoal.api.training_job_status import Slot
 from shoal.policy.common.times import parse_time
@@ -27,7 +27,7 @@ class Meaning(IntEnum):
     LEAVING = 2
     """Announced: the pod still runs, but ends soon."""
     UNREACHABLE = 3
-    """Its kubelet is not heard: the pod may run on, or be gone."""
+    """Its kubelet is not heard, or knows nothing of its pods: the pod may run on, or be gone."""
     LOST = 4
     """The machine is gone: what the API shows of its pods is outdated."""
 
@@ -47,6 +47,8 @@ class Signal:
 NODE_DELETED = Signal("NodeDeleted", Meaning.LOST)
 NODE_REPLACED = Signal("NodeReplaced", Meaning.LOST)  # same name, but another machine or boot
 NODE_LOST = Signal("NodeLost", Meaning.UNREACHABLE)
+NODE_NOT_READY = Signal("NodeNotReady", Meaning.UNREACHABLE)
+"""Its kubelet is heard, and cannot tell of its pods, or start any: as when a container runtime restarts."""
 NODE_GONE = Signal("NodeLost", Meaning.LOST)
 NODE_SHUTDOWN = Signal("NodeShutdown", Meaning.LEAVING)
 NODE_TERMINATING = Signal("NodeTerminating", Meaning.LEAVING)
@@ -83,21 +85,25 @@ VM_FROZEN = Signal("VMFreezeScheduled", Meaning.AT_RISK)
 _HARMLESS = re.compile(r"freeze|live.?migration", re.IGNORECASE)  # a pause of seconds
 
 
-def node_signal(node: Node | None, slot: Slot, tolerations: Sequence[Toleration] = ()) -> Signal | None:
-    """The strongest signal of a pod's node. `tolerations`: the pod's.
+def node_signal(
+    node: Node | None, slot: Slot, tolerations: Sequence[Toleration] = (), *, heard: bool = False
+) -> Signal | None:
+    """The strongest signal of a pod's node. `tolerations`: the pod's. `heard`: but those that the process refutes.
 
     `slot` identifies the machine: if its node is deleted, has another uid, or was rebooted, the pod is lost. A node
     that was never seen is not a signal: the watch of nodes may lag behind that of pods.
     """
     if node is None:
         return NODE_DELETED if slot.machine else None
-    if slot.machine and not node.is_machine(slot.machine):
+    if slot.machine and not node.is_machine(slot.machine) and not heard:
         return NODE_REPLACED
     if node.untroubled:
         return None
     signals = [*_condition_signals(node), *_taint_signals(node, slot.role, tolerations)]
     if node.metadata.deletion_timestamp:
         signals.append(replace(NODE_TERMINATING, since=parse_time(node.metadata.deletion_timestamp)))
+    if heard:
+        signals = [each for each in signals if each.meaning is not Meaning.UNREACHABLE]
     return max(signals, key=lambda signal: signal.meaning, default=None)
 
 
@@ -110,32 +116,36 @@ def _condition_signals(node: Node) -> list[Signal]:
             signals.append(replace(VM_FROZEN if frozen else CONDITIONS[_AKS], since=since))
         elif condition.type == "Ready" and condition.status == "Unknown":
             signals.append(replace(NODE_LOST, since=since))
-        elif (condition.type, condition.status) == ("Ready", "False"):
-            signals += [replace(NODE_SHUTDOWN, since=since)] * ("node is shutting down" in condition.message)
+        elif _shuts_down(condition):
+            signals.append(replace(NODE_SHUTDOWN, since=since))
     return signals
+
+
+def _shuts_down(condition: Condition) -> bool:
+    """Whether it says that the kubelet ends the node's pods, within their grace periods."""
+    not_ready = (condition.type, condition.status) == ("Ready", "False")
+    return not_ready and "node is shutting down" in condition.message
 
 
 def _taint_signals(node: Node, role: RoleName, tolerations: Sequence[Toleration]) -> list[Signal]:
     """Some taints mean something else for a server, which would stop for nothing.
 
-    A worker on a node that is not ready gets a replacement, which is taken back if the node recovers: a server is moved
-    when Kubernetes evicts it. Karpenter taints a node before it has another one, and may change its mind: a server is
+    Karpenter taints a node before it has another one, and may change its mind: a server is
     moved when the node is deleted. The disruption budget prevents the eviction of a server, so it is moved when its
     node is cordoned, which every drain does first; a worker stays until it is evicted. A pod that tolerates a taint
     that only keeps others away could be scheduled onto the same node again.
     """
-    signals = []
+    signals, shuts_down = [], any(map(_shuts_down, node.status.conditions))
     for taint in node.spec.taints:
         found = TAINTS.get(taint.key)
-        if taint.key == _NOT_READY and taint.effect == "NoExecute":
-            found = Signal("NodeNotReady", Meaning.LEAVING)
+        if taint.key == _NOT_READY and taint.effect == "NoExecute" and not shuts_down:
+            found = NODE_NOT_READY
         elif taint.key == _CORDONED and role == "ps":
             found = Signal("NodeCordoned", Meaning.LEAVING)
         if found is None:
             continue
         keeps_away = taint.effect != "NoExecute" and found.meaning is Meaning.LEAVING
-        revocable = role == "ps" and (found.revocable or taint.key == _NOT_READY)
-        if revocable or (keeps_away and any(each.tolerates(taint) for each in tolerations)):
+        if (role == "ps" and found.revocable) or (keeps_away and any(each.tolerates(taint) for each in tolerations)):
             found = replace(found, meaning=Meaning.AT_RISK)
         signals.append(replace(found, since=parse_time(taint.time_added)))
     return signals
