@@ -5,7 +5,8 @@ would be waited for until then: for an hour, if that clock is an hour ahead. So 
 ahead happened when this process first heard of it, and each wait that begins with it is as long as it is meant to be.
 
 So did what is said to be long past of a node that was known to be heard, and is not: after the patience with it, which
-such a clock, or a watch that was behind, would leave out, servers are replaced (`policy.facts.blip`).
+such a clock, or a watch that was behind, would leave out, servers are replaced (`policy.facts.blip`). And a taint that
+says no time came when it was first seen: a failure long after it has another reason.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ MOMENTS = frozenset(
 def as_heard(old: T | None, new: T, now: datetime) -> T:
     """The object as it arrives now. `old`: as which it was known before."""
     if isinstance(new, Node) and isinstance(old, Node):
-        new = _silence_as_heard(old, new, now)
+        new = _taints_as_heard(old, _silence_as_heard(old, new, now), now)
     happened, deleted = _Clock(now), None
     if new.metadata.deletion_timestamp is not None:
         grace = getattr(new.metadata, "deletion_grace_period_seconds", None) or 0
@@ -78,6 +79,20 @@ def _silence_as_heard(old: Node, new: Node, now: datetime) -> Node:
         for each in new.status.conditions
     )
     return new.model_copy(update={"status": dataclasses.replace(new.status, conditions=known)})
+
+
+def _taints_as_heard(old: Node, new: Node, now: datetime) -> Node:
+    """The node, whose new taints without a time were added now. Kubernetes writes one for those that evict only."""
+    known = {(each.key, each.effect): each.time_added for each in old.spec.taints}
+    taints = tuple(
+        each
+        if each.time_added is not None
+        else dataclasses.replace(each, time_added=known.get((each.key, each.effect), _text(now)))
+        for each in new.spec.taints
+    )
+    if taints == new.spec.taints:
+        return new
+    return new.model_copy(update={"spec": dataclasses.replace(new.spec, taints=taints)})
 
 
 class _Clock:

@@ -141,6 +141,19 @@ def test_nodes_that_turn_unknown_together_do_so_now_though_the_clock_of_their_cl
 
 
 @pytest.mark.looptime
+def test_taint_without_a_time_was_added_when_it_was_first_seen() -> None:
+    """A failure an hour later is none of its node."""
+    taint = {"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}
+    before = build.node()
+    first = as_heard(before, build.node(taints=[taint]), NOW)
+    assert [each.time_added for each in first.spec.taints] == [build.stamp(NOW)]
+    later = as_heard(first, build.node(taints=[taint], boot="boot-2"), NOW + HOUR)
+    assert later.spec.taints == first.spec.taints
+    unknown = as_heard(None, build.node(taints=[taint]), NOW)
+    assert [each.time_added for each in unknown.spec.taints] == [None], "it may be older"
+    assert as_heard(unknown, build.node(taints=[taint]), NOW).spec.taints == unknown.spec.taints
+
+
 async def test_a_pod_that_stays_on_a_lost_node_is_removed_in_time_though_the_clock_of_its_server_is_ahead() -> (
     None
 ):

@@ -130,6 +130,7 @@ BY_KUEUE = [{"type": "TerminationTarget", "status": "True", "reason": "WorkloadE
 LOW = "The node was low on resource: memory."
 LIMIT = 'Usage of EmptyDir volume "tmp" exceeds the limit "1Gi".'
 TAKEN = {"phase": "Failed", "state": build.ended(1), "conditions": TARGET}
+MAY_GO = build.node(taints=[{"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}])
 USER_FAULT = build.termination_message(Outcome.FAILED, reason="UserError", message="no module named digts")
 
 
@@ -161,6 +162,8 @@ USER_FAULT = build.termination_message(Outcome.FAILED, reason="UserError", messa
         ({"phase": "Succeeded", "state": build.ended(0)}, None, PodOutcome.DONE, "Done"),
         ({"phase": "Failed", "state": build.ended(1)}, None, PodOutcome.FAILED, "Error"),
         ({"phase": "Failed", "state": build.ended(2, message=USER_FAULT)}, None, PodOutcome.FAILED, "UserError"),
+        ({"phase": "Failed", "state": build.ended(2, message=USER_FAULT)}, MAY_GO, PodOutcome.FAILED, "UserError"),
+        ({"phase": "Failed", "state": build.ended(1)}, MAY_GO, PodOutcome.DISRUPTED, "NodeDisrupted"),
         ({"phase": "Running", "state": build.ended(1)}, None, PodOutcome.FAILED, "Error"),  # a sidecar still runs
     ],
 )  # fmt: skip

@@ -145,7 +145,9 @@ def _taint_signals(node: Node, role: RoleName, tolerations: Sequence[Toleration]
         if found is None:
             continue
         keeps_away = taint.effect != "NoExecute" and found.meaning is Meaning.LEAVING
-        if (role == "ps" and found.revocable) or (keeps_away and any(each.tolerates(taint) for each in tolerations)):
+        if (role == "ps" and found.revocable) or (
+            keeps_away and any(each.tolerates(taint) for each in tolerations)
+        ):
             found = replace(found, meaning=Meaning.AT_RISK)
         signals.append(replace(found, since=parse_time(taint.time_added)))
     return signals

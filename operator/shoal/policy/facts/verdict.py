@@ -119,13 +119,20 @@ def judge(pod: Pod, slot: Slot, signal: Signal | None = None, rules: Sequence[Fa
         return Verdict(PodOutcome.FAILED, "Evicted", pod.status.message, code)
     if disrupted := pod_disruption(pod):
         return Verdict(PodOutcome.DISRUPTED, disrupted, pod.status.message, code)
-    if signal is not None and explains(signal, end):
+    refuted = signal is not None and signal.revocable and end is not None and _is_user_error(end)
+    if signal is not None and not refuted and explains(signal, end):
         return Verdict(PodOutcome.DISRUPTED, signal.reason, pod.status.message, code)
     if pod.metadata.deletion_timestamp:
         return Verdict(PodOutcome.DISRUPTED, "Deleted", pod.status.message, code)
     if end is None:
         return _never_started(pod)
     return judge_exit(end, slot, rules)
+
+
+def _is_user_error(end: Terminated) -> bool:
+    """Whether the trainer itself says that the program is wrong: no node that may stay is the reason of that."""
+    message = termination_message(end)
+    return message is not None and message.reason == USER_ERROR
 
 
 def explains(signal: Signal, end: Terminated | None) -> bool:
