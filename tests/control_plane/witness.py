@@ -204,7 +204,7 @@ class Witness:
             return
         known = self._all_pods[meta["namespace"], meta["name"]]
         again = meta["uid"] not in known and any(_owner(each) == _owner(pod) for each in known.values())
-        if again and meta["labels"]["shoal.dev/role"] == "ps":  # its incarnation is an epoch, which fences
+        if again:  # an incarnation is used once: it tells the processes apart, and that of a server fences
             self.broken.append(f"pod {meta['name']} of one job was created twice")
         known[meta["uid"]] = pod
         if pod["status"].get("phase") == "Running":

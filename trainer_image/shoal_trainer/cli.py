@@ -14,6 +14,7 @@ import click
 from pydantic import JsonValue
 
 from shoal_trainer.contract import BATCH_SIZE, InitialFrom, Staleness, StopAfter
+from shoal_trainer.environment import use_tensorflow
 from shoal_trainer.errors import TrainerError, UserError
 from shoal_trainer.script import (
     argument,
@@ -184,6 +185,7 @@ def run(
     from shoal_trainer.run.watch import watch
     from shoal_trainer.worker.entrypoint import check
 
+    _choose_tensorflow()
     job = LocalJob(
         entrypoint=entrypoint,
         workers=workers,
@@ -235,11 +237,19 @@ def check(
     callbacks for one epoch and exports the model. Without OBJECT, the Training of FILE.py is looked for. Exit code: 0
     if a cluster would take it (with or without warnings), 1 if not, 2 if the command line is wrong.
     """
-    from shoal_trainer.checking import rehearse
-
+    _choose_tensorflow()
     given = _given_to(entrypoint, args)
     stop_after = _stop_after(1 if until is None else None, None, until, mode)
+    from shoal_trainer.checking import rehearse
+
     sys.exit(rehearse(entrypoint, given, batch_size, workers, stop_after, output))
+
+
+def _choose_tensorflow() -> None:
+    try:
+        use_tensorflow()
+    except UserError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _entrypoint(text: str) -> str:

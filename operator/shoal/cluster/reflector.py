@@ -147,16 +147,17 @@ class Reflector(Generic[T]):
                 if failures:
                     await self._pause(_backoff(failures))
             except _WatchFailed as error:
-                failures = 0 if error.progress else failures + 1
+                if error.after is None:  # a server that has too much to do is not asked for everything
+                    failures = 0 if error.progress else failures + 1
                 version = error.version if failures < FAILURES_BEFORE_RELIST else ""
                 self._on_restart("broken")
                 logger.info("%s: watch failed: %s", self._source.path, error)
-                await self._pause(_backoff(failures))
+                await self._pause(_backoff(failures, error.after))
             except (ClusterError, TimeoutError) as error:
                 failures += 1
                 self._on_restart("unavailable")
                 logger.warning("%s: %s", self._source.path, error)
-                await self._pause(_backoff(failures))
+                await self._pause(_backoff(failures, _asked(error)))
             except StreamRefused as error:
                 await self._deny(error)
                 self._on_restart("refused")
@@ -273,7 +274,9 @@ class Reflector(Generic[T]):
                 raise Expired(str(error)) from error
             raise
         except (Unavailable, TimeoutError) as error:
-            raise _WatchFailed(version, progress=version != began, why=repr(error)) from error
+            raise _WatchFailed(
+                version, progress=version != began, why=repr(error), after=_asked(error)
+            ) from error
         if loop.time() - opened < SHORT_WATCH_SECONDS:
             # A proxy, or a server that shuts down: without a pause this would be a request per round trip.
             raise _WatchFailed(version, progress=version != began, why="it ended at once")
@@ -374,16 +377,23 @@ def _number(version: str) -> int:
 
 
 class _WatchFailed(Exception):
-    """A watch failed; it continues from `version`."""
+    """A watch failed; it continues from `version`. `after`: seconds that the server asks to wait, if it does."""
 
-    def __init__(self, version: str, *, progress: bool, why: str) -> None:
+    def __init__(self, version: str, *, progress: bool, why: str, after: float | None = None) -> None:
         super().__init__(why)
         self.version = version
         self.progress = progress
+        self.after = after
 
 
-def _backoff(failures: int) -> float:
-    return float(min(30.0, 0.1 * 2 ** min(failures, 10))) * random.uniform(0.5, 1.0)
+def _asked(error: Exception) -> float | None:
+    return error.retry_after if isinstance(error, Unavailable) else None
+
+
+def _backoff(failures: int, asked: float | None = None) -> float:
+    """The pause in seconds. `asked`: at least so long, says the server."""
+    pause = float(min(30.0, 0.1 * 2 ** min(failures, 10))) * random.uniform(0.5, 1.0)
+    return pause if asked is None else max(pause, asked * random.uniform(1.0, 1.2))
 
 
 @cache

@@ -121,6 +121,29 @@ async def test_broken_watch_continues_from_its_version() -> None:
         assert w.restarts == ["broken"]
 
 
+async def test_server_that_has_too_much_to_do_is_given_the_time_that_it_asks_for() -> None:
+    """And it is not asked for a list instead, which is more work."""
+    w = Watched()
+    w.server.set("a")
+    async with w.running():
+        await asyncio.sleep(1)
+        asked = []
+
+        def refuse(method: str, path: str) -> Unavailable:
+            asked.append(f"{method} {path}")
+            return Unavailable("429: too many requests", retry_after=30.0)
+
+        w.server.fault = refuse
+        w.server.cut()
+        await asyncio.sleep(120)
+        assert 3 <= len(asked) <= 5
+        w.server.fault = lambda _method, _path: None
+        w.server.set("b")
+        await asyncio.sleep(37)
+        assert w.names == {"a", "b"}
+        assert w.server.lists == 1
+
+
 async def test_objects_deleted_in_the_gap_are_dropped() -> None:
     w = Watched()
     w.server.set("a")

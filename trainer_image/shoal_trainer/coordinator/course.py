@@ -123,7 +123,7 @@ class Course:
         if self.trains:
             self.beside = self.beside.plus(epochs=1, others=max(len(self._members.active()) - 1, 0))
         record.tasks.epoch_ended(
-            epoch, logs, validation=record.data.validation, callbacks=record.data.callbacks
+            epoch, logs, self._clock(), validation=record.data.validation, callbacks=record.data.callbacks
         )
         self.last_pushes.epoch_ended(self._shard.history.applied, self._clock() + RESEND_SECONDS)
 

@@ -2,7 +2,8 @@
 
 A task is leased to one worker, and reassigned if that worker is lost. Tasks run in order: callbacks see the metrics of
 their epoch, and the export is last. The worker that evaluated an epoch also runs its callbacks, because it has the
-parameters that were evaluated: a checkpoint of the best epoch contains these.
+parameters that were evaluated: a checkpoint of the best epoch contains these. It does so in the next epochs, too, while
+it is there: it has made the callbacks, and what they know of the epochs before.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from shoal_trainer.ps.contents import Worker
 
 Kind = Literal["evaluate", "callbacks", "export"]
 RESERVED_SECONDS = 30.0
-"""How long callbacks wait for the worker that evaluated: it may have lost its connection to a parameter server."""
+"""How long a task waits for the worker that it is meant for: it may have lost its connection to a parameter server."""
 
 
 @dataclass
@@ -41,17 +42,23 @@ class Tasks:
     """Of all workers, if a callback has set it."""
     evaluator: Worker | None = None
     """The worker that did the last evaluation, until it is lost."""
+    caller: Worker | None = None
+    """The worker that ran the last callbacks, until it is lost."""
     reserved_until: float = 0.0
-    """Until when the callbacks of its epoch are for it."""
+    """Until when the first task is for the worker that it is meant for."""
     _complete: list[dict[str, float]] | None = None
     """What `complete` has returned since the last change."""
 
-    def epoch_ended(self, epoch: int, logs: dict[str, float], *, validation: bool, callbacks: bool) -> None:
+    def epoch_ended(
+        self, epoch: int, logs: dict[str, float], now: float, *, validation: bool, callbacks: bool
+    ) -> None:
         """Record the loss and metrics of training in a complete epoch, and queue its tasks."""
         self._add(epoch, logs)
         self.evaluated = epoch + 1
         if any(task.kind == "export" for task in self.queue):  # a late push completed an epoch after the stop
             return
+        if not self.queue:
+            self.reserved_until = now + RESERVED_SECONDS
         # The new evaluation replaces one that has not started: both would use the current parameters.
         if not callbacks:
             self.queue = [t for t in self.queue if t.holder is not None or t.kind != "evaluate"]
@@ -103,8 +110,15 @@ class Tasks:
         if not self.queue:
             return None
         first = self.queue[0]
-        reserved = first.holder is None and first.kind == "callbacks" and now < self.reserved_until
-        return self.evaluator if reserved else first.holder
+        if first.holder is not None or now >= self.reserved_until:
+            return first.holder
+        match first.kind:
+            case "evaluate":
+                return self.caller
+            case "callbacks":
+                return self.evaluator or self.caller
+            case "export":
+                return None
 
     def grant(self, worker: Worker, token: tuple[int, int], now: float) -> Task | None:
         """Lease the first task; None if it is leased already, or another worker's."""
@@ -134,6 +148,8 @@ class Tasks:
         if learning_rate is not None:
             self.learning_rate = learning_rate
         self.evaluator = task.holder if task.kind == "evaluate" else None
+        if task.kind == "callbacks":
+            self.caller = task.holder
         self.reserved_until = now + RESERVED_SECONDS
         self._add(task.epoch, metrics)
         self.exported = self.exported or task.kind == "export"
@@ -162,6 +178,8 @@ class Tasks:
         """Release the tasks of this worker."""
         if self.evaluator == worker:
             self.evaluator = None
+        if self.caller == worker:
+            self.caller = None
         for task in self.queue:
             if task.holder == worker:
                 task.holder = None
@@ -177,7 +195,7 @@ class Tasks:
 
     def load(self, saved: dict[str, Any]) -> None:
         """The inverse of `dump`."""
-        self.evaluator = None
+        self.evaluator = self.caller = None
         self._complete = None
         self.queue = [Task(task["kind"], int(task["epoch"])) for task in saved["queue"]]
         self.history = [{str(k): float(v) for k, v in logs.items()} for logs in saved["history"]]

@@ -29,7 +29,7 @@ from shoal_trainer.contract import (
     EXIT_OK,
     RuntimeConfig,
 )
-from shoal_trainer.environment import configuration
+from shoal_trainer.environment import configuration, use_tensorflow
 from shoal_trainer.errors import Fenced, HungStep, TrainerError, Unreachable, UserError, WorkerFailed
 from shoal_trainer.retry import until_reachable
 from shoal_trainer.termination.deadline import end_soon
@@ -81,6 +81,7 @@ def main() -> int:
     drain = Drain()
     log_to_stderr()
     try:
+        use_tensorflow()
         config = configuration()
         try:
             return _work(config, drain, started)

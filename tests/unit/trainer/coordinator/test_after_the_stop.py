@@ -114,16 +114,16 @@ def test_final_tasks_do_not_wait_for_a_silent_worker():
 
 def test_epoch_completed_after_the_stop_keeps_the_final_evaluation():
     tasks = Tasks()
-    tasks.epoch_ended(0, {}, validation=True, callbacks=False)
+    tasks.epoch_ended(0, {}, 0.0, validation=True, callbacks=False)
     tasks.export(0)
-    tasks.epoch_ended(1, {"loss": 0.5}, validation=True, callbacks=False)
+    tasks.epoch_ended(1, {"loss": 0.5}, 0.0, validation=True, callbacks=False)
     assert [(task.kind, task.epoch) for task in tasks.queue] == [("evaluate", 0), ("export", 0)]
     assert tasks.history[1] == {"loss": 0.5}
 
 
 def test_saved_history_does_not_change_with_later_results():
     tasks = Tasks()
-    tasks.epoch_ended(0, {"loss": 0.5}, validation=True, callbacks=False)
+    tasks.epoch_ended(0, {"loss": 0.5}, 0.0, validation=True, callbacks=False)
     saved = tasks.dump()
     token = (1, 1)
     assert tasks.grant((0, 0), token, 0.0) is not None

@@ -212,6 +212,45 @@ def test_callbacks_are_any_workers_after_a_restart_of_the_server():
     assert new.ask(1).task == "callbacks"
 
 
+def called(validation=True):
+    """A job of two epochs: worker 0 has run the callbacks of the first one, and the second one is trained."""
+    bench = Bench(stop=StopAfter(epochs=2), validation=validation, callbacks=True)
+    for slot in (0, 1):
+        bench.join(slot)
+    for kind in ("evaluate", "callbacks") if validation else ("callbacks",):
+        held = bench.train(0) if kind == "evaluate" or not validation else bench.ask(0)
+        assert held.task == kind
+        bench.coordinator.task_done(TaskDone(slot=0, incarnation=0, token=held.token, metrics={}))
+    while (held := bench.ask(1)).kind == "data":
+        bench.finish(1, held.lease)
+    return bench
+
+
+@pytest.mark.parametrize("validation", [True, False])
+def test_worker_that_ran_callbacks_runs_those_of_the_next_epochs(validation):
+    """Each worker that runs any makes them, and replays the epochs before: a run of its own at a tracker."""
+    bench = called(validation)
+    assert bench.ask(1).kind == "idle"
+    assert bench.ask(0).task == ("evaluate" if validation else "callbacks")
+
+
+@pytest.mark.parametrize("validation", [True, False])
+def test_callbacks_go_to_another_worker_when_theirs_is_gone(validation):
+    bench = called(validation)
+    bench.coordinator.leave(Leave(slot=0, incarnation=0))
+    assert bench.ask(1).task == ("evaluate" if validation else "callbacks")
+
+
+def test_evaluation_does_not_wait_long_for_the_worker_that_ran_callbacks():
+    bench = called()
+    for _ in range(30):
+        assert bench.ask(1).kind == "idle"
+        bench.now += 1.0
+        for slot in (0, 1):
+            bench.coordinator.heartbeat(Heartbeat(slot=slot, incarnation=0))
+    assert bench.ask(1).task == "evaluate"
+
+
 def test_step_limit_is_exact():
     bench = Bench(stop=StopAfter(steps=6))
     bench.join(0)

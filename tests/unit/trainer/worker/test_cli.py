@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ from shoal_trainer.contract import (
     WorkerState,
 )
 from shoal_trainer.data.stream import Stream
+from shoal_trainer.environment import use_tensorflow
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.run import watch
 from shoal_trainer.run.processes import LocalRun
@@ -340,3 +342,23 @@ def test_arguments_for_a_training_are_refused_before_anything_starts(tmp_path, m
     result = CliRunner().invoke(main, [command, "mine.py", "--arg", "rate=0.1"])
     assert result.exit_code == 2
     assert "mine.py:job is a Training, which takes no arguments: make it a function" in result.output
+
+
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_another_backend_of_keras_is_refused(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keras would ask for its packages, or train what a cluster cannot."""
+    (tmp_path / "job.py").write_text("import keras\n\njob = None\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    done = CliRunner().invoke(main, [command, "job:job"])
+    assert done.exit_code == 2
+    assert "$KERAS_BACKEND is 'jax', and Shoal trains with TensorFlow only" in done.output
+
+
+def test_keras_of_a_user_with_another_backend_uses_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment goes before ~/.keras/keras.json."""
+    monkeypatch.delenv("KERAS_BACKEND", raising=False)
+    use_tensorflow()
+    assert os.environ["KERAS_BACKEND"] == "tensorflow"
