@@ -32,7 +32,7 @@ from shoal_trainer.worker.flat_model import FlatModel, Step
 from shoal_trainer.worker.leases import Leases, joined
 from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.send import Send, length
-from shoal_trainer.worker.upstream import PROBE_SECONDS, Upstream
+from shoal_trainer.worker.upstream import ADDING, PROBE_SECONDS, Upstream
 from shoal_trainer.worker.work import Coordinator, Finished, TaskWork, reporting
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class Loop:
         watch: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.upstream = Upstream(flat_model, placement, exchange, coordinator, leases, drain, clock)
+        self.upstream = Upstream(flat_model, placement, exchange, coordinator, leases, drain, watch, clock)
         self._flat_model, self._placement = flat_model, placement
         self._coordinator, self._leases, self._drain, self._clock = coordinator, leases, drain, clock
         self._feed = feed
@@ -207,12 +207,13 @@ class Loop:
         if not self._placement.on_server:
             self._follow_rate()
         updates = self._placement.config.step_after(base.samples)
-        if (step := self._step(self._parameters(), ready, updates)) is None:
+        if (step := self._step(ready, updates)) is None:
             return
         self._compute_seconds = (
             self._clock() - started + (self._compute_seconds if self.upstream.pending else 0.0)
         )
-        self.upstream.pending.add(step, ready)
+        with self._watch(ADDING):
+            self.upstream.pending.add(step, ready)
         self.steps += 1
         if not self.upstream.pending.full(self._policy.steps_per_push):
             return
@@ -230,11 +231,12 @@ class Loop:
             self._computed_on = self._flat_model.vector.on_devices(self.upstream.parameters())
         return self._computed_on
 
-    def _step(self, parameters: Any, ready: Ready, updates: int) -> Step | None:
+    def _step(self, ready: Ready, updates: int) -> Step | None:
         """Run one step, while the next batch goes to the accelerator; None if it is discarded. Errors name the data."""
         try:
             what = f"a training step on {ready.work.source}"
             with self._watch(what), reporting(self._coordinator, what, self._clock):
+                parameters = self._parameters()  # which go to the accelerator
                 step = self._flat_model.step(parameters, ready.batch, updates, self._feed.upcoming())
         except UserError as error:
             if self._discarded(ready, error):
@@ -248,7 +250,8 @@ class Loop:
         if not (marks := self.upstream.marks()):
             pile.clear()
             return
-        update, steps = pile.update(), len(pile)
+        with self._watch(ADDING):
+            update, steps = pile.update(), len(pile)
         now = self._clock()
         self._cadence.pushes(now - self._last_push, self._compute_seconds + self._input_seconds, base)
         meta = PushMeta(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
@@ -18,11 +19,14 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from shoal_trainer.errors import HungStep
 from shoal_trainer.worker.layout import Layout
 from shoal_trainer.worker.vector import Lead, alias, taken_apart
 
 READ_VALUES = 1 << 22
 """The values that are read at a time."""
+READ_SECONDS = 600.0
+"""An accelerator that does not give them in this time hangs."""
 
 
 class OnDevice:
@@ -49,17 +53,27 @@ class OnDevice:
             self._pieces = [self._reader.submit(_read, tensor) for tensor in self.tensors]
 
     def parts(self, low: int, high: int) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
-        """The values [low, high) as they come: (their positions, a view of them)."""
+        """The values [low, high) as they come: (their positions, a view of them). `HungStep` if they do not."""
         self.read()
         for (first, last), piece in zip(pairwise(self._bounds), self._pieces, strict=True):
             start, stop = max(low, first), min(high, last)
             if start < stop:
-                yield slice(start, stop), piece.result()[start - first : stop - first]
+                yield slice(start, stop), _given(piece)[start - first : stop - first]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         """All values, in new memory."""
         del copy
         return np.concatenate([values for _, values in self.parts(0, self.size)]).astype(dtype or self.dtype)
+
+
+def _given(piece: Future[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    try:
+        return piece.result(READ_SECONDS)
+    except FutureTimeout:
+        raise HungStep(
+            f"an update could not be read from the accelerator in {READ_SECONDS:.0f} s. The accelerator or its driver "
+            "hangs: the log has the stack of each thread."
+        ) from None
 
 
 def cut(width: int, trainable: int) -> list[int]:

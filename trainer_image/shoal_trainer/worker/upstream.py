@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +39,7 @@ from shoal_trainer.worker.work import JOINED, About, Coordinator, DataWork, Toke
 
 log = logging.getLogger(__name__)
 
+ADDING = "adding up the steps of a push"
 PROBE_SECONDS = 1.0
 """An idle worker probes the servers this often, to detect a lost server."""
 
@@ -57,6 +59,7 @@ class Upstream:
         coordinator: Coordinator,
         leases: Leases,
         drain: threading.Event,
+        watch: Callable[[str], AbstractContextManager[None]],
         clock: Callable[[], float],
     ) -> None:
         self._flat_model, self._placement = flat_model, placement
@@ -64,7 +67,7 @@ class Upstream:
         self.answers = Answers(exchange, drain, clock)
         self._leases = leases
         self._drain = drain
-        self._clock = clock
+        self._watch, self._clock = watch, clock
         self._buffers = Buffers(flat_model.layout, flat_model.vector)
         self.anticipation = Anticipation(
             placement.config, flat_model.layout.trainable, flat_model.inclusion()
@@ -177,7 +180,8 @@ class Upstream:
             self._early = early
             self._follow(pulled)
             self.anticipation.answered(pulled, send.push.base_versions[0], overlapped=send.overlapped)
-            self._buffers.swap(None if self._copy is None else self._copy.result())
+            with self._watch("copying parameters to the accelerator"):
+                self._buffers.swap(None if self._copy is None else self._copy.result())
             self._leases.answered(send.push)
             self._flat_model.vector.reuse(send.update)
         self.last_answer = self._clock()
@@ -303,9 +307,9 @@ class Upstream:
         assert self.outage is not None
         pile = self.pending
         if marks := self.marks():
-            self.outage.step(
-                pile.update(), pile.samples, marks, gradient=not pile.skipped, left_out=pile.left_out
-            )
+            with self._watch(ADDING):
+                update = pile.update()
+            self.outage.step(update, pile.samples, marks, gradient=not pile.skipped, left_out=pile.left_out)
         pile.clear()
 
     def marks(self) -> list[Progress]:

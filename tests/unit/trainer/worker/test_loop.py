@@ -2,6 +2,7 @@
 
 import math
 import threading
+from contextlib import contextmanager
 
 import keras
 import numpy as np
@@ -106,6 +107,36 @@ def test_drained_worker_pushes_all_that_it_has_computed(start_servers, batches):
     assert coordinator.samples == loop.steps * 16
     assert loop.upstream.wasted == 0
     assert loop.steps % batches or batches == 1
+
+
+def test_what_may_hang_in_an_accelerator_is_watched(start_servers):
+    """To where it computes go the parameters, from there the update: as long as a step a driver may take for them."""
+    coordinator = FakeCoordinator(DATA.size)
+    watched, seen = [], set()
+
+    @contextmanager
+    def watch(what):
+        watched.append(what)
+        yield
+        watched.pop()
+
+    def noted(name, call):
+        def called(*arguments):
+            seen.add((name, *(what.partition(" on ")[0] for what in watched)))
+            return call(*arguments)
+
+        return called
+
+    running = Running(job(), start_servers(coordinator), coordinator)
+    loop = running.worker.loop
+    vector, pile, buffers = running.flat_model.vector, loop.upstream.pending, loop.upstream._buffers
+    loop._watch = loop.upstream._watch = watch
+    for owner, name in ((vector, "on_devices"), (pile, "add"), (pile, "update"), (buffers, "swap")):
+        setattr(owner, name, noted(name, getattr(owner, name)))
+    assert running.start().join() is End.FINISHED
+    adding, copying = "adding up the steps of a push", "copying parameters to the accelerator"
+    assert {("on_devices", "a training step"), ("add", adding), ("update", adding), ("swap", copying)} <= seen
+    assert {each for each in seen if len(each) == 1} <= {("swap",)}, "that of a pull is the host's"
 
 
 def test_a_push_without_an_answer_does_not_keep_a_drained_worker(start_servers, monkeypatch):

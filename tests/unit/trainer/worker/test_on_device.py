@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from shoal_trainer.errors import HungStep
 from shoal_trainer.ps.coding import coded, decode, encode
 from shoal_trainer.worker import on_device
 from shoal_trainer.worker.feed import Ready
@@ -52,6 +53,30 @@ def on(values, reader):
     """A coded array on a device."""
     pieces = [tf.constant(piece) for piece in np.split(values, np.cumsum(cut(values.size, TRAINABLE))[:-1])]
     return OnDevice(pieces, length(values, TRAINABLE), reader)
+
+
+def test_accelerator_that_does_not_give_an_update_hangs(reader, monkeypatch):
+    """The exchange would wait for it for ever, and the worker for the exchange, while its heartbeats go on."""
+    given = threading.Event()
+    monkeypatch.setattr(on_device, "_read", lambda _tensor: given.wait(60))
+    monkeypatch.setattr(on_device, "READ_SECONDS", 0.01)
+    update = on(wire(RNG.normal(size=SIZE), np.float32), reader)
+    with pytest.raises(HungStep, match="could not be read from the accelerator"):
+        list(update.parts(0, SIZE))
+    given.set()
+
+
+@pytest.mark.parametrize("engine", ["gpu"], indirect=True)
+def test_a_worker_whose_accelerator_gives_no_update_ends(start_servers, monkeypatch):
+    given = threading.Event()
+    monkeypatch.setattr(on_device, "_read", lambda _tensor: given.wait(60))
+    monkeypatch.setattr(on_device, "READ_SECONDS", 0.05)
+    coordinator = FakeCoordinator(DATA.size)
+    running = Running(job(), start_servers(coordinator), coordinator)
+    try:
+        assert isinstance(running.start().join(), HungStep)
+    finally:
+        given.set()
 
 
 def test_pieces_cover_the_gradients_and_then_the_statistics():
