@@ -38,6 +38,7 @@ from shoal_trainer.worker.callbacks import callbacks_of, rate_of
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.hooks import Hooks
 from shoal_trainer.worker.keras_internals import evaluate
+from shoal_trainer.worker.label_check import LabelCheck
 from shoal_trainer.worker.optimizers import has_call, take_average, unwrap
 from shoal_trainer.worker.out_of_memory import memory_is_enough
 from shoal_trainer.worker.validation import begun, blamed, evaluates_itself
@@ -129,15 +130,15 @@ class Tasks:
     def evaluate(self, flat: npt.NDArray[np.float32]) -> Outcome:
         """Run Keras' `evaluate`, or the model's own, on the validation data; metrics as in `fit` (`val_loss`, …).
 
-        Raises `Unreachable` if the data cannot be read now; the caller then repeats the whole evaluation. Raises
-        `Interrupted` if the worker has to leave.
+        Labels and ids are checked as in training. Raises `Unreachable` if the data cannot be read now; the caller then
+        repeats the whole evaluation. Raises `Interrupted` if the worker has to leave.
         """
         if self._job.validation is None:
             return Outcome()
         self._flat_model.load(flat)
         model = self._flat_model.model
         with blamed():
-            first, rows = begun(self._job, self._flat_model, self._batch_size, self._until_drain)
+            first, rows = begun(self._job, self._flat_model, self._batch_size, self._checked)
             with memory_is_enough(), _without_xla(model):
                 if evaluates_itself(model):
                     results = self._own_evaluate(first)
@@ -164,6 +165,13 @@ class Tasks:
                 f"The model's evaluate(return_dict=True) returned a {kind}, not a dict of metrics."
             )
         return results
+
+    def _checked(self, rows: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches as a GPU may have them, which reports no label and no id that is wrong."""
+        model, rows = self._flat_model.model, self._until_drain(rows)
+        if _tests_itself(model):  # it may give such values a meaning
+            return rows
+        return map(LabelCheck(model).checked, rows)
 
     def _until_drain(self, rows: Iterator[Batch]) -> Iterator[Batch]:
         for batch in rows:

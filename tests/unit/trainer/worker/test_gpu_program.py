@@ -2,13 +2,14 @@
 
 import json
 import sys
+from contextlib import closing
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from shoal_trainer import Indexed, UserError
+from shoal_trainer import Indexed, Training, UserError
 from shoal_trainer.contract import ACCELERATORS_ENV, CONFIG_ENV, JobIdentity, Role, RuntimeConfig, Shard
 from shoal_trainer.data.source import Part
 from shoal_trainer.errors import NoAccelerator
@@ -216,6 +217,18 @@ def test_labels_and_ids_are_checked_on_the_host(data, options, words):
         return
     with pytest.raises(UserError, match=words):
         check.check(batch)
+
+
+def test_labels_and_ids_of_an_evaluation_are_checked():
+    """On a GPU its loss would be NaN, which is told to nobody, or an id's values would be 0."""
+    source = Indexed.from_arrays(*text())
+    for bad, words in ((text(label=3), "Labels of a are outside"), (text(words=10), "Ids are outside")):
+        validation = Indexed.from_arrays(*bad)
+        job = Training(model=text_model, data=source, validation=validation)
+        flat_model = FlatModel(text_model(), source.example(8), "fp32")
+        flat_model.trace()
+        with closing(Tasks(job, flat_model, 4)) as tasks, pytest.raises(UserError, match=words):
+            tasks.evaluate(flat_model.initial())
 
 
 class Masked(keras.losses.SparseCategoricalCrossentropy):

@@ -117,6 +117,29 @@ def test_store_outage_at_start_is_retried(monkeypatch, failing):
     assert not answers
 
 
+def test_worker_tells_how_many_devices_its_model_computes_on(monkeypatch):
+    """The planner counts a pool's accelerators so, and the speeds that it learns are those of so many."""
+    told = []
+    monkeypatch.setattr(main, "fitted", lambda config, _device: config)
+    monkeypatch.setattr("shoal_trainer.worker.entrypoint.load", lambda *_, **__: None)
+    monkeypatch.setattr("shoal_trainer.security.Credentials.load", lambda _folder: None)
+    model = SimpleNamespace(layout=SimpleNamespace(tensors=1), flops_per_sample=None, device_count=3)
+    monkeypatch.setattr("shoal_trainer.worker.compose.build_flat_model", lambda *_: model)
+
+    def control_plane(_config, _credentials, _job, facts, _flops):
+        told.append(facts().devices)
+        raise UserError("that is all")
+
+    monkeypatch.setattr("shoal_trainer.worker.coordination.ControlPlane", control_plane)
+    gc.unfreeze()
+    try:
+        with pytest.raises(UserError, match="that is all"):
+            main._work(config(), SimpleNamespace(flag=threading.Event()), 0.0)
+    finally:
+        gc.unfreeze()
+    assert told == [3]
+
+
 def test_sigterm_while_the_main_thread_holds_the_lock_of_the_flag_is_noticed():
     previous = signal.getsignal(signal.SIGTERM)
     try:
