@@ -395,8 +395,7 @@ def test_service_is_not_turned_back_to_a_server_that_is_not_there() -> None:
     """Another leader turned it to the next one, and died before the status said so."""
     world = running_world()
     world.services["digits-ps-0"]["spec"]["selector"]["shoal.dev/incarnation"] = "1"
-    world.vanish("digits-ps-0-0")
-    world.asked = {"digits-ps-0-0"}
+    world.vanish("digits-ps-0-0")  # which the API server has not confirmed yet
     assert not [a for a in plan(world.observation()).actions if isinstance(a, UpdateService)]
 
 

@@ -122,7 +122,8 @@ def test_the_coordinator_tells_all_workers_and_keeps_the_rate_in_snapshots():
     assert (work.task, work.learning_rate) == ("callbacks", None)
     coordinator.task_done(TaskDone(slot=0, incarnation=0, token=work.token, learning_rate=0.005))
     assert coordinator.heartbeat(Heartbeat(slot=1, incarnation=0)).learning_rate == 0.005
-    assert bench.train(1).learning_rate == 0.005
+    assert bench.train(1).kind == "idle"
+    assert bench.ask(0).learning_rate == 0.005
     restored = Queue()
     restored.load(queue.dump())
     assert restored.learning_rate == 0.005
