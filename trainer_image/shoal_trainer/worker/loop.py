@@ -207,7 +207,7 @@ class Loop:
         if not self._placement.on_server:
             self._follow_rate()
         updates = self._placement.config.step_after(base.samples)
-        if (step := self._step(ready, updates)) is None:
+        if (step := self._step(self._parameters, ready, updates)) is None:
             return
         self._compute_seconds = (
             self._clock() - started + (self._compute_seconds if self.upstream.pending else 0.0)
@@ -231,12 +231,16 @@ class Loop:
             self._computed_on = self._flat_model.vector.on_devices(self.upstream.parameters())
         return self._computed_on
 
-    def _step(self, ready: Ready, updates: int) -> Step | None:
-        """Run one step, while the next batch goes to the accelerator; None if it is discarded. Errors name the data."""
+    def _local_parameters(self) -> Any:
+        """Those of an outage."""
+        return self._flat_model.vector.on_devices(self.upstream.local_parameters())
+
+    def _step(self, placed: Callable[[], Any], ready: Ready, updates: int) -> Step | None:
+        """Run one step on what `placed` gives, while the next batch goes to the accelerator; None if discarded."""
         try:
             what = f"a training step on {ready.work.source}"
             with self._watch(what), reporting(self._coordinator, what, self._clock):
-                parameters = self._parameters()  # which go to the accelerator
+                parameters = placed()
                 step = self._flat_model.step(parameters, ready.batch, updates, self._feed.upcoming())
         except UserError as error:
             if self._discarded(ready, error):
@@ -359,9 +363,9 @@ class Loop:
     def _train_locally(self, ready: Ready) -> None:
         assert self.upstream.pulled is not None
         updates = self._placement.config.step_after(self.upstream.pulled.samples)
-        parameters = self._flat_model.vector.on_devices(self.upstream.local_parameters())
-        if (step := self._step(parameters, ready, updates)) is not None:
-            self.upstream.pending.add(step, ready)
+        if (step := self._step(self._local_parameters, ready, updates)) is not None:
+            with self._watch(ADDING):
+                self.upstream.pending.add(step, ready)
             self.upstream.local_steps()
             self.steps += 1
 
