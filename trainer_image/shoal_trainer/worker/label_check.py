@@ -26,11 +26,6 @@ class LabelCheck:
         self._labels = list(_labels(model))
         self._ids = list(_ids(model))
 
-    def checked(self, batch: Batch) -> Batch:
-        """The batch. `UserError` for a label or an id that the model does not have."""
-        self.check(batch)
-        return batch
-
     def check(self, batch: Batch) -> None:
         """Raise `UserError` for a label or an id that the model does not have."""
         for path, loss in self._labels:

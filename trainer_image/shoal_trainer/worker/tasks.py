@@ -171,7 +171,16 @@ class Tasks:
         model, rows = self._flat_model.model, self._until_drain(rows)
         if _tests_itself(model):  # it may give such values a meaning
             return rows
-        return map(LabelCheck(model).checked, rows)
+        check = LabelCheck(model).check
+
+        def checked(batch: Batch) -> Batch:
+            try:
+                check(batch)
+            except UserError as error:
+                raise UserError(f"Training(validation=…): {error}") from error
+            return batch
+
+        return map(checked, rows)
 
     def _until_drain(self, rows: Iterator[Batch]) -> Iterator[Batch]:
         for batch in rows:
