@@ -359,7 +359,9 @@ def test_error_in_a_later_validation_file_is_reported(error, raised, words):
 
 def test_validation_label_out_of_range_is_reported_by_its_cause():
     tasks, flat = prepared(validation=Indexed.from_arrays(DATA.x, DATA.y + 7))
-    with pytest.raises(UserError, match=r"^Training\(validation=…\): Labels are outside .*: 7, 8, 9, 10, but"):
+    with pytest.raises(
+        UserError, match=r"^Training\(validation=…\): Labels are outside .*: 7, 8, 9, 10, but"
+    ):
         tasks.evaluate(flat)
     tasks.close()
 
