@@ -230,10 +230,15 @@ class Lease:
         ]
         for _ in range(RELEASE_TRIES):
             try:
-                await self._send("PATCH", self._path, patch, JSON_PATCH, self._times.retry_period)
-                return
+                answer = await self._send("PATCH", self._path, patch, JSON_PATCH, self._times.retry_period)
             except (Unavailable, TimeoutError) as error:
                 logger.warning("%s", error)
+                continue
+            if not answer.ok and answer.status not in _NOT_OURS:  # such as when a release is uninstalled
+                logger.warning(
+                    "Lease %s cannot be given back, and ends by itself: %s", self._name, answer.message
+                )
+            return
 
     async def _try(self) -> bool:
         """Try once to take or renew the Lease; whether it is held."""

@@ -236,6 +236,16 @@ async def test_free_lease_that_may_not_be_taken_is_tried_again_at_the_usual_pace
     assert two.held
 
 
+async def test_lease_that_cannot_be_given_back_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """As by a release that is uninstalled: its role goes with it, and the next one waits until the Lease ends."""
+    server = LeaseServer()
+    one = candidate(server, "one")
+    await one.acquire()
+    server.fault = lambda _method, _path: Answer(403, b'{"message": "leases are forbidden"}')
+    await one.release()
+    assert "cannot be given back, and ends by itself: leases are forbidden" in caplog.text
+
+
 async def test_restarted_holder_does_not_wait() -> None:
     server = LeaseServer()
     await candidate(server, "one").acquire()
