@@ -23,6 +23,7 @@ ZONE = "topology.kubernetes.io/zone"
 HOSTNAME = "kubernetes.io/hostname"
 _SOFT = "preferredDuringSchedulingIgnoredDuringExecution"
 UNREAD_SECONDS = 15
+"""How long a node that is not heard keeps a pod, where Kubernetes alone can tell."""
 _HARD = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
