@@ -1,7 +1,7 @@
 """The caches of the cluster's objects, and which keys of which controller a change wakes.
 
-A terminating pod or a changed node wakes its jobs with urgent priority. A controller's own status write wakes nothing
-of it: the plan that led to it has said when to plan again.
+A terminating pod or a changed node wakes its jobs with urgent priority, a pod that gets on with the others that do. A
+controller's own status write wakes nothing of it: the plan that led to it has said when to plan again.
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ class ClusterState:
         if old is not None and run is not None and (new is None or run_of(new) != run):
             self._lose(run[1], old, told=new is None and _is_leaving(old))
         if not ours and not _reads_the_same(old, new):
-            priority = Priority.URGENT if new is None or _is_leaving(new) else Priority.NORMAL
+            priority = Priority.URGENT if new is None or _is_leaving(new) else Priority.CALM
             for key in _jobs_of(old, new):
                 self._wakes.jobs(key, priority)
 
@@ -286,8 +286,10 @@ class ClusterState:
             _remember(self._gone_pods.setdefault(uid, {}), pod.metadata.name, why)
 
     def _owned_changed(self, old: Owned | None, new: Owned | None, ours: bool) -> None:
-        for key in () if ours or _reads_the_same(old, new) else _jobs_of(old, new):
-            self._wakes.jobs(key, Priority.NORMAL)
+        if ours or _reads_the_same(old, new):
+            return
+        for key in _jobs_of(old, new):  # what is new may be ours, seen before the answer
+            self._wakes.jobs(key, Priority.CALM if old is None else Priority.NORMAL)
 
     def _flavor_changed(self, old: ResourceFlavor | None, new: ResourceFlavor | None, _ours: bool) -> None:
         if new is not None:

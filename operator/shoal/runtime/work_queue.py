@@ -7,6 +7,9 @@ delay replaces the earlier one.
 A key whose processing is long may `rest` afterwards: what changes meanwhile is answered together, and the events of one
 large object do not keep the loop from those of the others. Urgent changes wait for a small part of it only, in which a
 wave of them gathers, and timers not at all.
+
+A change that nobody waits for, as that a pod gets on, brings others: it waits `GATHER_SECONDS` for them, unless the key
+is processed before.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ TURNS = 2
 """Of the event loop between two keys: a request is begun in the first, and aiohttp writes it in the second."""
 URGENT_SHARE = 0.1
 """Of a rest, for urgent changes: as long as the processing took, so that a wave of them has half of the loop."""
+GATHER_SECONDS = 0.1
+"""For which a change waits that nobody waits for. A scheduler writes of the pods of a small job within that time."""
 
 
 class Priority(IntEnum):
@@ -39,7 +44,8 @@ class Priority(IntEnum):
 
     URGENT = 0  # a pod or its node is terminating
     NORMAL = 1  # something changed
-    ROUTINE = 2  # a timer, a relist, telemetry
+    CALM = 2  # something changed that nobody waits for
+    ROUTINE = 3  # a timer, a relist, telemetry
 
 
 class WorkQueue(Generic[K]):
@@ -70,8 +76,15 @@ class WorkQueue(Generic[K]):
         """Queue the key once, however often it is added."""
         if key in self._deep or (key in self._rests and priority is not Priority.URGENT):
             self._after_rest[key] = min(priority, self._after_rest.get(key, priority))
+        elif priority is Priority.CALM and key not in self._busy:
+            self._gather(key)
         else:
             self._queue(key, priority)
+
+    def _gather(self, key: K) -> None:
+        timer = self._timers.get(key)
+        if key not in self._waiting and (timer is None or timer.when() > loop_time() + GATHER_SECONDS):
+            self.add_after(key, GATHER_SECONDS)
 
     def rest(self, key: K, seconds: float) -> None:
         """From now on, changes wait for so long; urgent ones for a part of it."""

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from shoal.errors import Unavailable
-from shoal.runtime.work_queue import Priority, WorkQueue
+from shoal.runtime.work_queue import GATHER_SECONDS, Priority, WorkQueue
 
 pytestmark = pytest.mark.looptime
 
@@ -74,6 +74,51 @@ async def test_changes_during_a_rest_are_answered_together_and_urgent_ones_at_on
         queue.add_after("large", 0.1)
         await asyncio.sleep(5.0)
         assert [at for _, at in passes[3:]] == [1.91]
+
+
+async def test_calm_changes_are_answered_together_and_at_once_with_another() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    passes: list[tuple[str, float]] = []
+
+    async def reconcile(key: str) -> float | None:
+        passes.append((key, now()))
+        return 5.0 if key == "later" else None
+
+    async with working(queue, reconcile, workers=1):
+        for _ in range(5):
+            queue.add("calm", Priority.CALM)
+            queue.add("other", Priority.CALM)
+            await asyncio.sleep(GATHER_SECONDS / 10)
+        queue.add("other")  # answers the calm ones, too
+        await asyncio.sleep(10 * GATHER_SECONDS)
+        queue.add("later")
+        await asyncio.sleep(1)
+        queue.add("later", Priority.CALM)  # not as late as it was to be looked at
+        await asyncio.sleep(1)
+    began = GATHER_SECONDS * 10.5
+    assert passes == [
+        ("other", pytest.approx(GATHER_SECONDS / 2)),
+        ("calm", pytest.approx(GATHER_SECONDS)),
+        ("later", pytest.approx(began)),
+        ("later", pytest.approx(began + 1 + GATHER_SECONDS)),
+    ]
+
+
+async def test_a_calm_change_of_a_key_in_process_is_not_lost() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    passes: list[float] = []
+
+    async def reconcile(_key: str) -> float | None:
+        passes.append(now())
+        await asyncio.sleep(1)
+        return 60.0 if len(passes) == 1 else None
+
+    async with working(queue, reconcile, workers=1):
+        queue.add("a")
+        await asyncio.sleep(0.5)
+        queue.add("a", Priority.CALM)
+        await asyncio.sleep(10)
+    assert passes == [pytest.approx(0), pytest.approx(1, abs=2 * GATHER_SECONDS)]
 
 
 async def test_a_wave_of_urgent_changes_leaves_half_of_the_loop_to_others() -> None:

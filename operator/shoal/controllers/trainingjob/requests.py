@@ -292,7 +292,8 @@ class Requests:
     def _more_follows(self, run: _Run, request: Request) -> bool:
         """Whether a plan may wait for answers that are still to come: nothing that is to be sent waits for this one."""
         if isinstance(request, FOUNDATIONS):
-            return any(self._early(run, each) for each in run.in_flight.values())
+            early = any(self._early(run, each) for each in run.in_flight.values())
+            return early or any(map(_grows, (*run.in_flight.values(), *run.ordinary)))
         waited_for = not (_grows(request) or isinstance(request, CreateDisruptionBudget))
         return not waited_for and bool(run.ordinary or run.in_flight)
 
