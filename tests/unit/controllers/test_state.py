@@ -118,7 +118,7 @@ def test_late_deletion_keeps_the_recreated_node(state: ClusterState) -> None:
     assert state.nodes_by_name["n"].metadata.uid == "n2"
 
 
-@pytest.mark.parametrize(("phase", "priority"), [("Running", Priority.NORMAL), ("Failed", Priority.URGENT)])
+@pytest.mark.parametrize(("phase", "priority"), [("Running", Priority.CALM), ("Failed", Priority.URGENT)])
 def test_ended_pod_wakes_its_job_urgently(
     state: ClusterState, woken: list[tuple[Key, Priority]], phase: str, priority: Priority
 ) -> None:
