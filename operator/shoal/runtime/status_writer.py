@@ -75,7 +75,6 @@ class StatusWriter(Generic[R]):
         if not self.can_write(about):
             return None
         meta = about.metadata
-        spec: Any = getattr(about, "spec", None)
         body = {
             "apiVersion": API_VERSION,
             "kind": about.kind,
@@ -85,8 +84,7 @@ class StatusWriter(Generic[R]):
                 "uid": meta.uid,
                 "resourceVersion": meta.resource_version,
             },
-            # The server ignores the spec, yet validates it.
-            "spec": spec.model_dump(mode="json", by_alias=True, exclude_none=True),
+            # No spec, which may hold a template of 1.5 MB: the server takes the stored one, and leaves who manages it.
             "status": status.model_dump(mode="json", by_alias=True, exclude_none=True),
         }
         path = f"{object_path(about)}/status"
