@@ -126,6 +126,18 @@ def leaves(structure: Any) -> Iterator[Any]:
         yield structure
 
 
+def located(structure: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """The arrays of `leaves`, each after the keys and indices that lead to it."""
+    if isinstance(structure, dict):
+        for key in sorted(structure):
+            yield from located(structure[key], (*path, key))
+    elif isinstance(structure, tuple | list):
+        for index, part in enumerate(structure):
+            yield from located(part, (*path, index))
+    elif structure is not None:
+        yield path, structure
+
+
 def map_leaves(function: Any, structure: Any) -> Any:
     """The same structure with `function` applied to its arrays, in the order of `leaves`."""
     if isinstance(structure, dict):

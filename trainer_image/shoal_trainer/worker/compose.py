@@ -163,7 +163,7 @@ def compose(
         leases.grant,
         coordinator.set_message,
         holds=lambda work: leases.token(work.token) is not None,
-        check=LabelCheck(flat_model.model).check,
+        check=LabelCheck(flat_model).check,
     )
     policy = Policy(
         sequential=config.staleness.max == 0,

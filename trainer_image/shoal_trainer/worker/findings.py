@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 log = logging.getLogger(__name__)
@@ -16,13 +16,15 @@ class Findings:
 
     `assigned`: variables of layers that the step assigns and the layout lacks. `without_gradient`: positions of
     trainable variables. `rows`: variables whose gradients are rows, which Keras would not sum. `metrics`: the names of
-    the metrics whose sums the step returns.
+    the metrics whose sums the step returns. `embeddings`: by its path in x, the smallest Embedding that looks an
+    array up as it is.
     """
 
     assigned: Sequence[Any] = ()
     without_gradient: tuple[int, ...] = ()
     rows: Sequence[Any] = ()
     metrics: tuple[str, ...] = ()
+    embeddings: Mapping[tuple[Any, ...], Any] = field(default_factory=dict)
 
     def warn(self, model: Any) -> None:
         """Log where training differs from plain Keras."""

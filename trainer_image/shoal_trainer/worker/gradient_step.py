@@ -13,6 +13,7 @@ from shoal_trainer.worker.averages import MovingAverages
 from shoal_trainer.worker.findings import Findings
 from shoal_trainer.worker.keras_internals import clipped, compute_loss, takes_training
 from shoal_trainer.worker.layout import outside_layout, variables_of
+from shoal_trainer.worker.lookups import lookups
 from shoal_trainer.worker.optimizers import accumulated, takes_rows_apart, unwrap
 from shoal_trainer.worker.training_metrics import Sums, TrainingMetrics
 from shoal_trainer.worker.weighing import filled, overstated
@@ -101,7 +102,7 @@ class GradientStep:
         scope = keras.StatelessScope(pairs, collect_losses=True)
         before = {id(v): scope.get_current_value(v) for v, _ in pairs}
         kwargs = {"training": True} if takes_training(model) else {}
-        with scope, self._averages.counted():
+        with scope, self._averages.counted(), lookups(self._found, x):
             predicted = model(x, **kwargs)
             loss = compute_loss(model, x, y, predicted, weights)
         after = {id(v): scope.get_current_value(v) for v, _ in pairs}

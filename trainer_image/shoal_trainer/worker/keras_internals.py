@@ -6,9 +6,13 @@ A new release may change any of it, so it is in one place, the dependencies have
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from keras.layers import Embedding
 from keras.src import backend
 from keras.src.backend.common.global_state import set_global_attribute
 from keras.src.losses import ALL_OBJECTS_DICT as ALL_LOSSES
@@ -29,6 +33,9 @@ __all__ = [
     "global_seed_generator",
     "model_supports_jit",
 ]
+
+_EMBEDDING = threading.RLock()
+"""Held while `Embedding.call` is another one: where workers are threads of a process, several trace at once."""
 
 # --- models and layers
 
@@ -53,14 +60,22 @@ def build_symbolically(model: Any, data: Any) -> None:
     model._symbolic_build(data_batch=data)
 
 
-def input_name(model: Any, layer: Any) -> str | None:
-    """The name of the model's input that this layer reads; "" if it has only one, None if the layer reads none."""
-    inputs = getattr(model, "inputs", None) or ()
-    for node in layer._inbound_nodes:
-        for tensor in inputs:
-            if any(tensor is each for each in node.input_tensors):
-                return "" if len(inputs) == 1 else str(tensor._keras_history.operation.name)
-    return None
+@contextlib.contextmanager
+def embeddings_called(see: Callable[[Any, Any], None]) -> Iterator[None]:
+    """Call `see(layer, ids)` at each look-up of an `Embedding` in this block, also one that a subclass makes."""
+    with _EMBEDDING:
+        call = Embedding.call
+
+        @functools.wraps(call)
+        def seen(layer: Any, inputs: Any) -> Any:
+            see(layer, inputs)
+            return call(layer, inputs)
+
+        Embedding.call = seen
+        try:
+            yield
+        finally:
+            Embedding.call = call
 
 
 def inputs_structure(model: Any) -> Any:

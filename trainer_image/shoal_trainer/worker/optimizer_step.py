@@ -12,12 +12,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from shoal_trainer.data.batch import split
 from shoal_trainer.errors import UserError
 from shoal_trainer.worker.averages import MovingAverages
 from shoal_trainer.worker.findings import Findings
 from shoal_trainer.worker.gradient_step import GradientStep
 from shoal_trainer.worker.keras_internals import assigned_handles, loss_tracker
 from shoal_trainer.worker.layout import outside_layout, variables_of
+from shoal_trainer.worker.lookups import lookups
 from shoal_trainer.worker.optimizers import has_own_step
 from shoal_trainer.worker.training_metrics import Sums, TrainingMetrics, sums_of_logs
 from shoal_trainer.worker.weighing import filled, overstated
@@ -65,7 +67,7 @@ def optimizer_step(
             variable.assign(value)
         model.reset_metrics()  # so that the logged values are those of this step, not means
         loss_tracker(model).reset_state()  # a model that overrides `metrics` may leave it out
-        with averages.counted():
+        with averages.counted(), lookups(found, split(data)[0] if own_step else data[0]):
             if own_step:
                 logs = model.train_step(data)
                 loss, sums = _loss_of(logs), sums_of_logs(model, logs, tf.shape(tf.nest.flatten(data)[0])[0])

@@ -172,7 +172,7 @@ class Rehearsal:
 
     def _step(self, model: FlatModel, say: Callable[[str], None]) -> Step:
         model.trace()
-        LabelCheck(model.model).check(model.example)
+        LabelCheck(model).check(model.example)
         step = model.step(model.vector.alias(model.coded(model.vector.dtype)), model.example)
         if not step.finite:
             raise UserError(

@@ -171,7 +171,7 @@ class Tasks:
         model, rows = self._flat_model.model, self._until_drain(rows)
         if _tests_itself(model):  # it may give such values a meaning
             return rows
-        check = LabelCheck(model).check
+        check = LabelCheck(self._flat_model).check
 
         def checked(batch: Batch) -> Batch:
             try:

@@ -26,7 +26,7 @@ def start_servers(tmp_path):
 MATRIX = {
     "test_anticipation", "test_best_weights", "test_compose", "test_embedding", "test_end_of_training",
     "test_evaluation", "test_export", "test_flat_model", "test_forward_pass", "test_gpu_program", "test_hooks",
-    "test_idle", "test_input_wait", "test_joining", "test_keras_equivalence", "test_learning_rate",
+    "test_idle", "test_input_wait", "test_joining", "test_keras_equivalence", "test_label_check", "test_learning_rate",
     "test_local_optimizer", "test_logits", "test_loop", "test_loop_data", "test_loop_outages", "test_losses",
     "test_losses_per_output", "test_lost_server_during_task",
     "test_moving_statistics", "test_non_finite", "test_overflow", "test_randomness", "test_refusals", "test_rounds",

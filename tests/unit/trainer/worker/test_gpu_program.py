@@ -2,14 +2,13 @@
 
 import json
 import sys
-from contextlib import closing
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from shoal_trainer import Indexed, Training, UserError
+from shoal_trainer import Indexed, UserError
 from shoal_trainer.contract import ACCELERATORS_ENV, CONFIG_ENV, JobIdentity, Role, RuntimeConfig, Shard
 from shoal_trainer.data.source import Part
 from shoal_trainer.errors import NoAccelerator
@@ -19,7 +18,6 @@ from shoal_trainer.worker import main
 from shoal_trainer.worker.flat_model import MAX_SHAPES, FlatModel
 from shoal_trainer.worker.hardware import require_accelerators
 from shoal_trainer.worker.keras_internals import evaluate
-from shoal_trainer.worker.label_check import LabelCheck
 from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.tasks import Tasks
 from tests.unit.trainer.worker.fakes import FakeCoordinator
@@ -161,143 +159,6 @@ def test_operation_that_xla_refuses_is_named_with_what_to_do():
     with pytest.raises(UserError, match=r"XLA.*cannot compile.*PyFunc.*jit_compile=False"):
         flat_model.trace()
         flat_model.step(parameters(flat_model), BATCHES[0])
-
-
-# --- data that a GPU would not refuse ---------------------------------------------------------------------------------
-
-
-def checked(model, x, y, samples=8):
-    data = Indexed.from_arrays(x, y)
-    flat_model = FlatModel(model, data.example(8), "fp32")
-    flat_model.trace()
-    return LabelCheck(flat_model.model), data
-
-
-def text_model(**options):
-    words, kind = (
-        keras.Input((3,), dtype="int32", name="words"),
-        keras.Input((1,), dtype="int32", name="kind"),
-    )
-    h = L.Flatten()(L.Embedding(10, 4, name="of_words")(words))
-    h = L.Concatenate()([h, L.Flatten()(L.Embedding(5, 2)(kind))])
-    model = keras.Model({"words": words, "kind": kind}, {"a": L.Dense(3)(h), "b": L.Dense(1)(h)})
-    sparse = keras.losses.SparseCategoricalCrossentropy(from_logits=True, **options)
-    model.compile("sgd", {"a": sparse, "b": "mse"})
-    return model
-
-
-def text(words=9, kind=4, label=2):
-    x = {"words": np.full((8, 3), words, np.int32), "kind": np.full((8, 1), kind, np.int32)}
-    return x, {"a": np.full(8, label), "b": np.full(8, 77.0)}
-
-
-@pytest.mark.by_day(2)
-@both
-@pytest.mark.parametrize(
-    ("data", "options", "words"),
-    [
-        (text(), {}, None),
-        (text(label=3), {}, r"Labels of a are outside the loss's range: 3, but .* 3 classes, 0 to 2"),
-        (text(label=-1), {}, "outside the loss's range: -1"),
-        (text(label=-1), {"ignore_class": -1}, None),
-        (
-            text(words=10),
-            {},
-            "Ids are outside the Embedding 'of_words': 10, but its input_dim is 10, for 0 to 9",
-        ),
-        (text(kind=-2), {}, "Ids are outside the Embedding.*: -2"),
-    ],
-)
-def test_labels_and_ids_are_checked_on_the_host(data, options, words):
-    check, source = checked(text_model(**options), *text())
-    batch = Indexed.from_arrays(*data).example(8)
-    assert source.size == 8
-    if words is None:
-        check.check(batch)
-        return
-    with pytest.raises(UserError, match=words):
-        check.check(batch)
-
-
-def test_labels_and_ids_of_an_evaluation_are_checked():
-    """On a GPU its loss would be NaN, which is told to nobody, or an id's values would be 0."""
-    source = Indexed.from_arrays(*text())
-    for bad, words in ((text(label=3), "Labels of a are outside"), (text(words=10), "Ids are outside")):
-        validation = Indexed.from_arrays(*bad)
-        job = Training(model=text_model, data=source, validation=validation)
-        flat_model = FlatModel(text_model(), source.example(8), "fp32")
-        flat_model.trace()
-        with closing(Tasks(job, flat_model, 4)) as tasks, pytest.raises(UserError, match=words):
-            tasks.evaluate(flat_model.initial())
-
-
-class Masked(keras.losses.SparseCategoricalCrossentropy):
-    """Ignores tokens with the label -100."""
-
-    def call(self, y_true, y_pred):
-        kept = keras.ops.cast(y_true >= 0, "float32")
-        return super().call(keras.ops.maximum(y_true, 0), y_pred) * kept
-
-
-class Hashed(L.Embedding):
-    """Takes any number for an id."""
-
-    def call(self, inputs):
-        return super().call(keras.ops.mod(inputs, self.input_dim))
-
-
-class Renamed(L.Embedding):
-    """Has another name, and computes as its base class does."""
-
-
-@pytest.mark.by_day(1)
-@pytest.mark.parametrize(("layer", "words"), [(Hashed, None), (Renamed, "outside the Embedding")])
-def test_a_subclass_may_give_values_a_meaning_that_its_base_class_does_not_know(layer, words):
-    inputs = keras.Input((5,), dtype="int32")
-    model = keras.Model(inputs, L.Dense(3, activation="softmax")(layer(10, 4)(inputs)))
-    model.compile("sgd", Masked())
-    x, y = np.arange(40, dtype=np.int32).reshape(8, 5), np.array([[-100, 0, 1, 2, 1]] * 8)
-    check, data = checked(model, x, y)
-    if words is None:
-        check.check(data.example(8))
-        return
-    with pytest.raises(UserError, match=words):
-        check.check(data.example(8))
-
-
-@pytest.mark.parametrize(
-    "loss", ["sparse_categorical_crossentropy", keras.losses.sparse_categorical_crossentropy]
-)
-def test_labels_of_a_loss_that_is_given_by_name_are_checked(loss):
-    inputs = keras.Input((2,))
-    model = keras.Model(inputs, L.Dense(3, activation="softmax")(inputs))
-    model.compile("sgd", loss)
-    check, _ = checked(model, np.ones((8, 2)), np.arange(8) % 3)
-    with pytest.raises(UserError, match="outside the loss's range: 3"):
-        check.check(Indexed.from_arrays(np.ones((8, 2)), np.full(8, 3)).example(8))
-
-
-def test_models_without_such_limits_are_not_checked():
-    inputs = keras.Input((2,))
-    model = keras.Model(inputs, L.Dense(1)(inputs))
-    model.compile("sgd", "mse")
-    check, data = checked(model, np.ones((8, 2)), np.full(8, 99.0))
-    check.check(data.example(8))
-
-
-@pytest.mark.nightly
-@as_on_gpu
-def test_wrong_label_ends_the_worker_with_its_place(start_servers):
-    coordinator = FakeCoordinator(DATA.size, tasks=())
-    labels = DATA.y.copy()
-    labels[100] = 7
-    training = job(wire="fp32")
-    running = Running(
-        type(training)(model=training.model, data=(DATA.x, labels)), start_servers(coordinator), coordinator
-    )
-    end = running.start().join()
-    assert isinstance(end, UserError)
-    assert "outside the loss's range: 7" in str(end)
 
 
 @pytest.mark.nightly

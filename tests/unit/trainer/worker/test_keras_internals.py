@@ -79,12 +79,23 @@ def test_layers_and_their_variables(model):
     dropout = next(layer for layer in layers if isinstance(layer, keras.layers.Dropout))
     assert len(internals.seed_generators(dropout)) == 1
     assert internals.takes_training(model)
-    assert internals.input_name(model, layers[-1]) is None
-    first = next(layer for layer in layers if isinstance(layer, keras.layers.Conv2D))
-    assert internals.input_name(model, first) == ""
     assert isinstance(model, internals.Functional)
     assert len(keras.tree.flatten(internals.inputs_structure(model))) == 1
     assert internals.inputs_structure(keras.Sequential()) is None
+
+
+def test_embeddings_that_are_called():
+    class Clipped(keras.layers.Embedding):
+        def call(self, inputs):
+            return super().call(keras.ops.clip(inputs, 0, 4))
+
+    layers, seen, call = [keras.layers.Embedding(5, 2), Clipped(5, 2)], [], keras.layers.Embedding.call
+    with internals.embeddings_called(lambda layer, ids: seen.append((layer, ids.numpy().tolist()))):
+        for layer in layers:
+            layer(np.array([3]))
+            layer(np.array([-7 if layer is layers[1] else 0]))
+    assert seen == [(layers[0], [3]), (layers[0], [0]), (layers[1], [3]), (layers[1], [0])]
+    assert keras.layers.Embedding.call is call
 
 
 def test_loss_and_metrics_of_compile(model):
