@@ -56,10 +56,13 @@ def is_remote(name: str) -> bool:
 
 
 class Download:
-    """A context manager for the local path of a file; a file of an object store is downloaded, and deleted on exit."""
+    """A context manager for the local path of a file; a file of an object store is downloaded, and deleted on exit.
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    `head`: only so many bytes from its beginning are downloaded. None: all.
+    """
+
+    def __init__(self, name: str, head: int | None = None) -> None:
+        self.name, self._head = name, head
         self._store: tuple[Any, str] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._path: str | None = None
@@ -110,7 +113,10 @@ class Download:
             raise self._no_room(filesystem, path, error) from error
         target = Path(self._folder.name) / Path(path).name
         try:
-            filesystem.get_file(path, str(target))
+            if self._head is None:
+                filesystem.get_file(path, str(target))
+            else:
+                target.write_bytes(filesystem.cat_file(path, start=0, end=self._head))
         except FileNotFoundError as error:
             self.close()
             raise self._gone() from error

@@ -7,7 +7,9 @@ worker's feed downloads it while it reads the previous file.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from shoal_trainer.data.batch import Batch, batches
-from shoal_trainer.data.downloads import Download, matching
+from shoal_trainer.data.downloads import Download, is_remote, matching
 from shoal_trainer.data.indexed import batched, block_of, check_shuffle, require_dataset, require_end
 from shoal_trainer.data.lengths import Lengths, checked, varying_by
 from shoal_trainer.data.parquet import record_batches
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 READ_ERRORS = (OSError, ValueError)
+HEAD = 16 << 20
+"""Bytes of a file of an object store that are tried for the first batch."""
 COMPRESSIONS = ("", "GZIP", "ZLIB")
 """Of TFRecord files."""
 WRONG_COMPRESSION = re.compile(r"corrupted record at 0 |incorrect header check")
@@ -105,7 +109,7 @@ class Files(Source):
 
             return _parsed(tf.data.TFRecordDataset(path, compression_type=compression), parse)
 
-        return Files(pattern, read, **options)
+        return _Records(pattern, read, **options)
 
     @staticmethod
     def parquet(
@@ -172,10 +176,17 @@ class Files(Source):
             )
             return _parsed(rows, parse)
 
-        return Files(pattern, read, **options)
+        return _Records(pattern, read, **options)
 
     def list(self) -> tuple[str, ...]:
-        """The matching files, sorted, each with its protocol. Raises `UserError` where none matches."""
+        """The matching files, sorted, each with its protocol. Raises `UserError` where none matches.
+
+        They are looked for once: they must not change during a run.
+        """
+        return self._names
+
+    @functools.cached_property
+    def _names(self) -> tuple[str, ...]:
         return matching(self.pattern)
 
     def describe(self) -> Extent:
@@ -186,10 +197,14 @@ class Files(Source):
     def example(self, batch_size: int) -> Batch:
         """Read one batch from the first file that has a sample."""
         for part in self.describe().parts():
-            batch = next(self.read(part, batch_size), None)
+            batch = self._first(part, batch_size)
             if batch is not None:
                 return batch
         raise UserError(f"Every file that matches {self.pattern!r} is empty.")
+
+    def _first(self, part: Part, batch_size: int) -> Batch | None:
+        """The first batch of a part; None if it has no sample."""
+        return next(self.read(part, batch_size), None)
 
     def read(self, part: Part, batch_size: int, download: Download | None = None) -> Iterator[Batch]:
         """Read a part of one file; see `Source.read`. Errors name the file."""
@@ -240,6 +255,22 @@ class Files(Source):
             group = lengths.group if lengths else None
             rows = rebatched(shuffled(read, start, stop, blocks, f"{name}", group=group), batch_size)
         return rows if lengths is None else lengths.cut(rows)
+
+
+class _Records(Files):
+    """Files of which each beginning has whole samples, but for the last one."""
+
+    def _first(self, part: Part, batch_size: int) -> Batch | None:
+        """See `Files`. Of a file of an object store, its beginning is enough if it has as many samples as a batch."""
+        assert part.file is not None
+        if is_remote(part.file):
+            with contextlib.suppress(
+                UserError, Unreachable
+            ):  # where the beginning ends; else the whole file says it
+                batch = next(self.read(part, batch_size, Download(part.file, HEAD)), None)
+                if batch is not None and batch.samples == batch_size:
+                    return batch
+        return super()._first(part, batch_size)
 
 
 def _parsed(rows: Any, parse: Callable[..., Any]) -> tf.data.Dataset:

@@ -72,8 +72,8 @@ class Visits:
     """The batches of each epoch, in the order of a single worker."""
 
     def __init__(self, job: Training, batch_size: int) -> None:
+        extent = job.data.describe()
         self._data, self._batch_size = job.data.placed(job.seed), batch_size
-        extent = self._data.describe()
         self._files = extent.files
         self._ranges = Ranges.of(
             size=extent.size,
