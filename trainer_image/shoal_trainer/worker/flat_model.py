@@ -114,6 +114,8 @@ class FlatModel:
         self._averages = MovingAverages(model, self.layout)
         self.found = Findings()
         self.on_server = not why_worker(model)
+        self.why_one_device = "" if self.on_server else why_one_device(model)
+        """Why only one of several devices can compute, as far as that is known before a step is traced."""
         self._own_step = has_own_step(model)
         self._may_overflow = self.on_server and isinstance(
             model.optimizer, keras.optimizers.LossScaleOptimizer
@@ -353,8 +355,8 @@ class FlatModel:
 
     def _usable(self, devices: Sequence[str]) -> tuple[str, ...]:
         """Those of the devices on which the model can compute, each with at least one row of a batch."""
-        if len(devices) > 1 and not self.on_server and (reason := why_one_device(self.model)):
-            log.warning("%s: %s", ONE_DEVICE, reason)
+        if len(devices) > 1 and self.why_one_device:
+            log.warning("%s: %s", ONE_DEVICE, self.why_one_device)
             return tuple(devices[:1])
         return tuple(devices[: self.example.size])
 

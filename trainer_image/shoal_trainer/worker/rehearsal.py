@@ -200,6 +200,8 @@ class Rehearsal:
             self._compiles(model, say)
         finally:
             model.model.jit_compile = before
+        if model.why_one_device:
+            say(f"of several GPUs of a worker one computes: {model.why_one_device}")
 
     def _compiles(self, model: FlatModel, say: Callable[[str], None]) -> None:
         if not model.model.jit_compile:

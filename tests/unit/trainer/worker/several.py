@@ -23,7 +23,19 @@ from shoal_trainer.data.source import Part  # noqa: E402
 from shoal_trainer.ps.coding import decode  # noqa: E402
 from shoal_trainer.worker import flat_model as flat_models  # noqa: E402
 from shoal_trainer.worker.flat_model import FlatModel  # noqa: E402
-from tests.unit.trainer.worker.models import DATA, Plain, X, Y, begin, body, compiled, functional, job  # noqa: E402
+from tests.unit.trainer.worker.models import (  # noqa: E402
+    DATA,
+    OwnStep,
+    Plain,
+    X,
+    Y,
+    begin,
+    body,
+    compiled,
+    functional,
+    job,
+    subclassed,
+)
 from tests.unit.trainer.worker.trained import parameters  # noqa: E402
 
 L = keras.layers
@@ -229,8 +241,10 @@ def fallback():
     logging.getLogger("shoal_trainer").addHandler(handler)
     on_one, ((_, step),) = stepped(hidden, batch(), SEVERAL)
     scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adamax())
-    own, ((_, other),) = stepped(lambda: functional(scaled), batch(), SEVERAL)
-    return [on_one.device_count, own.device_count, step.finite, other.finite, records]
+    on_worker, ((_, other),) = stepped(lambda: functional(scaled), batch(), SEVERAL)
+    own_step, _ = stepped(lambda: subclassed(OwnStep), batch(), SEVERAL)
+    counts = [each.device_count for each in (on_one, on_worker, own_step)]
+    return [*counts, step.finite, other.finite, records]
 
 
 def copies():

@@ -71,9 +71,26 @@ def test_a_good_job_passes_every_part(check):
     assert "10 parameters" in found["model and data"].message
     assert "float32(32, 4)" in found["model and data"].message
     assert "one parameter server needs 168 MB of memory" in found["training step"].message
-    assert "compiles with XLA" in found["as on a GPU"].message
+    assert found["as on a GPU"].message == "the training step compiles with XLA"
     assert "val_accuracy" in found["evaluation"].message
     assert "logs/best.keras" in found["callbacks"].message
+
+
+def test_a_step_that_several_gpus_cannot_share_is_told(check):
+    found = check("""
+        class Own(keras.Sequential):
+            def train_step(self, data):
+                return super().train_step(data)
+
+        def own():
+            model = Own([keras.Input((4,)), keras.layers.Dense(2, activation="softmax")])
+            model.compile("sgd", "sparse_categorical_crossentropy")
+            return model
+
+        job = Training(model=own, data=DATA)
+    """, gpu=True)  # fmt: skip
+    told = "of several GPUs of a worker one computes: the model has a custom train_step"
+    assert told in found["as on a GPU"].message
 
 
 def test_what_a_stream_does_not_promise_is_a_warning(check):
