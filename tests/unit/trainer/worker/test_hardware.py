@@ -28,7 +28,7 @@ from shoal_trainer.worker.optimizers import place
 from tests.unit.trainer.ps.shards import push_to
 from tests.unit.trainer.worker.fakes import FakeCoordinator, Servers
 from tests.unit.trainer.worker.models import DATA, functional, job
-from tests.unit.trainer.worker.running import Running
+from tests.unit.trainer.worker.running import Running, on_host
 
 RATE, REFERENCE = 0.5, 8
 
@@ -126,6 +126,7 @@ def gradients(size, start):
     return flat_model, placement, flat_model.step(flat_model.vector.alias(flat), batch).update.copy()
 
 
+@on_host  # it pushes by hand, from the host's memory
 def test_unequal_workers_move_by_the_mean_over_all_samples():
     """HetSeq's update for (8, 16): sum of s_i mean_i / sum of s_i, at the learning rate of 24 samples."""
     flat_model, placement, small = gradients(8, 0)
