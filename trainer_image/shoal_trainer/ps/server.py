@@ -39,6 +39,8 @@ WAIT_SECONDS = 20.0
 way, for memory. The client's timeout is longer, so that it receives the reason."""
 BUSY_SECONDS = 5.0
 """How often a request that waits for memory is told so. The client's timeout is longer."""
+SCRATCH_BYTES = 64 << 10
+"""A payload that is dropped is received in parts of so many bytes."""
 PATIENCE_SECONDS = 0.25
 """How long a stream waits in all for the answers of slower ones, which it would tear (see `walks`)."""
 PUSHES = {Op.PUSH, Op.PUSH_PULL, Op.DELTA_PULL}
@@ -205,21 +207,35 @@ class DataServer:
         self, channel: Channel, peer: Peer, request: Header, meta: bytearray, nbytes: int, deadline: float
     ) -> int | None:
         """Receive a request into one loan and answer it from there; returns the version that a PUSH has made."""
-        shard = self._shard
+        shard, waits = self._shard, request.flags & ASK or not request.length
         assert shard.model is not None
         try:
             patience = deadline - self._clock()
             with self._pool.lend(nbytes, shard.model.nbytes, patience=patience) as loan:
-                if request.flags & ASK or not request.length:
+                if waits:
                     self._await_memory(channel, request, loan)
-                receive_by = self._clock() + 10 + request.length / MIN_RATE
-                for piece in loan.take():
-                    if request.length:
-                        channel.receive(octets(piece), deadline=receive_by + loan.waited)
-                return self._apply(channel, peer, request, meta, loan)
+                if waits or loan.granted(min(BUSY_SECONDS, patience), whole=False):
+                    receive_by = self._clock() + 10 + request.length / MIN_RATE
+                    for piece in loan.take():
+                        if request.length:
+                            channel.receive(octets(piece), deadline=receive_by + loan.waited)
+                    return self._apply(channel, peer, request, meta, loan)
         finally:
             if request.op in PUSHES:
                 shard.workers.push_ended(peer.slot)
+        self._put_off(channel, request.length)
+        return None
+
+    def _put_off(self, channel: Channel, length: int) -> None:
+        """Drop a payload that came without asking when there was no memory; its client asks, and sends it again.
+
+        Unread, it would fill the connection, which the client's kernel soon takes for dead.
+        """
+        self._shard.load.busy()
+        receive_by, scratch = self._clock() + 10 + length / MIN_RATE, memoryview(bytearray(SCRATCH_BYTES))
+        for start in range(0, length, SCRATCH_BYTES):
+            channel.receive(scratch[: length - start], deadline=receive_by)
+        self._send(channel, Op.BUSY, flags=ASK)
 
     def _exchange_stream(self, channel: Channel, peer: Peer, request: Header, meta: bytearray) -> int | None:
         """Handle a pull or push of a large shard: one piece after another is received, applied and answered.

@@ -91,6 +91,8 @@ class ShardClient:
         self._timeout = timeout
         self._clock = clock
         self._link: _Link | None = None
+        self._unasked: tuple[Header, bytes, Payload] | None = None
+        """The request that was sent with its payload, until it is answered."""
         self._piece = aligned(0, np.uint16)
 
     @property
@@ -144,18 +146,13 @@ class ShardClient:
             boot=link.server.boot,
             meta=len(meta),
             length=length,
-            flags=request.flags | (ASK if asks(length) else 0),
         )
-        head = header.encode(complete) + meta
-        if not complete.flags & ASK:
-            body = [] if payload is None else [octets(values) for _, values in parts(payload)]
-            link.channel.send(head, *body)
-            return 0
-        link.channel.send(head)
-        answer, _ = self._answer(link.channel)
-        if answer.op is not Op.GO:
-            raise ProtocolError(f"shard {self.index} answered {answer.op.name}, expected GO")
-        return answer.seq
+        if asks(length):
+            return self._ask(link.channel, complete, meta)
+        body = [] if payload is None else [octets(values) for _, values in parts(payload)]
+        link.channel.send(header.encode(complete) + meta, *body)
+        self._unasked = None if payload is None else (complete, meta, payload)
+        return 0
 
     def send_payload(self, payload: Payload) -> None:
         """Send the payload of a request, or a part of it, in the pieces that it has."""
@@ -210,9 +207,17 @@ class ShardClient:
         if link is not None:
             link.channel.close()
 
+    def _ask(self, channel: Channel, request: Header, meta: bytes) -> int:
+        """Send all but the payload of a request, and wait until the server is ready for that; see `Op.GO.seq`."""
+        channel.send(header.encode(request._replace(flags=request.flags | ASK)) + meta)
+        answer, _ = self._answer(channel)
+        if answer.op is not Op.GO:
+            raise ProtocolError(f"shard {self.index} answered {answer.op.name}, expected GO")
+        return answer.seq
+
     def _answer(self, channel: Channel) -> tuple[Header, bytearray]:
         """The next answer's header and meta block. A busy server says so, again and again, and is waited for."""
-        waited = False
+        waited, (unasked, self._unasked) = False, (self._unasked, None)
         while True:
             answer = header.decode(channel.receive_bytes(header.SIZE, limit=header.SIZE))
             meta = channel.receive_bytes(answer.meta, limit=header.MAX_META_HELLO)
@@ -220,9 +225,15 @@ class ShardClient:
                 raise _error(answer.seq, meta.decode("utf-8", "replace"))
             if answer.op is not Op.BUSY:
                 return answer, meta
-            if not waited:
+            if answer.flags & ASK:
+                if unasked is None:
+                    raise ProtocolError(f"shard {self.index} wants a payload again that it was not sent")
+                request, content, payload = unasked
+                self._ask(channel, request, content)
+                self.send_payload(payload)
+            elif not waited:
                 log.warning("shard %d is busy: waiting until it has memory for this request", self.index)
-            waited = True
+                waited = True
 
     def _receive_decoded(self, channel: Channel, out: NDArray[np.float32]) -> None:
         if not self._piece.size:

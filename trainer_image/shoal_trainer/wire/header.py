@@ -23,7 +23,8 @@ IDLE = 1
 """Flag of a PULL: no gradient will be computed on these parameters."""
 ASK = 2
 """Flag of a request with a payload: the client sends the payload only after a GO, so that a server without memory for
-it can make the client wait, instead of a connection that makes no progress."""
+it can make the client wait, instead of a connection that makes no progress. Of a BUSY: the server has dropped the
+payload, which came without; the client asks, and sends it again."""
 FOLLOWS = 4
 """Flag of a PULL: the worker has the journal up to `version`."""
 ALONE = 8

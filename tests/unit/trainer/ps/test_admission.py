@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from shoal_trainer.security import Credentials, create_secret_dir
 from shoal_trainer.wire.channel import MIN_RATE, Channel
 from shoal_trainer.wire.gate import Gate
 from shoal_trainer.wire.messages import ModelSpec, Push, PushMeta, WorkerIdentity
-from tests.unit.trainer.ps.cluster import until
+from tests.unit.trainer.ps.cluster import Cluster, until
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=8)
 
@@ -109,43 +109,61 @@ def test_requests_have_the_memory_of_their_pod(
             assert second.granted(0, whole=True) == both
 
 
-def test_payload_on_its_way_without_free_memory_is_refused_at_its_deadline(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only short ones are sent without asking."""
+@contextmanager
+def full(server: DataServer, monkeypatch: pytest.MonkeyPatch, seconds: float) -> Iterator[None]:
+    """The server has no memory for another message for so long, which is longer than anything else may last."""
     monkeypatch.setattr(server_module, "WAIT_SECONDS", 0.05)
-    monkeypatch.setattr(served.server._pool, "_take", lambda *_: None)
-    client = served.client()
-    client.hello(MODEL)
-    served.shard.initialize(aligned(8))
-    with pytest.raises(Unreachable, match="no memory"):
-        client.push_pull(aligned(8), aligned(8), Push(1, (0,), PushMeta(1)))
+    monkeypatch.setattr(server_module, "BUSY_SECONDS", 0.02)
+    take, freed = server._pool._take, threading.Event()
+    monkeypatch.setattr(server._pool, "_take", lambda loan: take(loan) if freed.is_set() else None)
+    freeing = threading.Timer(seconds, freed.set)
+    freeing.start()
+    yield
+    freeing.join()
 
 
-@pytest.mark.parametrize("kind", ["pull", "push"])
+@pytest.mark.parametrize("kind", ["pull", "push", "push that is sent without asking"])
 def test_a_busy_server_makes_a_worker_wait_longer_than_any_timeout(
     served: Served, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """A saturated server is not a lost one: the worker would answer an outage with three messages for one."""
-    monkeypatch.setattr(server_module, "WAIT_SECONDS", 0.05)
-    monkeypatch.setattr(server_module, "BUSY_SECONDS", 0.02)
-    monkeypatch.setattr(shard_client, "ASK_BYTES", 8)
+    if kind == "push":
+        monkeypatch.setattr(shard_client, "ASK_BYTES", 8)
     client = served.client()
     client.hello(MODEL)
     served.shard.initialize(aligned(8))
     client._shards[0]._connected().channel.set_timeout(0.2)
-    take, full = served.server._pool._take, threading.Event()
-    monkeypatch.setattr(served.server._pool, "_take", lambda loan: None if not full.is_set() else take(loan))
-    freeing = threading.Timer(1.0, full.set)
-    freeing.start()
-    if kind == "pull":
-        client.pull(aligned(8))
-    else:
-        client.push_pull(aligned(8), aligned(8), Push(1, (0,), PushMeta(1)))
-        assert served.shard.history.version == 1
-    freeing.join()
+    with full(served.server, monkeypatch, 1.0):
+        if kind == "pull":
+            client.pull(aligned(8))
+        else:
+            client.push_pull(aligned(8), aligned(8), Push(1, (0,), PushMeta(1)))
+            assert served.shard.history.version == 1
     assert served.shard.report().busy_answers >= 5
     client.pull(aligned(8))  # the connection goes on
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_payload_on_its_way_to_a_busy_server_does_not_fill_the_connection(
+    tls: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The longest that is sent without asking, to two shards, of which the second has memory first."""
+    values = shard_client.ASK_BYTES // 2
+    model = ModelSpec(fingerprint="0" * 64, parameters=2 * values)
+    with closing(Cluster(create_secret_dir(tmp_path / "secret"), tls=tls)) as cluster:
+        cluster.serve(2)
+        client = cluster.client()
+        client.hello(model)
+        for shard in (0, 1):
+            cluster.stores[shard].initialize(aligned(values))
+            client._shards[shard]._connected().channel.set_timeout(0.2)
+        gradient, out = aligned(2 * values), aligned(2 * values)
+        gradient[:] = 1.0
+        with full(cluster.servers[1], monkeypatch, 0.3), full(cluster.servers[0], monkeypatch, 1.0):
+            client.push_pull(gradient, out, Push(1, (0, 0), PushMeta(1)))
+    assert [store.history.version for store in cluster.stores] == [1, 1]
+    assert (out == out[0]).all()
+    assert out[0]
 
 
 def test_more_workers_than_memory_all_get_their_turn(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

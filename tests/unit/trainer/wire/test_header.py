@@ -28,7 +28,7 @@ from shoal_trainer.wire import header
 from shoal_trainer.wire.channel import Channel
 from shoal_trainer.wire.encoding import decode_answer, decode_json, decode_push, encode_answer, encode_push
 from shoal_trainer.wire.handshake import Server, read_peer
-from shoal_trainer.wire.header import Codec, Header, Op
+from shoal_trainer.wire.header import ASK, Codec, Header, Op
 from shoal_trainer.wire.messages import (
     MAX_APPLIED,
     MAX_MARKS,
@@ -277,6 +277,15 @@ def test_answer_of_a_hostile_server_is_refused_or_decoded(
         suppress(TrainerError),
     ):
         decode_answer(client.receive(Op.PARAMETERS, Target(out, 64, 64, Codec.BF16))[1])
+
+
+def test_a_payload_that_was_not_sent_is_not_sent_again() -> None:
+    message = header.encode(Header(Op.BUSY, flags=ASK))
+    with (
+        answering(message, Credentials(Path(), "1", b"")) as client,
+        pytest.raises(ProtocolError, match="not sent"),
+    ):
+        client.receive(Op.OK)
 
 
 def test_oversized_count_is_refused_without_allocation() -> None:
