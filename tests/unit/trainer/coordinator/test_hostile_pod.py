@@ -40,8 +40,8 @@ ATTACKED = "127.0.0.3"
 MEMORY = 50 << 20
 MINUTE, SHARE = 60.0, 0.02
 """How long an attack is measured, and the part of a core, or of the steps, that may be lacking meanwhile."""
-PAIRS, TURN = 12, 4.0
-"""Turns of so many seconds in which the steps are counted, attacked and not."""
+LEAST, MOST, TURN = 6, 40, 4.0
+"""How many pairs of turns of so many seconds, in which the steps are counted, attacked and not."""
 
 
 class Attacked(LocalRun):
@@ -225,9 +225,11 @@ def test_a_minute_of_the_pod_takes_no_more_than_two_percent_of_a_core_from_the_s
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1200)
 def test_the_pod_takes_no_more_than_two_percent_of_the_steps(tmp_path, monkeypatch) -> None:
     """Of a job with two workers whose steps sleep for 20 ms. Turns are compared in pairs, in the one order and the
-    other: fails if all but chance says that it is more, which beside other load it does of large differences only."""
+    other, until it is shown, but for chance. Beside other load that takes more of them, and fails if they differ too
+    much."""
     monkeypatch.chdir(tmp_path)
     job = LocalJob(
         "benchmarks.jobs:sleeping",
@@ -250,13 +252,19 @@ def test_the_pod_takes_no_more_than_two_percent_of_the_steps(tmp_path, monkeypat
                 return steps_a_second(run, TURN)
 
         attacked()  # the dearest: its handshakes
-        shares = []
-        for pair in range(PAIRS):
-            found = {turn: turn() for turn in ((calm, attacked) if pair % 2 else (attacked, calm))}
+        shares: list[float] = []
+        while len(shares) < LEAST or (at_least(shares) < 1 - SHARE and len(shares) < MOST):
+            found = {turn: turn() for turn in ((calm, attacked) if len(shares) % 2 else (attacked, calm))}
             shares.append(found[attacked] / found[calm])
-    share, error = statistics.fmean(shares), statistics.stdev(shares) / PAIRS**0.5
-    print(f"steps, attacked / not: {share:.3f}, standard error {error:.3f}")
-    assert share + 2 * error >= 1 - SHARE
+    share = statistics.fmean(shares)
+    told = f"steps, attacked / not: {share:.3f}, at least {at_least(shares):.3f} ({len(shares)} pairs)"
+    print(told)
+    assert at_least(shares) >= 1 - SHARE, told
+
+
+def at_least(shares: list[float]) -> float:
+    """Their mean, less two standard errors."""
+    return statistics.fmean(shares) - 2 * statistics.stdev(shares) / len(shares) ** 0.5
 
 
 def steps_a_second(run: LocalRun, seconds: float) -> float:
