@@ -342,7 +342,7 @@ class RollBackShard(Message):
 class FenceWorkers(Message):
     """Makes another parameter server refuse workers: incarnations before those of `older`, and all that `left`.
 
-    One that has left may come back: it is refused until it connects again. `epoch`: that of PS 0.
+    `epoch`: that of PS 0.
     """
 
     epoch: int = Field(default=0, ge=0)

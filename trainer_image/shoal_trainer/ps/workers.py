@@ -64,14 +64,12 @@ class Workers:
         return slot in self._connections
 
     def connect(self, slot: int, incarnation: int) -> None:
-        """Register a connection of an authenticated worker; `Fenced` if its slot has a newer incarnation.
+        """Register a connection of an authenticated worker; `Fenced` as in `check`.
 
-        Older incarnations of the slot are fenced. A worker that had left may come back.
+        Older incarnations of the slot are fenced.
         """
         with self._changed:
-            self._check_newest(slot, incarnation)
-            # Not before: an older incarnation must not make a late push acceptable.
-            self._left.pop(slot, None)
+            self.check(slot, incarnation)
             self._newest[slot] = incarnation
             self._connections[slot] = self._connections.get(slot, 0) + 1
 
@@ -89,7 +87,10 @@ class Workers:
         """`Fenced` if the slot has a newer incarnation, or if this worker has left."""
         if incarnation == self._left.get(slot):
             raise Fenced(f"worker {slot}-{incarnation} has left: its leases are reassigned")
-        self._check_newest(slot, incarnation)
+        if incarnation < (newest := self._newest.get(slot, 0)):
+            raise Fenced(
+                f"slot {slot} has incarnation {newest}; incarnation {incarnation} may no longer write"
+            )
 
     def fence(self, slot: int, minimum_incarnation: int) -> None:
         """Refuse older incarnations of a slot from now on, and stop waiting for their gradients."""
@@ -100,7 +101,7 @@ class Workers:
                 self.expect_no_push(slot)
 
     def leave(self, slot: int, incarnation: int) -> None:
-        """Refuse pushes of a worker that has left, until it connects again."""
+        """Refuse a worker that has left: it never comes back."""
         with self._changed:
             if self._left.get(slot) != incarnation:
                 self._left[slot] = incarnation
@@ -110,12 +111,6 @@ class Workers:
         """Whom `fence` and `leave` refuse: the oldest incarnation of each slot that may push, and those that left."""
         with self._changed:
             return tuple(self._newest.items()), tuple(self._left.items())
-
-    def _check_newest(self, slot: int, incarnation: int) -> None:
-        if incarnation < (newest := self._newest.get(slot, 0)):
-            raise Fenced(
-                f"slot {slot} has incarnation {newest}; incarnation {incarnation} may no longer write"
-            )
 
     # --- bounded staleness ----------------------------------------------------------------------------------------
 

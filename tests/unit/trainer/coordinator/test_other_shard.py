@@ -131,13 +131,13 @@ def test_a_replaced_worker_is_refused_before_its_successor_has_connected(job: Jo
     assert job.refused_by() == [0, 1]
 
 
-def test_a_worker_that_has_left_is_refused_until_it_connects_again(job: Job) -> None:
+def test_a_worker_that_has_left_is_refused_also_if_it_connects_again(job: Job) -> None:
     job.coordinator.leave(Leave(slot=0, incarnation=0))
     job.follows.tell()
-    assert job.refused_by() == [0, 1]
     for shard in job.shards:
-        shard.workers.connect(0, 0)
-    assert job.refused_by() == []
+        with pytest.raises(Fenced, match="has left"):
+            shard.workers.connect(0, 0)
+    assert job.refused_by() == [0, 1]
 
 
 @pytest.mark.parametrize(

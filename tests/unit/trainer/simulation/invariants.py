@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-from shoal_trainer.contract import WorkerState
 from shoal_trainer.coordinator.lease_index import overlap
 from shoal_trainer.ps.contents import KEPT_INCARNATIONS
 from shoal_trainer.snapshot.manifest import Manifest
@@ -56,18 +55,24 @@ def check_fences(shard):
 
 
 def check_lost(coordinator):
-    """Whom the coordinator has fenced, shard 0 refuses."""
-    older = dict(coordinator.shard.workers.refused()[0])
+    """Whom the coordinator has fenced, or has seen leave, shard 0 refuses."""
     for member in list(coordinator.members.known.values()):
-        if member.state is WorkerState.FENCED:
-            assert older.get(member.slot, 0) > member.incarnation, f"{member.worker} is fenced and may push"
+        if not member.present:
+            told = refused(coordinator.shard, member.worker)
+            assert told, f"{member.worker} is {member.state} and may push"
 
 
-def check_may_push(shard, worker):
-    """This worker, of which a push begins, is not refused."""
+def check_heard(shard, worker):
+    """This worker, which is greeted, or of which a push begins, is not refused."""
+    assert not (told := refused(shard, worker)), f"{worker} {told} and is heard"
+
+
+def refused(shard, worker):
+    """Why a shard refuses a worker, if it does."""
     older, left = map(dict, shard.workers.refused())
-    assert older.get(worker[0], 0) <= worker[1], f"{worker} was replaced and pushes"
-    assert left.get(worker[0]) != worker[1], f"{worker} has left and pushes"
+    if older.get(worker[0], 0) > worker[1]:
+        return "was replaced"
+    return "has left" if left.get(worker[0]) == worker[1] else ""
 
 
 def steps_in(world, shard):

@@ -33,7 +33,7 @@ from shoal_trainer.ps.shard import LARGE_VALUES, ShardStore, State
 from shoal_trainer.snapshot import initial
 from shoal_trainer.snapshot.claims import LOOK_SECONDS, Claim
 from shoal_trainer.snapshot.store import SnapshotStore
-from tests.unit.trainer.simulation.invariants import check_claim, check_contents, check_may_push, steps_in
+from tests.unit.trainer.simulation.invariants import check_claim, check_contents, check_heard, steps_in
 from tests.unit.trainer.simulation.job import BATCH, EPOCHS, MODEL_FILE, PIECE, SAMPLES, STEPS_AT, model
 from tests.unit.trainer.simulation.losses import Losses
 from tests.unit.trainer.simulation.storage import AtOnce, MemoryStorage
@@ -204,12 +204,17 @@ class Server:
         self.shard.on_applied = applied
 
     def _watch_history(self):
-        """Check who pushes, and what a worker's copy brings."""
+        """Check who is greeted and who pushes, and what a worker's copy brings."""
         shard, begin, adopt = self.shard, self.shard.history.begin, self.shard.history.adopt
-        initialize = shard.initialize
+        initialize, hello = shard.initialize, shard.hello
+
+        def greets(slot, incarnation, *arguments):
+            welcome = hello(slot, incarnation, *arguments)
+            check_heard(shard, (slot, incarnation))
+            return welcome
 
         def begins(worker, seq, meta):
-            check_may_push(shard, worker)
+            check_heard(shard, worker)
             return begin(worker, seq, meta)
 
         def adopts(version, generation, meta):
@@ -224,7 +229,8 @@ class Server:
                 assert self.world.overflows, "a copy that has trained, without its pushes"
                 self.world.unnamed |= {(shard.index, step) for step in steps}
 
-        shard.history.begin, shard.history.adopt, shard.initialize = begins, adopts, initializes
+        shard.history.begin, shard.history.adopt = begins, adopts
+        shard.initialize, shard.hello = initializes, greets
 
     def ready(self, version, applied):
         """Record the steps with which a generation begins; a rollback makes the shard ready again."""

@@ -31,6 +31,8 @@ from tests.unit.trainer.simulation.worker import Killed, Worker, baton
 
 CALM_AFTER = 30_000 if "SHOAL_SEEDS" in os.environ else 10_000
 """Turns with faults, more in a night: few jobs last so long, and those that make no progress took half of the time."""
+HUNG_SECONDS = 120
+"""For so long a worker's thread may run, of real time: it computes nothing."""
 
 
 class World:
@@ -108,8 +110,8 @@ class World:
         """Of each step: the piece of the model with which its push counts, the last one of shard 0."""
         self.losses = Losses(self)
         self.faults = Faults(self, faults, ps_faults, safe=safe, survival=survival)
-        self.yielded = baton()
-        """Released by a worker's thread when it stops running."""
+        self.yielded, self.hung = baton(), False
+        """Released by a worker's thread when it stops running; whether one did not for `HUNG_SECONDS`."""
         self.scheduler = threading.current_thread()
         self.interleaving = False
         """Whether workers run during a call of shard 0."""
@@ -198,13 +200,17 @@ class World:
                 self.turn()
             raise AssertionError(f"no end after {turns} turns: {self.describe()}")
         finally:
-            for worker in self.workers:
-                worker.killed = True
-                if worker.end is None:
-                    worker.resumed.release()
-                    self.yielded.acquire()
-            for worker in self.workers:
-                worker.thread.join(5)
+            if not self.hung:  # it may have a lock that the others need to end
+                self._stop_workers()
+
+    def _stop_workers(self):
+        for worker in self.workers:
+            worker.killed = True
+            if worker.end is None:
+                worker.resumed.release()
+                self.yielded.acquire()
+        for worker in self.workers:
+            worker.thread.join(5)
 
     def end(self):
         """Restart every shard, and count the samples in some shards only, as at the end of a job."""
@@ -281,11 +287,12 @@ class World:
     def resume(self, worker):
         """Let a worker run until it uses the network."""
         worker.resumed.release()
-        if not self.yielded.acquire(timeout=120):
+        if not self.yielded.acquire(timeout=HUNG_SECONDS):
+            self.hung = True
             name = f"worker {worker.slot}, incarnation {worker.incarnation}"
             frames = sys._current_frames()
             where = "".join(traceback.format_stack(frames[worker.thread.ident])[-8:])
-            raise AssertionError(f"{name} does not yield: {self.describe()}\nIt is here:\n{where}")
+            raise AssertionError(f"{name} does not yield, t={self.now:.1f}. It is here:\n{where}")
 
     def interleave(self):
         """Run workers and lose shards while shard 0 calls another shard, or copies its parameters."""
