@@ -17,6 +17,7 @@ from dev.audit import Write
 from dev.kube import Json
 from shoal.policy.decide.cleanup import MOST_KEPT
 from tests.doubles.fake_kubelet import FakeKubelet
+from tests.doubles.pod_status import condition
 
 NODES = 4
 ROUNDS = 6
@@ -155,6 +156,15 @@ async def measure_lone(world: World, quick: bool) -> AsyncIterator[Measurement]:
         fresh = range(MOST_KEPT, MOST_KEPT + losses)  # those that fail again wait for longer
         found = [await _writes_of_a_loss(world, workers, failed, number) for number in fresh]
         words = f"writes for a pod that failed alone where {MOST_KEPT} are kept, until the status says so"
+        yield summary(words, [all_told for _, all_told in found], "", "")
+
+        async def shut_down(name: str) -> None:
+            by_kubelet = condition("DisruptionTarget", "True", "TerminationByKubelet")
+            await kubelet.fail_pod("one", name, exit_code=143, pod_reason="Terminated", extra=by_kubelet)
+
+        others = range(fresh.stop, fresh.stop + losses)
+        found = [await _writes_of_a_loss(world, workers, shut_down, number) for number in others]
+        words = "writes for a pod that its node ended alone, until the status says so"
         yield summary(words, [all_told for _, all_told in found], "", "")
 
 
