@@ -17,6 +17,8 @@ from tests.virtual.server import Change, Client, Faults, Json, Watch
 from tests.virtual.trainer import Truth
 from tests.virtual.world import World
 
+KINDS = ("pods", "trainingjobs", "services", "nodes", "poddisruptionbudgets", "workloads")
+"""What a leader reads of a cluster, each from a cache of its own in an API server."""
 FRESH_SECONDS = 8.0
 """A leader that sees an old cluster sees the newest one after so long."""
 
@@ -34,7 +36,9 @@ class Trouble:
     after: bool = False
     """... after it took effect, and before the answer; else before it."""
     past: int | None = None
-    """The next leader sees the cluster as it was so many versions ago, until its watches catch up."""
+    """The next leader sees the cluster as it was so many versions ago, until its watches catch up..."""
+    kind: str = ""
+    """... only this one of `KINDS`, if it is not empty."""
     event: int | None = None
     """The watch event of this number, and all after it of the same watch, are 20 s late."""
     vanish: bool = False
@@ -96,7 +100,8 @@ class Killer(Faults):
                 _drop_unrecorded(world)
             await asyncio.sleep(2.0)
             if self.trouble.past is not None:
-                replica.past = max(1, world.server.version - self.trouble.past), FRESH_SECONDS
+                version = max(1, world.server.version - self.trouble.past)
+                replica.past = version, FRESH_SECONDS, self.trouble.kind
             if self.trouble.other:
                 replica.name = "b"
             replica.start()

@@ -294,7 +294,9 @@ class Client:
         self.past: int | None = None
         """Lists and watches are as of this version..."""
         self.past_until = 0.0
-        """... until this time."""
+        """... until this time..."""
+        self.past_kind = ""
+        """... of this kind of objects, a plural; of all if it is empty."""
 
     async def request(
         self,
@@ -313,7 +315,7 @@ class Client:
                 self._alive()
                 await self.faults.before(self, method, path)
                 self._alive()
-                past = self.past if now() < self.past_until else None
+                past = self.past if now() < self._past_until(path) else None
                 answer = self.server.handle(self.who, method, path, query or {}, body, past)
                 await self.faults.after(self, method, path)
                 return answer
@@ -323,6 +325,12 @@ class Client:
     def _alive(self) -> None:
         if self.dead:
             raise Unavailable("the process was killed")
+
+    def _past_until(self, path: str) -> float:
+        """Until when what is read there is old; 0: it is not."""
+        match = _PATH.match(path)
+        assert match is not None, path
+        return self.past_until if self.past is not None and self.past_kind in ("", match["plural"]) else 0.0
 
     def stream(self, path: str, query: Query) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         return self._stream(path, query)
@@ -340,17 +348,18 @@ class Client:
         since = int(query["resourceVersion"])
         if since > self.server.version:
             raise StreamRefused(_no(410, "Expired", "too large resource version"))
+        past_until = self._past_until(path)
         for change in self.server.history:
             if change.version > since and watch.sees(change.key, change.object):
-                due = self.past_until if self.past is not None and change.version > self.past else now()
+                due = past_until if change.version > (self.past or 0) else now()
                 watch.send(change.kind, change.object, max(due, now()))
         self.server.watches.append(watch)
         try:
-            yield self._lines(watch, now() + float(query["timeoutSeconds"]))
+            yield self._lines(watch, now() + float(query["timeoutSeconds"]), past_until)
         finally:
             self.server.watches.remove(watch)
 
-    async def _lines(self, watch: Watch, until: float) -> AsyncIterator[bytes]:
+    async def _lines(self, watch: Watch, until: float, held: float) -> AsyncIterator[bytes]:
         while True:
             try:
                 async with asyncio.timeout_at(until):
@@ -360,7 +369,6 @@ class Client:
             if found is None:
                 raise Unavailable("connection reset")
             due, line = found
-            held = self.past_until if self.past is not None else 0.0
             if (wait := max(due, held) - now()) > 0:
                 await asyncio.sleep(wait)
             yield line

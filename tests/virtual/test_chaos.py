@@ -22,7 +22,7 @@ from tests.virtual.cluster import SPOT, Machine
 from tests.virtual.judge import Judge
 from tests.virtual.kueue import Kueue
 from tests.virtual.loop import now, play
-from tests.virtual.script import watch_slots
+from tests.virtual.script import KINDS, watch_slots
 from tests.virtual.server import Change, Client, Faults, Json, Watch
 from tests.virtual.trainer import Truth
 from tests.virtual.world import GROUP, World
@@ -198,9 +198,9 @@ class Chaos:
             case "kill":
                 replica = chance.choice(world.replicas)
                 await replica.kill()
-                if chance.random() < 0.4:  # it reads old lists
-                    version = world.server.version
-                    replica.past = max(1, version - chance.randint(1, 60)), chance.uniform(1.0, 20.0)
+                if chance.random() < 0.4:  # it reads old lists, of all kinds or of one
+                    version = max(1, world.server.version - chance.randint(1, 60))
+                    replica.past = version, chance.uniform(1.0, 20.0), chance.choice(["", *KINDS])
                 asyncio.get_running_loop().call_later(2.0, replica.start)
             case "notice" | "power" if len(machines) > 9 and len(world.cluster.machines) > 9:
                 world.cluster.notice(machine.name) if what == "notice" else world.cluster.kill(machine.name)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from dev.night import of_tonight
-from tests.virtual.script import Life, Told, Trouble, eventful_life, queued_life, tell_script
+from tests.virtual.script import KINDS, Life, Told, Trouble, eventful_life, queued_life, tell_script
 
 
 class Script(NamedTuple):
@@ -22,7 +22,7 @@ class Script(NamedTuple):
     writes: int
     events: int
 
-    def told(self, **trouble: int | bool) -> Told:
+    def told(self, **trouble: int | bool | str) -> Told:
         """Played with this trouble."""
         return tell_script(Trouble(**trouble), self.life)  # type: ignore[arg-type]
 
@@ -91,6 +91,18 @@ def test_leader_that_sees_an_old_cluster_first_changes_nothing_in_the_end(
     """As it was so many versions ago: one number for each write, and at night all of them."""
     past = PASTS[(write // SLICE + turn) % len(PASTS)]
     told = script.told(write=write, after=True, past=past, other=write % 2 == 1)
+    assert told.digest == undisturbed(script).digest, told.tell
+
+
+@pytest.mark.by_day(6)
+@pytest.mark.parametrize("kind", KINDS)
+@each_write(4)
+def test_leader_that_sees_one_kind_of_objects_as_it_was_changes_nothing_in_the_end(
+    script: Script, write: int, kind: str
+) -> None:
+    """Each kind has a cache of its own in an API server, and may be behind the others: one number for each pair."""
+    past = PASTS[(write // SLICE + KINDS.index(kind)) % len(PASTS)]
+    told = script.told(write=write, after=True, past=past, kind=kind, other=write % 2 == 1)
     assert told.digest == undisturbed(script).digest, told.tell
 
 

@@ -34,8 +34,8 @@ class Replica:
         self.operator: Operator | None = None
         self.client: Client | None = None
         self.starts = 0
-        self.past: tuple[int, float] | None = None
-        """Its next start sees the cluster as it was at a version, for so many seconds."""
+        self.past: tuple[int, float, str] | None = None
+        """Its next start sees the cluster as it was at a version, for so many seconds: this kind of objects, or all."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -44,7 +44,7 @@ class Replica:
         self.starts += 1
         self.client = Client(world.server, self.name, world.faults)
         if self.past is not None:
-            self.client.past, seconds = self.past
+            self.client.past, seconds, self.client.past_kind = self.past
             self.client.past_until = now() + seconds
             self.past = None
         lease = Client(world.server, self.name, world.lease_faults)
