@@ -122,6 +122,12 @@ def test_worker_that_was_given_up_before_another_was_recorded_counts_for_nothing
     assert told.digest == undisturbed(QUEUED).digest, told.tell
 
 
+def test_leader_that_sees_the_quota_of_before_a_preemption_makes_no_pod() -> None:
+    """It asks before the first one whether the Workload still is as it was listed."""
+    told = QUEUED.told(write=78, after=True, past=10, kind="workloads")
+    assert told.digest == undisturbed(QUEUED).digest, told.tell
+
+
 def test_leader_that_made_a_budget_again_gives_it_back() -> None:
     """It read a list from before the end, which had already given the budget back."""
     told = EVENTFUL.told(write=undisturbed(EVENTFUL).writes - 1, after=True, past=100)

@@ -64,6 +64,8 @@ class ApiAnswers:
     made_before: bool | None = None
     """Whether others may have made pods of it: there is a status, or an object that is made before them. None: not
     looked yet."""
+    quota_confirmed: bool = False
+    """The API server said that the job's Workload is as this process knew it, or there was none to ask for."""
     conflicting: dict[str, Taken] = field(default_factory=dict)
     """Objects of other owners, by their names."""
 
@@ -89,7 +91,7 @@ class ApiAnswers:
 
     def others_knew_more(self) -> None:
         """What was to be done had been done: the caches are behind those of another process."""
-        self.recorded, self.stored, self.made_before = False, False, True
+        self.recorded, self.stored, self.quota_confirmed, self.made_before = False, False, False, True
 
     def existing_names(self, now: datetime) -> frozenset[str]:
         """Names that were lately confirmed to exist."""

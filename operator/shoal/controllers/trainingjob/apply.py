@@ -108,6 +108,7 @@ class Applier:
         match action:
             case CreatePod(name):
                 await self._confirm_newest(job, answers)
+                await self._confirm_quota(job, answers)
                 return await objects.create(job, PODS, name, action.make, urgent=action.replaces)
             case CreateService(name, manifest):
                 return await objects.create(job, SERVICES, name, manifest)
@@ -199,6 +200,21 @@ class Applier:
                 answers.others_knew_more()
                 raise Unavailable(f"{job.metadata.name} has changed since it was listed")
         answers.stored = True
+
+    async def _confirm_quota(self, job: TrainingJob, answers: ApiAnswers) -> None:
+        """Ask whether the Workload is as it was listed, before a leader makes the first pod of a job that others began.
+
+        The API server has a cache of each kind: an old one shows the quota of a job that was preempted since.
+
+        Raises:
+            Unavailable: it is not.
+        """
+        if answers.quota_confirmed or not answers.made_before:
+            return
+        known = self._state.workloads.get(names.workload_name(job), job.metadata.namespace)
+        if known is not None:
+            await self._workloads.confirm(job, known)
+        answers.quota_confirmed = True
 
     async def _confirm_there(self, job: TrainingJob, answers: ApiAnswers, name: str) -> None:
         """Ask whether a pod is there as it was seen: the watch of Services may be ahead of that of pods.

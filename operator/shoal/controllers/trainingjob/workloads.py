@@ -9,10 +9,10 @@ from typing import Any
 
 from shoal.api.kueue import KUEUE, Workload
 from shoal.api.training_job import TrainingJob
-from shoal.cluster.cache import Cache
+from shoal.cluster.cache import Cache, version
 from shoal.cluster.transport import APPLY_PATCH, Transport
 from shoal.controllers.trainingjob.objects import WORKLOADS, path
-from shoal.errors import Refused
+from shoal.errors import Refused, Unavailable
 from shoal.manifests.objects import Manifest
 from shoal.manifests.workload import (
     ADMISSION_MANAGER,
@@ -65,6 +65,22 @@ class Workloads:
         meta = {"name": action.name, "namespace": job.metadata.namespace, "uid": action.uid}
         body = told(meta, action.kind, action.status, action.reason, action.message, self._wall())
         await self._apply(job, action.name, body, f"{self._manager}-{action.kind}")
+
+    async def confirm(self, job: TrainingJob, known: Workload) -> None:
+        """Ask whether it is there as it is known. Who may not ask believes the watch.
+
+        Raises:
+            Unavailable: it is gone, or has changed.
+        """
+        answer = await self._transport.request("GET", path(job, WORKLOADS, known.metadata.name), urgent=True)
+        answer.accept(403, 404)
+        if answer.status == 404:
+            self._cache.drop(known.metadata.uid)
+        elif answer.ok and version(found := Workload.model_validate_json(answer.body)) != version(known):
+            self._cache.put(found)
+        else:
+            return
+        raise Unavailable(f"{known.metadata.name} has changed since it was listed")
 
     async def requeue(self, job: TrainingJob, name: str, uid: str) -> None:
         """Give the quota back, if the Workload is still evicted and has some."""
