@@ -30,10 +30,14 @@ def check_claim(storage, index, epoch):
 
 
 def check_published(storage, name, data):
-    """Nobody publishes after its successor has claimed the storage."""
-    if "/manifest-" in name:
-        epoch = Manifest.model_validate_json(data).epoch
-        assert claimed(storage, 0) <= epoch, f"{name} of {epoch} follows {claimed(storage, 0)}"
+    """Nobody publishes after its successor has claimed the storage, nor a new part of a shard that was replaced."""
+    if "/manifest-" not in name:
+        return
+    manifest = Manifest.model_validate_json(data)
+    assert claimed(storage, 0) <= manifest.epoch, f"{name} of {manifest.epoch} follows {claimed(storage, 0)}"
+    for part in manifest.shards:
+        published = any(part.file.encode() in earlier for _, earlier in storage.created)
+        assert published or claimed(storage, part.index) <= part.epoch, f"{name} has {part.file}"
 
 
 def check_leases(ledger):
@@ -55,11 +59,35 @@ def check_fences(shard):
 
 
 def check_lost(coordinator):
-    """Whom the coordinator has fenced, or has seen leave, shard 0 refuses."""
-    for member in list(coordinator.members.known.values()):
-        if not member.present:
+    """Whom the coordinator has fenced, or has seen leave, shard 0 refuses. Whose successor has joined, is fenced."""
+    members = list(coordinator.members.known.values())
+    joined = dict(sorted(member.worker for member in members if member.join_number))
+    for member in members:
+        if member.present:
+            assert member.incarnation >= joined.get(member.slot, 0), (
+                f"{member.worker} was replaced and is present"
+            )
+        else:
             told = refused(coordinator.shard, member.worker)
             assert told, f"{member.worker} is {member.state} and may push"
+
+
+def check_joined(coordinator, worker, joined):
+    """What a worker goes on with when it has joined is leased to it."""
+    for renamed in joined.renamed:
+        lease = coordinator.record.ledger.leases[renamed.new]
+        assert lease.worker == worker, f"{worker} goes on with {lease}"
+
+
+def check_told(shard, told):
+    """Another shard refuses whom shard 0 has told it of."""
+    older = dict(shard.workers.refused()[0])
+    for slot, incarnation in told.older:
+        assert older.get(slot, 0) >= incarnation, (
+            f"workers before {slot}-{incarnation} may push to {shard.index}"
+        )
+    for worker in told.left:
+        assert refused(shard, worker), f"{worker} has left and may push to {shard.index}"
 
 
 def check_heard(shard, worker):
@@ -73,6 +101,15 @@ def refused(shard, worker):
     if older.get(worker[0], 0) > worker[1]:
         return "was replaced"
     return "has left" if left.get(worker[0]) == worker[1] else ""
+
+
+def check_journal(journal, known):
+    """An answer tells a worker nothing twice, and a copy names no push that is in a snapshot that its worker knows of.
+
+    Else they would grow without end. `known`: what needs not be told, up to this version.
+    """
+    told = [entry.version for entry in journal.entries]
+    assert all(version > known for version in told), f"{told} after {known}"
 
 
 def steps_in(world, shard):

@@ -19,6 +19,7 @@ from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.wire.encoding import decode_answer, encode_answer
 from shoal_trainer.wire.messages import Pulled, Welcome
 from tests.unit.trainer.ps.shards import blocked, held_up, push_to
+from tests.unit.trainer.simulation.invariants import check_journal
 from tests.unit.trainer.simulation.job import STEPS_AT, decoded, encoded
 
 
@@ -153,6 +154,9 @@ class Exchange:
         offered = copy()
         version = None if offered is None else offered.version(index)
         generation = 0 if offered is None else offered.generation
+        if offered is not None:
+            told = self.worker.loop.upstream.pulled.answers[index].journal
+            check_journal(offered.meta(index).journal, told.floor)
         welcome = shard.hello(*self.identity, self.world.model, version, generation)
         self.pulled[index].clear()
         if welcome.wants_copy:
@@ -203,14 +207,15 @@ class Exchange:
     def pull(self, out, idle=False, exact=False, ahead=0.0, known=()):
         def pull_part(server, part):
             index = server.shard.index
+            told = known[index] if known else -1
             stream = server.shard.pulling(
                 self.worker.slot,
                 boot=self.boots[index],
                 idle=idle,
                 ahead=ahead,
-                known=known[index] if known else -1,
+                known=told,
             )
-            return self._walk(server, stream, self._coded(aligned(part.stop - part.start), exact=exact))
+            return self._walk(server, stream, self._coded(aligned(part.stop - part.start), exact=exact), told)
 
         return Answer(lambda: self._pulled(self._on_all(pull_part), out))
 
@@ -276,7 +281,7 @@ class Exchange:
             base, boot = push.base_versions[server.shard.index], self.boots[server.shard.index]
             with self._admitted(server, base, push.seq):
                 stream = server.shard.pushing(*self.identity, push.seq, base, meta, delta=delta, boot=boot)
-                answer = self._walk(server, stream, self._coded(update[part]))
+                answer = self._walk(server, stream, self._coded(update[part]), base)
             if arrives:
                 server.shard.workers.arrive(self.worker.slot, 20.0)
             return answer
@@ -308,10 +313,10 @@ class Exchange:
         finally:
             workers.push_ended(self.worker.slot)
 
-    def _walk(self, server, stream, io):
+    def _walk(self, server, stream, io, known):
         """Move a request over the pieces of a shard; other workers run in between, and the connection may break.
 
-        Returns the answer and its parameters.
+        `known`: the version up to which the worker has the journal. Returns the answer and its parameters.
         """
         world, index = self.world, server.shard.index
         close = stream.close
@@ -336,6 +341,7 @@ class Exchange:
             raise
         finally:
             close()
+        check_journal(stream.result.meta.journal, known)
         self.pulled[index][stream.result.version] = 2  # the second one is computed while the first is pushed
         return stream.result, self._decoded(io)
 

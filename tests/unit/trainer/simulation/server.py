@@ -33,7 +33,13 @@ from shoal_trainer.ps.shard import LARGE_VALUES, ShardStore, State
 from shoal_trainer.snapshot import initial
 from shoal_trainer.snapshot.claims import LOOK_SECONDS, Claim
 from shoal_trainer.snapshot.store import SnapshotStore
-from tests.unit.trainer.simulation.invariants import check_claim, check_contents, check_heard, steps_in
+from tests.unit.trainer.simulation.invariants import (
+    check_claim,
+    check_contents,
+    check_heard,
+    check_told,
+    steps_in,
+)
 from tests.unit.trainer.simulation.job import BATCH, EPOCHS, MODEL_FILE, PIECE, SAMPLES, STEPS_AT, model
 from tests.unit.trainer.simulation.losses import Losses
 from tests.unit.trainer.simulation.storage import AtOnce, MemoryStorage
@@ -61,7 +67,9 @@ class RemoteShard:
     def fence(self, epoch, older, left):
         told = FenceWorkers(epoch=epoch, older=older, left=left)
         request = FenceWorkers.model_validate_json(told.to_json())
-        self._server().follower.handlers()["fence"](request)
+        server = self._server()
+        server.follower.handlers()["fence"](request)
+        check_told(server.shard, request)
 
     def report(self):
         return self._server().follower.handlers()["report"](AskReport())

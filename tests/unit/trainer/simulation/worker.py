@@ -34,6 +34,7 @@ from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.run_task import run_task
 from shoal_trainer.worker.tasks import Outcome
 from shoal_trainer.worker.work import DataWork, Finished, TaskWork, Wasted
+from tests.unit.trainer.simulation.invariants import check_joined
 from tests.unit.trainer.simulation.job import BATCH, MODEL_FILE, PIECE, SAMPLES, STEPS_AT
 from tests.unit.trainer.simulation.network import Drain, Exchange
 
@@ -311,10 +312,18 @@ class Worker:
             known_samples=wasted.known_samples,
             number=next(self.joins),
         )
-        joined = self.exchange.ask(lambda server: server.coordinator.join(request))
+
+        def send(request):
+            def join(server):
+                joined = server.coordinator.join(request)
+                check_joined(server.coordinator, (self.slot, self.incarnation), joined)
+                return joined
+
+            return self.exchange.ask(join)
+
+        joined = send(request)
         if joined.wants_files:
-            whole = request.model_copy(update={"data": data, "number": next(self.joins)})
-            joined = self.exchange.ask(lambda server: server.coordinator.join(whole))
+            joined = send(request.model_copy(update={"data": data, "number": next(self.joins)}))
         self.read_ahead()
         return {renamed.old: renamed.new for renamed in joined.renamed}
 
