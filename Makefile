@@ -90,6 +90,7 @@ nightly: ready  ## Run what is slow and rarely fails; of what takes longest the 
 	step SHOAL_NIGHTLY=1 $(PYTHON) -m pytest tests/virtual --numprocesses 2 --dist loadscope $(ARGS); \
 	step SHOAL_NIGHTLY=1 SHOAL_SEEDS=10000 $(PYTHON) -m pytest tests/unit/trainer/simulation --numprocesses auto; \
 	step $(PYTHON) -m dev.mutants; \
+	step $(PYTHON) -m dev.mutants seeds fence: boot: claims: ledger: journal:; \
 	step $(PYTHON) -m benchmarks.operator started reaction lone lost-of-one lost-of-two --quick; \
 	printf "$$told\n"; [ -z "$$failed" ] || { printf "these failed:$$failed\n" >&2; exit 1; }
 

@@ -3,10 +3,11 @@
 `python -m dev.mutants` runs, for each mutant, the tests of the room it is in, and then, for the trainer, the simulation
 with many seeds, until one fails. A mutant that survives is a missing invariant, or code that nobody needs. Of one whose
 seeds run out of time nobody knows: the run fails with it as well, as a busy machine would else hide what survives.
-`python -m dev.mutants fast` leaves the simulation out; further arguments select mutants by their file or name.
+`python -m dev.mutants rooms` leaves the simulation out, `seeds` the rooms: then the trainer's are judged by the
+simulation alone. Further arguments select mutants by their file or name.
 
 A mutant (in mutants.toml) names a line by its text, which must be there exactly once: a change of the code that makes
-one stale fails a test.
+one stale fails a test. One that the simulation does not find says why: it is `beyond` the seeds.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +30,10 @@ PACKAGES = {"shoal_trainer": ROOT / "trainer_image", "shoal": ROOT / "operator"}
 """Where each package lies."""
 TABLE = Path(__file__).with_suffix(".toml")
 TESTS = "tests/unit/"
-SEEDS = os.environ.get("SHOAL_SEEDS", "2000")
+SIMULATION = TESTS + "trainer/simulation"
+SEEDS = int(os.environ.get("SHOAL_SEEDS", "2000"))
+FEW_SEEDS = 6, 30, 150, 600
+"""Played before all of them: a test plays all its seeds before the next one begins, and most mutants need few."""
 LONGEST_SECONDS = 4 * 3600
 """For the tests of one mutant. A test that hangs fails long before: what lasts so long has not been caught."""
 HUNG_SECONDS = 150
@@ -37,6 +41,7 @@ HUNG_SECONDS = 150
 SLOW_SECONDS = 1800
 """For one of the simulation's tests, of a hundred seeds: minutes beside others. Virtual time waits for nothing, and a
 thread that does fails its seed: what lasts so long is slow."""
+JUDGES = "rooms", "seeds"
 SURVIVES = "SURVIVES"
 UNKNOWN = "UNKNOWN: out of time"
 
@@ -45,7 +50,7 @@ UNKNOWN = "UNKNOWN: out of time"
 class Mutant:
     """One line that is wrong: in `file`, which begins with its package, `old` becomes `new`.
 
-    `tests`: the folders or files that are run first.
+    `tests`: the folders or files that are run first. `beyond`: why the simulation does not find it, if so.
     """
 
     name: str
@@ -53,6 +58,7 @@ class Mutant:
     old: str
     new: str
     tests: tuple[str, ...]
+    beyond: str = ""
 
     @property
     def package(self) -> str:
@@ -90,31 +96,37 @@ class Stage:
     seconds: int
     hangs_kill: bool
     """Whether a test that lasts longer has found the mutant."""
+    seeds: int = SEEDS
 
 
-def stages(mutant: Mutant, *, fast: bool) -> list[Stage]:
+def stages(mutant: Mutant, judges: Sequence[str]) -> Iterator[Stage]:
     """What to run, one after the other until a test fails."""
-    room = Stage(mutant.tests, HUNG_SECONDS, hangs_kill=True)
-    simulation = Stage((TESTS + "trainer/simulation",), SLOW_SECONDS, hangs_kill=False)
-    return [room] if fast or mutant.package != "shoal_trainer" else [room, simulation]
+    if "rooms" in judges:
+        yield Stage(mutant.tests, HUNG_SECONDS, hangs_kill=True)
+        if "seeds" in judges and mutant.package == "shoal_trainer":
+            yield Stage((SIMULATION,), SLOW_SECONDS, hangs_kill=False)
+    else:
+        for seeds in sorted({min(few, SEEDS) for few in (*FEW_SEEDS, SEEDS)}):
+            yield Stage((SIMULATION + "/test_simulation.py",), SLOW_SECONDS, hangs_kill=False, seeds=seeds)
 
 
-def verdict(mutant: Mutant, *, fast: bool) -> str:
-    """The first test that fails with this mutant, SURVIVES, or UNKNOWN."""
+def verdict(mutant: Mutant, judges: Sequence[str]) -> str:
+    """The first test that fails with this mutant, SURVIVES, or UNKNOWN; or why it is not for the seeds."""
+    if mutant.beyond and "rooms" not in judges:
+        return f"beyond the seeds: {mutant.beyond}"
     with tempfile.TemporaryDirectory(prefix="shoal-mutant-") as folder:
         source, copy = PACKAGES[mutant.package] / mutant.package, Path(folder) / mutant.package
         shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
         mutate(mutant, Path(folder))
         environment = os.environ | {
             "PYTHONPATH": folder,
-            "SHOAL_SEEDS": SEEDS,
             "SHOAL_NIGHT": "",
             # A mutant is judged by all tests of its room, not by those of a day.
             "SHOAL_NIGHTLY": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
-        for stage in stages(mutant, fast=fast):
-            found = outcome(mutant.name, stage, environment)
+        for stage in stages(mutant, judges):
+            found = outcome(mutant.name, stage, environment | {"SHOAL_SEEDS": str(stage.seeds)})
             if found is not None:
                 return found
     return SURVIVES
@@ -151,12 +163,14 @@ def outcome(name: str, stage: Stage, environment: Mapping[str, str]) -> str | No
 
 def main(arguments: Sequence[str]) -> int:
     """Run the mutants, print what killed each, and return 1 if one survives, or nobody knows whether it does."""
-    fast = "fast" in arguments
-    parts = [argument for argument in arguments if argument != "fast"]
+    judges = [judge for judge in JUDGES if judge in arguments] or JUDGES
+    parts = [argument for argument in arguments if argument not in JUDGES]
     chosen = [m for m in load() if not parts or any(part in f"{m.file} {m.name}" for part in parts)]
+    if "rooms" not in judges:
+        chosen = [mutant for mutant in chosen if mutant.package == "shoal_trainer"]
     told = Counter[str]()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for mutant, found in zip(chosen, pool.map(partial(verdict, fast=fast), chosen), strict=True):
+        for mutant, found in zip(chosen, pool.map(partial(verdict, judges=judges), chosen), strict=True):
             told[found] += 1
             print(f"{mutant.file:44} {mutant.name:55} {found}", flush=True)
     print(f"{len(chosen)} mutants, {told[SURVIVES]} survive, {told[UNKNOWN]} unknown")

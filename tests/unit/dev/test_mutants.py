@@ -5,14 +5,17 @@ from __future__ import annotations
 import ast
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dev import mutants
 from dev.mutants import (
+    JUDGES,
     PACKAGES,
     ROOT,
+    SEEDS,
     SURVIVES,
     UNKNOWN,
     Mutant,
@@ -21,6 +24,7 @@ from dev.mutants import (
     main,
     mutate,
     outcome,
+    stages,
     verdict,
 )
 
@@ -66,18 +70,38 @@ HANGS = failed_with("Failed: Timeout (>5.0s) from pytest-timeout.")
 
 def test_mutant_is_killed_by_the_first_test_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     commands = pytests(monkeypatch, (0, ""), failed_with("AssertionError: 1 != 2"))
-    assert verdict(MUTANTS[0], fast=False) == "FAILED tests/test_a.py::test_b[3]"
+    assert verdict(MUTANTS[0], JUDGES) == "FAILED tests/test_a.py::test_b[3]"
     assert [command[-1] for command in commands] == [MUTANTS[0].tests[-1], "tests/unit/trainer/simulation"]
 
 
 def test_mutant_survives_what_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     pytests(monkeypatch, (0, ""), (0, ""))
-    assert verdict(MUTANTS[0], fast=False) == SURVIVES
+    assert verdict(MUTANTS[0], JUDGES) == SURVIVES
 
 
 def test_mutant_is_killed_by_a_test_of_its_room_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     pytests(monkeypatch, HANGS)
-    assert verdict(MUTANTS[0], fast=True) == "FAILED tests/test_a.py::test_b[3]"
+    assert verdict(MUTANTS[0], ["rooms"]) == "FAILED tests/test_a.py::test_b[3]"
+
+
+def test_mutant_is_judged_by_few_seeds_and_then_by_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = pytests(monkeypatch, (0, ""), failed_with("AssertionError: 1 != 2"))
+    assert verdict(MUTANTS[0], ["seeds"]) == "FAILED tests/test_a.py::test_b[3]"
+    assert [command[-1] for command in commands] == ["tests/unit/trainer/simulation/test_simulation.py"] * 2
+    seeds = [stage.seeds for stage in stages(MUTANTS[0], ["seeds"])]
+    assert seeds == sorted(set(seeds))
+    assert seeds[-1] == SEEDS
+
+
+def test_what_the_seeds_cannot_find_is_told_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operators = next(mutant for mutant in MUTANTS if mutant.package == "shoal")
+    monkeypatch.setattr(mutants, "load", lambda: (replace(MUTANTS[0], beyond="it is slow"), operators))
+    assert main(["seeds"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].endswith("beyond the seeds: it is slow")
+    assert told[1] == "1 mutants, 0 survive, 0 unknown"
 
 
 @pytest.mark.parametrize("simulated", [HANGS, None], ids=["a test", "all of them"])
