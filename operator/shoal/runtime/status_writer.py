@@ -75,6 +75,7 @@ class StatusWriter(Generic[R]):
         if not self.can_write(about):
             return None
         meta = about.metadata
+        spec: Any = getattr(about, "spec", None)
         body = {
             "apiVersion": API_VERSION,
             "kind": about.kind,
@@ -84,7 +85,8 @@ class StatusWriter(Generic[R]):
                 "uid": meta.uid,
                 "resourceVersion": meta.resource_version,
             },
-            # No spec, which may hold a template of 1.5 MB: the server takes the stored one, and leaves who manages it.
+            # The server keeps the stored spec, but mutating webhooks are shown this one.
+            "spec": spec.model_dump(mode="json", by_alias=True, exclude_none=True),
             "status": status.model_dump(mode="json", by_alias=True, exclude_none=True),
         }
         path = f"{object_path(about)}/status"

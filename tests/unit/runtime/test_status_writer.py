@@ -18,14 +18,12 @@ CONFLICT = Answer(409, b'{"reason": "Conflict", "message": "the object has been 
 
 
 class Server:
-    """Answers each request with the next answer, and keeps the bodies."""
+    """Answers each request with the next answer."""
 
     def __init__(self) -> None:
         self.answers: list[Answer] = []
-        self.bodies: list[Any] = []
 
-    async def request(self, _method: str, _path: str, **options: Any) -> Answer:
-        self.bodies.append(options.get("body"))
+    async def request(self, _method: str, _path: str, **_options: Any) -> Answer:
         return self.answers.pop(0)
 
     def stream(self, path: str, query: Any) -> Any:
@@ -93,19 +91,3 @@ async def test_nothing_is_written_to_an_object_that_cannot_be_read_any_more() ->
     assert await writer.write(job, job.status) is None
     cache.put(at("9"))
     assert writer.can_write(job)
-
-
-async def test_a_status_is_sent_without_the_spec() -> None:
-    """A template may have 1.5 MB, and a job that trains has a new status all the time."""
-    server = Server()
-    cache: Cache[TrainingJob] = Cache(lambda _old, _new, _ours: None)
-    server.answers = [Answer(200, at("8").model_dump_json(by_alias=True).encode())]
-    await StatusWriter(server, cache, TrainingJob).write(at("7"), at("7").status)
-    [sent] = server.bodies
-    assert sent.keys() == {"apiVersion", "kind", "metadata", "status"}
-    assert sent["metadata"] == {
-        "name": "digits",
-        "namespace": "team",
-        "uid": build.UID,
-        "resourceVersion": "7",
-    }
