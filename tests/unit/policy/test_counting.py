@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from shoal.policy.decide.completion import NODE_PATIENCE
 from shoal.policy.facts.signals import Meaning, node_signal
 from shoal.policy.facts.verdict import PodOutcome, judge
 from shoal_trainer.contract import Outcome, WorkerReport, WorkerState
@@ -78,7 +79,34 @@ def test_failure_shortly_before_the_node_ends_is_excused(
     world.settle()
     world.kill_pod("digits-worker-1-0", 1)
     world.reconcile()
+    world.now += NODE_PATIENCE
+    world.reconcile()
     assert (world.status["phase"] == "Failed") is (excused is None)
+
+
+@pytest.mark.parametrize(("seconds", "ends"), [(0.5, False), (9.0, False), (11.0, True)])
+def test_a_failure_whose_node_may_be_ending_ends_no_job_at_once(seconds: float, ends: bool) -> None:
+    """A pod is seen to fail before its node is seen to go, and the end of a job cannot be taken back."""
+    world = running_world(spec={"runPolicy": {"backoffLimit": 0}})
+    node = world.pods["digits-worker-0-0"]["spec"]["nodeName"]
+    world.end("digits-worker-0-0", 1)
+    wake = world.reconcile().wake_after
+    assert world.status["phase"] != "Failed"
+    assert wake is not None
+    assert wake <= NODE_PATIENCE.total_seconds()
+    world.now += timedelta(seconds=seconds)
+    world.reconcile()
+    shuts_down(world, node, at=0)
+    world.settle()
+    assert (world.status["phase"] == "Failed") is ends
+    assert world.status["restarts"].get("excused") == (None if ends else 1)
+
+
+def test_a_failure_that_no_node_causes_ends_a_job_at_once() -> None:
+    world = running_world(spec={"runPolicy": {"backoffLimit": 0}})
+    world.kill_pod("digits-worker-0-0", 137, reason="OOMKilled")
+    world.reconcile()
+    assert world.status["phase"] == "Failed"
 
 
 def runs_out_of_memory(world: World, pod: str, kernel: bool) -> None:

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dev.night import examples
+from shoal.policy.decide.completion import NODE_PATIENCE
 from tests.unit.policy.world import World
 
 FAULTS = [
@@ -223,6 +224,8 @@ def test_finished_job_creates_no_pods(faults: list[tuple[str, int]]) -> None:
     world = World(spec={"runPolicy": {"backoffLimit": 0}})
     world.settle()
     world.kill_pod("digits-worker-0-0", 1)
+    world.reconcile()
+    world.now += NODE_PATIENCE
     world.reconcile()
     assert world.status["phase"] == "Failed"
     created = list(world.created)

@@ -9,6 +9,7 @@ import pytest
 
 from shoal.api.labels import Place
 from shoal.policy.actions import CreatePod
+from shoal.policy.decide.completion import NODE_PATIENCE
 from shoal.policy.decide.workers import MOST_NEW, max_surge
 from shoal.policy.facts.coordinator import FRESH_REPORT_SECONDS
 from shoal.policy.model import NameConflict, Plan, Refusal, RefusalKind
@@ -242,9 +243,15 @@ def test_failure_backs_off_and_counts_against_the_limit() -> None:
     world.settle()
     world.kill_pod("digits-worker-0-1", 1)
     made = world.reconcile()
+    assert [event.reason for event in made.events] == ["WorkerFailed"]
+    assert made.wake_after == pytest.approx(NODE_PATIENCE.total_seconds())
+    world.tick(seconds=NODE_PATIENCE.total_seconds() - 1)
+    assert names(world.reconcile()) == [], "it may be the end"
+    world.tick(seconds=1)
+    made = world.reconcile()
     assert world.status["phase"] == "Failed"
     assert world.status["reason"] == "BackoffLimitExceeded"
-    assert [event.reason for event in made.events] == ["WorkerFailed", "Failed"]
+    assert [event.reason for event in made.events] == ["Failed"]
     assert "2 failures" in made.events[-1].message
 
 
@@ -269,6 +276,8 @@ def test_worker_without_room_or_whose_callback_reaches_nothing_is_replaced_anywh
     assert world.status["restarts"] == {"failures": 2, "disruptions": 0, "byReason": {reason: 2}}
     assert (f"'{node}'" in str(create.manifest["spec"]["affinity"])) is (rule is not None)
     world.end("digits-worker-0-2", 1, message=words)
+    world.reconcile()
+    world.tick(seconds=NODE_PATIENCE.total_seconds())
     world.reconcile()
     assert (world.status["phase"], world.status["reason"]) == ("Failed", "BackoffLimitExceeded")
 

@@ -13,10 +13,14 @@ from shoal.api.training_job import TrainingJobSpec
 from shoal.policy.common.wording import short
 from shoal.policy.decide.counters import Counters
 from shoal.policy.decide.members import ByIndex, every
+from shoal.policy.decide.records import may_be_excused
 from shoal.policy.decide.suspension import suspended_seconds
 from shoal.policy.facts.read import Facts
 from shoal.policy.facts.verdict import terminated, termination_message
 from shoal_trainer.contract import EXIT_OK, Outcome, TerminationMessage
+
+NODE_PATIENCE = timedelta(seconds=10)
+"""For a node that ends, of which a watch, or its kubelet, tells after the pods that failed with it."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ def decide(facts: Facts, servers: ByIndex, workers: ByIndex, counters: Counters)
     """How the job finished; None while it is active.
 
     Failures that were disruptions, and announced disruptions that did not come or have not come yet, do not count
-    against the limits.
+    against the limits. One that may turn out to be of a node's end ends no job at once: that cannot be taken back.
     """
     if (evidence := _evidence(servers)) is not None:
         return End(True, "Trained", _success(facts.job.spec, evidence), evidence)
@@ -42,7 +46,7 @@ def decide(facts: Facts, servers: ByIndex, workers: ByIndex, counters: Counters)
     if counters.fatal is not None:
         return End(False, counters.fatal.reason, short(counters.fatal.message))
     failures = counters.failures - counters.excused
-    if failures > policy.backoff_limit:
+    if failures > policy.backoff_limit and not awaits_nodes(facts, workers, counters):
         words = f"{failures} failures exceed runPolicy.backoffLimit ({policy.backoff_limit})"
         return End(False, "BackoffLimitExceeded", f"{words}; last failure: {last.message}" if last else words)
     if policy.max_disruptions is not None:
@@ -52,6 +56,19 @@ def decide(facts: Facts, servers: ByIndex, workers: ByIndex, counters: Counters)
             words = f"{disruptions} disruptions exceed runPolicy.maxDisruptions ({policy.max_disruptions})"
             return End(False, "MaxDisruptionsExceeded", words)
     return _deadline(facts)
+
+
+def awaits_nodes(facts: Facts, workers: ByIndex, counters: Counters) -> bool:
+    """Whether too many failures are too many only if none of the last was of a node whose end is not seen yet."""
+    beyond = counters.failures - counters.excused - facts.job.spec.run_policy.backoff_limit
+    if beyond <= 0:
+        return False
+    ended = sorted(
+        each.slot.ended_at
+        for each in every(workers)
+        if each.slot.ended_at is not None and may_be_excused(facts, each.slot)
+    )
+    return beyond <= len(ended) and facts.timers.pending(ended[-beyond] + NODE_PATIENCE)
 
 
 def _success(spec: TrainingJobSpec, evidence: TerminationMessage) -> str:

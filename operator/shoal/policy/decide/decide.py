@@ -94,7 +94,8 @@ def decide(facts: Facts) -> Decisions:
     if not facts.suspended:
         _foundations(facts, actions)
         create_servers(facts, servers, goal, actions)
-        create_workers(facts, workers, goal, actions)
+        if not completion.awaits_nodes(facts, workers, counters):  # else this may be the job's end
+            create_workers(facts, workers, goal, actions)
     else:
         actions.actions += cleanup.give_back(facts)
     most_kept = 1 if actions.quota else cleanup.MOST_KEPT

@@ -155,11 +155,12 @@ def _is_kept(each: Member, group: Sequence[Member], facts: Facts) -> bool:
         or each is group[-1]
         or each.awaiting_job_end
         or each.missing
-        or _may_be_excused(facts, each.slot)
+        or may_be_excused(facts, each.slot)
     )
 
 
-def _may_be_excused(facts: Facts, slot: Slot) -> bool:
+def may_be_excused(facts: Facts, slot: Slot) -> bool:
+    """Whether this is a failure that may turn out to be of the end of its node, which is told a moment later."""
     ended = slot.ended_at
     recent = ended is not None and facts.now - ended <= AFTER_THE_END
     return recent and slot.role == "worker" and bool(slot.node) and slot.cause in EXCUSABLE
@@ -204,7 +205,7 @@ class _Updater:
             slot = restarted_in_place(slot, pod, rules, self._counters)
         if seen.verdict.outcome is PodOutcome.MISSING:
             return Member(seen.place, slot, None, seen.verdict, recorded=had_cause)
-        if seen.signal is not None and slot.state == "Ended" and _may_be_excused(self._facts, slot):
+        if seen.signal is not None and slot.state == "Ended" and may_be_excused(self._facts, slot):
             assert slot.ended_at is not None
             if explains_time(seen.signal, slot.ended_at):
                 why = f"its node ended a moment later ({seen.signal.reason})"
