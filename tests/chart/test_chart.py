@@ -583,6 +583,7 @@ def test_each_port_is_used_once(tools: Path) -> None:
 
 def test_pools_are_not_sized_where_the_operator_does_not_read_them(tools: Path) -> None:
     assert "pools.enabled needs scope.pools" in refusal(tools, "pools.enabled=true", "scope.pools=false")
+    assert "pools.enabled needs scope.nodes" in refusal(tools, "pools.enabled=true", "scope.nodes=false")
 
 
 @pytest.mark.by_day(1)

@@ -90,15 +90,20 @@ class Condition(Status):
         cls,
         before: Condition | None,
         kind: str,
-        holds: bool,
+        holds: bool | None,
         reason: str,
         message: str = "",
         *,
         generation: int,
         now: datetime,
     ) -> Condition:
-        """The condition that follows `before`. Where the status stays the same, so does the time of its transition."""
-        status: Literal["True", "False"] = "True" if holds else "False"
+        """The condition that follows `before`. Where the status stays the same, so does the time of its transition.
+
+        `holds`: None where nobody knows.
+        """
+        status: Literal["True", "False", "Unknown"] = (
+            "Unknown" if holds is None else "True" if holds else "False"
+        )
         return cls(
             type=kind,
             status=status,

@@ -242,6 +242,7 @@ class Operator:
             self.recorder,
             wall=self._wall,
             operator=f"{self._settings.lease_namespace}/{self._settings.lease_name}",
+            nodes_readable=self._nodes_readable,
             on_change=self._replan,
             rest=self._rest_pool,
         )

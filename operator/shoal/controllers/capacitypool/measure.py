@@ -30,6 +30,9 @@ from shoal.controllers.capacitypool.seen import Seen
 from shoal.sizing.speed import priors
 
 NAMED_JOBS = 3
+UNREADABLE = (
+    "nodes cannot be read, so nobody knows which are in use: let the operator list nodes (scope.nodes)"
+)
 RENEWED = timedelta(minutes=5)
 """Interval at which an operator repeats what it said, so that others know that it runs."""
 
@@ -168,7 +171,9 @@ def _conditions(seen: Seen, pending: int, *, still: bool) -> tuple[Condition, ..
             "pool; what runs here stays, and nothing more begins"
         )
         problem = ("Overlaps", words)
-    ready = ("Ready", problem is None, problem or ("Valid", ""))
+    ready: tuple[str, bool | None, tuple[str, str]] = ("Ready", problem is None, problem or ("Valid", ""))
+    if problem is None and not seen.nodes_readable:  # a recommendation without the nodes in use is none
+        ready = ("Ready", None, ("NodesUnreadable", UNREADABLE))
     words = (
         f"{pending} pods wait for a node of this pool, the longest of them for more than its start-up time"
     )

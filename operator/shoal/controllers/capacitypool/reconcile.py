@@ -41,6 +41,7 @@ class PoolReconciler:
         *,
         wall: Callable[[], datetime],
         operator: str = "",
+        nodes_readable: Callable[[], bool] = lambda: True,
         on_change: Callable[[], None] = lambda: None,
         rest: Callable[[Key, float], None] = lambda _key, _seconds: None,
     ) -> None:
@@ -49,6 +50,7 @@ class PoolReconciler:
         self._recorder = recorder
         self._wall = wall
         self._operator = operator
+        self._nodes_readable = nodes_readable
         self._on_change = on_change
         self._rest = rest
         self._members = Members(lambda name: state.wake(CapacityPool.PLURAL, ("", name)))
@@ -91,6 +93,7 @@ class PoolReconciler:
             servers_waiting=sum(not is_worker(each) for each in waiting),
             problem=_problem(pool),
             overlaps=older_overlap(pool, self._state.pools.all(), members.sharing(name), nodes),
+            nodes_readable=self._nodes_readable(),
             operator=self._operator,
         )
 
@@ -136,7 +139,7 @@ def _events(pool: CapacityPool, status: CapacityPoolStatus) -> list[Event]:
     before = {condition.type: condition for condition in pool.status.conditions}
     for condition in status.conditions:
         was = before.get(condition.type)
-        bad = (condition.status == "True") == (condition.type != "Ready")
+        bad = condition.status != "True" if condition.type == "Ready" else condition.status == "True"
         if was is not None and (was.status, was.reason) == (condition.status, condition.reason):
             continue
         if bad:

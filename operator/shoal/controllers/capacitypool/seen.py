@@ -35,5 +35,7 @@ class Seen:
     """What is wrong with the pool's description, as a reason and a message."""
     overlaps: str = ""
     """An older pool that selects nodes of it."""
+    nodes_readable: bool = True
+    """Else there may be nodes, with pods, that are not seen."""
     operator: str = ""
     """Who sees this."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dev.night import examples
-from shoal.api.capacity_pool import CapacityPool, CapacityPoolStatus
+from shoal.api.capacity_pool import CapacityPool, CapacityPoolStatus, Subject
 from shoal.api.kube import Node
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.capacitypool import counted
@@ -21,6 +21,7 @@ from shoal.controllers.capacitypool.members import selects
 from shoal.controllers.capacitypool.overlaps import older_overlap
 from shoal.controllers.capacitypool.seen import Seen
 from shoal.controllers.trainingjob.claims import holdings
+from shoal.pools.wish import wish_of
 from shoal.sizing.fleet.resources import fleet_pool
 from shoal.sizing.speed import priors
 from tests.unit.policy import build
@@ -78,6 +79,18 @@ def test_pod_that_waits_for_ever_exhausts_its_pool_for_a_while_and_not_for_ever(
     assert condition(measure(later), "Exhausted") == ("False", "NodesAvailable")
     again = measure(seen(pool(), waiting=(*pods, waiting(1000.0))))
     assert (condition(again, "Exhausted"), again.waiting) == (("True", "NoNodes"), 2)
+
+
+def test_a_pool_whose_nodes_nobody_can_read_is_not_sized() -> None:
+    """Its parameter servers would count nowhere, and shoal-pools take their nodes."""
+    blind = measure(seen(pool(), job("one", plan(3)), nodes_readable=False))
+    assert condition(blind, "Ready") == ("Unknown", "NodesUnreadable")
+    assert (found := wish_of(pool(blind), Subject(), NOW).problem) is not None
+    assert found.reason == "PoolNotReady"
+    assert fleet_pool(pool(blind), NOW) == fleet_pool(pool(), NOW), (
+        "plans go on with what its description says"
+    )
+    assert condition(measure(seen(pool(blind), job("one", plan(3)))), "Ready") == ("True", "Valid")
 
 
 def test_sums_are_numbers_however_large_they_grow() -> None:
