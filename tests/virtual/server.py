@@ -258,18 +258,18 @@ class ApiServer:
         newest = 0 if query.get("resourceVersion") == "0" else self.version
         at, begin = map(int, token.split("-")) if token else (newest if past is None else past, 0)
         objects = self.objects if at == self.version else self.as_of(at)
-        label = query.get("labelSelector", "")
+        label, _, value = query.get("labelSelector", "").partition("=")
         only = query.get("fieldSelector", "").removeprefix("metadata.name=")
         found = [
             o
             for (p, n, name), o in sorted(objects.items())
             if p == plural and ns in {"", n} and only in {"", name}
-            and (not label or label in (o["metadata"].get("labels") or {}))
+            and (not label or (value in {"", labels_of(o).get(label)} and label in labels_of(o)))
         ]  # fmt: skip
-        meta = {"resourceVersion": str(at)}
-        if begin + self.page < len(found):
-            meta["continue"] = f"{at}-{begin + self.page}"
-        return _ok({"metadata": meta, "items": found[begin : begin + self.page]})
+        meta, end = {"resourceVersion": str(at)}, begin + self.page if "limit" in query else len(found)
+        if end < len(found):
+            meta["continue"] = f"{at}-{end}"
+        return _ok({"metadata": meta, "items": found[begin:end]})
 
 
 class Faults:
@@ -372,6 +372,11 @@ class Client:
             if (wait := max(due, held) - now()) > 0:
                 await asyncio.sleep(wait)
             yield line
+
+
+def labels_of(found: Json) -> Json:
+    """The labels of an object."""
+    return found["metadata"].get("labels") or {}
 
 
 def merged(old: Any, patch: Any) -> Any:

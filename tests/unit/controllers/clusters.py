@@ -113,6 +113,10 @@ class Cluster:
         yield lines()
 
     def _get(self, path: str, _body: Any) -> Answer:
+        if path.endswith("/pods"):
+            return _ok(
+                {"items": [each for name, each in self.objects.items() if name.startswith(f"{path}/")]}
+            )
         return _ok(self.objects[path]) if path in self.objects else Answer(404, b"{}")
 
     def _post(self, path: str, body: Json) -> Answer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dev.night import examples
+from shoal.api.labels import Place
 from shoal.manifests.names import workload_name
 from shoal.manifests.pods import QUEUE
 from shoal.policy.actions import CreatePod, CreateWorkload, DeletePod, RequeueWorkload, TellWorkload
@@ -212,6 +214,16 @@ def test_a_lost_worker_is_replaced_and_kueue_is_told_nothing() -> None:
     assert not [a for a in made.actions if isinstance(a, (TellWorkload, RequeueWorkload))]
     run(world)
     assert QUEUE not in world.pods["digits-worker-0-1"]["metadata"]["labels"]
+
+
+def test_quota_is_not_given_back_while_pods_are_being_made() -> None:
+    """A POST that is slow, beside a preemption: the pod would run without quota."""
+    world = admitted_world()
+    world.queue.preempt()
+    seen = replace(world.observation(), pods=())
+    for in_flight in (frozenset[Place](), frozenset({Place("worker", 0, 0)})):
+        made = plan(replace(seen, in_flight=in_flight))
+        assert any(isinstance(each, RequeueWorkload) for each in made.actions) is (not in_flight)
 
 
 def test_a_finished_job_gives_its_quota_back() -> None:

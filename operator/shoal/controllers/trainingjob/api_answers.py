@@ -65,7 +65,7 @@ class ApiAnswers:
     """Whether others may have made pods of it: there is a status, or an object that is made before them. None: not
     looked yet."""
     quota_confirmed: bool = False
-    """The API server said that the job's Workload is as this process knew it, or there was none to ask for."""
+    """The API server said that the job's Workload is as this process knows it."""
     conflicting: dict[str, Taken] = field(default_factory=dict)
     """Objects of other owners, by their names."""
 

@@ -107,8 +107,7 @@ class Applier:
         objects, answers = self._objects, self._answers.get(job.metadata.uid)
         match action:
             case CreatePod(name):
-                await self._confirm_newest(job, answers)
-                await self._confirm_quota(job, answers)
+                await self._confirm_pods(job, answers)
                 return await objects.create(job, PODS, name, action.make, urgent=action.replaces)
             case CreateService(name, manifest):
                 return await objects.create(job, SERVICES, name, manifest)
@@ -124,8 +123,11 @@ class Applier:
             case TellWorkload():
                 await self._workloads.tell(job, action)
             case RequeueWorkload(name, uid):
+                await objects.confirm_none_runs(job)
                 await self._workloads.requeue(job, name, uid)
             case DeleteWorkload(name, uid):
+                if job.spec.run_policy.scheduling_policy.queue_as == "Workload" and not job.status.finished:
+                    await objects.confirm_none_runs(job)  # else they run without quota, or may stay
                 await objects.delete(job, WORKLOADS, name, uid)
             case DeletePod(name, uid, grace_seconds):
                 options = {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
@@ -180,6 +182,15 @@ class Applier:
             raise Unavailable(f"cannot apply {name}: {answer.status} {answer.message}")
         return answer.ok
 
+    async def _confirm_pods(self, job: TrainingJob, answers: ApiAnswers) -> None:
+        """Ask whether a pod is to be made, by a leader that may have read old lists.
+
+        Raises:
+            Unavailable: what that follows from has changed.
+        """
+        await self._confirm_newest(job, answers)
+        await self._confirm_quota(job, answers)
+
     async def _confirm_newest(self, job: TrainingJob, answers: ApiAnswers) -> None:
         """Ask whether this is the job as it is, before a leader that stored no status makes a pod or turns a Service.
 
@@ -211,10 +222,9 @@ class Applier:
         """
         if answers.quota_confirmed or not answers.made_before:
             return
-        known = self._state.workloads.get(names.workload_name(job), job.metadata.namespace)
-        if known is not None:
+        if (known := self._state.workloads.get(names.workload_name(job), job.metadata.namespace)) is not None:
             await self._workloads.confirm(job, known)
-        answers.quota_confirmed = True
+            answers.quota_confirmed = True
 
     async def _confirm_there(self, job: TrainingJob, answers: ApiAnswers, name: str) -> None:
         """Ask whether a pod is there as it was seen: the watch of Services may be ahead of that of pods.

@@ -16,6 +16,7 @@ from shoal.api import labels
 from shoal.api.base import API_VERSION
 from shoal.api.kube import DisruptionBudget, Pod, Service
 from shoal.api.kueue import KUEUE, Workload
+from shoal.api.labels import JOB_UID
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
 from shoal.cluster.transport import JSON, Answer, Transport
@@ -161,6 +162,21 @@ class Objects:
         listed = await self._transport.request("GET", path(job, PODS), query=only, urgent=True)
         listed.accept()
         return next(map(Pod.model_validate, json.loads(listed.body)["items"]), None)
+
+    async def confirm_none_runs(self, job: TrainingJob) -> None:
+        """Ask for the job's pods, before their quota is given back: the watch of pods may be behind that of Workloads.
+
+        Raises:
+            Unavailable: one has not ended.
+        """
+        only = {"labelSelector": f"{JOB_UID}={job.metadata.uid}"}
+        listed = await self._transport.request("GET", path(job, PODS), query=only)
+        listed.accept()
+        pods = [Pod.model_validate(each) for each in json.loads(listed.body)["items"]]
+        for pod in pods:
+            self._caches[PODS.plural].put(pod)
+        if running := [pod.metadata.name for pod in pods if not pod.ended]:
+            raise Unavailable(f"{running[0]} has not ended")
 
     def saw(self, kind: Kind, answer: Answer) -> None:
         """Write an object through to the cache."""

@@ -25,7 +25,7 @@ def keep_workload(facts: Facts, servers: ByIndex, workers: ByIndex) -> list[Acti
     quota, suspend = facts.quota, facts.job.spec.suspend
     current = None if suspend else quota.current
     unwanted = (*quota.outdated, *((quota.current,) if suspend and quota.current else ()))
-    used = any(not pod.ended for pod in facts.seen.pods)
+    used = bool(facts.seen.in_flight) or any(not pod.ended for pod in facts.seen.pods)
     if unwanted:
         free = not (quota.wanted and used)
         return [DeleteWorkload(each.metadata.name, each.metadata.uid) for each in unwanted if free]

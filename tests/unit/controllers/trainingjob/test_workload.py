@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from shoal.api.kueue import KUEUE
+from shoal.errors import Unavailable
 from shoal.manifests.names import PRIORITY_CLASS, workload_name
+from shoal.policy.actions import DeleteWorkload, RequeueWorkload
 from tests.unit.controllers.clusters import Json, Rig
 from tests.unit.controllers.trainingjob.test_refusals import condition, passes
 
@@ -117,3 +119,21 @@ async def test_quota_is_given_back_as_kueue_does_it_when_the_last_pod_has_ended(
     assert rig.cluster.objects[path(rig)]["status"]["accumulatedPastExecutionTimeSeconds"] == 30
     last = ("DELETE", "/api/v1/namespaces/ns/pods/digits-ps-0-0")
     assert rig.cluster.requests.index(last) < rig.cluster.requests.index(("PATCH", f"{path(rig)}/status"))
+
+
+@pytest.mark.parametrize("action", [RequeueWorkload, DeleteWorkload])
+async def test_quota_is_not_given_back_while_a_pod_runs_that_was_not_seen(action: Any) -> None:
+    """The watch of pods is behind that of Workloads, or the answer to a POST was lost."""
+    rig = rig_of()
+    await passes(rig)
+    admit(rig)
+    await passes(rig)
+    rig.run_pods()
+    rig.cluster.requests.clear()
+    for pod in list(rig.state.pods.all()):
+        rig.state.pods.drop(pod.metadata.uid, 0)
+    uid = rig.cluster.objects[path(rig)]["metadata"]["uid"]
+    with pytest.raises(Unavailable, match="has not ended"):
+        await rig.applier.carry_out(rig.job, action(workload_name(rig.job), uid))
+    assert rig.cluster.writes("PATCH", "workloads") == rig.cluster.writes("DELETE", "workloads") == []
+    assert rig.state.pods.get("digits-ps-0-0", "ns") is not None, "the next plan knows of it"
