@@ -84,7 +84,7 @@ class WorkQueue(Generic[K]):
     def _gather(self, key: K) -> None:
         timer = self._timers.get(key)
         if key not in self._waiting and (timer is None or timer.when() > loop_time() + GATHER_SECONDS):
-            self.add_after(key, GATHER_SECONDS)
+            self._begin_timer(key, GATHER_SECONDS, Priority.CALM)
 
     def rest(self, key: K, seconds: float) -> None:
         """From now on, changes wait for so long; urgent ones for a part of it."""
@@ -120,9 +120,12 @@ class WorkQueue(Generic[K]):
 
     def add_after(self, key: K, delay: float) -> None:
         """Queue the key in `delay` seconds; replaces an earlier delay."""
+        self._begin_timer(key, delay, Priority.ROUTINE)
+
+    def _begin_timer(self, key: K, delay: float, priority: Priority) -> None:
         self._cancel_timer(key)
         loop = asyncio.get_running_loop()
-        self._timers[key] = loop.call_later(max(0.0, delay), self._timer, key)
+        self._timers[key] = loop.call_later(max(0.0, delay), self._timer, key, priority)
 
     async def work(self, reconcile: Callable[[K], Awaitable[float | None]]) -> None:
         """Process keys until cancelled. What a key sets off is sent before the next one is processed.
@@ -179,9 +182,9 @@ class WorkQueue(Generic[K]):
         heapq.heappush(self._heap, (priority, next(self._order), key))
         self._filled.set()
 
-    def _timer(self, key: K) -> None:
+    def _timer(self, key: K, priority: Priority) -> None:
         del self._timers[key]
-        self._queue(key, Priority.ROUTINE)
+        self._queue(key, priority)
 
     def _cancel_timer(self, key: K) -> None:
         if (timer := self._timers.pop(key, None)) is not None:
