@@ -58,7 +58,7 @@ def test_script_is_no_longer_than_what_is_disturbed_and_plays_the_same_twice(scr
     assert script.told().digest == told.digest
 
 
-@pytest.mark.by_day(4)
+@pytest.mark.by_day(2)
 @each_write()
 @pytest.mark.parametrize(("after", "other"), [(False, False), (True, True)], ids=["before", "after"])
 def test_killed_at_a_write_the_end_is_the_same(script: Script, write: int, after: bool, other: bool) -> None:
@@ -66,7 +66,7 @@ def test_killed_at_a_write_the_end_is_the_same(script: Script, write: int, after
     assert told.digest == undisturbed(script).digest, told.tell
 
 
-@pytest.mark.by_day(4)
+@pytest.mark.by_day(2)
 @each_write(2)
 def test_pod_that_nobody_recorded_is_not_made_again(script: Script, write: int) -> None:
     """The operator is killed after a write, and what it made vanishes: `watch_slots` sees each name once."""
@@ -82,7 +82,7 @@ def test_suspension_ends_though_the_operator_is_killed_while_it_gives_services_a
         assert EVENTFUL.told(write=write).digest == undisturbed(EVENTFUL).digest
 
 
-@pytest.mark.by_day(4)
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize("turn", range(len(PASTS) if SLICE == 1 else 1))
 @each_write(3)
 def test_leader_that_sees_an_old_cluster_first_changes_nothing_in_the_end(
@@ -94,7 +94,7 @@ def test_leader_that_sees_an_old_cluster_first_changes_nothing_in_the_end(
     assert told.digest == undisturbed(script).digest, told.tell
 
 
-@pytest.mark.by_day(6)
+@pytest.mark.by_day(3)
 @pytest.mark.parametrize("kind", KINDS)
 @each_write(4)
 def test_leader_that_sees_one_kind_of_objects_as_it_was_changes_nothing_in_the_end(
@@ -134,7 +134,7 @@ def test_leader_that_made_a_budget_again_gives_it_back() -> None:
     assert told.digest == undisturbed(EVENTFUL).digest, told.tell
 
 
-@pytest.mark.by_day(4)
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize(
     ("script", "past"),
     [
@@ -150,7 +150,7 @@ def test_leader_that_sees_the_ended_job_as_it_was_makes_no_pod_again(script: Scr
     assert told.writes < undisturbed(script).writes + 40
 
 
-@pytest.mark.by_day(4)
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize(
     ("script", "event"),
     [
