@@ -196,6 +196,18 @@ def test_pod_is_not_lost_since_its_node_was_seen_too_late(name: str, seen: str) 
 
 
 @pytest.mark.parametrize("name", ["digits-ps-0-0", "digits-worker-1-0"])
+def test_pod_that_has_not_started_loses_nothing_by_a_reboot(name: str) -> None:
+    """Bound to a machine that is back, while the watch of nodes shows it as it was; it pulls its image for minutes."""
+    world = running_world()
+    heard(world, (0, 0), (2, 0), server=False)
+    world.pods[name]["status"] = {"phase": "Pending"}
+    world.nodes[world.pods[name]["spec"]["nodeName"]]["status"]["nodeInfo"]["bootID"] = "boot-2"
+    assert of_pods(world.reconcile()) == []
+    world.pods[name]["status"] = {"phase": "Running"}
+    assert of_pods(world.reconcile()) == [], "it is known from now on"
+
+
+@pytest.mark.parametrize("name", ["digits-ps-0-0", "digits-worker-1-0"])
 def test_pod_of_a_node_that_was_made_after_it_was_bound_is_lost(name: str) -> None:
     world = running_world()
     node, later = world.pods[name]["spec"]["nodeName"], build.stamp(world.now + timedelta(seconds=1))

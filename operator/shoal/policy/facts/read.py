@@ -335,10 +335,11 @@ class _Reader:
 def _was_there(node: Node, slot: Slot, pod: Pod, *, heard: bool) -> bool:
     """Whether the pod is on this machine, and not on the one before it of that name that the slot records.
 
-    The watch of nodes was behind when the slot was recorded. `heard`: its process is.
+    The watch of nodes was behind when the slot was recorded. `heard`: its process is. What has not started lost nothing
+    by a reboot: the kubelet starts it.
     """
     if node.has_uid(slot.machine):
-        return heard  # it was booted again, before
+        return heard or pod.starts_on_node
     created, bound = parse_time(node.metadata.creation_timestamp), pod.bound_at
     return created is not None and bound is not None and created <= bound
 
