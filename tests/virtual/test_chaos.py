@@ -200,7 +200,10 @@ class Chaos:
                 await replica.kill()
                 if chance.random() < 0.4:  # it reads old lists, of all kinds or of one
                     version = max(1, world.server.version - chance.randint(1, 60))
-                    replica.past = version, chance.uniform(1.0, 20.0), chance.choice(["", *KINDS])
+                    kind = ("", *KINDS)[
+                        version % (1 + len(KINDS))
+                    ]  # drawn, it would make each seed another one
+                    replica.past = version, chance.uniform(1.0, 20.0), kind
                 asyncio.get_running_loop().call_later(2.0, replica.start)
             case "notice" | "power" if len(machines) > 9 and len(world.cluster.machines) > 9:
                 world.cluster.notice(machine.name) if what == "notice" else world.cluster.kill(machine.name)
