@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from shoal.policy.decide.completion import NODE_PATIENCE
 from shoal.policy.facts.signals import Meaning, node_signal
 from shoal.policy.facts.verdict import PodOutcome, judge
+from shoal.policy.plan import plan
 from shoal_trainer.contract import Outcome, WorkerReport, WorkerState
 from tests.unit.policy import build
 from tests.unit.policy.test_disruption import SLOT
@@ -100,6 +102,13 @@ def test_a_failure_whose_node_may_be_ending_ends_no_job_at_once(seconds: float, 
     world.settle()
     assert (world.status["phase"] == "Failed") is ends
     assert world.status["restarts"].get("excused") == (None if ends else 1)
+
+
+def test_a_leader_that_waits_for_a_node_has_decided_about_no_worker() -> None:
+    """A name that an earlier leader may have used, and not recorded, is not used again."""
+    world = running_world(spec={"runPolicy": {"backoffLimit": 0}})
+    world.end("digits-worker-0-0", 1)
+    assert plan(replace(world.observation(), first_look=True)).looked_at == frozenset()
 
 
 def test_a_failure_that_no_node_causes_ends_a_job_at_once() -> None:

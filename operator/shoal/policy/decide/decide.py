@@ -94,7 +94,9 @@ def decide(facts: Facts) -> Decisions:
     if not facts.suspended:
         _foundations(facts, actions)
         create_servers(facts, servers, goal, actions)
-        if not completion.awaits_nodes(facts, workers, counters):  # else this may be the job's end
+        if completion.awaits_nodes(facts, workers, counters):  # this may be the job's end
+            actions.postponed |= goal.workers
+        else:
             create_workers(facts, workers, goal, actions)
     else:
         actions.actions += cleanup.give_back(facts)
