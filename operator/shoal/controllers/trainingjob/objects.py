@@ -172,7 +172,8 @@ class Objects:
         only = {"labelSelector": f"{JOB_UID}={job.metadata.uid}"}
         listed = await self._transport.request("GET", path(job, PODS), query=only)
         listed.accept()
-        pods = [Pod.model_validate(each) for each in json.loads(listed.body)["items"]]
+        found = map(Pod.model_validate, json.loads(listed.body)["items"])
+        pods = [pod for pod in found if run_of(pod) == (key_of(job), job.metadata.uid)]  # not a copy by hand
         for pod in pods:
             self._caches[PODS.plural].put(pod)
         if running := [pod.metadata.name for pod in pods if not pod.ended]:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from shoal.api.kueue import KUEUE
+from shoal.cluster.transport import Answer
 from shoal.errors import Unavailable
 from shoal.manifests.names import PRIORITY_CLASS, workload_name
-from shoal.policy.actions import DeleteWorkload, RequeueWorkload
+from shoal.policy.actions import CreatePod, DeleteWorkload, RequeueWorkload
 from tests.unit.controllers.clusters import Json, Rig
 from tests.unit.controllers.trainingjob.test_refusals import condition, passes
 
@@ -137,3 +138,54 @@ async def test_quota_is_not_given_back_while_a_pod_runs_that_was_not_seen(action
         await rig.applier.carry_out(rig.job, action(workload_name(rig.job), uid))
     assert rig.cluster.writes("PATCH", "workloads") == rig.cluster.writes("DELETE", "workloads") == []
     assert rig.state.pods.get("digits-ps-0-0", "ns") is not None, "the next plan knows of it"
+
+
+@pytest.mark.parametrize(
+    ("became", "told"), [("other", "has changed"), ("gone", "has changed"), ("forbidden", ""), ("same", "")]
+)
+async def test_a_leader_asks_for_the_workload_before_the_first_pod_of_a_job_that_others_began(
+    became: str, told: str
+) -> None:
+    """Its watch of Workloads may show the quota of a job that was preempted since."""
+    rig = rig_of()
+    await passes(rig)
+    admit(rig)
+    await passes(rig)
+    answers = rig.answers.get(rig.job.metadata.uid)
+    answers.stored, answers.made_before, answers.quota_confirmed = True, True, False
+    known = rig.state.workloads.get(workload_name(rig.job), "ns")
+    assert known is not None
+    if became == "other":
+        rig.cluster.change(path(rig), status={})
+    elif became == "gone":
+        del rig.cluster.objects[path(rig)]
+    rig.cluster.fault = lambda verb, where: (
+        Answer(403, b"{}") if became == "forbidden" and (verb, where) == ("GET", path(rig)) else None
+    )
+    rig.cluster.requests.clear()
+    create = CreatePod("p", lambda: {"metadata": {"name": "p"}, "spec": {}}, "worker", 0, 9)
+    if told:
+        with pytest.raises(Unavailable, match=told):
+            await rig.applier.carry_out(rig.job, create)
+        assert rig.state.workloads.get(workload_name(rig.job), "ns") != known
+    else:
+        await rig.applier.carry_out(rig.job, create)
+    assert ("GET", path(rig)) in rig.cluster.requests
+    assert bool(rig.cluster.writes("POST", "pods")) is not bool(told)
+    assert answers.quota_confirmed is not bool(told)
+
+
+async def test_a_copy_of_a_pod_by_hand_does_not_keep_the_quota() -> None:
+    rig = rig_of()
+    await passes(rig)
+    admit(rig)
+    await passes(rig)
+    rig.run_pods()
+    pods = "/api/v1/namespaces/ns/pods"
+    for name in list(rig.pods()):
+        copied = rig.cluster.objects.pop(f"{pods}/{name}")
+    meta = {**copied["metadata"], "name": "mine", "uid": "mine"}
+    rig.cluster.add(f"{pods}/mine", {**copied, "metadata": meta})
+    uid = rig.cluster.objects[path(rig)]["metadata"]["uid"]
+    assert await rig.applier.carry_out(rig.job, DeleteWorkload(workload_name(rig.job), uid))
+    assert path(rig) not in rig.cluster.objects
