@@ -295,7 +295,7 @@ def _pools(cluster: Cluster) -> Iterator[Check]:
             f"{pool['metadata']['name']}: {count(status.get('nodes', 0), 'node')}, price {price or 'unknown'}"
         )
         ready = next((each for each in status.get("conditions") or () if each["type"] == "Ready"), None)
-        if ready is not None and ready["status"] == "False":
+        if ready is not None and ready["status"] != "True":
             yield Check("pools", "warning", words, ready.get("message", ""))
         elif ready is None:
             yield Check(

@@ -106,6 +106,7 @@ AWAY = {"type": "Ready", "status": "Unknown"}
             "accelerators", "broken", "device plugin",
         ),
         ({"pools": [pool("False", "no node is in this pool")]}, "pools", "warning", "no node is in this pool"),
+        ({"pools": [pool("Unknown", "nodes cannot be read")]}, "pools", "warning", "nodes cannot be read"),
         ({"pools": [pool() | {"status": {}}]}, "pools", "warning", "no operator has looked at it yet"),
         ({"deployments": [operator_of("other")]}, "operator", "broken", "submit jobs to other, or"),
         ({"pools": [SCALED], "sizers": []}, "pools", "warning", "pools.enabled=true"),

@@ -31,7 +31,8 @@ from shoal.sizing.speed import priors
 
 NAMED_JOBS = 3
 UNREADABLE = (
-    "nodes cannot be read, so nobody knows which are in use: let the operator list nodes (scope.nodes)"
+    "nodes cannot be read, or have not been yet, so nobody knows which are in use: if that lasts, let the operator "
+    "list nodes (scope.nodes)"
 )
 RENEWED = timedelta(minutes=5)
 """Interval at which an operator repeats what it said, so that others know that it runs."""
