@@ -9,7 +9,7 @@ from typing import Any
 
 from shoal.api.kueue import KUEUE, Workload
 from shoal.api.training_job import TrainingJob
-from shoal.cluster.cache import Cache, version
+from shoal.cluster.cache import Cache
 from shoal.cluster.transport import APPLY_PATCH, Transport
 from shoal.controllers.trainingjob.objects import WORKLOADS, path
 from shoal.errors import Refused, Unavailable
@@ -67,17 +67,19 @@ class Workloads:
         await self._apply(job, action.name, body, f"{self._manager}-{action.kind}")
 
     async def confirm(self, job: TrainingJob, known: Workload) -> None:
-        """Ask whether it is there as it is known. Who may not ask believes the watch.
+        """Ask whether its quota is as it is known. Who may not ask believes the watch.
 
         Raises:
-            Unavailable: it is gone, or has changed.
+            Unavailable: it is gone, or has another.
         """
         answer = await self._transport.request("GET", path(job, WORKLOADS, known.metadata.name), urgent=True)
         answer.accept(403, 404)
         if answer.status == 404:
             self._cache.drop(known.metadata.uid)
-        elif answer.ok and version(found := Workload.model_validate_json(answer.body)) != version(known):
-            self._cache.put(found)
+        elif answer.ok:
+            self._cache.put(found := Workload.model_validate_json(answer.body))
+            if _quota(found) == _quota(known):
+                return
         else:
             return
         raise Unavailable(f"{known.metadata.name} has changed since it was listed")
@@ -108,3 +110,9 @@ class Workloads:
             self._cache.put(Workload.model_validate_json(answer.body))
         elif answer.status == 404 or "resourceVersion" not in meta:
             self._cache.drop(meta["uid"])  # it is gone, and another one may have its name
+
+
+def _quota(known: Workload) -> tuple[object, ...]:
+    """What of it says whether pods may be made, and where."""
+    said = (known.says(kind) for kind in ("QuotaReserved", "Evicted", "Finished"))
+    return known.metadata.uid, known.status.admission, *said
