@@ -107,7 +107,7 @@ class Applier:
         objects, answers = self._objects, self._answers.get(job.metadata.uid)
         match action:
             case CreatePod(name):
-                await self._confirm_pods(job, answers)
+                await self._confirm_basis(job, answers)
                 return await objects.create(job, PODS, name, action.make, urgent=action.replaces)
             case CreateService(name, manifest):
                 return await objects.create(job, SERVICES, name, manifest)
@@ -126,7 +126,7 @@ class Applier:
                 await objects.confirm_none_runs(job)
                 await self._workloads.requeue(job, name, uid)
             case DeleteWorkload(name, uid):
-                if job.spec.run_policy.scheduling_policy.queue_as == "Workload" and not job.status.finished:
+                if _waits_as_a_whole(job) and not job.status.finished:
                     await objects.confirm_none_runs(job)  # else they run without quota, or may stay
                 await objects.delete(job, WORKLOADS, name, uid)
             case DeletePod(name, uid, grace_seconds):
@@ -182,7 +182,7 @@ class Applier:
             raise Unavailable(f"cannot apply {name}: {answer.status} {answer.message}")
         return answer.ok
 
-    async def _confirm_pods(self, job: TrainingJob, answers: ApiAnswers) -> None:
+    async def _confirm_basis(self, job: TrainingJob, answers: ApiAnswers) -> None:
         """Ask whether a pod is to be made, by a leader that may have read old lists.
 
         Raises:
@@ -220,7 +220,7 @@ class Applier:
         Raises:
             Unavailable: it is not.
         """
-        if answers.quota_confirmed or not answers.made_before:
+        if answers.quota_confirmed or not answers.made_before or not _waits_as_a_whole(job):
             return
         if (known := self._state.workloads.get(names.workload_name(job), job.metadata.namespace)) is not None:
             await self._workloads.confirm(job, known)
@@ -264,3 +264,8 @@ class Applier:
             return
         answer.accept()
         self._objects.saw(SERVICES, answer)
+
+
+def _waits_as_a_whole(job: TrainingJob) -> bool:
+    """Whether its quota is that of a Workload."""
+    return job.spec.run_policy.scheduling_policy.queue_as == "Workload"

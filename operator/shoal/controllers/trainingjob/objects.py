@@ -16,7 +16,6 @@ from shoal.api import labels
 from shoal.api.base import API_VERSION
 from shoal.api.kube import DisruptionBudget, Pod, Service
 from shoal.api.kueue import KUEUE, Workload
-from shoal.api.labels import JOB_UID
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
 from shoal.cluster.transport import JSON, Answer, Transport
@@ -169,7 +168,7 @@ class Objects:
         Raises:
             Unavailable: one has not ended.
         """
-        only = {"labelSelector": f"{JOB_UID}={job.metadata.uid}"}
+        only = {"labelSelector": f"{labels.JOB_UID}={job.metadata.uid}"}
         listed = await self._transport.request("GET", path(job, PODS), query=only)
         listed.accept()
         found = map(Pod.model_validate, json.loads(listed.body)["items"])

@@ -360,6 +360,29 @@ async def test_services_of_many_jobs_are_made_a_few_at_a_time_and_pods_wait_only
     assert pods == [pytest.approx(1.0)] * SERVICES_IN_FLIGHT + [0.0] * (40 - SERVICES_IN_FLIGHT)
 
 
+async def test_job_whose_pods_are_being_made_is_not_planned_for_the_answer_about_its_service() -> None:
+    """They waited for it no more than for those of other jobs; the last answer has it planned."""
+    wakes: list[tuple[str, float]] = []
+
+    async def carry_out(_job: TrainingJob, request: Request) -> bool:
+        await asyncio.sleep(1.0 if isinstance(request, CreateService) else 5.0)
+        return True
+
+    def named(name: str) -> TrainingJob:
+        metadata = {**build.job_manifest()["metadata"], "name": name, "uid": name}
+        return TrainingJob.model_validate({**build.job_manifest(), "metadata": metadata})
+
+    requests = Requests(carry_out, Tasks(), lambda key, _priority: wakes.append((key[1], now())))
+    for number in range(SERVICES_IN_FLIGHT):
+        requests.want(named(f"other-{number}"), [CreateService(f"other-{number}-ps-0", {})])
+    await asyncio.sleep(0)
+    pods = [CreatePod(f"late-worker-{index}-0", dict, "worker", index, 0) for index in range(2)]
+    began = now()
+    requests.want(named("late"), [CreateService("late-ps-0", {}), *pods])
+    await asyncio.sleep(10)
+    assert [when - began for name, when in wakes if name == "late"] == [pytest.approx(5.0)]
+
+
 async def test_services_that_take_long_in_one_namespace_wait_for_each_other_and_those_of_another_do_not() -> (
     None
 ):

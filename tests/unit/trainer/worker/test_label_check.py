@@ -19,7 +19,7 @@ as_on_gpu = pytest.mark.parametrize("engine", ["gpu"], indirect=True)
 both = pytest.mark.parametrize("engine", ["host", "gpu"], indirect=True)
 
 
-def checked(model, x, y, samples=8):
+def checked(model, x, y):
     data = Indexed.from_arrays(x, y)
     flat_model = FlatModel(model, data.example(8), "fp32")
     flat_model.trace()
