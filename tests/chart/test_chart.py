@@ -4,7 +4,7 @@ import json
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from shoal.cluster.lease import LeaseTimes
 from shoal.manifests.installed import labels_of
 from shoal.process.pools import PoolSettings
 from tests.unit.docs.pages import read, section
+from tests.unit.policy.test_placement import AUTOPILOT_KEYS
 
 CHART = Path(__file__).parents[2] / "charts" / "shoal"
 
@@ -52,8 +53,21 @@ def rendered(tools: Path, namespace: str, values: tuple[str, ...]) -> str:
     return done.stdout
 
 
+class NoKeyTwice(yaml.CSafeLoader):
+    """As kustomize, with which Flux post-renders: of a key that is there twice it takes neither."""
+
+
+def _mapping(loader: NoKeyTwice, node: yaml.MappingNode) -> dict[Hashable, Any]:
+    keys = [key.value for key, _ in node.value]
+    assert len(keys) == len(set(keys)), f"a key is there twice: {sorted(keys)}"
+    return loader.construct_mapping(node, deep=True)
+
+
+NoKeyTwice.add_constructor("tag:yaml.org,2002:map", _mapping)
+
+
 def parsed(text: str) -> list[dict[str, Any]]:
-    return [document for document in yaml.load_all(text, yaml.CSafeLoader) if document]
+    return [document for document in yaml.load_all(text, NoKeyTwice) if document]
 
 
 def of_kind(documents: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
@@ -304,10 +318,15 @@ def test_a_replica_that_is_not_ready_keeps_no_node_from_being_drained(tools: Pat
 
 def test_spot_nodes_of_ones_own_are_named_by_values(tools: Path) -> None:
     assert not any("SPOT" in name for name in environment_of(render(tools)))
-    sets = ("spotLabels.node-lifecycle=spot", "spotTaints.example\\.com/reclaimable=")
+    role = "node-role.kubernetes.io/spot-worker"
+    sets = (
+        "spotLabels.node-lifecycle=spot",
+        f"spotLabels.{role.replace('.', chr(92) + '.')}=",
+        "spotTaints.example\\.com/reclaimable=",
+    )
     documents = render(tools, *sets)
     environment = environment_of(documents)
-    assert labels_of(environment, "SHOAL_SPOT_LABELS") == {"node-lifecycle": "spot"}
+    assert labels_of(environment, "SHOAL_SPOT_LABELS") == {"node-lifecycle": "spot", role: ""}
     assert labels_of(environment, "SHOAL_SPOT_TAINTS") == {"example.com/reclaimable": ""}
     for wrong in ("spotLabels.node-lifecycle=a b", "spotTaints.a b=c"):
         assert "schema" in helm(tools, "template", "shoal", str(CHART), "--set", wrong).stderr
@@ -455,6 +474,52 @@ def test_users_with_the_builtin_roles_may_use_jobs(tools: Path) -> None:
     assert {verb for _, verb in granted([view], "ClusterRole")} == {"get", "list", "watch"}
 
 
+def test_rights_of_users_stay_with_the_crds(tools: Path) -> None:
+    """An uninstall keeps the CRDs, and another release may work with them."""
+    roles = [
+        each
+        for each in of_kind(render(tools, crds=True), "ClusterRole")
+        if each["metadata"]["name"].startswith(("shoal-trainingjobs-", "shoal-capacitypools-"))
+    ]
+    assert len(roles) == 3
+    for each in roles:
+        assert each["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert "shoal-capacitypools-view" in {each["metadata"]["name"] for each in roles}
+
+
+def test_own_labels_come_before_those_that_all_have(tools: Path) -> None:
+    """And no key is there twice, which `parsed` sees."""
+    parts = ("serviceMonitor", "podMonitor", "rules", "dashboard")
+    sets = [f"metrics.{part}.{what}" for part in parts for what in ("enabled=true", "labels.team=b")]
+    documents = render(tools, "commonLabels.team=a", "podLabels.team=b", "pools.enabled=true", *sets)
+    teams = {
+        (each["kind"], labels.get("team"))
+        for each in documents
+        for labels in (
+            each["metadata"]["labels"],
+            *([each["spec"]["template"]["metadata"]["labels"]] if each["kind"] == "Deployment" else ()),
+        )
+    }
+    assert teams >= {("Deployment", "a"), ("Deployment", "b"), ("Service", "a")}
+    assert {team for kind, team in teams if kind in {"ServiceMonitor", "PodMonitor", "PrometheusRule"}} == {
+        "b"
+    }
+
+
+def test_on_autopilot_the_charts_own_pods_carry_only_its_keys(tools: Path) -> None:
+    documents = render(tools, "platform=autopilot", "pools.enabled=true", "spotLabels.mine=yes")
+    keys = {
+        expression["key"]
+        for each in of_kind(documents, "Deployment")
+        for term in each["spec"]["template"]["spec"]["affinity"]["nodeAffinity"][
+            "preferredDuringSchedulingIgnoredDuringExecution"
+        ]
+        for expression in term["preference"]["matchExpressions"]
+    }
+    assert keys
+    assert keys <= AUTOPILOT_KEYS
+
+
 def test_existing_service_account_is_not_created(tools: Path) -> None:
     documents = render(tools, "serviceAccount.create=false", "serviceAccount.name=mine")
     assert of_kind(documents, "ServiceAccount") == []
@@ -544,6 +609,8 @@ def test_install_key_is_made_by_the_operator_into_memory(tools: Path) -> None:
         "serviceAccount.create=false",
         "podLabels.app\\.kubernetes\\.io/name=x",
         "extraEnv[0].name=POD_NAME",
+        "extraEnv[0].name=SHOAL_LOG_LEVEL",
+        "pools.extraEnv[0].name=SHOAL_METRICS_PORT",
         "pools.enable=true",
         "pools.targets[0].resource=MachineDeployment",
         "pools.serviceAccount.create=false",

@@ -77,8 +77,16 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("no-storage", with_(spec__storage=None), "spec.storage: Required value"),
     ("storage-empty", with_(spec__storage={}), "set exactly one of uri, volumeClaim, ephemeral"),
     ("storage-twice", with_(spec__storage__ephemeral={}), "set exactly one of uri, volumeClaim, ephemeral"),
-    ("storage-scheme", with_(spec__storage__uri="http://x/y"), "must begin with s3://, gs:// or file://"),
+    ("storage-scheme", with_(spec__storage__uri="http://x/y"), "must be s3://bucket/path"),
+    ("storage-nowhere", with_(spec__storage__uri="s3:///path"), "must be s3://bucket/path"),
+    ("storage-of-a-host", with_(spec__storage__uri="file://x/y"), "or file:///path"),
     ("claim-nameless", with_(spec__storage={"volumeClaim": {}}), "spec.storage.volumeClaim.name: Required value"),
+    ("claim-name", with_(spec__storage={"volumeClaim": {"name": "My_Claim"}}), "the name of a PersistentVolumeClaim"),
+    ("queue-name", with_(spec__runPolicy={"schedulingPolicy": {"queue": "My queue!"}}), "the name of a LocalQueue"),
+    ("pool-name", with_(spec__workers__pools=["My pool"]), "must be the name of a CapacityPool"),
+    ("minimum-above",
+     with_(spec__workers={"replicas": 0, "minReplicas": 5, "maxReplicas": 2}),
+     "minReplicas must not exceed maxReplicas"),
     ("no-training", with_(spec__training=None), "spec.training: Required value"),
     ("no-entrypoint", with_(spec__training__entrypoint=None), "spec.training.entrypoint: Required value"),
     ("entrypoint-of-a-file", with_(spec__training__entrypoint="digits.py:job"), "must be module:object, for example"),
@@ -262,6 +270,18 @@ CANNOT_CHANGE: list[tuple[str, dict[str, Any], str]] = [
         "only while the job is suspended: set suspend to true first",
     ),
 ]
+
+
+def test_renamed_argument_is_the_operators_to_refuse(control_plane: ControlPlane, namespace: str) -> None:
+    """The API server compares those fields of unknown objects that both have (`TrainingSpec.args_digest`)."""
+    first, renamed = (
+        {**GOOD["spec"]["training"], "args": args} for args in ({"rate": 0.1}, {"momentum": 0.1})
+    )
+    for training in (first, renamed):
+        job = {**GOOD, "spec": {**GOOD["spec"], "training": training}}
+        kubectl(control_plane, "apply", "-n", namespace, "-f", "-", stdin=json.dumps(job)).check_returncode()
+    found = json.loads(kubectl(control_plane, "get", "-n", namespace, "etj", "good", "-o", "json").stdout)
+    assert found["spec"]["training"]["args"] == {"momentum": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -577,11 +597,46 @@ def test_cores_that_are_none_are_refused(control_plane: ControlPlane, cores: Any
         ({"price": {"perHour": -1}}, "spec.price.perHour in body should be greater than or equal to 0"),
         ({"interruptionsPerHour": "5%"}, "spec.interruptionsPerHour in body should match"),
         ({"transferPerGiB": -0.01}, "spec.transferPerGiB in body should be greater than or equal to 0"),
+        (
+            {"tolerations": [{"key": "k", "operator": "Exists", "value": "v"}]},
+            "operator Exists takes any value",
+        ),
+        ({"tolerations": [{"effect": "NoSchedule"}]}, "needs operator Exists: set key or operator"),
     ],
 )
-def test_a_number_that_is_none_is_named(control_plane: ControlPlane, spec: dict[str, Any], said: str) -> None:
+def test_what_is_wrong_with_a_pool_is_named(
+    control_plane: ControlPlane, spec: dict[str, Any], said: str
+) -> None:
     done = kubectl(
         control_plane, "apply", "--dry-run=server", "-f", "-", stdin=cpu_pool(**{"cores": 2, **spec})
     )
     assert done.returncode == 1
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "row", "said"),
+    [
+        ({"flopsPerSample": -5}, {}, "spec.model.flopsPerSample in body should be greater than 0"),
+        ({"flopsPerSample": "0.0"}, {}, "spec.model.flopsPerSample in body should match"),
+        ({}, {"stepSeconds": 0}, "spec.rows[0].stepSeconds in body should be greater than 0"),
+        ({}, {"pushSeconds": "-1"}, "spec.rows[0].pushSeconds in body should match"),
+        ({"flopsPerSample": "8.2e+7"}, {"stepSeconds": "0.05", "pushSeconds": 0}, ""),
+    ],
+)
+def test_a_profile_has_no_times_below_nothing(
+    control_plane: ControlPlane, model: dict[str, Any], row: dict[str, Any], said: str
+) -> None:
+    spec = {
+        "model": {"flopsPerSample": 1e9, "parameters": 1000, "tensors": 4, **model},
+        "rows": [{"accelerator": "T4", "batchSize": 8, "stepSeconds": 0.1, **row}],
+    }
+    manifest = {
+        "apiVersion": "shoal.dev/v1alpha1",
+        "kind": "SpeedProfile",
+        "metadata": {"name": "a"},
+        "spec": spec,
+    }
+    done = kubectl(control_plane, "apply", "--dry-run=server", "-f", "-", stdin=json.dumps(manifest))
+    assert done.returncode == bool(said), done.stderr
     assert said in done.stderr

@@ -26,6 +26,8 @@ helm.sh/chart: {{ .chart.Chart.Name }}-{{ .chart.Chart.Version }}
 {{- define "shoal.pools.selector" -}}{{ include "shoal.selector.of" (dict "app" "shoal-pools" "chart" .) }}{{- end }}
 {{- define "shoal.pools.labels" -}}{{ include "shoal.labels.of" (dict "app" "shoal-pools" "chart" .) }}{{- end }}
 {{- define "shoal.check.selector" -}}{{ include "shoal.selector.of" (dict "app" "shoal-check" "chart" .) }}{{- end }}
+{{- /* Of a map of labels and the chart's own, in YAML: no key twice. */}}
+{{- define "shoal.merged" -}}{{ mergeOverwrite (last . | fromYaml) (first . | default dict) | toYaml }}{{- end }}
 {{- define "shoal.image" -}}
 {{- $repository := required "image.repository is not set: no image is published yet. `make images REGISTRY=registry.example.com/team` builds them and prints the values" .Values.image.repository }}
 {{- if .Values.image.digest }}{{ printf "%s@%s" $repository .Values.image.digest }}{{ else }}{{ printf "%s:%s" $repository (.Values.image.tag | default .Chart.AppVersion) }}{{ end }}
@@ -75,7 +77,7 @@ metricRelabelings: {{- toYaml . | nindent 2 }}
 {{ toYaml . }}
 {{- end }}
 {{- end }}
-{{- /* Replicas (of a selector, with the spotLabels) prefer different nodes, and none that the cloud may take: what replaces lost pods must not go with them. */}}
+{{- /* Replicas (of a selector, with the platform and the spotLabels) prefer different nodes, and none that the cloud may take: what replaces lost pods must not go with them. */}}
 {{- define "shoal.affinity" -}}
 podAntiAffinity:
   preferredDuringSchedulingIgnoredDuringExecution:
@@ -90,6 +92,7 @@ nodeAffinity:
       preference:
         matchExpressions:
           - {key: cloud.google.com/gke-spot, operator: NotIn, values: ["true"]}
+          {{- if ne .platform "autopilot" }}
           - {key: cloud.google.com/gke-preemptible, operator: NotIn, values: ["true"]}
           - {key: cloud.google.com/gke-provisioning, operator: NotIn, values: [spot, preemptible]}
           - {key: eks.amazonaws.com/capacityType, operator: NotIn, values: [SPOT]}
@@ -97,6 +100,7 @@ nodeAffinity:
           - {key: kubernetes.azure.com/scalesetpriority, operator: NotIn, values: [spot]}
           {{- range $key, $value := .spotLabels }}
           - {key: {{ $key }}, operator: NotIn, values: [{{ $value | quote }}]}
+          {{- end }}
           {{- end }}
 {{- end }}
 

@@ -58,6 +58,19 @@ class AcceleratorSpec(Strict):
 class Toleration(Strict):
     """A toleration, as in a pod."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "self.operator != 'Exists' || !has(self.value) || self.value == ''",
+                "operator Exists takes any value: remove value, or set operator to Equal",
+            ),
+            (
+                "self.operator == 'Exists' || (has(self.key) && self.key != '')",
+                "without a key every taint is tolerated, which needs operator Exists: set key or operator",
+            ),
+        )
+    )
+
     key: str | None = Field(None, max_length=316)
     """The taint's key. Unset, with operator Exists: every taint."""
     operator: Literal["Exists", "Equal"] = "Equal"

@@ -11,7 +11,7 @@ from pydantic_core import to_json
 
 from shoal.api.base import Strict
 from shoal.api.pod_template import pod_template_schema
-from shoal.api.rules import Natural, Positive, rules
+from shoal.api.rules import NAME, Natural, Positive, explained, rules
 
 MOST_SHARDS = 16
 MOST_POOLS = 16
@@ -22,8 +22,9 @@ PsTemplate = Annotated[dict[str, Any], Field(json_schema_extra=lambda s: s.updat
 WorkerTemplate = Annotated[
     dict[str, Any], Field(json_schema_extra=lambda s: s.update(pod_template_schema("worker")))
 ]
+_POOL = explained(NAME, "must be the name of a CapacityPool: a-z, 0-9, '-' and '.'")
 PoolNames = Annotated[
-    tuple[Annotated[str, Field(min_length=1, max_length=63)], ...],
+    tuple[Annotated[str, Field(min_length=1, max_length=63, pattern=NAME, json_schema_extra=_POOL)], ...],
     Field(max_length=MOST_POOLS, json_schema_extra={"x-kubernetes-list-type": "set"}),
 ]
 
@@ -100,6 +101,10 @@ class Workers(Templated):
             (
                 "!has(self.minReplicas) || self.replicas == 0 || self.minReplicas <= self.replicas",
                 "replicas must not be less than minReplicas: raise replicas or lower minReplicas",
+            ),
+            (
+                "!has(self.maxReplicas) || !has(self.minReplicas) || self.minReplicas <= self.maxReplicas",
+                "minReplicas must not exceed maxReplicas: lower minReplicas or raise maxReplicas",
             ),
             (
                 "!has(self.maxReplicas) || self.onDemandBase <= self.maxReplicas",

@@ -21,6 +21,9 @@ Natural = Annotated[int, Field(ge=0, le=MOST), STORED]
 Positive = Annotated[int, Field(ge=1, le=MOST), STORED]
 QUOTED = "^[-+]?([0-9]+([.][0-9]*)?|[.][0-9]+)([eE][-+]?[0-9]{1,2})?$"
 AMOUNT = QUOTED.replace("[-+]?(", "[+]?(", 1)
+SIZE = "^[+]?(0*[1-9][0-9]*([.][0-9]*)?|[0-9]*[.]0*[1-9][0-9]*)([eE][-+]?[0-9]{1,2})?$"
+NAME = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+"""Names of Kubernetes' objects."""
 
 
 def quoted(pattern: str) -> Callable[[dict[str, Any]], None]:
@@ -45,6 +48,9 @@ a controller that writes back what it read may write another number: none writes
 status has decimal strings, whose digits are chosen."""
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False, json_schema_extra=quoted(AMOUNT))]
 """Such a number of zero or more: money, a rate, a time."""
+
+Size = Annotated[float, Field(gt=0, allow_inf_nan=False, json_schema_extra=quoted(SIZE))]
+"""Such a number above zero."""
 
 
 Confidence = Annotated[

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from shoal.api.base import Column, Condition, Resource, Status, Strict
-from shoal.api.rules import Number, Positive, rules
+from shoal.api.rules import Amount, Number, Positive, Size, rules
 from shoal.errors import NotEnoughData
 
 __all__ = [
@@ -38,7 +38,7 @@ class ProfiledModel(Strict):
 
     fingerprint: str = Field("", max_length=128)
     """Identifies the model: equal for equal architectures."""
-    flops_per_sample: Number
+    flops_per_sample: Size
     """Floating point operations of one sample's forward pass: `8.2e+7`."""
     parameters: int = Field(ge=1, le=10**15)
     """Trainable parameters."""
@@ -80,15 +80,15 @@ class SpeedRow(Strict):
     """Number of workers."""
     parameter_servers: Positive = 1
     """Number of parameter servers."""
-    step_seconds: Number
+    step_seconds: Size
     """Mean time of a worker's step in seconds."""
-    spread: Number = 0
+    spread: Amount = 0
     """Standard deviation of that time between measurements, in seconds."""
-    compute_seconds: Number | None = None
+    compute_seconds: Amount | None = None
     """The part spent computing."""
-    pull_seconds: Number | None = None
+    pull_seconds: Amount | None = None
     """The part spent fetching parameters."""
-    push_seconds: Number | None = None
+    push_seconds: Amount | None = None
     """The part spent sending gradients."""
     count: Positive = 1
     """Number of measurements."""

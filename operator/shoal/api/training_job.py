@@ -10,8 +10,10 @@ whole seconds.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, WithJsonSchema, field_validator, model_validator
@@ -19,14 +21,14 @@ from pydantic import ConfigDict, Field, JsonValue, WithJsonSchema, field_validat
 from shoal.api.base import Column, Resource, Scale, Strict
 from shoal.api.elasticity import Elasticity
 from shoal.api.roles import ParameterServers, Workers
-from shoal.api.rules import MOST, STORED, Natural, Number, Positive, explained, rules, unchanging
+from shoal.api.rules import MOST, NAME, STORED, Natural, Number, Positive, explained, rules, unchanging
 from shoal.api.training_job_status import TrainingJobStatus
 from shoal_trainer.contract import AT_MOST_ONE, BATCH_SIZE, FALLS, RISES, names_of
 
 MANAGED_BY = "shoal.dev/operator"
 """The value of `spec.managedBy` that means Shoal itself, as an unset field does."""
 
-_URI = "^(s3|gs|file)://.+"
+_URI = "^((s3|gs)://[^/]|file:///.)"
 _ENTRYPOINT = "^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
 _ABOVE_ONE = "^[+]?0*(([2-9]|[1-9][0-9]+|1[.]0*[1-9])[0-9.]*|[1-9][0-9.]*[eE][+]?0*[1-9][0-9]*)$"
 """A number in quotes, but for those that an exponent lifts from below one."""
@@ -39,9 +41,7 @@ StorageUri = Annotated[
     Field(
         max_length=1024,
         pattern=_URI,
-        json_schema_extra=explained(
-            _URI, "must begin with s3://, gs:// or file://, for example s3://bucket/path"
-        ),
+        json_schema_extra=explained(_URI, "must be s3://bucket/path, gs://bucket/path or file:///path"),
     ),
 ]
 Entrypoint = Annotated[
@@ -69,7 +69,14 @@ MAX_ARGS_BYTES = 64 << 10
 class VolumeClaim(Strict):
     """A PersistentVolumeClaim in the job's namespace."""
 
-    name: str = Field(min_length=1, max_length=253)
+    name: str = Field(
+        min_length=1,
+        max_length=253,
+        pattern=NAME,
+        json_schema_extra=explained(
+            NAME, "must be the name of a PersistentVolumeClaim: a-z, 0-9, '-' and '.'"
+        ),
+    )
     """Name of an existing PersistentVolumeClaim. With more than one parameter server it must be ReadWriteMany,
     or all parameter servers must run on one node."""
 
@@ -142,7 +149,12 @@ class SchedulingPolicy(Strict):
     PodGroups of scheduler-plugins and a scheduler with its plugin Coscheduling, which the templates name in
     schedulerName unless it is the default one. Where PodGroups are not installed, the job runs without, and is Degraded
     with reason NoPodGroup. Can change only while the job is suspended."""
-    queue: str = Field("", max_length=63)
+    queue: str = Field(
+        "",
+        max_length=63,
+        pattern=f"^$|{NAME}",
+        json_schema_extra=explained(f"^$|{NAME}", "must be the name of a LocalQueue: a-z, 0-9, '-' and '.'"),
+    )
     """The LocalQueue of Kueue. Empty: pods are not queued."""
     queue_as: Literal["Pods", "Workload"] = "Pods"
     """What waits in the queue. Pods: each pod by itself (Kueue's integration for plain pods), so training begins with
@@ -338,6 +350,15 @@ class TrainingSpec(Strict):
     data_tls: bool = False
     """Encrypt gradients and parameters on the network with TLS 1.3, at the cost of CPU time. false: connections are
     authenticated with the job's key, but their traffic is not encrypted."""
+
+    @cached_property
+    def args_digest(self) -> str:
+        """A digest of the arguments: the API server takes a renamed one.
+
+        To its rules, two objects of fields that no schema names are equal if they have as many, and if those that both
+        have are equal.
+        """
+        return hashlib.sha256(json.dumps(self.args, sort_keys=True).encode()).hexdigest()[:12]
 
     def short_epoch(self, samples: int | None) -> str:
         """What is to be said of a batch that no epoch of so many samples fills; otherwise empty."""

@@ -294,6 +294,8 @@ class TrainingJobStatus(Status):
     """When the operator first created pods for the job."""
     images: JobImages | None = None
     """The images of pods whose template names none, since the job first had pods."""
+    args_digest: str | None = None
+    """A digest of `training.args`, since the job first had pods. No pod is made with others."""
     completion_time: AwareDatetime | None = None
     """When the job succeeded or failed."""
     suspended_seconds: int = 0

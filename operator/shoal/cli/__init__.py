@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from io import TextIOWrapper
 from typing import Any
 
 import click
@@ -77,3 +79,8 @@ class _Lazy(click.Group):
 @click.version_option(__version__)
 def main() -> None:
     """Shoal: elastic TensorFlow training on spot nodes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(
+                errors="replace"
+            )  # a terminal that is not UTF-8 shows a ? rather than a traceback

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 
 from shoal import __version__
-from shoal.api.base import API_VERSION, Resource
+from shoal.api.base import API_VERSION, GROUP, Resource
+from shoal.api.capacity_pool import CapacityPool
 from shoal.api.mistakes import mistakes
-from shoal.client.connect import configuration, short
+from shoal.client.connect import login, short
 from shoal.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable, UsageError
 
 if TYPE_CHECKING:
@@ -50,11 +51,14 @@ class Api:
             Unavailable: neither is there, the context does not exist, or the login fails.
             UsageError: the packages for it are not installed.
         """
-        found, of_it = configuration(kubeconfig, context)
+        found = login(kubeconfig, context)
         from kubernetes import client
 
-        found.retries = False
-        return cls(client.ApiClient(found), namespace or of_it or "default")
+        found.configuration.retries = False
+        api = client.ApiClient(found.configuration)
+        for name, value in found.headers.items():
+            api.set_default_header(name, value)
+        return cls(api, namespace or found.namespace or "default")
 
     def get(self, path: str, **query: str) -> Json:
         """GET one object or a list. Raises NotFound."""
@@ -121,9 +125,14 @@ class Api:
         """What a command in the pod of this path writes, as it comes.
 
         Raises:
-            Forbidden: this user may not run anything there.
+            Forbidden: this user may not run anything there, or asks as another one (`as` in the kubeconfig), which the
+                official client does not tell to a WebSocket.
             Unavailable: the command fails, or the connection breaks.
         """
+        if any(name.startswith("Impersonate-") for name in self._api.default_headers):
+            raise Forbidden(
+                f"nothing can be run in the pod {pod.rpartition('/')[2]} as another user: choose a context without `as`"
+            )
         from kubernetes import client, stream
         from kubernetes.client.exceptions import ApiException
         from websocket import ABNF, WebSocketException
@@ -242,7 +251,13 @@ def refusal(status: int, body: bytes, path: str) -> ClusterError:
             f"the API server does not know you ({words}): log in, so that `kubectl get nodes` works"
         )
     if status == 403:
-        return Forbidden(
-            f"{words}. A namespace's role edit includes its jobs; `kubectl auth whoami` shows who you are"
-        )
+        who = "`kubectl auth whoami` shows who you are"
+        if f"{CapacityPool.PLURAL}.{GROUP} is forbidden" in words:
+            return Forbidden(
+                f"{words}. No role of a namespace includes them: name pools with --pool, give a file with --pools, or "
+                f"ask for a ClusterRoleBinding of the ClusterRole shoal-capacitypools-view; {who}"
+            )
+        if "at the cluster scope" in words:
+            return Forbidden(f"{words}. Choose one namespace with -n; {who}")
+        return Forbidden(f"{words}. A namespace's role edit includes its jobs; {who}")
     return Unavailable(f"the API server answered {status}: {words}")

@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from shoal.errors import Unavailable, UsageError
 
@@ -18,14 +20,27 @@ if TYPE_CHECKING:
     from kubernetes.client import Configuration
 
 HOME = "~/.kube/config"
+Json = dict[str, Any]
 
 
-def configuration(kubeconfig: str | None, context: str | None) -> tuple[Configuration, str | None]:
-    """The official client's configuration, and the namespace that goes with it, if there is one.
+@dataclass(frozen=True)
+class Login:
+    """How to talk to a cluster."""
+
+    configuration: Configuration
+    """The official client's."""
+    namespace: str | None
+    """That of the context or of the pod, if there is one."""
+    headers: dict[str, str] = field(default_factory=dict)
+    """Of each request: as whom the user asks (`as` in the kubeconfig)."""
+
+
+def login(kubeconfig: str | None, context: str | None) -> Login:
+    """The cluster of a kubeconfig's context, or that of the pod where there is no kubeconfig.
 
     Raises:
         Unavailable: there is neither a kubeconfig nor a service account, no such context, or the login fails.
-        UsageError: the packages for it are not installed.
+        UsageError: the packages for it are not installed, or the context asks as several groups.
     """
     try:
         from kubernetes import client, config
@@ -34,20 +49,23 @@ def configuration(kubeconfig: str | None, context: str | None) -> tuple[Configur
             f"a cluster needs more packages ({error}): pip install '.[client]' in a checkout of Shoal"
         ) from error
     made = client.Configuration()
-    files = kubeconfig or os.environ.get("KUBECONFIG") or HOME
-    there = any(Path(each).expanduser().exists() for each in files.split(os.pathsep) if each)
-    if not there and kubeconfig is None and context is None and (namespace := _in_a_pod(made)):
-        return made, namespace
+    given = kubeconfig or os.environ.get("KUBECONFIG") or HOME
+    files = [each for each in given.split(os.pathsep) if each and Path(each).expanduser().exists()]
+    if not files and kubeconfig is None and context is None and (namespace := _in_a_pod(made)):
+        return Login(made, namespace)
+    found = _read(files)
+    context = context or found.current
     try:
-        if not there:
-            raise FileNotFoundError(f"there is no {files}")
+        if not files:
+            raise FileNotFoundError(f"there is no {given}")
         with _logged() as words:
-            config.load_kube_config(config_file=files, context=context, client_configuration=made)
+            config.load_kube_config(
+                config_file=os.pathsep.join(found.files), context=context, client_configuration=made
+            )
     except Exception as error:  # each way to log in raises its own classes
-        known = [each["name"] for each in _contexts(files)[0]]
-        if context and known and context not in known:
+        if context and found.contexts and context not in found.contexts:
             raise Unavailable(
-                f"the kubeconfig has no context {context!r}: it has {', '.join(known)}"
+                f"the kubeconfig has no context {context!r}: it has {', '.join(found.contexts)}"
             ) from error
         raise Unavailable(
             f"no cluster to talk to ({short(error).rstrip('.')}). Make `kubectl get nodes` work, or set "
@@ -57,7 +75,55 @@ def configuration(kubeconfig: str | None, context: str | None) -> tuple[Configur
         raise Unavailable(
             f"the kubeconfig's credentials cannot be had: {words[0]}. Log in, so that `kubectl get nodes` works."
         )
-    return made, _namespace(files, context)
+    chosen = found.contexts.get(context or "", {})
+    return Login(made, chosen.get("namespace"), _impersonation(found.users.get(chosen.get("user", ""), {})))
+
+
+@dataclass(frozen=True)
+class _Kubeconfig:
+    """What a kubeconfig of several files says, of those that can be read. As in kubectl, the first that says it counts.
+
+    For the official client the last one's current context counts, and an empty file is an error.
+    """
+
+    files: list[str]
+    contexts: dict[str, Json]
+    users: dict[str, Json]
+    current: str | None
+
+
+def _read(files: Sequence[str]) -> _Kubeconfig:
+    import yaml
+
+    found = _Kubeconfig([], {}, {}, None)
+    current = None
+    for each in files:
+        try:
+            said = yaml.safe_load(Path(each).expanduser().read_text(encoding="utf-8"))
+            if said is not None:
+                for kind, all_of_them in (("context", found.contexts), ("user", found.users)):
+                    for one in said.get(f"{kind}s") or ():
+                        all_of_them.setdefault(one["name"], one.get(kind) or {})
+                current = current or said.get("current-context")
+        except (OSError, UnicodeError, AttributeError, TypeError, KeyError, yaml.YAMLError):
+            said = each  # the official client says what is wrong
+        if said is not None:
+            found.files.append(each)
+    return replace(found, current=current)
+
+
+def _impersonation(user: Json) -> dict[str, str]:
+    """The headers by which the API server knows as whom a user asks. Raises UsageError for several groups."""
+    groups = user.get("as-groups") or []
+    extra = {key: values for key, values in (user.get("as-user-extra") or {}).items() if values}
+    if len(groups) > 1 or any(len(values) > 1 for values in extra.values()):
+        raise UsageError(
+            "the kubeconfig's user asks as several groups (as-groups, as-user-extra), which shoal cannot: choose a "
+            "context with one at most"
+        )
+    headers = {"User": user.get("as"), "Uid": user.get("as-uid"), "Group": next(iter(groups), None)}
+    headers |= {f"Extra-{quote(key, safe='')}": values[0] for key, values in extra.items()}
+    return {f"Impersonate-{name}": value for name, value in headers.items() if value}
 
 
 def short(error: BaseException) -> str:
@@ -92,22 +158,3 @@ def _logged() -> Iterator[list[str]]:
         yield words
     finally:
         logger.removeHandler(handler)
-
-
-def _namespace(files: str, context: str | None) -> str | None:
-    """The namespace of the kubeconfig's context."""
-    contexts, active = _contexts(files)
-    chosen = next((each for each in contexts if each["name"] == context), None) if context else active
-    return ((chosen or {}).get("context") or {}).get("namespace")
-
-
-def _contexts(files: str) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-    """The contexts of the kubeconfig, and the current one; none where it cannot be read."""
-    import yaml
-    from kubernetes import config
-
-    try:
-        contexts, active = config.list_kube_config_contexts(config_file=files)
-    except (config.ConfigException, OSError, TypeError, yaml.YAMLError):
-        return [], None
-    return contexts, active

@@ -163,7 +163,7 @@ def _operator(cluster: Cluster) -> Iterator[Check]:
         name = f"{metadata['namespace']}/{metadata['name']}"
         wanted = each["spec"].get("replicas", 1)
         state: Literal["ok", "broken", "warning"] = (
-            "ok" if ready == wanted else "warning" if ready else "broken"
+            "broken" if not ready else "ok" if ready == wanted else "warning"
         )
         describe = f"kubectl -n {metadata['namespace']} describe pods -l app.kubernetes.io/name=shoal"
         help_ = "" if state == "ok" else describe
@@ -204,14 +204,13 @@ def _lease(cluster: Cluster, deployment: Json) -> Iterator[Check]:
     name, where = _name({"metadata": deployment}), f"kubectl -n {deployment['namespace']}"
     if cluster.leases is None:
         yield Check("leader", "unknown", "you may not read Leases of all namespaces")
-    for each in cluster.leases or ():
-        if _name(each) != name:
-            continue
-        if name in cluster.renewed:
-            yield Check("leader", "ok", f"{each['spec']['holderIdentity']} works: it renews its Lease")
-        else:
-            yield Check("leader", "broken", f"nobody renews the Lease {name[1]}: no operator works",
-                        f"{where} logs -l app.kubernetes.io/name=shoal --prefix")  # fmt: skip
+        return
+    holders = [each.get("spec", {}).get("holderIdentity") for each in cluster.leases if _name(each) == name]
+    if holders and name in cluster.renewed:
+        yield Check("leader", "ok", f"{holders[0]} works: it renews its Lease")
+    else:
+        yield Check("leader", "broken", f"nobody renews the Lease {name[1]}: no operator works",
+                    f"{where} logs -l app.kubernetes.io/name=shoal --prefix")  # fmt: skip
 
 
 def _name(manifest: Json) -> Name:

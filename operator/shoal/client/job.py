@@ -36,6 +36,8 @@ class Job:
     """A job by name. It need not exist yet."""
 
     def __init__(self, api: Api, name: str, namespace: str | None = None) -> None:
+        if not name:
+            raise UsageError("the job's name is empty: shoal list shows those that there are")
         self._api, self.name = api, name
         self.namespace = namespace or api.namespace
         self._seen: TrainingJob | None = None

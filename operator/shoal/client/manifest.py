@@ -113,7 +113,8 @@ def manifests(wanted: Submission) -> Manifests:
             _must_be_reachable(storage, len(packed))
             training["code"], archive = {"digest": hashlib.sha256(packed).hexdigest()}, packed
         else:
-            training["code"], config_map = {"configMap": f"{name}-code"}, _config_map(name, packed)
+            config_map = _config_map(name, packed)
+            training["code"] = {"configMap": config_map["metadata"]["name"]}
     spec = {
         "storage": storage,
         "training": training,
@@ -183,7 +184,9 @@ def _elasticity(wanted: Submission) -> Json:
 
 
 def _config_map(name: str, content: Json) -> Json:
-    metadata = {"name": f"{name}-code", "labels": {"shoal.dev/job": name}}
+    """The code. Applied again after an edit, it is another object: what it was, a job may still run."""
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+    metadata = {"name": f"{name}-code-{digest}", "labels": {"shoal.dev/job": name}}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, **content, "immutable": True}
 
 

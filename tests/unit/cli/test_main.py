@@ -48,3 +48,20 @@ def test_a_command_whose_packages_are_missing_says_what_to_install(
     assert f"pip install '.[{extra}]' in a checkout" in done.stderr
     assert missing in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_terminal_that_is_not_utf8_gets_what_it_can_show() -> None:
+    code = """
+import click
+from shoal import cli
+
+@click.command()
+def say():
+    click.echo("größe → 5")
+
+cli._COMMANDS["say"] = ("__main__", "say", "")
+cli.main()
+"""
+    env = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run([sys.executable, "-c", code, "say"], capture_output=True, env=env, check=False)
+    assert (done.returncode, done.stdout.decode("latin-1")) == (0, "größe ? 5\n"), done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,13 @@ import pytest
 
 import shoal
 from shoal.client import Client
+from shoal.client.api import refusal
 from shoal.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable, UsageError
 from tests.unit.client.fake_api import FakeApi, client_of
 
 LOST = Unavailable("the API server does not answer: Read timed out.")
-BOTH = ["ConfigMap/digits-code", "TrainingJob/digits"]
+CODE = "digits-code-cfa7d5f2"
+BOTH = [f"ConfigMap/{CODE}", "TrainingJob/digits"]
 
 
 @pytest.fixture
@@ -45,7 +48,7 @@ def submit(client: Client) -> None:
 def test_code_belongs_to_its_job_from_the_beginning(client: Client, api: FakeApi) -> None:
     submit(client)
     assert api.names() == BOTH
-    code = api.objects["/api/v1/namespaces/team/configmaps/digits-code"]
+    code = api.objects["/api/v1/namespaces/team/configmaps/" + CODE]
     assert [each["uid"] for each in code["metadata"]["ownerReferences"]] == ["uid-digits"]
 
 
@@ -160,3 +163,29 @@ def test_no_such_job(client: Client) -> None:
     submit(client)
     with pytest.raises(NotFound, match="no job 'digit': the namespace team has digits"):
         client.job("digit")
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (
+            'capacitypools.shoal.dev is forbidden: "a" cannot list … at the cluster scope',
+            "shoal-capacitypools-view",
+        ),
+        (
+            'trainingjobs.shoal.dev is forbidden: "a" cannot list … at the cluster scope',
+            "one namespace with -n",
+        ),
+        (
+            'trainingjobs.shoal.dev is forbidden: "a" cannot list … in the namespace "b"',
+            "role edit includes its jobs",
+        ),
+    ],
+)
+def test_a_right_that_is_missing_is_said_with_what_has_it(words: str, advice: str) -> None:
+    assert advice in str(refusal(403, json.dumps({"message": words}).encode(), "/apis/…"))
+
+
+def test_an_empty_name_is_no_job(client: Client) -> None:
+    with pytest.raises(UsageError, match="the job's name is empty"):
+        client.job("")

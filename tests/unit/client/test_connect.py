@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from shoal.client.api import Api
-from shoal.errors import Unavailable
+from shoal.errors import Forbidden, Unavailable, UsageError
 
 KUBECONFIG = {
     "apiVersion": "v1",
@@ -99,3 +99,60 @@ def test_a_kubeconfig_that_is_missing_is_named(home: Path, monkeypatch: pytest.M
     monkeypatch.setenv("KUBECONFIG", f"{home}/nowhere")
     with pytest.raises(Unavailable, match=f"there is no {home}/nowhere"):
         Api.connect()
+
+
+def kubeconfig(file: Path, name: str, **more: object) -> str:
+    """A kubeconfig with one context of this name, which is the current one unless it is said otherwise."""
+    said: dict[str, object] = {
+        "clusters": [{"name": name, "cluster": {"server": f"https://{name}:6443"}}],
+        "users": [{"name": name, "user": {"token": name}}],
+        "contexts": [{"name": name, "context": {"cluster": name, "user": name, "namespace": f"{name}-ns"}}],
+        "current-context": name,
+        **more,
+    }
+    file.write_text(yaml.safe_dump(said))
+    return str(file)
+
+
+@pytest.mark.parametrize("last", ["production", "no current context", "nothing", "missing"])
+def test_of_several_kubeconfigs_the_first_current_context_counts(
+    home: Path, monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    """As kubectl; the official client takes the last one's."""
+    first = kubeconfig(home / "a", "staging")
+    second = kubeconfig(home / "b", "production", **({} if last == "production" else {"current-context": ""}))
+    if last == "nothing":
+        (home / "b").write_text("")
+    elif last == "missing":
+        (home / "b").unlink()
+    monkeypatch.setenv("KUBECONFIG", f"{first}:{second}")
+    assert connected(Api.connect()) == ("https://staging:6443", "Bearer staging", "staging-ns")
+    if last == "production":
+        chosen = Api.connect(context="production")
+        assert connected(chosen) == ("https://production:6443", "Bearer production", "production-ns")
+    with pytest.raises(Unavailable, match=r"no context 'other': it has staging"):
+        Api.connect(context="other")
+
+
+def test_a_user_asks_as_another_where_the_kubeconfig_says_so(home: Path) -> None:
+    user = {
+        "token": "t",
+        "as": "nobody",
+        "as-groups": ["few"],
+        "as-user-extra": {"acme.com/reason": ["a test"]},
+    }
+    file = kubeconfig(home / "a", "x", users=[{"name": "x", "user": user}])
+    api = Api.connect(kubeconfig=file)
+    sent = {k: v for k, v in api._api.default_headers.items() if k.startswith("Impersonate-")}
+    assert sent == {
+        "Impersonate-User": "nobody",
+        "Impersonate-Group": "few",
+        "Impersonate-Extra-acme.com%2Freason": "a test",
+    }
+    with pytest.raises(Forbidden, match="in the pod p as another user"):
+        list(api.run("/api/v1/namespaces/team/pods/p", ["cat"]))
+    several = kubeconfig(
+        home / "b", "x", users=[{"name": "x", "user": {**user, "as-groups": ["few", "more"]}}]
+    )
+    with pytest.raises(UsageError, match="several groups"):
+        Api.connect(kubeconfig=several)

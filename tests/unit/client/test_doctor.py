@@ -83,6 +83,8 @@ def test_an_operator_of_this_namespace_is_enough() -> None:
     ]
 
 
+SCALED_TO_NONE = operator_of("") | {"status": {}}
+SCALED_TO_NONE["spec"]["replicas"] = 0
 AWAY = {"type": "Ready", "status": "Unknown"}
 
 
@@ -94,6 +96,8 @@ AWAY = {"type": "Ready", "status": "Unknown"}
         ({"rights": dict.fromkeys(RIGHTS, False)}, "permissions", "warning", "roles edit and admin"),
         ({"deployments": []}, "operator", "broken", "jobs wait until an operator runs"),
         ({"deployments": None}, "operator", "unknown", ""),
+        ({"leases": [], "renewed": ()}, "leader", "broken", "logs -l app.kubernetes.io/name=shoal --prefix"),
+        ({"deployments": [SCALED_TO_NONE]}, "operator", "broken", "describe pods"),
         ({"renewed": ()}, "leader", "broken", "logs -l app.kubernetes.io/name=shoal --prefix"),
         ({"nodes": [node("safe")]}, "nodes", "warning", "kubectl label node NODE cloud.google.com/gke-spot=true"),
         ({"nodes": [node("s", **SPOT)]}, "nodes", "warning", "parameterServers.capacity is Any"),

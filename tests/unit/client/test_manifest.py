@@ -37,6 +37,15 @@ def test_code_in_a_file_travels_with_the_job(code: Path) -> None:
     TrainingJob.model_validate(made.job)
 
 
+def test_code_is_another_object_after_an_edit(code: Path) -> None:
+    """`shoal init … | kubectl apply -f -` after an edit must not run what an earlier one has left."""
+    first, again = (manifests(submission(name="mine")) for _ in range(2))
+    (code / "digits.py").write_text("job = 2\n")
+    edited = manifests(submission(name="mine"))
+    names = [each.job["spec"]["training"]["code"]["configMap"] for each in (first, again, edited)]
+    assert names[0] == names[1] != names[2]
+
+
 def test_what_the_script_imports_from_beside_it_travels_too(code: Path) -> None:
     (code / "digits.py").write_text("import helpers\njob = 1\n")
     (code / "helpers.py").write_text("a = 1\n")
@@ -155,7 +164,7 @@ def test_a_deadline_lets_shoal_choose(code: Path) -> None:
         ({"storage": "claim:"}, "a PersistentVolumeClaim's name has only"),
         ({"storage": "claim:My_Runs"}, "a PersistentVolumeClaim's name has only"),
         ({"run": "../x"}, "spec.storage.run: must contain only a-z, 0-9 and '-'"),
-        ({"initial_from": "runs"}, "spec.training.initialFrom.uri: must begin with s3://"),
+        ({"initial_from": "runs"}, "spec.training.initialFrom.uri: must be s3://bucket/path"),
         ({"weights_only": True}, "needs initial_from"),
         ({"mode": "Min"}, "give both"),
         ({"name": "My_Job"}, "must begin with a letter and have only a-z"),

@@ -328,6 +328,25 @@ def test_invalid_pod_stalls_the_job_until_the_spec_changes() -> None:
     assert len(names(plan(build.observe(changed, refusals=(refusal,))))) == 3
 
 
+def test_no_pod_is_made_with_other_arguments_than_the_job_began_with() -> None:
+    world = running_world()
+    world.manifest["spec"]["training"]["args"] = {"rate": 0.1}
+    world.status.pop("argsDigest")  # as of a job that an earlier Shoal began
+    world.settle()
+    world.manifest["spec"]["training"]["args"] = {"momentum": 0.1}
+    before = set(world.pods)
+    world.kill_pod("digits-worker-0-0", 143)
+    world.settle()
+    assert set(world.pods) <= before
+    stalled = world.condition("Stalled")
+    assert (stalled["status"], stalled["reason"]) == ("True", "ArgumentsChanged")
+    assert "set it back" in stalled["message"]
+    world.manifest["spec"]["training"]["args"] = {"rate": 0.1}
+    world.settle()
+    assert "digits-worker-0-1" in world.pods
+    assert world.condition("Stalled")["status"] == "False"
+
+
 @pytest.mark.parametrize(("terminating", "reason"), [(False, "NameCollision"), (True, None)])
 def test_name_conflict_stalls_unless_terminating(terminating: bool, reason: str | None) -> None:
     made = plan(

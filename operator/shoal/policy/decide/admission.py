@@ -26,6 +26,10 @@ QUOTA_SECONDS, MOST_QUOTA_SECONDS = 5, 60
 """When a create beyond a quota is retried: twice as long after each. It may be full for days, for a thousand jobs."""
 FORBIDDEN_SECONDS = 30
 FOUNDATION_RETRY_SECONDS = 1.0
+_OTHER_ARGUMENTS = (
+    "training.args is not what the job began with, and is immutable: set it back, or create a new TrainingJob and set"
+    " training.initialFrom to this run. Its pods go on with the earlier arguments, and no other is made"
+)
 TERMINATING_SECONDS = 1.0
 """When a name is looked at again whose object is being deleted."""
 
@@ -51,6 +55,9 @@ class Gate:
 
 def gate(seen: Observation, role: str) -> Gate:
     """The gate for a role."""
+    began_with = seen.job.status.args_digest
+    if began_with and began_with != seen.job.spec.training.args_digest:
+        return Gate(Reason("ArgumentsChanged", _OTHER_ARGUMENTS))
     refusals = [refusal for refusal in seen.refusals if _blocks(refusal.name, role, seen)]
     for refusal in refusals:
         if refusal.kind is RefusalKind.INVALID and refusal.generation == seen.job.metadata.generation:

@@ -82,6 +82,8 @@ class _Teller:
                 "reason": conditions.reason(),
                 "start_time": before.start_time or (facts.now if self._has_pods else None),
                 "images": self._images(),
+                "args_digest": before.args_digest
+                or (seen.job.spec.training.args_digest if self._has_pods else None),
                 "suspended_seconds": suspension.suspended_seconds(facts),
                 "conditions": conditions.in_order(),
                 "slots": records.to_record(facts, self._decided.servers, self._decided.workers),
