@@ -103,11 +103,6 @@ def run_of(pod: Pod) -> tuple[Key, str] | None:
     return key, uid
 
 
-def is_worker(pod: Pod) -> bool:
-    """Whether a pod is a worker's."""
-    return pod.place is not None and pod.place.role == "worker"
-
-
 def _tenant(pod: Pod | None) -> Tenant | None:
     """The node on which a pod for a pool is, and the run that it is of."""
     if pod is None or pod.ended or not (node := pod.spec.node_name) or not pod.metadata.labels.get(POOL):
@@ -116,9 +111,16 @@ def _tenant(pod: Pod | None) -> Tenant | None:
     return (node, run[1]) if run is not None else None
 
 
+def _host(pod: Pod) -> tuple[str, str] | None:
+    """The role of a pod that is of a run, and the node that it is on."""
+    node, place = pod.spec.node_name, pod.place
+    return (place.role, node) if node and place and not pod.ended and run_of(pod) else None
+
+
 def _awaited_pool(pod: Pod) -> str | None:
-    """The pool of which a pod waits for a node, if that has none."""
-    return pod.metadata.labels.get(POOL) if pod.waits_for_node(there_are=False) else None
+    """The pool of which a pod that is of a run waits for a node, if that has none."""
+    pool = pod.metadata.labels.get(POOL)
+    return pool if pool and pod.waits_for_node(there_are=False) and run_of(pod) else None
 
 
 def _described(profile: SpeedProfile) -> Hashable | None:
@@ -154,9 +156,7 @@ class ClusterState:
                 "job": _job_of,
                 "run": run_of,
                 "node": lambda pod: pod.spec.node_name,
-                "host": lambda pod: None if pod.ended else pod.spec.node_name,
-                "worker's host": lambda pod: None if pod.ended or not is_worker(pod) else pod.spec.node_name,
-                "server's host": lambda pod: None if pod.ended or is_worker(pod) else pod.spec.node_name,
+                "host": _host,
                 "waiting": _awaited_pool,
             },
             shared=lambda old, new: as_heard(old, new, wall()),

@@ -66,6 +66,7 @@ def pod_manifest(
         "uid": f"uid-{name}",
         "creationTimestamp": stamp(created),
         "labels": {
+            "shoal.dev/job": "digits",
             "shoal.dev/role": role,
             "shoal.dev/index": str(index),
             "shoal.dev/incarnation": str(incarnation),

@@ -14,7 +14,7 @@ from shoal.controllers.capacitypool.measure import measure
 from shoal.controllers.capacitypool.members import Members
 from shoal.controllers.capacitypool.overlaps import older_overlap
 from shoal.controllers.capacitypool.seen import Seen
-from shoal.controllers.state import ClusterState, Key, is_worker
+from shoal.controllers.state import ClusterState, Key, key_of, run_of
 from shoal.runtime.recorder import Recorder
 from shoal.runtime.status_writer import StatusWriter
 from shoal.sizing.accelerators import catalogue
@@ -78,24 +78,35 @@ class PoolReconciler:
     def _observe(self, pool: CapacityPool) -> Seen:
         name, members, pods = pool.metadata.name, self._members, self._state.pods
         nodes, now = members.nodes(name), self._wall()
-        used, there_are = nodes & pods.keys("host"), bool(nodes)
-        waiting = [each for each in pods.indexed("waiting", name) if each.waits_for_node(there_are=there_are)]
+        hosts, there_are = pods.keys("host"), bool(nodes)
+        working, serving = ({node for node in nodes if (role, node) in hosts} for role in ("worker", "ps"))
+        waiting = [
+            each
+            for each in pods.indexed("waiting", name)
+            if each.waits_for_node(there_are=there_are) and self._job_of(each) is not None
+        ]
         return Seen(
             pool=pool,
             now=now,
             nodes=nodes,
-            used=len(used),
-            serving=len(used & pods.keys("server's host")),
-            apart=len(used - pods.keys("worker's host")),
+            used=len(working | serving),
+            serving=len(serving),
+            apart=len(serving - working),
             jobs=members.jobs(name),
             held=members.held(name),
             waiting=self._waiting(waiting, now),
-            servers_waiting=sum(not is_worker(each) for each in waiting),
+            servers_waiting=sum(each.place is not None and each.place.role == "ps" for each in waiting),
             problem=_problem(pool),
             overlaps=older_overlap(pool, self._state.pools.all(), members.sharing(name), nodes),
             nodes_readable=self._nodes_readable(),
             operator=self._operator,
         )
+
+    def _job_of(self, pod: Pod) -> TrainingJob | None:
+        """The job that a pod is of, if that exists: nobody gets a node by labels, and what is left of a job none."""
+        run = run_of(pod)
+        job = self._state.jobs.by_uid(run[1]) if run is not None else None
+        return job if job is not None and run is not None and key_of(job) == run[0] else None
 
     def _waiting(self, pods: Iterable[Pod], now: datetime) -> list[datetime]:
         """Since when these pods have waited for a node."""

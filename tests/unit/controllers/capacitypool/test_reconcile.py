@@ -85,6 +85,47 @@ async def test_nodes_with_a_parameter_server_are_told_whoever_else_they_have() -
     assert (share.used, share.serving) == (3, 2)
 
 
+OWNER = {"kind": "TrainingJob", "name": "digits", "controller": True}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"labels": {"shoal.dev/job": "digits", "shoal.dev/pool": "spot"}},
+        {"ownerReferences": []},
+        {"name": "mine"},
+        {"namespace": "other"},
+        {"ownerReferences": [{**OWNER, "uid": "of a job that is gone"}]},
+    ],
+    ids=["no place", "no owner", "another name", "another namespace", "no such job"],
+)
+async def test_a_pod_of_no_job_asks_for_no_node_and_switches_no_pool_off(changed: Any) -> None:
+    """Whoever may create pods, and no job, bought nodes up to the limit, and had the pool Exhausted for all."""
+    scheduled = {"type": "PodScheduled", "status": "False", "reason": LET_GO}
+    roles: tuple[RoleName, ...] = ("ps", "worker")
+    for role in roles:
+        status = await _look({}, scheduled, {}, role=role, changed=changed)
+        assert (*_told(status), status.recommended.nodes) == (0, "False", 0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "uses"),
+    [
+        ({"labels": {"shoal.dev/job": "digits"}}, 0),
+        ({"ownerReferences": []}, 0),
+        ({"ownerReferences": [{**OWNER, "uid": "of a job that is gone"}]}, 1),
+    ],
+    ids=["no place", "no owner", "its job is gone"],
+)
+async def test_only_pods_that_jobs_made_keep_a_pool_from_shrinking(changed: Any, uses: int) -> None:
+    """Those of a deleted job do until they end. One with a label and no role was a parameter server."""
+    running: list[tuple[RoleName, int, str]] = [("ps", 0, "spot-0")]
+    [share] = (
+        await _look({}, {"type": "PodScheduled"}, {}, nodes=2, running=running, changed=changed)
+    ).shares
+    assert (share.used, share.serving, share.nodes) == (uses, uses, uses)
+
+
 class Fleet:
     """A pool's controller that works, and a job whose plan is carried out."""
 
@@ -195,8 +236,9 @@ async def _look(
     nodes: int = 0,
     role: RoleName = "worker",
     running: Sequence[tuple[RoleName, int, str]] = (),
+    changed: Any = None,
 ) -> CapacityPoolStatus:
-    """The status of a pool with a pod that is twenty minutes old, or with these on nodes."""
+    """The status of a pool with a pod that is twenty minutes old, or with these on nodes, of `changed` metadata."""
     state, cluster, long = ClusterState(Wakes()), Cluster(), timedelta(minutes=20)
     look = PoolReconciler(
         state,
@@ -218,10 +260,13 @@ async def _look(
     state.jobs.put(build.job(status, runPolicy=policy))
     created, conditions = build.NOW - long, [scheduled]
     for of, index, node in running:
-        state.pods.put(Pod.model_validate(build.pod_manifest(of, index, node=node, conditions=conditions)))
+        pod = build.pod_manifest(of, index, node=node, conditions=conditions)
+        pod["metadata"] |= changed or {}
+        state.pods.put(Pod.model_validate(pod))
     if not running:
         pod = build.pod_manifest(role, node=None, phase="Pending", created=created, conditions=conditions)
         pod["metadata"]["labels"]["shoal.dev/pool"] = "spot"
+        pod["metadata"] |= changed or {}
         state.pods.put(Pod.model_validate(pod))
     await look(("", "spot"))
     seen = state.pools.get("spot")
