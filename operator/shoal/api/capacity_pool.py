@@ -319,7 +319,7 @@ class MeasuredStock(Status):
     """How often the pool was out of nodes. What is older counts less: half after 30 days."""
 
     watched_seconds: str = "0"
-    """Seconds in which it would have been noticed: workers had nodes and none waited for one, or waited in vain."""
+    """Seconds in which it would have been noticed: workers had nodes and no pod waited, a node came, or none did."""
     out_seconds: str = "0"
     """Seconds of these in which there were no more nodes."""
     outs: str = "0"

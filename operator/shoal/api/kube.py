@@ -12,10 +12,11 @@ from datetime import datetime
 from functools import cached_property
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 from pydantic.dataclasses import dataclass
 
+from shoal.api.amounts import Amounts, amounts_of, requested_by
 from shoal.api.base import GROUP, ObjectMeta, Status
 from shoal.api.labels import SPOT_LABELS, Place, place_in
 
@@ -208,6 +209,10 @@ class PodSpec:
     priority: int = 0
     """The value of its PriorityClass."""
     tolerations: tuple[Toleration, ...] = ()
+    requests: Annotated[
+        Amounts, BeforeValidator(requested_by), Shared, Field(validation_alias="containers")
+    ] = ()
+    """What its containers ask for."""
 
 
 @dataclass(frozen=True, slots=True, config=PART)
@@ -362,29 +367,18 @@ class NodeSpec:
 
 
 @dataclass(frozen=True, slots=True, config=PART)
-class Capacity:
-    """The parts of a node's capacity that Shoal reads."""
-
-    cpu: str = "0"
-
-    @property
-    def cores(self) -> float:
-        """CPU cores, from a Kubernetes quantity."""
-        number, milli = (self.cpu[:-1], 1000) if self.cpu.endswith("m") else (self.cpu, 1)
-        try:
-            return float(number) / milli
-        except ValueError:
-            return 0.0
-
-
-@dataclass(frozen=True, slots=True, config=PART)
 class NodeStatus:
     """The parts of a node's status that Shoal reads."""
 
-    allocatable: Capacity = Capacity()
-
+    allocatable: Annotated[Amounts, BeforeValidator(amounts_of), Shared] = ()
+    """What pods may have of it; nothing until it is said."""
     conditions: Conditions = ()
     node_info: NodeInfo = NodeInfo()
+
+    @property
+    def cores(self) -> float:
+        """CPU cores that pods may have."""
+        return dict(self.allocatable).get("cpu", 0.0)
 
 
 class Node(Cached):
@@ -393,6 +387,12 @@ class Node(Cached):
     metadata: ObjectMeta
     spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
+
+    @cached_property
+    def created(self) -> datetime | None:
+        """When it was created."""
+        text = self.metadata.creation_timestamp
+        return datetime.fromisoformat(text) if text else None
 
     @cached_property
     def machine(self) -> str:

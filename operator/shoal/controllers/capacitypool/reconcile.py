@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from datetime import datetime
 
+from shoal.api.amounts import Amounts, fits
 from shoal.api.capacity_pool import CapacityPool, CapacityPoolStatus
 from shoal.api.events import Event
 from shoal.api.kube import Pod
@@ -78,13 +79,12 @@ class PoolReconciler:
     def _observe(self, pool: CapacityPool) -> Seen:
         name, members, pods = pool.metadata.name, self._members, self._state.pods
         nodes, now = members.nodes(name), self._wall()
-        hosts, there_are = pods.keys("host"), bool(nodes)
+        hosts = pods.keys("host")
         working, serving = ({node for node in nodes if (role, node) in hosts} for role in ("worker", "ps"))
-        waiting = [
-            each
-            for each in pods.indexed("waiting", name)
-            if each.waits_for_node(there_are=there_are) and self._job_of(each) is not None
-        ]
+        waiting = [each for each in pods.indexed("waiting", name) if self._job_of(each) is not None]
+        found = [self._state.nodes_by_name[node] for node in nodes] if waiting else []
+        rooms = {node.status.allocatable for node in found}
+        waiting = [each for each in waiting if _waits(each, rooms)]
         return Seen(
             pool=pool,
             now=now,
@@ -95,6 +95,7 @@ class PoolReconciler:
             jobs=members.jobs(name),
             held=members.held(name),
             waiting=self._waiting(waiting, now),
+            newest=max(filter(None, (node.created for node in found)), default=None),
             servers_waiting=sum(each.place is not None and each.place.role == "ps" for each in waiting),
             problem=_problem(pool),
             overlaps=older_overlap(pool, self._state.pools.all(), members.sharing(name), nodes),
@@ -119,6 +120,12 @@ class PoolReconciler:
             since = pod.created or now
             found.append(max(since, released[uid].get(pod.place, since)) if pod.place else since)
         return found
+
+
+def _waits(pod: Pod, rooms: Set[Amounts]) -> bool:
+    """Whether one more node like those that there are would have it run; `rooms`: what these have for pods."""
+    could = not rooms or any(fits(pod.spec.requests, room) for room in rooms)
+    return could and pod.waits_for_node(there_are=bool(rooms))
 
 
 def _released(job: TrainingJob | None) -> dict[Place, datetime]:

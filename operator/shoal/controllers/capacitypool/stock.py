@@ -57,21 +57,25 @@ def patience_after(said: float, total: Sums) -> float:
 
 
 def waiting_too_long(seen: Seen, patience: timedelta) -> list[timedelta]:
-    """For how long pods have waited for a node that do so in vain.
+    """For how long pods have waited for a node in vain: since the last one came, which others may have needed more.
 
     One that has waited for longer than a pool stays exhausted says nothing any more: its requests may fit no node at
     all, and the pool is to be tried again by others.
     """
     tried_again = seen.pool.status.out_since is not None and not _is_exhausted(seen)
     least = patience * LATE if tried_again else patience
-    waits = (seen.now - since for since in seen.waiting)
-    return [waited for waited in waits if least < waited <= least + LONGEST]
+    young = (since for since in seen.waiting if seen.now - since <= least + LONGEST)
+    waits = (seen.now - max(since, seen.newest or since) for since in young)
+    return [waited for waited in waits if waited > least]
 
 
 def late_start(seen: Seen, patience: timedelta) -> Sums:
-    """The start of a node that came soon after its pods had given up: a short patience is corrected."""
+    """The start of a node that came soon after its pods had given up: a short patience is corrected.
+
+    It was not theirs if one of them waits still; and where it was, and they do not give up, they say so themselves.
+    """
     since = seen.pool.status.out_since
-    if since is None or not _has_grown(seen):
+    if since is None or not _has_grown(seen) or any(waits < since for waits in seen.waiting):
         return Sums()
     waited = seen.now - since + patience
     if waited > LATE * patience:
@@ -131,7 +135,8 @@ def count(seen: Seen, patience: timedelta, after: CapacityPoolStatus) -> Measure
     old = before.stock
     since = old.counted_until or now
     passed = max(now - since, timedelta())
-    was = _was(before) if passed <= UNWATCHED else None
+    known = _was(before) or ("Stocked" if _has_grown(seen) else None)
+    was = known if passed <= UNWATCHED else None
     out = passed if was == "Out" else timedelta()
     watched = passed if was else timedelta()
     ran_out = before.out_since is None and after.out_since is not None

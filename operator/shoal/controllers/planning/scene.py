@@ -65,7 +65,7 @@ class Scene:
         """A pool as the planner sees it, with the cores of its nodes where its spec does not say them."""
         values, selector = fleet_pool(pool, self.now), pool.spec.node_selector
         nodes = (node for node in self.nodes.values() if selects(selector, node.metadata.labels))
-        seen = max((node.status.allocatable.cores for node in nodes), default=0.0)
+        seen = max((node.status.cores for node in nodes), default=0.0)
         return values if values.cores else replace(values, cores=seen)
 
     def job(self, look: Look, profile: SpeedProfile | None, progress: Progress, paces: Paces) -> FleetJob:

@@ -81,6 +81,19 @@ def test_pod_that_waits_for_ever_exhausts_its_pool_for_a_while_and_not_for_ever(
     assert (condition(again, "Exhausted"), again.waiting) == (("True", "NoNodes"), 2)
 
 
+def test_pool_that_still_gets_nodes_is_not_exhausted_by_a_pod_that_none_of_them_takes() -> None:
+    """It asked for what fits no node, and others got theirs; but of five that wait together, one may be served."""
+
+    def told(age: float, since: float) -> tuple[str, str]:
+        status = measure(seen(pool(), nodes=[node()], waiting=(waiting(since),), newest=waiting(age)))
+        return condition(status, "Exhausted")
+
+    assert told(119, 1000) == ("False", "NodesAvailable")
+    assert told(121, 1000) == ("True", "NoNodes")
+    assert told(1000, 121) == ("True", "NoNodes")
+    assert told(121, 3600) == ("False", "NodesAvailable"), "one that has waited for so long says nothing"
+
+
 def test_a_pool_whose_nodes_nobody_can_read_is_not_sized() -> None:
     """Its parameter servers would count nowhere, and shoal-pools take their nodes."""
     blind = measure(seen(pool(), job("one", plan(3)), nodes_readable=False))
@@ -374,6 +387,14 @@ def test_a_node_that_comes_soon_after_it_was_given_up_is_a_start() -> None:
         assert measure(seen(pool(status), quick, now=came.now, nodes=came.nodes)).startup == status.startup
 
 
+def test_a_node_that_came_for_others_is_no_start_of_a_pod_that_still_waits() -> None:
+    first = measure(seen(pool(), waiting=(waiting(121),)))
+    now = NOW + timedelta(seconds=30)
+    for since, starts in ((waiting(121), 0), (now, 1)):  # one that asks anew says nothing of those before
+        came = measure(seen(pool(first), now=now, nodes=[node(pool="spot")], waiting=(since,), newest=now))
+        assert came.startup.seen == starts
+
+
 def test_exhausted_pool_is_tried_again_after_a_while_or_when_a_node_comes() -> None:
     first = measure(seen(pool(), waiting=(waiting(500),)))
 
@@ -396,6 +417,7 @@ class Stocked:
 
     def __init__(self) -> None:
         self.now, self.status = NOW, CapacityPoolStatus()
+        self.newest = NOW
 
     def look(self, minutes: float, nodes: int = 2, asked: datetime | None = None, operator: str = "") -> None:
         """Look for some time. `asked`: since when a pod waits for one node more."""
@@ -403,12 +425,10 @@ class Stocked:
         there = [Node.model_validate({"metadata": {"name": f"n{i}", "labels": labels}}) for i in range(nodes)]
         for _ in range(round(minutes * 4)):
             self.now += timedelta(seconds=15)
-            pods = () if asked is None else (waiting((NOW - asked).total_seconds()),)
-            self.status = measure(
-                seen(
-                    pool(self.status), now=self.now, nodes=there, used=nodes, waiting=pods, operator=operator
-                )
-            )
+            pods = () if asked is None else (asked,)
+            self.newest = self.now if nodes > self.status.nodes else self.newest
+            sees = {"nodes": there, "used": nodes, "waiting": pods, "newest": self.newest}
+            self.status = measure(seen(pool(self.status), now=self.now, operator=operator, **sees))
 
     def counted(self) -> tuple[float, float, float]:
         """Minutes watched and out up to now, and how often it ran out: a change makes the next look count."""
@@ -438,6 +458,15 @@ def test_time_out_of_stock_is_counted_and_not_the_requests_in_it() -> None:
     assert of.counted() == about(120, 30, 1)
     of.look(5, nodes=1, asked=of.now)
     assert of.counted() == about(125, 35, 2)
+
+
+def test_a_pool_that_grows_while_pods_wait_has_nodes() -> None:
+    """One pod that waited for ever kept all of this time from being counted, and only stock-outs were."""
+    of, asked = Stocked(), NOW
+    of.look(1.5, asked=asked)
+    for nodes in range(3, 13):
+        of.look(1.5, nodes=nodes, asked=asked)
+    assert of.counted() == about(15, 0, 0)
 
 
 def test_time_in_which_nobody_would_notice_a_stock_out_says_nothing() -> None:

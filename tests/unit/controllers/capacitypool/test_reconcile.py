@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shoal.api.capacity_pool import CapacityPool, CapacityPoolStatus
-from shoal.api.kube import Pod
+from shoal.api.kube import Node, Pod
 from shoal.api.labels import RoleName
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.capacitypool.reconcile import EVERY_SECONDS, REST_SECONDS, PoolReconciler
@@ -46,6 +46,28 @@ async def test_pod_that_can_never_run_does_not_switch_its_pool_off_for_everybody
 ) -> None:
     scheduled = {"type": "PodScheduled", "status": "False", "reason": LET_GO, "message": message}
     assert _told(await _look({}, scheduled, {}, nodes)) == (int(exhausted == "True"), exhausted)
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "has", "exhausted"),
+    [
+        ("8", 2, {"nvidia.com/gpu": "1", "cpu": "8"}, "False"),
+        ("1", 2, {"nvidia.com/gpu": "1", "cpu": "8"}, "True"),
+        ("1", 2, {"cpu": "8"}, "False"),
+        ("8", 2, {}, "True"),
+        ("8", 0, {}, "True"),
+    ],
+    ids=["more than a node has", "as much", "nodes without any", "nodes that do not say", "no node"],
+)
+async def test_pod_that_asks_for_more_than_any_node_has_waits_for_none(
+    asked: str, nodes: int, has: Any, exhausted: str
+) -> None:
+    """A worker with 8 GPUs on nodes with one had the pool Exhausted, while it gave others each node they wanted."""
+    message = f"0/{nodes} nodes are available: {nodes} Insufficient nvidia.com/gpu."
+    scheduled = {"type": "PodScheduled", "status": "False", "reason": LET_GO, "message": message}
+    containers = [{"name": "worker", "resources": {"limits": {"nvidia.com/gpu": asked}}}]
+    told = _told(await _look({}, scheduled, {}, nodes, containers=containers, has=has))
+    assert told == (int(exhausted == "True"), exhausted)
 
 
 @pytest.mark.parametrize(
@@ -237,6 +259,8 @@ async def _look(
     role: RoleName = "worker",
     running: Sequence[tuple[RoleName, int, str]] = (),
     changed: Any = None,
+    containers: Any = (),
+    has: Any = None,
 ) -> CapacityPoolStatus:
     """The status of a pool with a pod that is twenty minutes old, or with these on nodes, of `changed` metadata."""
     state, cluster, long = ClusterState(Wakes()), Cluster(), timedelta(minutes=20)
@@ -256,7 +280,9 @@ async def _look(
         CapacityPool.model_validate(cluster.add(f"{collection_path(CapacityPool, '')}/spot", body))
     )
     for number in range(nodes):
-        state.nodes.put(build.node(f"spot-{number}"))
+        node = build.node_manifest(f"spot-{number}")
+        node["status"]["allocatable"] = has or {}
+        state.nodes.put(Node.model_validate(node))
     state.jobs.put(build.job(status, runPolicy=policy))
     created, conditions = build.NOW - long, [scheduled]
     for of, index, node in running:
@@ -266,6 +292,7 @@ async def _look(
     if not running:
         pod = build.pod_manifest(role, node=None, phase="Pending", created=created, conditions=conditions)
         pod["metadata"]["labels"]["shoal.dev/pool"] = "spot"
+        pod["spec"]["containers"] = list(containers)
         pod["metadata"] |= changed or {}
         state.pods.put(Pod.model_validate(pod))
     await look(("", "spot"))

@@ -1,0 +1,70 @@
+"""What pods ask for and nodes have, as the API server says it."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.api.amounts import fits, nodes_for, quantity
+from shoal.api.kube import Node, Pod
+
+UNITS = {
+    "n": -9,
+    "u": -6,
+    "m": -3,
+    "": 0,
+    "k": 3,
+    "M": 6,
+    "G": 9,
+    "T": 12,
+    "P": 15,
+    "E": 18,
+    "e2": 2,
+    "E-3": -3,
+}
+
+
+@given(st.decimals(0, 10**6, places=3), st.sampled_from(sorted(UNITS)))
+def test_quantity_has_the_value_that_kubernetes_gives_it(number: Decimal, unit: str) -> None:
+    assert quantity(f"{number}{unit}") == pytest.approx(float(number * Decimal(10) ** UNITS[unit]))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("3920m", 3.92), ("16Ki", 16384), ("2Gi", 2**31), (".5", 0.5), (4, 4), ("nan", 0), ("x", 0)]
+)  # fmt: skip
+def test_quantity_of_any_form(text: object, value: float) -> None:
+    assert quantity(text) == value
+
+
+def pod(*resources: object) -> Pod:
+    containers = [{"name": "c", "resources": each} for each in resources]
+    return Pod.model_validate({"metadata": {"name": "p"}, "spec": {"containers": containers}})
+
+
+def node(**has: str) -> Node:
+    return Node.model_validate({"metadata": {"name": "n"}, "status": {"allocatable": has}})
+
+
+def test_pod_asks_for_what_its_containers_do_together_and_for_a_limit_that_nothing_else_is_asked_of() -> None:
+    asked = pod(
+        {"requests": {"cpu": "500m"}, "limits": {"cpu": "2", "gpu": "1"}}, {"requests": {"cpu": "1"}}, None
+    )
+    assert asked.spec.requests == (("cpu", 1.5), ("gpu", 1.0))
+    assert Pod.model_validate(asked.model_dump()).spec == asked.spec
+
+
+def test_pod_fits_a_node_that_has_all_that_it_asks_for() -> None:
+    asked = pod({"requests": {"cpu": "2", "memory": "4Gi"}}).spec.requests
+    for has, nodes in (
+        ({"cpu": "2", "memory": "4Gi"}, 1.0),
+        ({"cpu": "8", "memory": "16Gi"}, 0.25),
+        ({"cpu": "8", "memory": "2Gi"}, 2.0),
+        ({"cpu": "8"}, float("inf")),
+        ({}, 0.0),  # it does not say
+    ):
+        room = node(**has).status.allocatable
+        assert (nodes_for(asked, room), fits(asked, room)) == (nodes, nodes <= 1)
+    assert fits((), node(cpu="1").status.allocatable)
