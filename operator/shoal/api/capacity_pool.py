@@ -239,15 +239,15 @@ class Usage(Status):
     node_seconds: int = 0
     """Seconds that pods of jobs held nodes."""
     starts: int = 0
-    """Worker pods that waited for their node and reached their first push."""
+    """Worker pods that waited for their node, for half an hour at most, and reached their first push."""
     start_seconds: int = 0
-    """Sum over these of the seconds from the pod's creation to its first push."""
+    """Sum over these of the seconds from the pod's creation until it had its node."""
     start_seconds_squared: int = 0
     """Sum of the squares of these seconds."""
     warm_starts: int = 0
-    """Likewise, of those whose node was there."""
+    """Worker pods that reached their first push, whether or not they had waited for their node."""
     warm_start_seconds: int = 0
-    """Sum over these of the same seconds."""
+    """Sum over these of the seconds from when they had it, of each ten minutes at most."""
     unfulfilled: int = 0
     """Requests for a node that were not fulfilled in time."""
     interruptions: int = 0
@@ -281,7 +281,7 @@ class UsageSums(Status):
     start_seconds_squared: str = "0"
     """Of these."""
     warm_starts: str = "0"
-    """Starts on nodes that were there."""
+    """Starts of workers once they had their node."""
     warm_start_seconds: str = "0"
     """Of these."""
     unfulfilled: str = "0"
@@ -332,11 +332,11 @@ class MeasuredStartup(Status):
     """Measured start-ups of the pool. What is older counts less: half after 30 days."""
 
     seconds: int = 0
-    """Mean seconds from requesting a node until its worker trains."""
+    """Mean seconds from requesting a node until its worker trains: until the node is there, and `warmSeconds`."""
     deviation_seconds: int = 0
-    """Standard deviation of these seconds."""
+    """Standard deviation of the seconds until the node is there."""
     seen: int = 0
-    """Number of start-ups."""
+    """Number of nodes that were waited for."""
     warm_seconds: int = 0
     """Mean seconds until a worker trains whose node is there already."""
     warm_seen: int = 0

@@ -36,23 +36,35 @@ def test_start_up_ends_now_at_the_latest_whatever_the_coordinator_says() -> None
     assert 0 < usage["warmStartSeconds"] <= (world.now - build.NOW).total_seconds()
 
 
-@pytest.mark.parametrize(("behind", "counted"), [(0, True), (400, False)])
-def test_a_start_that_waited_for_its_node_is_told_from_a_warm_one(behind: int, counted: bool) -> None:
-    """Together they made a mean after which each new node was in vain. Of a clock far behind, nothing is learned."""
+@pytest.mark.parametrize(
+    ("late", "after", "behind", "waited", "began"),
+    [
+        (150, 20, 0, 1, 2),
+        (150, 20, 400, 0, 0),
+        (150, 3 * 3600, 0, 1, 2),
+        (1900, 20, 0, 0, 2),
+    ],
+    ids=["a node that is made", "a clock far behind", "its own code takes hours", "no node was to be had"],
+)
+def test_the_wait_for_a_node_is_told_from_what_a_worker_does_on_it(
+    late: int, after: int, behind: int, waited: int, began: int
+) -> None:
+    """One job that fetched data for three hours made every pod of a pool wait for as long before it did so in vain."""
     world = Pools(pool("a"), nodes={"a": 1}, replicas=2)
     world.settle()
-    world.now += timedelta(seconds=150)
+    world.now = build.NOW + timedelta(seconds=late)
     world.add("a-1", "a")
     world.settle()
+    world.now += timedelta(seconds=after)
     pushed = (world.now - timedelta(seconds=behind)).timestamp()
-    began = [{"slot": i, "incarnation": 0, "state": "Active", "first_push_at": pushed} for i in range(2)]
-    world.report = build.report(workers=began)
+    active = [{"slot": i, "incarnation": 0, "state": "Active", "first_push_at": pushed} for i in range(2)]
+    world.report = build.report(workers=active)
     world.reconcile()
     usage = world.status["poolUsage"]["a"]
-    waited = usage["startSeconds"]
-    assert (usage["starts"], usage["warmStarts"]) == (counted, counted)
-    assert usage["startSecondsSquared"] == waited**2
-    assert waited in range(150, 180) if counted else waited == 0
+    assert (usage["starts"], usage["warmStarts"]) == (waited, began)
+    assert usage["startSecondsSquared"] == usage["startSeconds"] ** 2
+    assert usage["startSeconds"] in range(late, late + 10) if waited else not usage["startSeconds"]
+    assert usage["warmStartSeconds"] <= began * 600
     world.reconcile()
     assert world.status["poolUsage"]["a"] == usage
 
@@ -66,8 +78,13 @@ def test_usage_and_cost_are_counted() -> None:
     )
     world.reconcile()
     usage = world.status["poolUsage"]["a"]
-    waited = int((world.now - build.NOW).total_seconds())
-    assert (usage["starts"], usage["warmStarts"], usage["warmStartSeconds"]) == (0, 2, 2 * waited)
+    bound = [
+        each.bound_at
+        for name in world.pods
+        if (each := world.pod(name)).metadata.labels["shoal.dev/role"] == "worker"
+    ]
+    took = sum(int((world.now - at).total_seconds()) for at in bound if at is not None)
+    assert (usage["starts"], usage["warmStarts"], usage["warmStartSeconds"]) == (0, 2, took)
     began = usage["nodeSeconds"]
     world.now += timedelta(seconds=1000)
     world.reconcile()

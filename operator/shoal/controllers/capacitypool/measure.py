@@ -118,11 +118,12 @@ def _left(share: OperatorShare) -> OperatorShare:
 
 def _startup(total: Sums) -> MeasuredStartup:
     mean, deviation = stock.start(total)
+    warm = total.warm_start_seconds / total.warm_starts if total.warm_starts else 0.0
     return MeasuredStartup(
-        seconds=round(mean),
+        seconds=round(mean + warm) if total.starts else 0,
         deviation_seconds=round(deviation),
         seen=round(total.starts),
-        warm_seconds=round(total.warm_start_seconds / total.warm_starts) if total.warm_starts else 0,
+        warm_seconds=round(warm),
         warm_seen=round(total.warm_starts),
     )
 

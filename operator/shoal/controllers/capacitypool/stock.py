@@ -18,7 +18,7 @@ from shoal.sizing.fleet.resources import decimal
 from shoal.sizing.speed import priors
 
 DEVIATIONS = 3.0
-"""A pod waits too long after `priors.PATIENCE` times the pool's start-up time, and after so many deviations more."""
+"""A pod waits too long after `priors.PATIENCE` times the mean wait for a node, and after so many deviations more."""
 LEAST_PATIENCE = timedelta(seconds=30)
 UNSEEN, UNSEEN_SECONDS = 4.0, 120.0
 """While no start was measured: so many times what the spec says, if that is no longer than this. A guess that is too
@@ -34,7 +34,7 @@ COUNTED, UNWATCHED = timedelta(minutes=5), timedelta(minutes=10)
 
 
 def start(total: Sums) -> tuple[float, float]:
-    """Mean and standard deviation of the seconds of starts that waited for their node; 0 without one."""
+    """Mean and standard deviation of the seconds until nodes came that were waited for; 0 without one."""
     if total.starts <= 0:
         return 0.0, 0.0
     mean = total.start_seconds / total.starts

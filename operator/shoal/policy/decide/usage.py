@@ -40,6 +40,11 @@ TOGETHER = timedelta(seconds=60)
 """Interruptions this close to each other are one shock."""
 WAITED = timedelta(seconds=5)
 """A pod that is bound later than this has waited for its node; schedulers need a second, and so are times rounded."""
+OUT = timedelta(minutes=30)
+"""A node that comes later than this was not to be had: no start-up takes so long."""
+OWN = timedelta(minutes=10)
+"""Most of what a worker does on its node before its first push that counts as a start-up: what a job's own code does
+there, and the wait for its servers, would be all other jobs' plans."""
 GIVEN_BACK = timedelta(minutes=15)
 """Nodes go for so long after a pool was made smaller: clouds drain them first."""
 PATIENCE = timedelta(seconds=300)
@@ -161,7 +166,7 @@ class _Counter:
                 self._shock(usage, slot.pool)
 
     def _start(self, usage: dict[str, Any], pod: Pod, pushed: datetime) -> None:
-        """Count a start, which waited for its node or found it there.
+        """Count the wait for a node, if it was not there, and by itself what came after, which says nothing of nodes.
 
         What a queue took is none; and of a coordinator whose clock is so far behind that the worker pushed before it
         had a node, nobody knows how long it took.
@@ -172,14 +177,13 @@ class _Counter:
             return
         if self._facts.job.spec.run_policy.scheduling_policy.queue:
             return
-        seconds = seconds_between(created, min(pushed, now))
-        if bound - created < WAITED:
-            usage["warm_starts"] += 1
-            usage["warm_start_seconds"] += seconds
-        else:
+        usage["warm_starts"] += 1
+        usage["warm_start_seconds"] += seconds_between(bound, min(pushed, now, bound + OWN))
+        if WAITED <= bound - created <= OUT:
+            waited = seconds_between(created, bound)
             usage["starts"] += 1
-            usage["start_seconds"] += seconds
-            usage["start_seconds_squared"] += seconds**2
+            usage["start_seconds"] += waited
+            usage["start_seconds_squared"] += waited**2
 
     def _is_given_back(self, pool: str) -> bool:
         """Whether Shoal itself has made the pool smaller lately: which nodes go is then no word about the pool."""

@@ -123,11 +123,13 @@ def test_rates_are_sums_over_jobs() -> None:
     two = job("b", usage(nodeSeconds=3600, unfulfilled=3, warmStarts=4, warmStartSeconds=80, **starts))
     status = measure(seen(pool(), one, two))
     assert (status.interruptions.per_hour, status.interruptions.node_hours) == ("0.3333", "3")
-    assert (status.startup.seconds, status.startup.deviation_seconds, status.startup.seen) == (50, 10, 4)
+    assert (status.startup.seconds, status.startup.deviation_seconds, status.startup.seen) == (70, 10, 4)
     assert (status.startup.warm_seconds, status.startup.warm_seen) == (20, 4)
     assert status.unfulfilled.waits == 3
     assert status.observed_generation == 3
-    assert fleet_pool(pool(status), NOW).measured_startup_seconds == 50
+    assert fleet_pool(pool(status), NOW).measured_startup_seconds == 70, (
+        "until a node is there, and until it trains"
+    )
     static = measure(seen(pool(), job("c", usage(warmStarts=4, warmStartSeconds=80))))
     assert fleet_pool(pool(static), NOW).measured_startup_seconds == 20, "no worker waits for a node there"
 
@@ -338,6 +340,18 @@ def test_start_up_that_nobody_measured_is_not_held_to_a_short_guess(said: int, w
     for seconds, exhausted in ((max(said, 40) - 1, "False"), (max(said, 40) + 1, "True")):
         status = measure(seen(guessed, quick, waiting=(waiting(seconds),)))
         assert condition(status, "Exhausted")[0] == exhausted, "what the user knows is not undercut"
+
+
+def test_what_workers_do_on_their_nodes_is_no_reason_to_wait_for_one() -> None:
+    """Of 54 starts, four that fetched data for hours had pods of all jobs wait for as long."""
+    counts = {"starts": 54, "startSeconds": 54 * 150, "startSecondsSquared": 54 * 150**2, "warmStarts": 54}
+    for began in (54 * 30, 50 * 30 + 4 * 600):
+        jobs = job("a", usage(**counts, warmStartSeconds=began))
+        status = measure(seen(pool(), jobs))
+        assert status.startup.seconds == round(150 + began / 54)
+        for waits, exhausted in ((299, "False"), (301, "True")):
+            found = measure(seen(pool(status), jobs, waiting=(waiting(waits),)))
+            assert condition(found, "Exhausted")[0] == exhausted
 
 
 WARM_AND_COLD = {"warmStarts": 80, "warmStartSeconds": 80 * 20}
