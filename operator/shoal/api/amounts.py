@@ -1,9 +1,9 @@
-"""How much of each resource pods ask for and nodes have, as numbers: whether a pod fits a node at all."""
+"""What pods ask for of each resource and nodes have, as numbers: whether a pod fits, and how many nodes some need."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 Amounts = tuple[tuple[str, float], ...]
@@ -51,8 +51,8 @@ def requested_by(containers: object) -> object:
     return tuple(sorted(total.items()))
 
 
-def nodes_for(asked: Amounts, has: Amounts) -> float:
-    """How many such nodes that is, at least: a node may also be short of room that others have."""
+def part_of(asked: Amounts, has: Amounts) -> float:
+    """Which part of a node a pod takes: more than 1 if it does not fit; 0 while the node does not say what it has."""
     room = dict(has)
     parts = (amount / room[name] if room.get(name) else math.inf for name, amount in asked if amount > 0)
     return max(parts, default=0.0) if has else 0.0
@@ -60,4 +60,12 @@ def nodes_for(asked: Amounts, has: Amounts) -> float:
 
 def fits(asked: Amounts, has: Amounts) -> bool:
     """Whether an empty node has as much, as far as it says what it has."""
-    return nodes_for(asked, has) <= 1.0 + _ROUNDED
+    return part_of(asked, has) <= 1.0 + _ROUNDED
+
+
+def nodes_for(pods: Iterable[Amounts], has: Amounts) -> int:
+    """How many nodes these pods need, as many of one kind on each as it has room for; at least 1."""
+    parts = [part for each in pods if (part := part_of(each, has))]
+    return max(
+        1, math.ceil(sum(1.0 / max(1, math.floor(1.0 / part + _ROUNDED)) for part in parts) - _ROUNDED)
+    )

@@ -375,7 +375,8 @@ class OperatorShare(Status):
     serving: int = 0
     """Of these, nodes with a parameter server."""
     waiting: int = 0
-    """Pods of its jobs that wait for a node of the pool."""
+    """Nodes of the pool that pods of its jobs wait for: each worker for one, parameter servers for those that they
+    would fill."""
     pending: int = 0
     """Those that have waited for too long."""
     nodes: int = 0
@@ -420,7 +421,7 @@ class CapacityPoolStatus(Status):
     used: int = 0
     """Nodes with a pod of a TrainingJob."""
     waiting: int = 0
-    """Pods of TrainingJobs that wait for a node of the pool."""
+    """Nodes of the pool that pods of TrainingJobs wait for."""
     startup: MeasuredStartup = MeasuredStartup()
     """Measured start-ups."""
     interruptions: MeasuredInterruptions = MeasuredInterruptions()

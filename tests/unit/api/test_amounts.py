@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.api.amounts import fits, nodes_for, quantity
+from shoal.api.amounts import fits, nodes_for, part_of, quantity
 from shoal.api.kube import Node, Pod
 
 UNITS = {
@@ -58,7 +58,7 @@ def test_pod_asks_for_what_its_containers_do_together_and_for_a_limit_that_nothi
 
 def test_pod_fits_a_node_that_has_all_that_it_asks_for() -> None:
     asked = pod({"requests": {"cpu": "2", "memory": "4Gi"}}).spec.requests
-    for has, nodes in (
+    for has, part in (
         ({"cpu": "2", "memory": "4Gi"}, 1.0),
         ({"cpu": "8", "memory": "16Gi"}, 0.25),
         ({"cpu": "8", "memory": "2Gi"}, 2.0),
@@ -66,5 +66,33 @@ def test_pod_fits_a_node_that_has_all_that_it_asks_for() -> None:
         ({}, 0.0),  # it does not say
     ):
         room = node(**has).status.allocatable
-        assert (nodes_for(asked, room), fits(asked, room)) == (nodes, nodes <= 1)
+        assert (part_of(asked, room), fits(asked, room)) == (part, part <= 1)
     assert fits((), node(cpu="1").status.allocatable)
+
+
+@pytest.mark.parametrize(
+    ("cores", "has", "nodes"),
+    [
+        (["1"] * 20, {"cpu": "3920m"}, 7),
+        (["2"] * 20, {"cpu": "3920m"}, 20),
+        (["100m"] * 20, {"cpu": "2"}, 1),
+        (["1", "2"] * 4, {"cpu": "4"}, 3),
+        (["1"] * 20, {}, 1),
+        (["0"] * 20, {"cpu": "4"}, 1),
+        (["8"] * 2, {"cpu": "4"}, 2),
+    ],
+    ids=[
+        "three on a node",
+        "one on a node",
+        "all on one",
+        "of two kinds",
+        "nobody knows",
+        "they ask for nothing",
+        "too large",
+    ],
+)
+def test_pods_need_as_few_nodes_as_have_room_for_them(
+    cores: list[str], has: dict[str, str], nodes: int
+) -> None:
+    asked = [pod({"requests": {"cpu": each}}).spec.requests for each in cores]
+    assert nodes_for(asked, node(**has).status.allocatable) == nodes

@@ -91,7 +91,7 @@ def _shares(seen: Seen, counted: Counted, patience: timedelta) -> tuple[Operator
         operator=seen.operator,
         used=seen.used,
         serving=seen.serving,
-        waiting=len(seen.waiting),
+        waiting=len(seen.waiting) - seen.servers_waiting + seen.server_nodes,
         pending=len(stock.waiting_too_long(seen, patience)),
         nodes=nodes,
         reason=reason,
@@ -149,7 +149,7 @@ def _wanted(seen: Seen) -> tuple[int, str]:
     planned, working = sum(seen.held.values()), seen.used - seen.apart
     if working > planned:
         words.append(f"{working} in use")
-    if servers := seen.apart + seen.servers_waiting:
+    if servers := seen.apart + seen.server_nodes:
         words.append(f"{servers} for parameter servers")
     return max(planned, working) + servers, ", ".join(filter(None, words))
 

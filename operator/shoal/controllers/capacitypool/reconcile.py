@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Set
 from datetime import datetime
 
-from shoal.api.amounts import Amounts, fits
+from shoal.api.amounts import Amounts, fits, nodes_for
 from shoal.api.capacity_pool import CapacityPool, CapacityPoolStatus
 from shoal.api.events import Event
 from shoal.api.kube import Pod
@@ -85,6 +85,9 @@ class PoolReconciler:
         found = [self._state.nodes_by_name[node] for node in nodes] if waiting else []
         rooms = {node.status.allocatable for node in found}
         waiting = [each for each in waiting if _waits(each, rooms)]
+        servers = [
+            each.spec.requests for each in waiting if each.place is not None and each.place.role == "ps"
+        ]
         return Seen(
             pool=pool,
             now=now,
@@ -96,7 +99,8 @@ class PoolReconciler:
             held=members.held(name),
             waiting=self._waiting(waiting, now),
             newest=max(filter(None, (node.created for node in found)), default=None),
-            servers_waiting=sum(each.place is not None and each.place.role == "ps" for each in waiting),
+            servers_waiting=len(servers),
+            server_nodes=min(nodes_for(servers, room) for room in rooms or {()}) if servers else 0,
             problem=_problem(pool),
             overlaps=older_overlap(pool, self._state.pools.all(), members.sharing(name), nodes),
             nodes_readable=self._nodes_readable(),

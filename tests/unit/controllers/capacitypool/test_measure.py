@@ -291,7 +291,7 @@ def test_recommended_size_is_the_sum_of_plans_within_the_limit() -> None:
 @pytest.mark.parametrize(
     ("sees", "size", "why"),
     [
-        ({"servers_waiting": 1}, 1, "1 for parameter servers"),
+        ({"servers_waiting": 20, "server_nodes": 2}, 2, "2 for parameter servers"),
         ({"used": 1, "apart": 1}, 1, "1 for parameter servers"),
         ({"used": 2, "apart": 1, "held": {"team/a": 2}}, 3, "2 for team/a, 1 for parameter servers"),
         ({"used": 3, "apart": 1}, 3, "2 in use, 1 for parameter servers"),

@@ -99,6 +99,23 @@ async def test_parameter_server_that_waits_asks_for_a_node_of_its_pool(
     assert (await _look({}, scheduled, {}, role=role)).recommended.nodes == recommended
 
 
+@pytest.mark.parametrize(("nodes", "recommended"), [(0, 1), (1, 2)])
+async def test_parameter_servers_that_wait_together_ask_for_as_few_nodes_as_have_room_for_them(
+    nodes: int, recommended: int
+) -> None:
+    """Twenty small ones had twenty nodes made, and each kept its node: a pool with a server never shrinks.
+
+    Of a pool without a node nobody knows how many it has room for: the first one shows it.
+    """
+    message = f"0/{nodes} nodes are available: {nodes} Insufficient cpu." if nodes else ""
+    scheduled = {"type": "PodScheduled", "status": "False", "reason": LET_GO, "message": message}
+    how = {"containers": [{"name": "ps", "resources": {"requests": {"cpu": "250m", "memory": "256Mi"}}}]}
+    has = {"cpu": "3920m", "memory": "14Gi"}
+    status = await _look({}, scheduled, {}, nodes, role="ps", has=has, pods=20, **how)
+    assert (status.recommended.nodes, status.waiting) == (recommended, recommended)
+    assert status.recommended.reason == f"{recommended} for parameter servers"
+
+
 async def test_nodes_with_a_parameter_server_are_told_whoever_else_they_have() -> None:
     """A pool does not shrink while it has one: it would not say which node goes."""
     runs = {"type": "PodScheduled", "status": "True"}
@@ -261,8 +278,9 @@ async def _look(
     changed: Any = None,
     containers: Any = (),
     has: Any = None,
+    pods: int = 1,
 ) -> CapacityPoolStatus:
-    """The status of a pool with a pod that is twenty minutes old, or with these on nodes, of `changed` metadata."""
+    """The status of a pool with pods that are twenty minutes old, or with these on nodes, of `changed` metadata."""
     state, cluster, long = ClusterState(Wakes()), Cluster(), timedelta(minutes=20)
     look = PoolReconciler(
         state,
@@ -289,8 +307,10 @@ async def _look(
         pod = build.pod_manifest(of, index, node=node, conditions=conditions)
         pod["metadata"] |= changed or {}
         state.pods.put(Pod.model_validate(pod))
-    if not running:
-        pod = build.pod_manifest(role, node=None, phase="Pending", created=created, conditions=conditions)
+    for index in range(0 if running else pods):
+        pod = build.pod_manifest(
+            role, index, node=None, phase="Pending", created=created, conditions=conditions
+        )
         pod["metadata"]["labels"]["shoal.dev/pool"] = "spot"
         pod["spec"]["containers"] = list(containers)
         pod["metadata"] |= changed or {}
