@@ -69,3 +69,12 @@ def nodes_for(pods: Iterable[Amounts], has: Amounts) -> int:
     return max(
         1, math.ceil(sum(1.0 / max(1, math.floor(1.0 / part + _ROUNDED)) for part in parts) - _ROUNDED)
     )
+
+
+def left_of(has: Amounts, pods: Iterable[Amounts]) -> Amounts:
+    """What a node has left beside these pods."""
+    left = dict(has)
+    for name, amount in (each for asked in pods for each in asked):
+        if name in left:
+            left[name] -= amount
+    return tuple((name, max(0.0, amount)) for name, amount in left.items())

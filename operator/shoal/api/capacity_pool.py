@@ -374,6 +374,8 @@ class OperatorShare(Status):
     """Nodes with a pod of its jobs."""
     serving: int = 0
     """Of these, nodes with a parameter server."""
+    full: int = 0
+    """Of these, nodes without a worker, and without room for one: `limits.nodes` leaves workers the others."""
     waiting: int = 0
     """Nodes of the pool that pods of its jobs wait for: each worker for one, parameter servers for those that they
     would fill."""
@@ -485,3 +487,8 @@ class CapacityPool(Resource):
     """The description of the pool."""
     status: CapacityPoolStatus = CapacityPoolStatus()
     """The observed state, written by the operator, and in part by `shoal-pools`."""
+
+    @property
+    def room(self) -> int:
+        """How many nodes with workers there may be: parameter servers have filled the others."""
+        return max(0, self.spec.limits.nodes - sum(share.full for share in self.status.shares))

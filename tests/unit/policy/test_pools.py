@@ -51,6 +51,16 @@ def test_more_workers_than_the_pools_have_room_for_are_told() -> None:
     assert "2 workers have no room: raise limits.nodes" in degraded["message"]
 
 
+def test_workers_have_the_nodes_of_a_limit_that_parameter_servers_do_not_fill() -> None:
+    shares = [{"operator": name, "at": build.stamp(build.NOW), "full": 1} for name in ("one", "two")]
+    world = Pools(pool("a", limit=4, status={"shares": shares}), nodes={"a": 5}, replicas=4)
+    world.settle()
+    assert world.by_pool() == {"a": 2}
+    told = world.condition("Degraded")["message"]
+    assert told.startswith("2 workers have no room")
+    assert "parameter servers fill 2 of their nodes" in told
+
+
 def test_exhausted_pool_is_skipped_by_new_workers() -> None:
     world = Pools(pool("a", status=EXHAUSTED), pool("b"), nodes={"a": 5, "b": 5}, replicas=2)
     world.settle()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Set
 from datetime import datetime
 
-from shoal.api.amounts import Amounts, fits, nodes_for
+from shoal.api.amounts import nodes_for
 from shoal.api.capacity_pool import CapacityPool, CapacityPoolStatus
 from shoal.api.events import Event
 from shoal.api.kube import Pod
@@ -14,6 +14,7 @@ from shoal.api.training_job import TrainingJob
 from shoal.controllers.capacitypool.measure import measure
 from shoal.controllers.capacitypool.members import Members
 from shoal.controllers.capacitypool.overlaps import older_overlap
+from shoal.controllers.capacitypool.room import is_full, waits
 from shoal.controllers.capacitypool.seen import Seen
 from shoal.controllers.state import ClusterState, Key, key_of, run_of
 from shoal.runtime.recorder import Recorder
@@ -82,9 +83,9 @@ class PoolReconciler:
         hosts = pods.keys("host")
         working, serving = ({node for node in nodes if (role, node) in hosts} for role in ("worker", "ps"))
         waiting = [each for each in pods.indexed("waiting", name) if self._job_of(each) is not None]
-        found = [self._state.nodes_by_name[node] for node in nodes] if waiting else []
+        found = [node for each in nodes if (node := self._state.nodes_by_name.get(each))] if waiting else []
         rooms = {node.status.allocatable for node in found}
-        waiting = [each for each in waiting if _waits(each, rooms)]
+        waiting = [each for each in waiting if waits(each, rooms)]
         servers = [
             each.spec.requests for each in waiting if each.place is not None and each.place.role == "ps"
         ]
@@ -96,6 +97,7 @@ class PoolReconciler:
             serving=len(serving),
             apart=len(serving - working),
             jobs=members.jobs(name),
+            full=self._full(serving - working, working, waiting) if serving - working else 0,
             held=members.held(name),
             waiting=self._waiting(waiting, now),
             newest=max(filter(None, (node.created for node in found)), default=None),
@@ -106,6 +108,16 @@ class PoolReconciler:
             nodes_readable=self._nodes_readable(),
             operator=self._operator,
         )
+
+    def _full(self, apart: Set[str], working: Set[str], waiting: Iterable[Pod]) -> int:
+        """How many of the nodes with servers alone have no room for a worker like those that run or wait."""
+        pods = self._state.pods
+        there = (each for node in working for each in pods.indexed("node", node))
+        workers = {
+            each.spec.requests for each in (*there, *waiting) if each.place and each.place.role == "worker"
+        }
+        nodes = ((self._state.nodes_by_name.get(node), pods.indexed("node", node)) for node in apart)
+        return sum(node is not None and is_full(node, its, workers) for node, its in nodes)
 
     def _job_of(self, pod: Pod) -> TrainingJob | None:
         """The job that a pod is of, if that exists: nobody gets a node by labels, and what is left of a job none."""
@@ -124,12 +136,6 @@ class PoolReconciler:
             since = pod.created or now
             found.append(max(since, released[uid].get(pod.place, since)) if pod.place else since)
         return found
-
-
-def _waits(pod: Pod, rooms: Set[Amounts]) -> bool:
-    """Whether one more node like those that there are would have it run; `rooms`: what these have for pods."""
-    could = not rooms or any(fits(pod.spec.requests, room) for room in rooms)
-    return could and pod.waits_for_node(there_are=bool(rooms))
 
 
 def _released(job: TrainingJob | None) -> dict[Place, datetime]:

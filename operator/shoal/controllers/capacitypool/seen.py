@@ -31,6 +31,8 @@ class Seen:
     """Of those used, nodes with parameter servers."""
     apart: int = 0
     """Of those, nodes without a worker."""
+    full: int = 0
+    """Of these, nodes without room for one."""
     servers_waiting: int = 0
     """Of those waiting, parameter servers: no plan counts their nodes."""
     server_nodes: int = 0

@@ -218,7 +218,7 @@ class Planner:
             for job, planned in zip(jobs.values(), seen, strict=True)
         ]
         held = {job_name(job): holdings(job) for job in scene.jobs}
-        limits = {name: pool.spec.limits.nodes for name, pool in scene.pools.items()}
+        limits = {name: pool.room for name, pool in scene.pools.items()}
         priorities = {planned.name: planned.priority for planned in fleet}
 
         def answers_of(plans: Mapping[str, JobPlan], names: Iterable[str]) -> Answers:

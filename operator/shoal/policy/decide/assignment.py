@@ -172,8 +172,10 @@ def _by_preference(
         used[home] += 1
     if left_over:
         others = sum(homes.taken.get(name, 0) for name in homes.pools)
+        servers = sum(pool.spec.limits.nodes - pool.room for pool in homes.pools.values())
         words = f"{left_over} workers have no room: raise limits.nodes of the pools in workers.pools, or add a pool"
         words += f" (other jobs have {others} of their nodes)" if others else ""
+        words += f" (parameter servers fill {servers} of their nodes)" if servers else ""
         result.problem = Reason("PoolsFull", words)
     _raise_base(homes, result, base, used)
     if not fell_back:

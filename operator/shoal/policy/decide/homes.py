@@ -55,10 +55,10 @@ class Homes:
         return home.on_demand or self.job.spec.workers.capacity == "OnDemand"
 
     def limit(self, home: Home) -> int:
-        """Most workers: of a pool, what other jobs leave of its limit."""
+        """Most workers: of a pool, what other jobs and parameter servers leave of its limit."""
         if not home.pool:
             return 1_000
-        return max(0, self.pools[home.pool].spec.limits.nodes - self.taken.get(home.pool, 0))
+        return max(0, self.pools[home.pool].room - self.taken.get(home.pool, 0))
 
     def is_exhausted(self, home: Home) -> bool:
         """Whether it is known to have no more nodes now."""

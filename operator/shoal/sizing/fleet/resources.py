@@ -48,7 +48,7 @@ def fleet_pool(pool: CapacityPool, now: datetime | None = None) -> FleetPool:
         cores=spec.core_count,
         spot=spec.capacity_type == "Spot",
         zone=spec.zone,
-        limit=min(status.used, spec.limits.nodes) if wrong else spec.limits.nodes,
+        limit=min(status.used, pool.room) if wrong else pool.room,
         price_per_hour=spec.price.per_hour if spec.price else None,
         startup_seconds=float(spec.startup_seconds),
         startup_seen=weight * starts_seen,

@@ -305,6 +305,24 @@ def test_parameter_servers_have_their_nodes(sees: dict[str, Any], size: int, why
     assert (recommended.nodes, recommended.reason) == (size, why)
 
 
+def test_plans_leave_out_the_nodes_that_parameter_servers_fill() -> None:
+    """A server had one of four nodes and the plan four workers: the pool was out of nodes, tried again, and so on."""
+    status, asked, wants = None, None, list[int]()
+    for second in range(0, 4 * 3600, 15):
+        now, of = NOW + timedelta(seconds=second), pool(status)
+        most = fleet_pool(of, now).limit
+        wants.append(3 if of.status.exhausted is not None else most)  # no more than run, while there are none
+        asked = (asked or now) if wants[-1] > 3 else None
+        pods = () if asked is None else (asked,)
+        sees = {"nodes": range(4), "used": 4, "serving": 1, "apart": 1, "full": 1, "waiting": pods}
+        status = measure(seen(of, job("one", plan(wants[-1])), now=now, **sees))
+    assert wants[1:] == [3] * (len(wants) - 1)
+    assert (status.recommended.nodes, status.recommended.reason) == (
+        4,
+        "3 for team/one, 1 for parameter servers",
+    )
+
+
 def waiting(seconds: float) -> datetime:
     return NOW - timedelta(seconds=seconds)
 

@@ -165,6 +165,25 @@ async def test_only_pods_that_jobs_made_keep_a_pool_from_shrinking(changed: Any,
     assert (share.used, share.serving, share.nodes) == (uses, uses, uses)
 
 
+@pytest.mark.parametrize(
+    ("asks", "pods", "full"),
+    [
+        ("3", [("ps", 0, "spot-0"), ("worker", 0, "spot-1")], 1),
+        ("2", [("ps", 0, "spot-0"), ("worker", 0, "spot-1")], 0),
+        ("3", [("ps", 0, "spot-0"), ("worker", 0, "spot-0")], 0),
+        ("3", [("ps", 0, "spot-0")], 0),
+    ],
+    ids=["no room", "room for a worker", "a worker beside it", "no worker"],
+)
+async def test_node_that_a_parameter_server_fills_is_told_from_one_with_room_for_a_worker(
+    asks: str, pods: list[tuple[RoleName, int, str]], full: int
+) -> None:
+    asked = [{"name": "c", "resources": {"requests": {"cpu": asks}}}]
+    runs, has = {"type": "PodScheduled", "status": "True"}, {"cpu": "5"}
+    [share] = (await _look({}, runs, {}, nodes=2, running=pods, containers=asked, has=has)).shares
+    assert share.full == full
+
+
 class Fleet:
     """A pool's controller that works, and a job whose plan is carried out."""
 
@@ -306,6 +325,7 @@ async def _look(
     for of, index, node in running:
         pod = build.pod_manifest(of, index, node=node, conditions=conditions)
         pod["metadata"] |= changed or {}
+        pod["spec"]["containers"] = list(containers)
         state.pods.put(Pod.model_validate(pod))
     for index in range(0 if running else pods):
         pod = build.pod_manifest(
