@@ -78,6 +78,7 @@ def _start(state: ClusterState, number: int, nodes: list[int], pools: int) -> No
     for index, node in enumerate(nodes):
         pod = build.pod_manifest("worker", index, node=f"node-{node}")
         pod["metadata"] |= _metadata(f"job-{number}-worker-{index}-0")
+        pod["metadata"]["labels"]["shoal.dev/job"] = f"job-{number}"
         state.pods.put(Pod.model_validate(pod))
 
 

@@ -19,7 +19,7 @@ from shoal.api.base import Resource
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.kube import DisruptionBudget, Node, Pod, Service
 from shoal.api.kueue import ResourceFlavor, Workload
-from shoal.api.labels import JOB, POOL
+from shoal.api.labels import JOB, POOL, RoleName
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
@@ -111,10 +111,10 @@ def _tenant(pod: Pod | None) -> Tenant | None:
     return (node, run[1]) if run is not None else None
 
 
-def _host(pod: Pod) -> tuple[str, str] | None:
-    """The role of a pod that is of a run, and the node that it is on."""
-    node, place = pod.spec.node_name, pod.place
-    return (place.role, node) if node and place and not pod.ended and run_of(pod) else None
+def _host(role: RoleName, pod: Pod) -> str | None:
+    """The node of a pod that is of a run and has this role."""
+    here = pod.place is not None and pod.place.role == role
+    return pod.spec.node_name if here and not pod.ended and run_of(pod) else None
 
 
 def _awaited_pool(pod: Pod) -> str | None:
@@ -156,7 +156,8 @@ class ClusterState:
                 "job": _job_of,
                 "run": run_of,
                 "node": lambda pod: pod.spec.node_name,
-                "host": _host,
+                "worker's host": partial(_host, "worker"),
+                "server's host": partial(_host, "ps"),
                 "waiting": _awaited_pool,
             },
             shared=lambda old, new: as_heard(old, new, wall()),

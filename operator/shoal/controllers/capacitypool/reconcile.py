@@ -80,8 +80,7 @@ class PoolReconciler:
     def _observe(self, pool: CapacityPool) -> Seen:
         name, members, pods = pool.metadata.name, self._members, self._state.pods
         nodes, now = members.nodes(name), self._wall()
-        hosts = pods.keys("host")
-        working, serving = ({node for node in nodes if (role, node) in hosts} for role in ("worker", "ps"))
+        working, serving = nodes & pods.keys("worker's host"), nodes & pods.keys("server's host")
         waiting = [each for each in pods.indexed("waiting", name) if self._job_of(each) is not None]
         found = [node for each in nodes if (node := self._state.nodes_by_name.get(each))] if waiting else []
         rooms = {node.status.allocatable for node in found}
