@@ -388,7 +388,7 @@ class Node(Cached):
     spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
 
-    @cached_property
+    @property
     def created(self) -> datetime | None:
         """When it was created."""
         text = self.metadata.creation_timestamp

@@ -25,6 +25,9 @@ EVERY_SECONDS = 15.0
 REST_SECONDS = 3.0
 """What changes so soon after a look is answered together: a hundred jobs that begin are few statuses of their pool."""
 
+LOOKED_AT = 20
+"""So many nodes say what one has: those of a pool are interchangeable, and the newest may have no accelerator yet."""
+
 RECOMMENDED = "Recommended"
 
 
@@ -83,7 +86,8 @@ class PoolReconciler:
         working, serving = nodes & pods.keys("worker's host"), nodes & pods.keys("server's host")
         waiting = [each for each in pods.indexed("waiting", name) if self._job_of(each) is not None]
         found = [node for each in nodes if (node := self._state.nodes_by_name.get(each))] if waiting else []
-        rooms = {node.status.allocatable for node in found}
+        rooms = {node.status.allocatable for node in found[:LOOKED_AT]}
+        newest = max(found, key=lambda node: node.metadata.creation_timestamp or "", default=None)
         waiting = [each for each in waiting if waits(each, rooms)]
         servers = [
             each.spec.requests for each in waiting if each.place is not None and each.place.role == "ps"
@@ -99,7 +103,7 @@ class PoolReconciler:
             full=self._full(serving - working, working, waiting) if serving - working else 0,
             held=members.held(name),
             waiting=self._waiting(waiting, now),
-            newest=max(filter(None, (node.created for node in found)), default=None),
+            newest=newest.created if newest is not None else None,
             servers_waiting=len(servers),
             server_nodes=min(nodes_for(servers, room) for room in rooms or {()}) if servers else 0,
             problem=_problem(pool),
