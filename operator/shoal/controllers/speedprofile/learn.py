@@ -117,8 +117,12 @@ def forget(status: SpeedProfileStatus, uids: Collection[str]) -> SpeedProfileSta
 
 def is_forgotten(profile: SpeedProfile, now: datetime) -> bool:
     """Whether nobody says anything in the profile that still counts, neither a user nor a job."""
-    newest = profile.status.last_updated or profile.metadata.creation_timestamp or ""
-    return profile.spec == SpeedProfileSpec() and _weight(newest, now) < 0.5**FORGOTTEN
+    return profile.spec == SpeedProfileSpec() and _weight(newest(profile), now) < 0.5**FORGOTTEN
+
+
+def newest(profile: SpeedProfile) -> str:
+    """When it was measured last, or made."""
+    return profile.status.last_updated or profile.metadata.creation_timestamp or ""
 
 
 def moved(old: SpeedProfileStatus, new: SpeedProfileStatus) -> bool:

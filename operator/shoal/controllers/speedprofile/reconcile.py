@@ -2,25 +2,25 @@
 
 Reports are merged in memory as they arrive (`learn`), so that a plan uses the newest; the object is written when an
 estimate has moved, when a job ends, and otherwise every few minutes. A crash loses nothing: reports are cumulative, and
-what is merged is written with what it was merged from. A profile that the operator made, and nobody wrote anything in,
-is deleted when its measurements are too old to count.
+what is merged is written with what it was merged from. A profile that the operator made, nobody wrote anything in, and
+no job uses is deleted when its measurements are too old to count, or to make room.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from shoal.api.base import API_VERSION, Condition, ObjectMeta
 from shoal.api.events import Event
-from shoal.api.speed_profile import SpeedProfile, SpeedProfileStatus
+from shoal.api.speed_profile import SpeedProfile, SpeedProfileSpec, SpeedProfileStatus
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.clock import loop_time
 from shoal.cluster.transport import Transport
-from shoal.controllers.speedprofile.learn import forget, is_forgotten, learn, moved
+from shoal.controllers.speedprofile.learn import forget, is_forgotten, learn, moved, newest
 from shoal.controllers.state import ClusterState, Key, Wake
 from shoal.errors import Unavailable
 from shoal.runtime.status_writer import StatusWriter, collection_path, object_path
@@ -37,6 +37,8 @@ LATE_SECONDS = 300.0
 """Interval of writes of estimates that do not move."""
 MOST_MADE = 200
 """Profiles that are made in one namespace: every plan reads all of them."""
+MOST_MODELS = 4
+"""Models that are learned of one job. Which one it trains is what its pod says, and each one makes a profile."""
 NAMED_JOBS = 3
 DAY_SECONDS = 86_400.0
 """Interval of looks at a profile that may be deleted some day."""
@@ -79,6 +81,20 @@ class Known:
         return self.profile.model_copy(update={"status": status})
 
 
+@dataclass
+class _Source:
+    """A job that reports, until it is gone."""
+
+    key: Key
+    """Of the profile of its model."""
+    process: str = ""
+    """The coordinator's."""
+    models: list[str] = field(default_factory=list)
+    """The fingerprints that it reported, the newest last."""
+    complaint: str = ""
+    """With which words its profile was refused last."""
+
+
 def _is_made(profile: SpeedProfile) -> bool:
     """Whether the operator made it."""
     return _MADE.items() <= profile.metadata.labels.items()
@@ -110,14 +126,11 @@ class Learner:
         self._wall = wall
         self._heard: dict[Key, dict[str, tuple[Key, StatusReport]]] = {}
         """By profile."""
-        self._models: dict[str, tuple[str, str, Key]] = {}
-        """By uid of the job: the coordinator's process, the model that it reported first, and its profile."""
+        self._sources: dict[str, _Source] = {}
+        """By uid of the job."""
         state.on_gone.append(self._forget)
-        self._full: set[str] = set()
-        """Namespaces that have `MOST_MADE`."""
         self._written: dict[Key, float] = {}
-        self._refused: dict[str, str] = {}
-        """By uid of the job: with which words its profile was refused last."""
+        """When a profile was written last, or found no room."""
         self._faults: Mapping[Key, str] = {}
 
     def hear(self, job: TrainingJob, report: StatusReport) -> None:
@@ -125,21 +138,28 @@ class Learner:
         if report.model is None or job.status.finished:
             return
         uid, about = job.metadata.uid, (job.metadata.namespace, job.metadata.name)
-        key = job.metadata.namespace, self.name_of(job, report.model.fingerprint)
-        process, model, old = self._models.get(uid, ("", "", key))
-        if process == report.speed_epoch and model not in {"", report.model.fingerprint}:
-            self._on_fault()  # a process has one model: whatever says otherwise would make a profile each time
-            return
-        if old != key:
-            self._heard.get(old, {}).pop(uid, None)
-        self._models[uid] = report.speed_epoch, report.model.fingerprint, key
+        model = report.model.fingerprint
+        key = job.metadata.namespace, self.name_of(job, model)
+        source = self._sources.setdefault(uid, _Source(key))
+        if source.models[-1:] not in ([], [model]):
+            if source.process == report.speed_epoch:
+                self._on_fault()  # a process has one model: whatever says otherwise would make a profile each time
+                return
+            if model not in source.models and len(source.models) >= MOST_MODELS:
+                self._on_fault()
+                words = f"it has trained {MOST_MODELS} models already: apply another one as a job of its own"
+                self._complain(uid, words)
+                return
+        if source.key != key:
+            self._heard.get(source.key, {}).pop(uid, None)
+        source.key, source.process = key, report.speed_epoch
+        source.models = [*(each for each in source.models if each != model), model]
         self._heard.setdefault(key, {})[uid] = about, report
         if loop_time() - self._written.get(key, -SOON_SECONDS) >= SOON_SECONDS:
             self._wake(key, Priority.ROUTINE)
 
     def _forget(self, uid: str) -> None:
-        self._models.pop(uid, None)
-        self._refused.pop(uid, None)
+        self._sources.pop(uid, None)
 
     def judged(self, faults: Mapping[Key, str]) -> None:
         """Hear from the planner with which profiles it fails, and how: it tells all of them every time."""
@@ -181,7 +201,9 @@ class Learner:
         """Write a profile, if it is worth it; returns the seconds until it is looked at again."""
         namespace, name = key
         profile = self._state.profiles.get(name, namespace)
-        if profile is None and key in self._heard:
+        if profile is None and self._heard.get(key):
+            if not await self._has_room(namespace):
+                return self._keep_in_memory(key)
             profile = await self._create(key)
         if profile is None:
             self._heard.pop(key, None)  # nothing is known, or the namespace goes
@@ -190,8 +212,8 @@ class Learner:
         if not self._writer.can_write(profile):
             return LATE_SECONDS  # it changed to what cannot be read: what else it becomes is heard
         known = self.known(key)
-        if not known.heard and self._is_waste(profile, known.now):
-            return await self._delete(profile)
+        if is_forgotten(profile, known.now) and self._is_idle(profile, self._annotated(namespace)):
+            return None if await self._delete(profile, "its measurements are too old") else DAY_SECONDS
         ended = {uid: each for uid, each in known.heard.items() if not self._runs(uid)}
         status = profile.status
         if known.heard:
@@ -241,21 +263,12 @@ class Learner:
         return forget(new, gone).model_copy(update={"jobs": jobs})
 
     async def _create(self, key: Key) -> SpeedProfile | None:
-        """The profile, made; None where its namespace does not take it any more, or has too many.
+        """The profile, made; None where its namespace does not take it any more.
 
         Raises:
             Unavailable: it may succeed on retry.
         """
         namespace, name = key
-        ours = (each for each in self._state.profiles.all() if _is_made(each))
-        if sum(each.metadata.namespace == namespace for each in ours) >= MOST_MADE:
-            self._on_fault()
-            if namespace not in self._full:
-                self._full.add(namespace)
-                words = "namespace %s has %d SpeedProfiles that Shoal made: no more are, so delete those of old models"
-                logger.warning(words, namespace, MOST_MADE)
-            return None
-        self._full.discard(namespace)
         body = {
             "apiVersion": API_VERSION,
             "kind": "SpeedProfile",
@@ -275,34 +288,65 @@ class Learner:
         if answer.status in {403, 404} and "terminated" in answer.message:
             return None
         if answer.status in {400, 403, 422}:
-            self._complain(key, answer.message)
+            self._refused(key, answer.message)
         raise Unavailable(f"cannot create SpeedProfile {namespace}/{name}: {answer.status} {answer.message}")
 
-    def _complain(self, key: Key, why: str) -> None:
-        """Tell the jobs whose profile is refused: its name may be that of an annotation. Once, while they run."""
+    async def _has_room(self, namespace: str) -> bool:
+        """Whether one more may be made: if need be, the one goes that was measured longest ago and is not used.
+
+        Raises:
+            Unavailable: it may succeed on retry.
+        """
+        every = (each for each in self._state.profiles.all() if each.metadata.namespace == namespace)
+        made = sorted(filter(_is_made, every), key=newest)
+        if len(made) < MOST_MADE:
+            return True
+        annotated = self._annotated(namespace)
+        idle = next((each for each in made if self._is_idle(each, annotated)), None)
+        return idle is not None and await self._delete(idle, f"the namespace has {len(made)}")
+
+    def _keep_in_memory(self, key: Key) -> float | None:
+        """What finds no room: plans know it as long as its jobs run. Returns the seconds until it is tried again."""
+        self._on_fault()
+        self._refused(key, f"namespace {key[0]} has {MOST_MADE} that Shoal made: delete those of old models")
+        self._written[key] = loop_time()
+        self._heard[key] = {uid: each for uid, each in self._heard[key].items() if self._runs(uid)}
+        return SOON_SECONDS
+
+    def _refused(self, key: Key, why: str) -> None:
+        """Tell the jobs whose profile cannot be made: its name may be that of an annotation."""
         for uid in self._heard.get(key, {}):
             job = self._state.jobs.by_uid(uid)
-            if job is not None and self._refused.get(uid) != why:
-                self._refused[uid] = why
-                named = job.metadata.annotations.get(ANNOTATION) == key[1]
-                whose = f", which the annotation {ANNOTATION} names," if named else ""
-                what = f"SpeedProfile {key[1]}{whose}"
-                words = f"what this job learns of speeds is not kept: {what} cannot be made: {why}"
-                self._tell(job, Event("Warning", "SpeedProfileRefused", words))
+            named = job is not None and job.metadata.annotations.get(ANNOTATION) == key[1]
+            whose = f", which the annotation {ANNOTATION} names," if named else ""
+            self._complain(uid, f"SpeedProfile {key[1]}{whose} cannot be made: {why}")
 
-    def _is_waste(self, profile: SpeedProfile, now: datetime) -> bool:
-        """Whether it may be deleted: nobody asks for it either."""
-        if not (_is_made(profile) and is_forgotten(profile, now)):
-            return False
+    def _complain(self, uid: str, why: str) -> None:
+        """Tell a job, while it runs, why its measurements are not kept. Once."""
+        job, source = self._state.jobs.by_uid(uid), self._sources.get(uid)
+        if job is not None and source is not None and source.complaint != why:
+            source.complaint = why
+            words = f"what this job learns of speeds is not kept: {why}"
+            self._tell(job, Event("Warning", "SpeedProfileRefused", words))
+
+    def _annotated(self, namespace: str) -> set[str]:
+        """The names that unfinished jobs have in their annotation."""
+        jobs = (each for each in self._state.jobs.all() if each.metadata.namespace == namespace)
+        return {job.metadata.annotations.get(ANNOTATION, "") for job in jobs if not job.status.finished}
+
+    def _is_idle(self, profile: SpeedProfile, annotated: Collection[str]) -> bool:
+        """Whether it may be deleted: the operator made it, nobody wrote anything in it, and no job uses it."""
         about = profile.metadata
-        return not any(
-            job.metadata.annotations.get(ANNOTATION) == about.name and not job.status.finished
-            for job in self._state.jobs.all()
-            if job.metadata.namespace == about.namespace
+        return not (
+            not _is_made(profile)
+            or profile.spec != SpeedProfileSpec()
+            or about.name in annotated
+            or self._heard.get((about.namespace, about.name))
+            or any(self._runs(source.uid) for source in profile.status.sources)
         )
 
-    async def _delete(self, profile: SpeedProfile) -> float | None:
-        """Delete a profile as it is known; where that is not allowed, or it has changed, it stays.
+    async def _delete(self, profile: SpeedProfile, why: str) -> bool:
+        """Delete a profile as it is known. False: that is not allowed, or it has changed, and it stays.
 
         Raises:
             Unavailable: it may succeed on retry.
@@ -316,12 +360,10 @@ class Learner:
         answer = await self._transport.request("DELETE", object_path(profile), body=body)
         answer.accept(403, 404, 409)
         if answer.status in {403, 409}:
-            return DAY_SECONDS
+            return False
         self._state.profiles.drop(about.uid)
-        logger.info(
-            "SpeedProfile %s/%s is deleted: its measurements are too old", about.namespace, about.name
-        )
-        return None
+        logger.info("SpeedProfile %s/%s is deleted: %s", about.namespace, about.name, why)
+        return True
 
     def _runs(self, uid: str) -> bool:
         job = self._state.jobs.by_uid(uid)

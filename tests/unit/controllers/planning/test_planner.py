@@ -30,7 +30,6 @@ from shoal.controllers.speedprofile.reconcile import (
     ANNOTATION,
     DAY_SECONDS,
     LATE_SECONDS,
-    MOST_MADE,
     SOON_SECONDS,
     Known,
     Learner,
@@ -795,26 +794,6 @@ async def test_a_process_has_one_model_whatever_it_reports_later() -> None:
     assert [key for key in world.learner.keys if world.learner.known(key).heard] == [
         ("team", profile_name(MODEL.fingerprint))
     ]
-
-
-@pytest.mark.looptime
-async def test_so_many_profiles_are_made_in_a_namespace_and_no_more(caplog: pytest.LogCaptureFixture) -> None:
-    world = World()
-    made = {"labels": {"app.kubernetes.io/managed-by": "shoal"}}
-    for n in range(MOST_MADE):
-        about = {"namespace": "team", "name": f"model-{n}", "uid": f"profile-{n}", **made}
-        world.state.profiles.put(SpeedProfile.model_validate({"metadata": about}))
-    job = TrainingJob.model_validate(job_manifest())
-    world.add(job)
-    key = ("team", profile_name(MODEL.fingerprint))
-    for _ in range(3):
-        world.hear(job, report(1e6))
-        assert await world.learner(key) is None
-    assert not world.cluster.writes("POST", "speedprofiles")
-    assert caplog.text.count("namespace team has 200 SpeedProfiles") == 1
-    world.state.profiles.drop("profile-7")
-    world.hear(job, report(1e6))
-    assert await world.learner(key) == SOON_SECONDS
 
 
 @pytest.mark.looptime
