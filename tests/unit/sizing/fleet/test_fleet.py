@@ -711,7 +711,7 @@ def test_one_job_that_must_be_late_has_few_others_planned_again(monkeypatch: pyt
     """All jobs were planned twice each minute: only those are that have nodes it could use, the most eight together."""
     asked: list[list[str]] = []
 
-    def counted(problems: Sequence[Problem], priorities: Sequence[int]) -> list[Plan]:
+    def counted(problems: Sequence[Problem], priorities: Sequence[int]) -> list[Plan] | None:
         asked.append([str(problem.work.samples) for problem in problems])
         return plan_together(problems, priorities)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +17,10 @@ from shoal.cli import main
 from shoal.sizing.fleet import plan_fleet
 from shoal.sizing.fleet.planner import SPARE, plan_problems
 from shoal.sizing.fleet.problems import job_problem
-from shoal.sizing.plan import Objective, Pool, Problem, Servers, StepWork
+from shoal.sizing.plan import Objective, Pool, Problem, Servers, StepWork, together
 from shoal.sizing.plan.assign import Columns, assign
+from shoal.sizing.plan.found import Found
+from shoal.sizing.plan.search import EXACT_LIMIT, search
 from shoal.sizing.plan.together import plan_together
 from shoal.sizing.speed.model import fitted
 from tests.unit.sizing.fleet.test_fleet import PROFILE, SPOT, STEADY, job
@@ -47,9 +51,51 @@ def test_plans_of_two_jobs_fit_into_one_pool() -> None:
     steady = Pool("steady", 8, 1.5, 0.1, 128, spot=False, startup_seconds=60)
     one = Problem((spot, steady), StepWork(steps=200_000), Servers(), Objective(deadline=3600))
     plans = plan_together([one, one], [0, 0])
+    assert plans is not None
     assert all(plan.feasible for plan in plans)
     assert sum(plan.counts[0] for plan in plans) <= 8
     assert sum(plan.counts[1] for plan in plans) <= 8
+
+
+def test_jobs_with_many_nodes_trade_without_looking_at_every_combination(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Up to 20 million were looked at for each of eight jobs, once a minute, while nothing else could be planned."""
+    looked = list[int]()
+
+    def counted(*given: Any, **options: Any) -> tuple[Found, bool]:
+        found, exact = search(*given, **options)
+        looked.append(found.searched)
+        return found, exact
+
+    monkeypatch.setattr(together, "search", counted)
+    pools = [
+        Pool(
+            f"p{n}",
+            70,
+            0.5 + 0.2 * n,
+            0.1 / (1 + n / 7),
+            128,
+            startup_seconds=60,
+            interruptions_per_hour=0.05,
+        )
+        for n in range(3)
+    ]
+    one = Problem(pools, StepWork(steps=1_300_000), Servers(), Objective(deadline=3600))
+    plans = plan_together([one, one], [0, 0])
+    assert plans is not None
+    assert all(plan.feasible for plan in plans)
+    assert max(looked) <= together.MOST_EXACT < math.prod(pool.limit + 1 for pool in pools)
+    monkeypatch.setattr(together, "MOST_EXACT", EXACT_LIMIT)
+    exact = plan_together([one, one], [0, 0])
+    assert exact is not None
+    assert sum(plan.cost for plan in plans) <= 1.02 * sum(plan.cost for plan in exact)
+
+
+def test_jobs_of_which_one_gets_no_node_have_no_plans_together() -> None:
+    pool = Pool("steady", 1, 1.5, 0.1, 128, spot=False)
+    one = Problem((pool,), StepWork(steps=200_000), Servers(), Objective(deadline=36_000))
+    assert plan_together([one, one], [0, 0]) is None
 
 
 @pytest.mark.parametrize("limit", [1, 16])
