@@ -41,9 +41,13 @@ MOST_SUMS = 3000
 def learn(status: SpeedProfileStatus, uid: str, report: StatusReport, now: datetime) -> SpeedProfileStatus:
     """The status with what the report of the job `uid` adds to it; the same object if it adds nothing.
 
+    A report of another model adds nothing: of two that begin a profile together, it is the first one's.
     What cannot be remembered is not learned, or it would be learned again and again: nothing of more than
     `MOST_SOURCES` jobs at once, or of more than `MOST_SUMS` configurations of all of them, until others have ended.
     """
+    model = _model(status.model, report)
+    if status.model and model and status.model.fingerprint not in {"", model.fingerprint}:
+        return status
     source = next((each for each in status.sources if each.uid == uid), None)
     if source is None:
         if len(status.sources) >= MOST_SOURCES:
@@ -88,7 +92,6 @@ def learn(status: SpeedProfileStatus, uid: str, report: StatusReport, now: datet
         beside, merged, news = _passed(beside, passed, now), report.beside, True
     if merged.epochs:
         counts[_BESIDE] = " ".join(f"{each:.10g}" for each in _amounts(merged))
-    model = _model(status.model, report)
     if not news and model == status.model:
         return status
     stamp = _stamp(now)

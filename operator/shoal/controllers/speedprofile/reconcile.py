@@ -39,6 +39,7 @@ MOST_MADE = 200
 """Profiles that are made in one namespace: every plan reads all of them."""
 MOST_MODELS = 4
 """Models that are learned of one job. Which one it trains is what its pod says, and each one makes a profile."""
+NOT_KEPT = "what this job learns of speeds is not kept"
 NAMED_JOBS = 3
 DAY_SECONDS = 86_400.0
 """Interval of looks at a profile that may be deleted some day."""
@@ -91,13 +92,19 @@ class _Source:
     """The coordinator's."""
     models: list[str] = field(default_factory=list)
     """The fingerprints that it reported, the newest last."""
-    complaint: str = ""
-    """With which words its profile was refused last."""
+    complaints: set[str] = field(default_factory=set)
+    """What it was told."""
 
 
 def _is_made(profile: SpeedProfile) -> bool:
     """Whether the operator made it."""
     return _MADE.items() <= profile.metadata.labels.items()
+
+
+def _is_of(profile: SpeedProfile, fingerprint: str) -> bool:
+    """Whether nothing in it says that it is another model's."""
+    models = profile.spec.model, profile.status.model
+    return all(each is None or each.fingerprint in {"", fingerprint} for each in models)
 
 
 class Learner:
@@ -148,8 +155,13 @@ class Learner:
             if model not in source.models and len(source.models) >= MOST_MODELS:
                 self._on_fault()
                 words = f"it has trained {MOST_MODELS} models already: apply another one as a job of its own"
-                self._complain(uid, words)
+                self._complain(uid, f"{NOT_KEPT}: {words}")
                 return
+        named = job.metadata.annotations.get(ANNOTATION)
+        if named and named != key[1]:
+            where = f"what this job learns of speeds is kept in {key[1]}"
+            what = f"the annotation {ANNOTATION} names SpeedProfile {named}, which is of another model"
+            self._complain(uid, f"{what}: {where}")
         if source.key != key:
             self._heard.get(source.key, {}).pop(uid, None)
         source.key, source.process = key, report.speed_epoch
@@ -178,11 +190,11 @@ class Learner:
         named = job.metadata.annotations.get(ANNOTATION, "")
         if named:
             known = self._state.profiles.get(named, namespace)
-            model = known.status.model if known is not None else None
-            if model is None or fingerprint in {"", model.fingerprint}:
+            if known is None or fingerprint == "" or _is_of(known, fingerprint):
                 return named
         described = self._state.profiles.indexed("described", (namespace, fingerprint))
-        return described[0].metadata.name if described else profile_name(fingerprint)
+        names = (each.metadata.name for each in described if _is_of(each, fingerprint))
+        return next(names, profile_name(fingerprint))
 
     def known(self, key: Key) -> Known:
         """What is known of a model now. Cheap."""
@@ -256,8 +268,9 @@ class Learner:
         new: SpeedProfileStatus,
         heard: Heard,
     ) -> SpeedProfileStatus:
-        gone = {source.uid for source in new.sources if not self._runs(source.uid)}
-        named = [name for (_, name), _ in heard.values()]
+        measured = {source.uid for source in new.sources}
+        gone = {uid for uid in measured if not self._runs(uid)}
+        named = [name for uid, ((_, name), _) in heard.items() if uid in measured]
         earlier = [name for name in old.jobs.split(", ") if name and name not in named]
         jobs = ", ".join([*named, *earlier][:NAMED_JOBS])
         return forget(new, gone).model_copy(update={"jobs": jobs})
@@ -319,14 +332,13 @@ class Learner:
             job = self._state.jobs.by_uid(uid)
             named = job is not None and job.metadata.annotations.get(ANNOTATION) == key[1]
             whose = f", which the annotation {ANNOTATION} names," if named else ""
-            self._complain(uid, f"SpeedProfile {key[1]}{whose} cannot be made: {why}")
+            self._complain(uid, f"{NOT_KEPT}: SpeedProfile {key[1]}{whose} cannot be made: {why}")
 
-    def _complain(self, uid: str, why: str) -> None:
-        """Tell a job, while it runs, why its measurements are not kept. Once."""
+    def _complain(self, uid: str, words: str) -> None:
+        """Tell a job, while it runs, why its measurements are not kept, or not where they should. Once."""
         job, source = self._state.jobs.by_uid(uid), self._sources.get(uid)
-        if job is not None and source is not None and source.complaint != why:
-            source.complaint = why
-            words = f"what this job learns of speeds is not kept: {why}"
+        if job is not None and source is not None and words not in source.complaints:
+            source.complaints.add(words)
             self._tell(job, Event("Warning", "SpeedProfileRefused", words))
 
     def _annotated(self, namespace: str) -> set[str]:
