@@ -144,7 +144,7 @@ def decide(wish: Wish, memory: Memory | None, target: Target, now: datetime, pac
 
 
 def release(memory: Memory, target: Target, now: datetime, pace: Pace) -> Decision:
-    """What to do so that the target has the size again that it was found with."""
+    """What to do so that the target has the size again that it was found with, or the next one that can be set."""
     memory = _without_window(_settled(memory, target))
     if target.busy and target.sized_by is None:
         return Decision(memory, unsure=True, why=Finding("Busy", target.busy))
@@ -152,11 +152,12 @@ def release(memory: Memory, target: Target, now: datetime, pace: Pace) -> Decisi
         why = Finding("LeftAsItIs", f"it keeps {target.nodes} nodes: {conflict.message}")
         return Decision(memory, conflict=conflict, why=why)
     most = memory.original if target.maximum is None else min(memory.original, target.maximum)
-    wanted = max(most, target.minimum)
-    if target.nodes == wanted:
-        return Decision(
-            memory, scaled=True, why=Finding("Released", f"{wanted} nodes, as before"), ended=True
-        )
+    found = max(most, target.minimum)
+    wanted = _stepped(found, target.step)
+    if target.nodes in {found, wanted}:
+        words = "as before" if target.nodes == memory.original else f"it was found with {memory.original}"
+        why = Finding("Released", f"{target.nodes} nodes, {words}")
+        return Decision(memory, scaled=True, why=why, ended=True)
     return _resize(memory, wanted, target, now, pace)
 
 
@@ -188,12 +189,17 @@ def _bounds(wish: Wish, target: Target) -> tuple[int, int] | None:
     """The least and the most nodes; None if there is no such number."""
     most = wish.limit if target.maximum is None else min(wish.limit, target.maximum)
     high = most // target.step * target.step
-    low = -(-target.minimum // target.step) * target.step
+    low = _stepped(target.minimum, target.step)
     return (low, high) if low <= high else None
 
 
 def _within(nodes: int, bounds: tuple[int, int], step: int) -> int:
-    return min(bounds[1], max(bounds[0], -(-nodes // step) * step))
+    return min(bounds[1], max(bounds[0], _stepped(nodes, step)))
+
+
+def _stepped(nodes: int, step: int) -> int:
+    """The next multiple of the step."""
+    return -(-nodes // step) * step
 
 
 def _resize(memory: Memory, wanted: int, target: Target, now: datetime, pace: Pace) -> Decision:

@@ -175,6 +175,27 @@ def test_release_leaves_the_size_of_somebody_else_until_it_is_back() -> None:
     assert release(Memory(original=2, nodes=8), Target(8), NOW, PACE).resize == 2
 
 
+@given(original=st.integers(0, 20), nodes=st.integers(0, 20), step=st.integers(1, 4))
+def test_what_has_a_multiple_of_nodes_is_given_back_at_once_with_as_many_or_a_few_more(
+    original: int, nodes: int, step: int
+) -> None:
+    """Found with 3 + 2 + 2 nodes, it was told to have 7, got 6, and that was taken for somebody else's doing."""
+    target = Target(nodes, step=step)
+    decision = release(Memory(original, nodes), target, NOW, PACE)
+    if decision.resize is not None:
+        assert decision.memory is not None
+        assert decision.resize % step == 0
+        target = Target(decision.resize, step=step)
+        decision = release(decision.memory, target, NOW + SECOND, PACE)
+    assert decision.ended
+    assert original <= target.nodes < original + step
+    assert (f"it was found with {original}" in decision.why.message) == (target.nodes != original)
+
+
+def test_what_still_has_the_uneven_size_that_it_was_found_with_is_left_so() -> None:
+    assert release(Memory(original=7, nodes=7), Target(7, step=3), NOW, PACE).ended
+
+
 @given(
     original=st.integers(0, 20),
     nodes=st.integers(0, 20),
