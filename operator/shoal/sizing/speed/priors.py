@@ -53,6 +53,7 @@ MOST_ITERATIONS = 60
 SERVER_MEAN = (math.log(2e-5), math.log(4 / 1.25e9), math.log(3.0), 0.7)
 SERVER_SIGMA = (1.5, 0.7, 0.7, 0.2)
 SERVER_MODEL = 0.1  # a network against the form
+VOICES = 5.0  # of one owner among several, however many models it has, in what all networks share
 LOAD_NOISE = 0.05  # busy seconds per update, on another day
 CLUSTER_NOISE = 0.04
 SERIES = 0.5  # clusters of one network and accelerator share deviations: k of them weigh as k^0.5

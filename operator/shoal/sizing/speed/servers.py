@@ -165,7 +165,9 @@ class ServerModel:
         self._model = np.array([self._at[each.model.key] for each in everything], dtype=np.intp)
         self._prior = np.array(priors.SERVER_MEAN)
         self._precision = np.array(priors.SERVER_SIGMA) ** -2.0
-        self._own_precision = np.full(len(self.names), priors.SERVER_MODEL**-2.0)
+        owners = {each.model.key: each.model.owner for each in everything}
+        self._voice = _voices([owners[name] for name in self.names])
+        self._own_precision = self._voice * priors.SERVER_MODEL**-2.0
         self.theta, self._own = self._prior.copy(), np.zeros(len(self.names))
         self._normal = _Normal(np.diag(self._precision), np.zeros((len(self.names), 4)), self._own_precision)
         if everything:
@@ -192,7 +194,7 @@ class ServerModel:
             return math.exp(mean), math.sqrt(variance)
         # The model's own deviation is known with what is shared: what is too much of one is too little of the other.
         slope = slope + self._normal.mixed[at] / self._normal.own[at]
-        variance = float(slope @ self._covariance @ slope) + 1 / float(self._normal.own[at])
+        variance = float(slope @ self._covariance @ slope) + float(self._voice[at] / self._normal.own[at])
         return math.exp(mean - self._own[at]), math.sqrt(variance)
 
     def update_seconds(self, model: Model) -> float:
@@ -220,7 +222,7 @@ class ServerModel:
         """The maximum of the posterior; models that the others do not explain are ones of a kind (`looseness`)."""
         loose = self._loosened(None)
         for number in range(MOST_ROUNDS):
-            self._own_precision = (priors.SERVER_MODEL * loose) ** -2.0
+            self._own_precision = self._voice * (priors.SERVER_MODEL * loose) ** -2.0
             self._maximize()
             found = self._loosened(loose)
             if number:  # as in `WorkerModel`
@@ -248,7 +250,7 @@ class ServerModel:
             errors = errors + (terms.slope * shared).sum(axis=1)
             errors = errors + terms.own * (pull[:, 4] / self._own_precision)[terms.model]
         variances = np.einsum("ni,nij,nj->n", terms.slope, covariance[terms.model], terms.slope)
-        variances += 1 / terms.weight + (priors.SERVER_MODEL * terms.own) ** 2
+        variances += self._voice[terms.model] / terms.weight + (priors.SERVER_MODEL * terms.own) ** 2
         number = terms.by_model(np.ones(len(errors)), count)
         error, variance = (terms.by_model(each, count) / number for each in (errors, variances))
         return np.array([looseness(e, v, priors.SERVER_MODEL) for e, v in zip(error, variance, strict=True)])
@@ -303,10 +305,20 @@ class ServerModel:
         return _Terms(
             self._model,
             error - np.concatenate([cap[:n], speed]),
-            1 / np.concatenate([noise, (priors.CLUSTER_NOISE**2 + doubt) * series]),
+            self._voice[self._model] / np.concatenate([noise, (priors.CLUSTER_NOISE**2 + doubt) * series]),
             slope,
             -np.concatenate([np.ones(n), hangs]),
         )
+
+
+def _voices(owners: Sequence[str]) -> Floats:
+    """(models,) what each model counts in what all share, by its owner: anybody may make hundreds, right or wrong.
+
+    In what is said of itself it counts whole. Models without an owner are those of one table.
+    """
+    number = Counter(owners)
+    alone = len(number) == 1
+    return np.array([1.0 if alone or not each else min(1.0, priors.VOICES / number[each]) for each in owners])
 
 
 def _log_capacity(every: Sequence[Load | Cluster], theta: Floats) -> tuple[Floats, Floats]:

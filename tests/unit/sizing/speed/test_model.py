@@ -344,3 +344,36 @@ def test_a_namespace_of_many_slow_models_moves_nobody_elses_prediction(factor: f
     assert found.seconds == pytest.approx(true(new, "T4"), rel=0.35)
     mine = SpeedModel([*honest, *slow]).worker(honest[0].model, "T4", 1, 0, 64)
     assert mine.seconds == pytest.approx(true(honest[0].model, "T4"), rel=0.02)
+
+
+@pytest.mark.parametrize("factor", [0.01, 0.2, 100.0])
+@pytest.mark.parametrize("others", [1, 50, 200])
+def test_a_namespace_of_many_models_moves_nobody_elses_servers(factor: float, others: int) -> None:
+    """Two hundred of one namespace told another one, of its new model, a capacity of a twentieth, give or take 24 %."""
+
+    def load(owner: str, number: int, times: float = 1.0) -> Load:
+        one = Model(f"{owner}-{number}", 5e8, 500_000 * (1 + number % 9), 60 + 20 * (number % 5), owner)
+        return Load(one, 1, times * (1e-5 * one.tensors + 1e-9 * one.parameters), 6000)
+
+    honest = [load("a", number) for number in range(5)]
+    wrong = [load("b", number, factor) for number in range(others)]
+    new = Model("new", 5e8, 4_000_000, 100, "a")
+    alone, beside = ServerModel(honest), ServerModel([*honest, *wrong])
+    capacity, sigma = beside.capacity(new, 1)
+    assert capacity == pytest.approx(alone.capacity(new, 1)[0], rel=0.05)
+    assert sigma == pytest.approx(alone.capacity(new, 1)[1], rel=0.1)
+    for each in (honest[0], wrong[-1]):  # what was measured is what was measured
+        assert beside.capacity(each.model, 1)[0] == pytest.approx(1 / each.seconds, rel=0.1)
+
+
+def test_models_of_one_table_or_of_the_only_owner_count_each() -> None:
+    def loads(owner: str) -> list[Load]:
+        every = (Model(f"m{n}", 5e8, 500_000 * (1 + n % 9), 60 + 20 * (n % 5), owner) for n in range(50))
+        return [Load(one, 1, 1e-5 * one.tensors + 1e-9 * one.parameters, 6000) for one in every]
+
+    new = Model("new", 5e8, 4_000_000, 100, "b")
+    several = Load(Model("other", 5e8, 1_000_000, 80, "b"), 1, 1.8e-3, 6000)
+    table, only = ServerModel(loads("")).capacity(new, 1), ServerModel(loads("a")).capacity(new, 1)
+    assert table == only
+    assert ServerModel([*loads(""), several]).capacity(new, 1)[1] == pytest.approx(table[1], rel=0.01)
+    assert ServerModel([*loads("a"), several]).capacity(new, 1)[1] > table[1]
