@@ -4,6 +4,7 @@
 ShoalError
 ├── UsageError         bad input that the caller can fix: a file, a flag, a value. The command line exits with 2
 │   └── NotEnoughData  fewer measurements than a fit needs
+├── Interrupted        a long computation is given up for what came meanwhile
 ├── ScalingError       the target of a node pool cannot be read or sized
 │   ├── SizedByOther   someone else sets its size
 │   └── Busy           it is being changed, or has changed since it was read: soon again
@@ -27,6 +28,10 @@ class UsageError(ShoalError, ValueError):
 
 class NotEnoughData(UsageError):
     """Fewer measurements than a fit needs."""
+
+
+class Interrupted(ShoalError):
+    """A long computation is given up for what came meanwhile. The message says how far it was."""
 
 
 class ScalingError(ShoalError):

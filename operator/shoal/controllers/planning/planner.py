@@ -31,7 +31,7 @@ from shoal.controllers.planning.translate import proposal
 from shoal.controllers.speedprofile.reconcile import Learner
 from shoal.controllers.state import ClusterState, Key, Wake, key_of
 from shoal.controllers.trainingjob.claims import holdings
-from shoal.errors import ShoalError
+from shoal.errors import Interrupted
 from shoal.manifests.pods import Images
 from shoal.policy.model import Proposal
 from shoal.runtime.work_queue import Priority
@@ -56,7 +56,7 @@ PORTION_SECONDS = 10.0
 
 
 class Plan(Protocol):
-    """Makes a plan; `told` hears of each job's as it is made."""
+    """Makes a plan; `told` hears of each job's as it is made, `between` is called while jobs trade."""
 
     def __call__(
         self,
@@ -66,16 +66,13 @@ class Plan(Protocol):
         /,
         *,
         told: Callable[[str, JobPlan], None],
+        between: Callable[[], None],
     ) -> FleetPlan:
         """See `plan_fleet`."""
         ...
 
 
 Answers = list[tuple[TrainingJob, Proposal]]
-
-
-class _InterruptedError(ShoalError):
-    """Something that matters came while a long plan was made."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +148,7 @@ class Planner:
             began, interrupted = self._now(), False
             try:
                 await self.plan_once(patience=patience)
-            except _InterruptedError:
+            except Interrupted:
                 self._metrics.plans.labels("interrupted").inc()
                 interrupted = True
             except Exception:  # broad: a fault of the planner must not stop the operator
@@ -229,20 +226,28 @@ class Planner:
         made, first, since = dict[str, JobPlan](), list[str](), clock()
 
         def told(name: str, plan: JobPlan) -> None:
-            nonlocal since
             made[name] = plan
             if jobs[name].metadata.uid not in self._known and not _follows(jobs[name]):
                 first.append(name)
-            goes_on = len(made) == len(jobs) or not self._wanted.is_set() or clock() - began < patience
-            if first and (not goes_on or clock() - since >= PORTION_SECONDS):
+            if clock() - since >= PORTION_SECONDS:
+                publish()
+            if len(made) < len(jobs):
+                between()
+
+        def publish() -> None:
+            nonlocal since
+            if first:
                 logger.info("the plan has %d of %d jobs so far", len(made), len(jobs))
                 tell(answers_of(made, first))
                 first.clear()
                 since = clock()
-            if not goes_on:
-                raise _InterruptedError(f"after {len(made)} of {len(jobs)} jobs")
 
-        found = self._plan(pools, list(profiles.values()), fleet, told=told)
+        def between() -> None:
+            if self._wanted.is_set() and clock() - began >= patience:
+                publish()
+                raise Interrupted(f"after {len(made)} of {len(jobs)} jobs")
+
+        found = self._plan(pools, list(profiles.values()), fleet, told=told, between=between)
         blamed = {id(each.profile): each.fault for each in found.left_out}
         faults |= {key: blamed[id(each)] for key, each in profiles.items() if id(each) in blamed}
         self._metrics.rows_left_out.set(found.rows_left_out)

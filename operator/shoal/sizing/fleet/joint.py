@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -29,8 +29,13 @@ MOST_TRADERS = 8
 takes about as long as its plan alone."""
 
 
-def better_together(order: Sequence[Solved], given: Given) -> dict[str, Solved]:
-    """What is better than the jobs' own plans, one after another: a trade between them, or what is planned already."""
+def better_together(
+    order: Sequence[Solved], given: Given, between: Callable[[], None] = lambda: None
+) -> dict[str, Solved]:
+    """What is better than the jobs' own plans, one after another: a trade between them, or what is planned already.
+
+    `between`: see `plan_together`.
+    """
     able = [each for each in order if each.one is not None]
     if len(able) < 2:
         return {}
@@ -41,7 +46,7 @@ def better_together(order: Sequence[Solved], given: Given) -> dict[str, Solved]:
                 limits[name] = max(limits[name] - count, 0)
     try:
         traders = _traders(able, given.pools)
-        traded = {each.job.name: each for each in _traded(traders, able, limits, given)}
+        traded = {each.job.name: each for each in _traded(traders, able, limits, given, between)}
         best = [traded.get(each.job.name, each) for each in able]
         best = _kept(best, limits, given) or best
     except UsageError:
@@ -72,7 +77,11 @@ def _traders(able: Sequence[Solved], pools: Sequence[FleetPool]) -> Sequence[Sol
 
 
 def _traded(
-    traders: Sequence[Solved], able: Sequence[Solved], limits: Mapping[str, int], given: Given
+    traders: Sequence[Solved],
+    able: Sequence[Solved],
+    limits: Mapping[str, int],
+    given: Given,
+    between: Callable[[], None],
 ) -> Sequence[Solved]:
     """Better plans where a job misses its limits, or pays more, because of what others took that need it less."""
     if len(traders) < 2:
@@ -80,7 +89,8 @@ def _traded(
     others = _used(able) - _used(traders)
     left = {name: max(limit - others[name], 0) for name, limit in limits.items()}
     problems = [given.problem(each.job, left) for each in traders]
-    found = plan_together([one.problem for one in problems], [each.job.priority for each in traders])
+    priorities = [each.job.priority for each in traders]
+    found = plan_together([one.problem for one in problems], priorities, between)
     if found is None:
         return ()
     traded = [

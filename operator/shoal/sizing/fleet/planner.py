@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
-from shoal.errors import UsageError
+from shoal.errors import Interrupted, UsageError
 from shoal.sizing.fleet.alone import Given, Solved, exactly, solve, under_way
 from shoal.sizing.fleet.answers import answer_of
 from shoal.sizing.fleet.joint import better_together
@@ -44,6 +44,7 @@ def plan_fleet(
     seed: int = 0,
     kept: Kept | None = None,
     told: Callable[[str, JobPlan], None] = lambda _name, _plan: None,
+    between: Callable[[], None] = lambda: None,
 ) -> FleetPlan:
     """The counts of every job, each with a reason. There is an answer for every job, whatever its input.
 
@@ -56,6 +57,7 @@ def plan_fleet(
         seed: of the simulated runs.
         kept: choices of the plan before, and afterwards of this one; with the same input, the answer is the same.
         told: hears of each job's plan as it is made, before jobs trade; all together are within the limits.
+        between: called again and again while jobs trade, and may raise `Interrupted`, as `told` may.
 
     """
     kept = {} if kept is None else kept
@@ -71,7 +73,7 @@ def plan_fleet(
             promised.update(each)
         return job_problem(job, pools, limits, speeds, spare=SPARE, promised=promised)
 
-    planned = _planned(jobs, Given(pools, problem, seed, kept, reserves), told)
+    planned = _planned(jobs, Given(pools, problem, seed, kept, reserves), told, between)
     return FleetPlan({each.job.name: each.answer for each in planned}, tuple(left_out), speeds.left_out)
 
 
@@ -92,7 +94,10 @@ def plan_problems(pools: Sequence[FleetPool], jobs: Sequence[tuple[FleetJob, Job
 
 
 def _planned(
-    jobs: Sequence[FleetJob], given: Given, told: Callable[[str, JobPlan], None] = lambda _name, _plan: None
+    jobs: Sequence[FleetJob],
+    given: Given,
+    told: Callable[[str, JobPlan], None] = lambda _name, _plan: None,
+    between: Callable[[], None] = lambda: None,
 ) -> list[Solved]:
     """The plans of all jobs, in the same order."""
     left = given.limits
@@ -115,7 +120,7 @@ def _planned(
             given.reserves[job.name] = reserve
         told(job.name, solved.answer)
     best = [alone[job.name] for job in order]
-    chosen = alone | _otherwise({}, better_together, best, given)
+    chosen = alone | _otherwise({}, better_together, best, given, between)
     plans = [chosen[job.name] for job in jobs]
     return _otherwise(plans, _within_reach, plans, given.limits)
 
@@ -145,6 +150,8 @@ def _otherwise(fallback: T, improve: Callable[P, T], *args: P.args, **kwargs: P.
     """What improves the plans, or the plans as they are where that fails."""
     try:
         return improve(*args, **kwargs)
+    except Interrupted:
+        raise
     except Exception:  # broad: each job has a plan without it
         logger.exception("plans of several jobs together failed")
         return fallback

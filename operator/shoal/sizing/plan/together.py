@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import NormalDist
 
@@ -26,10 +26,12 @@ million, in four pools of 64 nodes, that is 150,000 in a fiftieth of the process
 at most 1 % more."""
 
 
-def plan_together(problems: Sequence[Problem], priorities: Sequence[int]) -> list[Plan] | None:
+def plan_together(
+    problems: Sequence[Problem], priorities: Sequence[int], between: Callable[[], None] = lambda: None
+) -> list[Plan] | None:
     """A plan for each, in the same order; together they need no more of any pool than its limit.
 
-    None: there is no node for one of them.
+    None: there is no node for one of them. `between`: called before each of two parts of the work for each.
 
     Problems are those of jobs as if each were alone; of one priority, they are in the order of urgency. Jobs whose
     limits cannot all be kept get the fastest plan in what the others leave.
@@ -38,9 +40,13 @@ def plan_together(problems: Sequence[Problem], priorities: Sequence[int]) -> lis
     for pool in (pool for problem in problems for pool in problem.pools):
         left[pool.name] = max(left.get(pool.name, 0.0), float(pool.limit))
     names, found = list(left), dict[int, Plan]()
-    columns = [_columns(*job, names) for job in zip(problems, priorities, strict=True)]
+    columns = list[Columns]()
+    for problem, priority in zip(problems, priorities, strict=True):
+        between()
+        columns.append(_columns(problem, priority, names))
     chosen = assign(columns, np.array(list(left.values())))
     for number in sorted(range(len(problems)), key=lambda i: (chosen[i] is None, -priorities[i])):
+        between()
         at, problem = chosen[number], problems[number]
         given = None if at is None else dict(zip(names, columns[number].counts[:, at], strict=True))
         answer = _within(problem, left if given is None else given)

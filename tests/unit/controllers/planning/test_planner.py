@@ -36,7 +36,7 @@ from shoal.controllers.speedprofile.reconcile import (
     profile_name,
 )
 from shoal.controllers.state import ClusterState, Key, Wakes
-from shoal.errors import ShoalError, Unavailable
+from shoal.errors import Interrupted, ShoalError, Unavailable
 from shoal.manifests.pods import Images
 from shoal.policy.model import Proposal
 from shoal.policy.tell.progress import decimal
@@ -361,7 +361,7 @@ async def test_a_long_plan_is_interrupted_by_what_matters_and_goes_on_from_its_c
     """A job that began while an hour's plan was made had to wait for its end."""
     now, solved, kept = 0, list[str](), dict[str, Any]()
 
-    def plan(*given: Any, told: Any) -> FleetPlan:
+    def plan(*given: Any, told: Any, **_: Any) -> FleetPlan:
         before = set(kept)
 
         def slowly(name: str, made: JobPlan) -> None:
@@ -392,6 +392,33 @@ async def test_a_long_plan_is_interrupted_by_what_matters_and_goes_on_from_its_c
     assert now <= 3 * 25 + 3 + 4 * 25
 
 
+async def test_a_long_trade_is_interrupted_by_what_matters_and_keeps_the_first_proposals() -> None:
+    """It took two minutes each minute, and nothing else was planned meanwhile."""
+    now, parts = 0, 0
+
+    def plan(*given: Any, between: Any, **options: Any) -> FleetPlan:
+        def slowly() -> None:
+            nonlocal now, parts
+            now, parts = now + 25, parts + 1
+            world.replan()
+            between()
+
+        return plan_fleet(*given, between=slowly, **options)
+
+    world = World(plan=plan)
+    world.add(pool("spot", 0.3, True, limits={"nodes": 8}))
+    for n, left in enumerate((1e7, 5e6, 5e6)):  # in an hour, that takes more than eight workers
+        job = TrainingJob.model_validate(job_manifest(f"job-{n}"))
+        world.add(job)
+        world.hear(job, report(left))
+    with pytest.raises(Interrupted, match="3 of 3"):
+        await world.planner.plan_once(lambda: now, patience=60)
+    assert parts == 3
+    assert world.planner.waiting() == 0, "their own plans are published"
+    await world.planner.plan_once(lambda: now, patience=600)
+    assert parts > 6
+
+
 @pytest.mark.looptime
 async def test_a_plan_comes_to_an_end_however_often_it_is_interrupted(
     monkeypatch: pytest.MonkeyPatch,
@@ -404,7 +431,7 @@ async def test_a_plan_comes_to_an_end_however_often_it_is_interrupted(
         await asyncio.sleep(min(patience, 600))
         if patience < 600:
             world.planner.trigger()
-            raise planner._InterruptedError
+            raise Interrupted
         done.append(asyncio.get_running_loop().time())
 
     monkeypatch.setattr(world.planner, "plan_once", of_ten_minutes)
@@ -430,7 +457,7 @@ async def test_the_first_proposals_are_published_while_those_of_others_are_made(
     async def look() -> None:
         waiting.append(world.planner.waiting())
 
-    def plan(*given: Any, told: Any) -> FleetPlan:
+    def plan(*given: Any, told: Any, **_: Any) -> FleetPlan:
         def slowly(name: str, made: JobPlan) -> None:
             nonlocal now
             now += 5

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -711,9 +712,9 @@ def test_one_job_that_must_be_late_has_few_others_planned_again(monkeypatch: pyt
     """All jobs were planned twice each minute: only those are that have nodes it could use, the most eight together."""
     asked: list[list[str]] = []
 
-    def counted(problems: Sequence[Problem], priorities: Sequence[int]) -> list[Plan] | None:
+    def counted(problems: Sequence[Problem], *more: Any) -> list[Plan] | None:
         asked.append([str(problem.work.samples) for problem in problems])
-        return plan_together(problems, priorities)
+        return plan_together(problems, *more)
 
     monkeypatch.setattr(joint, "plan_together", counted)
     pools = [replace(SPOT, limit=24), replace(STEADY, limit=24)]
