@@ -125,6 +125,8 @@ class _Run:
     failures: dict[type[Request], _Failures] = field(default_factory=dict)
     done: dict[What, _Done] = field(default_factory=dict)
     """What was answered lately, the earliest first."""
+    failed: dict[What, int] = field(default_factory=dict)
+    """How often in a row what is asked for has failed: what has not goes first, else one would keep all from a try."""
     answered: set[What] = field(default_factory=set)
     """Foundations that were made: pods wait for them no more, even if no cache shows them."""
 
@@ -153,7 +155,11 @@ class Requests:
         run.job = job
         early = any(self._early(run, each) for each in actions)
         # What is in flight may be answered before the queue comes to it: it is not to be sent twice.
-        asked = [each for each in actions if (type(each), each.name) not in run.in_flight]
+        known = {(type(each), each.name) for each in actions}
+        run.failed = {what: times for what, times in run.failed.items() if what in known}
+        asked = _willing_first(
+            run, (each for each in actions if (type(each), each.name) not in run.in_flight)
+        )
         makes = [
             each
             for each in asked
@@ -188,7 +194,9 @@ class Requests:
     def allow(self, job: TrainingJob, actions: Iterable[Request]) -> None:
         """Send the removals among these that are still asked for: their reasons are stored."""
         run = self._run(job)
-        run.removals = [each for each in actions if isinstance(each, REMOVALS) and each in run.due]
+        run.removals = _willing_first(
+            run, (each for each in actions if isinstance(each, REMOVALS) and each in run.due)
+        )
         self._send(run)
 
     def start(self, job: TrainingJob, request: Request) -> float | None:
@@ -270,6 +278,7 @@ class Requests:
             async with self._place(job, kind):
                 done = await self._carry_out(job, request)
             run.failures.pop(kind, None)
+            run.failed.pop((kind, request.name), None)
             # What was refused is asked for again by rules of its own.
             if (done and kind is not WriteStatus) or kind is ConfirmAbsent:
                 _note(run.done, (kind, request.name))
@@ -303,6 +312,8 @@ class Requests:
         return contextlib.nullcontext()
 
     def _failed(self, run: _Run, request: Request, error: Exception) -> None:
+        what = (type(request), request.name)
+        run.failed[what] = run.failed.get(what, 0) + 1
         failures = run.failures.setdefault(type(request), _Failures(loop_time()))
         if failures.until - loop_time() <= DUE_SECONDS:  # those that were sent with it count as one
             failures.count += 1
@@ -322,6 +333,11 @@ class Requests:
             failures.until - loop_time(),
             exc_info=None if isinstance(error, ShoalError) else error,
         )
+
+
+def _willing_first(run: _Run, actions: Iterable[Request]) -> list[Request]:
+    """In this order, but for those that have failed: the oftener, the later."""
+    return sorted(actions, key=lambda each: run.failed.get((type(each), each.name), 0))
 
 
 def _note(done: dict[What, _Done], what: What) -> None:

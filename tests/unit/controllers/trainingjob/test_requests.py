@@ -450,3 +450,47 @@ async def test_a_job_that_begins_is_planned_when_its_pods_may_be_made_and_when_t
     assert slow.count("POST", "digits-worker") == 4
     began = slow.at("digits-worker-0-0")
     assert planned == [0.0, round(began, 1), round(began + 0.3, 1), round(began + 0.3 + 0.8, 1)]
+
+
+@pytest.mark.parametrize("protected", [1, 3])
+async def test_pods_that_may_not_be_deleted_keep_no_others(protected: int) -> None:
+    """A policy that refuses one DELETE, or a few: all others of the job go, and the job says which does not."""
+    slow = Slow(24, post=0.05, put=0.05)
+    kept = {f"digits-worker-{index}-0" for index in range(protected)}
+    denied = Answer(403, b'{"kind":"Status","message":"admission webhook \\"protect\\" denied the request"}')
+    async with slow.working():
+        await slow.runs()
+        slow.rig.cluster.fault = lambda method, path: (
+            denied if method == "DELETE" and path.rpartition("/")[2] in kept else None
+        )
+        slow.edit(suspend=True)
+        await asyncio.sleep(240)
+    assert {each for each in slow.rig.pods() if "-worker-" in each} == kept
+    degraded = slow.rig.job.status.condition("Degraded")
+    assert degraded is not None
+    assert degraded.reason == "ApiServerRefuses"
+    assert "digits-worker-" in degraded.message
+
+
+async def test_pod_that_cannot_be_made_keeps_no_others() -> None:
+    slow = Slow(6, post=0.05, put=0.05)
+    async with slow.working():
+        await slow.runs()
+        request = slow.rig.cluster.request
+
+        async def refuses(method: str, path: str, **options: Any) -> Answer:
+            body = options.get("body") or {}
+            made = body() if callable(body) else body
+            if method == "POST" and path == PODS and "worker-0-" in made["metadata"]["name"]:
+                return Answer(500, b'{"kind":"Status","message":"failed calling webhook"}')
+            return await request(method, path, **options)
+
+        slow.rig.cluster.request = refuses  # type: ignore[method-assign]
+        slow.lose("digits-worker-0-0")
+        await asyncio.sleep(60)
+        for index in range(1, 6):
+            slow.lose(f"digits-worker-{index}-0")
+        await asyncio.sleep(2 * LONGEST_PAUSE)
+        assert {each for each in slow.rig.pods() if each.endswith("-1")} == {
+            f"digits-worker-{index}-1" for index in range(1, 6)
+        }
