@@ -217,9 +217,9 @@ class Lease:
         lease = event["object"]
         if event["type"] == "ERROR":
             raise Unavailable(f"watch of Lease {self._name}: {lease.get('message')}")
-        if event["type"] == "DELETED":
+        if event["type"] == "DELETED":  # its holder does not know of it until it renews it
             self._seen = ""
-            return True
+            return loop_time() >= self._free_at
         return self._may_take(lease.get("spec") or {}, str(lease["metadata"].get("resourceVersion")))
 
     async def _release(self) -> None:
@@ -245,6 +245,8 @@ class Lease:
         began = loop_time()
         lease = await self._read()
         if lease is None:
+            if loop_time() < self._free_at and not self.held:
+                return False
             body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self._name}}
             spec = self._spec({})
             self._held_since(began, await self._send("POST", self._collection, {**body, "spec": spec}))

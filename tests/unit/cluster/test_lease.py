@@ -31,7 +31,8 @@ class LeaseServer(SmallServer):
         if method == "GET":
             return Answer(200, json.dumps(self.lease).encode()) if self.lease else Answer(404, b"{}")
         if method == "PATCH":
-            assert self.lease is not None
+            if self.lease is None:
+                return Answer(404, b"{}")
             if (body := json_patched(self.lease, body)) is None:
                 return Answer(422, b"{}")
         if (method == "POST") == (self.lease is not None):
@@ -233,6 +234,35 @@ async def test_free_lease_that_may_not_be_taken_is_tried_again_at_the_usual_pace
     assert 50 <= len(asked) <= 3 + 2 * 100 / (0.4 * TIMES.retry_period)
     server.fault = lambda _method, _path: None
     await asyncio.wait_for(waiting, 0.6 * TIMES.retry_period)
+    assert two.held
+
+
+async def test_lease_that_somebody_deletes_is_its_holders_for_as_long_as_it_was() -> None:
+    """Until its next renewal the holder does not know of it, and writes: another that took it at once would, too."""
+    server = LeaseServer()
+    one, two = candidate(server, "one"), candidate(server, "two")
+    await one.acquire()
+    keeping = asyncio.create_task(one.keep())
+    waiting = asyncio.create_task(two.acquire())
+    await asyncio.sleep(5)
+    both = 0
+    for number in range(10):
+        server.lease, gone = None, server.lease
+        assert gone is not None
+        server.version += 1
+        server._publish("DELETED", gone)
+        for _ in range(500):
+            await asyncio.sleep(0.01 + 0.001 * number)
+            both += one.held and two.held
+    assert both == 0
+    assert one.held
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    server.lease, gone = None, server.lease
+    assert gone is not None
+    server.version += 1
+    server._publish("DELETED", gone)
+    await asyncio.wait_for(waiting, 2 * TIMES.duration)  # of a holder that is gone, it is taken all the same
     assert two.held
 
 
