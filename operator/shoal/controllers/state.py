@@ -276,7 +276,11 @@ class ClusterState:
         if old is not None and run is not None and (new is None or run_of(new) != run):
             self._lose(run[1], old, told=new is None and _is_leaving(old))
         if not ours and not _reads_the_same(old, new):
-            priority = Priority.URGENT if new is None or _is_leaving(new) else Priority.CALM
+            of_a_run = run is not None or (
+                new is not None and run_of(new) is not None
+            )  # else of whoever labelled it
+            ends = new is None or _is_leaving(new)
+            priority = Priority.URGENT if ends and of_a_run else Priority.CALM
             for key in _jobs_of(old, new):
                 self._wakes.jobs(key, priority)
 

@@ -150,7 +150,8 @@ class Observation:
     """Names of the job's PodDisruptionBudgets that exist; and of its Secret, and the key of its PodGroup, if the API
     server confirmed it within the last minutes: nobody may read Secrets, and nobody watches PodGroups."""
     name_conflicts: Mapping[str, NameConflict] = field(default_factory=dict)
-    """Names that the job needs and objects of other owners have. Names of pods and Services never coincide."""
+    """Names that objects of other owners have, by `get`: it need not list them. Names of pods and Services never
+    coincide."""
     workloads: tuple[Workload, ...] = ()
     """Workloads of Kueue controlled by the job."""
     no_workloads: str = ""

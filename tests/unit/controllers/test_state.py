@@ -25,6 +25,7 @@ from shoal.api.kube import (
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.sources import sources
 from shoal.controllers.state import ClusterState, Key, Wakes
+from shoal.manifests.names import pod_name
 from shoal.manifests.platforms import AUTOPILOT
 from shoal.runtime.work_queue import Priority
 from tests.unit.policy import build
@@ -41,10 +42,26 @@ def state(woken: list[tuple[Key, Priority]]) -> ClusterState:
 
 
 def pod(name: str, version: int, node: str | None = "n", phase: str = "Running", job: str = "a") -> Pod:
+    """A pod that somebody has labelled as this job's."""
     meta = OwnedMeta(
         name=name, namespace="ns", uid=name, resource_version=str(version), labels={"shoal.dev/job": job}
     )
     return Pod(metadata=meta, spec=PodSpec(node_name=node), status=PodStatus(phase=phase))
+
+
+def pod_of_the_job(version: int, phase: str = "Running", conditions: tuple[Condition, ...] = ()) -> Pod:
+    """A pod of the job a."""
+    made = Pod.model_validate(build.pod_manifest("worker", 0))
+    assert made.place is not None
+    meta = replace(
+        made.metadata,
+        name=pod_name("a", made.place),
+        namespace="ns",
+        resource_version=str(version),
+        labels={**made.metadata.labels, "shoal.dev/job": "a"},
+    )
+    status = PodStatus(phase=phase, conditions=conditions)
+    return made.model_copy(update={"metadata": meta, "status": status})
 
 
 def node(version: int, ready: str = "True", name: str = "n", uid: str = "n1") -> Node:
@@ -123,9 +140,9 @@ def test_late_deletion_keeps_the_recreated_node(state: ClusterState) -> None:
 def test_ended_pod_wakes_its_job_urgently(
     state: ClusterState, woken: list[tuple[Key, Priority]], phase: str, priority: Priority
 ) -> None:
-    state.pods.put(pod("p", 1, phase="Pending"))
+    state.pods.put(pod_of_the_job(1, phase="Pending"))
     woken.clear()
-    state.pods.put(pod("p", 2, phase=phase))
+    state.pods.put(pod_of_the_job(2, phase=phase))
     assert woken == [(("ns", "a"), priority)]
 
 
@@ -159,8 +176,7 @@ def test_pod_of_which_nothing_changed_that_is_read_wakes_nothing(
 def test_pod_whose_end_is_announced_wakes_its_job_urgently(
     state: ClusterState, woken: list[tuple[Key, Priority]], kind: str
 ) -> None:
-    announced = PodStatus(phase="Running", conditions=(Condition(type=kind, status="True"),))
-    state.pods.put(pod("p", 1).model_copy(update={"status": announced}))
+    state.pods.put(pod_of_the_job(1, conditions=(Condition(type=kind, status="True"),)))
     assert woken == [(("ns", "a"), Priority.URGENT)]
 
 
@@ -354,3 +370,12 @@ def test_jobs_with_pods_for_pools_on_a_node_are_counted_once_each_and_only_while
     for index, left in ((0, {"od-0": 1}), (1, {})):
         run("theirs", "other", index, 2, phase="Succeeded")
         assert state.others_on("mine", both) == left
+
+
+def test_stranger_with_a_jobs_label_wakes_it_after_all_others(
+    state: ClusterState, woken: list[tuple[Key, Priority]]
+) -> None:
+    """Anybody may label any number of pods: at their end they are not urgent, as one of a run is."""
+    state.pods.put(pod("w", 1))
+    state.pods.drop("w")
+    assert woken == [(("ns", "a"), Priority.CALM)] * 2

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator, Mapping
 from datetime import datetime
 from functools import partial
 from operator import attrgetter
 
 from shoal.api.kube import OwnedMeta
-from shoal.api.labels import Place
+from shoal.api.labels import JOB, Place
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.state import ClusterState, Key
 from shoal.controllers.trainingjob.api_answers import AnswerStore
@@ -68,17 +68,12 @@ class Observer:
         now = self._wall()
         uid = job.metadata.uid
         answers = self._answers.get(uid)
-        conflicts = answers.conflicts(now)
-        pods, named = self._state.pods.indexed("run", (key, uid)), self._state.pods.indexed("job", key)
-        for pod in named if len(named) > len(pods) else ():
-            if pod.metadata.controller_uid != uid:
-                conflicts[pod.metadata.name] = name_conflict(pod.metadata, job, pod.spec.node_name)
-        services = {}
-        for service in self._state.services.indexed("job", key):
-            if service.metadata.controller_uid == uid:
-                services[service.metadata.name] = service
-            else:
-                conflicts[service.metadata.name] = name_conflict(service.metadata, job)
+        pods = self._state.pods.indexed("run", (key, uid))
+        services = {
+            each.metadata.name: each
+            for each in self._state.services.indexed("job", key)
+            if each.metadata.controller_uid == uid
+        }
         if answers.made_before is None:
             answers.made_before = bool(services) or bool(job.status.observed_generation)
         report, age = self._poller.latest(uid)
@@ -93,7 +88,7 @@ class Observer:
             pods=tuple(sorted(pods, key=attrgetter("metadata.name"))),
             services=services,
             existing=answers.existing_names(now) | self._budgets(key, uid),
-            name_conflicts=conflicts,
+            name_conflicts=_Others(self._state, job, answers.conflicts(now)),
             workloads=tuple(
                 each
                 for each in self._state.workloads.indexed("job", key)
@@ -128,6 +123,36 @@ class Observer:
     def _budgets(self, key: Key, uid: str) -> frozenset[str]:
         found = self._state.budgets.indexed("job", key)
         return frozenset(each.metadata.name for each in found if each.metadata.controller_uid == uid)
+
+
+class _Others(Mapping[str, NameConflict]):
+    """The names that objects of other owners have, looked up when one is needed: anybody may label any number of pods.
+
+    `told`: those of which the API server said so.
+    """
+
+    def __init__(self, state: ClusterState, job: TrainingJob, told: Mapping[str, NameConflict]) -> None:
+        self._state, self._job, self._told = state, job, told
+
+    def __getitem__(self, name: str) -> NameConflict:
+        namespace = self._job.metadata.namespace
+        if (pod := self._state.pods.get(name, namespace)) is not None and self._is_of_another(pod.metadata):
+            return name_conflict(pod.metadata, self._job, pod.spec.node_name)
+        service = self._state.services.get(name, namespace)
+        if service is not None and self._is_of_another(service.metadata):
+            return name_conflict(service.metadata, self._job)
+        return self._told[name]
+
+    def _is_of_another(self, found: OwnedMeta) -> bool:
+        """Whether it is another owner's, and has the job's label: by this, the watch tells when it goes."""
+        meta = self._job.metadata
+        return found.labels.get(JOB) == meta.name and found.controller_uid != meta.uid
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._told)
+
+    def __len__(self) -> int:
+        return len(self._told)
 
 
 class _GoneNodes(Container[str]):

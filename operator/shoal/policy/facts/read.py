@@ -8,7 +8,7 @@ The rooms after this one (`decide`, `tell`) ask no pod or node again.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -191,7 +191,10 @@ class _Reader:
         self.seen = replace(
             self.seen,
             pods=tuple(pod for pod in self.seen.pods if pod.metadata.name not in strangers),
-            name_conflicts={**self.seen.name_conflicts, **dict.fromkeys(strangers, NameConflict())},
+            name_conflicts=ChainMap(
+                dict.fromkeys(strangers, NameConflict()),
+                self.seen.name_conflicts,  # type: ignore[arg-type]  # it is read only
+            ),
         )
         return [pod for pod in pods if pod.metadata.name not in strangers]
 
