@@ -8,6 +8,7 @@ ShoalError
 ├── ScalingError       the target of a node pool cannot be read or sized
 │   ├── SizedByOther   someone else sets its size
 │   └── Busy           it is being changed, or has changed since it was read: soon again
+├── StoreWentBack      the API server's store is older than it was: only a new process knows nothing of what never was
 └── ClusterError       the API server refused a request or is unreachable
     ├── NotFound       there is no such object
     ├── Refused        the API server rejects this object (400, 422): terminal until the object changes
@@ -77,6 +78,10 @@ class Unavailable(ClusterError):
         super().__init__(message)
         self.retry_after = retry_after
         self.of_one = of_one
+
+
+class StoreWentBack(ShoalError):
+    """The API server's store is older than it was, as after etcd is restored from a backup."""
 
 
 class LeaseLost(ClusterError):

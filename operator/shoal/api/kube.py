@@ -19,6 +19,7 @@ from pydantic.dataclasses import dataclass
 from shoal.api.amounts import Amounts, amounts_of, requested_by
 from shoal.api.base import GROUP, ObjectMeta, Status
 from shoal.api.labels import SPOT_LABELS, Place, place_in
+from shoal.api.rules import STORED
 
 ANNOUNCED_ENDS = frozenset({"DisruptionTarget", "TerminationTarget"})
 """Conditions by which Kubernetes and Kueue say that a pod is about to be ended."""
@@ -86,7 +87,8 @@ class OwnedMeta:
     labels: Annotated[dict[str, str], AfterValidator(_ours)] = Field(default_factory=dict)
     """Those that Shoal gives."""
     owner_references: Annotated[tuple[OwnerReference, ...], Shared] = ()
-    deletion_grace_period_seconds: int | None = None
+    deletion_grace_period_seconds: Annotated[int | None, STORED] = None
+    """Any number that whoever deletes the object said."""
 
     @property
     def controller_uid(self) -> str | None:

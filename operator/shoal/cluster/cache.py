@@ -115,16 +115,16 @@ class Cache(Generic[T]):
             if version(namesake) > version(fresh):
                 return  # it is gone: a name is that of one object at a time
             self.drop(namesake.metadata.uid, version(fresh))
+        fresh = self._shared(old, fresh)
+        keys = {name: key for name, key_of in self._key_of.items() if (key := key_of(fresh)) is not None}
         if version(fresh) >= self._unread.get(uid, 0):
             self._unread.pop(uid, None)
         if old is not None:
             self._unindex(old)
-        fresh = self._shared(old, fresh)
         self._by_uid[uid] = fresh
         self._by_name[fresh.metadata.namespace, fresh.metadata.name] = uid
-        for name, key_of in self._key_of.items():
-            if (key := key_of(fresh)) is not None:
-                self._indices[name].setdefault(key, {})[uid] = fresh
+        for name, key in keys.items():
+            self._indices[name].setdefault(key, {})[uid] = fresh
         self._on_change(old, fresh, ours)
 
     def leave_unread(self, uid: str, at: int) -> bool:

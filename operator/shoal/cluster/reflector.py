@@ -24,7 +24,7 @@ from shoal.cluster.cache import Cache, T
 from shoal.cluster.cache import version as version_of
 from shoal.cluster.deep_json import loads
 from shoal.cluster.transport import StreamRefused, Transport
-from shoal.errors import ClusterError, Unavailable
+from shoal.errors import ClusterError, StoreWentBack, Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,8 @@ class Source(Generic[T]):
 class Reflector(Generic[T]):
     """Lists and watches one collection.
 
-    `on_unreadable` is given an object that cannot be parsed, and why: its owner has to learn it.
+    `on_unread` hears of each state of an object that cannot be taken. `on_unreadable` is given one that cannot be
+    parsed, and why: its owner has to learn it.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Reflector(Generic[T]):
         cache: Cache[T],
         *,
         on_restart: Callable[[str], None] = lambda _why: None,
+        on_unread: Callable[[], None] = lambda: None,
         on_unreadable: Callable[[Mapping[str, Any], str], None] = lambda _object, _why: None,
     ) -> None:
         self.synced = asyncio.Event()
@@ -109,9 +111,12 @@ class Reflector(Generic[T]):
         self._source = source
         self._cache = cache
         self._on_restart = on_restart
+        self._on_unread = on_unread
         self._on_unreadable = on_unreadable
         self._wanted = asyncio.Event()
         """A list was asked for that begins from now on."""
+        self._newest = 0
+        """The newest version that a list or a watch told."""
         self._begun = 0
         self._ended = 0
         """The number of the newest list that succeeded or was refused."""
@@ -128,7 +133,11 @@ class Reflector(Generic[T]):
         return self.synced.is_set() and not self.denied and self._ended >= self._awaited
 
     async def run(self) -> None:
-        """List and watch until cancelled. Errors are retried with jitter."""
+        """List and watch until cancelled. Errors are retried with jitter.
+
+        Raises:
+            StoreWentBack: what is known never was. Only a process that begins anew knows nothing of it.
+        """
         version, failures = "", 0
         loop = asyncio.get_running_loop()
         while True:
@@ -220,14 +229,14 @@ class Reflector(Generic[T]):
             if not answer.ok:
                 raise StreamRefused(answer)
             meta, items, bad = self._parse(answer.body)
-            for each in items:
-                self._cache.put(each)
-            listed |= {each.metadata.uid for each in items}
-            unread |= set(bad)
+            taken = {each.metadata.uid: self._put(each) for each in items}
+            listed |= {uid for uid, read in taken.items() if read}
+            unread |= {*bad, *(uid for uid, read in taken.items() if not read)}
             if not meta.continue_:
                 break
             query["continue"] = meta.continue_
-        self._cache.keep(listed, _number(meta.resource_version), unread)
+        self._come_to(_number(meta.resource_version))
+        self._cache.keep(listed, self._newest, unread)
         self.denied = False
         self.synced.set()
         await self._end_list()
@@ -285,18 +294,46 @@ class Reflector(Generic[T]):
     def _take(self, line: bytes, version: str) -> str:
         """Apply one event; returns its resource version."""
         if (known := self._known(line)) is not None:
+            self._newest = max(self._newest, int(known))
             return known
         try:
             frame = self._frame.model_validate_json(line, extra="ignore")
         except ValidationError as error:
             return self._take_other(line, version, error)
         fresh: T = frame.object
+        at = _number(fresh.metadata.resource_version)
+        if frame.type == "BOOKMARK" and at < self._newest:  # etcd was restored, or this API server is behind
+            raise Expired(f"version {at} after version {self._newest}")
+        self._newest = max(self._newest, at)
         if frame.type == "DELETED":
-            self._cache.drop(fresh.metadata.uid, at=_number(fresh.metadata.resource_version))
+            self._cache.drop(fresh.metadata.uid, at=at)
         elif frame.type != "BOOKMARK":
-            _number(fresh.metadata.resource_version)
-            self._cache.put(fresh)
+            self._put(fresh)
         return fresh.metadata.resource_version
+
+    def _put(self, fresh: T) -> bool:
+        """Take an object; False if what is made of it fails: no one object of a user may end the process of all."""
+        try:
+            self._cache.put(fresh)
+        except Exception:  # broad: as said
+            meta = fresh.metadata
+            if self._cache.leave_unread(meta.uid, version_of(fresh)):
+                logger.exception("cannot take %s/%s of %s", meta.namespace, meta.name, self._source.path)
+                self._on_unread()
+            return False
+        return True
+
+    def _come_to(self, at: int) -> None:
+        """Take the version of a list, which is what etcd has.
+
+        Raises:
+            StoreWentBack: it is older than what was seen before.
+        """
+        if at < self._newest:
+            raise StoreWentBack(
+                f"{self._source.path}: a list at version {at} after version {self._newest} was seen: etcd was restored"
+            )
+        self._newest = at
 
     def _known(self, line: bytes) -> str | None:
         """The resource version of an event that tells what the cache has, as after each write of this process.
@@ -361,6 +398,7 @@ class Reflector(Generic[T]):
         field = ".".join(str(part) for part in first["loc"] if part not in {"object", "items", 0})
         if self._cache.leave_unread(meta.get("uid", ""), _number(str(meta.get("resourceVersion", "")))):
             logger.error("cannot parse %s/%s: %s", meta.get("namespace"), meta.get("name"), error)
+            self._on_unread()
         self._on_unreadable(found, f"{field or 'the object'}: {first['msg']}")
 
 

@@ -113,7 +113,9 @@ class _Clock:
         """The time, of which `before` was known earlier."""
         if not self.is_ahead(said):
             return said
-        return before or (_text(self._then) if isinstance(said, str) else self._then)
+        if before and not self.is_ahead(before):  # else this clock was set back since
+            return before
+        return _text(self._then) if isinstance(said, str) else self._then
 
 
 def _heard(old: Any, new: Any, clocks: Mapping[str, _Clock]) -> Any:

@@ -201,6 +201,7 @@ class Operator:
                 source,
                 caches[name],
                 on_restart=partial(self._restarted, name),
+                on_unread=self.metrics.unread_objects.labels(name).inc,
                 on_unreadable=unreadable.get(name, _nothing),
             )
             for name, source in sources(settings.namespace, kueue=settings.kueue).items()

@@ -120,6 +120,7 @@ class NodePools:
             Source(f"/apis/{API_VERSION}/{CapacityPool.PLURAL}", CapacityPool),
             self.cache,
             on_restart=lambda why: metrics.watch_restarts.labels(CapacityPool.PLURAL, why).inc(),
+            on_unread=metrics.unread_objects.labels(CapacityPool.PLURAL).inc,
         )
         scaler = PoolScaler(
             self.cache,

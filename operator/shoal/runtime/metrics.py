@@ -48,6 +48,12 @@ class Metrics:
             ["resource", "reason"],
             registry=self.registry,
         )
+        self.unread_objects = Counter(
+            "shoal_unread_objects_total",
+            "States of objects that could not be read, by resource.",
+            ["resource"],
+            registry=self.registry,
+        )
         self.status_writes = Counter(
             "shoal_status_writes_total",
             "Status updates, by kind and result.",

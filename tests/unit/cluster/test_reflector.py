@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -23,7 +23,7 @@ from shoal.cluster.reflector import (
     Source,
 )
 from shoal.cluster.transport import Answer, Query
-from shoal.errors import Unavailable
+from shoal.errors import StoreWentBack, Unavailable
 from tests.unit.cluster.servers import SmallServer
 from tests.unit.policy import build
 
@@ -33,10 +33,13 @@ pytestmark = pytest.mark.looptime
 class Watched:
     """A server, a cache and the reflector between them."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: Callable[[Pod | None, Pod], Pod] = lambda _old, new: new) -> None:
         self.server = SmallServer()
-        self.cache: Cache[Pod] = Cache(lambda _old, _new, _ours: None)
+        self.cache: Cache[Pod] = Cache(
+            lambda _old, _new, _ours: None, {"node": lambda pod: pod.spec.node_name}, shared=shared
+        )
         self.restarts: list[str] = []
+        self.unread = 0
         self.unreadable: list[tuple[str, str]] = []
         source = Source("/api/v1/pods", Pod, "shoal.dev/job")
         self.reflector = Reflector(
@@ -44,8 +47,12 @@ class Watched:
             source,
             self.cache,
             on_restart=self.restarts.append,
+            on_unread=self._count,
             on_unreadable=lambda found, why: self.unreadable.append((found["metadata"]["name"], why)),
         )
+
+    def _count(self) -> None:
+        self.unread += 1
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Watched]:
@@ -494,3 +501,59 @@ async def test_long_list_lets_others_have_the_loop_meanwhile() -> None:
             passes += 1
     assert taken.total() == 450
     assert max(taken.values()) == PAGE
+
+
+async def test_object_that_cannot_be_taken_keeps_no_other_from_it(caplog: pytest.LogCaptureFixture) -> None:
+    """What a user writes must not end the process that all depend on, whatever is made of it."""
+
+    def fails(_old: Pod | None, new: Pod) -> Pod:
+        if new.status.phase == "odd":
+            raise OverflowError("date value out of range")
+        return new
+
+    w = Watched(fails)
+    w.server.set("a")
+    w.server.set("b", status={"phase": "odd"})
+    async with w.running():
+        await w.reflector.synced.wait()
+        assert w.names == {"a"}
+        w.server.set("a", status={"phase": "odd"})
+        w.server.set("c")
+        await asyncio.sleep(1)
+        assert w.names == {"a", "c"}
+        assert w.cache.is_unread(known_uid(w, "a"))
+        w.reflector.request_refresh()
+        await asyncio.sleep(1)
+        assert w.names == {"a", "c"}  # as it was last known
+        assert w.unread == 2
+        w.server.set("a", status={"phase": "Running"})
+        await asyncio.sleep(1)
+        assert not w.cache.is_unread(known_uid(w, "a"))
+    assert "cannot take ns/b of /api/v1/pods" in caplog.text
+    assert "date value out of range" in caplog.text
+
+
+def known_uid(w: Watched, name: str) -> str:
+    found = w.cache.get(name, "ns")
+    assert found is not None
+    return found.metadata.uid
+
+
+@pytest.mark.parametrize("seen", ["bookmark", "list"])
+async def test_store_that_went_back_ends_the_process(seen: str) -> None:
+    """As after a restore of etcd: what is newer in the caches never was, and what comes would be too old for them."""
+    w = Watched()
+    w.server.set("a")
+    running = asyncio.create_task(w.reflector.run())
+    await asyncio.sleep(1)
+    before = w.server.version
+    for _ in range(5):
+        w.server.set("b")
+    await asyncio.sleep(1)
+    w.server.version = before
+    if seen == "bookmark":
+        w.server.bookmark()
+    else:
+        w.server.send(b'{"type":"ERROR","object":{"kind":"Status","code":410,"message":"no"}}\n')
+    with pytest.raises(StoreWentBack, match="etcd was restored"):
+        await asyncio.wait_for(running, 60)

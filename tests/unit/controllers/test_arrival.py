@@ -181,3 +181,25 @@ async def test_a_pod_that_stays_on_a_lost_node_is_removed_in_time_though_the_clo
         await rig.reconcile(KEY)
         rig.pass_time(5)
     assert path not in rig.cluster.objects
+
+
+@pytest.mark.parametrize("grace", [0, 10**12, 2**63 - 1])
+def test_grace_may_be_any_number(grace: int) -> None:
+    """Whoever may delete a pod says it, and the API server keeps it as it is."""
+    meta = {"name": "p", "uid": "u", "resourceVersion": "1", "creationTimestamp": build.stamp(NOW)}
+    meta |= {"deletionTimestamp": build.stamp(NOW), "deletionGracePeriodSeconds": grace}
+    pod = Pod.model_validate({"metadata": meta})
+    heard = as_heard(None, pod, NOW)
+    assert heard.metadata.deletion_timestamp == build.stamp(NOW)
+    assert (heard.metadata.deletion_grace_period_seconds or 0) <= 2**31
+
+
+def test_clock_that_is_set_back_is_not_waited_for() -> None:
+    """What this process wrote an hour ahead, it hears of again."""
+    manifest = build.job_manifest()
+    slot = {"index": 0, "state": "Ended", "cause": "Error", "endedAt": build.stamp(NOW + HOUR)}
+    manifest["status"] = {"observedGeneration": 1, "startTime": build.stamp(NOW + HOUR), "slots": [slot]}
+    written = as_heard(None, TrainingJob.model_validate(manifest), NOW + HOUR)
+    heard = as_heard(written, written, NOW)
+    assert heard.status.slots[0].ended_at == NOW
+    assert heard.status.start_time == NOW
