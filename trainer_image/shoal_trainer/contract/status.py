@@ -182,7 +182,7 @@ class StatusReport(Message):
     """How often all data were trained again from the beginning, because parameter server 0 was lost, and with it every
     snapshot (`storage: ephemeral`). Samples that a worker's copy of the parameters saved are in `data.repeated`."""
     leases_taken_back: Count = 0
-    """How often a worker was fenced because it read nothing of what it had leased, while others were idle."""
+    """How often a worker was fenced because it trained nothing of what it had leased: see `coordinator/stuck`."""
     goodput: Figure = None
     """Share of the computed steps that count, 0 to 1."""
     input_wait: Figure = None

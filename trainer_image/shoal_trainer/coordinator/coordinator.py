@@ -147,7 +147,7 @@ class Coordinator:
         with self.lock:
             member, now = self._contact(request.worker), self.clock()
             member.message = request.message
-            self.stuck.heard(member, request.reading_seconds, now)
+            self.stuck.heard(member, request.reading_seconds, request.outage_seconds, now)
             passed = member.passed_beside(request.task_seconds, request.wait_seconds)
             self.course.passed_beside(member.rate, *passed)
             if request.flops_per_sample is not None:
@@ -361,12 +361,15 @@ class Coordinator:
             for member in silent:
                 self.departures.fence(member, SILENT)
             assignment = self._assigning.next(worker)
-        if assignment is None and self._take_back(idle=True):
-            assignment = self._assigning.next(worker)
+        idle = self.members.get(worker)
+        if assignment is None and not idle.outage_seconds:  # else it could not train what others hold
+            self.stuck.reaches(idle, self.clock())
+            if self._take_back(idle=True):
+                assignment = self._assigning.next(worker)
         return assignment
 
     def _take_back(self, *, idle: bool) -> bool:
-        """Fence the worker that holds work and has read nothing for longest, if it is stuck; returns whether it is."""
+        """Fence the worker that holds work and has been stuck for longest, if there is one; returns whether it is."""
         if stuck := self._holders(self.stuck.found(idle=idle)):
             self.record.counters.taken_back += 1
             self.departures.fence(stuck[0], self.stuck.taken(stuck[0], self.clock(), idle=idle))

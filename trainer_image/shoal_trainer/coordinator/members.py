@@ -2,7 +2,7 @@
 
 A worker without contact for max(5 s, 3 of its steps) is Silent, but keeps its leases. It is fenced when its successor
 joins, when idle workers need its leases or its last push, or after `LOST_SECONDS`; then its pushes are refused and its
-leases released. One that is heard and reads nothing may be `stuck`.
+leases released. One that is heard and trains nothing may be `stuck`.
 
 If no worker has contacted the coordinator for longer than `SILENCE_SECONDS`, the coordinator itself was unreachable or
 stopped, and that time does not count as silence.
@@ -56,8 +56,10 @@ class Member:
     task_seconds: float = 0.0
     wait_seconds: float = 0.0
     """In tasks, and without work, as it said last."""
-    reading_seconds: float = 0.0
-    """For how long it has read nothing of its lease, as it said last."""
+    outage_seconds: float = 0.0
+    """For how long it has not reached all servers, as it said last."""
+    stuck_seconds: float = 0.0
+    """For how long it has trained nothing of its lease; see `stuck`."""
     wasted_steps: int = 0
     """In total, as reported to this coordinator process."""
     join_number: int = 0

@@ -78,7 +78,7 @@ class StatusCollector(Collector):
                 status.restarted_from_nothing,
             ),
             "shoal_leases_taken_back": (
-                "Workers fenced because they read nothing while others were idle.",
+                "Workers fenced because they read nothing, or did not reach a server that others reached.",
                 status.leases_taken_back,
             ),
             "shoal_samples_repeated": ("Samples applied more than once.", status.data.repeated),

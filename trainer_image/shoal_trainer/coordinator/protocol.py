@@ -249,6 +249,8 @@ class Heartbeat(Caller):
     """In which this worker had no work, so far."""
     reading_seconds: float = Field(default=0.0, ge=0, le=MOST_SECONDS, allow_inf_nan=False)
     """For how long the read of the next batch of its lease has taken by now, with its repetitions; 0: there is none."""
+    outage_seconds: float = Field(default=0.0, ge=0, le=MOST_SECONDS, allow_inf_nan=False)
+    """For how long this worker has not reached all parameter servers; 0: it reaches them."""
 
 
 class Alive(Message):

@@ -77,8 +77,8 @@ class ControlPlane:
         self._beside = Beside()
         self._messages: dict[About, StatusText] = dict.fromkeys(About, "")
         self._logged: StatusText = ""
-        self._reads_since: float | None = None
-        """Since when the next batch is waited for, also while a read of it is repeated."""
+        self._since: dict[About, float] = {}
+        """Since when there is a message about something, which may have changed meanwhile."""
         self._uploaded: dict[str, tuple[int, int]] = {}
         """Size and modification time (ns) of each uploaded file."""
         self._joined = threading.Event()
@@ -128,7 +128,9 @@ class ControlPlane:
         self._client.send(Diverged(**self._client.identity, generation=generation, reason=reason, **place))
 
     def finished(self) -> bool:
-        """Whether a heartbeat was answered that the job has finished."""
+        """Whether a heartbeat was answered that the job has finished. Raises what one was refused with."""
+        if self._error is not None:
+            raise self._error
         return self._finished
 
     def learning_rate(self) -> float | None:
@@ -138,10 +140,10 @@ class ControlPlane:
     def set_message(self, message: StatusText, about: About = About.WORK) -> None:
         """Set a message for the heartbeats."""
         self._messages[about] = message
-        if about is About.WORK and not message:
-            self._reads_since = None
-        elif about is About.WORK and self._reads_since is None:
-            self._reads_since = self._clock()
+        if message:
+            self._since.setdefault(about, self._clock())
+        else:
+            self._since.pop(about, None)
 
     def file_ended(self, token: Token, length: int) -> None:
         """Report that a leased file has `length` samples."""
@@ -210,7 +212,7 @@ class ControlPlane:
         return ""
 
     def _beat(self) -> None:
-        now, since = self._clock(), self._reads_since
+        now = self._clock()
         flops, (tasks, waits) = self._flops, self._beside.passed(now)
         beat = Heartbeat(
             **self._client.identity,
@@ -218,7 +220,8 @@ class ControlPlane:
             flops_per_sample=flops,
             task_seconds=tasks,
             wait_seconds=waits,
-            reading_seconds=0.0 if since is None else max(0.0, now - since),
+            reading_seconds=max(0.0, now - self._since.get(About.WORK, now)),
+            outage_seconds=max(0.0, now - self._since.get(About.OUTAGE, now)),
         )
         alive = self._client.heartbeat(beat)
         self._finished, self._learning_rate = alive.finished, alive.learning_rate

@@ -133,7 +133,7 @@ class Coordinator(Protocol):
         """Report a non-finite batch; returns when shard 0 has rolled back. `UserError` if the job cannot roll back."""
 
     def finished(self) -> bool:
-        """Whether a heartbeat was answered that the job has finished. Does not block."""
+        """Whether a heartbeat was answered that the job has finished, or raises why one was refused. Does not block."""
 
     def learning_rate(self) -> float | None:
         """The learning rate that a callback has set for all workers; None if none has. Does not block."""

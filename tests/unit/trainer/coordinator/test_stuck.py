@@ -1,4 +1,6 @@
-"""A worker that reads nothing of what it leased, while others are idle, gives it up to them."""
+"""A worker that reads nothing of what it leased, or is cut off from a server, while others are idle, gives it up."""
+
+import contextlib
 
 import pytest
 
@@ -144,6 +146,87 @@ def test_time_with_pushes_or_a_task_does_not_count():
     passes(bench, 4 * LEAST_SECONDS, reading=[0])
     assert bench.ask(1).kind == "idle"
     assert status(bench).leases_taken_back == 0
+
+
+def lives(bench, seconds, cut_off=(), since=0.0, slots=(0, 1)):
+    """So many seconds; `cut_off`: those of the slots that do not reach a server since `since`. The others have no work.
+
+    Returns who got some, and when.
+    """
+    got = []
+    for _ in range(round(seconds)):
+        bench.now += 1.0
+        for slot in slots:
+            out = bench.now - since if slot in cut_off else 0.0
+            with contextlib.suppress(Fenced):
+                bench.coordinator.heartbeat(Heartbeat(slot=slot, incarnation=0, outage_seconds=out))
+                if bench.ask(slot).kind != "idle":
+                    got.append((slot, bench.now))
+    return got
+
+
+def test_worker_cut_off_from_a_server_that_others_reach_gives_its_ranges_up():
+    bench, held = held_up()
+    assert lives(bench, LEAST_SECONDS, cut_off=[0]) == []
+    assert lives(bench, 2, cut_off=[0]) == [(1, LEAST_SECONDS + 2)]
+    assert (
+        status(bench).message
+        == "worker 0-0 did not reach a parameter server for 601 s while others were idle: its ranges went to others"
+    )
+    with pytest.raises(Fenced):
+        bench.push(0, held, held.stop)
+    assert status(bench).leases_taken_back == 1
+
+
+def test_one_that_is_cut_off_is_replaced_after_an_hour_although_others_have_work():
+    bench = Bench(stop=StopAfter(epochs=50))
+    for slot in (0, 1):
+        bench.join(slot)
+    bench.ask(0)
+    for passed in range(0, round(FIRST_SECONDS), 60):
+        assert status(bench).leases_taken_back == 0, passed
+        bench.finish(1, bench.ask(1).lease)
+        for _ in range(60):
+            bench.now += 1.0
+            bench.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0, outage_seconds=bench.now))
+    bench.finish(1, bench.ask(1).lease)
+    bench.now += 1.0
+    bench.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0, outage_seconds=bench.now))
+    bench.coordinator.tick()
+    assert status(bench).leases_taken_back == 0
+    bench.finish(1, bench.ask(1).lease)
+    bench.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0, outage_seconds=bench.now))
+    bench.coordinator.tick()
+    assert status(bench).workers[0].state is WorkerState.FENCED
+
+
+def test_server_that_nobody_reaches_costs_nobody_its_ranges():
+    """Neither while it is away, nor when it is back and one worker knows it before another."""
+    bench, _ = held_up()
+    lives(bench, 30)
+    away = bench.now
+    lives(bench, 5, cut_off=[0], since=away)  # the other one notices it later
+    lives(bench, 2 * FIRST_SECONDS, cut_off=[0, 1], since=away)
+    assert lives(bench, LEAST_SECONDS, cut_off=[0], since=away) == []
+    lives(bench, 10)
+    assert status(bench).leases_taken_back == 0
+
+
+def test_one_that_is_alone_keeps_its_ranges_without_a_server():
+    bench = Bench()
+    bench.join(0)
+    bench.ask(0)
+    lives(bench, 2 * FIRST_SECONDS, cut_off=[0], slots=[0])
+    assert status(bench).leases_taken_back == 0
+
+
+def test_task_of_one_that_is_cut_off_goes_to_another():
+    bench = Bench(validation=True)
+    for slot in (0, 1):
+        bench.join(slot)
+    assert bench.train(0).task == "evaluate"
+    assert lives(bench, LEAST_SECONDS, cut_off=[0]) == []
+    assert lives(bench, 2, cut_off=[0]) == [(1, LEAST_SECONDS + 2)]
 
 
 @pytest.mark.by_day(1)

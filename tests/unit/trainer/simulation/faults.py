@@ -48,7 +48,7 @@ class Faults:
             (0.001, self.toggle_storage),
             (0.0003, self.pause_worker),
             (0.001 * ps_rate, self.lose_servers),
-            *([(0.003, self.hang_read)] if world.hangs else []),
+            *([(0.003, self.hang_read), (0.001, self.cut_off_for_good)] if world.hangs else []),
             *([(0.01, self.set_apart)] if world.forks else []),
         )
         """(probability per turn at `rate` 1, event). An event returns whether it was possible."""
@@ -157,6 +157,13 @@ class Faults:
             for link in range(len(cut)) if whole else [self.random.randrange(len(cut))]:
                 cut[link] = until
         return bool(workers)
+
+    def cut_off_for_good(self):
+        """Cut the link between a worker and one shard until the worker ends, unless no other worker is left then."""
+        free = [each for each in self.faulty_workers() if math.inf not in each.exchange.cut_until]
+        if len(free) > 1:
+            self.random.choice(free).exchange.cut_until[self.random.randrange(self.world.shards)] = math.inf
+        return len(free) > 1
 
     def cut_off_data(self):
         """Cut the link between a worker and shard 0, and not that to the coordinator."""

@@ -141,7 +141,8 @@ def check_steps(world, context):
     """The steps in the parameters are counted, and no more are wasted than were computed in vain.
 
     But for a step of each worker that was replaced, or saw the loss of a server: nobody knows whether one was in
-    progress. And who waits for the others after its push (`rounds`) does not know whether it has arrived.
+    progress. Nor does anyone hear of those of a worker whose last words were lost. And who waits for the others after
+    its push (`rounds`) does not know whether it has arrived.
     """
     counters = world.final.coordinator.record.counters
     applied = np.count_nonzero(applied_steps(world))
@@ -150,7 +151,7 @@ def check_steps(world, context):
     in_vain = world.steps + world.diverged - applied
     unsure = replaced + world.faults.ps_losses * len(world.slots)
     too_many = not world.rounds and counters.wasted_steps > in_vain + unsure
-    too_few = world.faults.ps_losses == replaced == 0 and counters.wasted_steps < in_vain
+    too_few = world.faults.ps_losses == replaced == world.unheard == 0 and counters.wasted_steps < in_vain
     assert not too_many, f"{context}: {counters.wasted_steps} of {in_vain}"
     assert not too_few, f"{context}: {counters.wasted_steps} of {in_vain}"
 

@@ -33,7 +33,7 @@ from shoal_trainer.worker.on_host import HostInclusion
 from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.run_task import run_task
 from shoal_trainer.worker.tasks import Outcome
-from shoal_trainer.worker.work import DataWork, Finished, TaskWork, Wasted
+from shoal_trainer.worker.work import About, DataWork, Finished, TaskWork, Wasted
 from tests.unit.trainer.simulation.invariants import check_joined
 from tests.unit.trainer.simulation.job import BATCH, MODEL_FILE, PIECE, SAMPLES, STEPS_AT
 from tests.unit.trainer.simulation.network import Drain, Exchange
@@ -88,6 +88,7 @@ class Worker:
         self.in_task = False
         self.fenced = None
         self.beats_at = world.now
+        self.outage_since = None
         self.hangs_for, self.hangs = 0.0, (0.0, 0.0)
         """For how long the next read hangs, and from when to when the last one."""
         self.resumed = baton()
@@ -212,7 +213,7 @@ class Worker:
         return self.world.now - since if self.world.now < until else 0.0
 
     def get(self, timeout):
-        if self.queue and self.hangs_for:
+        if self.queue and self.hangs_for and not self.in_task:
             self.hangs, self.hangs_for = (self.world.now, self.world.now + self.hangs_for), 0.0
         if self.world.now < self.hangs[1]:
             self.world.sleep(self, timeout)
@@ -222,7 +223,7 @@ class Worker:
                 self.queue += self.items()
             except Unreachable:
                 return None
-            if self.hangs_for:
+            if self.hangs_for and not self.in_task:
                 return None  # it has a lease, and hangs from now on
         return self.queue.pop(0) if self.queue else None
 
@@ -351,7 +352,9 @@ class Worker:
         self.exchange.ask(lambda server: server.coordinator.file_ended(request) or True)
 
     def finished(self):
-        """Whether a heartbeat has learned that the job has finished."""
+        """Whether a heartbeat has learned that the job has finished, or that this worker is fenced."""
+        if self.fenced is not None:
+            raise self.fenced
         server = self.world.server
         over = server is not None and server.coordinator.finished is not None
         return over and self.world.random.random() < 0.1
@@ -360,7 +363,9 @@ class Worker:
         """No callback sets it."""
 
     def set_message(self, message, about=None):
-        """The messages of heartbeats are not simulated."""
+        """Of the messages of heartbeats only the duration of an outage is simulated."""
+        if about is About.OUTAGE:
+            self.outage_since = (self.outage_since or self.world.now) if message else None
 
     def beat(self):
         """A heartbeat, which another thread sends; a fenced worker learns it at its next request for work."""
@@ -370,9 +375,11 @@ class Worker:
         if world.beats.random() < world.loss:
             return
         try:
+            outage = 0.0 if self.outage_since is None else world.now - self.outage_since
             beat = Heartbeat(
-                slot=self.slot, incarnation=self.incarnation, reading_seconds=self.reading_seconds
-            )
+                slot=self.slot, incarnation=self.incarnation, reading_seconds=self.reading_seconds,
+                outage_seconds=outage,
+            )  # fmt: skip
             world.server.coordinator.heartbeat(beat)
         except Fenced as error:
             self.fenced = error
@@ -414,5 +421,9 @@ class Worker:
             slot=self.slot, incarnation=self.incarnation,
             wasted_steps=wasted.steps, wasted_acknowledged=wasted.acknowledged,
         )  # fmt: skip
-        self.exchange.ask(lambda server: server.coordinator.leave(request))
+        try:
+            self.exchange.ask(lambda server: server.coordinator.leave(request))
+        except Unreachable:
+            self.world.unheard += 1
+            raise
         self.read_ahead()

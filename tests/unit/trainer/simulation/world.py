@@ -43,7 +43,8 @@ class World:
     whether shards are so large that pushes and pulls are streams. `files`: the samples are in files, whose lengths the
     job learns, and whose list each worker leaves out until it is asked for it. `mean`: answers of the storage are lost,
     parameter server 0 dies while it writes, and losses of servers do not end an outage of the storage. `bound`: of the
-    staleness. `hangs`: reads hang, for ever or for a while, of which the worker's heartbeats tell. `forks`: all copies
+    staleness. `hangs`: reads hang, for ever or for a while, and workers are cut off from one shard for good, of which
+    their heartbeats tell. `forks`: all copies
     but one are lost with server 0, and that one comes back when its replacement has gone another way. `worn`: see
     `WornStorage`; no step diverges, as a rollback to a damaged snapshot ends the job. `overflows`: journals do, so that
     a copy's pushes may not be known. `bf16`: requests and answers are coded so. `resizes`: the numbers of shards with
@@ -90,6 +91,8 @@ class World:
         """Whether pushes may be answered without parameters, which are pulled later (`Cadence`)."""
         self.unpulled = 0
         """The steps of pushes that were applied, and whose worker then did not reach the server."""
+        self.unheard = 0
+        """The workers whose last words did not arrive, with what they had wasted."""
         self.shards, self.streams = shards, streams
         self.model = model(max(shards, *resizes, 1), gradients=gradients)
         self.gradients, self.bound, self.hangs, self.forks = gradients, bound, hangs, forks

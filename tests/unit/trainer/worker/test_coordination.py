@@ -10,7 +10,7 @@ from shoal_trainer import Files, UserError
 from shoal_trainer.contract import JobIdentity, Outcome, Role, RuntimeConfig, Shard, TerminationMessage
 from shoal_trainer.coordinator.artefacts import Artefacts, ModelManifest
 from shoal_trainer.coordinator.protocol import MAX_TEXT, Alive, Assignment, Joined
-from shoal_trainer.errors import Unreachable
+from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.security import create_secret_dir
 from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.worker import coordination
@@ -264,6 +264,31 @@ def test_heartbeat_says_how_long_a_read_takes(bench):
     plane.set_message("")
     beats(1.0)
     assert said == [0.0, 5.0, 10.0, 0.0]
+
+
+def test_heartbeat_says_how_long_an_outage_lasts(bench):
+    plane, now, said = bench.worker(), [100.0], []
+    plane._clock = lambda: now[0]
+    plane._client.heartbeat = lambda beat: said.append((beat.outage_seconds, beat.reading_seconds)) or Alive()
+    for message in ("shard 1 is lost", "shard 0 is lost", ""):
+        plane.set_message(message, About.OUTAGE)
+        now[0] += 5.0
+        plane._beat()
+    assert said == [(5.0, 0.0), (10.0, 0.0), (0.0, 0.0)]
+
+
+def test_worker_that_asks_for_no_work_learns_that_it_was_fenced(bench):
+    plane = bench.worker()
+    plane._joined.set()
+
+    def refused(_):
+        raise Fenced("its ranges went to others")
+
+    plane._client.heartbeat = refused
+    assert not plane.finished()
+    plane._run()
+    with pytest.raises(Fenced, match="its ranges went to others"):
+        plane.finished()
 
 
 def test_finished_job_is_learned_from_the_answer_to_a_heartbeat(bench, monkeypatch):

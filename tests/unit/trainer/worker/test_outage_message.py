@@ -1,5 +1,8 @@
-"""The message of an outage in the heartbeats."""
+"""What a worker says to the coordinator in an outage, and what it hears."""
 
+import pytest
+
+from shoal_trainer.errors import Fenced
 from tests.unit.trainer.worker.scripted import Bench
 
 
@@ -13,3 +16,17 @@ def test_outage_is_reported_until_the_servers_are_reachable_again():
     bench.server.reachable = True
     bench.loop.upstream.end_outage(bench.server.welcome())
     assert bench.coordinator.outage == ""
+
+
+def test_worker_whose_local_steps_are_used_up_ends_when_it_is_fenced():
+    bench = Bench()
+    bench.server.reachable = False
+    bench.loop.upstream.probe()
+    bench.loop.upstream.outage._max_steps = 0
+
+    def refused():
+        raise Fenced("its ranges went to others")
+
+    bench.coordinator.finished = refused
+    with pytest.raises(Fenced, match="its ranges went to others"):
+        bench.run()
