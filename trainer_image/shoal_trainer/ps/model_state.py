@@ -35,6 +35,8 @@ class ModelState:
         """The number of gradients in the optimizer's state, or begun: the step of Adam."""
         self.pace: float | None = None
         """The pace at which the velocity was made; None: unknown, so it is taken to be that of the next gradient."""
+        self._told: float | None = None
+        """The learning rate that the last gradient came with; None: that of the optimizer."""
         self._configure(spec, {})
 
     @property
@@ -85,8 +87,8 @@ class ModelState:
 
     def anticipate(self, io: Payload, ahead: float, weight: float, pace: float, samples: int) -> None:
         """Write the parameters expected `ahead` updates of this weight later to `io`; see `Damping` for `pace`."""
-        optimizer, rate = self.optimizer, self._rate(samples) * weight
-        update = Update(rate, self.updates + 1, pace, ahead, before=self.pace or pace)
+        optimizer, rate = self.optimizer, self._rate(samples) if self._told is None else self._told
+        update = Update(rate * weight, self.updates + 1, pace, ahead, before=self.pace or pace)
         optimizer.anticipate(self.parameters, io, update)
         for part, values in parts(io, optimizer.size):
             kernels.encode(self.parameters[part], values)
@@ -107,7 +109,8 @@ class ModelState:
         `samples`: how many the shard has seen, for the schedule of a push without its own learning rate. `pace`: see
         `Damping`. Its answer has the parameters expected after `ahead` more updates.
         """
-        if (rate := meta.learning_rate) is not None:
+        self._told = rate = meta.learning_rate
+        if rate is not None:
             later = rate
         else:
             rate, later = self._rate(samples), self._rate(samples + meta.samples) if ahead else math.nan

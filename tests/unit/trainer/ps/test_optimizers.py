@@ -197,6 +197,20 @@ def test_answer_one_update_ahead_lacks_only_the_next_gradient(
     np.testing.assert_allclose(pulled, after, atol=0.002 * moved)
 
 
+@pytest.mark.parametrize("name", ["adam", "lion"])
+def test_pull_looks_ahead_at_the_learning_rate_of_the_last_push(name: Any) -> None:
+    """Not at that of `compile()`, once a callback has set another one."""
+    config = OptimizerConfig(name=name, learning_rate=0.01, batch_size=1)
+    shard = ShardStore(0, 1, 0)
+    shard.hello(0, 0, ModelSpec(fingerprint="f" * 64, parameters=1, optimizer=config))
+    shard.initialize(np.ones(1, np.float32))
+    for seq, rate in enumerate([None, 1e-4, 1e-4, None], 1):
+        told, pulled = np.ones(1, np.float32), np.empty(1, np.float32)
+        push_to(shard, 0, 0, seq, seq - 1, PushMeta(1, learning_rate=rate), told, ahead=3.0)
+        pull_from(shard, 0, pulled, ahead=3.0)
+        np.testing.assert_allclose(pulled, told, atol=1e-4 * (rate or 0.01))
+
+
 @pytest.mark.parametrize("name", ["adam", "adamw", "nadam"])
 @pytest.mark.parametrize("pace", [1.0, 8.0])
 def test_moments_tell_how_far_gradients_agree(name: Any, pace: float) -> None:
