@@ -262,7 +262,7 @@ class Loop:
             pile.samples,
             steps,
             pile.loss,
-            self._learning_rate(base),
+            self.upstream.learning_rate(base.samples),
             timings=Timings(
                 (now - self._last_push) / steps,
                 self._compute_seconds / steps,
@@ -295,12 +295,6 @@ class Loop:
         self._followed_rate = rate
         if (new := self._compiled_rate if rate is None else rate) is not None:
             set_rate(self._flat_model.model, new)
-
-    def _learning_rate(self, base: Pulled) -> float | None:
-        """The learning rate of a push that the servers do not know: set by a callback, or known to the worker only."""
-        if self._placement.on_server and (rate := self._coordinator.learning_rate()) is not None:
-            return rate
-        return None if self._placement.rate is None else self._placement.rate(base.samples)
 
     def _check_finite(self, step: Step, ready: Ready, parameters: Any) -> Step | None:
         """Apply `on_nan` to the step; None if it is discarded."""

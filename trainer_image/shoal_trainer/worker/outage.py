@@ -32,7 +32,7 @@ class Outage:
     """The state of local training, from the first `Unreachable` to the first answer.
 
     `current`: the last pulled parameters, coded (`ps/coding`); the first `parameters` are trainable, the rest are
-    statistics. `learning_rate`: the last one of the servers.
+    statistics. `learning_rate`: that of a push when it begins.
     """
 
     def __init__(

@@ -160,6 +160,12 @@ class Upstream:
         self.in_flight = (future, send)
         self._copy = self._flat_model.vector.upload_when(future, self._buffers.spare_tensor)
 
+    def learning_rate(self, samples: int) -> float | None:
+        """That of a push after so many samples, if the servers do not know it: of a callback, or of a schedule here."""
+        if self._placement.on_server and (rate := self._coordinator.learning_rate()) is not None:
+            return rate
+        return None if self._placement.rate is None else self._placement.rate(samples)
+
     def next_seq(self) -> int:
         """The sequence number of the next push."""
         self._seq += 1
@@ -258,7 +264,7 @@ class Upstream:
         log.warning("%s: training continues locally", message)
         self._coordinator.set_message(message, About.OUTAGE)
         assert self.pulled is not None
-        self.outage = self._local_training(None if send is None else send.push.meta.learning_rate)
+        self.outage = self._local_training()
         if send is not None:
             self.outage.absorb(send)
             self._unsent.append(send)
@@ -266,12 +272,12 @@ class Upstream:
             self.local_steps()
         self.reconnect = self._reconnect_with_copy()
 
-    def _local_training(self, rate: float | None, *, max_steps: int = MAX_STEPS) -> Outage:
-        """Local training from the current parameters."""
+    def _local_training(self, *, max_steps: int = MAX_STEPS) -> Outage:
+        """Local training from the current parameters, at the learning rate of a push now."""
         assert self.pulled is not None
-        config = self._placement.config
-        if rate is None:
-            rate = schedules.learning_rate(config.learning_rate, config.step_after(self.pulled.samples))
+        config, samples = self._placement.config, self.pulled.samples
+        if (rate := self.learning_rate(samples)) is None:
+            rate = schedules.learning_rate(config.learning_rate, config.step_after(samples))
         size = self._flat_model.layout.trainable
         averages = self._flat_model.averages
         return Outage(
@@ -425,7 +431,7 @@ class Upstream:
         self._leases.reset(self.generation)
         self._discard_steps()
         if self.outage is None:
-            self.outage = self._local_training(None, max_steps=0)
+            self.outage = self._local_training(max_steps=0)
             self.reconnect = self._exchange.connect(lambda: None)
 
     def _discard_unsent(self, undone: int = 0) -> None:
