@@ -11,7 +11,7 @@ from typing import Any
 from shoal_trainer.coordinator.course import Course
 from shoal_trainer.coordinator.record import Record
 from shoal_trainer.ps.shard import ShardStore
-from shoal_trainer.wire.messages import Applied
+from shoal_trainer.wire.messages import Applied, OptimizerConfig
 
 
 class Beginning:
@@ -21,6 +21,8 @@ class Beginning:
         self._record, self._course, self._shard = record, course, shard
         self.elsewhere = False
         """Whether it began with another run's: the first snapshot of this one is of that model."""
+        self._optimizer: OptimizerConfig | None = None
+        """The other run's, until it is known which this one has."""
         self._resumed = False
         """Whether it began with a snapshot of this run."""
         self._has_parameters = False
@@ -52,6 +54,8 @@ class Beginning:
             self._course.gathering.begin()
         if not saved:
             return
+        if other_run and self._shard.model is not None:
+            self._optimizer = self._shard.model.spec.optimizer
         self._record.load(saved, other_run=other_run)
         self.replay()
         if not other_run:
@@ -65,7 +69,20 @@ class Beginning:
         anew = self._course.gathering.begun and not self._resumed and version == 0
         self._anew_from = self._shard.history.samples if anew else None
         self._course.gathering.ready(slot for slot, _ in applied)
+        if self._optimizer is not None:
+            self._continues(self._optimizer)
+            self._optimizer = None
         self.replay()
+
+    def _continues(self, other: OptimizerConfig) -> None:
+        """What a callback of the other run made of the learning rate goes on with the optimizer that it was made for.
+
+        Not with another one, nor from another rate. And what runs on the workers begins anew.
+        """
+        assert self._shard.model is not None
+        own = self._shard.model.spec.optimizer
+        if own.name == "delta" or (own.name, own.learning_rate) != (other.name, other.learning_rate):
+            self._record.tasks.learning_rate = None
 
     def survived(self, known_samples: int) -> None:
         """Count a restart from nothing, once a worker that has survived it says that samples had been trained.

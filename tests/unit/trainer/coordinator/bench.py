@@ -28,8 +28,8 @@ def next_work(coordinator, slot, incarnation=0, generation=None, *, number=None,
 class Bench:
     """A job of 8 samples in batches of 2, with workers whose calls the test makes."""
 
-    def __init__(self, *, stop=None, validation=False, callbacks=False, boot=1, epoch=0):
-        self.now = 0.0
+    def __init__(self, *, stop=None, validation=False, callbacks=False, boot=1, epoch=0, model=MODEL):
+        self.now, self.model = 0.0, model
         self.shard = ShardStore(0, 1, epoch, boot=boot, clock=lambda: self.now)
         job = JobIdentity(namespace="n", name="j", uid="u")
         self.coordinator = Coordinator(
@@ -46,7 +46,7 @@ class Bench:
 
     def join(self, slot, incarnation=0, data=None, **fields):
         self.shard.workers.connect(slot, incarnation)
-        if not self.shard.hello(slot, incarnation, MODEL).initialized:
+        if not self.shard.hello(slot, incarnation, self.model).initialized:
             self.shard.initialize(aligned(4))
         return self.coordinator.join(
             Join(

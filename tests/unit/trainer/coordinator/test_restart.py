@@ -9,7 +9,7 @@ from shoal_trainer.coordinator.report import ranges
 from shoal_trainer.errors import Fenced, UserError
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import State
-from shoal_trainer.wire.messages import AnswerMeta
+from shoal_trainer.wire.messages import AnswerMeta, OptimizerConfig
 from tests.unit.trainer.coordinator.bench import MODEL, Bench
 from tests.unit.trainer.ps.shards import pull_from
 
@@ -89,6 +89,37 @@ def test_new_run_drops_leases_and_stop_reason_of_the_old_run():
     second.join(0)
     assert second.train(0).task == "export"
     assert second.coordinator.record.ledger.completed == 2
+
+
+def with_optimizer(**options):
+    return MODEL.model_copy(update={"optimizer": OptimizerConfig(batch_size=2, **options)})
+
+
+ADAM = with_optimizer(name="adam", learning_rate=0.01)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "rate"),
+    [
+        (ADAM, with_optimizer(name="adam", learning_rate=0.01, beta_1=0.8), 1e-5),
+        (ADAM, with_optimizer(name="adam", learning_rate=0.02), None),
+        (ADAM, with_optimizer(name="adamw", learning_rate=0.01), None),
+        (MODEL, MODEL, None),
+    ],
+    ids=["the same optimizer", "another rate", "another optimizer", "on the workers"],
+)
+def test_new_run_keeps_the_learning_rate_of_a_callback_with_its_optimizer(first, second, rate):
+    old, new = Bench(callbacks=True, model=first), Bench(boot=2, stop=StopAfter(epochs=2), model=second)
+    old.join(0)
+    done = TaskDone(slot=0, incarnation=0, token=old.train(0).token, learning_rate=1e-5)
+    old.coordinator.task_done(done)
+    new.shard.restore(old.shard.copy(), other_run=True)
+    new.coordinator.load(old.coordinator.record.dump(), other_run=True)
+    new.join(0)
+    new.now += 10.0
+    assert new.ask(0).kind == "data"
+    assert new.coordinator.heartbeat(Heartbeat(slot=0, incarnation=0)).learning_rate == rate
+    assert old.successor().coordinator.record.tasks.learning_rate == 1e-5
 
 
 def test_run_that_continues_a_finished_one_trains_before_it_exports():
