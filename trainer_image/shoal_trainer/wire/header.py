@@ -31,6 +31,7 @@ ALONE = 8
 """Flag of a PUSH: its worker waits for no other one."""
 
 MAX_AHEAD = 1e4
+"""Updates by which an answer may be asked to be ahead."""
 
 MAX_META = 64 << 10
 MAX_META_HELLO = 4 << 20

@@ -20,6 +20,7 @@ import numpy as np
 from shoal_trainer.ps import schedules
 from shoal_trainer.ps.damping import Damping
 from shoal_trainer.ps.update_rules import adam_momentum, momentum_at, nadam_parts, stretch
+from shoal_trainer.wire.header import MAX_AHEAD
 from shoal_trainer.wire.messages import OptimizerConfig, Pulled
 from shoal_trainer.worker.send import Send
 from shoal_trainer.worker.vector import Inclusion, Lead
@@ -51,7 +52,7 @@ class Anticipation:
 
     def ahead(self, *, in_flight: bool) -> float:
         """By how many updates the next answer should be ahead. `in_flight`: a gradient of this worker will be, too."""
-        return in_flight + LEAD * self._damping.staleness
+        return min(in_flight + LEAD * self._damping.staleness, MAX_AHEAD)
 
     def include(self, current: Any, send: Send, pulled: Pulled) -> Any:
         """The parameters `current`, a tensor, as `pulled`, with what the push in flight will do: to compute on."""

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.wire import header
+from shoal_trainer.wire.header import MAX_AHEAD, Header, Op
 from shoal_trainer.wire.messages import (
     AnswerMeta,
     ModelSpec,
@@ -139,3 +141,12 @@ def test_look_ahead_grows_with_the_staleness_that_others_make():
         )  # of 4 updates one is its own
     assert anticipation.ahead(in_flight=True) == pytest.approx(1 + 3 * LEAD)
     assert anticipation.ahead(in_flight=False) == pytest.approx(3 * LEAD)
+
+
+def test_look_ahead_of_a_very_stale_worker_is_one_that_the_servers_answer():
+    anticipation, version = Anticipation(OptimizerConfig(), 1, None), 0
+    for _ in range(60):
+        base, version = version, version + 6000
+        anticipation.answered(Pulled((version,), (AnswerMeta(0, 1000),)), base, overlapped=True)
+    asked = anticipation.ahead(in_flight=True)
+    assert header.decode(header.encode(Header(Op.PULL, ahead=asked))).ahead == asked == MAX_AHEAD
