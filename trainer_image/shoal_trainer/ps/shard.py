@@ -341,8 +341,9 @@ class ShardStore:
         The new `boot` rejects the pushes in flight, and the new generation rejects older copies.
         """
         with self.lock:
-            self.boot = secrets.randbits(63)
+            self.boot = secrets.randbits(63)  # no piece of a push or pull follows those that are worked on
             self._moved.wait_for(lambda: not any(walk.working for walk in self.history.walks.open))
+            self.boot = secrets.randbits(63)  # a HELLO meanwhile was answered with the generation of before
             self.workers.expect_no_pushes()
             self.history.undo()
             self.restore(copy)

@@ -295,6 +295,28 @@ def test_rollback_ends_the_streams_and_their_parts() -> None:
     assert not shard.copy().arrays["parameters"].any()  # type: ignore[union-attr]
 
 
+def test_worker_that_is_greeted_while_a_rollback_waits_is_refused_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was told the generation of before, and would keep its steps and leases of that."""
+    shard, greeted = started(), []
+    copy = shard.copy()
+    assert copy is not None
+
+    def waits(_: object) -> bool:
+        greeted.append(shard.hello(0, 0, MODEL))
+        return True
+
+    monkeypatch.setattr(shard._moved, "wait_for", waits)
+    shard.roll_back(replace(copy, generation=1))
+    assert greeted[0].generation == 0
+    with pytest.raises(Unreachable):
+        shard.pulling(0, boot=greeted[0].boot)
+    again = shard.hello(0, 0, MODEL)
+    assert again.generation == 1
+    shard.pulling(0, boot=again.boot).close()
+
+
 def test_worker_learns_which_of_its_pushes_rollbacks_have_undone() -> None:
     shard = started()
     copy = shard.copy()
