@@ -12,7 +12,8 @@ import itertools
 import shutil
 import ssl
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar
 from urllib.parse import quote
@@ -50,7 +51,9 @@ M = TypeVar("M", bound=Message)
 SECONDS = 10.0
 CONNECT_SECONDS = 5.0
 UPLOAD_SECONDS = 600.0
-"""Also of another shard's part of a snapshot."""
+"""Of another shard's part of a snapshot, for so long that nothing of it is written."""
+POLL_SECONDS = 5.0
+"""Between questions whether a part that takes longer is written."""
 SHARD_SECONDS = 2.0
 """Timeout of another shard's answer to what it can answer at once."""
 ROLL_BACK_SECONDS = 30.0
@@ -260,13 +263,36 @@ class CoordinatorClient:
 class ShardControl:
     """Requests from one parameter server to another."""
 
-    def __init__(self, address: Shard, credentials: Credentials, *, timeout: float = SHARD_SECONDS) -> None:
+    def __init__(
+        self,
+        address: Shard,
+        credentials: Credentials,
+        *,
+        timeout: float = SHARD_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._client = ControlClient(address, credentials, timeout=timeout)
+        self._clock, self._sleep = clock, sleep
 
     def snapshot(self, number: int, epoch: int, published: int, generation: int = 0) -> ShardFile:
-        """Make a shard write its part of a snapshot; `published`: see `SnapshotShard`."""
+        """Make a shard write its part of a snapshot, however long it takes; `published`: see `SnapshotShard`."""
         request = SnapshotShard(number=number, epoch=epoch, published=published, generation=generation)
-        return self._client.call_beside("snapshot", request, ShardFile, UPLOAD_SECONDS)
+        began = self._clock()
+        try:
+            return self._client.call_beside("snapshot", request, ShardFile, UPLOAD_SECONDS)
+        except Unreachable:
+            if self._clock() - began < UPLOAD_SECONDS:
+                raise
+            while 0 < self._idle_seconds() < UPLOAD_SECONDS:
+                self._sleep(POLL_SECONDS)
+            again = request.model_copy(update={"again": True})
+            return self._client.call_beside("snapshot", again, ShardFile, SECONDS)
+
+    def _idle_seconds(self) -> float:
+        """See `ShardReport`."""
+        report = self._client.call_beside("report", AskReport(), ShardReport, SECONDS)
+        return report.snapshot_idle_seconds
 
     def roll_back(self, generation: int) -> None:
         """Make a shard roll back to the snapshot with which this generation begins."""

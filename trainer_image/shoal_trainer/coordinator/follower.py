@@ -37,6 +37,8 @@ class Follower:
         self._store = store
         self._second_copy = threading.Lock()
         """Held by the request that has another copy of the model in memory, so that there are never three."""
+        self._written: dict[tuple[int, int], ShardFile] = {}
+        """The newest part that was written, by its snapshot (epoch of shard 0, number)."""
         self._epoch = 0
         """The highest of a PS 0 that has told whom to refuse."""
         self.saved = -math.inf
@@ -60,10 +62,16 @@ class Follower:
         }
 
     def _snapshot(self, request: SnapshotShard) -> Message:
-        requested = time.monotonic()
+        requested, snapshot = time.monotonic(), (request.epoch, request.number)
+        if request.again and snapshot in self._written:
+            return self._written[snapshot]
         with self._with_memory():
+            if (
+                request.again
+            ):  # a part that begins only now would differ too much from those of the other shards
+                raise Unreachable(f"shard {self._shard.index} has not written its part")
             file = self._write_part(request)
-            self.saved = requested
+            self._written, self.saved = {snapshot: file}, requested
             return file
 
     def _write_part(self, request: SnapshotShard) -> ShardFile:

@@ -308,13 +308,14 @@ class Diverged(Caller):
 class SnapshotShard(Message):
     """Makes another parameter server write its part of snapshot `number`; answered by a `ShardFile`.
 
-    `published`: the newest published snapshot of this `epoch`; 0 for none.
+    `published`: the newest published snapshot of this `epoch`; 0 for none. `again`: only answer, if it is written.
     """
 
     number: int = Field(ge=1)
     epoch: int = Field(ge=0)
     published: int = Field(default=0, ge=0)
     generation: int = Field(default=0, ge=0)
+    again: bool = False
 
 
 class AskReport(Message):
