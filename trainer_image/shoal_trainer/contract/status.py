@@ -85,6 +85,8 @@ class ShardReport(Message):
     boot: int = 0
     """Identifies the process, other than the epoch, which a restarted container keeps."""
     version: Count = 0
+    generation: Count = 0
+    """The rollbacks of the job that are in its parameters."""
     ready: bool = True
     last_snapshot_at: UnixTime = None
     busy_seconds: Amount = 0.0

@@ -114,6 +114,31 @@ class Rollback:
             _place(report), manifest.number, copy.version, self._coordinator.record.counters.steps, undone,
         )  # fmt: skip
 
+    def overtaken(self, generation: int) -> None:
+        """Another shard is of this later generation: shard 0 began with an older one, as its own part was damaged.
+
+        So all return to the newest snapshot that shard 0 can read. `Unreachable` if there is none.
+        """
+        with self._taking():
+            self._settle()
+            if self._shard.history.generation >= generation:
+                return
+            found = self._store.load_newest(0, self._shard.shards)
+            if found is None or not found[0].ledger:
+                raise Unreachable(f"shard 0 can read no snapshot, and others are of generation {generation}")
+            manifest, copy = found
+            if manifest.epoch > self._shard.epoch:
+                raise Unreachable("another parameter server 0 has published a snapshot")
+            if manifest.generation < generation:
+                in_a_row, left_out = int(manifest.ledger.get(IN_A_ROW, 0)), _left_out(manifest)
+                manifest = self._commit(manifest, generation + 1, in_a_row, left_out)
+            undone = self._apply(manifest, copy)
+        log.warning(
+            "the part of shard 0 in the snapshots of generation %d cannot be read: rolled back to snapshot %d, version "
+            "%d; %d updates of shard 0 are undone",
+            generation, manifest.number, copy.version, undone,
+        )  # fmt: skip
+
     def _apply(self, manifest: Manifest, copy: ShardCopy) -> int:
         """Return shard 0 to a committed rollback; returns how many updates that undoes. Under `taking`."""
         with self._shard.lock:
@@ -200,8 +225,7 @@ class Rollback:
 
     def _publish(self, to: Manifest, newest: Manifest, report: Diverged) -> Manifest:
         """Commit the rollback to a snapshot. `newest`: the one that exists."""
-        saved, coordinator = to.ledger, self._coordinator
-        in_a_row = 1 + (int(saved.get(IN_A_ROW, 0)) if to is newest else 0)
+        in_a_row = 1 + (int(to.ledger.get(IN_A_ROW, 0)) if to is newest else 0)
         if in_a_row > MAX_IN_A_ROW:
             if self._alone(report):
                 raise _faulty(report)
@@ -210,15 +234,19 @@ class Rollback:
                 f"without reaching a newer one. {ADVICE}"
             )
         batch = Segment(report.epoch, report.file, report.start, report.stop)
-        before = [Segment(*segment) for segment in newest.ledger.get(LEFT_OUT, ())]
+        return self._commit(to, report.generation + 1, in_a_row, [*_left_out(newest), batch])
+
+    def _commit(self, to: Manifest, generation: int, in_a_row: int, left_out: Sequence[Segment]) -> Manifest:
+        """Publish that this generation begins with a snapshot, without the batches that are left out."""
+        saved, coordinator = to.ledger, self._coordinator
         with self._shard.lock:
             blank = coordinator.record.blank_ledger(DataSpec.model_validate(saved["data"]))
-            ledger = amended(saved, blank, [*before, batch], coordinator.record.counters)
-        ledger |= {IN_A_ROW: in_a_row, LEFT_OUT: [*before, batch]}
+            ledger = amended(saved, blank, left_out, coordinator.record.counters)
+        ledger |= {IN_A_ROW: in_a_row, LEFT_OUT: list(left_out)}
         changes: dict[str, Any] = {
             "number": self._store.next_number(),
             "epoch": self._shard.epoch,
-            "generation": report.generation + 1,
+            "generation": generation,
             "ledger": ledger,
             "wall_time": self._wall(),
         }
@@ -251,6 +279,10 @@ def amended(
     counters.rollbacks = current.rollbacks + 1
     counters.wasted_steps = wasted_after_rollback(saved, current)
     return saved | {"ledger": ledger.dump(), "counters": counters.dump()}
+
+
+def _left_out(manifest: Manifest) -> list[Segment]:
+    return [Segment(*segment) for segment in manifest.ledger.get(LEFT_OUT, ())]
 
 
 def _version(manifest: Manifest) -> int:

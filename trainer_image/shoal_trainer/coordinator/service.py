@@ -58,7 +58,13 @@ class CoordinatorService:
         made_by = MadeBy(entrypoint=config.entrypoint, args=config.args, batch_size=config.batch_size)
         self.artefacts = Artefacts(storage, config.job.run_id, made_by)
         self._others = [
-            OtherShard(shard, index, control, self._shard_restarted)
+            OtherShard(
+                shard,
+                index,
+                control,
+                self._shard_restarted,
+                self._overtaken,
+            )
             for index, control in enumerate(controls, 1)
         ]
         self._reconciler = Reconciler(shard, controls, self.coordinator)
@@ -77,6 +83,9 @@ class CoordinatorService:
             shard, self.coordinator, store, self.snapshotter, fenced=fenced, done=self._tell_others
         )
         self.coordinator.departures.refused = self._tell_others
+
+    def _overtaken(self, generation: int) -> None:
+        self._rollback.overtaken(generation)
 
     def start(self, *, follows: bool) -> None:
         """Start the helpers. `follows`: an earlier process served this job, so the shards may differ."""

@@ -266,6 +266,7 @@ class ShardStore:
                 epoch=self.epoch,
                 boot=self.first_boot,
                 version=self.history.version,
+                generation=self.history.generation,
                 ready=self.state is State.READY,
                 busy_seconds=self.load.busy_seconds,
                 updates=self.load.updates,

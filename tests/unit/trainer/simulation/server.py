@@ -167,7 +167,8 @@ class Server:
             self.coordinator.stuck = Stuck(least=5.0, first=10.0)
         others = [RemoteShard(world, other) for other in range(1, world.shards)]
         self.others = [
-            OtherShard(self.shard, index, other, self.compare_soon) for index, other in enumerate(others, 1)
+            OtherShard(self.shard, index, other, self.compare_soon, self.overtaken)
+            for index, other in enumerate(others, 1)
         ]
         self.reconciler = Reconciler(self.shard, others, self.coordinator, clock=world.clock)
         self.coordinator.course.compare_soon = self.compare_soon
@@ -192,6 +193,12 @@ class Server:
     def give_up(self, *arguments):
         self.gave_up = True
         self._give_up(*arguments)
+
+    def overtaken(self, generation):
+        """Another shard is of a later generation: shard 0 has just committed one, or was replaced."""
+        if self.snapshotter.taking.locked():  # threads would wait here
+            raise Unreachable("it will be tried again")
+        self.rollback.overtaken(generation)
 
     def _weigh(self, then):
         """Record the weight of each push that is applied, and check its staleness, and that its worker may push."""
