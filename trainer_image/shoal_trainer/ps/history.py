@@ -18,6 +18,15 @@ APPLIED_INCARNATIONS = 4
 """Per slot: the number of incarnations in `applied`."""
 
 
+def pushed(applied: Applied, worker: Worker, seq: int) -> None:
+    """This is a worker's last push; of its slot, only the newest incarnations are kept."""
+    if worker not in applied:
+        older = sorted(key for key in applied if key[0] == worker[0])
+        for key in older[: max(0, len(older) + 1 - APPLIED_INCARNATIONS)]:
+            del applied[key]
+    applied[worker] = seq
+
+
 class History:
     """The history of a shard's parameters; a copy of them that is newer replaces it.
 
@@ -88,11 +97,7 @@ class History:
         self.version += 1
         self._last_of[slot] = self.version
         self.samples += meta.samples
-        if worker not in self.applied:
-            older = sorted(key for key in self.applied if key[0] == slot)
-            for key in older[: max(0, len(older) + 1 - APPLIED_INCARNATIONS)]:
-                del self.applied[key]
-        self.applied[worker] = seq
+        pushed(self.applied, worker, seq)
         self.contents.add((slot, incarnation, seq))
         filled = self.journal.nearly_full
         self.journal.add(self.version, (slot, incarnation, seq), meta)

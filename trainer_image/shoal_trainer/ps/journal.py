@@ -1,7 +1,7 @@
 """The pushes that a shard applied since its last published snapshot, with the positions that each covers.
 
-Answers carry the entries that a worker lacks. The worker keeps a copy of each shard's journal, so that a copy of the
-parameters that it offers names exactly the pushes in it. Shard 0 replays them on the snapshot's ledger.
+Answers carry the entries that a worker lacks. The worker keeps a copy of each shard's journal (`followed`), so that a
+copy of the parameters that it offers names exactly the pushes in it. Shard 0 replays them on the snapshot's ledger.
 """
 
 from __future__ import annotations

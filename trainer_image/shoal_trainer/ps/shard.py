@@ -416,7 +416,8 @@ class ShardStore:
         self.workers.pulled(slot)
         journal = self.history.journal.since(known)
         begun = self.history.begun(walk, journal.floor)
-        counts = self.history.samples, self.workers.live, dict(self.history.applied)
+        applied = dict(self.history.applied) if known < journal.floor else {}
+        counts = self.history.samples, self.workers.live, applied
         factor = self.damping.rate(self.damping.pace(self.workers.live))
         meta = AnswerMeta(*counts, journal, self.stopped(), begun, walk.torn, factor)
         return Answer(self.history.version, meta)

@@ -15,7 +15,7 @@ import numpy as np
 from shoal_trainer.errors import ProtocolError
 
 MAGIC = b"SHOL"
-VERSION = 6
+VERSION = 7
 _LAYOUT = struct.Struct("<4sBBBBHxxIIxxxxIQQQQf")
 SIZE = _LAYOUT.size
 

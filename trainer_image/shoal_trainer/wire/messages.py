@@ -235,6 +235,7 @@ class AnswerMeta(NamedTuple):
     samples: int = 0
     live_workers: int = 1
     applied: Mapping[tuple[int, int], int] = MappingProxyType({})
+    """The last push of each worker. Empty if the worker has all before the journal's entries: these tell it."""
     journal: Journal = Journal()
     stopped: int = 0
     """The coordinator process that has ended training, whose leases are void; 0: training continues."""

@@ -22,7 +22,7 @@ from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps import schedules
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.coding import decode
-from shoal_trainer.ps.journal import PushJournal
+from shoal_trainer.ps.followed import Followed
 from shoal_trainer.retry import Backoff
 from shoal_trainer.wire.messages import Copy, Progress, Pulled, Welcome
 from shoal_trainer.worker.answers import Answers
@@ -73,7 +73,7 @@ class Upstream:
             placement.config, flat_model.layout.trainable, flat_model.inclusion()
         )
         self.pulled: Pulled | None = None
-        self._journals: tuple[PushJournal, ...] = ()
+        self._followed: tuple[Followed, ...] = ()
         self.wasted = self._acknowledged = 0
         self.generation = 0
         self._boots: tuple[tuple[int, int], ...] = ()
@@ -285,26 +285,24 @@ class Upstream:
         )
 
     def _use(self, pulled: Pulled) -> None:
-        """Make pulled parameters current, with the complete journal of each shard that came with them."""
+        """Make pulled parameters current, with the complete history of each shard that came with them."""
         self._buffers.swap()
         self.outdated = False
-        self._journals = tuple(PushJournal(answer.journal.floor) for answer in pulled.answers)
+        self._followed = tuple(map(Followed, pulled.answers))
         self._follow(pulled)
 
     def _follow(self, pulled: Pulled) -> None:
-        """Take over an answer that has of each shard's journal what this worker lacks."""
-        for journal, answer in zip(self._journals, pulled.answers, strict=True):
-            journal.follow(answer.journal)
+        """Take over an answer that has of each shard's history what this worker lacks."""
+        for followed, answer in zip(self._followed, pulled.answers, strict=True):
+            followed.follow(answer)
         self.pulled = pulled
         self._leases.void(pulled.stopped)
 
     def _reconnect_with_copy(self) -> Future[Welcome]:
         """Connect, and offer the current parameters to shards that have lost them."""
         assert self.pulled is not None
-        answers = tuple(
-            answer._replace(journal=journal.since(-1))
-            for answer, journal in zip(self.pulled.answers, self._journals, strict=True)
-        )
+        known = zip(self._followed, self.pulled.answers, strict=True)
+        answers = tuple(followed.complete(answer) for followed, answer in known)
         copy = Copy(self._buffers.current, replace(self.pulled, answers=answers), self.generation)
         return self._exchange.connect(lambda: copy)
 

@@ -60,10 +60,10 @@ def test_worker_that_joined_after_the_snapshot_is_awaited() -> None:
     new = ShardStore(0, 1, 1)
     new.restore(snapshot)
     assert new.hello(0, 0, MODEL, copy_version=first.version).wants_copy
-    new.offer(0, 0, first.version, first.meta, io)
+    new.offer(0, 0, first.version, first.meta._replace(applied={(0, 0): 2, (1, 0): 1}), io)
     assert new.state is State.RECOVERING
     assert new.hello(1, 0, MODEL, copy_version=second.version).wants_copy
-    new.offer(1, 0, second.version, second.meta, later)
+    new.offer(1, 0, second.version, second.meta._replace(applied={(0, 0): 2, (1, 0): 2}), later)
     assert (new.state, new.history.version) == (State.READY, second.version)
 
 
@@ -109,7 +109,8 @@ def test_worker_without_a_copy_leaves_time_for_those_with_one() -> None:
     io, now = aligned(8), [0.0]
     push_to(old, 0, 0, 1, 0, PushMeta(samples=1), io, delta=True)
     snapshot = copy_of(old)
-    answer = push_to(old, 0, 0, 2, 1, PushMeta(samples=1), io, delta=True)
+    push_to(old, 0, 0, 2, 1, PushMeta(samples=1), io, delta=True)
+    answer = pull_from(old, 0, io)
     new = ShardStore(0, 1, 1, clock=lambda: now[0])
     new.restore(snapshot)
     assert new.hello(1, 0, MODEL).recovering  # it replaces a lost worker
@@ -128,7 +129,8 @@ def test_copies_are_awaited_although_the_workers_of_the_snapshot_were_replaced()
     push_to(old, 0, 0, 1, 0, PushMeta(samples=1), io, delta=True)
     snapshot = copy_of(old)
     old.hello(1, 0, MODEL)
-    answer = push_to(old, 1, 0, 1, 1, PushMeta(samples=1), io, delta=True)
+    push_to(old, 1, 0, 1, 1, PushMeta(samples=1), io, delta=True)
+    answer = pull_from(old, 1, io)
     new = ShardStore(0, 1, 1, clock=lambda: now[0])
     new.restore(snapshot)
     assert new.hello(0, 1, MODEL).recovering  # the successor of the only worker that the snapshot names

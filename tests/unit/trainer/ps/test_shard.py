@@ -28,7 +28,8 @@ def test_push_returns_updated_parameters() -> None:
     shard, io = ready(), grad()
     answer = push_to(shard, 0, 0, 1, 0, ONE, io)
     np.testing.assert_array_equal(io, -1)
-    assert (answer.version, answer.meta.samples, answer.meta.applied) == (1, 1, {(0, 0): 1})
+    assert (answer.version, answer.meta.samples, answer.meta.applied) == (1, 1, {})  # the journal tells it
+    assert pull_from(shard, 0, io).meta.applied == {(0, 0): 1}
 
 
 def test_resent_push_is_answered_but_applied_once() -> None:

@@ -74,6 +74,8 @@ class Exchange:
         self.boots = [0] * shards
         self.pulled = [Counter() for _ in range(shards)]
         """How many steps may follow on each version that a shard has answered with since it greeted this worker."""
+        self.applied = [{} for _ in range(shards)]
+        """The last push of each worker in each version of a shard that it has answered with."""
         self.cut_until = [0.0] * (shards + 1)
         """When each link works again: those to the shards, and at last that to the coordinator."""
 
@@ -160,6 +162,7 @@ class Exchange:
         welcome = shard.hello(*self.identity, self.world.model, version, generation)
         self.pulled[index].clear()
         if welcome.wants_copy:
+            assert offered.meta(index).applied == self.applied[index][version], "a copy with other pushes"
             low, high = self.world.bounds[index]
             meta, part = (
                 decode_answer(encode_answer(offered.meta(index))),
@@ -342,6 +345,7 @@ class Exchange:
         finally:
             close()
         check_journal(stream.result.meta.journal, known)
+        self.applied[index][stream.result.version] = dict(server.shard.history.applied)
         self.pulled[index][stream.result.version] = 2  # the second one is computed while the first is pushed
         return stream.result, self._decoded(io)
 

@@ -144,5 +144,5 @@ def test_an_idle_worker_asks_only_for_the_pushes_that_it_does_not_know(bench):
         bench.coordinator.free.append((1, 0, 16))
     bench.finish()
     assert sent[-3:] == [[5, 6, 7], [], [8]]
-    journal = bench.worker.loop.upstream._journals[0]
+    journal = bench.worker.loop.upstream._followed[0]._journal
     assert [entry.version for entry in journal.since(-1).entries] == list(range(1, 9))
