@@ -130,6 +130,7 @@ class Applier:
                     await objects.confirm_none_runs(job)  # else they run without quota, or may stay
                 await objects.delete(job, WORKLOADS, name, uid)
             case DeletePod(name, uid, grace_seconds):
+                await self._confirm_node(job, name)
                 options = {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
                 await objects.delete(job, PODS, name, uid, **options)
             case UpdateService(name, selector, back_to):
@@ -151,12 +152,10 @@ class Applier:
             case ConfirmAbsent(name, "Pod"):
                 answers.gone_pods |= await objects.confirm_absent(job, name)
             case ConfirmAbsent(name):
-                answer = await self._transport.request("GET", f"/api/v1/nodes/{name}", urgent=True)
-                if answer.status in {403, 404}:  # who may not ask believes the watch
+                if (node := await self._node(name)) is None:
                     answers.gone_nodes[name] = self._wall()
                 else:
-                    answer.accept()
-                    self._state.nodes.put(Node.model_validate_json(answer.body))
+                    self._state.nodes.put(node)
             case DeleteJob(name, uid):
                 await objects.delete(job, JOBS, name, uid, propagationPolicy="Background")
         return True
@@ -238,6 +237,32 @@ class Applier:
         now = self._state.pods.get(name, job.metadata.namespace)
         if gone or before is None or now is None or version(now) != version(before):
             raise Unavailable(f"{name} is gone, or has changed since")
+
+    async def _confirm_node(self, job: TrainingJob, name: str) -> None:
+        """Ask for the node of a server that works, before it is deleted: all workers would wait for the next one.
+
+        The watch of nodes may be behind that of pods, and show the node as it was before the server was put there.
+
+        Raises:
+            Unavailable: it has changed.
+        """
+        pod = self._state.pods.get(name, job.metadata.namespace)
+        if pod is None or pod.place is None or pod.place.role != "ps" or not pod.ready:
+            return
+        if job.spec.suspend or (known := self._state.nodes_by_name.get(pod.spec.node_name or "")) is None:
+            return
+        if (found := await self._node(known.metadata.name)) is not None:
+            self._state.nodes.put(found)
+            if version(found) != version(known):
+                raise Unavailable(f"the node {known.metadata.name} of {name} has changed since")
+
+    async def _node(self, name: str) -> Node | None:
+        """The node of this name; None if there is none, or to who may not ask, who believes the watch."""
+        answer = await self._transport.request("GET", f"/api/v1/nodes/{name}", urgent=True)
+        if answer.status in {403, 404}:
+            return None
+        answer.accept()
+        return Node.model_validate_json(answer.body)
 
     async def _create_workload(self, job: TrainingJob, name: str, manifest: Manifest) -> bool:
         """Create a Workload; False if it was refused, or if its priority class does not exist."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 from contextlib import nullcontext
@@ -10,6 +11,7 @@ from typing import Any, Never
 
 import pytest
 
+from shoal.api.kube import Node
 from shoal.cluster.transport import Answer
 from shoal.controllers.trainingjob import reconcile
 from shoal.controllers.trainingjob.api_answers import ApiAnswers
@@ -22,6 +24,7 @@ from shoal.policy.model import Observation, Plan
 from shoal.policy.plan import plan
 from shoal.runtime.work_queue import Priority
 from tests.unit.controllers.clusters import EVERYTHING, JOB_PATH, KEY, Rig
+from tests.unit.policy import build
 
 pytestmark = pytest.mark.looptime
 PODS = "/api/v1/namespaces/ns/pods"
@@ -621,3 +624,27 @@ async def test_large_job_makes_all_its_pods_though_a_plan_begins_only_some() -> 
     rig.apply(workers={"replicas": workers, "maxReplicas": workers})
     await rig.reconcile(KEY)
     assert len(rig.pods()) == workers + 1
+
+
+@pytest.mark.parametrize("behind", [True, False])
+async def test_server_that_works_is_deleted_for_its_node_as_that_is_now(behind: bool) -> None:
+    """The watch of nodes may be behind that of pods: the node was announced to go, was well again, and then got it."""
+    rig = Rig()
+    path = "/api/v1/nodes/safe-0"
+    leaving = [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule", "value": "1"}]
+    seen = rig.cluster.add(path, build.node_manifest("safe-0", spot=False, taints=leaving))
+    rig.state.nodes.put(Node.model_validate(seen))
+    rig.apply()
+    await settled(rig)
+    server = f"{PODS}/digits-ps-0-0"
+    rig.cluster.change(server, spec={"nodeName": "safe-0"})
+    ready = [{"type": "Ready", "status": "True"}]
+    rig.cluster.change(server, status={"phase": "Running", "conditions": ready})
+    if behind:
+        rig.cluster.add(path, build.node_manifest("safe-0", spot=False))
+    rig.see()
+    for _ in range(5):
+        rig.pass_time(5)
+        with contextlib.suppress(Unavailable):
+            await settled(rig)
+    assert ("digits-ps-0-0" in rig.pods()) is behind
