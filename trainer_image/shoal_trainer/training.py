@@ -109,7 +109,7 @@ class Training:
             object.__setattr__(self, "validation", as_source(self.validation, "Training(validation=…)"))
 
     def fit(
-        self, *, epochs: int = 1, batch_size: int = BATCH_SIZE, verbose: int | str = "auto"
+        self, *, epochs: int = 1, batch_size: int | None = None, verbose: int | str = "auto"
     ) -> keras.Model:
         """Train in this process with Keras' own `fit`, without parameter servers.
 
@@ -117,7 +117,8 @@ class Training:
 
         Args:
             epochs: The number of passes over the data.
-            batch_size: Samples per step; the last batch of a range or a file may be smaller.
+            batch_size: Samples per step; the last batch of a range or a file may be smaller. Default: as many as the
+                batches of the data have, and 32 of data that are no batches, as in `keras.Model.fit`.
             verbose: `"auto"`, 0 (silent), 1 (progress bar) or 2 (one line per epoch), as in `keras.Model.fit`.
 
         Returns:
@@ -129,7 +130,8 @@ class Training:
         """
         from shoal_trainer.worker.alone import fit
 
-        return fit(self, epochs=epochs, batch_size=batch_size, verbose=verbose)
+        size = self.data.batch_size or BATCH_SIZE if batch_size is None else batch_size
+        return fit(self, epochs=epochs, batch_size=size, verbose=verbose)
 
 
 def _check_number(name: str, value: Any, least: int, most: int) -> None:

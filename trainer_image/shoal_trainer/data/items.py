@@ -98,10 +98,7 @@ class Batches(Ranges):
 
     dataset: Any
     seed: int | None = None
-    remark = (
-        "a PyDataset is read by index, and Shoal shuffles: its on_epoch_end() is not called. The batch size is that of "
-        "the job"
-    )
+    remark = "a PyDataset is read by index, and Shoal shuffles: its on_epoch_end() is not called"
 
     def __post_init__(self) -> None:
         if self.dataset.num_batches < 1:
@@ -124,6 +121,11 @@ class Batches(Ranges):
     @functools.cached_property
     def _first(self) -> Any:
         return _as_batch(connected(lambda: self._read(0), "the batch 0"))
+
+    @property
+    def batch_size(self) -> int:
+        """See `Source`."""
+        return self._each
 
     @property
     def _each(self) -> int:

@@ -28,6 +28,11 @@ class Mapped(Source):
         return self.source.remark
 
     @property
+    def batch_size(self) -> int | None:
+        """See `Source`."""
+        return self.source.batch_size
+
+    @property
     def block(self) -> int:
         """See `Source`."""
         return self.source.block

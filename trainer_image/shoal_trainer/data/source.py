@@ -59,6 +59,14 @@ class Source(ABC):
     """What a user should know of how these data are read; logged when a worker starts."""
 
     @property
+    def batch_size(self) -> int | None:
+        """The rows of the user's own batches, which are cut and joined to those of the job; None: there are none.
+
+        May read some of the data.
+        """
+        return None
+
+    @property
     def block(self) -> int:
         """So many neighbouring samples are read together, whoever needs one of them; 0: each is read by itself.
 

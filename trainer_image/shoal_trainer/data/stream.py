@@ -104,12 +104,28 @@ class Stream(Source):
 
     def example(self, batch_size: int) -> Batch:
         """The first batch of an iteration of its own."""
-        if (first := self._counted.first) is not None:
-            return fill(next(self._formed(iter([first]), batch_size)), batch_size, batch_size)
+        if self.batch_size is not None:
+            return fill(next(self._formed(iter([self._first]), batch_size)), batch_size, batch_size)
         batch = next(self.whole(batch_size), None)
         if batch is None:
             raise UserError(EMPTY)
         return batch
+
+    @property
+    def batch_size(self) -> int | None:
+        """See `Source`."""
+        samples = hasattr(self.data, "element_spec") and not _is_batched(self.data)
+        return None if samples else count(self._first)
+
+    @functools.cached_property
+    def _first(self) -> Any:
+        """The first batch of the user that has a sample."""
+        if (first := self._counted.first) is None:
+            batches = map(_as_arrays, reached(connected(lambda: self._made(0), "the data"), "the data"))
+            first = next(filter(count, batches), None)
+        if first is None:
+            raise UserError(EMPTY)
+        return first
 
     def read(self, part: Part, batch_size: int, download: Download | None = None) -> Iterator[Batch]:  # noqa: ARG002
         """Take as many samples as the part has from this worker's stream; see `Source.read`."""

@@ -129,7 +129,7 @@ def compose(
         config.reference_batch_size or config.batch_size,
         flat_model.found.without_gradient,
     )
-    warn_of_data(job)
+    warn_of_data(job, config.reference_batch_size or config.batch_size)
     warn_of_placement(placement)
     spec = ModelSpec(
         fingerprint=flat_model.layout.fingerprint,
@@ -192,10 +192,20 @@ def compose(
     return Worker(loop, flat_model, spec, leases, watchdog, close)
 
 
-def warn_of_data(job: Training) -> None:
+def warn_of_data(job: Training, batch_size: int) -> None:
     """Log where these data are not read as Keras reads them."""
     if job.data.remark:
         log.warning("Training(data=…): %s", job.data.remark)
+    if (own := job.data.batch_size) not in {None, batch_size}:
+        log.warning(
+            "Training(data=…): a step has %d samples, and the data have batches of %d, which are %s. To train them as "
+            "Keras' fit does: --batch-size %d, or batchSize: %d in a manifest",
+            batch_size,
+            own,
+            "cut" if own > batch_size else "joined where they are of one shape, and padded elsewhere",
+            own,
+            own,
+        )
 
 
 def warn_of_placement(placement: Placement) -> None:

@@ -220,7 +220,7 @@ class Rehearsal:
 
     def _amount(self, job: Training, say: Callable[[str], None]) -> None:
         extent, size = job.data.describe(), self._config.batch_size
-        warn_of_data(job)
+        warn_of_data(job, size)
         if extent.size is None:
             say(f"{len(extent.files)} files; their lengths are learned in the first epoch")
             if len(extent.files) < self._workers:

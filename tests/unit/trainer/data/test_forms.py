@@ -286,6 +286,25 @@ def test_data_set_of_batches_that_are_not_dense_is_refused(parts):
         training(tf.data.Dataset.from_tensor_slices((parts, np.ones(8))).batch(4))
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_data_that_come_in_batches_say_of_which_size(form):
+    own = {"dataset": 8, "shuffled dataset": 8, "function": 4, "pydataset": 16, "pydataset with threads": 16}
+    assert training(FORMS[form]()).data.batch_size == own.get(form)
+
+
+def test_the_first_batch_is_read_once():
+    read = []
+
+    def batches():
+        for n in range(4):
+            read.append(n)
+            yield X[:8], Y[:8]
+
+    data = training(Stream(batches, samples=32)).data
+    assert (data.batch_size, data.example(16).samples, data.placed(0).batch_size) == (8, 8, 8)
+    assert read == [0]
+
+
 def test_what_is_special_of_a_form_is_said():
     assert "not each of them exactly once" in training(numbers()).data.remark
     assert "on_epoch_end() is not called" in training(Sequence()).data.remark

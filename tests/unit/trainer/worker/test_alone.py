@@ -123,24 +123,53 @@ def test_fit_takes_images_of_several_sizes():
     Training(model=pooled, data=data, validation=data).fit(epochs=2, batch_size=8, verbose=0)
 
 
+ROWS = np.arange(70, dtype=np.float32)
+
+
+def linear():
+    network = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    network.compile(keras.optimizers.SGD(0.0), "mse")
+    return network
+
+
+def in_batches():
+    return tf.data.Dataset.from_tensor_slices((ROWS[:, None], ROWS)).batch(7)
+
+
 @pytest.mark.by_day(1)
 @pytest.mark.parametrize("form", ["arrays", "stream", "range"])
 def test_fit_makes_a_step_per_batch(form):
     """Of a data set of unknown length, Keras would count another one per epoch."""
-    rows = np.arange(70, dtype=np.float32)
     data = {
-        "arrays": (rows[:, None], rows),
-        "stream": Stream(tf.data.Dataset.from_tensor_slices((rows[:, None], rows)).batch(7)),
-        "range": Indexed(70, lambda a, b: tf.data.Dataset.from_tensor_slices((rows[a:b, None], rows[a:b]))),
+        "arrays": (ROWS[:, None], ROWS),
+        "stream": Stream(in_batches()),
+        "range": Indexed(70, lambda a, b: tf.data.Dataset.from_tensor_slices((ROWS[a:b, None], ROWS[a:b]))),
     }[form]
-
-    def model():
-        network = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-        network.compile(keras.optimizers.SGD(0.0), "mse")
-        return network
-
-    trained = Training(model=model, data=data).fit(epochs=2, batch_size=8, verbose=0)
+    trained = Training(model=linear, data=data).fit(epochs=2, batch_size=8, verbose=0)
     assert int(trained.optimizer.iterations) == 2 * 9
+
+
+class Sequence(keras.utils.PyDataset):
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        rows = ROWS[7 * index : 7 * index + 7]
+        return rows[:, None], rows
+
+
+@pytest.mark.by_day(1)
+@pytest.mark.parametrize("form", ["dataset", "weighed", "generator", "pydataset", "arrays"])
+def test_fit_trains_the_batches_of_the_data_if_no_size_is_named(form):
+    data = {
+        "dataset": in_batches(),
+        "weighed": in_batches(),
+        "generator": Stream(lambda: iter(in_batches()), samples=70),
+        "pydataset": Sequence(),
+        "arrays": (ROWS[:, None], ROWS),
+    }[form]
+    job = Training(model=linear, data=data, class_weight={0: 2.0} if form == "weighed" else None)
+    assert int(job.fit(verbose=0).optimizer.iterations) == (3 if form == "arrays" else 10)
 
 
 def spec(x, y=None, *, seed=0, own=None):

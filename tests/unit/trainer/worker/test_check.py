@@ -99,8 +99,10 @@ def test_what_a_stream_does_not_promise_is_a_warning(check):
         job = Training(model=build, data=tf.data.Dataset.from_tensor_slices((x, y)).batch(60))
     """)
     assert states(found) == {"amount of data": "warning"}
-    [words] = found["amount of data"].warnings
-    assert "an epoch is 660 samples, its batches times the rows of the first" in words
+    samples, size = found["amount of data"].warnings
+    assert "an epoch is 660 samples, its batches times the rows of the first" in samples
+    assert "a step has 32 samples, and the data have batches of 60, which are cut" in size
+    assert "--batch-size 60" in size
 
 
 @pytest.mark.nightly
