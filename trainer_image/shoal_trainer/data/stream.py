@@ -34,9 +34,10 @@ log = logging.getLogger(__name__)
 
 SKIP_SECONDS = 20.0
 """How long a worker skips samples at most to reach its own place."""
-MAY_BATCH = ("Batch", "FlatMap", "Interleave", "Window")
-RECORDS = ("TFRecord", "TextLine", "FixedLengthRecord", "Csv")
-"""Words in the names of TensorFlow's classes of data sets."""
+OF_SAMPLES = ("Unbatch", "TFRecord", "TextLine", "FixedLengthRecord", "Csv")
+BATCHED = ("Batch", "Rebatch")
+TELLING = (*OF_SAMPLES, *BATCHED, "FlatMap", "Interleave", "Window")
+"""Words in the names of TensorFlow's classes of data sets: what made one tells whether it has batches."""
 GOLDEN, SILVER = (math.sqrt(5) - 1) / 2, math.sqrt(2) - 1
 """Irrational shares, whose multiples spread evenly."""
 
@@ -313,33 +314,31 @@ def _batched(dataset: Any, batch_size: int) -> Any:
 
 
 def _is_batched(dataset: Any) -> bool:
-    """Whether a data set yields batches: all its tensors have the same axis 0, as those of single samples rarely have.
+    """Whether a data set yields batches: what it is made of says so, or its tensors all have the same axis 0.
 
-    They have it where an image is its own label, so what the data set is made of is looked at.
+    Single samples rarely have that, but those of arrays of which an image is its own label.
     """
-    return _alike(dataset) and not _is_of_samples(dataset)
+    from shoal_trainer.worker.keras_internals import made_of
+
+    made = dataset
+    while not _is_one_of(made, TELLING) and (inputs := made_of(made)):
+        made = inputs[0]
+    if _is_one_of(made, OF_SAMPLES) or (_is_one_of(made, ("TensorSlice",)) and _alike(made)):
+        return False
+    return _alike(dataset, unknown=_is_one_of(made, BATCHED))
 
 
-def _alike(dataset: Any) -> bool:
+def _is_one_of(dataset: Any, words: Sequence[str]) -> bool:
+    return any(word in type(dataset).__name__ for word in words)
+
+
+def _alike(dataset: Any, *, unknown: bool = False) -> bool:
+    """Whether all tensors have the same axis 0. `unknown`: one of unknown size may be the same as any."""
     shapes = [leaf.shape for leaf in leaves(dataset.element_spec)]
     if any(shape.rank is None for shape in shapes):
         return True
-    return all(shape.rank > 0 for shape in shapes) and len({shape[0] for shape in shapes}) == 1
-
-
-def _is_of_samples(dataset: Any) -> bool:
-    """Whether a data set is one of the rows of arrays, or of records, that nothing has batched."""
-    from shoal_trainer.worker.keras_internals import made_of
-
-    while True:
-        name = type(dataset).__name__
-        if "Unbatch" in name:
-            return True
-        if any(word in name for word in MAY_BATCH):
-            return False
-        if not (inputs := made_of(dataset)):
-            return any(word in name for word in RECORDS) or ("TensorSlice" in name and _alike(dataset))
-        dataset = inputs[0]
+    sizes = {shape[0] for shape in shapes if shape.rank}
+    return all(shape.rank for shape in shapes) and len(sizes - {None} if unknown else sizes) <= 1
 
 
 def _as_arrays(element: Any) -> Any:

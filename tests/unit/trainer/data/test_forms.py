@@ -348,3 +348,21 @@ def test_batches_of_a_generator_or_of_files_that_say_how_many_rows_they_have_are
     loaded = tf.data.Dataset.from_tensor_slices(["a", "b"]).map(lambda _name: tf.ones((10, 28)))
     for dataset in (made, loaded, tf.data.Dataset.from_tensors(np.ones((10, 28), np.float32))):
         assert Stream(dataset, samples=50).example(10).x.shape == (10, 28)
+
+
+@pytest.mark.parametrize("kind", ["batches", "samples", "windows"])
+def test_a_size_that_one_part_of_a_batch_does_not_tell_is_that_of_the_others(kind):
+    """A layer that vectorizes text forgets how many rows it had."""
+
+    def forget(rows, labels):
+        return tf.ensure_shape(
+            tf.py_function(np.asarray, [rows], tf.float64), (None, *rows.shape[1:])
+        ), labels
+
+    rows = tf.data.Dataset.from_tensor_slices((np.ones((40, 3)), np.arange(40.0)))
+    dataset, size = {
+        "batches": (rows.batch(8, drop_remainder=True).map(forget), 8),
+        "samples": (rows.map(forget), None),
+        "windows": (rows.batch(8, drop_remainder=True).map(lambda x, y: forget(x, y[-1])), None),
+    }[kind]
+    assert Stream(dataset.prefetch(1)).batch_size == size
