@@ -103,13 +103,20 @@ class Lengths:
         return length
 
 
-def varying_in(samples: Sequence[Any]) -> list[bool]:
-    """Which arrays of a sample vary in length: those that are as long as the first one of each of these samples."""
-    rows = [[np.shape(leaf)[:1] for leaf in leaves(sample)] for sample in samples]
-    first = next((index for index, shape in enumerate(rows[0]) if shape), None)
+def varying_in(samples: Sequence[Any], axis: int = 0) -> list[bool]:
+    """Which arrays of these samples vary in length along an axis; if none does, those that are as long as the first."""
+    columns = list(
+        zip(
+            *([np.shape(leaf)[axis : axis + 1] for leaf in leaves(sample)] for sample in samples), strict=True
+        )
+    )
+    found = [len(set(column)) > 1 for column in columns]
+    if any(found):
+        return found
+    first = next(filter(any, columns), None)
     if first is None:
         raise UserError("lengths=… needs samples with an array of at least one axis.")
-    return [all(row[index] == row[first] for row in rows) for index in range(len(rows[0]))]
+    return [column == first for column in columns]
 
 
 def varying_by(spec: Any) -> list[bool]:

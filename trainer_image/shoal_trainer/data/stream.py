@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from shoal_trainer.data.batch import Batch, batches, fill, leaves, map_leaves, split
+from shoal_trainer.data.batch import Batch, batches, fill, leaves, map_leaves
 from shoal_trainer.data.indexed import connected, reached, require_dataset
-from shoal_trainer.data.lengths import checked, fitting
+from shoal_trainer.data.lengths import checked, fitting, varying_in
 from shoal_trainer.data.rows import count, rebatched, taken
 from shoal_trainer.data.source import UNPLACED, Extent, Part, Source
 from shoal_trainer.errors import UserError
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+LOOKED_AT = 16
+"""The first batches, which show the arrays that vary in length."""
 SKIP_SECONDS = 20.0
 """How long a worker skips samples at most to reach its own place."""
 OF_SAMPLES = ("Unbatch", "TFRecord", "TextLine", "FixedLengthRecord", "Csv")
@@ -58,7 +60,8 @@ class Stream(Source):
             `tf.data.Dataset` may also yield single samples.
         samples: The number of samples in an epoch. Default: those of a `tf.data.Dataset` whose length is known.
         lengths: Batches are padded with zeros, along the axis after that of the batch, to the shortest of these lengths
-            that holds them. Without it, each new shape of a batch is compiled.
+            that holds them; of their arrays those whose length differs in the first 16 batches. Without it, each new
+            shape of a batch is compiled.
 
     Raises:
         UserError: The number of samples is unknown, or an option has the wrong value.
@@ -106,7 +109,7 @@ class Stream(Source):
     def example(self, batch_size: int) -> Batch:
         """The first batch of an iteration of its own."""
         if self.batch_size is not None:
-            return fill(next(self._formed(iter([self._first]), batch_size)), batch_size, batch_size)
+            return fill(next(self._formed(iter([self._head.first]), batch_size)), batch_size, batch_size)
         batch = next(self.whole(batch_size), None)
         if batch is None:
             raise UserError(EMPTY)
@@ -116,17 +119,16 @@ class Stream(Source):
     def batch_size(self) -> int | None:
         """See `Source`."""
         samples = hasattr(self.data, "element_spec") and not _is_batched(self.data)
-        return None if samples else count(self._first)
+        return None if samples else count(self._head.first)
 
     @functools.cached_property
-    def _first(self) -> Any:
-        """The first batch of the user that has a sample."""
-        if (first := self._counted.first) is None:
-            batches = map(_as_arrays, reached(connected(lambda: self._made(0), "the data"), "the data"))
-            first = next(filter(count, batches), None)
-        if first is None:
+    def _head(self) -> _Head:
+        """Reads an iteration of its own."""
+        found = list(itertools.islice(filter(count, self._given(1)), LOOKED_AT if self.lengths else 2))
+        if not found:
             raise UserError(EMPTY)
-        return first
+        varies = varying_in(found, axis=1) if self.lengths else ()
+        return _Head(found[0], max(map(count, found[:2])), varies)
 
     def read(self, part: Part, batch_size: int, download: Download | None = None) -> Iterator[Batch]:  # noqa: ARG002
         """Take as many samples as the part has from this worker's stream; see `Source.read`."""
@@ -190,17 +192,19 @@ class Stream(Source):
 
     def _elements(self, batch_size: int, number: int = 0) -> Iterator[Any]:
         """A pass over the data, in elements of at most `batch_size` rows. `number`: which one it is."""
+        return self._formed(self._given(batch_size, number), batch_size)
+
+    def _given(self, batch_size: int, number: int = 0) -> Iterator[Any]:
+        """The batches of the user; of single samples those of `batch_size`."""
         data = connected(lambda: self._made(number), "the data")
         if hasattr(data, "element_spec"):
             data = _batched(data, batch_size)
             require_dataset(data, "The data set")
-        elements = reached(data, "the data")
-        return self._formed(elements, batch_size)
+        return map(_as_arrays, reached(data, "the data"))
 
     def _formed(self, elements: Iterator[Any], batch_size: int) -> Iterator[Any]:
         """The batches of the user in elements of at most `batch_size` rows."""
-        arrays = map(_as_arrays, elements)
-        return rebatched(map(self._padded, arrays) if self.lengths else arrays, batch_size)
+        return rebatched(map(self._padded, elements) if self.lengths else elements, batch_size)
 
     def _made(self, number: int) -> Any:
         if hasattr(self.data, "element_spec") or not callable(self.data):
@@ -243,23 +247,17 @@ class Stream(Source):
         known = self._cardinality
         if not _is_batched(self.data):
             return _Counted(known)
-        head = list(itertools.islice(filter(count, reached(self.data, "the data")), 2))
-        if not head:
-            raise UserError(EMPTY)
         rounded = known > 1 and next(iter(leaves(self.data.element_spec))).shape[0] is None
-        return _Counted(known * max(map(count, head)), head[0], rounded)
+        return _Counted(known * self._head.rows, rounded)
 
     def _padded(self, element: Any) -> Any:
-        x = split(element)[0]
-        width = next((np.shape(leaf)[1] for leaf in leaves(x) if np.ndim(leaf) > 1), None)
-        if width is None or (missing := fitting(self.lengths, width, "A batch") - width) == 0:
-            return element
+        varies = self._head.varies
+        longest = max(leaf.shape[1] for leaf, each in zip(leaves(element), varies, strict=True) if each)
+        width, flags = fitting(self.lengths, longest, "A batch"), iter(varies)
 
         def pad(leaf: Any) -> Any:
-            array = np.asarray(leaf)
-            if array.ndim < 2 or array.shape[1] != width:
-                return leaf
-            return np.pad(array, [(0, 0), (0, missing), *[(0, 0)] * (array.ndim - 2)])
+            missing = width - leaf.shape[1] if next(flags) else 0
+            return np.pad(leaf, [(0, 0), (0, missing), *[(0, 0)] * (leaf.ndim - 2)]) if missing else leaf
 
         return map_leaves(pad, element)
 
@@ -270,15 +268,24 @@ ONCE = (
 )
 
 
+class _Head(NamedTuple):
+    """Of the first batches of the user that have a sample: the first one, and the most rows of two.
+
+    `varies`: of each array, whether it is padded to one of `lengths`, if there are some.
+    """
+
+    first: Any
+    rows: int
+    varies: Sequence[bool]
+
+
 class _Counted(NamedTuple):
     """The samples of an epoch.
 
-    `first`: the first batch, if it was read to count them. `rounded`: the last batch may have fewer rows than was
-    counted; only a pass over the data would tell.
+    `rounded`: the last batch may have fewer rows than was counted; only a pass over the data would tell.
     """
 
     size: int
-    first: Any = None
     rounded: bool = False
 
 

@@ -117,6 +117,28 @@ def test_batches_of_a_stream_are_padded():
     assert widths <= set(LENGTHS)
 
 
+def test_arrays_of_one_width_are_left_as_they_are():
+    """Also where it is that of a batch, or the first one by name."""
+
+    def batches():
+        for width in (10, 12, 5):
+            yield (
+                {"age": np.ones((4, 5)), "ids": np.ones((4, width)), "mask": np.ones((4, width))},
+                np.eye(10)[:4],
+            )
+
+    stream = Stream(batches, samples=12, lengths=[8, 16])
+    shapes = [[leaf.shape[1] for leaf in (*batch.x.values(), batch.y)] for batch in stream.whole(4)]
+    assert shapes == [[5, 16, 16, 10], [5, 16, 16, 10], [5, 8, 8, 10]]
+    assert stream.example(4).x["age"].shape == (4, 5)
+
+
+def test_arrays_that_are_never_seen_to_vary_are_padded_like_the_first():
+    stream = Stream(lambda: [(np.ones((4, 5)), np.ones((4, 5)), np.ones(4))], samples=4, lengths=[8])
+    batch = stream.example(4)
+    assert batch.x.shape == batch.y.shape == (4, 8)
+
+
 def test_lengths_need_tensors_of_unknown_length():
     with pytest.raises(UserError, match=r"shape \(None"):
         Indexed(8, tf.data.Dataset.range, lengths=(4,)).example(4)
