@@ -157,7 +157,7 @@ class Indexed(Ranges):
                 many at once.
             parse: A function that maps an item to a sample: `x`, `(x, y)` or `(x, y, sample_weight)`. Lists in a sample
                 are arrays. Default: an item is a sample.
-            lengths: As in `Indexed`: the arrays that are as long as the first one of each sample vary in length.
+            lengths: As in `Indexed`: of the arrays those whose length differs among 64 samples of all the data.
             seed: The seed of the order. Default: that of `Training`.
 
         Returns:

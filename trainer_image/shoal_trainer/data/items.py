@@ -17,12 +17,12 @@ from shoal_trainer.data.arrays import as_floatx, permutation
 from shoal_trainer.data.batch import leaves, map_leaves
 from shoal_trainer.data.indexed import MAX_BLOCK, MAX_BLOCK_BYTES, Ranges, connected
 from shoal_trainer.data.lengths import Lengths, checked, varying_in
-from shoal_trainer.data.rows import alike, count, rebatched, taken
+from shoal_trainer.data.rows import alike, count, rebatched, stacked, taken
 from shoal_trainer.data.shuffle import Blocks, shuffled
 from shoal_trainer.errors import UserError
 
 LOOKED_AT = 64
-"""The first items, which show the arrays that vary in length."""
+"""Items from all over the data, which show the arrays that vary in length."""
 RETRIES = 2
 """Of a batch whose reading raises a SystemError."""
 
@@ -75,7 +75,8 @@ class Items(Ranges):
     def _lengths(self) -> Lengths | None:
         if not self.lengths:
             return None
-        return Lengths(self.lengths, varying_in(self._samples(list(range(min(LOOKED_AT, self.size))))))
+        rows = np.linspace(0, self.size - 1, min(LOOKED_AT, self.size)).astype(int)
+        return Lengths(self.lengths, varying_in(self._samples(rows.tolist())))
 
     def _samples(self, rows: list[int]) -> list[Any]:
         def read() -> list[Any]:
@@ -212,17 +213,8 @@ def _stacked(samples: Sequence[Any]) -> Any:
     """Single samples as one element."""
     columns = zip(*(leaves(sample) for sample in samples), strict=True)
 
-    def stack(_: Any) -> Any:
-        rows = next(columns)
-        if len({row.shape for row in rows}) > 1:
-            shapes = sorted({row.shape for row in rows})[:4]
-            raise UserError(
-                f"The samples have different shapes: {', '.join(map(str, shapes))}. Pad them, or pass "
-                "Indexed.from_items(…, lengths=[…])."
-            )
-        return np.stack(rows)
-
-    return map_leaves(stack, samples[0])
+    advice = "Pad them, or pass Indexed.from_items(…, lengths=[…])."
+    return map_leaves(lambda _: stacked(next(columns), advice), samples[0])
 
 
 def _shapes(element: Any) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal_trainer.data.batch import leaves, map_leaves
+from shoal_trainer.data.rows import stacked
 from shoal_trainer.errors import UserError
 
 
@@ -51,7 +52,9 @@ class Lengths:
         def stack(_: Any) -> Any:
             rows, varies = next(columns)
             if not varies:
-                return np.stack(rows)
+                return stacked(
+                    rows, "Pad them: other arrays were seen to vary in length, and this one was not."
+                )
             out = np.zeros((len(rows), longest, *rows[0].shape[1:]), rows[0].dtype)
             for target, row in zip(out, rows, strict=True):
                 target[: len(row)] = row
@@ -97,7 +100,7 @@ class Lengths:
         found = {shape[0] for shape, varies in zip(shapes, self.varies, strict=True) if varies}
         if len(found) != 1:
             raise UserError(
-                f"The arrays of a sample that vary in length have different lengths: {sorted(found)}."
+                f"The arrays of a sample that vary in length have different lengths: {sorted(found)}. Pad them to one."
             )
         fitting(self.lengths, length := found.pop(), "A sample")
         return length

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shoal_trainer.data.batch import leaves, map_leaves, rows_of
+from shoal_trainer.errors import UserError
 
 
 def count(element: Any) -> int:
@@ -31,6 +33,15 @@ def joined(elements: Sequence[Any]) -> Any:
         return elements[0]
     columns = zip(*(leaves(element) for element in elements), strict=True)
     return map_leaves(lambda _: np.concatenate([np.asarray(leaf) for leaf in next(columns)]), elements[0])
+
+
+def stacked(rows: Sequence[npt.NDArray[Any]], advice: str) -> npt.NDArray[Any]:
+    """The array with these rows. Raises `UserError`, which ends with `advice`, if their shapes differ."""
+    if len(shapes := {row.shape for row in rows}) > 1:
+        raise UserError(
+            f"The samples have different shapes: {', '.join(map(str, sorted(shapes)[:4]))}. {advice}"
+        )
+    return np.stack(rows)
 
 
 def rebatched(elements: Iterable[Any], size: int) -> Iterator[Any]:

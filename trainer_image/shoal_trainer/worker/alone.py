@@ -131,19 +131,31 @@ def validation_dataset(
 def varying(model: keras.Model, lengths: Sequence[int], example: Batch) -> Iterator[tuple[int, ...]]:
     """The axes in which batches may differ, for each array of `example`.
 
-    Of an input of the model, those of unknown size; without inputs, the axis that `lengths` are of. Of labels and
+    Of an input of the model, those of unknown size; of what is none, the axis that `lengths` are of. Of labels and
     weights, those that are as long.
     """
+
+    def free(leaf: Any, given: Any) -> tuple[int, ...]:
+        if given is None:
+            return (1,) if np.ndim(leaf) > 1 and leaf.shape[1] in lengths else ()
+        return tuple(axis for axis, size in enumerate(given.shape) if axis and size is None)
+
     x, others = list(leaves(example.x)), list(leaves((example.y, example.weights)))
-    inputs = getattr(model, "inputs", None) or ()
-    if len(inputs) == len(x):
-        found = [tuple(a for a, n in enumerate(each.shape) if a and n is None) for each in inputs]
-    else:
-        found = [(1,) if np.ndim(leaf) > 1 and leaf.shape[1] in lengths else () for leaf in x]
+    found = list(map(free, x, _inputs(model, example.x)))
     sizes = {leaf.shape[axis] for leaf, axes in zip(x, found, strict=True) for axis in axes} - {1}
     yield from found
     for leaf in others:
         yield tuple(axis for axis, size in enumerate(leaf.shape) if axis and size in sizes)
+
+
+def _inputs(model: keras.Model, x: Any) -> list[Any]:
+    """The input of a functional model for each array of x, which may be given by name; None for one that is none."""
+    count, inputs = len(list(leaves(x))), list(getattr(model, "inputs", None) or ())
+    if inputs and isinstance(x, dict) and len(x) == count:
+        named = model.input if isinstance(model.input, dict) else {each.name: each for each in inputs}
+        if named.keys() <= x.keys():
+            return [named.get(name) for name in sorted(x)]
+    return inputs if len(inputs) == count else [None] * count
 
 
 def as_keras(batch: Batch) -> Any:

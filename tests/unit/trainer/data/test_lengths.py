@@ -106,6 +106,32 @@ def items_of(length):
     return Indexed.from_items([np.arange(n + 1) for n in range(300)], lengths=(length,))
 
 
+class Pairs:
+    """Samples of two parts, which are alike in the first 100."""
+
+    def __len__(self):
+        return 300
+
+    def __getitem__(self, index):
+        return {"age": np.ones(5), "ids": np.ones(5 if index < 100 else 7)}
+
+
+def test_items_are_padded_where_they_vary():
+    """Also if another part is the first one by name, and if the first samples are alike."""
+    data = Indexed.from_items(Pairs(), lengths=[6, 8])
+    widths = {tuple(leaf.shape[1] for leaf in batch.x.values()) for batch in data.read(Part(0, 300, 0), 16)}
+    assert widths == {(5, 6), (5, 8)}
+
+
+def test_a_part_that_was_not_seen_to_vary_is_named_with_what_to_do():
+    class Rare(Pairs):
+        def __getitem__(self, index):
+            return super().__getitem__(index) | {"rare": np.ones(4 if index == 1 else 3)}
+
+    with pytest.raises(UserError, match=r"different shapes: \(3,\), \(4,\). Pad them"):
+        Indexed.from_items(Rare(), lengths=[8]).example(8)
+
+
 def test_batches_of_a_stream_are_padded():
     data = dataset().padded_batch(10)
     stream = Stream(data, samples=300, lengths=LENGTHS)

@@ -105,6 +105,24 @@ def test_fit_takes_samples_of_several_lengths(sizes, inputs):
     assert np.isfinite([*history.history["loss"], *history.history["val_loss"]]).all()
 
 
+def test_fit_knows_by_name_which_input_varies():
+    """The one of the model that comes last, and the first one of the data by name."""
+
+    def tagger():
+        lengths, ages = keras.Input((None,), name="ids"), keras.Input((5,), name="zip")
+        pooled = keras.layers.GlobalAveragePooling1D()(keras.layers.Reshape((-1, 1))(lengths))
+        network = keras.Model(
+            [ages, lengths], keras.layers.Dense(1)(keras.layers.Concatenate()([pooled, ages]))
+        )
+        network.compile("sgd", "mse")
+        return network
+
+    rows = [({"ids": np.ones(size), "zip": np.ones(5)}, np.float32(size)) for size in [2, 7] * 8]
+    data = Indexed.from_items(rows, lengths=[3, 8])
+    history = Training(model=tagger, data=data, validation=data).fit(batch_size=8, verbose=0).history.history
+    assert np.isfinite([*history["loss"], *history["val_loss"]]).all()
+
+
 @pytest.mark.nightly
 def test_fit_takes_images_of_several_sizes():
     layers = keras.layers
