@@ -64,6 +64,11 @@ def split(element: Any) -> tuple[Any, Any, Any]:
     return x, y, weight
 
 
+def as_given(element: Any) -> Any:
+    """A batch as a script yields it, as Keras takes it: a list of its parts is a tuple."""
+    return tuple(element) if isinstance(element, list) else element
+
+
 def fill(element: Any, size: int, end: int) -> Batch:
     """Make a `Batch` of `size` rows from a batched element with 1 to `size` rows.
 

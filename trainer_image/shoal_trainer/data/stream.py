@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from shoal_trainer.data.batch import Batch, batches, fill, leaves, map_leaves
+from shoal_trainer.data.batch import Batch, as_given, batches, fill, leaves, map_leaves
 from shoal_trainer.data.indexed import connected, reached, require_dataset
 from shoal_trainer.data.lengths import checked, fitting, varying_in
 from shoal_trainer.data.rows import count, rebatched, taken
@@ -349,7 +349,7 @@ def _alike(dataset: Any, *, unknown: bool = False) -> bool:
 
 
 def _as_arrays(element: Any) -> Any:
-    return map_leaves(np.asarray, element)
+    return map_leaves(np.asarray, as_given(element))
 
 
 def _name(data: Any) -> str:

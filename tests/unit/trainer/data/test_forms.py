@@ -88,6 +88,18 @@ def test_every_sample_is_read_once_in_an_epoch(form):
     assert (orders[0] != orders[1]) == (form not in {"dataset", "unbatched dataset", "function"})
 
 
+@pytest.mark.parametrize("form", ["pydataset", "iterable"])
+def test_a_batch_may_be_a_list_of_its_parts(form):
+    class Lists(Sequence):
+        def __getitem__(self, index):
+            return [*super().__getitem__(index)]
+
+    data = training(Lists() if form == "pydataset" else Stream([[X[:16], Y[:16]]], samples=16)).data
+    x, y = data.example(16).as_given()
+    assert np.array_equal(x, X[:16])
+    assert np.array_equal(y, Y[:16])
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_validation_takes_the_same_forms(form):
     found = training((X, Y), validation=FORMS[form]()).validation
