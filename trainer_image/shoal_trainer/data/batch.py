@@ -64,7 +64,7 @@ def split(element: Any) -> tuple[Any, Any, Any]:
     return x, y, weight
 
 
-def as_given(element: Any) -> Any:
+def as_tuple(element: Any) -> Any:
     """A batch as a script yields it, as Keras takes it: a list of its parts is a tuple."""
     return tuple(element) if isinstance(element, list) else element
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from shoal_trainer.data.arrays import as_floatx, permutation
-from shoal_trainer.data.batch import as_given, leaves, map_leaves
+from shoal_trainer.data.batch import as_tuple, leaves, map_leaves
 from shoal_trainer.data.indexed import MAX_BLOCK, MAX_BLOCK_BYTES, Ranges, connected
 from shoal_trainer.data.lengths import Lengths, checked, varying_in
 from shoal_trainer.data.rows import alike, count, rebatched, stacked, taken
@@ -206,7 +206,7 @@ def _as_arrays(structure: Any) -> Any:
 
 
 def _as_batch(structure: Any) -> Any:
-    return map_leaves(lambda leaf: as_floatx(np.asarray(leaf)), as_given(structure))
+    return map_leaves(lambda leaf: as_floatx(np.asarray(leaf)), as_tuple(structure))
 
 
 def _stacked(samples: Sequence[Any]) -> Any:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from shoal_trainer.data.batch import Batch, as_given, batches, fill, leaves, map_leaves
+from shoal_trainer.data.batch import Batch, as_tuple, batches, fill, leaves, map_leaves
 from shoal_trainer.data.indexed import connected, reached, require_dataset
 from shoal_trainer.data.lengths import checked, fitting, varying_in
 from shoal_trainer.data.rows import count, rebatched, taken
@@ -36,6 +36,7 @@ LOOKED_AT = 16
 """The first batches, which show the arrays that vary in length."""
 SKIP_SECONDS = 20.0
 """How long a worker skips samples at most to reach its own place."""
+MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 OF_SAMPLES = ("Unbatch", "TFRecord", "TextLine", "FixedLengthRecord", "Csv")
 BATCHED = ("Batch", "Rebatch")
 TELLING = (*OF_SAMPLES, *BATCHED, "FlatMap", "Interleave", "Window")
@@ -55,9 +56,9 @@ class Stream(Source):
     Args:
         data: What yields **batches**, as for Keras' `fit`: a `tf.data.Dataset`, an iterable that can be iterated again,
             an endless `PyDataset`, or a function that returns one of these or a generator. A function with an
-            argument gets a number for use as a seed: it follows from that of `Training`, and is another one on each
-            worker and in each pass over the data; then no worker skips samples. Data that end are repeated. A
-            `tf.data.Dataset` may also yield single samples.
+            argument that is called `seed`, or has no default, gets a number in it: it follows from the seed of
+            `Training`, and is another one on each worker and in each pass over the data; then no worker skips samples.
+            Data that end are repeated. A `tf.data.Dataset` may also yield single samples.
         samples: The number of samples in an epoch. Default: those of a `tf.data.Dataset` whose length is known.
         lengths: Batches are padded with zeros, along the axis after that of the batch, to the shortest of these lengths
             that holds them; of their arrays those whose length differs in the first 16 batches. Without it, each new
@@ -173,7 +174,7 @@ class Stream(Source):
 
     def _go_to_own_place(self, rows: _Rows, batch_size: int) -> None:
         """Skip to where this worker begins, and what it has read before an outage."""
-        if self._seeded():
+        if self._seeded is not None:
             return
         size, (slot, incarnation) = self._counted.size, self._worker
         missing = (int((slot * GOLDEN + incarnation * SILVER) % 1 * size) + self._read) % size
@@ -209,17 +210,22 @@ class Stream(Source):
     def _made(self, number: int) -> Any:
         if hasattr(self.data, "element_spec") or not callable(self.data):
             return self.data
-        if not self._seeded():
+        if (parameter := self._seeded) is None:
             return self.data()
-        return self.data(
-            int(np.random.SeedSequence((self._seed, *self._worker, number)).generate_state(1)[0])
-        )
+        seed = int(np.random.SeedSequence((self._seed, *self._worker, number)).generate_state(1)[0])
+        by_name = parameter.kind is not inspect.Parameter.POSITIONAL_ONLY
+        return self.data(**{parameter.name: seed}) if by_name else self.data(seed)
 
-    def _seeded(self) -> bool:
-        """Whether the data are a function of a seed."""
+    @functools.cached_property
+    def _seeded(self) -> inspect.Parameter | None:
+        """Where the data are a function of a seed, the parameter that takes it."""
         if hasattr(self.data, "element_spec") or not callable(self.data):
-            return False
-        return bool(inspect.signature(self.data).parameters)
+            return None
+        parameters = inspect.signature(self.data).parameters
+        wanting = (
+            each for each in parameters.values() if each.kind not in MANY and each.default is each.empty
+        )
+        return parameters.get("seed") or next(wanting, None)
 
     def _check_countable(self) -> None:
         """Raise `UserError` if nobody can say how many samples make an epoch. Reads none."""
@@ -349,7 +355,7 @@ def _alike(dataset: Any, *, unknown: bool = False) -> bool:
 
 
 def _as_arrays(element: Any) -> Any:
-    return map_leaves(np.asarray, as_given(element))
+    return map_leaves(np.asarray, as_tuple(element))
 
 
 def _name(data: Any) -> str:

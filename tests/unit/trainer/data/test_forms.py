@@ -1,5 +1,7 @@
 """`Training(data=…)` takes what users of Keras hold."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -336,6 +338,34 @@ def test_the_seed_of_a_stream_follows_that_of_the_job_and_differs_by_worker_and_
     assert len(set(seeds[:12])) == 12
     assert seeds[12:] == seeds[9:12]
     assert all(0 <= seed < 2**32 for seed in seeds)
+
+
+def seeded(number, /):
+    yield np.full(4, number)
+
+
+def named(size=4, *, seed=None):
+    yield np.full(size, seed)
+
+
+def with_default(value=3, *rest, size=4, **options):
+    yield np.full(size, value + len(rest) + len(options))
+
+
+@pytest.mark.parametrize(
+    ("function", "gets"),
+    [
+        (seeded, True),
+        (lambda number: [np.full(4, number)], True),
+        (named, True),
+        (functools.partial(named, 8), True),
+        (functools.partial(seeded, 3), False),
+        (with_default, False),
+    ],
+)
+def test_a_seed_goes_into_an_argument_that_wants_one(function, gets):
+    firsts = {read(Stream(function, samples=8).placed(0, (slot, 0)), 0, 1)[0] for slot in range(3)}
+    assert len(firsts) == 3 if gets else firsts == {3}
 
 
 @pytest.mark.parametrize("labels", ["of their own", "the images", "none"])
