@@ -78,9 +78,13 @@ def callbacks_of(
         callbacks = [made] if isinstance(made, keras.callbacks.Callback) else list(made or ())
     except (Exception, SystemExit) as error:
         raise failure("Training(callbacks=…) failed", error) from error
+    computed = False  # by a callback of the user, which may put what it likes into the logs of those after it
     for callback in callbacks:
-        _check(callback, ("loss", *trained))
-        _check_evaluated(callback, evaluated)
+        _check(callback)
+        if not computed:
+            _check_trained(callback, ("loss", *trained))
+            _check_evaluated(callback, evaluated)
+        computed = computed or _is_users(callback, "on_epoch_end")
         if isinstance(callback, RATES) and not settable:
             raise UserError(f"{type(callback).__name__} {SCHEDULED}")
         if unwritten and isinstance(callback, keras.callbacks.ModelCheckpoint):
@@ -147,8 +151,7 @@ def _ids(variables: tuple[list[Any], ...]) -> list[list[int]]:
     return [[id(variable) for variable in part] for part in variables]
 
 
-def _check(callback: Any, trained: Sequence[str]) -> None:
-    """`trained`: the names in the logs of an epoch without validation data."""
+def _check(callback: Any) -> None:
     kind = type(callback).__name__
     if not isinstance(callback, keras.callbacks.Callback):
         raise UserError(f"Training(callbacks=…) returned a {kind}. Return keras.callbacks.Callback objects.")
@@ -163,14 +166,6 @@ def _check(callback: Any, trained: Sequence[str]) -> None:
             f"{kind}(save_freq={callback.save_freq}) would never save: callbacks are not called after batches. Leave "
             "save_freq out to save after each epoch."
         )
-    for name in _needed(callback):
-        if name not in trained and not name.startswith("val_"):
-            raise UserError(
-                f"{kind} uses {name!r}, which is not in its logs. The logs contain {', '.join(trained)} and, with "
-                "Training(validation=…), val_loss and val_… for each metric. Metrics that are no means over samples "
-                "(AUC, precision) and what compute_metrics adds are computed in the evaluation only. Use one of "
-                f'these, such as "val_{name}" or "loss".'
-            )
     if isinstance(callback, keras.callbacks.TensorBoard) and importlib.util.find_spec("tensorboard") is None:
         raise UserError(
             f"{kind} requires the package tensorboard. Install it where the workers run: pip install tensorboard."
@@ -208,7 +203,7 @@ def _is_users(callback: Any, hook: str) -> bool:
     return not owner.__module__.startswith("keras.")
 
 
-def _needed(callback: Any) -> list[str]:
+def needed(callback: Any) -> list[str]:
     """The metrics that a callback of Keras monitors, or has in the names of its files."""
     if isinstance(callback, keras.callbacks.ModelCheckpoint):
         names = [name for name in _fields(callback.filepath) if name != "epoch"]
@@ -217,9 +212,21 @@ def _needed(callback: Any) -> list[str]:
     return [callback.monitor] if isinstance(callback, monitors) else []
 
 
+def _check_trained(callback: Any, trained: Sequence[str]) -> None:
+    """`trained`: the names in the logs of an epoch without validation data."""
+    for name in needed(callback):
+        if name not in trained and not name.startswith("val_"):
+            raise UserError(
+                f"{type(callback).__name__} uses {name!r}, which is not in its logs. The logs contain "
+                f"{', '.join(trained)} and, with Training(validation=…), val_loss and val_… for each metric. Metrics "
+                "that are no means over samples (AUC, precision) and what compute_metrics adds are computed in the "
+                f'evaluation only. Use one of these, such as "val_{name}" or "loss".'
+            )
+
+
 def _check_evaluated(callback: Any, evaluated: Collection[str] | None) -> None:
     kind = type(callback).__name__
-    for name in _needed(callback):
+    for name in needed(callback):
         if evaluated is None or not name.startswith("val_") or name in evaluated:
             continue
         if evaluated:

@@ -24,7 +24,15 @@ from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import DiskFull, TrainerError, UserError, has_no_room
 from shoal_trainer.worker import best_weights
 from shoal_trainer.worker.best_weights import Best
-from shoal_trainer.worker.callbacks import failure, path_attribute, rate_of, remember, set_rate, unchanged
+from shoal_trainer.worker.callbacks import (
+    failure,
+    needed,
+    path_attribute,
+    rate_of,
+    remember,
+    set_rate,
+    unchanged,
+)
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +66,7 @@ class Hooks:
         self._folder = Path(self._temporary.name)
         self._seen: Sequence[dict[str, float]] | None = None
         """The logs of the epochs that the callbacks have seen; None before `on_train_begin`."""
+        self._missed = set[tuple[str, str]]()
         self._ended = False
         self._compiled_rate = rate_of(model)
 
@@ -108,12 +117,14 @@ class Hooks:
 
     def save_if_best(self, epoch: int, parameters: npt.NDArray[np.float32]) -> None:
         """Keep the parameters of this epoch, after `run`, if it is the best one so far."""
-        stopping, ran = self.restoring, len(self._seen or ()) == epoch + 1
+        stopping, seen = self.restoring, self._seen or ()
+        ran = len(seen) == epoch + 1
         if stopping is not None and ran and stopping.best is not None and stopping.best_epoch == epoch:
+            name = stopping.monitor if stopping.monitor in seen[epoch] else "loss"
+            recorded = (name, seen[epoch][name]) if name in seen[epoch] else None
             try:
-                best_weights.save(
-                    self._folder, Best(parameters, epoch, float(stopping.best), stopping.monitor)
-                )
+                best = Best(parameters, epoch, float(stopping.best), stopping.monitor, recorded)
+                best_weights.save(self._folder, best)
             except OSError as error:
                 kind = DiskFull if has_no_room(error) else UserError
                 raise kind(f"The weights of the best epoch cannot be saved: {where(error)}") from error
@@ -202,9 +213,18 @@ class Hooks:
             if not live and isinstance(callback, keras.callbacks.ModelCheckpoint):
                 remember(callback, logs)
             else:
+                if live:
+                    self._warn_of_missing(callback, logs)
                 callback.on_epoch_end(epoch, logs)
         if not self._model.stop_training and epoch + 1 != self._epochs:
             self._begin_epoch(epoch + 1)
+
+    def _warn_of_missing(self, callback: Any, logs: dict[str, float]) -> None:
+        """Log once what a callback of Keras needs and nobody has put into the logs, neither the job nor a callback."""
+        for name in needed(callback):
+            if name not in logs and (key := (type(callback).__name__, name)) not in self._missed:
+                self._missed.add(key)
+                log.warning("%s uses %r, which is not in its logs, %s", *key, ", ".join(logs))
 
     def _begin_epoch(self, epoch: int) -> None:
         """After the epoch before it, so that the rate that a callback sets here is that of the epoch."""

@@ -137,6 +137,23 @@ def test_best_epoch_that_a_rollback_has_undone_is_not_exported(start, history, k
     assert np.array_equal(exported(outcome, worker), weights_of(worker, flat + (1 if kept else 9)))
 
 
+@pytest.mark.parametrize("monitor", ["val_f1", "val_loss"])
+@pytest.mark.parametrize("undone", [False, True])
+def test_a_value_that_a_callback_computes_may_be_monitored(start, monitor, undone):
+    """It is in the logs that the later callbacks get, and not in the job's history."""
+
+    class Score(callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            logs[monitor] = 5.0
+
+    stored, worker = Stored(), start(Score, lambda: stopping(monitor, mode="min"))
+    flat = flat_of(worker)
+    stored.add(worker.run_callbacks(flat + 1, HISTORY[:1]))
+    again = [{"loss": 2.0, "val_loss": 7.0}] if undone else HISTORY[:1]
+    outcome = worker.export(flat + 9, stored.fetch, again)
+    assert np.array_equal(exported(outcome, worker), weights_of(worker, flat + (9 if undone else 1)))
+
+
 @pytest.mark.nightly
 def test_best_weights_replace_the_average_of_the_last(start):
     stored, worker = Stored(), start(optimizer=keras.optimizers.SGD(0.1, use_ema=True))

@@ -348,6 +348,23 @@ def test_backup_is_left_out_with_a_warning(tmp_path, caplog):
     assert "BackupAndRestore is left out" in caplog.text
 
 
+@pytest.mark.filterwarnings("ignore:Early stopping conditioned on metric")
+def test_what_no_callback_before_puts_into_the_logs_is_told_once(model, caplog):
+    class Score(callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            logs["val_f1"] = 0.5
+
+    def made():
+        return [Score(), *(callbacks.EarlyStopping(name, mode="max") for name in ("val_f1", "val_f2"))]
+
+    hooks = Hooks(lambda: callbacks_of(job(callbacks=made), evaluated=["val_loss"]), model)
+    for n in (1, 2):
+        hooks.run(LOGS[:n])
+    hooks.close()
+    told = [each.getMessage() for each in caplog.records if "not in its logs" in each.getMessage()]
+    assert told == ["EarlyStopping uses 'val_f2', which is not in its logs, loss, val_f1"]
+
+
 def test_absolute_path_is_contained_in_a_rehearsal(model, tmp_path):
     kept = tmp_path / "log.csv"
     kept.write_text("of an earlier run")
