@@ -14,6 +14,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from shoal_trainer.contract import RuntimeConfig
+from shoal_trainer.data.batch import Batch
 from shoal_trainer.data.preprocessed import preprocessed
 from shoal_trainer.data.read_errors import is_network_outage, summary
 from shoal_trainer.data.user_code import where, with_location
@@ -129,7 +130,7 @@ def compose(
         config.reference_batch_size or config.batch_size,
         flat_model.found.without_gradient,
     )
-    warn_of_data(job, config.reference_batch_size or config.batch_size)
+    warn_of_data(job, config.reference_batch_size or config.batch_size, flat_model.example)
     warn_of_placement(placement)
     spec = ModelSpec(
         fingerprint=flat_model.layout.fingerprint,
@@ -192,8 +193,8 @@ def compose(
     return Worker(loop, flat_model, spec, leases, watchdog, close)
 
 
-def warn_of_data(job: Training, batch_size: int) -> None:
-    """Log where these data are not read as Keras reads them."""
+def warn_of_data(job: Training, batch_size: int, example: Batch) -> None:
+    """Log where these data are not read as Keras reads them. `example`: the first batch."""
     if job.data.remark:
         log.warning("Training(data=…): %s", job.data.remark)
     if (own := job.data.batch_size) not in {None, batch_size}:
@@ -205,6 +206,13 @@ def warn_of_data(job: Training, batch_size: int) -> None:
             "cut" if own > batch_size else "joined where they are of one shape, and padded elsewhere",
             own,
             own,
+        )
+
+    if len(files := job.data.describe().files) > 1 and example.samples < example.size:
+        log.warning(
+            "Training(data=…): a step has samples of one file, and the first of %d files has %d: %d of %d rows are "
+            "padding. Use larger files, or Indexed(%d, fn) if each has one sample",
+            *(len(files), example.samples, example.size - example.samples, example.size, len(files)),
         )
 
 

@@ -118,7 +118,7 @@ class Rehearsal:
         step = self._part("training step", lambda say: self._step(model, say))
         if step is not None:
             self._part("as on a GPU", lambda say: self._step_as_on_gpu(job, chosen, say))
-        self._part("amount of data", lambda say: self._amount(job, say))
+        self._part("amount of data", lambda say: self._amount(job, model, say))
         validation = self._part("validation", lambda say: self._validation(job, say))
         judged = dataclasses.replace(job, validation=validation)
         self._part("target", lambda say: self._target(judged, model, say))
@@ -218,9 +218,9 @@ class Rehearsal:
             ) from error
         say("the training step compiles with XLA")
 
-    def _amount(self, job: Training, say: Callable[[str], None]) -> None:
+    def _amount(self, job: Training, model: FlatModel, say: Callable[[str], None]) -> None:
         extent, size = job.data.describe(), self._config.batch_size
-        warn_of_data(job, size)
+        warn_of_data(job, size, model.example)
         if extent.size is None:
             say(f"{len(extent.files)} files; their lengths are learned in the first epoch")
             if len(extent.files) < self._workers:

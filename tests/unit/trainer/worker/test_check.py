@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from textwrap import dedent
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -103,6 +104,25 @@ def test_what_a_stream_does_not_promise_is_a_warning(check):
     assert "an epoch is 660 samples, its batches times the rows of the first" in samples
     assert "a step has 32 samples, and the data have batches of 60, which are cut" in size
     assert "--batch-size 60" in size
+
+
+def test_files_with_fewer_samples_than_a_batch_are_a_warning(check, tmp_path):
+    for number in range(3):
+        np.savez(tmp_path / f"{number}.npz", x=np.ones((2, 4), np.float32), y=[0, 1])
+    found = check("""
+        import tensorflow as tf
+        from pathlib import Path
+        from shoal_trainer import Files
+
+        def read(path):
+            rows = np.load(path)
+            return tf.data.Dataset.from_tensor_slices((rows["x"], rows["y"]))
+
+        job = Training(model=build, data=Files(f"{Path(__file__).parent}/*.npz", read))
+    """)
+    assert states(found) == {"amount of data": "warning"}
+    [words] = found["amount of data"].warnings
+    assert "the first of 3 files has 2: 30 of 32 rows are padding" in words
 
 
 @pytest.mark.nightly
