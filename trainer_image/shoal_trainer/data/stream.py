@@ -80,7 +80,7 @@ class Stream(Source):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lengths", checked(self.lengths, "Stream"))
-        if hasattr(self.data, "element_spec"):
+        if _is_dataset(self.data):
             require_dataset(self.data, "The data set")
         self._check_countable()
 
@@ -119,17 +119,21 @@ class Stream(Source):
     @property
     def batch_size(self) -> int | None:
         """See `Source`."""
-        samples = hasattr(self.data, "element_spec") and not _is_batched(self.data)
-        return None if samples else count(self._head.first)
+        if _is_dataset(self.data) and not _is_batched(self.data):
+            return None
+        return count(self._head.first) if self._head.batched else None
 
     @functools.cached_property
     def _head(self) -> _Head:
         """Reads an iteration of its own."""
-        found = list(itertools.islice(filter(count, self._given(1)), LOOKED_AT if self.lengths else 2))
+        data = connected(lambda: self._made(0), "the data")
+        batches = filter(count, _batches_of(data, 1))
+        found = list(itertools.islice(batches, LOOKED_AT if self.lengths else 2))
         if not found:
             raise UserError(EMPTY)
         varies = varying_in(found, axis=1) if self.lengths else ()
-        return _Head(found[0], max(map(count, found[:2])), varies)
+        batched = not _is_dataset(data) or _is_batched(data)
+        return _Head(found[0], max(map(count, found[:2])), varies, batched)
 
     def read(self, part: Part, batch_size: int, download: Download | None = None) -> Iterator[Batch]:  # noqa: ARG002
         """Take as many samples as the part has from this worker's stream; see `Source.read`."""
@@ -193,22 +197,15 @@ class Stream(Source):
 
     def _elements(self, batch_size: int, number: int = 0) -> Iterator[Any]:
         """A pass over the data, in elements of at most `batch_size` rows. `number`: which one it is."""
-        return self._formed(self._given(batch_size, number), batch_size)
-
-    def _given(self, batch_size: int, number: int = 0) -> Iterator[Any]:
-        """The batches of the user; of single samples those of `batch_size`."""
         data = connected(lambda: self._made(number), "the data")
-        if hasattr(data, "element_spec"):
-            data = _batched(data, batch_size)
-            require_dataset(data, "The data set")
-        return map(_as_arrays, reached(data, "the data"))
+        return self._formed(_batches_of(data, batch_size), batch_size)
 
     def _formed(self, elements: Iterator[Any], batch_size: int) -> Iterator[Any]:
         """The batches of the user in elements of at most `batch_size` rows."""
         return rebatched(map(self._padded, elements) if self.lengths else elements, batch_size)
 
     def _made(self, number: int) -> Any:
-        if hasattr(self.data, "element_spec") or not callable(self.data):
+        if _is_dataset(self.data) or not callable(self.data):
             return self.data
         if (parameter := self._seeded) is None:
             return self.data()
@@ -219,7 +216,7 @@ class Stream(Source):
     @functools.cached_property
     def _seeded(self) -> inspect.Parameter | None:
         """Where the data are a function of a seed, the parameter that takes it."""
-        if hasattr(self.data, "element_spec") or not callable(self.data):
+        if _is_dataset(self.data) or not callable(self.data):
             return None
         parameters = inspect.signature(self.data).parameters
         wanting = (
@@ -243,7 +240,7 @@ class Stream(Source):
 
     @property
     def _cardinality(self) -> int:
-        return int(self.data.cardinality()) if hasattr(self.data, "element_spec") else -2
+        return int(self.data.cardinality()) if _is_dataset(self.data) else -2
 
     @functools.cached_property
     def _counted(self) -> _Counted:
@@ -277,12 +274,14 @@ ONCE = (
 class _Head(NamedTuple):
     """Of the first batches of the user that have a sample: the first one, and the most rows of two.
 
-    `varies`: of each array, whether it is padded to one of `lengths`, if there are some.
+    `varies`: of each array, whether it is padded to one of `lengths`, if there are some. `batched`: False of single
+    samples, of which these are batches of one.
     """
 
     first: Any
     rows: int
     varies: Sequence[bool]
+    batched: bool
 
 
 class _Counted(NamedTuple):
@@ -319,11 +318,20 @@ class _Rows:
         return element
 
 
-def _batched(dataset: Any, batch_size: int) -> Any:
-    """A data set of batches, read ahead."""
-    if not _is_batched(dataset):
-        dataset = dataset.batch(batch_size, num_parallel_calls=2)
-    return dataset.prefetch(2)
+def _batches_of(data: Any, batch_size: int) -> Iterator[Any]:
+    """The batches of the user, of a data set read ahead; of single samples those of `batch_size`."""
+    if _is_dataset(data):
+        if not _is_batched(data):
+            data = data.batch(batch_size, num_parallel_calls=2)
+        data = data.prefetch(2)
+        require_dataset(data, "The data set")
+    return map(_as_arrays, reached(data, "the data"))
+
+
+def _is_dataset(data: Any) -> bool:
+    return hasattr(data, "element_spec") and hasattr(
+        data, "prefetch"
+    )  # an iterator over one has no such method
 
 
 def _is_batched(dataset: Any) -> bool:
@@ -360,4 +368,4 @@ def _as_arrays(element: Any) -> Any:
 
 def _name(data: Any) -> str:
     kind = type(data).__name__
-    return "a tf.data.Dataset" if hasattr(data, "element_spec") else f"data of the type {kind}"
+    return "a tf.data.Dataset" if _is_dataset(data) else f"data of the type {kind}"

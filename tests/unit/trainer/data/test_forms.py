@@ -69,6 +69,10 @@ FORMS = {
     "dataset": lambda: tf.data.Dataset.from_tensor_slices((X, Y)).batch(8),
     "unbatched dataset": lambda: tf.data.Dataset.from_tensor_slices((X, Y)),
     "shuffled dataset": lambda: tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(40, seed=1).batch(8),
+    "function of a data set": lambda: Stream(lambda: tf.data.Dataset.from_tensor_slices((X, Y)), samples=40),
+    "iterator of a data set": lambda: Stream(
+        lambda: iter(tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)), samples=40
+    ),
     "function": lambda: Stream(lambda: ((X[n : n + 4], Y[n : n + 4]) for n in range(0, 40, 4)), samples=40),
 }
 
@@ -87,7 +91,8 @@ def test_every_sample_is_read_once_in_an_epoch(form):
                 seen += np.ravel(x).astype(int).tolist()
         assert sorted(seen) == list(range(40))
         orders.append(seen)
-    assert (orders[0] != orders[1]) == (form not in {"dataset", "unbatched dataset", "function"})
+    kept = {"dataset", "unbatched dataset", "function", "function of a data set", "iterator of a data set"}
+    assert (orders[0] != orders[1]) == (form not in kept)
 
 
 @pytest.mark.parametrize("form", ["pydataset", "iterable"])
@@ -302,7 +307,8 @@ def test_data_set_of_batches_that_are_not_dense_is_refused(parts):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_data_that_come_in_batches_say_of_which_size(form):
-    own = {"dataset": 8, "shuffled dataset": 8, "function": 4, "pydataset": 16, "pydataset with threads": 16}
+    own = {"dataset": 8, "shuffled dataset": 8, "function": 4, "iterator of a data set": 8}
+    own |= {"pydataset": 16, "pydataset with threads": 16}
     assert training(FORMS[form]()).data.batch_size == own.get(form)
 
 
