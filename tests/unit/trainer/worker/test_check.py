@@ -258,7 +258,7 @@ def test_command_prints_nothing_of_tensorflow(tmp_path: Path):
         (
             "job = Training(model=build, data=DATA, validation=(x, y + 100))",
             "evaluation",
-            "Received a label value",
+            "outside the loss.s range: 100, 101",
         ),
     ],
 )  # fmt: skip
