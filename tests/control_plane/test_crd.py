@@ -602,6 +602,23 @@ def test_cores_that_are_none_are_refused(control_plane: ControlPlane, cores: Any
             "operator Exists takes any value",
         ),
         ({"tolerations": [{"effect": "NoSchedule"}]}, "needs operator Exists: set key or operator"),
+        (
+            {"tolerations": [{"key": "a b"}]},
+            'spec.tolerations[0].key: Invalid value: "a b": no taint has such a key',
+        ),
+        (
+            {"tolerations": [{"key": "k", "value": "a b"}]},
+            "no label or taint has such a value: at most 63 letters",
+        ),
+        ({"zone": "eu west"}, 'spec.zone: Invalid value: "eu west": no label or taint has such a value'),
+        (
+            {"nodeSelector": {"pool": "a b"}},
+            'spec.nodeSelector[pool]: Invalid value: "a b": no label or taint has such a value',
+        ),
+        ({"nodeSelector": {"pool": "a" * 64}}, "spec.nodeSelector.pool: Too long"),
+        ({"nodeSelector": {"my pool": "a"}}, "spec.nodeSelector: Invalid value: no node has such a label"),
+        ({"nodeSelector": {"/pool": "a"}}, "spec.nodeSelector: Invalid value: no node has such a label"),
+        ({"nodeSelector": {"a/b/c": "a"}}, "spec.nodeSelector: Invalid value: no node has such a label"),
     ],
 )
 def test_what_is_wrong_with_a_pool_is_named(
@@ -612,6 +629,31 @@ def test_what_is_wrong_with_a_pool_is_named(
     )
     assert done.returncode == 1
     assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"nodeSelector": {}},
+        {"nodeSelector": {"a": ""}},
+        {"nodeSelector": {"example.com/Node_pool.1": "L4_spot.1"}, "zone": "europe-west1-b"},
+        {"nodeSelector": {f"{'a' * 253}/{'b' * 63}": "c" * 63} | {f"k{n}": "v" for n in range(31)}},
+        {
+            "tolerations": [
+                {"operator": "Exists"},
+                {"key": "", "operator": "Exists"},
+                {"key": "a.b/c", "value": ""},
+            ]
+        },
+    ],
+)
+def test_labels_and_taints_that_nodes_can_have_are_accepted(
+    control_plane: ControlPlane, spec: dict[str, Any]
+) -> None:
+    done = kubectl(
+        control_plane, "apply", "--dry-run=server", "-f", "-", stdin=cpu_pool(**{"cores": 2, **spec})
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

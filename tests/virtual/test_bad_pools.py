@@ -31,8 +31,8 @@ WRONG: dict[str, tuple[Json, str, str]] = {
 }
 
 
-def pool_world(faults: Faults | None = None) -> World:
-    world = World(lambda _uid: Truth(samples=400_000), faults=faults, plan_seconds=10.0)
+def pool_world(faults: Faults | None = None, samples: float = 400_000) -> World:
+    world = World(lambda _uid: Truth(samples=samples), faults=faults, plan_seconds=10.0)
     world.nodes(0, 1)
     for name in ("good", "other"):
         for number in range(4):
@@ -84,6 +84,45 @@ def test_each_wrong_pool_says_what_to_change_and_jobs_run_in_the_others() -> Non
             assert set(job["status"]["plan"]["pools"]) <= {"good", "twice"}
             await world.until(lambda: world.job().status.finished, 1200, "it ends")
             assert world.job().status.phase == "Succeeded"
+
+    play(story)
+
+
+def test_typing_error_in_a_pool_costs_the_others_nothing_and_heals_when_it_is_corrected() -> None:
+    async def story() -> None:
+        world = pool_world(samples=1e9)
+
+        def pool(name: str, label: str) -> None:
+            spec = {**GOOD, "nodeSelector": {"pool": label}, "limits": {"nodes": 2}}
+            key = ("capacitypools", "", name)
+            body = {"apiVersion": GROUP, "kind": "CapacityPool", "metadata": {"name": name}}
+            world.server.store(key, {**world.server.objects.get(key, body), "spec": spec})
+
+        def admit(key: tuple[str, str, str], new: Json, _old: Json | None) -> str:
+            labels = (new["spec"].get("nodeSelector") or {}) if key[0] == "pods" else {}
+            return "spec.nodeSelector: Invalid value" if any(" " in each for each in labels.values()) else ""
+
+        world.server.admit = admit
+        pool("good", "good")
+        pool("other", "oth er")  # the CRD refuses it, but an older one did not
+        async with world.living():
+            world.replica("a")
+            workers = {"replicas": 3, "minReplicas": 1, "maxReplicas": 3, "pools": ["good", "other"]}
+            world.apply(workers=workers, elasticity={"mode": "Manual"})
+
+            def runs(number: int) -> bool:
+                return world.job().status.workers.ready == number
+
+            await world.until(lambda: runs(2), 60, "two run")
+            await asyncio.sleep(120)
+            assert world.job().status.reason == "Invalid"
+            lost = next(p for p in world.server.all("pods") if p["metadata"]["name"] == "digits-worker-0-0")
+            world.cluster.kill(lost["spec"]["nodeName"])
+            await world.until(lambda: runs(1), 60, "one is lost")
+            await world.until(lambda: runs(2), 60, "it is replaced")
+            pool("other", "other")
+            await world.until(lambda: runs(3), 400, "the third runs")
+            await world.until(lambda: not world.job().status.reason, 60, "nothing is told any more")
 
     play(story)
 

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AwareDatetime, ConfigDict, Field
 
 from shoal.api.base import Column, Condition, Resource, Status, Strict
-from shoal.api.rules import Amount, Positive, quoted, rules
+from shoal.api.rules import LABEL_KEY, LABEL_VALUE, Amount, Positive, quoted, rules
 
 __all__ = [
     "AcceleratorSpec",
@@ -43,6 +43,15 @@ Cores = Annotated[
     Field(gt=0, le=4096, allow_inf_nan=False, json_schema_extra=quoted(f"^0*({_PART}|{_MOST})$")),
 ]
 """Above 0, up to 4096; in quotes with up to three digits of a part."""
+_LETTERS = "letters, digits, '-', '_' and '.', with a letter or digit at both ends"
+_VALUE = rules(
+    (
+        f"self.matches('{LABEL_VALUE}')",
+        f"no label or taint has such a value: at most 63 {_LETTERS}: correct it",
+    )
+)
+_KEY = f"a key is at most 63 {_LETTERS}, perhaps after a domain and '/': correct it"
+LabelValue = Annotated[str, Field(max_length=63, json_schema_extra=_VALUE)]
 
 
 class AcceleratorSpec(Strict):
@@ -71,11 +80,17 @@ class Toleration(Strict):
         )
     )
 
-    key: str | None = Field(None, max_length=316)
+    key: str | None = Field(
+        None,
+        max_length=316,
+        json_schema_extra=rules(
+            (f"self == '' || self.matches('{LABEL_KEY}')", f"no taint has such a key: {_KEY}")
+        ),
+    )
     """The taint's key. Unset, with operator Exists: every taint."""
     operator: Literal["Exists", "Equal"] = "Equal"
     """Exists: any value. Equal: `value`."""
-    value: str | None = Field(None, max_length=63)
+    value: LabelValue | None = None
     """The taint's value."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
     """The taint's effect. Unset: every effect."""
@@ -206,9 +221,15 @@ class CapacityPoolSpec(Strict):
     """CPU cores of one node, below 1 where its share is limited: `0.5`. Unset: as its nodes report."""
     capacity_type: Literal["Spot", "OnDemand"] = "OnDemand"
     """Spot: the cloud may reclaim nodes. OnDemand: it does not."""
-    zone: str = Field("", max_length=63)
+    zone: LabelValue = ""
     """The zone of the nodes. Empty: any."""
-    node_selector: dict[str, str] = Field(default_factory=dict, max_length=32)
+    node_selector: dict[str, LabelValue] = Field(
+        default_factory=dict,
+        max_length=32,
+        json_schema_extra=rules(
+            (f"self.all(key, key.matches('{LABEL_KEY}'))", f"no node has such a label: {_KEY}")
+        ),
+    )
     """Labels that select the nodes."""
     tolerations: list[Toleration] = Field(default=[], max_length=32)
     """Tolerations that pods need to run on these nodes."""

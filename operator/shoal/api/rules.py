@@ -24,6 +24,10 @@ AMOUNT = QUOTED.replace("[-+]?(", "[+]?(", 1)
 SIZE = "^[+]?(0*[1-9][0-9]*([.][0-9]*)?|[0-9]*[.]0*[1-9][0-9]*)([eE][-+]?[0-9]{1,2})?$"
 NAME = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 """Names of Kubernetes' objects."""
+_WORD = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+LABEL_KEY = f"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?{_WORD}$"
+LABEL_VALUE = f"^({_WORD})?$"
+"""Of nodes' labels and taints. Other letters are refused by the CRDs alone: a pool that an older one took is read."""
 
 
 def quoted(pattern: str) -> Callable[[dict[str, Any]], None]:

@@ -42,7 +42,7 @@ class RefusalKind(StrEnum):
     FORBIDDEN = (
         "Forbidden"  # 403 otherwise: RBAC, Pod Security, a LimitRange; or an admission webhook or policy
     )
-    INVALID = "Invalid"  # 400, 422: terminal until the spec changes
+    INVALID = "Invalid"  # 400, 422: for a person, who corrects the spec or what else it is made of
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,8 @@ class Refusal:
     at: datetime
     times: int = 0
     """So many refusals of this kind came before it, in a row."""
+    pool: str = ""
+    """The CapacityPool that it was for, of a pod for one."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from shoal.manifests.pods import Images
 from shoal.policy.actions import CreatePod
 from shoal.policy.decide.exclusion import exclude
 from shoal.policy.facts.read import read
+from shoal.policy.model import Refusal, RefusalKind
 from shoal.policy.plan import plan
 from tests.unit.policy import build
 from tests.unit.policy.pools import EXHAUSTED, FALLBACK, Pools, created, pool
@@ -227,6 +228,28 @@ def test_a_pool_that_cannot_be_read_is_told_with_the_reason() -> None:
     words = "this version of Shoal cannot read CapacityPool broken (spec.limits.nodes: Input should be a valid integer)"
     assert words in degraded["message"]
     assert world.by_pool() == {"a": 2}
+
+
+@pytest.mark.parametrize("kind", [RefusalKind.INVALID, RefusalKind.FORBIDDEN])
+def test_a_pool_whose_pods_are_refused_keeps_no_worker_of_another_from_its_replacement(
+    kind: RefusalKind,
+) -> None:
+    """A typing error in its labels, or a policy about its nodes."""
+    world = Pools(pool("good", limit=2), pool("odd"), nodes={"good": 3, "odd": 3}, replicas=2)
+    world.settle()
+    world.manifest["spec"]["workers"]["replicas"] = 4
+    name = "digits-worker-2-0"
+    world.refusals[name] = Refusal(
+        kind, name, "nodeSelector: Invalid value", world.job.metadata.generation, world.now, pool="odd"
+    )
+    world.reconcile()
+    world.notice("good-0")
+    made = world.reconcile()
+    assert [(a.name, a.pool) for a in made.actions if isinstance(a, CreatePod)] == [
+        ("digits-worker-0-1", "good")
+    ]
+    stalled = world.condition("Stalled")
+    assert (stalled["status"], stalled["reason"]) == ("True", kind.value)
 
 
 def test_an_unknown_pool_is_told_before_what_its_pods_suffer() -> None:

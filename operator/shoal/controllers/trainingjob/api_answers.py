@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from shoal.policy.decide.admission import retry_after
-from shoal.policy.model import NameConflict, Refusal
+from shoal.policy.model import NameConflict, Refusal, RefusalKind
 
 _REFUSAL_EXPIRES = 4
 """A refusal expires after so many times what the policies wait before they retry, which refreshes one that holds."""
@@ -109,9 +109,8 @@ class ApiAnswers:
     def refusals(self, now: datetime, generation: int) -> tuple[Refusal, ...]:
         """Refusals that are still valid for this generation of the spec."""
         for name, refusal in list(self.refused.items()):
-            wait = retry_after(refusal)
-            over = now - refusal.at > _REFUSAL_EXPIRES * wait if wait else refusal.generation != generation
-            if over:
+            other = refusal.kind is RefusalKind.INVALID and refusal.generation != generation
+            if other or now - refusal.at > _REFUSAL_EXPIRES * retry_after(refusal):
                 del self.refused[name]
         return tuple(self.refused.values())
 

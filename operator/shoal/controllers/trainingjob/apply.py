@@ -108,7 +108,9 @@ class Applier:
         match action:
             case CreatePod(name):
                 await self._confirm_basis(job, answers)
-                return await objects.create(job, PODS, name, action.make, urgent=action.replaces)
+                return await objects.create(
+                    job, PODS, name, action.make, urgent=action.replaces, pool=action.pool
+                )
             case CreateService(name, manifest):
                 return await objects.create(job, SERVICES, name, manifest)
             case CreateSecret(name):

@@ -80,8 +80,12 @@ class Objects:
         manifest: Manifest | Callable[[], Manifest],
         *,
         urgent: bool = False,
+        pool: str = "",
     ) -> bool:
-        """Create an object; True if it exists now and is of the job. `manifest`, or what makes it when it is sent."""
+        """Create an object; True if it exists now and is of the job.
+
+        `manifest`, or what makes it when it is sent. `pool`: the CapacityPool that it is for.
+        """
         known = self._jobs.get(job.metadata.name, job.metadata.namespace)
         if known is None or known.metadata.uid != job.metadata.uid or known.metadata.deletion_timestamp:
             return False  # the job was deleted meanwhile
@@ -100,16 +104,16 @@ class Objects:
             answers.conflicting.pop(name, None)
             answers.made_before = answers.made_before or exists
             if answer.ok and kind.model:
-                return await self._made(job, kind, name, answer)
+                return await self._made(job, kind, name, answer, pool)
             if kind.unique:  # nothing else remembers that it exists
                 answers.existing[name] = self._wall()
             return True
         if answer.status not in REFUSED:
             raise Unavailable(f"cannot create {name}: {answer.status} {answer.message}")
-        self.refused(job, name, _why(answer), answer.message)
+        self.refused(job, name, _why(answer), answer.message, pool)
         return False
 
-    async def _made(self, job: TrainingJob, kind: Kind, name: str, answer: Answer) -> bool:
+    async def _made(self, job: TrainingJob, kind: Kind, name: str, answer: Answer, pool: str) -> bool:
         """Take what was created; False if somebody changed it on its way, so that it would be made again and again."""
         found = kind.model.model_validate_json(answer.body)
         if _is_known(job, kind, found):
@@ -117,7 +121,7 @@ class Objects:
             return True
         await self.delete(job, kind, name, found.metadata.uid)
         words = "it was made with other labels or another owner than asked for, perhaps by a mutating admission webhook"
-        self.refused(job, name, RefusalKind.FORBIDDEN, words)
+        self.refused(job, name, RefusalKind.FORBIDDEN, words, pool)
         return False
 
     async def delete(self, job: TrainingJob, kind: Kind, name: str, uid: str, **options: Any) -> Answer:
@@ -182,12 +186,12 @@ class Objects:
         """Write an object through to the cache."""
         self._caches[kind.plural].put(kind.model.model_validate_json(answer.body), ours=True)
 
-    def refused(self, job: TrainingJob, name: str, why: RefusalKind, message: str) -> None:
+    def refused(self, job: TrainingJob, name: str, why: RefusalKind, message: str, pool: str = "") -> None:
         """Remember a refusal."""
         refused = self._answers.get(job.metadata.uid).refused
         before = refused.get(name)
         times = before.times + 1 if before is not None and before.kind is why else 0
-        refused[name] = Refusal(why, name, message, job.metadata.generation, self._wall(), times)
+        refused[name] = Refusal(why, name, message, job.metadata.generation, self._wall(), times, pool)
 
     def _terminates(self, answer: Answer) -> bool:
         """Whether a deleted pod is still there for its grace period."""

@@ -1,7 +1,11 @@
 """Whether an object may be created now, given earlier refusals by the API server and name conflicts.
 
-Pods of a role are created through the role's `Gate`. Any other object that was refused is retried on its own
-(`refused_recently`).
+Pods of a role are created through a `Gate`. What is refused of one pod for what it is says nothing of pods for other
+pools, which differ from it in labels and tolerations; a full quota, and what all pods need, close the gates of all
+pools. Any other object that was refused is retried on its own (`refused_recently`).
+
+Nothing is refused for good: a pod depends on more than the job's spec (its pool, the flavors of a queue, images, the
+policies of the cluster), and what has changed there tells nobody.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ from shoal.policy.model import NameConflict, Observation, Reason, Refusal, Refus
 QUOTA_SECONDS, MOST_QUOTA_SECONDS = 5, 60
 """When a create beyond a quota is retried: twice as long after each. It may be full for days, for a thousand jobs."""
 FORBIDDEN_SECONDS = 30
+INVALID_SECONDS, MOST_INVALID_SECONDS = 30, 300
+"""Likewise of what a person has to correct, unless the job's spec has changed."""
 FOUNDATION_RETRY_SECONDS = 1.0
 _OTHER_ARGUMENTS = (
     "training.args is not what the job began with, and is immutable: set it back, or create a new TrainingJob and set"
@@ -36,7 +42,7 @@ TERMINATING_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Gate:
-    """Whether pods of one role may be created."""
+    """Whether pods of one role may be created, for one pool."""
 
     stalled: Reason | None = None
     """Set if the job needs a change by a person."""
@@ -53,26 +59,26 @@ class Gate:
         return self.asks or (self.stalled is None and self.wait_seconds is None)
 
 
-def gate(seen: Observation, role: str) -> Gate:
-    """The gate for a role."""
+def gate(seen: Observation, role: str, pool: str) -> Gate:
+    """The gate for pods of a role, for a pool; empty: for none."""
     began_with = seen.job.status.args_digest
     if began_with and began_with != seen.job.spec.training.args_digest:
         return Gate(Reason("ArgumentsChanged", _OTHER_ARGUMENTS))
-    refusals = [refusal for refusal in seen.refusals if _blocks(refusal.name, role, seen)]
-    for refusal in refusals:
-        if refusal.kind is RefusalKind.INVALID and refusal.generation == seen.job.metadata.generation:
-            return Gate(Reason("Invalid", f"the API server rejected {refusal.name}: {refusal.message}"))
-    for kind in (RefusalKind.FORBIDDEN, RefusalKind.QUOTA):
+    refusals = [refusal for refusal in seen.refusals if _blocks(refusal, role, pool, seen)]
+    for kind in (RefusalKind.INVALID, RefusalKind.FORBIDDEN, RefusalKind.QUOTA):
         latest = max((r for r in refusals if r.kind is kind), key=lambda r: r.at, default=None)
         if latest is not None:
             return _waiting(seen, latest)
     return Gate()
 
 
-def _blocks(name: str, role: str, seen: Observation) -> bool:
-    """Whether the refusal of this object concerns pods of a role: it is one of them, or they need it."""
+def _blocks(refusal: Refusal, role: str, pool: str, seen: Observation) -> bool:
+    """Whether a refusal concerns pods of a role for a pool: it is of one of them, or of what they need."""
+    if _is_outdated(seen, refusal):
+        return False
+    name = refusal.name
     if (place := place_of_name(name)) is not None:
-        return place.role == role
+        return place.role == role and (refusal.kind is RefusalKind.QUOTA or refusal.pool == pool)
     if name == secret_name(seen.job):
         # Running pods have mounted it: then it exists, and only a full quota answers a second create with a refusal.
         return not any(pod.running for pod in seen.pods)
@@ -87,31 +93,36 @@ def _waiting(seen: Observation, refusal: Refusal) -> Gate:
         wait = FOUNDATION_RETRY_SECONDS  # it is retried in this plan; pods need it first
     if refusal.kind is RefusalKind.QUOTA:
         return Gate(quota=refusal.message, wait_seconds=wait)
+    if refusal.kind is RefusalKind.INVALID:
+        why = Reason("Invalid", f"the API server rejected {refusal.name}: {refusal.message}")
+        return Gate(why, wait_seconds=wait, asks=wait is None)  # else each try would tell that it is resolved
     message = f"the operator is not allowed to create {refusal.name}: {refusal.message}"
     return Gate(Reason("Forbidden", message) if wait else None, wait_seconds=wait)
 
 
-def retry_after(refusal: Refusal) -> timedelta | None:
-    """How long after a refusal the same is asked for again; None: not before the spec has changed."""
-    if refusal.kind is RefusalKind.INVALID:
-        return None
+def retry_after(refusal: Refusal) -> timedelta:
+    """How long after a refusal the same is asked for again."""
     if refusal.kind is RefusalKind.FORBIDDEN:
         return timedelta(seconds=FORBIDDEN_SECONDS)
-    return timedelta(seconds=min(MOST_QUOTA_SECONDS, QUOTA_SECONDS * 2 ** min(refusal.times, 10)))
+    first, most = QUOTA_SECONDS, MOST_QUOTA_SECONDS
+    if refusal.kind is RefusalKind.INVALID:
+        first, most = INVALID_SECONDS, MOST_INVALID_SECONDS
+    return timedelta(seconds=min(most, first * 2 ** min(refusal.times, 10)))
 
 
 def _retry_at(refusal: Refusal) -> datetime:
-    return refusal.at + (retry_after(refusal) or timedelta())
+    return refusal.at + retry_after(refusal)
+
+
+def _is_outdated(seen: Observation, refusal: Refusal) -> bool:
+    """Whether it was of another spec, which is the first that may be wrong with what is invalid."""
+    return refusal.kind is RefusalKind.INVALID and refusal.generation != seen.job.metadata.generation
 
 
 def refused_recently(seen: Observation, name: str, timers: Timers) -> bool:
     """Whether this object was refused and must not be retried yet."""
     refusal = _refusal_of(seen, name)
-    if refusal is None:
-        return False
-    if refusal.kind is RefusalKind.INVALID:
-        return refusal.generation == seen.job.metadata.generation
-    return timers.pending(_retry_at(refusal))
+    return refusal is not None and not _is_outdated(seen, refusal) and timers.pending(_retry_at(refusal))
 
 
 def was_refused(seen: Observation, name: str) -> bool:

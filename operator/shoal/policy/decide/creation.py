@@ -52,8 +52,8 @@ class Creator:
 
     def __init__(self, facts: Facts, role: RoleName, wanted: Wanted, actions: Actions) -> None:
         self._facts, self._role, self._wanted, self.actions = facts, role, wanted, actions
-        self._gate = gate(facts.seen, role)
-        actions.closed(self._gate)
+        self._gates = dict[str, Gate]()
+        """By pool."""
         self._tried = False
 
     def next_place(self, index: int, members: list[Member]) -> Place | None:
@@ -72,7 +72,8 @@ class Creator:
 
     def may_create(self, place: Place) -> bool:
         """Whether the gate is open and the name is free."""
-        if self._facts.seen.unread or not self._gate.open or (self._gate.quota and self._tried):
+        gate = self._gate(self._wanted.home(place).pool)
+        if self._facts.seen.unread or not gate.open or (gate.quota and self._tried):
             return False
         if stands_for(self._facts.job, place) and place.role not in self._facts.quota.assigned:
             return False  # a change of its Workload, or of a flavor, wakes the job
@@ -80,6 +81,13 @@ class Creator:
             self.actions.closed(conflict)
             return conflict.open
         return True
+
+    def _gate(self, pool: str) -> Gate:
+        """The gate for pods of a pool."""
+        if pool not in self._gates:
+            self._gates[pool] = gate(self._facts.seen, self._role, pool)
+            self.actions.closed(self._gates[pool])
+        return self._gates[pool]
 
     def create(self, place: Place, *, replaces: bool) -> None:
         """Create the pod of a place. `replaces`: it follows one that was lost."""

@@ -56,13 +56,13 @@ def condition(rig: Rig, kind: str) -> tuple[str, str, str]:
     [
         (403, "forbidden: no such right", 30),
         (403, "exceeded quota: few", 5),
-        (422, "invalid", None),
+        (422, "invalid", 30),
         (400, 'admission webhook "images.example.com" denied the request: not signed', 30),
         (422, "ValidatingAdmissionPolicy 'teams' with binding 'all' denied request: no team", 30),
     ],
 )
 async def test_refused_object_is_retried_only_when_due(
-    kind: str, status: int, message: str, again: int | None
+    kind: str, status: int, message: str, again: int
 ) -> None:
     rig = Rig()
     rig.apply()
@@ -72,11 +72,6 @@ async def test_refused_object_is_retried_only_when_due(
     assert all(delay is None or delay >= 1.0 for delay in delays)
     conditions = [condition(rig, which) for which in ("Stalled", "QuotaExceeded", "Degraded")]
     assert any(status_ == "True" and message in words for status_, _, words in conditions)
-    if again is None:
-        rig.pass_time(3600)
-        await passes(rig)
-        assert len(rig.cluster.writes("POST", kind)) == 1
-        return
     rig.pass_time(again - 1)
     delay = (await passes(rig))[-1]
     assert len(rig.cluster.writes("POST", kind)) == 1
@@ -91,6 +86,29 @@ async def test_refused_object_is_retried_only_when_due(
     rig.run_pods()
     await passes(rig)
     assert not [which for which in ("Stalled", "QuotaExceeded") if condition(rig, which)[0] == "True"]
+
+
+async def test_invalid_pod_is_asked_for_ever_more_seldom_and_stalls_the_job_all_the_while() -> None:
+    """What is wrong may be elsewhere than in the job: that it was corrected there, nobody tells."""
+    rig = Rig()
+    rig.apply()
+    rig.cluster.fault = refusing("pods", 422, "spec.nodeSelector: Invalid value")
+    tries, told = [], []
+    for _ in range(1200):
+        asked = len(rig.cluster.writes("POST", "pods"))
+        await passes(rig, 2)
+        tries.append(len(rig.cluster.writes("POST", "pods")) > asked)
+        told.append(condition(rig, "Stalled")[:2])
+        rig.pass_time(1)
+    assert 4 <= sum(tries[60:]) <= 2 * 6  # of both roles
+    assert set(told[1:]) == {("True", "Invalid")}
+    events = [each for path, each in rig.cluster.objects.items() if "/events/" in path]
+    assert len([each for each in events if each["reason"] == "Invalid"]) == 1
+    rig.cluster.fault = no_fault
+    rig.pass_time(301)
+    await passes(rig)
+    assert rig.pods() == EVERYTHING
+    assert condition(rig, "Stalled")[0] == "False"
 
 
 @pytest.mark.parametrize("kind", ["secrets", "services"])
