@@ -62,7 +62,7 @@ class ParameterServers(Templated):
     template's nodeAffinity apply as well."""
     pools: PoolNames = ()
     """CapacityPools that they may run on, the first with room. They replace `capacity`. Empty: any node of that
-    kind."""
+    kind. While none of them exists, no server is made; one that runs stays."""
     snapshot: SnapshotSpec = SnapshotSpec()
     """How often the model is saved. A change applies to servers that start later, as after a suspension."""
     template: PsTemplate = Field(default_factory=dict)

@@ -94,7 +94,9 @@ def decide(facts: Facts) -> Decisions:
     if not facts.suspended:
         _foundations(facts, actions)
         create_servers(facts, servers, goal, actions)
-        if completion.awaits_nodes(facts, workers, counters):  # this may be the job's end
+        servers_wait = goal.servers_are_homeless and not any(each.pod for each in every(servers))
+        # Workers would hold their nodes for nothing, or this may be the job's end.
+        if servers_wait or completion.awaits_nodes(facts, workers, counters):
             actions.postponed |= goal.workers
         else:
             create_workers(facts, workers, goal, actions)

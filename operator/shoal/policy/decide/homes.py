@@ -1,6 +1,7 @@
 """The homes that a job's workers may have: its CapacityPools, or, without pools, spot nodes and on-demand nodes.
 
-A home is decided for each worker, and recorded in its slot. The spec gives the order of preference.
+A home is decided for each worker, and recorded in its slot. The spec gives the order of preference. Who names pools
+has no other home: while none of them is there, perhaps since it is not read yet, no pod is made.
 """
 
 from __future__ import annotations
@@ -102,22 +103,13 @@ def homes_of(facts: Facts) -> Homes:
     spec = facts.job.spec.workers
     if not spec.pools:
         return Homes(facts.job, {})
-    known = {name: facts.seen.pools[name] for name in spec.pools if name in facts.seen.pools}
-    missing = [name for name in spec.pools if name not in known]
-    problem = Reason("PoolNotFound", _not_found(facts, missing)) if missing else None
-    everywhere = [name for name, pool in known.items() if not pool.spec.node_selector]
-    if everywhere:
-        words = (
-            f"CapacityPool {', '.join(everywhere)} selects no nodes: set spec.nodeSelector to their labels"
-        )
-        problem = Reason("PoolNotReady", words if problem is None else f"{problem.message}; {words}")
-        known = {name: pool for name, pool in known.items() if name not in everywhere}
+    known, problem = _there(facts, spec.pools, "workers.pools")
     if blind := _without_image(facts, known):
         words = (
             f"the nodes of CapacityPool {', '.join(blind)} have GPUs, and Shoal has no worker image with CUDA: name "
             "one in workers.template, or set trainer.workerGpuImage in the chart's values"
         )
-        problem = Reason("NoGpuImage", words if problem is None else f"{problem.message}; {words}")
+        problem = with_words(problem, Reason("NoGpuImage", words))
         known = {name: pool for name, pool in known.items() if name not in blind}
     zone = _zone_of_servers(facts) if spec.zone_policy == "Same" else ""
     near = in_zone(known, zone)
@@ -127,7 +119,27 @@ def homes_of(facts: Facts) -> Homes:
     return Homes(facts.job, near, problem, facts.seen.taken)
 
 
-def _not_found(facts: Facts, missing: Sequence[str]) -> str:
+def _there(facts: Facts, names: Sequence[str], field: str) -> tuple[dict[str, CapacityPool], Reason | None]:
+    """Those of the pools that a field of the spec names which select nodes, and why others do not."""
+    known = {name: facts.seen.pools[name] for name in names if name in facts.seen.pools}
+    missing = [name for name in names if name not in known]
+    problem = Reason("PoolNotFound", _not_found(facts, missing, field)) if missing else None
+    everywhere = [name for name, pool in known.items() if not pool.spec.node_selector]
+    if everywhere:
+        words = (
+            f"CapacityPool {', '.join(everywhere)} selects no nodes: set spec.nodeSelector to their labels"
+        )
+        problem = with_words(problem, Reason("PoolNotReady", words))
+        known = {name: pool for name, pool in known.items() if name not in everywhere}
+    return known, problem
+
+
+def with_words(first: Reason | None, problem: Reason) -> Reason:
+    """A problem, after the words of another one."""
+    return problem if first is None else Reason(problem.reason, f"{first.message}; {problem.message}")
+
+
+def _not_found(facts: Facts, missing: Sequence[str], field: str) -> str:
     """What is wrong with pools that are not there to be used."""
     unread = facts.seen.unreadable_pools
     words = [
@@ -136,7 +148,7 @@ def _not_found(facts: Facts, missing: Sequence[str]) -> str:
         if name in unread
     ]
     if absent := [name for name in missing if name not in unread]:
-        words.append(f"CapacityPool {', '.join(absent)} does not exist: create it, or change workers.pools")
+        words.append(f"CapacityPool {', '.join(absent)} does not exist: create it, or change {field}")
     return "; ".join(words)
 
 
@@ -171,9 +183,12 @@ def _zone_of_servers(facts: Facts) -> str:
     return zones.pop() if len(zones) == 1 else ""
 
 
-def server_where(facts: Facts) -> Where | None:
-    """The nodes of the parameter servers, if the job names pools for them: the first that has nodes."""
+def server_where(facts: Facts) -> tuple[Where | None, Reason | None]:
+    """The nodes of new parameter servers, of a job that names pools for them, and what is wrong with some of these.
+
+    They are of the first pool that has some. None: there is no such pool. A server that runs stays where it is.
+    """
     spec = facts.job.spec.parameter_servers
-    known = [facts.seen.pools[name] for name in spec.pools if name in facts.seen.pools]
-    available = [pool for pool in known if pool.status.exhausted is None]
-    return Where(spec.capacity, (available or known)[0]) if known else None
+    known, problem = _there(facts, spec.pools, "parameterServers.pools")
+    choices = [pool for pool in known.values() if pool.status.exhausted is None] or [*known.values()]
+    return Where(spec.capacity, choices[0]) if choices else None, problem

@@ -36,15 +36,19 @@ def create_servers(facts: Facts, servers: ByIndex, wanted: Wanted, actions: Acti
     for shard in range(replicas):
         members = servers.setdefault(shard, [])
         if not any(_occupies(each, actions) for each in members):
-            _create(facts, shard, members, creator)
+            _create(facts, shard, members, creator, homeless=wanted.servers_are_homeless)
         _service(facts, shard, _current(members) if members else facts.first_incarnation, actions)
         if not members:
             del servers[shard]
     _remove_services_beyond(facts, replicas, actions)
 
 
-def _create(facts: Facts, shard: int, members: list[Member], creator: Creator) -> None:
+def _create(facts: Facts, shard: int, members: list[Member], creator: Creator, *, homeless: bool) -> None:
     last = members[-1] if members else None
+    if homeless and not (
+        last is None and facts.seen.first_look
+    ):  # then its epoch is recorded while that is known
+        return
     if (place := creator.next_place(shard, members)) is None:
         return
     if last is not None and last.planned and _is_old(facts, last) and place == last.place:

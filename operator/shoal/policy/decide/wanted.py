@@ -21,7 +21,7 @@ from shoal.api.training_job_status import Slot
 from shoal.manifests.placement import Assigned, Where, default_where
 from shoal.manifests.workload import stands_for
 from shoal.policy.decide.assignment import Assignment, assign
-from shoal.policy.decide.homes import homes_of, server_where
+from shoal.policy.decide.homes import homes_of, server_where, with_words
 from shoal.policy.decide.members import UNWANTED, newest_of
 from shoal.policy.decide.planning import Planned, planned
 from shoal.policy.facts.read import Facts
@@ -45,6 +45,7 @@ class Wanted:
     """The most workers of a home, beside those of other jobs."""
     where_workers: Callable[[Home], Where] | None = None
     where_servers: Where | None = None
+    """Of parameter servers that live in pools."""
     known_pools: Mapping[str, object] = field(default_factory=dict)
     assigned: Mapping[RoleName, Assigned] = field(default_factory=dict)
     """What a queue's admission says about the pods that it is for."""
@@ -57,7 +58,7 @@ class Wanted:
     not_ready: Reason | None = None
     """Whether there is a plan, and why."""
     problem: Reason | None = None
-    """Why not all workers can have a home."""
+    """Why not all pods can have a home."""
     events: tuple[Event, ...] = ()
 
     def wants(self, place: Place) -> bool:
@@ -93,6 +94,11 @@ class Wanted:
         home = self.homes.get(index)
         return home is not None and bool(home.pool) and home.pool not in self.known_pools
 
+    @property
+    def servers_are_homeless(self) -> bool:
+        """Whether no new parameter server can be placed: none of its pools is there."""
+        return bool(self.job.spec.parameter_servers.pools) and self.where_servers is None
+
     def where_of(self, place: Place) -> Where:
         """The nodes that a new pod of this place may run on."""
         where = default_where(self.job, place)
@@ -111,7 +117,9 @@ def wanted(facts: Facts) -> Wanted:
     newest = newest_of(facts.sightings["worker"])
     held = {index: each for index, each in newest.items() if each.slot.cause != UNWANTED}
     held |= facts.at_rest.by_index()
-    homes = homes_of(facts)
+    homes, (where_servers, problem) = homes_of(facts), server_where(facts)
+    if homes.problem is not None:
+        problem = with_words(problem, homes.problem)
     plan: Planned = planned(facts, homes, spec.workers.replicas)
     number = 0 if facts.suspended else plan.workers
     result = Wanted(
@@ -119,7 +127,7 @@ def wanted(facts: Facts) -> Wanted:
         frozenset(),
         limit=homes.limit,
         where_workers=homes.where,
-        where_servers=server_where(facts),
+        where_servers=where_servers,
         known_pools=homes.pools,
         assigned=facts.quota.assigned,
         on_demand=homes.is_on_demand,
@@ -127,7 +135,7 @@ def wanted(facts: Facts) -> Wanted:
         plan=plan.status,
         ready=plan.ready,
         not_ready=plan.not_ready,
-        problem=homes.problem,
+        problem=problem,
         events=plan.events,
     )
     if homes.trivial:
