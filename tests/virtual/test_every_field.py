@@ -17,6 +17,7 @@ from functools import cache
 
 import pytest
 
+from shoal.policy.decide.members import MOVED
 from tests.every_field import (
     BASE,
     POOLED,
@@ -49,7 +50,7 @@ REASONS = {"Failed", "Degraded", "Stalled"}
 """Conditions that say why a job is not as its spec wants it."""
 QUIET_SECONDS = 12.0
 TOLD_SECONDS = 31.0
-"""That the last replacement runs is written with the next telemetry."""
+"""That the last replacement runs, or the successor of a worker that moves, is written with the next telemetry."""
 PLAN_SECONDS = 10.0
 PLANNED_SECONDS = 45.0
 """Quiet for so long, a plan has been made of what was measured."""
@@ -119,7 +120,10 @@ async def settled(world: World) -> None:
     job = world.server.get("trainingjobs", "digits", "team")
     planned = job is not None and job["spec"]["workers"].get("pools")
     await world.quiet(PLANNED_SECONDS if planned else QUIET_SECONDS)
-    if job is not None and world.job().status.reason == "ReplacementOutstanding":
+    if job is None:
+        return
+    status = world.job().status
+    if status.reason == "ReplacementOutstanding" or any(slot.cause == MOVED for slot in status.slots):
         await world.quiet(TOLD_SECONDS)
 
 

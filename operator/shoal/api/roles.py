@@ -137,7 +137,8 @@ class Workers(Templated):
         },
     )
     """How many replacement pods may run alongside pods that are still terminating: a number, or a percentage of
-    replicas, rounded up."""
+    replicas, rounded up. 0, as where a quota has no room for one more: a worker that is to move to another pool ends
+    before its successor begins, one at a time, while all others run."""
     capacity: Capacity = "Spot"
     """Kind of nodes, by the platform's labels: Spot, OnDemand (nodes without a known spot label), or Any. On a cluster
     whose nodes have no spot labels: Any. Terms of the template's nodeAffinity apply as well."""

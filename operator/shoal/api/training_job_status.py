@@ -111,9 +111,9 @@ class WorkersStatus(Status):
     desired: int = 0
     """Number wanted."""
     active: int = 0
-    """Pods that are not draining."""
+    """Pods that are not draining. One that is to move to another pool counts until its successor runs."""
     ready: int = 0
-    """Pods that are running and not draining."""
+    """Those of them that are running."""
     pending: int = 0
     """Pods that have not started."""
     succeeded: int = 0

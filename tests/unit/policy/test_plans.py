@@ -448,7 +448,9 @@ moderate = st.fixed_dictionaries({name: st.integers(0, 3) for name in ("a", "b",
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(moderate, st.lists(moderate, min_size=1, max_size=3), st.sampled_from([1, "100%"]), st.integers(0, 3))
+@given(
+    moderate, st.lists(moderate, min_size=1, max_size=3), st.sampled_from([0, 1, "100%"]), st.integers(0, 3)
+)
 def test_plan_that_goes_back_before_others_run_takes_its_workers_back(
     first: dict[str, int], others: list[dict[str, int]], surge: int | str, ticks: int
 ) -> None:
@@ -484,7 +486,7 @@ def test_plan_that_goes_back_before_others_run_takes_its_workers_back(
                 ("pools", ["b", "od"]),
                 ("pools", ["a", "b", "od"]), ("replicas", 4), ("replicas", 2), ("fallback", FALLBACK),
                 ("nodeExclusion", {"failuresBeforeExclude": 2, "cooldownSeconds": 60}), ("zonePolicy", "Preferred"),
-                ("zonePolicy", "Any"), ("maxSurge", 1), ("maxSurge", "100%"),
+                ("zonePolicy", "Any"), ("maxSurge", 0), ("maxSurge", 1), ("maxSurge", "100%"),
             ]
         ),
         max_size=10,

@@ -347,6 +347,90 @@ def test_zone_policy_same_holds_while_nodes_cannot_be_read(servers: dict[str, An
     assert [each.pool for each in blind.actions if isinstance(each, CreatePod)] == ["near", "near"]
 
 
+# --- without surge ----------------------------------------------------------------------------------------------------
+
+
+def without_surge(surge: int | str = 0, **more: Any) -> Pools:
+    world = Pools(pool("a"), pool("b"), nodes={"a": 3, "b": 3}, replicas=3, maxSurge=surge, **more)
+    world.manifest["spec"]["workers"]["pools"] = ["a"]
+    world.settle()
+    assert world.by_pool() == {"a": 3}
+    return world
+
+
+@pytest.mark.parametrize("surge", [0, "0%"])
+def test_without_surge_workers_move_one_after_another(surge: int | str) -> None:
+    """None ever did: each waited for its successor, which had to wait for it."""
+    world = without_surge(surge)
+    world.quota = len(world.pods)  # as where it has no room for one more
+    world.manifest["spec"]["workers"]["pools"] = ["b"]
+    for _ in range(40):
+        world.reconcile()
+        assert world.at_work() >= 2
+        assert world.status["workers"]["ready"] >= 2
+        assert (world.condition("Reconciling")["status"] == "True") is (world.by_pool() != {"b": 3})
+        world.tick()
+    assert world.by_pool() == {"b": 3}
+    assert world.status["restarts"]["disruptions"] == 0
+
+
+def test_without_surge_one_worker_at_most_waits_for_nodes_that_do_not_come() -> None:
+    world = without_surge()
+    for node in ("b-0", "b-1", "b-2"):
+        del world.nodes[node]
+    world.manifest["spec"]["workers"]["pools"] = ["b"]
+    for _ in range(20):
+        world.reconcile()
+        world.tick()
+    assert world.by_pool() == {"a": 2}
+    assert (world.status["workers"]["ready"], world.status["workers"]["pending"]) == (2, 1)
+
+
+def test_without_surge_no_worker_leaves_for_a_pool_that_is_out_of_nodes() -> None:
+    world = without_surge()
+    world.pools["b"] = pool("b", status=EXHAUSTED)
+    world.manifest["spec"]["workers"]["pools"] = ["b"]
+    for _ in range(5):
+        world.reconcile()
+        world.tick()
+    assert world.by_pool() == {"a": 3}
+
+
+def test_without_surge_a_worker_returns_from_on_demand() -> None:
+    world = Pools(
+        pool("a"), pool("od", "OnDemand"), nodes={"a": 1, "od": 5}, replicas=2, maxSurge=0, fallback=FALLBACK
+    )
+    world.settle()
+    world.now += timedelta(seconds=301)
+    world.settle()
+    assert world.by_pool() == {"a": 1, "od": 1}
+    world.add("a-9", "a")
+    world.now += timedelta(seconds=1800)
+    world.settle()
+    assert world.by_pool() == {"a": 2}
+
+
+def test_workers_that_move_are_told_as_ready_until_their_successors_run() -> None:
+    """They train: the job had no ready worker, was below its minimum and disrupted, as long as nodes took to come."""
+    world = without_surge("100%", minReplicas=3)
+    for node in ("b-0", "b-1", "b-2"):
+        del world.nodes[node]
+    world.manifest["spec"]["workers"]["pools"] = ["b"]
+    for _ in range(3):
+        world.reconcile()
+        world.tick()
+    found = world.status["workers"]
+    assert {name: found[name] for name in ("active", "ready", "pending")} == {
+        "active": 3,
+        "ready": 3,
+        "pending": 3,
+    }
+    assert world.condition("WorkersReady")["status"] == "True"
+    assert world.condition("Disrupted").get("status") != "True"
+    reconciling = world.condition("Reconciling")
+    assert (reconciling["status"], reconciling["message"]) == ("True", "workers move to other nodes")
+
+
 # --- on demand --------------------------------------------------------------------------------------------------------
 
 

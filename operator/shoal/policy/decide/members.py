@@ -72,6 +72,17 @@ class Member:
         return self.active and self.slot.state in {"Running", "Silent"}
 
     @property
+    def moves(self) -> bool:
+        """Whether it works until its successor in another pool runs."""
+        healthy = self.pod is not None and self.pod.running and self.verdict.outcome is PodOutcome.HEALTHY
+        return healthy and self.slot.cause == MOVED
+
+    @property
+    def works(self) -> bool:
+        """Whether it trains, as far as is known."""
+        return self.moves or (self.running and self.slot.state == "Running")
+
+    @property
     def planned(self) -> bool:
         """Whether it is recorded, and its pod not created yet."""
         return self.pod is None and self.slot.state == "Planned" and not self.slot.cause

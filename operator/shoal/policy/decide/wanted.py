@@ -53,6 +53,8 @@ class Wanted:
     """Nodes that new workers avoid."""
     on_demand: Callable[[Home], bool] = lambda _: False
     """Whether a home is on demand."""
+    exhausted: Callable[[Home], bool] = lambda _: False
+    """Whether a home is known to have no more nodes."""
     plan: PlanStatus | None = None
     ready: Reason | None = None
     not_ready: Reason | None = None
@@ -99,6 +101,10 @@ class Wanted:
         """Whether no new parameter server can be placed: none of its pools is there."""
         return bool(self.job.spec.parameter_servers.pools) and self.where_servers is None
 
+    def waits_in_vain(self, index: int) -> bool:
+        """Whether a new pod of this worker would wait for a node that is known not to come."""
+        return self.exhausted(self.homes.get(index, Home()))
+
     def where_of(self, place: Place) -> Where:
         """The nodes that a new pod of this place may run on."""
         where = default_where(self.job, place)
@@ -131,6 +137,7 @@ def wanted(facts: Facts) -> Wanted:
         known_pools=homes.pools,
         assigned=facts.quota.assigned,
         on_demand=homes.is_on_demand,
+        exhausted=homes.is_exhausted,
         excluded=tuple(x.node for x in facts.job.status.excluded_nodes if x.until > facts.now),
         plan=plan.status,
         ready=plan.ready,

@@ -5,6 +5,9 @@ that still use their nodes; pods on nodes that were announced to go, or are not 
 priority took the nodes, only a bounded number of replacements waits for them, so that neither the scheduler nor an
 autoscaler is flooded; what was lost otherwise is asked for at once, as when the job began.
 
+With a `maxSurge` of 0, as where a quota has no room for one pod more, a worker that is to move ends before its
+successor is made: one at a time, while all others work, and not for a pool that is known to have no nodes.
+
 A pod of a pool that is full waits until the worker that is to leave it has left.
 
 An incarnation is never used twice: a push of the second pod would be taken for one of the first. A leader records a pod
@@ -21,6 +24,7 @@ from collections.abc import Sequence
 from math import ceil
 
 from shoal.api.labels import Place
+from shoal.policy.actions import DeletePod
 from shoal.policy.common.timers import Timers
 from shoal.policy.decide.backoff import PREEMPTED, not_before
 from shoal.policy.decide.creation import Actions, Creator
@@ -68,9 +72,8 @@ def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Acti
         for index in workers
         if len(workers[index]) > 1 or index in vacant
     }
-    surge_left = max_surge(facts.job.spec.workers.max_surge, number) - sum(
-        max(0, n - 1) for n in holding.values()
-    )
+    surge = max_surge(facts.job.spec.workers.max_surge, number)
+    surge_left = surge - sum(max(0, n - 1) for n in holding.values())
     slots = (group[-1].slot for group in workers.values() if group[-1].active)
     starting = (each.slot for each in facts.at_rest.starting.values())
     unscheduled_left = max(MIN_UNSCHEDULED, int(UNSCHEDULED_SHARE * number)) - sum(
@@ -103,6 +106,16 @@ def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Acti
             surge_left -= index in needs_surge
             unscheduled_left -= replaces
             new_left -= not replaces
+    others = wanted.workers - facts.at_rest.running.keys()
+    if not surge and all(any(each.works for each in workers.get(index, ())) for index in others):
+        _end_one([index for index in vacant if rooms.has_one(index)], workers, wanted, actions)
+
+
+def _end_one(moving: Sequence[int], workers: ByIndex, wanted: Wanted, actions: Actions) -> None:
+    """End a worker that is to move, for which there is a node elsewhere as far as is known."""
+    leaving = (each for i in moving if not wanted.waits_in_vain(i) for each in workers[i] if each.moves)
+    if (first := next(leaving, None)) is not None and first.pod is not None:
+        actions.actions.append(DeletePod(first.pod.metadata.name, first.pod.metadata.uid))
 
 
 def _plan_ahead(facts: Facts, workers: ByIndex, vacant: list[int], creator: Creator) -> None:

@@ -63,7 +63,8 @@ class _Teller:
     def __init__(self, facts: Facts, decided: Decisions) -> None:
         self._facts, self._decided = facts, decided
         self._seen = facts.seen
-        self._active_workers = [each for each in every(decided.workers) if each.active]
+        self._active_workers = [each for group in decided.workers.values() for each in _active(group)]
+        self._moving = any(each.moves for each in self._active_workers)
         self._has_pods = bool(facts.seen.pods) or any(
             isinstance(a, CreatePod) for a in decided.actions.actions
         )
@@ -186,8 +187,9 @@ class _Teller:
             suspended = conditions.get("Suspended")
             if suspended is not None and suspended.status == "False":
                 progressing = Reason("Progressing", suspended.message)
-        elif not (counts.settled or actions.stalled):  # stalled: for a person
-            words = f"{degraded.reason}: {degraded.message}" if degraded else "pods are being created"
+        elif not (actions.stalled or (counts.settled and not self._moving)):  # stalled: for a person
+            words = "workers move to other nodes" if counts.settled else "pods are being created"
+            words = f"{degraded.reason}: {degraded.message}" if degraded else words
             progressing = Reason("Progressing", words)
         conditions.set_exceptional("Reconciling", progressing, "Settled")
         conditions.set_exceptional("Stalled", actions.stalled, "Resolved")
@@ -229,8 +231,9 @@ class _Teller:
                 bool(each.active and each.pod and each.pod.ready) for each in every(self._decided.servers)
             ),
             workers_wanted=len(self._decided.wanted.workers) - self._decided.wanted.lingering,
-            workers_ready=len(at_rest.running) + sum(each.slot.state == "Running" for each in workers),
-            workers_pending=len(at_rest.starting) + sum(each.slot.state == "Starting" for each in workers),
+            workers_ready=len(at_rest.running) + sum(each.works for each in workers),
+            workers_pending=len(at_rest.starting)
+            + sum(each.active and each.slot.state == "Starting" for each in every(self._decided.workers)),
             min_workers=spec.workers.min_replicas,
             trains=training.step > 0 if known else None,
         )
@@ -289,10 +292,18 @@ class _Teller:
         return Reason("BelowMinReplicas", message)
 
 
+def _active(group: list[Member]) -> list[Member]:
+    """Who has the slot of a worker: one that moves, until its successor runs."""
+    active = [each for each in group if each.active]
+    if any(each.running for each in active):
+        return active
+    return [each for each in group if each.moves] or active
+
+
 def _awaits_replacement(members: list[Member]) -> bool:
     if not members:
         return False
     newest = members[-1]
-    if any(each.running or each.awaiting_job_end or each.missing for each in members):
+    if any(each.running or each.moves or each.awaiting_job_end or each.missing for each in members):
         return False
     return newest.slot.replaces if newest.active else follows_a_loss(members)
