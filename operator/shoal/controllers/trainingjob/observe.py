@@ -114,7 +114,9 @@ class Observer:
             api_returned_at=self._api_returned_at(),
             platform=self._state.platform if signals else self._state.platform.unread,
             pools=self._state.pools_by_name,
-            unreadable_pools=self._state.unreadable_pools if job.spec.workers.pools else {},
+            unreadable_pools=self._state.unreadable_pools
+            if job.spec.workers.pools or job.spec.parameter_servers.pools
+            else {},
             proposal=self._proposal(uid),
             taken=self._claims.of_others(job) if job.spec.workers.pools else {},
             others_on=partial(self._state.others_on, uid),

@@ -648,3 +648,15 @@ async def test_server_that_works_is_deleted_for_its_node_as_that_is_now(behind: 
         with contextlib.suppress(Unavailable):
             await settled(rig)
     assert ("digits-ps-0-0" in rig.pods()) is behind
+
+
+async def test_pool_of_servers_that_cannot_be_read_is_named_with_its_field() -> None:
+    rig = Rig()
+    meta = {"name": "safe", "uid": "u", "resourceVersion": "5"}
+    rig.state.pools.leave_unread("u", 5)
+    rig.state.hear_unreadable_pool({"metadata": meta}, "spec.limits: too many")
+    rig.apply(parameterServers={"pools": ["safe"]})
+    await settled(rig)
+    degraded = rig.job.status.condition("Degraded")
+    assert degraded is not None
+    assert (degraded.reason, "spec.limits: too many" in degraded.message) == ("PoolNotFound", True)
