@@ -25,12 +25,12 @@ def test_operator_obeys_after_a_restore() -> None:
             await world.until(lambda: world.job().status.workers.ready == 3, what="it trains")
             await world.quiet()
             backup, version, history = copy.deepcopy(server.objects), server.version, list(server.history)
-            await asyncio.sleep(3600)
+            await asyncio.sleep(300)
             assert server.version > 2 * version
             server.objects, server.version, server.history = copy.deepcopy(backup), version, history
             for watch in list(server.watches):
                 watch.lines.put_nowait(None)
-            await asyncio.sleep(600)
+            await asyncio.sleep(120)
             world.edit(suspend=True)
             await world.until(lambda: world.job().status.phase == "Suspended", what="it is suspended")
             assert replica.starts == 2

@@ -251,8 +251,8 @@ async def test_lease_that_somebody_deletes_is_its_holders_for_as_long_as_it_was(
         assert gone is not None
         server.version += 1
         server._publish("DELETED", gone)
-        for _ in range(500):
-            await asyncio.sleep(0.01 + 0.001 * number)
+        for _ in range(100):
+            await asyncio.sleep(0.05 + 0.003 * number)
             both += one.held and two.held
     assert both == 0
     assert one.held

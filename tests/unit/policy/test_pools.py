@@ -62,6 +62,25 @@ def test_workers_have_the_nodes_of_a_limit_that_parameter_servers_do_not_fill() 
     assert "parameter servers fill 2 of their nodes" in told
 
 
+def test_workers_stay_where_they_are_while_the_pools_that_replace_theirs_are_full() -> None:
+    """An edit of workers.pools: whoever has a place there moves, and no worker ends for nothing."""
+    world = Pools(pool("a"), pool("b", limit=1), nodes={"a": 5, "b": 5}, replicas=3)
+    world.settle()
+    assert world.by_pool() == {"a": 3}
+    world.manifest["spec"]["workers"]["pools"] = ["b"]
+    world.settle()
+    assert world.by_pool() == {"a": 2, "b": 1}
+    assert world.status["workers"]["ready"] == 3
+    assert world.condition("Degraded")["reason"] == "PoolsFull"
+    world.pools["b"] = pool("b", limit=2)
+    world.settle()
+    assert world.by_pool() == {"a": 1, "b": 2}
+    world.pools["b"] = pool("b", limit=5)
+    world.settle()
+    assert world.by_pool() == {"b": 3}
+    assert world.status["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}
+
+
 def test_exhausted_pool_is_skipped_by_new_workers() -> None:
     world = Pools(pool("a", status=EXHAUSTED), pool("b"), nodes={"a": 5, "b": 5}, replicas=2)
     world.settle()

@@ -64,13 +64,15 @@ def assign(
         return Assignment(at)
     known = facts.seen.pools
     elsewhere = {home for home in living if home not in every and (not home.pool or home.pool in known)}
+    leaving = dict[int, Home]()
     if elsewhere:
+        leaving = {i: home for i, home in at.items() if home in elsewhere and losses[i] <= AT_WORK}
         at = {index: home for index, home in at.items() if home not in elsewhere}
         living = Counter({home: number for home, number in living.items() if home not in elsewhere})
     if counts is not None:
         back = _homes_to_go_back_to(facts, held, every)
         return _by_plan(facts, held, losses, at, living, back, number, counts)
-    return _by_preference(facts, homes, held, losses, at, number)
+    return _by_preference(facts, homes, held, losses, at, leaving, number)
 
 
 def _indices(held: Mapping[int, Sighting], taken: Mapping[int, Home], number: int) -> list[int]:
@@ -154,32 +156,35 @@ def _by_preference(
     held: Mapping[int, Sighting],
     losses: Mapping[int, int],
     at: Mapping[int, Home],
+    leaving: Mapping[int, Home],
     number: int,
 ) -> Assignment:
+    """`leaving`: where workers are at work that may not stay there: while there is no room for them, they do."""
     keepers = sorted(held, key=lambda index: (losses[index], index))[:number]
     result = Assignment({index: at[index] for index in keepers if index in at})
     _leave_exhausted(homes, held, result)
     fell_back = _fall_back(facts, homes, held, result)
     used = Counter(result.homes.values())
     base = min(number, facts.job.spec.workers.on_demand_base)
-    left_over = 0
+    left_over = list[int]()
     for index in _indices({i: held[i] for i in keepers}, result.homes, number):
         home = homes.next(used)
         if home is None:
-            left_over += 1
+            left_over.append(index)
             continue
         result.homes[index] = home
         used[home] += 1
     if left_over:
         others = sum(homes.taken.get(name, 0) for name in homes.pools)
         servers = sum(pool.spec.limits.nodes - pool.room for pool in homes.pools.values())
-        words = f"{left_over} workers have no room: raise limits.nodes of the pools in workers.pools, or add a pool"
+        words = f"{len(left_over)} workers have no room: raise limits.nodes of the pools in workers.pools, or add one"
         words += f" (other jobs have {others} of their nodes)" if others else ""
         words += f" (parameter servers fill {servers} of their nodes)" if servers else ""
         result.problem = Reason("PoolsFull", words)
     _raise_base(homes, result, base, used)
     if not fell_back:
         _return_one(facts, homes, held, result, base, used)
+    result.homes |= {index: leaving[index] for index in left_over if index in leaving}
     return result
 
 

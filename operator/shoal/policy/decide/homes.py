@@ -59,11 +59,13 @@ class Homes:
         """Most workers: of a pool, what other jobs and parameter servers leave of its limit."""
         if not home.pool:
             return 1_000
-        return max(0, self.pools[home.pool].room - self.taken.get(home.pool, 0))
+        pool = self.pools.get(home.pool)
+        return max(0, pool.room - self.taken.get(home.pool, 0)) if pool is not None else 0
 
     def is_exhausted(self, home: Home) -> bool:
         """Whether it is known to have no more nodes now."""
-        return bool(home.pool) and self.pools[home.pool].status.exhausted is not None
+        pool = self.pools.get(home.pool)
+        return pool is not None and pool.status.exhausted is not None
 
     def on_demand(self, used: Counter[Home]) -> int:
         """How many of these workers live on demand."""
