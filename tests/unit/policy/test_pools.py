@@ -599,3 +599,17 @@ def test_no_node_is_said_to_be_avoided_where_pods_may_not_name_it(platform: Plat
     made = plan(replace(world.observation(), platform=platform))
     assert ("NodeExcluded" in {each.reason for each in made.events}) is told
     assert bool(made.status.excluded_nodes) is told
+
+
+@pytest.mark.parametrize("kind", [RefusalKind.INVALID, RefusalKind.FORBIDDEN])
+def test_without_surge_no_worker_ends_for_a_pool_whose_pods_are_refused(kind: RefusalKind) -> None:
+    world = without_surge()
+    world.manifest["spec"]["workers"]["pools"] = ["b"]
+    name = "digits-worker-0-1"
+    for _ in range(6):
+        generation = world.job.metadata.generation
+        world.refusals[name] = Refusal(kind, name, "a wrong label", generation, world.now, pool="b")
+        world.reconcile()
+        assert world.at_work() == 3
+        world.tick()
+    assert world.condition("Stalled")["status"] == "True"

@@ -6,6 +6,8 @@ from datetime import timedelta
 from typing import Any
 
 from shoal.policy.actions import CreatePod
+from shoal.policy.model import Refusal, RefusalKind
+from shoal.policy.plan import plan
 from tests.unit.policy.pools import EXHAUSTED, Pools, pool
 
 
@@ -127,3 +129,23 @@ def test_the_epoch_of_a_server_that_an_earlier_leader_may_have_made_is_not_used_
     world.settle()
     (server,) = of_server(world)
     assert server != "digits-ps-0-0"
+
+
+def test_server_that_is_refused_for_one_pool_is_made_for_the_next() -> None:
+    world = server_world("od-a", "od-b", known=(on_demand("od-a"), on_demand("od-b")))
+
+    def made() -> list[tuple[str, str]]:
+        actions = plan(world.observation()).actions
+        return [
+            (each.name, each.pool) for each in actions if isinstance(each, CreatePod) and each.role == "ps"
+        ]
+
+    [(name, where)] = made()
+    assert where == "od-a"
+    generation = world.job.metadata.generation
+    world.refusals[name] = Refusal(
+        RefusalKind.INVALID, name, "a wrong label", generation, world.now, pool=where
+    )
+    assert made() == []
+    world.pools["od-a"] = on_demand("od-a", status=EXHAUSTED)
+    assert made() == [(name, "od-b")]

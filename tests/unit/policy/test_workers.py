@@ -335,6 +335,8 @@ def test_no_pod_is_made_with_other_arguments_than_the_job_began_with() -> None:
     world.settle()
     world.manifest["spec"]["training"]["args"] = {"momentum": 0.1}
     before = set(world.pods)
+    world.settle()
+    assert world.condition("Stalled")["reason"] == "ArgumentsChanged"  # before a pod is missing
     world.kill_pod("digits-worker-0-0", 143)
     world.settle()
     assert set(world.pods) <= before

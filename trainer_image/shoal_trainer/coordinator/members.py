@@ -58,6 +58,8 @@ class Member:
     """In tasks, and without work, as it said last."""
     outage_seconds: float = 0.0
     """For how long it has not reached all servers, as it said last."""
+    reading_seconds: float = 0.0
+    """For how long it has read nothing of its lease, as it said last."""
     stuck_seconds: float = 0.0
     """For how long it has trained nothing of its lease; see `stuck`."""
     wasted_steps: int = 0

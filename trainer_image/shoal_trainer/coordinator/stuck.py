@@ -58,10 +58,11 @@ class Stuck:
         """
         member.outage_seconds = outage
         cut_off = self._reached - max(self._reached_since, now - outage)
-        seconds = max(min(reading, now - member.last_push), cut_off, 0.0)
-        if seconds < member.stuck_seconds:
-            self._longest = max(self._longest, member.stuck_seconds)
-        member.stuck_seconds = seconds
+        reading = min(reading, now - member.last_push)
+        if reading < member.reading_seconds:
+            self._longest = max(self._longest, member.reading_seconds)
+        member.reading_seconds = reading
+        member.stuck_seconds = max(reading, cut_off, 0.0)
 
     def pushed(self, member: Member, now: float) -> None:
         """A push of this worker was applied."""

@@ -93,7 +93,7 @@ class _Source:
     models: list[str] = field(default_factory=list)
     """The fingerprints that it reported, the newest last."""
     complaints: set[str] = field(default_factory=set)
-    """What it was told."""
+    """What it was told about."""
 
 
 def _is_made(profile: SpeedProfile) -> bool:
@@ -155,13 +155,13 @@ class Learner:
             if model not in source.models and len(source.models) >= MOST_MODELS:
                 self._on_fault()
                 words = f"it has trained {MOST_MODELS} models already: apply another one as a job of its own"
-                self._complain(uid, f"{NOT_KEPT}: {words}")
+                self._complain(uid, "models", f"{NOT_KEPT}: {words}")
                 return
         named = job.metadata.annotations.get(ANNOTATION)
         if named and named != key[1]:
             where = f"what this job learns of speeds is kept in {key[1]}"
             what = f"the annotation {ANNOTATION} names SpeedProfile {named}, which is of another model"
-            self._complain(uid, f"{what}: {where}")
+            self._complain(uid, named, f"{what}: {where}")
         if source.key != key:
             self._heard.get(source.key, {}).pop(uid, None)
         source.key, source.process = key, report.speed_epoch
@@ -332,13 +332,13 @@ class Learner:
             job = self._state.jobs.by_uid(uid)
             named = job is not None and job.metadata.annotations.get(ANNOTATION) == key[1]
             whose = f", which the annotation {ANNOTATION} names," if named else ""
-            self._complain(uid, f"{NOT_KEPT}: SpeedProfile {key[1]}{whose} cannot be made: {why}")
+            self._complain(uid, "refused", f"{NOT_KEPT}: SpeedProfile {key[1]}{whose} cannot be made: {why}")
 
-    def _complain(self, uid: str, words: str) -> None:
-        """Tell a job, while it runs, why its measurements are not kept, or not where they should. Once."""
+    def _complain(self, uid: str, about: str, words: str) -> None:
+        """Tell a job, while it runs, why its measurements are not kept, or not where they should. Once about each."""
         job, source = self._state.jobs.by_uid(uid), self._sources.get(uid)
-        if job is not None and source is not None and words not in source.complaints:
-            source.complaints.add(words)
+        if job is not None and source is not None and about not in source.complaints:
+            source.complaints.add(about)
             self._tell(job, Event("Warning", "SpeedProfileRefused", words))
 
     def _annotated(self, namespace: str) -> set[str]:

@@ -72,7 +72,7 @@ class Creator:
 
     def may_create(self, place: Place) -> bool:
         """Whether the gate is open and the name is free."""
-        gate = self._gate(self._wanted.home(place).pool)
+        gate = self.gate(self._wanted.pool_of(place))
         if self._facts.seen.unread or not gate.open or (gate.quota and self._tried):
             return False
         if stands_for(self._facts.job, place) and place.role not in self._facts.quota.assigned:
@@ -82,8 +82,8 @@ class Creator:
             return conflict.open
         return True
 
-    def _gate(self, pool: str) -> Gate:
-        """The gate for pods of a pool."""
+    def gate(self, pool: str) -> Gate:
+        """The gate for pods of a pool. Why it is closed is told."""
         if pool not in self._gates:
             self._gates[pool] = gate(self._facts.seen, self._role, pool)
             self.actions.closed(self._gates[pool])
@@ -91,12 +91,12 @@ class Creator:
 
     def create(self, place: Place, *, replaces: bool) -> None:
         """Create the pod of a place. `replaces`: it follows one that was lost."""
-        home = self._wanted.home(place)
+        pool = self._wanted.pool_of(place)
         # Not of `self`, which has all actions.
         make = partial(_manifest, self._facts.pods, self._wanted, place)
         if not self._tried:
             make()  # what is wrong with the manifests is told on the job, as any error of a plan
-        self.actions.actions.append(CreatePod(self._name(place), make, *place, home.pool, replaces))
+        self.actions.actions.append(CreatePod(self._name(place), make, *place, pool, replaces))
         self._tried = True
 
     def plan_ahead(self, place: Place, members: list[Member], at: datetime | None = None) -> None:

@@ -33,6 +33,7 @@ def create_servers(facts: Facts, servers: ByIndex, wanted: Wanted, actions: Acti
     """Create the missing pods and Services of the shards; records of planned pods are added to `servers`."""
     replicas = facts.job.spec.parameter_servers.replicas
     creator = Creator(facts, "ps", wanted, actions)
+    creator.gate(wanted.pool_of(Place("ps", 0, 0)))  # what is wrong is told before a pod is missing
     for shard in range(replicas):
         members = servers.setdefault(shard, [])
         if not any(_occupies(each, actions) for each in members):

@@ -91,6 +91,13 @@ class Wanted:
         """Where a new pod of this place lives."""
         return self.homes.get(place.index, Home()) if place.role == "worker" else Home()
 
+    def pool_of(self, place: Place) -> str:
+        """The CapacityPool that a new pod of this place is for; empty: none."""
+        if place.role == "worker":
+            return self.home(place).pool
+        pool = self.where_servers.pool if self.where_servers is not None else None
+        return pool.metadata.name if pool is not None else ""
+
     def is_homeless(self, index: int) -> bool:
         """Whether no new pod of this worker can be placed: its pool is not there."""
         home = self.homes.get(index)

@@ -20,7 +20,7 @@ recorded. In any other case nothing waits for a write.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import ceil
 
 from shoal.api.labels import Place
@@ -108,11 +108,14 @@ def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Acti
             new_left -= not replaces
     others = wanted.workers - facts.at_rest.running.keys()
     if not surge and all(any(each.works for each in workers.get(index, ())) for index in others):
-        _end_one([index for index in vacant if rooms.has_one(index)], workers, wanted, actions)
+        may = (
+            index for index in vacant if rooms.has_one(index) and creator.next_place(index, workers[index])
+        )
+        _end_one(may, workers, wanted, actions)
 
 
-def _end_one(moving: Sequence[int], workers: ByIndex, wanted: Wanted, actions: Actions) -> None:
-    """End a worker that is to move, for which there is a node elsewhere as far as is known."""
+def _end_one(moving: Iterable[int], workers: ByIndex, wanted: Wanted, actions: Actions) -> None:
+    """End a worker that is to move, whose next pod may be made and has a node elsewhere, as far as is known."""
     leaving = (each for i in moving if not wanted.waits_in_vain(i) for each in workers[i] if each.moves)
     if (first := next(leaving, None)) is not None and first.pod is not None:
         actions.actions.append(DeletePod(first.pod.metadata.name, first.pod.metadata.uid))

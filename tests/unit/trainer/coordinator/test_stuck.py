@@ -245,3 +245,11 @@ def test_patience_doubles_until_a_push(times):
     assert bench.coordinator.stuck.patience(idle=True) == LEAST_SECONDS * 2**times
     bench.finish(hung, lease)
     assert bench.coordinator.stuck.patience(idle=True) == LEAST_SECONDS
+
+
+def test_an_outage_says_nothing_of_how_long_reads_take():
+    bench, _ = held_up()
+    patience = bench.coordinator.stuck.patience(idle=True)
+    lives(bench, LEAST_SECONDS - 10, cut_off=[0])
+    lives(bench, 5)
+    assert bench.coordinator.stuck.patience(idle=True) == patience == LEAST_SECONDS
