@@ -46,6 +46,17 @@ def all_in_use(world: World) -> None:
     full(world, status={"sources": [{"uid": "uid-busy"}]})
 
 
+async def without_room() -> tuple[World, TrainingJob]:
+    """A job was heard of in a namespace that is full."""
+    world = World()
+    all_in_use(world)
+    job = TrainingJob.model_validate(job_manifest())
+    world.add(job)
+    world.hear(job, report(1e6))
+    await world.learner(KEY)
+    return world, job
+
+
 def count_of_faults(world: World) -> float | None:
     return world.metrics.registry.get_sample_value("shoal_plan_faults_total", {"what": "report"})
 
@@ -123,12 +134,7 @@ async def test_what_finds_no_room_is_planned_with_and_told_to_its_job(used: bool
 
 @pytest.mark.looptime
 async def test_what_finds_no_room_is_not_looked_at_with_each_report() -> None:
-    world = World()
-    all_in_use(world)
-    job = TrainingJob.model_validate(job_manifest())
-    world.add(job)
-    world.hear(job, report(1e6))
-    await world.learner(KEY)
+    world, job = await without_room()
     woken = len(world.woken_profiles)
     world.hear(job, report(1e6, count=501))
     assert len(world.woken_profiles) == woken
@@ -139,12 +145,7 @@ async def test_what_finds_no_room_is_not_looked_at_with_each_report() -> None:
 
 @pytest.mark.looptime
 async def test_what_found_no_room_is_forgotten_with_its_job() -> None:
-    world = World()
-    all_in_use(world)
-    job = TrainingJob.model_validate(job_manifest())
-    world.add(job)
-    world.hear(job, report(1e6))
-    await world.learner(KEY)
+    world, job = await without_room()
     world.state.jobs.drop(job.metadata.uid)
     await world.learner(KEY)
     assert await world.learner(KEY) is None
