@@ -66,9 +66,7 @@ class Follower:
         if request.again and snapshot in self._written:
             return self._written[snapshot]
         with self._with_memory():
-            if (
-                request.again
-            ):  # a part that begins only now would differ too much from those of the other shards
+            if request.again:  # one that begins only now would differ too much from those of the other shards
                 raise Unreachable(f"shard {self._shard.index} has not written its part")
             file = self._write_part(request)
             self._written, self.saved = {snapshot: file}, requested

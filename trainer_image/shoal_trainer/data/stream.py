@@ -329,9 +329,8 @@ def _batches_of(data: Any, batch_size: int) -> Iterator[Any]:
 
 
 def _is_dataset(data: Any) -> bool:
-    return hasattr(data, "element_spec") and hasattr(
-        data, "prefetch"
-    )  # an iterator over one has no such method
+    """Whether it is a `tf.data.Dataset`. An iterator over one has an `element_spec`, too."""
+    return hasattr(data, "element_spec") and hasattr(data, "prefetch")
 
 
 def _is_batched(dataset: Any) -> bool:

@@ -46,15 +46,15 @@ def create_servers(facts: Facts, servers: ByIndex, wanted: Wanted, actions: Acti
 
 def _create(facts: Facts, shard: int, members: list[Member], creator: Creator, *, homeless: bool) -> None:
     last = members[-1] if members else None
-    if homeless and not (
-        last is None and facts.seen.first_look
-    ):  # then its epoch is recorded while that is known
+    # An earlier leader may have made one that seems to be gone: its epoch is recorded while that is known.
+    may_have_been = last is None and facts.seen.first_look
+    if homeless and not may_have_been:
         return
     if (place := creator.next_place(shard, members)) is None:
         return
     if last is not None and last.planned and _is_old(facts, last) and place == last.place:
         place = place._replace(incarnation=place.incarnation + 1)
-    if last is None and facts.seen.first_look:  # an earlier leader may have made one that seems to be gone
+    if may_have_been:
         place = place._replace(incarnation=place.incarnation + 1)
     first = place.incarnation == facts.first_incarnation
     if first or (last is not None and place == last.place):
