@@ -457,12 +457,20 @@ async def test_pods_that_may_not_be_deleted_keep_no_others(protected: int) -> No
     """A policy that refuses one DELETE, or a few: all others of the job go, and the job says which does not."""
     slow = Slow(24, post=0.05, put=0.05)
     kept = {f"digits-worker-{index}-0" for index in range(protected)}
+    leaving = [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]
     denied = Answer(403, b'{"kind":"Status","message":"admission webhook \\"protect\\" denied the request"}')
     async with slow.working():
         await slow.runs()
         slow.rig.cluster.fault = lambda method, path: (
             denied if method == "DELETE" and path.rpartition("/")[2] in kept else None
         )
+        for name in kept:  # they are to be deleted first, and nothing else
+            pod = slow.rig.cluster.objects[f"{PODS}/{name}"]
+            slow.rig.cluster.change(f"{PODS}/{name}", status={**pod["status"], "conditions": leaving})
+        slow.rig.see()
+        await asyncio.sleep(5)
+        await slow.runs()
+        await asyncio.sleep(60)
         slow.edit(suspend=True)
         await asyncio.sleep(240)
     assert {each for each in slow.rig.pods() if "-worker-" in each} == kept

@@ -102,9 +102,9 @@ def test_a_batch_may_be_a_list_of_its_parts(form):
             return [*super().__getitem__(index)]
 
     data = training(Lists() if form == "pydataset" else Stream([[X[:16], Y[:16]]], samples=16)).data
-    x, y = data.example(16).as_given()
-    assert np.array_equal(x, X[:16])
-    assert np.array_equal(y, Y[:16])
+    batch = data.example(16)
+    assert np.array_equal(batch.x, X[:16])
+    assert np.array_equal(batch.y, Y[:16])
 
 
 @pytest.mark.parametrize("form", FORMS)
