@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AwareDatetime, Field
 
 from shoal.api.base import Status
-from shoal.api.capacity_pool import Usage
+from shoal.api.capacity_pool_status import Usage
 
 Decimals = Annotated[str, Field(json_schema_extra={"pattern": "^-?[0-9]{1,20}([.][0-9]{1,20})?$"})]
 """A decimal, as the API server lets nobody store it otherwise; what is stored already is read whatever it is."""

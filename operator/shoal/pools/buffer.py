@@ -11,7 +11,8 @@ import json
 from typing import Any
 
 from shoal.api.base import API_VERSION
-from shoal.api.capacity_pool import Buffer, CapacityPool
+from shoal.api.capacity_pool import CapacityPool
+from shoal.api.capacity_pool_scaling import Buffer
 from shoal.cluster.transport import APPLY_PATCH, Transport
 from shoal.errors import ScalingError
 from shoal.pools.driver import checked

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from shoal.api.capacity_pool import EksNodegroup
+from shoal.api.capacity_pool_scaling import EksNodegroup
 from shoal.errors import Busy, ScalingError, Unavailable
 from shoal.pools.rules import Pace, Target
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.api.capacity_pool import GkeNodePool
+from shoal.api.capacity_pool_scaling import GkeNodePool
 from shoal.errors import Busy, ScalingError, Unavailable
 from shoal.pools.rules import Finding, Pace, Target
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from shoal.api.capacity_pool import ScalingStatus, Subject
+from shoal.api.capacity_pool_scaling import Subject
+from shoal.api.capacity_pool_status import ScalingStatus
 from shoal.pools.rules import Memory
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from shoal.api.capacity_pool import ScaleTarget
+from shoal.api.capacity_pool_scaling import ScaleTarget
 from shoal.cluster.transport import MERGE_PATCH, Transport
 from shoal.errors import ScalingError
 from shoal.pools.driver import checked

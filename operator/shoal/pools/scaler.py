@@ -13,7 +13,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from shoal.api.base import Condition
-from shoal.api.capacity_pool import CapacityPool, ScalingStatus, Subject
+from shoal.api.capacity_pool import CapacityPool
+from shoal.api.capacity_pool_scaling import Subject
+from shoal.api.capacity_pool_status import ScalingStatus
 from shoal.api.events import Event
 from shoal.cluster.cache import Cache
 from shoal.errors import Busy, ScalingError, SizedByOther, Unavailable

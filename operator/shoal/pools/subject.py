@@ -6,7 +6,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import cache
 
-from shoal.api.capacity_pool import CapacityPool, Scaling, Subject
+from shoal.api.capacity_pool import CapacityPool
+from shoal.api.capacity_pool_scaling import Scaling, Subject
 from shoal.cluster.transport import Transport
 from shoal.pools.buffer import BufferDriver
 from shoal.pools.driver import Driver

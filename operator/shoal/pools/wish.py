@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
-from shoal.api.capacity_pool import SILENT, CapacityPool, Subject
+from shoal.api.capacity_pool import CapacityPool
+from shoal.api.capacity_pool_scaling import Subject
+from shoal.api.capacity_pool_status import SILENT
 from shoal.pools.rules import Finding, Wish
 from shoal.pools.subject import identity, subject_of
 

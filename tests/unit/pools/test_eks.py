@@ -12,7 +12,8 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from shoal.api.capacity_pool import CapacityPool, EksNodegroup
+from shoal.api.capacity_pool import CapacityPool
+from shoal.api.capacity_pool_scaling import EksNodegroup
 from shoal.cluster.transport import Wrapper
 from shoal.errors import ScalingError
 from shoal.pools.eks import EksDriver, eks_client

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shoal.api.capacity_pool import GkeNodePool
+from shoal.api.capacity_pool_scaling import GkeNodePool
 from shoal.errors import Busy, ScalingError
 from shoal.pools.gke import Gke, GkeDriver, compute, gke_clients
 from shoal.pools.rules import Pace, Target

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal.api.capacity_pool import ScaleTarget
+from shoal.api.capacity_pool_scaling import ScaleTarget
 from shoal.cluster.transport import Answer, Query
 from shoal.pools.ownership import MANAGER, most_nodes, sized_by, takes_empty_first
 from shoal.pools.rules import Pace, Target

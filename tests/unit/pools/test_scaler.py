@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from shoal.api.capacity_pool import CapacityPool, Subject
+from shoal.api.capacity_pool import CapacityPool
+from shoal.api.capacity_pool_scaling import Subject
 from shoal.cluster.cache import Cache
 from shoal.errors import Busy, ScalingError, Unavailable
 from shoal.pools.metrics import PoolMetrics

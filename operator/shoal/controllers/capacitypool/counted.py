@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
 
-from shoal.api.capacity_pool import CapacityPoolStatus, CountedUsage, Usage, UsageSums
+from shoal.api.capacity_pool_status import CapacityPoolStatus, CountedUsage, Usage, UsageSums
 from shoal.api.training_job import TrainingJob
 from shoal.sizing.fleet.resources import decimal
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 from shoal.api.base import Condition
-from shoal.api.capacity_pool import (
+from shoal.api.capacity_pool_status import (
     SILENT,
     CapacityPoolStatus,
     MeasuredInterruptions,

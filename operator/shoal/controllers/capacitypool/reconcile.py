@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from datetime import datetime
 
 from shoal.api.amounts import nodes_for
-from shoal.api.capacity_pool import CapacityPool, CapacityPoolStatus
+from shoal.api.capacity_pool import CapacityPool
+from shoal.api.capacity_pool_status import CapacityPoolStatus
 from shoal.api.events import Event
 from shoal.api.kube import Pod
 from shoal.api.labels import Place

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from shoal.api.base import Condition
-from shoal.api.capacity_pool import CapacityPoolStatus, MeasuredStock
+from shoal.api.capacity_pool_status import CapacityPoolStatus, MeasuredStock
 from shoal.controllers.capacitypool.counted import Sums
 from shoal.controllers.capacitypool.seen import Seen
 from shoal.sizing.fleet.resources import decimal

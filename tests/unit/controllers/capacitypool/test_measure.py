@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dev.night import examples
-from shoal.api.capacity_pool import CapacityPool, CapacityPoolStatus, Subject
+from shoal.api.capacity_pool import CapacityPool
+from shoal.api.capacity_pool_scaling import Subject
+from shoal.api.capacity_pool_status import CapacityPoolStatus
 from shoal.api.kube import Node
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.capacitypool import counted

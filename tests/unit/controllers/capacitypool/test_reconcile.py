@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from shoal.api.capacity_pool import CapacityPool, CapacityPoolStatus
+from shoal.api.capacity_pool import CapacityPool
+from shoal.api.capacity_pool_status import CapacityPoolStatus
 from shoal.api.kube import Node, Pod
 from shoal.api.labels import RoleName
 from shoal.api.training_job import TrainingJob

@@ -18,7 +18,8 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from shoal.api.base import API_VERSION, Condition
-from shoal.api.capacity_pool import CapacityPool, CapacityPoolStatus
+from shoal.api.capacity_pool import CapacityPool
+from shoal.api.capacity_pool_status import CapacityPoolStatus
 from shoal.api.speed_profile import SpeedProfile, SpeedProfileStatus
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import TrainingJobStatus
