@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import shutil
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ NIGHTLY_SECONDS = 1800
 """The least after which a nightly test is stopped: on a busy machine, what is slow looks hung much earlier."""
 SUMMED = ("test_hidden_truth.py",)
 """Files of those whose nightly tests look at what all the others of the file have played: once, in one process."""
+ROOM_FOR_FILES = 2 << 30
+"""Bytes that the tests' own files are given in memory; those of tests that passed are deleted at once."""
 NIGHTLY = bool(os.environ.get("SHOAL_NIGHTLY"))
 
 # By day XLA makes programs that are compiled sooner and run slower: those of the tests run for a few steps. At night
@@ -38,6 +41,11 @@ if not NIGHTLY:
     os.environ.setdefault(
         "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     )
+
+# To delete a file of a disk may take milliseconds, and the tests make thousands. Those of a night may be large.
+MEMORY = Path("/dev/shm")
+if not NIGHTLY and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ROOM_FOR_FILES:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 # A process of the tests has less than a core: threads of numpy's would wait for each other in loops.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

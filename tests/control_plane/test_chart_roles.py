@@ -249,6 +249,10 @@ class Story:
         none: Json = {"metadata": {"labels": {"shoal.dev/incarnation": "-1"}}, "status": {}}
         return max(pods, key=lambda p: int(p["metadata"]["labels"]["shoal.dev/incarnation"]), default=none)
 
+    async def node_of(self, role: str, index: int) -> str:
+        """The node of a place's pod."""
+        return str((await self.newest(role, index))["spec"]["nodeName"])
+
     async def take(self, role: str, index: int) -> str:
         """Take the pod of a place; returns its incarnation."""
         meta = (await self.newest(role, index))["metadata"]
@@ -345,7 +349,7 @@ async def test_permissions_are_enough_and_all_used(
                 # While nobody looks, a pod and a node go.
                 assert await operator.stop() == 0
                 await story.take("worker", 0)
-                await nodes.remove_node("spot-2")
+                await nodes.remove_node(await story.node_of("worker", 1))
                 await operator.start()
 
                 async def asked() -> bool:
