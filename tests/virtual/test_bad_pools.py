@@ -121,7 +121,7 @@ def test_typing_error_in_a_pool_costs_the_others_nothing_and_heals_when_it_is_co
             await world.until(lambda: runs(1), 60, "one is lost")
             await world.until(lambda: runs(2), 60, "it is replaced")
             pool("other", "other")
-            await world.until(lambda: runs(3), 400, "the third runs")
+            await world.until(lambda: runs(3), 20, "the third runs")
             await world.until(lambda: not world.job().status.reason, 60, "nothing is told any more")
 
     play(story)

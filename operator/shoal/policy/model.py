@@ -57,8 +57,8 @@ class Refusal:
     """The name of the object."""
     message: str
     """The server's message."""
-    generation: int
-    """The job's generation at that time."""
+    specs: tuple[int, int]
+    """The generations of the job, and of its pool (0: of none), that it was made of."""
     at: datetime
     times: int = 0
     """So many refusals of this kind came before it, in a row."""

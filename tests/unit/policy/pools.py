@@ -83,6 +83,10 @@ class Pools(World):
         self.nodes[node] = build.node_manifest(node, spot=not label.startswith("od"))
         self.nodes[node]["metadata"]["labels"]["pool"] = label
 
+    def specs(self, pool: str) -> tuple[int, int]:
+        """The generations of what a pod for a pool is made of."""
+        return self.job.metadata.generation, self.pools[pool].metadata.generation
+
     def observation(self) -> Observation:
         others = {**self.others}
         return replace(

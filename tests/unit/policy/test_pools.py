@@ -259,7 +259,7 @@ def test_a_pool_whose_pods_are_refused_keeps_no_worker_of_another_from_its_repla
     world.manifest["spec"]["workers"]["replicas"] = 4
     name = "digits-worker-2-0"
     world.refusals[name] = Refusal(
-        kind, name, "nodeSelector: Invalid value", world.job.metadata.generation, world.now, pool="odd"
+        kind, name, "nodeSelector: Invalid value", world.specs("odd"), world.now, pool="odd"
     )
     world.reconcile()
     world.notice("good-0")
@@ -601,14 +601,30 @@ def test_no_node_is_said_to_be_avoided_where_pods_may_not_name_it(platform: Plat
     assert bool(made.status.excluded_nodes) is told
 
 
+def test_a_pool_that_is_corrected_is_asked_for_pods_at_once() -> None:
+    world = Pools(pool("odd"), nodes={"odd": 1}, replicas=1)
+    name, words = "digits-worker-0-0", "nodeSelector: Invalid value"
+    world.refusals[name] = Refusal(
+        RefusalKind.INVALID, name, words, world.specs("odd"), world.now, times=9, pool="odd"
+    )
+
+    def made() -> list[str]:
+        return [a.name for a in plan(world.observation()).actions if isinstance(a, CreatePod) and a.pool]
+
+    assert made() == []
+    world.pools["odd"] = world.pools["odd"].model_copy(
+        update={"metadata": world.pools["odd"].metadata.model_copy(update={"generation": 2})}
+    )
+    assert made() == [name]
+
+
 @pytest.mark.parametrize("kind", [RefusalKind.INVALID, RefusalKind.FORBIDDEN])
 def test_without_surge_no_worker_ends_for_a_pool_whose_pods_are_refused(kind: RefusalKind) -> None:
     world = without_surge()
     world.manifest["spec"]["workers"]["pools"] = ["b"]
     name = "digits-worker-0-1"
     for _ in range(6):
-        generation = world.job.metadata.generation
-        world.refusals[name] = Refusal(kind, name, "a wrong label", generation, world.now, pool="b")
+        world.refusals[name] = Refusal(kind, name, "a wrong label", world.specs("b"), world.now, pool="b")
         world.reconcile()
         assert world.at_work() == 3
         world.tick()

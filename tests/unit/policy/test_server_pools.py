@@ -142,9 +142,8 @@ def test_server_that_is_refused_for_one_pool_is_made_for_the_next() -> None:
 
     [(name, where)] = made()
     assert where == "od-a"
-    generation = world.job.metadata.generation
     world.refusals[name] = Refusal(
-        RefusalKind.INVALID, name, "a wrong label", generation, world.now, pool=where
+        RefusalKind.INVALID, name, "a wrong label", world.specs(where), world.now, pool=where
     )
     assert made() == []
     world.pools["od-a"] = on_demand("od-a", status=EXHAUSTED)

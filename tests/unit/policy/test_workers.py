@@ -316,7 +316,7 @@ def test_exceeded_quota_waits_and_never_fails_the_job() -> None:
 
 def test_invalid_pod_stalls_the_job_and_is_asked_for_again_when_the_spec_has_changed() -> None:
     words = 'Pod in version "v1" cannot be handled: unknown field "spec.containers[0].imagee"'
-    refusal = Refusal(RefusalKind.INVALID, "digits-worker-0-0", words, 1, build.NOW)
+    refusal = Refusal(RefusalKind.INVALID, "digits-worker-0-0", words, (1, 0), build.NOW)
     made = plan(build.observe(build.job(), refusals=(refusal,)))
     assert names(made) == []
     stalled = made.status.condition("Stalled")

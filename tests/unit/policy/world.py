@@ -281,7 +281,7 @@ class World:
         if name in self.pods:
             raise AssertionError(f"{name} was created although it exists")
         if self.quota is not None and len(self.pods) >= self.quota:
-            self.refusals[name] = Refusal(RefusalKind.QUOTA, name, "exceeded quota: pods", 1, self.now)
+            self.refusals[name] = Refusal(RefusalKind.QUOTA, name, "exceeded quota: pods", (1, 0), self.now)
             return
         self.refusals.pop(name, None)
         self.queue.check(self.job, action)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from shoal.policy.decide.admission import retry_after
-from shoal.policy.model import NameConflict, Refusal, RefusalKind
+from shoal.policy.model import NameConflict, Refusal
 
 _REFUSAL_EXPIRES = 4
 """A refusal expires after so many times what the policies wait before they retry, which refreshes one that holds."""
@@ -106,11 +106,10 @@ class ApiAnswers:
         first = min((at for at in self.existing.values() if now - at <= EXISTING_EXPIRES), default=None)
         return None if first is None else (first + EXISTING_EXPIRES - now).total_seconds() + 1.0
 
-    def refusals(self, now: datetime, generation: int) -> tuple[Refusal, ...]:
-        """Refusals that are still valid for this generation of the spec."""
+    def refusals(self, now: datetime) -> tuple[Refusal, ...]:
+        """Refusals of late."""
         for name, refusal in list(self.refused.items()):
-            other = refusal.kind is RefusalKind.INVALID and refusal.generation != generation
-            if other or now - refusal.at > _REFUSAL_EXPIRES * retry_after(refusal):
+            if now - refusal.at > _REFUSAL_EXPIRES * retry_after(refusal):
                 del self.refused[name]
         return tuple(self.refused.values())
 

@@ -63,7 +63,7 @@ class Objects:
         self, transport: Transport, state: ClusterState, answers: AnswerStore, wall: Callable[[], datetime]
     ) -> None:
         self._transport, self._answers, self._wall = transport, answers, wall
-        self._jobs = state.jobs
+        self._jobs, self._pools = state.jobs, state.pools_by_name
         self._caches: dict[str, Cache[Any]] = {
             JOBS.plural: state.jobs,
             PODS.plural: state.pods,
@@ -189,9 +189,11 @@ class Objects:
     def refused(self, job: TrainingJob, name: str, why: RefusalKind, message: str, pool: str = "") -> None:
         """Remember a refusal."""
         refused = self._answers.get(job.metadata.uid).refused
+        specs = job.metadata.generation, self._pools[pool].metadata.generation if pool in self._pools else 0
         before = refused.get(name)
-        times = before.times + 1 if before is not None and before.kind is why else 0
-        refused[name] = Refusal(why, name, message, job.metadata.generation, self._wall(), times, pool)
+        again = before is not None and (before.kind, before.specs) == (why, specs)
+        times = before.times + 1 if before is not None and again else 0
+        refused[name] = Refusal(why, name, message, specs, self._wall(), times, pool)
 
     def _terminates(self, answer: Answer) -> bool:
         """Whether a deleted pod is still there for its grace period."""

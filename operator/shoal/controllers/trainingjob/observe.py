@@ -107,7 +107,7 @@ class Observer:
             unreachable_seconds=unreachable,
             unreachable_because=because,
             failing=failing,
-            refusals=answers.refusals(now, job.metadata.generation),
+            refusals=answers.refusals(now),
             gone_pods=ChainMap[str, str | None](answers.gone_pods, self._state.gone_pods(uid)),
             in_flight=in_flight,
             absent_nodes=_GoneNodes(answers.absent_nodes(now), self._state),

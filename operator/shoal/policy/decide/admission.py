@@ -30,7 +30,7 @@ QUOTA_SECONDS, MOST_QUOTA_SECONDS = 5, 60
 """When a create beyond a quota is retried: twice as long after each. It may be full for days, for a thousand jobs."""
 FORBIDDEN_SECONDS = 30
 INVALID_SECONDS, MOST_INVALID_SECONDS = 30, 300
-"""Likewise of what a person has to correct, unless the job's spec has changed."""
+"""Likewise of what a person has to correct, unless the spec of the job or of the pod's pool has changed."""
 FOUNDATION_RETRY_SECONDS = 1.0
 _OTHER_ARGUMENTS = (
     "training.args is not what the job began with, and is immutable: set it back, or create a new TrainingJob and set"
@@ -115,8 +115,10 @@ def _retry_at(refusal: Refusal) -> datetime:
 
 
 def _is_outdated(seen: Observation, refusal: Refusal) -> bool:
-    """Whether it was of another spec, which is the first that may be wrong with what is invalid."""
-    return refusal.kind is RefusalKind.INVALID and refusal.generation != seen.job.metadata.generation
+    """Whether it was of another spec of the job or the pool: the first that may be wrong with what is invalid."""
+    pool = seen.pools.get(refusal.pool)
+    specs = seen.job.metadata.generation, pool.metadata.generation if pool is not None else 0
+    return refusal.kind is RefusalKind.INVALID and refusal.specs != specs
 
 
 def refused_recently(seen: Observation, name: str, timers: Timers) -> bool:
