@@ -60,6 +60,8 @@ class Slot(Status):
     """Its first push is counted as a start of the pool."""
     unfulfilled: bool = False
     """Its wait for a node is counted as unfulfilled."""
+    interrupted: bool = False
+    """It was replaced when it fell silent, and that the platform took its node is counted as an interruption."""
     replaces: bool = False
     """It follows a pod that was lost, and not one that was given up (suspended, scaled down)."""
     restarts: int = 0
@@ -211,6 +213,8 @@ class TrainingProgress(Status):
     input_wait: str | None = None
     """Share of their time that workers wait for input, 0 to 1, a decimal. Much above 0, the data function is slower
     than the training step."""
+    current_step: int | None = None
+    """The step of the servers while it is lower: they went back to a snapshot, and steps are done again."""
     last_progress_time: AwareDatetime | None = None
     """When `step` last increased."""
     message: str = ""

@@ -139,6 +139,22 @@ def test_failed_restarts_in_place_count_against_the_backoff_limit() -> None:
     assert world.status["phase"] == "Failed"
 
 
+@pytest.mark.parametrize(("hours", "fails"), [(24, False), (0.01, True)])
+def test_server_that_is_killed_now_and_then_is_no_failure(hours: float, fails: bool) -> None:
+    """Nor after a hundred days; one that is killed as soon as it has started is."""
+    world = running_world(spec={"runPolicy": {"backoffLimit": 6}})
+    container = world.pods["digits-ps-0-0"]["status"]["containerStatuses"][0]
+    for time in range(1, 14):
+        began = world.now
+        world.now += timedelta(hours=hours)
+        ended = build.ended(137)["terminated"]
+        ended |= {"startedAt": build.stamp(began), "finishedAt": build.stamp(world.now)}
+        container |= {"restartCount": time, "lastState": {"terminated": ended}}
+        world.reconcile()
+    assert world.status["parameterServers"]["restarts"] == (10 if fails else 13)
+    assert (world.status["phase"] == "Failed") is fails
+
+
 def test_fewer_shards_after_suspension_removes_the_service() -> None:
     world = running_world(servers=2)
     world.manifest["spec"]["suspend"] = True

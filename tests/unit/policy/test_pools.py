@@ -629,3 +629,29 @@ def test_without_surge_no_worker_ends_for_a_pool_whose_pods_are_refused(kind: Re
         assert world.at_work() == 3
         world.tick()
     assert world.condition("Stalled")["status"] == "True"
+
+
+@pytest.mark.parametrize("pools", ["full", "missing"])
+def test_job_whose_workers_have_no_place_says_that_and_not_that_none_are_wanted(pools: str) -> None:
+    world = Pools(pool("a", limit=2), nodes={"a": 2}, replicas=3)
+    world.elsewhere = {"a": 2}
+    if pools == "missing":
+        world.pools = {}
+    world.settle()
+    reason = "PoolsFull" if pools == "full" else "PoolNotFound"
+    assert (world.status["workers"]["desired"], world.status["reason"]) == (0, reason)
+    assert world.condition("Running")["reason"] == "Waiting"
+    assert "see the condition Degraded" in world.condition("Running")["message"]
+    assert world.condition("Reconciling")["status"] == "True"
+
+
+def test_worker_that_moves_to_an_on_demand_pool_is_not_said_to_be_back_on_spot() -> None:
+    world = Pools(pool("a"), pool("od", "OnDemand"), nodes={"a": 4, "od": 4}, replicas=2, fallback=FALLBACK)
+    world.settle()
+    world.manifest["spec"]["workers"]["onDemandBase"] = 1
+    told = []
+    for _ in range(8):
+        told += [event.reason for event in world.reconcile().events]
+        world.tick()
+    assert world.by_pool() == {"a": 1, "od": 1}
+    assert "ReturnedToSpot" not in told

@@ -329,3 +329,17 @@ def _take(world: World, step: str, number: int) -> None:
             live = sorted(name for name in world.pods if "-worker-" in name)
             if live:
                 world.vanish(live[number % len(live)])
+
+
+def test_job_that_its_queue_holds_is_not_said_to_want_no_workers() -> None:
+    world = World(spec={"runPolicy": AS_WORKLOAD})
+    world.queue.room = False
+    world.settle()
+    assert world.condition("Running")["reason"] == "Queued"
+    assert world.status["reason"] == "Queued"
+    world.queue.room = True
+    world.settle()
+    world.queue.preempt()
+    world.reconcile()
+    assert world.condition("Running")["reason"] == "Queued"
+    assert world.status["reason"] != "NoWorkers"

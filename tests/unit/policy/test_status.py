@@ -11,8 +11,8 @@ from shoal.api.kube import Pod
 from shoal.api.training_job_status import DataStatus, TrainingJobStatus
 from shoal.policy.actions import CreatePod
 from shoal.policy.decide.cleanup import MOST_KEPT
-from shoal.policy.decide.records import STEADY
 from shoal.policy.facts.read import read
+from shoal.policy.facts.verdict import STEADY
 from shoal.policy.model import Images, Refusal, RefusalKind
 from shoal.policy.plan import plan
 from shoal.policy.tell.progress import final, progress
@@ -167,6 +167,36 @@ def test_missing_progress_degrades_the_job() -> None:
     world.reconcile()
     assert world.condition("Degraded")["message"].endswith("; see status.training.message")
     assert world.status["training"]["message"] == "worker 0-0: has waited 31 s for a.csv"
+
+
+def test_steps_that_are_done_again_after_a_rollback_are_progress() -> None:
+    world = running_world(spec={"runPolicy": {"progressDeadlineSeconds": 120}})
+    active = [(0, 0), (1, 0), (2, 0)]
+
+    def reports(step: int) -> None:
+        world.report = build.report(active=active, step=step)
+        world.tick(30)
+        world.reconcile()
+
+    reports(1000)
+    for step in range(500, 800, 30):
+        reports(step)
+        assert (world.status["training"]["step"], world.status["training"]["currentStep"]) == (1000, step)
+        assert world.condition("Degraded").get("status") != "True"
+    for _ in range(5):
+        reports(800)
+    assert world.condition("Degraded")["reason"] == "NoProgress"
+    reports(1001)
+    assert "currentStep" not in world.status["training"]
+
+
+def test_job_without_a_running_worker_does_not_speak_of_fewer_than_none() -> None:
+    world = running_world()
+    for name in [each for each in world.pods if "-worker-" in each]:
+        world.end(name, 1)
+    world.reconcile()
+    assert world.condition("Degraded")["message"] == "no worker runs"
+    assert world.condition("WorkersReady")["message"] == "no worker runs"
 
 
 def test_snapshots_that_fail_for_minutes_degrade_the_job() -> None:

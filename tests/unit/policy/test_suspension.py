@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
+from shoal.api.labels import Place
 from shoal.manifests import names
 from shoal.policy.actions import DeletePod
 from shoal.policy.plan import plan
@@ -72,6 +74,26 @@ def test_suspending_deletes_shard_0_before_the_other_shards() -> None:
     world.tick()
     made = world.reconcile()
     assert [a.name for a in made.actions if isinstance(a, DeletePod)] == ["digits-ps-1-0"]
+
+
+def test_shard_0_that_does_not_end_does_not_block_the_suspension() -> None:
+    world = running_world(servers=2)
+    world.stuck = {"digits-ps-0-0"}
+    world.manifest["spec"]["suspend"] = True
+    world.settle()
+    assert not world.pods["digits-ps-1-0"]["metadata"].get("deletionTimestamp")  # it may still save
+    world.now += timedelta(seconds=150)
+    world.settle()
+    assert world.pods.keys() == {"digits-ps-0-0"}
+
+
+def test_job_is_not_suspended_while_pods_are_being_made() -> None:
+    world = running_world()
+    seen = replace(world.observation(), pods=(), in_flight=frozenset({Place("worker", 0, 0)}))
+    seen = replace(seen, job=build.job(world.status, suspend=True))
+    suspended = plan(seen).status.condition("Suspended")
+    assert suspended is not None
+    assert (suspended.status, suspended.reason) == ("False", "Suspending")
 
 
 def test_suspended_job_has_no_disruption_budget() -> None:

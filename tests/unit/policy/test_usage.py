@@ -20,6 +20,7 @@ from shoal.api.planning_status import CostStatus
 from shoal.api.training_job_status import MOST_USED
 from shoal.policy.decide.usage import _price
 from shoal.policy.plan import plan
+from shoal_trainer.contract import Outcome
 from tests.unit.policy import build
 from tests.unit.policy.pools import Pools, pool
 
@@ -513,3 +514,69 @@ def test_a_node_that_is_lost_with_several_workers_is_one_interruption_and_no_sho
     world.settle()
     usage = world.status["poolUsage"]["a"]
     assert (usage["interruptions"], usage["shocks"]) == (1, 0)
+
+
+@pytest.mark.parametrize("noticed", ["by its coordinator", "by the node's end"])
+def test_a_lost_node_is_an_interruption_however_soon_its_worker_was_replaced(noticed: str) -> None:
+    world = Pools(pool("a"), nodes={"a": 5}, replicas=2, maxSurge=1)
+    world.settle()
+    name = "digits-worker-0-0"
+    node = world.pods[name]["spec"]["nodeName"]
+    if noticed == "by its coordinator":
+        world.silent.add(name)
+        world.dead_nodes.add(node)
+        for _ in range(6):
+            world.reconcile()
+            world.tick(5)
+        assert world.status["poolUsage"]["a"]["interruptions"] == 0
+    world.kill_node(node)
+    for _ in range(6):
+        world.reconcile()
+        world.tick(10)
+    del world.nodes[node]
+    world.pods.pop(name, None)
+    world.asked.add(name)
+    world.asked_nodes.add(node)
+    for _ in range(6):
+        world.reconcile()
+        world.tick(10)
+    assert world.status["restarts"]["disruptions"] == 1
+    assert world.status["poolUsage"]["a"]["interruptions"] == 1
+
+
+@pytest.mark.parametrize("what", ["its node", "its program"])
+def test_worker_that_is_lost_while_it_waits_to_move_counts_as_any_other(what: str) -> None:
+    world = Pools(pool("a"), pool("b"), nodes={"a": 3}, replicas=2)
+    world.settle()
+    world.manifest["spec"]["workers"]["pools"] = ["b"]  # which has no nodes for hours
+    for _ in range(10):
+        world.reconcile()
+        world.tick(30)
+    name = "digits-worker-0-0"
+    if what == "its node":
+        world.notice(world.pods[name]["spec"]["nodeName"])
+    else:
+        world.taken.add(name)
+        words = build.termination_message(Outcome.FAILED, reason="UserError", message="shapes")
+        world.end(name, 2, message=words)
+    world.reconcile()
+    restarts = world.status["restarts"]
+    if what == "its node":
+        assert (restarts["disruptions"], restarts["failures"]) == (1, 0)
+        assert world.status["poolUsage"]["a"]["interruptions"] == 1
+    else:
+        assert (world.status["phase"], world.status["lastFailure"]["reason"]) == ("Failed", "UserError")
+
+
+def test_worker_that_has_moved_counts_for_nothing_whatever_becomes_of_its_node() -> None:
+    world = Pools(pool("a"), pool("b"), nodes={"a": 2, "b": 2}, replicas=1)
+    world.settle()
+    name = "digits-worker-0-0"
+    world.stuck = {name}
+    world.manifest["spec"]["workers"]["pools"] = ["b"]
+    world.settle()
+    assert world.pods[name]["metadata"]["deletionTimestamp"]
+    world.kill_node(world.pods[name]["spec"]["nodeName"])
+    world.settle()
+    assert world.status["restarts"]["disruptions"] == 0
+    assert world.status["poolUsage"]["a"]["interruptions"] == 0

@@ -9,8 +9,9 @@ from __future__ import annotations
 from shoal.api.kube import Pod, Terminated
 from shoal.api.training_job import FailureRule
 from shoal.api.training_job_status import Slot
+from shoal.policy.common.times import parse_time
 from shoal.policy.decide.counters import Counters
-from shoal.policy.facts.verdict import KILLS_TOLERATED, PodOutcome, judge_exit
+from shoal.policy.facts.verdict import KILLS_TOLERATED, STEADY, PodOutcome, judge_exit
 
 
 def restarted_in_place(slot: Slot, pod: Pod, rules: list[FailureRule], counters: Counters) -> Slot:
@@ -30,7 +31,14 @@ def restarted_in_place(slot: Slot, pod: Pod, rules: list[FailureRule], counters:
     counters.server_restarts += new
     if last is not None:
         verdict = judge_exit(last, slot, rules)
-        killed_repeatedly = verdict.outcome is PodOutcome.KILLED and exits > KILLS_TOLERATED
+        soon = exits > KILLS_TOLERATED and not _was_steady(last)
+        killed_repeatedly = verdict.outcome is PodOutcome.KILLED and soon
         if verdict.outcome is PodOutcome.FAILED or killed_repeatedly:
             counters.failed(slot, pod.metadata.name, verdict, times=new)
     return slot.model_copy(update={"restarts": exits})
+
+
+def _was_steady(end: Terminated) -> bool:
+    """Whether the container ran for long before."""
+    began, ended = parse_time(end.started_at), parse_time(end.finished_at)
+    return began is not None and ended is not None and ended - began >= STEADY

@@ -27,6 +27,12 @@ OVERSTAY = timedelta(seconds=5)
 """A pod that still exists this long after its grace period is not waited for: a finalizer or its kubelet holds it."""
 
 
+def is_overdue(pod: Pod, timers: Timers) -> bool:
+    """Whether a pod is still there though its grace period has ended."""
+    deadline = parse_time(pod.metadata.deletion_timestamp)  # the end of its grace period
+    return deadline is not None and not timers.pending(deadline + OVERSTAY)
+
+
 def leaves_a_gap(last: Slot) -> bool:
     """Whether the next incarnation after this one replaces a lost pod: not after what was given up."""
     return last.replaces if last.cause in {OUTDATED, FELL_BACK} else last.cause != UNWANTED
@@ -58,8 +64,7 @@ class Member:
         """Whether its process may still run and use resources; not beyond its grace period."""
         if self.pod is None or self.verdict.outcome not in {PodOutcome.HEALTHY, PodOutcome.LEAVING}:
             return False
-        deadline = parse_time(self.pod.metadata.deletion_timestamp)  # the end of its grace period
-        return deadline is None or timers.pending(deadline + OVERSTAY)
+        return not is_overdue(self.pod, timers)
 
     @property
     def active(self) -> bool:

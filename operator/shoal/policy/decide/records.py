@@ -46,6 +46,7 @@ from shoal.policy.facts.verdict import (
     AFTER_THE_END,
     ENDED,
     KILLS_TOLERATED,
+    STEADY,
     PodOutcome,
     Verdict,
     explains_time,
@@ -55,8 +56,6 @@ from shoal_trainer.contract import Phase
 
 DONE_PATIENCE = timedelta(seconds=30)
 """How long after a worker's exit code 0 the end of the job is awaited before the exit counts as early."""
-STEADY = timedelta(minutes=10)
-"""A pod that ran this long resets the attempts of its place."""
 MOMENT = timedelta(seconds=5)
 """A kubelet's clock that differs by less is believed: back-off may be shorter by that."""
 BRIEF = timedelta(seconds=60)
@@ -212,10 +211,13 @@ class _Updater:
                 self._counters.excuse(self._name(slot, pod), why)
                 slot = slot.model_copy(update={"cause": seen.signal.reason, "attempts": 0})
         slot, verdict = self._advance(slot, seen.verdict, pod)
-        return Member(seen.place, slot, pod, verdict, recorded=had_cause)
+        counted_now = seen.slot.cause == MOVED != slot.cause
+        return Member(seen.place, slot, pod, verdict, recorded=had_cause and not counted_now)
 
     def _advance(self, slot: Slot, verdict: Verdict, pod: Pod | None) -> tuple[Slot, Verdict]:
         change: dict[str, object] = {}
+        if slot.cause == MOVED and self._is_lost(verdict):
+            slot = slot.model_copy(update={"cause": "", "ended_at": None})
         if verdict.outcome is PodOutcome.HEALTHY and slot.cause not in OWN_CAUSES:
             if slot.place in self._view.fenced:
                 verdict = Verdict(PodOutcome.LEAVING, SILENT)
@@ -248,6 +250,15 @@ class _Updater:
         if all(getattr(slot, name) == value for name, value in change.items()):
             return slot, verdict
         return slot.model_copy(update=change), verdict
+
+    def _is_lost(self, verdict: Verdict) -> bool:
+        """Whether a pod that moves to another pool is lost before its successor runs: then it counts as any other."""
+        ours = self._replaced or verdict.reason in {
+            "Deleted",
+            "Gone",
+            MOVED,
+        }  # what is recorded of it, without a pod
+        return verdict.outcome is not PodOutcome.HEALTHY and not ours
 
     def _end_of(self, slot: Slot, pod: Pod | None) -> datetime:
         """When it ended: if it did a moment ago, as its kubelet says, so that plans agree before this is recorded."""
@@ -337,7 +348,7 @@ class _Updater:
 
         It was early if, well after it, parameter server 0 reports remaining work.
         """
-        if slot.ended_at is None or self._now - slot.ended_at < DONE_PATIENCE:
+        if slot.ended_at is None or self._facts.timers.pending(slot.ended_at + DONE_PATIENCE):
             return True
         if slot.place.is_coordinator:
             return False  # its termination message would have finished the job

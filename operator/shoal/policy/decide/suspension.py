@@ -13,7 +13,7 @@ from shoal.api.labels import Place
 from shoal.policy.common.timers import Timers
 from shoal.policy.common.times import seconds_between
 from shoal.policy.decide.cleanup import give_back
-from shoal.policy.decide.members import ByIndex, every
+from shoal.policy.decide.members import ByIndex, every, is_overdue
 from shoal.policy.facts.read import Facts
 
 
@@ -24,13 +24,17 @@ def wants_server(facts: Facts, workers: ByIndex, timers: Timers) -> Callable[[Pl
         return lambda place: place.index < replicas
     if any(worker.may_run(timers) for worker in every(workers)):
         return lambda _place: True  # all that exist: their number may have been changed
-    saving = any(s.place.is_coordinator and s.pod and not s.pod.ended for s in facts.sightings["ps"])
+    saving = any(
+        s.place.is_coordinator and s.pod and not s.pod.ended and not is_overdue(s.pod, timers)
+        for s in facts.sightings["ps"]
+    )
     return lambda place: saving and not place.is_coordinator
 
 
 def is_complete(facts: Facts) -> bool:
     """Whether nothing of the suspended job is left that runs or holds an address. A failed pod is kept for its logs."""
-    return not any(not pod.ended for pod in facts.seen.pods) and not give_back(facts)
+    there = facts.seen.in_flight or any(not pod.ended for pod in facts.seen.pods)
+    return not there and not give_back(facts)
 
 
 def suspended_seconds(facts: Facts) -> int:

@@ -29,7 +29,7 @@ from shoal.api.labels import Place
 from shoal.api.planning_status import CostStatus, PoolUsage
 from shoal.api.training_job_status import MOST_USED, Slot
 from shoal.policy.common.times import parse_time, seconds_between
-from shoal.policy.decide.members import ByIndex, Member, every
+from shoal.policy.decide.members import MOVED, SILENT, ByIndex, Member, every
 from shoal.policy.facts.read import Facts
 from shoal.policy.facts.sightings import AtRest, PoolNode
 from shoal.policy.facts.verdict import terminated
@@ -159,11 +159,15 @@ class _Counter:
         if not slot.unfulfilled and self._waited(each):
             usage["unfulfilled"] += 1
             each.slot = slot.model_copy(update={"unfulfilled": True})
-        if slot.cause in INTERRUPTIONS and self._is_new(each) and (slot.pool, slot.node) not in self._lost:
+        silent = slot.cause == SILENT and not slot.interrupted and each.verdict.reason in INTERRUPTIONS
+        interrupted = slot.cause in INTERRUPTIONS and self._is_new(each)
+        if (silent or interrupted) and (slot.pool, slot.node) not in self._lost:
             self._lost |= {(slot.pool, slot.node)} if slot.node else set()
             if not self._is_given_back(slot.pool):
                 usage["interruptions"] += 1
                 self._shock(usage, slot.pool)
+            if silent:
+                each.slot = each.slot.model_copy(update={"interrupted": True})
 
     def _start(self, usage: dict[str, Any], pod: Pod, pushed: datetime) -> None:
         """Count the wait for a node, if it was not there, and by itself what came after, which says nothing of nodes.
@@ -210,12 +214,16 @@ class _Counter:
     def _lost(self) -> set[PoolNode]:
         """Nodes whose loss is counted: one node with several pods is lost once."""
         records = self._facts.records
-        return {(slot.pool, slot.node) for slot in records if slot.node and slot.cause in INTERRUPTIONS}
+        return {
+            (slot.pool, slot.node)
+            for slot in records
+            if slot.node and (slot.interrupted or slot.cause in INTERRUPTIONS)
+        }
 
     @cached_property
     def _recorded(self) -> set[Place]:
         """Those whose causes are recorded."""
-        return {slot.place for slot in self._facts.records if slot.cause}
+        return {slot.place for slot in self._facts.records if slot.cause not in {"", MOVED}}
 
     def _shock(self, usage: dict[str, Any], pool: str) -> None:
         last = usage["last_interruption"]

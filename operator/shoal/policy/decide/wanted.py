@@ -36,6 +36,8 @@ class Wanted:
 
     job: TrainingJob
     workers: frozenset[int]
+    asked: int = 0
+    """How many workers the spec or the plan asks for; there may be no place for all."""
     lingering: int = 0
     """How many of them are one too many, and end when the others run."""
     homes: Mapping[int, Home] = field(default_factory=dict)
@@ -138,6 +140,7 @@ def wanted(facts: Facts) -> Wanted:
     result = Wanted(
         facts.job,
         frozenset(),
+        number,
         limit=homes.limit,
         where_workers=homes.where,
         where_servers=where_servers,

@@ -66,6 +66,8 @@ ENDED = frozenset(
 BEFORE_THE_END = timedelta(seconds=120)
 AFTER_THE_END = timedelta(seconds=60)
 """A node's signal explains the end of a pod if it came at most this long before or after it."""
+STEADY = timedelta(minutes=10)
+"""A container that ran this long says nothing of how often it is started in vain."""
 KILLS_TOLERATED = 3
 """How often in a row a pod may be killed without a known cause before that counts as a failure."""
 

@@ -90,6 +90,8 @@ class PodCounts:
 
     servers_wanted: int
     servers_ready: int
+    workers_asked: int
+    """By the spec or the plan. Fewer are wanted where there is no place for all."""
     workers_wanted: int
     workers_ready: int
     workers_pending: int
@@ -115,7 +117,13 @@ class PodCounts:
     @property
     def settled(self) -> bool:
         """Whether all wanted pods are ready."""
-        return self.all_servers_ready and self.workers_ready >= self.workers_wanted
+        placed = self.workers_wanted > 0 or not self.workers_asked
+        return placed and self.all_servers_ready and self.workers_ready >= self.workers_wanted
+
+    @property
+    def too_few(self) -> str:
+        """What is said where not enough workers run."""
+        return "fewer than workers.minReplicas run" if self.workers_ready else "no worker runs"
 
 
 def set_pod_conditions(conditions: Conditions, counts: PodCounts) -> None:
@@ -125,23 +133,21 @@ def set_pod_conditions(conditions: Conditions, counts: PodCounts) -> None:
     """
     ready, enough = counts.all_servers_ready, counts.enough_workers
     servers = "all parameter servers are ready" if ready else "not all parameter servers are ready"
-    workers = "at least workers.minReplicas run" if enough else "fewer than workers.minReplicas run"
+    workers = "at least workers.minReplicas run" if enough else counts.too_few
     conditions.set("ParameterServersReady", ready, "AllReady" if ready else "NotReady", servers)
     conditions.set("WorkersReady", enough, "EnoughRunning" if enough else "TooFew", workers)
-    if not counts.workers_wanted:
+    if not counts.workers_asked:
         words = "no workers are wanted: raise workers.replicas"
         conditions.set("Running", False, NO_WORKERS, words)
     elif counts.runs:
         conditions.set("Running", True, "Training", "workers train")
     elif ready and counts.workers_ready:
         conditions.set("Running", False, "Waiting", "workers run, and have not completed a step yet")
+    elif not counts.workers_wanted:
+        words = "there is no place for a worker now: see the condition Degraded"
+        conditions.set("Running", False, "Waiting", words)
     else:
-        conditions.set(
-            "Running",
-            False,
-            "Waiting",
-            f"{servers}; {'no worker runs' if not counts.workers_ready else workers}",
-        )
+        conditions.set("Running", False, "Waiting", f"{servers}; {workers}")
 
 
 def phase(before: str, counts: PodCounts) -> Phase:

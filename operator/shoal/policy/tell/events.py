@@ -9,6 +9,7 @@ from shoal.policy.decide.decide import Decisions
 from shoal.policy.decide.members import FELL_BACK, MOVED, every
 from shoal.policy.facts.quota import PENDING
 from shoal.policy.facts.read import Facts
+from shoal.policy.facts.sightings import home_of
 from shoal.policy.model import Event
 
 _REPORTED = ("Degraded", "Stalled", "QuotaExceeded", "NodeSignalsSuspect")
@@ -70,7 +71,7 @@ def _homes(facts: Facts, decided: Decisions) -> Iterator[Event]:
         moved = any(each.slot.cause == MOVED for each in members[:-1])
         if moved and newest.slot.state == "Running" and newest.place in was_starting:
             where = f"a node of pool {newest.slot.pool}" if newest.slot.pool else "a spot node"
-            if not newest.slot.on_demand:
+            if not wanted.on_demand(home_of(newest.slot)):
                 yield Event("Normal", "ReturnedToSpot", f"worker {index} runs on {where} again")
 
 

@@ -42,10 +42,12 @@ def progress(facts: Facts) -> TrainingProgress:
     if report is None:  # the operator has just started
         return before.model_copy(update={"message": ""}) if before.message else before
     again = report.restarted_from_nothing > before.restarts_from_nothing
-    grew = report.step > before.step
+    grew = report.step > (before.step if before.current_step is None else before.current_step)
+    step = report.step if again else max(before.step, report.step)
     return TrainingProgress(
         phase=report.phase.value,
-        step=report.step if again else max(before.step, report.step),
+        step=step,
+        current_step=report.step if report.step < step else None,
         epoch=report.epoch if again else max(before.epoch, report.epoch),
         loss=decimal(report.loss) or before.loss,
         samples_per_second=decimal(report.samples_per_second) or before.samples_per_second,
@@ -114,6 +116,7 @@ def final(before: TrainingJobStatus, message: TerminationMessage) -> dict[str, o
         update={
             "phase": message.outcome.value,
             "step": max(before.training.step, message.step),
+            "current_step": None,
             "epoch": max(before.training.epoch, message.epoch),
             "loss": decimal(message.loss) or before.training.loss,
             "message": "",

@@ -34,6 +34,7 @@ _OLD_PODS = Reason(
     "PodsUnreadable",
     "the operator may not list pods any more, and knows them as they were: give it the right",
 )
+_QUEUED = "the job begins when its queue admits it: see the condition QuotaReserved"
 _NO_NODES = "nodes cannot be read: replacements start from pod signals, which arrive later"
 
 
@@ -147,8 +148,9 @@ class _Teller:
         initialized = before.start_time is not None or self._has_pods
         conditions.set("Initialized", initialized, "Initialized" if initialized else "Creating")
         set_pod_conditions(conditions, counts)
-        if seen.job.spec.suspend:
-            conditions.set("Running", False, "Suspended", "the job is suspended")
+        if facts.suspended:
+            why = ("Suspended", "the job is suspended") if seen.job.spec.suspend else ("Queued", _QUEUED)
+            conditions.set("Running", False, *why)
         conditions.set_exceptional("Disrupted", self._outstanding_replacements(), "Recovered")
         problem = self._decided.wanted.problem
         degraded = (
@@ -202,8 +204,7 @@ class _Teller:
             if self._seen.job.spec.suspend:
                 conditions.set("Suspended", True, "Suspended", "set spec.suspend to false to resume")
             else:
-                words = "the job begins when its queue admits it: see the condition QuotaReserved"
-                conditions.set("Suspended", True, "Queued", words)
+                conditions.set("Suspended", True, "Queued", _QUEUED)
         else:
             conditions.set("Suspended", False, "Suspending", "its pods are terminating")
 
@@ -230,6 +231,7 @@ class _Teller:
             servers_ready=sum(
                 bool(each.active and each.pod and each.pod.ready) for each in every(self._decided.servers)
             ),
+            workers_asked=self._decided.wanted.asked,
             workers_wanted=len(self._decided.wanted.workers) - self._decided.wanted.lingering,
             workers_ready=len(at_rest.running) + sum(each.works for each in workers),
             workers_pending=len(at_rest.starting)
@@ -288,8 +290,8 @@ class _Teller:
             return None
         if any(each.awaiting_job_end for each in every(self._decided.workers)):
             return None
-        message = f"fewer workers run than workers.minReplicas ({counts.min_workers})"
-        return Reason("BelowMinReplicas", message)
+        least = f" ({counts.min_workers})" if counts.workers_ready else ""
+        return Reason("BelowMinReplicas", f"{counts.too_few}{least}")
 
 
 def _active(group: list[Member]) -> list[Member]:
