@@ -101,7 +101,7 @@ class PoolReconciler:
             serving=len(serving),
             apart=len(serving - working),
             jobs=members.jobs(name),
-            full=self._full(serving - working, working, waiting) if serving - working else 0,
+            full=self._full(pool, serving - working, working, waiting) if serving - working else 0,
             held=members.held(name),
             waiting=self._waiting(waiting, now),
             newest=newest.created if newest is not None else None,
@@ -113,13 +113,19 @@ class PoolReconciler:
             operator=self._operator,
         )
 
-    def _full(self, apart: Set[str], working: Set[str], waiting: Iterable[Pod]) -> int:
-        """How many of the nodes with servers alone have no room for a worker like those that run or wait."""
+    def _full(self, pool: CapacityPool, apart: Set[str], working: Set[str], waiting: Iterable[Pod]) -> int:
+        """How many of the nodes with servers alone have no room for a worker like those that run or wait.
+
+        Without any, as many as when there last was one: else workers would go elsewhere and come back in turns.
+        """
         pods = self._state.pods
         there = (each for node in working for each in pods.indexed("node", node))
         workers = {
             each.spec.requests for each in (*there, *waiting) if each.place and each.place.role == "worker"
         }
+        if not workers:
+            shares = pool.status.shares
+            return min(len(apart), sum(each.full for each in shares if each.operator == self._operator))
         nodes = ((self._state.nodes_by_name.get(node), pods.indexed("node", node)) for node in apart)
         return sum(node is not None and is_full(node, its, workers) for node, its in nodes)
 

@@ -185,6 +185,18 @@ async def test_node_that_a_parameter_server_fills_is_told_from_one_with_room_for
     assert share.full == full
 
 
+@pytest.mark.parametrize(("servers", "full"), [(2, 2), (1, 1), (0, 0)])
+async def test_nodes_that_servers_fill_stay_known_when_no_worker_is_there_any_more(
+    servers: int, full: int
+) -> None:
+    """Else a plan gave the room to workers again, which found none, and went again."""
+    share = {"operator": "", "full": 2, "at": build.stamp(build.NOW)}
+    running: list[tuple[RoleName, int, str]] = [("ps", i, f"spot-{i}") for i in range(servers)]
+    scheduled = {"type": "PodScheduled", "status": "True"}
+    status = await _look({}, scheduled, {}, nodes=2, running=running, pods=0, before={"shares": [share]})
+    assert sum(each.full for each in status.shares) == full
+
+
 class Fleet:
     """A pool's controller that works, and a job whose plan is carried out."""
 
@@ -299,6 +311,7 @@ async def _look(
     containers: Any = (),
     has: Any = None,
     pods: int = 1,
+    before: Any = None,
 ) -> CapacityPoolStatus:
     """The status of a pool with pods that are twenty minutes old, or with these on nodes, of `changed` metadata."""
     state, cluster, long = ClusterState(Wakes()), Cluster(), timedelta(minutes=20)
@@ -314,6 +327,7 @@ async def _look(
         "price": {"perHour": 1},
     }
     body = {"metadata": {"name": "spot", "uid": "spot", "resourceVersion": "1"}, "spec": spec}
+    body["status"] = before or {}
     state.pools.put(
         CapacityPool.model_validate(cluster.add(f"{collection_path(CapacityPool, '')}/spot", body))
     )
