@@ -165,6 +165,8 @@ class OperatorShare(Status):
     """Nodes that its jobs have, or are to have by plans that are carried out."""
     reason: str = ""
     """Why, for people."""
+    blind: bool = False
+    """It cannot read nodes: which of them its jobs have is not known."""
     at: AwareDatetime
     """When it last said so, which it repeats every five minutes. After fifteen it does not run, and only `used` counts:
     jobs train on without their operator. Remove the share of one that is gone for good."""

@@ -31,8 +31,8 @@ from shoal.sizing.speed import priors
 
 NAMED_JOBS = 3
 UNREADABLE = (
-    "nodes cannot be read, or have not been yet, so nobody knows which are in use: if that lasts, let the operator "
-    "list nodes (scope.nodes)"
+    "nodes cannot be read by {}, or have not been yet, so nobody knows which are in use: if that lasts, let it list "
+    "nodes (scope.nodes)"
 )
 RENEWED = timedelta(minutes=5)
 """Interval at which an operator repeats what it said, so that others know that it runs."""
@@ -48,11 +48,12 @@ def measure(seen: Seen) -> CapacityPoolStatus:
     shares = _shares(seen, counted, patience)
     pending = sum(share.pending for share in shares)
     still = stock.still_exhausted(seen, patience)
+    nodes = len(seen.nodes) if seen.nodes_readable else before.nodes
     status = before.model_copy(
         update={
             "observed_generation": pool.metadata.generation,
-            "nodes": len(seen.nodes),
-            "used": min(len(seen.nodes), sum(share.used for share in shares)),
+            "nodes": nodes,
+            "used": min(nodes, sum(share.used for share in shares)),
             "waiting": sum(share.waiting for share in shares),
             "unfulfilled": UnfulfilledWaits(waits=before.unfulfilled.waits, pending=pending),
             "out_since": stock.out_since(seen, exhausted=bool(pending) or still),
@@ -60,7 +61,7 @@ def measure(seen: Seen) -> CapacityPoolStatus:
             "shares": shares,
             "counted": counted.parts,
             "retired_until": counted.retired_until,
-            "conditions": _conditions(seen, pending, still=still),
+            "conditions": _conditions(seen, nodes, shares, pending, still=still),
         }
     )
     if status == before and not stock.is_due(seen):
@@ -96,6 +97,7 @@ def _shares(seen: Seen, counted: Counted, patience: timedelta) -> tuple[Operator
         pending=len(stock.waiting_too_long(seen, patience)),
         nodes=nodes,
         reason=reason,
+        blind=not seen.nodes_readable,
         at=seen.now.replace(microsecond=0),
     )
     last = before.get(seen.operator)
@@ -167,8 +169,11 @@ def _recommended(shares: Iterable[OperatorShare], limit: int) -> Recommendation:
     return Recommendation(nodes=min(nodes, limit), reason=f"{words}{clamped}")
 
 
-def _conditions(seen: Seen, pending: int, *, still: bool) -> tuple[Condition, ...]:
+def _conditions(
+    seen: Seen, nodes: int, shares: Iterable[OperatorShare], pending: int, *, still: bool
+) -> tuple[Condition, ...]:
     problem = seen.problem
+    blind = [] if problem is not None else [share.operator for share in shares if share.blind]
     if problem is None and seen.overlaps:
         words = (
             f"nodes of this pool are also selected by CapacityPool {seen.overlaps}, which is older: give each node one "
@@ -176,14 +181,14 @@ def _conditions(seen: Seen, pending: int, *, still: bool) -> tuple[Condition, ..
         )
         problem = ("Overlaps", words)
     ready: tuple[str, bool | None, tuple[str, str]] = ("Ready", problem is None, problem or ("Valid", ""))
-    if problem is None and not seen.nodes_readable:  # a recommendation without the nodes in use is none
-        ready = ("Ready", None, ("NodesUnreadable", UNREADABLE))
+    if blind:  # a recommendation without the nodes in use is none, whoever writes it
+        ready = ("Ready", None, ("NodesUnreadable", UNREADABLE.format(", ".join(blind))))
     words = (
         f"{pending} pods wait for a node of this pool, the longest of them for more than its start-up time"
     )
     if still and not pending:
         words = "pods waited for a node of this pool in vain; it is tried again soon"
-    if not seen.nodes and seen.pool.spec.node_selector:
+    if not nodes and seen.pool.spec.node_selector:
         labels = ", ".join(f"{key}={value}" for key, value in seen.pool.spec.node_selector.items())
         words += f"; no node has the labels of spec.nodeSelector ({labels}): if some should, label them"
     none = bool(pending) or still

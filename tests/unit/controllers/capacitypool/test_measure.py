@@ -96,6 +96,19 @@ def test_pool_that_still_gets_nodes_is_not_exhausted_by_a_pod_that_none_of_them_
     assert told(121, 3600) == ("False", "NodesAvailable"), "one that has waited for so long says nothing"
 
 
+def test_a_pool_that_one_of_two_operators_cannot_see_is_told_alike_by_both() -> None:
+    """They wrote another number of nodes, and another condition, in turns."""
+    sees = measure(seen(pool(), job("one", plan(3)), nodes=[node()], operator="a"))
+    blind = measure(seen(pool(sees), nodes_readable=False, operator="b"))
+    again = measure(seen(pool(blind), job("one", plan(3)), nodes=[node()], operator="a"))
+    assert condition(sees, "Ready") == ("True", "Valid")
+    for told in (blind, again):
+        assert condition(told, "Ready") == ("Unknown", "NodesUnreadable")
+        assert told.nodes == 1
+    assert again == blind
+    assert measure(seen(pool(again), nodes_readable=False, operator="b")) == again
+
+
 def test_a_pool_whose_nodes_nobody_can_read_is_not_sized() -> None:
     """Its parameter servers would count nowhere, and shoal-pools take their nodes."""
     blind = measure(seen(pool(), job("one", plan(3)), nodes_readable=False))
