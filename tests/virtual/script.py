@@ -1,23 +1,36 @@
 """One job's whole life, as a script: a reclaim, the loss of a parameter server, scaling, suspension, the end.
 
-And that of a job in a queue: it waits, is admitted, preempted, and admitted again.
+That of a job in a queue: it waits, is admitted, preempted, and admitted again. And that of a job in CapacityPools: it
+loses nodes, is sent from one pool to another, and goes on while its pool is gone.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.api.labels import INCARNATION, INDEX, ROLE
+from tests.virtual.cluster import SPOT, Machine
 from tests.virtual.kueue import Kueue
 from tests.virtual.loop import now, play
 from tests.virtual.server import Change, Client, Faults, Json, Watch
 from tests.virtual.trainer import Truth
-from tests.virtual.world import World
+from tests.virtual.world import GROUP, World
 
-KINDS = ("pods", "trainingjobs", "services", "nodes", "poddisruptionbudgets", "workloads")
+KINDS = (
+    "pods",
+    "trainingjobs",
+    "services",
+    "nodes",
+    "poddisruptionbudgets",
+    "workloads",
+    "resourceflavors",
+    "capacitypools",
+    "speedprofiles",
+)
 """What a leader reads of a cluster, each from a cache of its own in an API server."""
 FRESH_SECONDS = 8.0
 """A leader that sees an old cluster sees the newest one after so long."""
@@ -56,6 +69,8 @@ class Told:
     sent: list[str]
     """The writes, without events."""
     tell: str = ""
+    interruptions: Counter[str] = field(default_factory=Counter)
+    """Of each pool, as the job has counted them."""
 
     @property
     def writes(self) -> int:
@@ -144,7 +159,9 @@ async def _script(trouble: Trouble, life: Life) -> Told:
         world.replica("a")
         await life(world)
         await world.quiet(QUIET_SECONDS)
-        return Told(world.digest(), events, killer.sent, tell=world.tell())
+        used = world.job().status.pool_usage
+        interruptions = Counter({name: usage.interruptions for name, usage in used.items()})
+        return Told(world.digest(), events, killer.sent, world.tell(), interruptions)
 
 
 async def eventful_life(world: World) -> None:
@@ -227,6 +244,62 @@ async def queued_life(world: World) -> None:
             world.faults_of_the_operator.append(AssertionError(f"{run.repeated} samples were trained twice"))
         run.done = run.truth.samples
     await world.until(lambda: world.job().status.finished and kueue.is_told_finished(), 200, "the end")
+
+
+async def pooled_life(world: World) -> None:
+    """Of a job whose workers and server live in CapacityPools."""
+    pools = {"a": ("Spot", 2, 4), "b": ("Spot", 4, 4), "s": ("OnDemand", 2, 2)}
+
+    def describe(name: str) -> None:
+        kind, limit, _ = pools[name]
+        spec: Json = {"capacityType": kind, "nodeSelector": {"pool": name}, "limits": {"nodes": limit}}
+        spec |= {"price": {"perHour": 0.3}, "startupSeconds": 10}
+        body = {"apiVersion": GROUP, "kind": "CapacityPool", "metadata": {"name": name}, "spec": spec}
+        world.server.store(("capacitypools", "", name), body)
+
+    for name, (_, _, number) in pools.items():
+        describe(name)
+        for i in range(number):
+            world.cluster.add(Machine(f"{name}-{i}", {"pool": name} | (SPOT if name != "s" else {})))
+    workers = {"replicas": 3, "minReplicas": 1, "maxReplicas": 6, "maxSurge": 1}
+    world.apply(
+        runPolicy={"cleanPodPolicy": "All"},
+        parameterServers={"replicas": 1, "pools": ["s"]},
+        workers={**workers, "pools": ["a", "b"]},
+    )
+
+    def runs(a: int, b: int, disruptions: int = 0, restarts: int = 0) -> bool:
+        status = world.job().status
+        counts = Counter(slot.pool for slot in status.slots if slot.role == "worker")
+        return (
+            counts == +Counter(a=a, b=b)
+            and (status.workers.ready, status.parameter_servers.ready) == (3, 1)
+            and (status.restarts.disruptions, status.parameter_servers.restarts) == (disruptions, restarts)
+            and status.observed_generation == world.job().metadata.generation
+        )
+
+    await world.until(lambda: runs(2, 1), 200, "three workers run")
+    pod: Any = world.pod_at("worker", 0)
+    world.cluster.notice(pod["spec"]["nodeName"])
+    await world.until(lambda: runs(2, 1, 1), 200, "the reclaimed worker is replaced in its pool")
+    pod = world.pod_at("worker", 1)
+    world.cluster.kill(pod["spec"]["nodeName"])
+    await world.until(lambda: runs(2, 1, 2), 400, "the lost worker is replaced")
+    world.edit(workers={**workers, "pools": ["b"]})
+    await world.until(lambda: runs(0, 3, 2), 300, "all are in the other pool")
+    uids = {pod["metadata"]["uid"] for pod in world.server.all("pods")}
+    world.server.remove(("capacitypools", "", "b"))
+    await asyncio.sleep(30.0)
+    describe("b")
+    await world.until(lambda: runs(0, 3, 2), 200, "its pool is back")
+    if {pod["metadata"]["uid"] for pod in world.server.all("pods")} != uids:
+        world.faults_of_the_operator.append(AssertionError("a pod ended because its pool was gone"))
+    pod = world.pod_at("ps", 0)
+    world.cluster.kill(pod["spec"]["nodeName"])
+    await world.until(lambda: runs(0, 3, 2, 1), 400, "the lost server is replaced")
+    for run in world.trainers.runs.values():
+        run.done = run.truth.samples
+    await world.until(lambda: world.job().status.finished, 200, "the end")
 
 
 def watch_slots(world: World) -> None:

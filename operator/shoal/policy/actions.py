@@ -60,11 +60,13 @@ class CreateService:
 class UpdateService:
     """PATCH (JSON merge) `spec.selector`, so that the Service selects the current incarnation only.
 
-    `back_to`: the pod to which it sends clients back from a later one, and which is asked for before.
+    `back_from`, `back_to`: the pods, if clients are sent back from a later one to an earlier one. Both are asked for
+    before.
     """
 
     name: str
     selector: dict[str, str]
+    back_from: str = ""
     back_to: str = ""
 
 

@@ -135,10 +135,10 @@ class Applier:
                 await self._confirm_node(job, name)
                 options = {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
                 await objects.delete(job, PODS, name, uid, **options)
-            case UpdateService(name, selector, back_to):
+            case UpdateService(name, selector, back_from, back_to):
                 await self._confirm_newest(job, answers)
-                if back_to:
-                    await self._confirm_there(job, answers, back_to)
+                for pod in filter(None, (back_to, back_from)):
+                    await self._confirm_seen(job, answers, pod)
                 await self._select(job, name, selector)
             case DeleteService(name, uid):
                 if (await objects.delete(job, SERVICES, name, uid)).status == 404:
@@ -227,8 +227,8 @@ class Applier:
             await self._workloads.confirm(job, known)
             answers.quota_confirmed = True
 
-    async def _confirm_there(self, job: TrainingJob, answers: ApiAnswers, name: str) -> None:
-        """Ask whether a pod is there as it was seen: the watch of Services may be ahead of that of pods.
+    async def _confirm_seen(self, job: TrainingJob, answers: ApiAnswers, name: str) -> None:
+        """Ask whether a pod is as it was seen, or absent as it was: the watch of Services may be ahead of that of pods.
 
         Raises:
             Unavailable: it is not.
@@ -236,8 +236,8 @@ class Applier:
         before = self._state.pods.get(name, job.metadata.namespace)
         gone = await self._objects.confirm_absent(job, name)
         answers.gone_pods |= gone
-        now = self._state.pods.get(name, job.metadata.namespace)
-        if gone or before is None or now is None or version(now) != version(before):
+        now = None if gone else self._state.pods.get(name, job.metadata.namespace)
+        if (before and version(before)) != (now and version(now)):
             raise Unavailable(f"{name} is gone, or has changed since")
 
     async def _confirm_node(self, job: TrainingJob, name: str) -> None:

@@ -109,14 +109,14 @@ def _service(facts: Facts, shard: int, incarnation: int, actions: Actions) -> No
             told = before is not None and (before.status, before.reason) == ("True", "FieldConflict")
             if before and told and actions.timers.pending(before.last_transition_time + CONFLICT_RETRY):
                 return
-        back_to, later, here = "", place_in(found), Place("ps", shard, incarnation)
+        back_from, back_to, later, here = "", "", place_in(found), Place("ps", shard, incarnation)
         if (
             later is not None and later > here
         ):  # its pod is gone; or another leader made it, and it is not seen yet
-            back_to = names.pod_name(job.metadata.name, here)
+            back_from, back_to = (names.pod_name(job.metadata.name, each) for each in (later, here))
             if all(pod.metadata.name != back_to for pod in seen.pods):
                 return
-        actions.actions.append(UpdateService(name, selector, back_to))
+        actions.actions.append(UpdateService(name, selector, back_from, back_to))
         return
     if (conflict := name_conflict_gate(seen, name)) is not None:
         actions.closed(conflict)

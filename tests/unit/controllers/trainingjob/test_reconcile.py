@@ -320,7 +320,7 @@ async def test_new_leader_turns_no_service_by_a_list_of_the_job_that_is_too_old(
     assert rig.cluster.objects[service]["spec"]["selector"]["shoal.dev/incarnation"] == "1"
 
 
-@pytest.mark.parametrize("ends", ["gone", "terminates", "runs"])
+@pytest.mark.parametrize("ends", ["gone", "terminates", "has a successor", "runs"])
 async def test_service_is_turned_back_only_to_a_server_that_is_there_as_it_was_seen(ends: str) -> None:
     """The watch of Services is ahead of that of pods."""
     rig = await running()
@@ -334,7 +334,10 @@ async def test_service_is_turned_back_only_to_a_server_that_is_there_as_it_was_s
     elif ends == "terminates":
         deleted = {**pod["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
         rig.cluster.change(f"{PODS}/digits-ps-0-0", metadata=deleted)
-    action = UpdateService("digits-ps-0", selector, back_to="digits-ps-0-0")
+    elif ends == "has a successor":
+        meta = {**pod["metadata"], "name": "digits-ps-0-1", "uid": "later"}
+        rig.cluster.objects[f"{PODS}/digits-ps-0-1"] = {**pod, "metadata": meta}
+    action = UpdateService("digits-ps-0", selector, back_from="digits-ps-0-1", back_to="digits-ps-0-0")
     with nullcontext() if ends == "runs" else pytest.raises(Unavailable, match="has changed since"):
         await rig.applier.carry_out(job, action)
     incarnation = rig.cluster.objects[service]["spec"]["selector"]["shoal.dev/incarnation"]
