@@ -335,7 +335,8 @@ async def test_service_is_turned_back_only_to_a_server_that_is_there_as_it_was_s
         deleted = {**pod["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
         rig.cluster.change(f"{PODS}/digits-ps-0-0", metadata=deleted)
     elif ends == "has a successor":
-        meta = {**pod["metadata"], "name": "digits-ps-0-1", "uid": "later"}
+        labels = {**pod["metadata"]["labels"], "shoal.dev/incarnation": "1"}
+        meta = {**pod["metadata"], "name": "digits-ps-0-1", "uid": "later", "labels": labels}
         rig.cluster.objects[f"{PODS}/digits-ps-0-1"] = {**pod, "metadata": meta}
     action = UpdateService("digits-ps-0", selector, back_from="digits-ps-0-1", back_to="digits-ps-0-0")
     with nullcontext() if ends == "runs" else pytest.raises(Unavailable, match="has changed since"):
