@@ -11,10 +11,12 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -44,6 +46,8 @@ SHARE = 0.1
 QUIET_SECONDS = 15.0
 """A stream without changes says so this often, which keeps proxies open and tells the page that it is up to date."""
 STREAMS = 100
+WRITE_SECONDS = 30.0
+"""A viewer that takes nothing for so long is left: others want its place."""
 CLOCK = frozenset({"now", "finish"})
 """What changes with the time alone."""
 
@@ -62,7 +66,8 @@ class Page:
     """The page over the operator's caches.
 
     `jobs`, `pools`: what there is now. `run` looks at it every `look_seconds`, or less often where that costs too much,
-    for as long as the page should remember.
+    for as long as the page should remember. `hosts`: names by which browsers may ask for it, beside `localhost`,
+    addresses and those of a Service.
     """
 
     def __init__(
@@ -73,7 +78,9 @@ class Page:
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock: Callable[[], float] = time.perf_counter,
         look_seconds: float = LOOK_SECONDS,
+        hosts: Collection[str] = (),
     ) -> None:
+        self._hosts = hosts
         self._jobs, self._pools, self._wall, self._look_seconds = jobs, pools, wall, look_seconds
         self._clock, self._spent, self.pause = clock, 0.0, look_seconds
         self._memory = Memory()
@@ -86,12 +93,25 @@ class Page:
     @property
     def answers(self) -> Mapping[str, Answer]:
         """A handler of GET for each path."""
-        return {
+        answers: dict[str, Answer] = {
             **{path: _static(*file) for path, file in FILES.items()},
             "/api/overview": self._overview,
             "/api/jobs/{namespace}/{name}": self._job,
             "/api/stream": self._stream,
         }
+        return {path: self._for_known_hosts(answer) for path, answer in answers.items()}
+
+    def _for_known_hosts(self, answer: Answer) -> Answer:
+        """There is no login: a name that somebody has point here would let his page read all jobs (DNS rebinding)."""
+
+        async def checked(request: web.Request) -> web.StreamResponse:
+            host = urlsplit(f"//{request.host}").hostname or ""
+            if host in self._hosts or _is_own(host):
+                return await answer(request)
+            words = f"the page is not asked for as {host[:255]}: name it in page.hosts of the chart's values"
+            return web.json_response({"error": words}, status=421, headers=HEADERS)
+
+        return checked
 
     def look(self) -> None:
         """Remember what there is now, and wake the streams. `pause`: seconds until this should be done again."""
@@ -168,16 +188,21 @@ class Page:
                     if kind not in sent or told is not sent[kind]:
                         sent[kind], quiet = told, 0.0
                         body = told.json if told else b"null"
-                        await response.write(b"event: %s\ndata: %s\n\n" % (kind.encode(), body))
+                        await _write(response, b"event: %s\ndata: %s\n\n" % (kind.encode(), body))
                 if quiet >= QUIET_SECONDS:
                     quiet = 0.0
-                    await response.write(b"event: alive\ndata: null\n\n")
+                    await _write(response, b"event: alive\ndata: null\n\n")
                 await looked.wait()
                 quiet += self.pause
-        except (ConnectionResetError, asyncio.CancelledError):
+        except (ConnectionError, TimeoutError, asyncio.CancelledError):
             return response
         finally:
             self._streams -= 1
+
+
+async def _write(response: web.StreamResponse, data: bytes) -> None:
+    async with asyncio.timeout(WRITE_SECONDS):
+        await response.write(data)
 
 
 def _static(name: str, kind: str) -> Answer:
@@ -187,6 +212,14 @@ def _static(name: str, kind: str) -> Answer:
         return web.Response(body=body, content_type=kind, charset="utf-8", headers=HEADERS)
 
     return answer
+
+
+def _is_own(host: str) -> bool:
+    """Whether it is a name that nobody else can have: an address, this machine, or one within the cluster."""
+    try:
+        return bool(ip_address(host))
+    except ValueError:
+        return "." not in host or host.endswith((".localhost", ".svc", ".svc.cluster.local"))
 
 
 def _json(told: Told | None) -> web.Response:

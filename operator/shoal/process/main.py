@@ -87,7 +87,7 @@ async def run(settings: Settings) -> int:
             served = await serve(settings.metrics_port, {"/metrics": exposition(registry)})
             resources.push_async_callback(served.cleanup)
         if settings.page_port:
-            page = Page(operator.state.jobs.all, operator.state.pools.all)
+            page = Page(operator.state.jobs.all, operator.state.pools.all, hosts=settings.page_hosts)
             looking = asyncio.create_task(page.run(), name="page")
             resources.callback(looking.cancel)
             resources.push_async_callback((await serve(settings.page_port, page.answers)).cleanup)

@@ -43,6 +43,8 @@ class Settings:
     """0: no health endpoint."""
     page_port: int = 0
     """0: no web page."""
+    page_hosts: tuple[str, ...] = ()
+    """Names by which browsers may ask for it."""
     log_level: str = "INFO"
     log_format: str = "text"
     """text or json."""
@@ -78,6 +80,7 @@ class Settings:
             metrics_port=number_of(environment, "SHOAL_METRICS_PORT", 8080),
             health_port=number_of(environment, "SHOAL_HEALTH_PORT", 8081),
             page_port=number_of(environment, "SHOAL_PAGE_PORT", 0),
+            page_hosts=tuple(filter(None, get("SHOAL_PAGE_HOSTS", "").split(","))),
             log_level=level_of(environment),
             log_format=log_format_of(environment),
             telemetry_seconds=number_of(environment, "SHOAL_TELEMETRY_SECONDS", 30),

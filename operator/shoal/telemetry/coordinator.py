@@ -23,9 +23,9 @@ from shoal_trainer.contract import CONTROL_PORT, STATUS_PATH, StatusReport
 TIMEOUT_SECONDS = 3.0
 MAX_REPORT_BYTES = 2 << 20
 """A report of 1,000 workers, each with a text of the longest, is not longer."""
-MAX_VALUES = 1 << 17
-"""Of JSON, by its commas: one takes up to 250 times its bytes until it is known whether it is of use. The report of
-1,000 workers has 30,000."""
+MAX_VALUES = 1 << 16
+"""Of JSON, by its commas and what it opens: one takes up to 250 times its bytes until it is known whether it is of use.
+The report of 1,000 workers has 30,000."""
 MAX_WORDS = 300
 """Characters of what is said of an answer that could not be used: its sender chose it."""
 
@@ -80,6 +80,10 @@ class Coordinator(Protocol):
     def forget(self, job_uid: str) -> None:
         """Release the resources of a job that finished or was deleted."""
         ...
+
+
+class NoReport(Unavailable):
+    """It answers, and not with a report: to read that again costs as much, and is as vain."""
 
 
 class _OtherKey(Unavailable):
@@ -141,17 +145,20 @@ class HttpsCoordinator:
             last = self._last.get(endpoint.job_uid)
             if last is not None and last[0] == hash(body):
                 return last[1]
-            if body.count(b",") > MAX_VALUES:
-                raise Unavailable(f"{url}: a report of more than {MAX_VALUES} values")
+            if sum(map(body.count, (b",", b"[", b"{"))) > MAX_VALUES:
+                raise NoReport(f"{url}: a report of more than {MAX_VALUES} values")
             report = StatusReport.model_validate_json(body)
         except OtherCertificate as error:
             _release(error)
             raise _OtherKey(f"{url}: {error}") from error
-        except (NoAnswer, TimeoutError, OSError, ValidationError) as error:
+        except ValidationError as error:
+            _release(error)
+            raise NoReport(f"{url}: {_words(error)}") from error
+        except (NoAnswer, TimeoutError, OSError) as error:
             _release(error)
             raise Unavailable(f"{url}: {_words(error)}") from error
         if report.job_uid != endpoint.job_uid:
-            raise Unavailable(f"{url} reported on another job, {report.job_uid}")
+            raise NoReport(f"{url} reported on another job, {report.job_uid}")
         self._last[endpoint.job_uid] = hash(body), report
         return report
 

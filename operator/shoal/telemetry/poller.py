@@ -16,7 +16,7 @@ from typing import Any
 
 from shoal.cluster.clock import loop_time
 from shoal.errors import Unavailable
-from shoal.telemetry.coordinator import Coordinator, Endpoint
+from shoal.telemetry.coordinator import Coordinator, Endpoint, NoReport
 from shoal_trainer.contract import StatusReport, WorkerState
 
 logger = logging.getLogger(__name__)
@@ -49,6 +49,8 @@ class Failing:
 
     since: float
     why: str
+    answers: bool
+    """It can be reached, and what it says is no report."""
     times: int = 1
     told: bool = False
 
@@ -152,7 +154,7 @@ class Poller:
             except Unavailable as error:
                 logger.debug("%s: %s", endpoint.job_uid, error)
                 self._on_result("unreachable")
-                self._fail(endpoint.job_uid, began, str(error) or repr(error), wake)
+                self._fail(endpoint.job_uid, began, error, wake)
                 if awaited:
                     wake(False)
             else:
@@ -189,21 +191,23 @@ class Poller:
         """Seconds between polls of a job: more where there are very many, so that their sum stays bounded.
 
         A coordinator that cannot be reached is at first tried as often as where there are few: it may be restarting.
+        One that answers with what is no report is asked ever more rarely: to read that takes the time of all jobs.
         """
         seen, failing = self._seen.get(uid), self._failing.get(uid)
         slowest = max(self._poll_seconds, self._share * random.uniform(0.8, 1.0))
         if failing is not None:
+            slowest = SLOWEST_POLL_SECONDS if failing.answers else slowest
             return min(slowest, self._poll_seconds * 2.0 ** min(failing.times - 1, 10))
         return self._poll_seconds if seen is None or _suspicious(seen.report) else slowest
 
-    def _fail(self, uid: str, began: float, why: str, wake: Callable[[bool], None]) -> None:
-        known = self._failing.get(uid)
+    def _fail(self, uid: str, began: float, error: Unavailable, wake: Callable[[bool], None]) -> None:
+        known, why, answers = self._failing.get(uid), str(error) or repr(error), isinstance(error, NoReport)
         if known is None:
-            self._failing[uid] = Failing(began, why)
+            self._failing[uid] = Failing(began, why, answers)
             return
         # Once when the last report becomes old, since nothing else may happen to the job.
         old = loop_time() - known.since >= STALE_SECONDS
-        self._failing[uid] = Failing(known.since, why, known.times + 1, told=known.told or old)
+        self._failing[uid] = Failing(known.since, why, answers, known.times + 1, told=known.told or old)
         if old and not known.told:
             wake(False)
 

@@ -183,6 +183,50 @@ async def test_so_many_open_pages_and_no_more(
     second.close()
 
 
+async def test_a_viewer_that_takes_nothing_is_left(
+    page: Page, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each held a place and what was not sent yet, and one that went then was an error with a traceback."""
+    monkeypatch.setattr("shoal.page.server.WRITE_SECONDS", 0.05)
+    monkeypatch.setattr("shoal.page.server.overview", lambda *_: {"now": 1, "jobs": ["x" * (8 << 20)]})
+    runner = await serve(0, page.answers)
+    reader, writer = await asyncio.open_connection("127.0.0.1", runner.addresses[0][1], limit=1024)
+    writer.write(b"GET /api/stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    await reader.readline()
+    while page._streams:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    writer.transport.abort()
+    await runner.cleanup()
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8082", 200),
+        ("127.0.0.1:8082", 200),
+        ("[::1]:8082", 200),
+        ("shoal-metrics", 200),
+        ("shoal-metrics.shoal-system.svc", 200),
+        ("shoal.example.com", 200),
+        ("evil.example", 421),
+        ("evil.svc.example:8082", 421),
+        ("127.0.0.1.evil.example", 421),
+    ],
+)
+async def test_the_page_answers_to_no_name_that_somebody_else_may_have(host: str, status: int) -> None:
+    """It has no login: a web page whose name was pointed at localhost read all jobs."""
+    page = Page(list, lambda: (), wall=lambda: NOW, hosts=["shoal.example.com"])
+    runner = await serve(0, page.answers)
+    async with (
+        aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}") as session,
+        session.get("/api/overview", headers={"Host": host}) as answer,
+    ):
+        assert answer.status == status
+        assert ("page.hosts" in await answer.text()) == (status == 421)
+    await runner.cleanup()
+
+
 async def test_a_stream_without_changes_says_that_it_is_alive(
     session: aiohttp.ClientSession, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:

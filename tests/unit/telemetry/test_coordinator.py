@@ -25,7 +25,7 @@ from shoal_trainer.contract import (
     MAX_EPOCHS,
     MAX_WORKERS,
     MOST_METRICS,
-    MOST_TEXT,
+    MOST_SHORT,
     STATUS_PATH,
     EpochReport,
     Phase,
@@ -298,10 +298,10 @@ async def test_invalid_report_is_unavailable(
 
 
 HOSTILE = {
-    "workers": ",".join(["{}"] * 130_000),
-    "shards": ",".join(["1"] * 130_000),
-    "speed": ",".join(['{"device":1}'] * 100_000),
-    "epochs": ",".join(['{"epoch":-1,"metrics":{"a":"b"}}'] * 30_000),
+    "workers": ",".join(["{}"] * 30_000),
+    "shards": ",".join(["1"] * 60_000),
+    "speed": ",".join(['{"device":1}'] * 30_000),
+    "epochs": ",".join(['{"epoch":-1,"metrics":{"a":"b"}}'] * 15_000),
 }
 
 
@@ -322,7 +322,13 @@ async def test_a_hostile_report_is_given_up_at_its_first_errors(
 
 
 @pytest.mark.parametrize(
-    ("body", "refused"), [(" " * (2 << 20) + " ", "bytes$"), ("[" + "{}," * 200_000 + "{}]", "values$")]
+    ("body", "refused"),
+    [
+        (" " * (2 << 20) + " ", "bytes$"),
+        ("[" + "{}," * 40_000 + "{}]", "values$"),
+        ('{"metrics":{"a":[' + ",".join(["[[[[[[[]]]]]]]"] * 10_000) + "]}}", "values$"),
+    ],
+    ids=["long", "objects", "lists in lists"],
 )
 async def test_a_report_that_would_take_much_memory_is_not_parsed(
     body: str, refused: str, tmp_path: Path, coordinator: HttpsCoordinator
@@ -365,7 +371,15 @@ async def test_a_report_of_the_largest_job_is_read(tmp_path: Path, coordinator: 
     async with serving(tmp_path, "u1", web.Response(text=largest.to_json())) as address:
         assert await coordinator.read(endpoint("u1", address)) == largest
     assert len(largest.epochs[0].metrics) == MOST_METRICS
-    assert len(largest.workers[0].message) == MOST_TEXT
+    assert len(largest.workers[0].message) == MOST_SHORT
+
+
+def test_names_of_nodes_and_devices_take_no_more_memory_than_bytes() -> None:
+    """One letter beyond ASCII takes four bytes for each of the others: 60 jobs filled the operator's memory."""
+    worker = WorkerReport(
+        slot=0, incarnation=0, state=WorkerState.ACTIVE, node="n" * 955 + "\U0001f41f", device_name="Tesla T4"
+    )
+    assert (worker.node, worker.device_name) == ("", "Tesla T4")
 
 
 async def test_no_redirect_is_followed_and_nothing_that_was_read_is_told(

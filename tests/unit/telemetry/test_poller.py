@@ -12,7 +12,7 @@ import pytest
 from shoal.errors import Unavailable
 from shoal.policy.decide.records import DONE_PATIENCE
 from shoal.policy.facts.coordinator import FRESH_REPORT_SECONDS
-from shoal.telemetry.coordinator import TIMEOUT_SECONDS, Endpoint
+from shoal.telemetry.coordinator import TIMEOUT_SECONDS, Endpoint, NoReport
 from shoal.telemetry.poller import SLOWEST_POLL_SECONDS, STALE_SECONDS, TICK_SECONDS, Poller
 from shoal_trainer.contract import Phase, StatusReport, WorkerReport, WorkerState
 
@@ -215,6 +215,23 @@ async def test_polls_of_very_many_quiet_jobs_are_bounded_and_suspicion_is_polled
     assert len(coordinator.requests) <= 60 * 80
     assert coordinator.requests.count("0") >= 28
     await poller.close()
+
+
+async def test_coordinator_that_answers_with_no_report_is_asked_ever_more_rarely() -> None:
+    """To find out that it is none costs the event loop of all jobs as much as a report of a thousand workers."""
+
+    class Useless(Coordinator):
+        async def read(self, endpoint: Endpoint) -> StatusReport:
+            self.requests.append(endpoint.address)
+            raise NoReport("no report")
+
+    for coordinator, most in ((Useless(), 10), (Coordinator(), 61)):
+        poller = Poller(coordinator)
+        poller.follow(endpoint(), lambda _urgent: None)
+        await asyncio.sleep(120)
+        assert most // 2 < len(coordinator.requests) <= most
+        assert poller.unreachable("u")[0] > 100
+        await poller.close()
 
 
 async def test_polls_of_very_many_jobs_begin_together() -> None:

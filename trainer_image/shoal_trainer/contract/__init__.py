@@ -27,6 +27,7 @@ from shoal_trainer.contract.figures import (
     MOST_FLOPS,
     MOST_LOG,
     MOST_METRICS,
+    MOST_SHORT,
     MOST_TEXT,
     Amount,
     Count,

@@ -17,8 +17,8 @@ MOST_LOG = 7 * math.log(10)
 MOST_FLOPS = 1e20
 MOST_METRICS = 256
 """Of an epoch. More are not told: each is a series of Prometheus."""
-MOST_TEXT = 1024
-"""Characters of a text. What is longer is cut."""
+MOST_TEXT, MOST_SHORT = 1024, 256
+"""Characters of a text, and of one of which each worker has several. What is longer is cut."""
 
 
 def _finite(value: float) -> bool:
@@ -47,3 +47,6 @@ Figure = Annotated[
 Metrics = Annotated[dict[str, float], BeforeValidator(_figures)]
 """Values by name, without those that are not finite."""
 Text = Annotated[str, AfterValidator(lambda text: text[:MOST_TEXT])]
+ShortText = Annotated[str, AfterValidator(lambda text: text[:MOST_SHORT])]
+Name = Annotated[str, AfterValidator(lambda text: text[:MOST_SHORT] if text.isascii() else "")]
+"""Of a node or a device. One letter beyond ASCII takes four bytes for each of its letters."""

@@ -14,7 +14,9 @@ from shoal_trainer.contract.figures import (
     Count,
     Figure,
     Metrics,
+    Name,
     Number,
+    ShortText,
     Text,
     UnixTime,
 )
@@ -58,18 +60,18 @@ class WorkerReport:
     input_seconds: Figure = None
     staleness: Figure = None
     batch_size: Count = 0
-    device: Text = ""
+    device: Name = ""
     """Its accelerator by the name of the operator's catalogue ("T4"), "CPU" without one, "" before it has said so."""
-    device_name: Text = ""
+    device_name: Name = ""
     """The same as TensorFlow names it ("Tesla T4")."""
     devices: Count = 1
     """Accelerators; 1 for "CPU"."""
     cores: Number = 0.0
     """CPU cores that it may use, 0.5 for half of one; 0: unknown."""
-    node: Text = ""
+    node: Name = ""
     beside_seconds: Number = 0.0
     """In tasks, and without work: of its time, what `step_seconds` leave out. Cumulative."""
-    message: Text = ""
+    message: ShortText = ""
 
 
 class ShardReport(Message):
