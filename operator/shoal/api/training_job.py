@@ -295,8 +295,8 @@ class AcceleratorBatchSize(Strict):
     """The batch size of workers on one kind of accelerator."""
 
     accelerator: str = Field(max_length=63, pattern=r"^[A-Za-z0-9]+([ -][A-Za-z0-9]+)*$")
-    """Words that the device's name must contain, as TensorFlow reports it: `T4` matches `Tesla T4`, `A100 80GB`
-    matches `NVIDIA A100-SXM4-80GB`. `CPU` matches a worker without an accelerator."""
+    """Words that the device's name must contain, TensorFlow's or Shoal's own: `T4` matches `Tesla T4`,
+    `A100 80GB` matches `NVIDIA A100-SXM4-80GB`. `CPU` matches a worker without an accelerator."""
     batch_size: Positive
     """Samples in one step of such a worker."""
 

@@ -7,6 +7,7 @@ batch size that the job configures for it.
 from __future__ import annotations
 
 import ctypes
+import logging
 import math
 import os
 import re
@@ -17,6 +18,8 @@ from shoal_trainer import cgroup
 from shoal_trainer.contract import ACCELERATORS_ENV, RuntimeConfig
 from shoal_trainer.coordinator.protocol import Equipment
 from shoal_trainer.errors import NoAccelerator
+
+log = logging.getLogger(__name__)
 
 NO_ACCELERATOR = "CPU"
 THREADS_ENV = "TF_NUM_INTRAOP_THREADS"
@@ -142,17 +145,25 @@ def promised_accelerators() -> int:
 
 
 def fitted(config: RuntimeConfig, device: str) -> RuntimeConfig:
-    """The configuration with the `batch_size` of the first accelerator whose words are all in the device's name.
+    """The configuration with the `batch_size` of the first accelerator whose words are all in the device's names.
 
-    That of a card is not for a part of it (MIG), whose profile an entry must have.
+    Its names are the driver's and the catalogue's. That of a card is not for a part of it (MIG), whose profile an entry
+    must have.
     """
-    words, profile = _words(device), _words(device.partition(" MIG ")[2])
-    names = ((_words(entry.accelerator), entry.batch_size) for entry in config.batch_sizes)
-    size = next((size for wanted, size in names if profile <= wanted <= words), None)
-    if size is None:
-        return config
-    reference = config.reference_batch_size or config.batch_size
-    return config.model_copy(update={"batch_size": size, "reference_batch_size": reference})
+    name = catalogue_name(device)
+    words, profile = _words(device) | _words(name), _words(device.partition(" MIG ")[2])
+    for entry in config.batch_sizes:
+        if profile <= _words(entry.accelerator) <= words:
+            reference = config.reference_batch_size or config.batch_size
+            return config.model_copy(
+                update={"batch_size": entry.batch_size, "reference_batch_size": reference}
+            )
+    if config.batch_sizes:
+        log.info(
+            "none of batchSizes (%s) matches %s (%s): batches of %d",
+            ", ".join(entry.accelerator for entry in config.batch_sizes), device, name, config.batch_size,
+        )  # fmt: skip
+    return config
 
 
 def _words(name: str) -> set[str]:

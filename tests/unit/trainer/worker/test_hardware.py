@@ -67,8 +67,27 @@ def test_first_matching_accelerator_entry_decides(device, size):
     assert fitted(found, device) == found
 
 
+@pytest.mark.parametrize(
+    "device",
+    [
+        "NVIDIA H200", "NVIDIA H100 PCIe", "NVIDIA RTX PRO 6000 Blackwell Server Edition", "NVIDIA A100-SXM4-40GB",
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "CPU",
+    ],
+)  # fmt: skip
+def test_the_name_that_shoal_gives_an_accelerator_matches_it(device):
+    assert fitted(config((catalogue_name(device), 512)), device).batch_size == 512
+
+
 def test_config_without_entries_is_unchanged():
     assert fitted(config(), device_name()) == config()
+
+
+def test_worker_whose_device_matches_no_entry_says_so(caplog):
+    caplog.set_level("INFO")
+    fitted(config(), "NVIDIA L4")
+    assert not caplog.text
+    fitted(config(("T4", 64)), "NVIDIA L4")
+    assert "none of batchSizes (T4) matches NVIDIA L4 (L4): batches of 32" in caplog.text
 
 
 def test_a_limit_caps_the_cores_of_the_machine(tmp_path, monkeypatch):
