@@ -117,9 +117,6 @@ class FlatModel:
         self.why_one_device = "" if self.on_server else why_one_device(model)
         """Why only one of several devices can compute, as far as that is known before a step is traced."""
         self._own_step = has_own_step(model)
-        self._may_overflow = self.on_server and isinstance(
-            model.optimizer, keras.optimizers.LossScaleOptimizer
-        )
         self._updates = None if self.on_server else _count_for(unwrap(model.optimizer))
         self._on_host = device_name() == NO_ACCELERATOR if on_host is None else on_host
         if devices is None:
@@ -207,12 +204,11 @@ class FlatModel:
             rest = iter(arguments)
             with tf.device(self._device):
                 values = self.vector.decode(flat)
-                pieces, loss, sums = step(values, map_leaves(lambda _: next(rest), structure))
+                pieces, loss, sums, overflowed = step(values, map_leaves(lambda _: next(rest), structure))
                 self.found.metrics = tuple(sums)
                 # With `reduction=None`, a loss has one value per sample.
-                return self._encode(
-                    values, pieces, as_vector(tf.reduce_mean(tf.cast(loss, tf.float32)), sums)
-                )
+                numbers = as_vector(tf.reduce_mean(tf.cast(loss, tf.float32)), sums)
+                return self._encode(values, pieces, numbers, overflowed)
 
         compute: Callable[..., Any] = on_one
         if self.device_count > 1:
@@ -251,8 +247,8 @@ class FlatModel:
                 "structure, dtype and shape."
             ) from error
         update, finite, numbers = self.vector.update(pieces, np.asarray(numbers))
-        loss, metrics = from_vector(self.found.metrics, numbers)
-        skipped = self._may_overflow and not self.vector.moves(update)
+        loss, metrics = from_vector(self.found.metrics, numbers[:-1])
+        skipped = bool(numbers[-1])
         self._overflows = self._overflows + 1 if skipped else 0
         overflow = skipped and self._overflows <= MAX_OVERFLOWS
         return Step(update, loss, overflow or (finite and math.isfinite(loss)), skipped, metrics)
@@ -369,8 +365,11 @@ class FlatModel:
             self.vector = DeviceVector(self.layout, self._wire_dtype, devices)
         self._inputs = Inputs(self.example, devices, as_given=self._own_step, on_host=self._on_host)
 
-    def _encode(self, before: list[Any], pieces: list[Any], numbers: Any) -> tuple[list[Any], Any]:
+    def _encode(
+        self, before: list[Any], pieces: list[Any], numbers: Any, overflowed: Any
+    ) -> tuple[list[Any], Any]:
         """The update, of gradients and differences (new - old) from the values `before`, and all numbers."""
+        numbers = tf.concat([numbers, [tf.cast(overflowed, tf.float32)]], 0)
         observed = self._averages.observed(before, pieces)
         return self.vector.encode([tf.reshape(piece, [-1]) for piece in observed], numbers)
 

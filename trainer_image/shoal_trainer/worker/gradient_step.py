@@ -34,7 +34,7 @@ class Part:
 
 
 class GradientStep:
-    """(values, (x, y, weights, samples)) -> (update, loss, sums of the metrics).
+    """(values, (x, y, weights, samples)) -> (update, loss, sums of the metrics, whether it overflowed).
 
     The update: gradients of the trainable part, and new - old of the statistics. Several devices each compute the
     `part` of their samples, which reads and assigns no variable; `finish` makes the update of the parts' mean.
@@ -56,7 +56,8 @@ class GradientStep:
         """The whole step on one device."""
         part = self.part(values, data, self.scale(), [v.value for v in self.outside])
         self.assign(part.outside)
-        return self.finish(values, part.gradients, part.differences), part.loss, part.sums
+        update, overflowed = self.finish(values, part.gradients, part.differences)
+        return update, part.loss, part.sums, overflowed
 
     def scale(self) -> Any:
         """By how much the loss of the next step is multiplied, a scalar tensor."""
@@ -121,12 +122,14 @@ class GradientStep:
             if new is not None:
                 variable.assign(new)
 
-    def finish(self, _values: list[Any], gradients: list[Any], differences: list[Any]) -> list[Any]:
-        """The update: what is not finite is discarded, and the gradients are clipped, unless their mean will be."""
-        gradients, differences = self._scaler.settle(gradients, differences)
+    def finish(
+        self, _values: list[Any], gradients: list[Any], differences: list[Any]
+    ) -> tuple[list[Any], Any]:
+        """The update, and whether it overflowed and is zeros; clipped, unless the mean of several will be."""
+        gradients, differences, overflowed = self._scaler.settle(gradients, differences)
         if accumulated(self.model) == 1:
             gradients = clipped(self._optimizer, gradients)
-        return [*gradients, *differences]
+        return [*gradients, *differences], overflowed
 
 
 class _Scaler:
@@ -148,10 +151,10 @@ class _Scaler:
             return tf.convert_to_tensor(self._scale)
         return tf.constant(float(self._fixed or 1.0))
 
-    def settle(self, gradients: list[Any], differences: list[Any]) -> tuple[list[Any], list[Any]]:
+    def settle(self, gradients: list[Any], differences: list[Any]) -> tuple[list[Any], list[Any], Any]:
         """After an overflow zeros, also for the statistics, which may have overflowed in the forward pass."""
         if not self._dynamic:
-            return gradients, differences
+            return gradients, differences, tf.constant(False)
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in gradients])
         grow = tf.logical_and(finite, self._good >= self._grow_after - 1)
         factor = tf.where(finite, tf.where(grow, 2.0, 1.0), 0.5)
@@ -161,7 +164,7 @@ class _Scaler:
         def kept(values: list[Any]) -> list[Any]:
             return [tf.where(finite, value, tf.zeros_like(value)) for value in values]
 
-        return kept(gradients), kept(differences)
+        return kept(gradients), kept(differences), tf.logical_not(finite)
 
 
 def _missing(variables: list[Any], gradients: list[Any]) -> tuple[int, ...]:

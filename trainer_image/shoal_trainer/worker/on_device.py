@@ -32,14 +32,11 @@ READ_SECONDS = 600.0
 class OnDevice:
     """An update in the wire's format, in `tensors` of an accelerator, that can be read like an array, once `read`.
 
-    `length`: the Euclidean length of its gradient; `moves`: whether a value of that is not 0 (of tiny ones, the length
-    is). If there are statistics, they are the last piece.
+    `length`: the Euclidean length of its gradient. If there are statistics, they are the last piece.
     """
 
-    def __init__(
-        self, tensors: Sequence[Any], length: float, reader: ThreadPoolExecutor, *, moves: bool = True
-    ) -> None:
-        self.tensors, self.length, self.moves = tensors, length, moves
+    def __init__(self, tensors: Sequence[Any], length: float, reader: ThreadPoolExecutor) -> None:
+        self.tensors, self.length = tensors, length
         self._reader = reader
         self._bounds = [0, *accumulate(int(tensor.shape[0]) for tensor in tensors)]
         self._pieces: list[Future[npt.NDArray[Any]]] = []
@@ -200,14 +197,13 @@ class DeviceVector:
         return taken_apart(self._layout, values)
 
     def encode(self, pieces: list[Any], numbers: Any) -> tuple[list[Any], Any]:
-        """See `Vector`: the pieces of `OnDevice`; its gradient's squared length, whether it moves, whether finite."""
+        """See `Vector`: the pieces of `OnDevice`; its gradient's squared length, whether it is finite."""
         trainable, trained = self._layout.trainable, self._layout.tensors
         kind = tf.bfloat16 if self.dtype == np.uint16 else tf.float32
         gradients = tf.concat([tf.cast(piece, kind) for piece in pieces[:trained]], 0)
         update = [encoded(piece, self.dtype) for piece in tf.split(gradients, cut(trainable, trainable))]
         finite = tf.reduce_all(tf.math.is_finite(tf.cast(gradients, tf.float32)))
-        moves = tf.reduce_any(gradients != 0)
-        of_update = [squares(update), *(tf.cast(flag, tf.float32) for flag in (moves, finite))]
+        of_update = [squares(update), tf.cast(finite, tf.float32)]
         if statistics := [tf.cast(piece, tf.float32) for piece in pieces[trained:]]:
             together = tf.concat(statistics, 0)
             of_update[-1] *= tf.cast(tf.reduce_all(tf.math.is_finite(together)), tf.float32)
@@ -223,12 +219,8 @@ class DeviceVector:
 
     def update(self, pieces: list[Any], numbers: npt.NDArray[Any]) -> tuple[Any, bool, npt.NDArray[Any]]:
         """See `Vector`."""
-        numbers, (square, moves, finite) = numbers[:-3], numbers[-3:].tolist()
-        return OnDevice(pieces, math.sqrt(square), self._reader, moves=bool(moves)), bool(finite), numbers
-
-    def moves(self, update: OnDevice) -> bool:
-        """See `Vector`."""
-        return update.moves
+        numbers, (square, finite) = numbers[:-2], numbers[-2:].tolist()
+        return OnDevice(pieces, math.sqrt(square), self._reader), bool(finite), numbers
 
     def upload(self, parameters: Any) -> Any:
         """See `Vector`."""

@@ -151,11 +151,6 @@ class HostVector:
             low += array.size
         return update, finite, numbers
 
-    def moves(self, update: npt.NDArray[Any]) -> bool:
-        """See `Vector`. Usually one of the first few values is not 0."""
-        gradient = update[: self._layout.trainable]
-        return bool(gradient[:4096].any() or gradient.any())
-
     def upload(self, parameters: Any) -> Any:
         """See `Vector`."""
         return parameters

@@ -31,8 +31,10 @@ class AppliedStep(GradientStep):
     For models whose parts can be computed apart (`optimizers.why_whole`), without loss scaling.
     """
 
-    def finish(self, values: list[Any], gradients: list[Any], differences: list[Any]) -> list[Any]:
-        """The update: new - old of the trainable part, and what is known of the statistics."""
+    def finish(
+        self, values: list[Any], gradients: list[Any], differences: list[Any]
+    ) -> tuple[list[Any], Any]:
+        """The update: new - old of the trainable part, and what is known of the statistics. It does not overflow."""
         variables, _ = variables_of(self.model)
         finite = tf.reduce_all(
             [tf.reduce_all(tf.math.is_finite(each)) for each in [*gradients, *differences]]
@@ -51,13 +53,14 @@ class AppliedStep(GradientStep):
             return [tf.convert_to_tensor(variable.value) for variable in variables]
 
         new = tf.cond(finite, apply, lambda: gradients)
-        return [after - before for after, before in zip(new, old, strict=True)] + differences
+        moved = [after - before for after, before in zip(new, old, strict=True)]
+        return moved + differences, tf.constant(False)
 
 
 def optimizer_step(
     model: Any, found: Findings, metrics: TrainingMetrics, averages: MovingAverages, *, xla: bool
 ) -> Callable[..., Any]:
-    """(values, data) -> (new - old of everything, loss, sums of the metrics)."""
+    """(values, data) -> (new - old of everything, loss, sums of the metrics, False: see `GradientStep`)."""
     own_step = has_own_step(model)
     trainable, statistics = variables_of(model)
     exchanged = trainable + statistics
@@ -95,7 +98,7 @@ def optimizer_step(
             return tf.constant(0)
 
         tf.cond(finite, lambda: tf.constant(0), restore)
-        return differences, loss, sums
+        return differences, loss, sums, tf.constant(False)
 
     return step
 

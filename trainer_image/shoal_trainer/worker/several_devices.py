@@ -73,7 +73,7 @@ class SeveralDevices:
         devices: Sequence[str],
         structure: Any,
         decode: Callable[[Any], list[Any]],
-        encode: Callable[[list[Any], list[Any], Any], Any],
+        encode: Callable[[list[Any], list[Any], Any, Any], Any],
         found: Findings,
         copies: dict[tuple[str, int], Any],
         *,
@@ -181,8 +181,8 @@ class SeveralDevices:
         ]
         trained = self._step.trained
         values = self._decode(flat)
-        update = self._step.finish(values, pieces[:trained], pieces[trained:])
-        return self._encode(values, update, tf.concat([loss, sums], 0))
+        update, overflowed = self._step.finish(values, pieces[:trained], pieces[trained:])
+        return self._encode(values, update, tf.concat([loss, sums], 0), overflowed)
 
 
 class _Drawing:

@@ -75,9 +75,6 @@ class Vector(Protocol):
     def update(self, pieces: list[Any], numbers: npt.NDArray[Any]) -> tuple[Any, bool, npt.NDArray[Any]]:
         """The update of a step's results, whether it is finite, and the numbers that `encode` was given."""
 
-    def moves(self, update: Any) -> bool:
-        """Whether a value of its gradient is not 0."""
-
     def alias(self, buffer: npt.NDArray[Any]) -> Any:
         """A tensor that shares the memory of a 64-byte aligned buffer."""
 

@@ -5,17 +5,19 @@ import numpy as np
 import pytest
 
 from shoal_trainer import Indexed
+from shoal_trainer.data.source import Part
 from shoal_trainer.errors import UserError
 from shoal_trainer.worker import loop
 from shoal_trainer.worker.compose import build_flat_model
 from shoal_trainer.worker.flat_model import MAX_OVERFLOWS, FlatModel
+from shoal_trainer.worker.layout import flatten
 from shoal_trainer.worker.loop import End
 from tests.unit.trainer.ps.shards import pull_from
 from tests.unit.trainer.worker.fakes import FakeCoordinator
-from tests.unit.trainer.worker.models import DATA, X, Y, functional, job
+from tests.unit.trainer.worker.models import DATA, X, Y, begin, functional, job
 from tests.unit.trainer.worker.running import Running
 from tests.unit.trainer.worker.test_compose import CONFIG
-from tests.unit.trainer.worker.trained import parameters
+from tests.unit.trainer.worker.trained import SGD, Server, parameters, pushed
 
 
 @pytest.fixture
@@ -53,6 +55,28 @@ def test_step_without_overflow_has_a_gradient():
     flat_model = FlatModel(functional(keras.optimizers.SGD(0.1)), batch, "bf16")
     tensor = parameters(flat_model)
     assert not flat_model.step(tensor, batch).skipped
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+def test_gradient_of_zeros_is_a_step_of_the_optimizer_as_in_keras(on_host):
+    """Momentum and weight decay move the parameters, as with a hinge that every sample of a batch satisfies."""
+
+    def made():
+        begin()
+        kernel = keras.layers.Dense(1, kernel_initializer="ones", use_bias=False)
+        model = keras.Sequential([keras.Input((3,)), kernel])
+        inner = SGD(0.1, momentum=0.9, weight_decay=0.1)
+        model.compile(keras.optimizers.LossScaleOptimizer(inner, initial_scale=2.0), "hinge")
+        return model
+
+    x, y = np.full((16, 3), 2, np.float32), np.ones((16, 1), np.float32)
+    moving, still = (next(iter(Indexed.from_arrays(x, sign * y).read(Part(0, 16), 16))) for sign in (-1, 1))
+    server, plain = Server(made(), example=moving, on_host=on_host), made()
+    for batch in (moving, still, still):
+        pushed(server, [batch])
+        plain.train_on_batch(batch.x, batch.y)
+    assert server.store.model.updates == int(plain.optimizer.inner_optimizer.iterations) == 3
+    assert server.flat() == pytest.approx(flatten(plain, server.flat_model.layout), rel=1e-6)
 
 
 @pytest.mark.usefixtures("mixed")
