@@ -23,14 +23,14 @@ from shoal_trainer.errors import CallbackOutage, DiskFull, TrainerError, UserErr
 from shoal_trainer.training import Training
 from shoal_trainer.worker.keras_internals import learning_rate_of, remember_if_better
 from shoal_trainer.worker.layout import variables_of
-from shoal_trainer.worker.optimizers import unwrap
+from shoal_trainer.worker.optimizers import parts, unwrap
 
 log = logging.getLogger(__name__)
 
 RATES = keras.callbacks.LearningRateScheduler | keras.callbacks.ReduceLROnPlateau
 SCHEDULED = (
-    "cannot change the learning rate of the job, because the optimizer has a schedule. Give it a number, or leave the "
-    "callback out."
+    "cannot change the learning rate of the job, because the optimizer has a schedule, or several rates "
+    "(MultiOptimizer). Give it a number, or leave the callback out."
 )
 REFUSED = {
     keras.callbacks.SwapEMAWeights: (
@@ -106,13 +106,13 @@ def failure(what: str, error: BaseException) -> TrainerError:
 def unchanged(model: Any) -> Iterator[None]:
     """Raise `UserError` if callbacks change the optimizer, its schedule or which variables are trained."""
     optimizer, variables = unwrap(model.optimizer), variables_of(model)
-    schedule = learning_rate_of(optimizer)
+    rates = _fixed_rates(optimizer)
     yield
     changed = unwrap(model.optimizer)
-    if changed is not optimizer or learning_rate_of(changed) is not schedule:
+    if changed is not optimizer or _fixed_rates(changed) != rates:
         raise UserError(
-            "A callback cannot replace the optimizer or its schedule: it runs on one worker. It may set "
-            "optimizer.learning_rate to a number."
+            "A callback cannot replace the optimizer or its schedule, or set the rates of a MultiOptimizer: it runs on "
+            "one worker. It may set optimizer.learning_rate to a number."
         )
     if _ids(variables_of(model)) != _ids(variables):
         raise UserError(
@@ -135,9 +135,10 @@ def remember(callback: Any, logs: dict[str, float]) -> None:
 
 
 def rate_of(model: Any) -> float | None:
-    """The learning rate that callbacks may set; None for a schedule or a function."""
-    rate = learning_rate_of(unwrap(model.optimizer))
-    return float(rate.numpy()) if hasattr(rate, "assign") else None
+    """The learning rate that callbacks may set; None for a schedule or a function, and for several rates."""
+    optimizer = unwrap(model.optimizer)
+    rate = learning_rate_of(optimizer)
+    return float(rate.numpy()) if hasattr(rate, "assign") and parts(optimizer) == [optimizer] else None
 
 
 def set_rate(model: Any, rate: float) -> None:
@@ -145,6 +146,15 @@ def set_rate(model: Any, rate: float) -> None:
     variable = learning_rate_of(unwrap(model.optimizer))
     if hasattr(variable, "assign"):
         variable.assign(rate)
+
+
+def _fixed_rates(optimizer: Any) -> list[tuple[int, float | None]]:
+    """What callbacks may not change: schedules, and the rates in a `MultiOptimizer`."""
+    rates = [(part, learning_rate_of(part)) for part in parts(optimizer)]
+    return [
+        (id(rate), None if part is optimizer or not hasattr(rate, "assign") else float(rate.numpy()))
+        for part, rate in rates
+    ]
 
 
 def _ids(variables: tuple[list[Any], ...]) -> list[list[int]]:

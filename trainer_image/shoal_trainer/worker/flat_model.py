@@ -16,6 +16,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import keras
@@ -46,6 +47,7 @@ from shoal_trainer.worker.optimizers import (
     accumulated,
     clips,
     has_own_step,
+    parts,
     unwrap,
     why_one_device,
     why_worker,
@@ -117,7 +119,7 @@ class FlatModel:
         self.why_one_device = "" if self.on_server else why_one_device(model)
         """Why only one of several devices can compute, as far as that is known before a step is traced."""
         self._own_step = has_own_step(model)
-        self._updates = None if self.on_server else _count_for(unwrap(model.optimizer))
+        self._updates = None if self.on_server else _count_for(model.optimizer)
         self._on_host = device_name() == NO_ACCELERATOR if on_host is None else on_host
         if devices is None:
             devices = () if self._on_host else _several(accelerators())
@@ -375,12 +377,15 @@ class FlatModel:
 
 
 def _count_for(optimizer: Any) -> tf.Variable | None:
-    """Make a learning-rate schedule on the worker follow the updates of the job, not those of this worker."""
-    schedule = learning_rate_of(optimizer)
-    if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+    """Make learning-rate schedules on the worker follow the updates of the job, not those of this worker."""
+    rates = [(part, learning_rate_of(part)) for part in parts(optimizer)]
+    kind = keras.optimizers.schedules.LearningRateSchedule
+    scheduled = [(part, rate) for part, rate in rates if isinstance(rate, kind)]
+    if not scheduled:
         return None
     updates = tf.Variable(0, dtype=tf.int64, trainable=False)
-    set_current_rate(optimizer, lambda: schedule(updates))
+    for part, schedule in scheduled:
+        set_current_rate(part, partial(schedule, updates))
     return updates
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import keras
+import numpy as np
 
 from shoal_trainer.errors import UserError
 from shoal_trainer.ps.schedules import KNOWN as KNOWN_SCHEDULES
@@ -43,10 +44,8 @@ NORMALIZED = (
     keras.optimizers.Adadelta,
     keras.optimizers.Adafactor,
     keras.optimizers.Adamax,
-    keras.optimizers.Ftrl,
     keras.optimizers.Lamb,
     keras.optimizers.Muon,
-    keras.optimizers.ScheduleFreeAdamW,
 )
 """Optimizers that divide by the size of gradients, also where they run on the workers. Of others nobody knows it."""
 
@@ -74,16 +73,13 @@ def place(model: Any, layout: Layout, batch_size: int, untrained: tuple[int, ...
     `untrained`: positions of trainable variables that Keras does not update, and therefore does not decay. With
     `gradient_accumulation_steps=k`, one push of weight 1 carries the gradients of k batches.
     """
-    reason, optimizer = why_worker(model), unwrap(model.optimizer)
-    if accumulated(model) > 1 and reason:
-        raise UserError(
-            f"gradient_accumulation_steps={accumulated(model)} is not supported: {reason}. A worker that is lost would "
-            "lose batches that count as trained. Leave it out, and use a larger batch size."
-        )
-    if reason:
-        divides = isinstance(optimizer, NORMALIZED)
+    if reason := why_worker(model):
+        each = parts(model.optimizer)
+        _check_on_worker(model, each, reason)
+        divides = all(isinstance(part, NORMALIZED) for part in each)
         config = OptimizerConfig(name="delta", learning_rate=1.0, normalized=divides, batch_size=batch_size)
         return Placement(config, reason)
+    optimizer = unwrap(model.optimizer)
     _warn_of_state(optimizer)
     rate = learning_rate_of(optimizer)
     worker_rate: Callable[[int], float] | None = None
@@ -121,6 +117,45 @@ def place(model: Any, layout: Layout, batch_size: int, untrained: tuple[int, ...
         no_decay=_no_decay(optimizer, model, layout, untrained),
     )
     return Placement(config, "", worker_rate)
+
+
+def _check_on_worker(model: Any, each: list[Any], reason: str) -> None:
+    """Raise `UserError` for optimizers that cannot run on several workers, each with its own state."""
+    if accumulated(model) > 1:
+        raise UserError(
+            f"gradient_accumulation_steps={accumulated(model)} is not supported: {reason}. A worker that is lost would "
+            "lose batches that count as trained. Leave it out, and use a larger batch size."
+        )
+    if name := next((type(part).__name__ for part in each if _holds_parameters(part)), ""):
+        raise UserError(
+            f"{name} is not supported: it computes the parameters from its own state, and each worker has its own. A "
+            "worker that joins would undo what the others have trained. Use AdamW or Adagrad, or another optimizer "
+            "whose state follows from gradients alone."
+        )
+    if any(part.use_ema and part.ema_overwrite_frequency for part in each):
+        log.warning(
+            "ema_overwrite_frequency: each worker overwrites the parameters with its own average. With W workers that "
+            "reaches back W times as far, which slows training down. Leave it out: the exported model is the average"
+        )
+
+
+def _holds_parameters(optimizer: Any) -> bool:
+    """Whether a fresh optimizer of this kind moves parameters that it did not see before, although gradients are 0.
+
+    So does one that keeps a copy of them (ScheduleFreeAdamW), or their sum with the gradients (Ftrl).
+    """
+    try:
+        fresh = type(optimizer).from_config({**optimizer.get_config(), "learning_rate": 0.1})
+    except Exception:  # of an optimizer whose configuration is not complete
+        return False
+    fresh.weight_decay = None
+    seen, joined = np.ones((2, 2), np.float32), np.array([[3, -5], [7, 4]], np.float32)
+    variable = keras.Variable(seen)
+    fresh.build([variable])
+    variable.assign(joined)
+    for _ in range(6):  # Lookahead returns to its copy every few steps
+        fresh.apply([keras.ops.zeros_like(variable)], [variable])
+    return bool((abs(variable.numpy() - joined) > 0.1).any())
 
 
 def _warn_of_state(optimizer: Any) -> None:
@@ -197,7 +232,7 @@ def has_call(model: Any) -> bool:
 
 def accumulated(model: Any) -> int:
     """The number of batches per update of the model's optimizer."""
-    return int(unwrap(model.optimizer).gradient_accumulation_steps or 1)
+    return max(int(part.gradient_accumulation_steps or 1) for part in parts(model.optimizer))
 
 
 def clips(optimizer: Any) -> bool:
@@ -212,13 +247,24 @@ def unwrap(optimizer: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
+def parts(optimizer: Any) -> list[Any]:
+    """The optimizers that update variables: those of a built `MultiOptimizer`, else the one."""
+    inner = unwrap(optimizer)
+    return list(inner.optimizers) if isinstance(inner, keras.optimizers.MultiOptimizer) else [inner]
+
+
+def averages(model: Any) -> bool:
+    """Whether the optimizer averages parameters (`use_ema`)."""
+    return any(part.use_ema for part in parts(model.optimizer))
+
+
 def take_average(model: Any) -> None:
     """With `use_ema`, replace the parameters by their average, as Keras' `fit` does at its end.
 
     The average is that of this worker; a worker without a step has none, and keeps the parameters.
     """
     optimizer = unwrap(model.optimizer)
-    if optimizer.use_ema and int(optimizer.iterations) > 0:
+    if averages(model) and int(optimizer.iterations) > 0:
         optimizer.finalize_variable_values(model.trainable_variables)
 
 

@@ -39,7 +39,7 @@ from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.hooks import Hooks
 from shoal_trainer.worker.keras_internals import evaluate
 from shoal_trainer.worker.label_check import LabelCheck
-from shoal_trainer.worker.optimizers import has_call, take_average, unwrap
+from shoal_trainer.worker.optimizers import averages, has_call, take_average
 from shoal_trainer.worker.out_of_memory import memory_is_enough
 from shoal_trainer.worker.validation import begun, blamed, evaluates_itself
 from shoal_trainer.worker.work import TaskWork
@@ -230,7 +230,7 @@ class Tasks:
         model = self._flat_model.model
         take_average(model)
         note = "model/ contains the moving average of use_ema, and the metrics are of the last parameters"
-        notes = [note] if unwrap(model.optimizer).use_ema else []
+        notes = [note] if averages(model) else []
         best = self._best(fetch)
         if best is not None and history and not best.is_of(history):
             log.warning("the best epoch, %d, was undone by a rollback", best.epoch + 1)

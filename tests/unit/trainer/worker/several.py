@@ -217,7 +217,7 @@ def applied(make, of=functional, **options):
 
 
 def decaying(**options):
-    return keras.optimizers.Ftrl(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5), **options)
+    return keras.optimizers.Adadelta(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5), **options)
 
 
 def spare(optimizer, options):
@@ -335,8 +335,8 @@ CASES = {
     "mirrored": mirrored,
     "drawn": drawn,
     "overflow": overflow,
-    "ftrl": lambda: applied(decaying),
-    "ftrl, xla": lambda: applied(decaying, jit_compile=True),
+    "adadelta": lambda: applied(decaying),
+    "adadelta, xla": lambda: applied(decaying, jit_compile=True),
     "moving average": lambda: applied(
         lambda: keras.optimizers.Adam(
             0.01, use_ema=True, ema_overwrite_frequency=2, clipnorm=0.1, weight_decay=0.01

@@ -84,6 +84,7 @@ def own_parts():
     return model
 
 
+MULTI, MAP = keras.optimizers.MultiOptimizer, keras.optimizers.OptimizerMap
 EXACT = {
     "own parts": own_parts,
     "sgd": lambda: functional(SGD(0.1)),
@@ -125,7 +126,7 @@ CLOSE = {
     "muon (worker)": lambda: functional(keras.optimizers.Muon(0.01)),
     "adadelta (worker)": lambda: functional(keras.optimizers.Adadelta(1.0)),
     "adamax (worker)": lambda: functional(keras.optimizers.Adamax(0.01)),
-    "ftrl (worker)": lambda: functional(keras.optimizers.Ftrl(0.05)),
+    "several optimizers (worker)": lambda: functional(MULTI(MAP(ADAM(0.01), {".*bias": SGD(0.1)}))),
     "amsgrad (worker)": lambda: functional(ADAM(0.01, amsgrad=True)),
     "use_ema (worker)": lambda: functional(SGD(0.1, use_ema=True)),
     "constraint (worker)": lambda: functional(SGD(0.1), constraint=keras.constraints.MaxNorm(0.5)),
@@ -210,7 +211,7 @@ def test_only_unsupported_optimizers_run_on_the_worker(name):
 
 def test_reason_names_the_unsupported_optimizer_or_option():
     assert why_worker(CLOSE["rmsprop (worker)"]()) == "RMSprop(centered=True)"
-    assert why_worker(CLOSE["ftrl (worker)"]()) == "the parameter servers do not implement Ftrl"
+    assert why_worker(CLOSE["lamb (worker)"]()) == "the parameter servers do not implement Lamb"
     assert why_worker(CLOSE["use_ema (worker)"]()) == "SGD(use_ema=True)"
 
 

@@ -106,6 +106,19 @@ def test_schedule_in_the_optimizer_refuses_such_callbacks(worker):
         again.run_callbacks(again._flat_model.initial(), HISTORY[:2])
 
 
+class HalvesOneOfSeveral(callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.optimizer.optimizers[0].learning_rate = 0.5
+
+
+def test_rates_of_several_optimizers_are_not_for_callbacks(worker):
+    several = keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.1)))
+    for make, words in [(plateau, "several rates"), (HalvesOneOfSeveral, "the rates of a MultiOptimizer")]:
+        tasks = worker(make, optimizer=several)
+        with pytest.raises(UserError, match=words):
+            tasks.run_callbacks(tasks._flat_model.initial(), HISTORY[:1])
+
+
 def test_monitor_that_is_not_in_the_logs_is_refused(worker):
     tasks = worker(lambda: callbacks.ReduceLROnPlateau("auc"))
     with pytest.raises(UserError, match="not in its logs"):

@@ -11,7 +11,7 @@ from shoal_trainer import Indexed
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.layout import flatten
 from shoal_trainer.worker.loop import End
-from shoal_trainer.worker.optimizers import place
+from shoal_trainer.worker.optimizers import place, take_average
 from tests.unit.trainer.ps.shards import pull_from
 from tests.unit.trainer.worker.fakes import FakeCoordinator
 from tests.unit.trainer.worker.models import DATA, Plain, X, Y, begin, compiled, functional, job
@@ -101,6 +101,26 @@ def test_worker_says_whether_its_optimizer_divides_by_the_size_of_gradients(opti
     model = functional(optimizer)
     config = place(model, FlatModel(model, BATCHES[0], "fp32").layout, 16).config
     assert (config.name, config.normalized) == ("delta", normalized)
+
+
+def test_optimizers_of_a_multi_optimizer_keep_schedules_and_averages():
+    """A schedule follows the updates of the job, and the export has the average of those that have one."""
+    steps = keras.optimizers.schedules.PiecewiseConstantDecay([50], [0.1, 0.0])
+    averaging = SGD(steps, use_ema=True, ema_momentum=0.5)
+    kinds = keras.optimizers.OptimizerMap(SGD(steps), {".*bias": averaging})
+    server = Server(functional(keras.optimizers.MultiOptimizer(kinds)))
+    model, layout = server.flat_model.model, server.flat_model.layout
+    for batch in BATCHES[:2]:
+        server.step(batch)
+    last = server.flat()
+    server.flat_model.load(last)
+    take_average(model)
+    found = zip(layout.entries, layout.pieces(flatten(model, layout)), layout.pieces(last), strict=True)
+    for entry, average, own in found:
+        assert np.array_equal(average, own) != entry.path.endswith("bias")
+    server.samples = 16 * 100
+    server.step(BATCHES[2])
+    assert np.array_equal(server.flat(), last)
 
 
 @pytest.mark.nightly

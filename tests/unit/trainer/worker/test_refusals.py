@@ -21,6 +21,55 @@ def test_worker_side_gradient_accumulation_is_refused():
         place(flat_model.model, flat_model.layout, 16)
 
 
+def multi(default, **others):
+    return keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(default, others))
+
+
+class Lookahead(SGD):
+    """It follows a copy of the parameters, which it makes when it is built."""
+
+    def build(self, var_list):
+        super().build(var_list)
+        self.slow = self.add_optimizer_variables(var_list, "slow")
+        for slow, variable in zip(self.slow, var_list, strict=True):
+            slow.assign(variable.value)
+
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(gradient, variable, learning_rate)
+        slow = self.slow[self._get_variable_index(variable)]
+        slow.assign(0.5 * slow + 0.5 * variable)
+        variable.assign(slow)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "name"),
+    [
+        (keras.optimizers.ScheduleFreeAdamW(), "ScheduleFreeAdamW"),
+        (keras.optimizers.LossScaleOptimizer(keras.optimizers.Ftrl()), "Ftrl"),
+        (multi(SGD(0.1), bias=keras.optimizers.Ftrl()), "Ftrl"),
+        (Lookahead(0.1), "Lookahead"),
+    ],
+    ids=["copy", "sum", "one of several", "own"],
+)
+def test_optimizer_whose_state_holds_the_parameters_is_refused(optimizer, name):
+    """The first step of each new worker would push the difference to the initial parameters, or to none."""
+    flat_model = FlatModel(functional(optimizer), BATCHES[0], "fp32")
+    with pytest.raises(UserError, match=rf"{name} is not supported: .* Use AdamW or Adagrad"):
+        place(flat_model.model, flat_model.layout, 16)
+
+
+def test_accumulation_of_one_of_several_optimizers_is_refused():
+    flat_model = FlatModel(functional(multi(SGD(0.1, gradient_accumulation_steps=5))), BATCHES[0], "fp32")
+    with pytest.raises(UserError, match=r"gradient_accumulation_steps=5 is not supported: .*MultiOptimizer"):
+        place(flat_model.model, flat_model.layout, 16)
+
+
+def test_averages_that_overwrite_the_parameters_are_warned_of(caplog):
+    model = functional(SGD(0.1, use_ema=True, ema_overwrite_frequency=5))
+    place(model, FlatModel(model, BATCHES[0], "fp32").layout, 16)
+    assert "ema_overwrite_frequency: each worker overwrites" in caplog.text
+
+
 def test_unaligned_buffer_is_refused():
     flat_model = FlatModel(functional(), BATCHES[0], "fp32")
     with pytest.raises(ValueError, match="aligned"):
