@@ -14,13 +14,15 @@ log = logging.getLogger(__name__)
 class Findings:
     """Filled while a step is traced.
 
-    `assigned`: variables of layers that the step assigns and the layout lacks. `without_gradient`: positions of
+    `assigned`: variables that the step assigns and the layout lacks, but seeds and metrics. `generators`: of seeds,
+    other than Keras' global one, from which the step draws. `without_gradient`: positions of
     trainable variables. `rows`: variables whose gradients are rows, which Keras would not sum. `metrics`: the names of
     the metrics whose sums the step returns. `embeddings`: by its path in x, the smallest Embedding that looks an
     array up as it is.
     """
 
     assigned: Sequence[Any] = ()
+    generators: Sequence[Any] = ()
     without_gradient: tuple[int, ...] = ()
     rows: Sequence[Any] = ()
     metrics: tuple[str, ...] = ()

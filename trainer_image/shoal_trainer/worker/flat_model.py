@@ -53,7 +53,7 @@ from shoal_trainer.worker.optimizers import (
     why_worker,
 )
 from shoal_trainer.worker.out_of_memory import memory_is_enough
-from shoal_trainer.worker.seeds import keep_drawing, vary_seeds
+from shoal_trainer.worker.seeds import keep_drawing, vary_others, vary_seeds
 from shoal_trainer.worker.several_devices import NotPure, SeveralDevices
 from shoal_trainer.worker.training_metrics import TrainingMetrics, as_vector, from_vector
 from shoal_trainer.worker.vector import Inclusion, Mean, Vector
@@ -112,6 +112,7 @@ class FlatModel:
         build(model, example)
         keep_drawing()
         vary_seeds(model, worker, seed)
+        self._vary = partial(vary_others, model, worker=worker, seed=seed)
         self.layout: Layout = layout_of(model)
         self._averages = MovingAverages(model, self.layout)
         self.found = Findings()
@@ -164,6 +165,7 @@ class FlatModel:
         if failed is not None:
             hint = " Shoal traces it, also with run_eagerly=True." if self.model.run_eagerly else ""
             raise UserError(f"The model's training step cannot be traced: {where(failed)}{hint}") from failed
+        self._vary(self.found.generators)
         self.found.warn(self.model)
 
     def compile(self) -> None:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from shoal_trainer.errors import UserError
 from shoal_trainer.worker.averages import MovingAverages
 from shoal_trainer.worker.findings import Findings
-from shoal_trainer.worker.keras_internals import clipped, compute_loss, takes_training
+from shoal_trainer.worker.keras_internals import clipped, compute_loss, resource_of, takes_training
 from shoal_trainer.worker.layout import outside_layout, variables_of
 from shoal_trainer.worker.lookups import lookups
 from shoal_trainer.worker.optimizers import accumulated, takes_rows_apart, unwrap
@@ -71,7 +71,7 @@ class GradientStep:
         trained, before = values[: self.trained], values[self.trained :]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(trained)
-            predicted, loss, changed = self._forward(values, outside, x, y, weights)
+            predicted, loss, changed, others = self._forward(values, outside, x, y, weights)
             scaled = loss * tf.cast(scale, loss.dtype)
         gradients = tape.gradient(scaled, trained)
         found.without_gradient = _missing(self._trainable, gradients)
@@ -82,7 +82,9 @@ class GradientStep:
             tf.zeros_like(value) if g is None else tf.convert_to_tensor(g) / tf.cast(scale, g.dtype)
             for g, value in zip(gradients, trained, strict=True)
         ]
+        seeds = {id(generator.state) for generator in found.generators}
         found.assigned = [v for v in outside_layout(model) if id(v) in changed]
+        found.assigned += [v for v in others if id(v) not in seeds]
         differences = [
             tf.cast(changed[id(v)], old.dtype) - old if id(v) in changed else tf.zeros_like(old)
             for v, old in zip(self._statistics, before, strict=True)
@@ -93,14 +95,17 @@ class GradientStep:
 
     def _forward(
         self, values: list[Any], outside: list[Any], x: Any, y: Any, weights: Any
-    ) -> tuple[Any, Any, dict[int, Any]]:
-        """The outputs, the loss, and new values of variables by id, as Keras computes them, but assigned to none."""
+    ) -> tuple[Any, Any, dict[int, Any], list[Any]]:
+        """The outputs, the loss, and new values of variables by id, as Keras computes them, but assigned to none.
+
+        And what it did assign: variables that the model does not hold.
+        """
         model = self.model
         pairs = [
             *((v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables),
             *zip([*self._trainable, *self._statistics, *self.outside], [*values, *outside], strict=True),
         ]
-        scope = keras.StatelessScope(pairs, collect_losses=True)
+        scope = _Scope(pairs)
         before = {id(v): scope.get_current_value(v) for v, _ in pairs}
         kwargs = {"training": True} if takes_training(model) else {}
         with scope, self._averages.counted(), lookups(self._found, x):
@@ -114,7 +119,7 @@ class GradientStep:
                 "cannot do. Let the optimizer run on the workers: give the model a train_step that returns "
                 "super().train_step(data)."
             )
-        return predicted, loss, changed
+        return predicted, loss, changed, list(scope.others.values())
 
     def assign(self, outside: list[Any]) -> None:
         """Keep what a part says of the variables outside of the layout."""
@@ -130,6 +135,23 @@ class GradientStep:
         if accumulated(self.model) == 1:
             gradients = clipped(self._optimizer, gradients)
         return [*gradients, *differences], overflowed
+
+
+class _Scope(keras.StatelessScope):  # type: ignore[misc]
+    """Holds the new values of the variables that it was given. Others are assigned at once, as in Keras' own step."""
+
+    def __init__(self, pairs: list[tuple[Any, Any]]) -> None:
+        super().__init__(pairs, collect_losses=True)
+        self.others: dict[int, Any] = {}
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        variable, value = update
+        own = resource_of(variable)
+        if id(variable) in self.state_mapping or own is None:  # None: of a variable that the call creates
+            super().add_update(update)
+        else:
+            own.assign(value)
+            self.others[id(variable)] = variable
 
 
 class _Scaler:

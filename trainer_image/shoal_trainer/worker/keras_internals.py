@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from keras.layers import Embedding
+from keras.random import SeedGenerator
 from keras.src import backend
 from keras.src.backend.common.global_state import set_global_attribute
 from keras.src.losses import ALL_OBJECTS_DICT as ALL_LOSSES
@@ -34,8 +35,8 @@ __all__ = [
     "model_supports_jit",
 ]
 
-_EMBEDDING = threading.RLock()
-"""Held while `Embedding.call` is another one: where workers are threads of a process, several trace at once."""
+_SEEING = threading.RLock()
+"""Held while a method is another one: where workers are threads of a process, several trace at once."""
 
 # --- models and layers
 
@@ -61,21 +62,31 @@ def build_symbolically(model: Any, data: Any) -> None:
 
 
 @contextlib.contextmanager
-def embeddings_called(see: Callable[[Any, Any], None]) -> Iterator[None]:
-    """Call `see(layer, ids)` at each look-up of an `Embedding` in this block, also one that a subclass makes."""
-    with _EMBEDDING:
-        call = Embedding.call
+def _seen(kind: Any, method: str, see: Callable[..., None]) -> Iterator[None]:
+    """Call `see(object, arguments…)` at each call of this method in this block, also one that a subclass makes."""
+    with _SEEING:
+        call = getattr(kind, method)
 
         @functools.wraps(call)
-        def seen(layer: Any, inputs: Any) -> Any:
-            see(layer, inputs)
-            return call(layer, inputs)
+        def seen(*arguments: Any, **named: Any) -> Any:
+            see(*arguments)
+            return call(*arguments, **named)
 
-        Embedding.call = seen
+        setattr(kind, method, seen)
         try:
             yield
         finally:
-            Embedding.call = call
+            setattr(kind, method, call)
+
+
+def embeddings_called(see: Callable[[Any, Any], None]) -> contextlib.AbstractContextManager[None]:
+    """Call `see(layer, ids)` at each look-up of an `Embedding` in this block."""
+    return _seen(Embedding, "call", see)
+
+
+def seeds_drawn(see: Callable[[Any], None]) -> contextlib.AbstractContextManager[None]:
+    """Call `see(generator)` at each draw from a `SeedGenerator` in this block, but Shoal's own."""
+    return _seen(SeedGenerator, "next", lambda generator, *_: see(generator))
 
 
 def inputs_structure(model: Any) -> Any:

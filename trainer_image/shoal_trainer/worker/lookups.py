@@ -1,4 +1,4 @@
-"""Finds which arrays of a batch an Embedding looks up as they are, while a step is traced.
+"""Finds which arrays of a batch an Embedding looks up as they are, and what draws, while a step is traced.
 
 The graph shows it, whatever the model is made of. Ids that the model first shifts, hashes or takes a part of are not
 among them: the batch may have any numbers there.
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from shoal_trainer.data.batch import located
 from shoal_trainer.worker.findings import Findings
-from shoal_trainer.worker.keras_internals import embeddings_called
+from shoal_trainer.worker.keras_internals import embeddings_called, seeds_drawn
 
 KEEPING = {
     "Identity",
@@ -33,7 +33,7 @@ NUMBERS = {tf.int32, tf.int64, tf.float32, tf.float64}
 
 @contextlib.contextmanager
 def lookups(found: Findings, x: Any) -> Iterator[None]:
-    """Note in `found.embeddings` what is looked up in this block of the traced arrays of `x`."""
+    """Note in `found` the embeddings that look up traced arrays of `x` in this block, and the generators that draw."""
     sources = {id(leaf): path for path, leaf in located(x)}
     limits: dict[tuple[Any, ...], Any] = {}
 
@@ -44,9 +44,10 @@ def lookups(found: Findings, x: Any) -> Iterator[None]:
         if path is not None and (path not in limits or layer.input_dim < limits[path].input_dim):
             limits[path] = layer
 
-    with embeddings_called(see):
+    generators: dict[int, Any] = {}
+    with embeddings_called(see), seeds_drawn(lambda each: generators.update({id(each): each})):
         yield
-    found.embeddings = limits
+    found.embeddings, found.generators = limits, list(generators.values())
 
 
 def _keeps(tensor: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -24,12 +25,28 @@ def vary_seeds(model: Any, worker: tuple[int, int], seed: int = 0) -> None:
     """
     if worker == (0, 0):
         return
-    generators = [g for layer in layers_of(model) for g in seed_generators(layer)]
-    states = [generator.state for generator in (*generators, global_seed_generator())]
-    *drawn, last = np.random.SeedSequence((seed, *worker)).generate_state(2 * len(states) + 1)
-    for state, numbers in zip(states, np.reshape(drawn, (-1, 2)), strict=True):
-        state.assign(numbers.astype(np.asarray(state.numpy()).dtype))
+    generators = [*_held(model), global_seed_generator()]
+    *drawn, last = np.random.SeedSequence((seed, *worker)).generate_state(2 * len(generators) + 1)
+    _set(generators, drawn)
     tf.random.set_seed(int(last))  # of layers that draw from TensorFlow
+
+
+def vary_others(model: Any, found: Sequence[Any], worker: tuple[int, int], seed: int = 0) -> None:
+    """The same for those of the generators `found` that the model does not hold: global ones, those of a loss."""
+    held = {id(generator) for generator in _held(model)}
+    others = [generator for generator in found if id(generator) not in held]
+    if worker != (0, 0):
+        sequence = np.random.SeedSequence((seed, *worker), spawn_key=(1,))
+        _set(others, sequence.generate_state(2 * len(others)))
+
+
+def _held(model: Any) -> list[Any]:
+    return [generator for layer in layers_of(model) for generator in seed_generators(layer)]
+
+
+def _set(generators: Sequence[Any], numbers: Any) -> None:
+    for generator, pair in zip(generators, np.reshape(numbers, (-1, 2)), strict=True):
+        generator.state.assign(pair.astype(np.asarray(generator.state.numpy()).dtype))
 
 
 def keep_drawing() -> None:

@@ -243,7 +243,8 @@ def fallback():
     scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adamax())
     on_worker, ((_, other),) = stepped(lambda: functional(scaled), batch(), SEVERAL)
     own_step, _ = stepped(lambda: subclassed(OwnStep), batch(), SEVERAL)
-    counts = [each.device_count for each in (on_one, on_worker, own_step)]
+    marking, _ = stepped(marked, batch(), SEVERAL)
+    counts = [each.device_count for each in (on_one, on_worker, own_step, marking)]
     return [*counts, step.finite, other.finite, records]
 
 
@@ -296,6 +297,19 @@ def frozen_copies():
 def hidden():
     begin()
     return compiled(Hidden())
+
+
+def marked():
+    """It assigns a variable that Keras does not know, and does not read it."""
+    mark = keras.Variable(0.0)
+
+    class Marks(Plain):
+        def call(self, x):
+            mark.assign(1.0)
+            return super().call(x)
+
+    begin()
+    return compiled(Marks())
 
 
 def jitted():

@@ -84,6 +84,15 @@ def test_layers_and_their_variables(model):
     assert internals.inputs_structure(keras.Sequential()) is None
 
 
+def test_generators_that_are_drawn_from():
+    generator, seen, draw = keras.random.SeedGenerator(1), [], keras.random.SeedGenerator.next
+    with internals.seeds_drawn(seen.append):
+        keras.random.normal((1,), seed=generator)
+    keras.random.normal((1,), seed=keras.random.SeedGenerator(2))
+    assert seen == [generator]
+    assert keras.random.SeedGenerator.next is draw
+
+
 def test_embeddings_that_are_called():
     class Clipped(keras.layers.Embedding):
         def call(self, inputs):

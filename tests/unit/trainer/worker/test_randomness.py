@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from shoal_trainer import Indexed
 from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.worker.compose import build_flat_model
 from shoal_trainer.worker.flat_model import FlatModel
@@ -80,6 +81,73 @@ def test_global_generator_draws_differ_by_step_and_worker(options):
         plain.reset_metrics()
         expected = plain.train_on_batch(BATCHES[0].x, BATCHES[0].y, return_dict=True)["loss"]
         assert loss == pytest.approx(float(expected), rel=1e-5)
+
+
+def hiding(optimizer, **options):
+    """A model that draws from generators which it does not hold, in its call and in its loss."""
+    generator = keras.random.SeedGenerator(5)
+    dropout = keras.layers.Dropout(0.5, seed=3)
+
+    class Hiding(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+
+        def call(self, x, training=False):
+            return self.dense(dropout(x, training=training))
+
+    def loss(y, p):
+        return keras.ops.mean(keras.ops.square(p - keras.random.normal((2,), seed=generator)), -1)
+
+    keras.utils.set_random_seed(1)
+    model = Hiding()
+    model.compile(optimizer, loss, **options)
+    return model
+
+
+@pytest.mark.by_day(1)
+@pytest.mark.parametrize("options", [{}, pytest.param({"jit_compile": True}, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("kind", [SGD, keras.optimizers.Adamax])
+def test_generators_that_the_model_does_not_hold_draw_on_as_in_keras(kind, options, caplog):
+    batch = Indexed.from_arrays(np.ones((4, 3), np.float32), np.zeros((4, 2), np.float32)).example(4)
+
+    def losses(worker, seed=0):
+        flat_model = FlatModel(hiding(kind(0.0), **options), batch, "fp32", worker, seed=seed)
+        flat_model.trace()
+        flat_model.compile()  # it runs a step, and undoes what that assigns
+        tensor = flat_model.vector.alias(flat_model.coded(np.float32))
+        return [flat_model.step(tensor, batch).loss for _ in range(2)]
+
+    plain, expected = hiding(kind(0.0), **options), []
+    for _ in range(2):
+        plain.reset_metrics()
+        expected.append(float(plain.train_on_batch(batch.x, batch.y, return_dict=True)["loss"]))
+    first = losses((0, 0))
+    assert first == pytest.approx(expected, rel=1e-5)
+    assert len({*first, *losses((1, 0)), *losses((1, 0), seed=1)}) == 6
+    assert "not exchanged" not in caplog.text
+
+
+def test_other_variables_that_the_model_does_not_hold_are_assigned_and_named(caplog):
+    norm = keras.layers.BatchNormalization(name="mine")
+    norm.build((None, 3))
+
+    class Hiding(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+
+        def call(self, x, training=False):
+            return self.dense(norm(x, training=training))
+
+    model = Hiding()
+    model.compile(SGD(0.0), "mse")
+    batch = Indexed.from_arrays(np.ones((4, 3), np.float32), np.zeros((4, 2), np.float32)).example(4)
+    flat_model = FlatModel(model, batch, "fp32")
+    for _ in range(2):
+        flat_model.step(flat_model.vector.alias(flat_model.coded(np.float32)), batch)
+    assert np.asarray(norm.moving_mean) == pytest.approx(1 - 0.99**2)
+    assert "moving_mean, mine/moving_variance: not exchanged" in caplog.text
 
 
 @pytest.mark.nightly
