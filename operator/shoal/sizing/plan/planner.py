@@ -217,7 +217,7 @@ def _first_sure(
     for number in range(PASSES):
         checked = walk.first_sure(shortlist)
         if checked is not None:
-            return _candidate(model, shortlist, checked.at), checked, True
+            return _candidate(model, shortlist, checked.at), checked, not walk.cut_short
         if shortlist.complete or number == PASSES - 1:
             break
         more, _ = search(model, exact_limit=exact_limit, after=float(shortlist.first[-1]))
@@ -228,7 +228,7 @@ def _first_sure(
             checked = walk.check(candidate.counts, candidate.variant)
             if checked.sure(confidence):
                 return candidate, checked, False
-    return None, None, shortlist.complete
+    return None, None, shortlist.complete and not walk.cut_short
 
 
 def _candidate(model: ElasticModel, shortlist: Shortlist, at: int) -> Candidate:

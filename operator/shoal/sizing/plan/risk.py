@@ -8,12 +8,13 @@ objective until one is sure enough, so that "the cheapest" is true of what it an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.sizing.availability import Markov
 from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.engine import BEYOND, RUNS, TABLE_RUNS, Engine, Runs
 from shoal.sizing.plan.found import Shortlist
@@ -24,6 +25,7 @@ __all__ = ["Checked", "Engines", "Walk", "is_risky", "kept"]
 NEAR = 0.02
 """Candidates whose chance by the table is below the confidence by less than this are simulated in full."""
 MOST_CHECKED = 150
+"""After so many of one shortlist only those are simulated that the table holds to be sure, as many at most."""
 MOST_SECONDS = 10 * 365 * 86400.0
 
 
@@ -95,6 +97,10 @@ class Walk:
         self._evaluators = model.evaluators()
         self._seconds, self._seed = seconds, seed
         self._engines = engines or Engines(model.problem)
+        self._alike = _alike(model)
+        self._failed = set[tuple[int, ...]]()
+        self.cut_short = False
+        """Whether candidates were left out that might have been sure enough."""
 
     @cached_property
     def _engine(self) -> Engine:
@@ -118,19 +124,24 @@ class Walk:
 
     def first_sure(self, shortlist: Shortlist) -> Checked | None:
         """The first candidate of the shortlist that keeps the limits with the confidence asked for."""
-        confidence = self._problem.objective.confidence
         start, size, tried = 0, 64, 0
-        while start < len(shortlist.first) and tried < MOST_CHECKED:
-            part = slice(start, start + size)
-            for at in np.flatnonzero(self.likely(shortlist, part)):
-                counts = [int(n) for n in shortlist.counts[:, start + at]]
-                found = self.check(counts, int(shortlist.variant[start + at]), start + int(at))
-                tried += 1
-                if found.sure(confidence):
+        while start < len(shortlist.first) and tried < 2 * MOST_CHECKED:
+            end, careful = start + size, tried >= MOST_CHECKED
+            self.cut_short |= careful
+            for at in start + np.flatnonzero(self.likely(shortlist, slice(start, end), careful=careful)):
+                variant, counts = int(shortlist.variant[at]), [int(n) for n in shortlist.counts[:, at]]
+                kind = variant, *(n for rows in self._alike for n in sorted(counts[row] for row in rows))
+                if kind in self._failed:
+                    continue
+                found = self.check(counts, variant, int(at))
+                if found.sure(self._problem.objective.confidence):
                     return found
-                if tried >= MOST_CHECKED:
+                self._failed.add(kind)
+                tried += 1
+                if tried % MOST_CHECKED == 0:
+                    end = int(at) + 1
                     break
-            start, size = start + size, min(size * 4, 2048)
+            start, size = end, min(size * 4, 2048)
         return None
 
     def likely(self, shortlist: Shortlist, part: slice, *, careful: bool = False) -> NDArray[np.bool_]:
@@ -148,3 +159,14 @@ class Walk:
             servers = self._evaluators[variant].servers
             likely[at] = self._table.chances(counts[:, at], servers, hourly[at]) >= min(needed, 1.0)
         return likely
+
+
+def _alike(model: ElasticModel) -> list[list[int]]:
+    """The rows of pools whose nodes are alike: who has how many of them makes no difference."""
+    problem, groups = model.problem, dict[object, list[int]]()
+    zoned = any(each.zone for each in model.evaluators())
+    for row, pool in enumerate(problem.pools):
+        nodes = pool.availability if isinstance(pool.availability, Markov | None) else row
+        kind = replace(pool, name="", zone=pool.zone if zoned else ""), nodes, pool.name == problem.fallback
+        groups.setdefault(kind, []).append(row)
+    return list(groups.values())
