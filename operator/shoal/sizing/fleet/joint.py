@@ -16,6 +16,7 @@ from shoal.errors import UsageError
 from shoal.sizing.fleet.alone import Given, Solved, exactly, fits, under_way
 from shoal.sizing.fleet.answers import answer_of
 from shoal.sizing.fleet.values import FleetJob, FleetPool, JobPlan
+from shoal.sizing.plan.problem import Prefer
 from shoal.sizing.plan.switch import is_sure, switch
 from shoal.sizing.plan.together import plan_together
 
@@ -24,6 +25,7 @@ __all__ = ["better_together"]
 WORTH_A_TRADE = 0.1
 """Jobs trade pools where all of them together then cost less by this part, since less is not known any better; or less
 at all, if that moves fewer workers: what was traded stays so."""
+SAME, MOST_TIMES = 1e-9, 1e3
 MOST_TRADERS = 8
 """Of more jobs no cheaper trade is looked for, and no more trade with one that is late: for each, once a minute, it
 takes about as long as its plan alone."""
@@ -99,9 +101,45 @@ def _traded(
     ]
     if _missed(traded) != _missed(traders):
         return traded if _missed(traded) < _missed(traders) else ()
-    cost, before = (sum(each.answer.cost or 0.0 for each in plans) for plans in (traded, traders))
-    moves, otherwise = (sum(_moved(each.job, each.answer) for each in plans) for plans in (traded, traders))
-    return traded if cost < (before if moves < otherwise else (1 - WORTH_A_TRADE) * before) else ()
+    return traded if _is_better(traded, traders) else ()
+
+
+def _is_better(traded: Sequence[Solved], before: Sequence[Solved]) -> bool:
+    """Whether a trade is better for the jobs of the highest priority for which it is not the same.
+
+    It is if in the geometric mean they then have less of what each prefers to be small; of those that prefer to be
+    cheap, of what they cost together.
+    """
+    moves, otherwise = (sum(_moved(each.job, each.answer) for each in plans) for plans in (traded, before))
+    for level in sorted({each.job.priority for each in before}, reverse=True):
+        pairs = [pair for pair in zip(traded, before, strict=True) if pair[0].job.priority == level]
+        cheap = [pair for pair in pairs if _prefers(pair[0]) == "MinCost"]
+        cost, was = (sum(pair[side].answer.cost or 0.0 for pair in cheap) for side in (0, 1))
+        money = _times(cost, was)
+        others = [_times(_value(new), _value(old)) for new, old in pairs if _prefers(new) != "MinCost"]
+        change = math.exp(float(np.mean(np.log([money] * len(cheap) + others))))
+        if abs(change - 1) > SAME:
+            # Who has most of the nodes was chance, where that is for the same money.
+            return change < (1 if moves < otherwise or abs(money - 1) <= SAME else 1 - WORTH_A_TRADE)
+    return False
+
+
+def _prefers(each: Solved) -> Prefer:
+    assert each.one is not None
+    return each.one.problem.objective.prefer
+
+
+def _value(each: Solved) -> float:
+    """What a job that does not prefer to be cheap prefers to be small: its time, or its mean with the cost."""
+    if each.found is None:
+        return math.inf
+    seconds = each.found.seconds
+    return seconds if _prefers(each) == "MinTime" else math.sqrt(seconds * each.found.cost)
+
+
+def _times(new: float, old: float) -> float:
+    """How many times as much it is."""
+    return 1.0 if new == old else min(max(new / max(old, SAME), 1 / MOST_TIMES), MOST_TIMES)
 
 
 def _used(plans: Sequence[Solved]) -> Counter[str]:
@@ -123,9 +161,10 @@ def _missed(plans: Sequence[Solved]) -> list[int]:
 def _kept(best: Sequence[Solved], limits: Mapping[str, int], given: Given) -> list[Solved] | None:
     """The plans that are being carried out, where they fit, keep all limits, and the best are not surely better.
 
-    Together: what one job gains by nodes of another is no gain if that one loses as much.
+    Together: what one job gains by nodes of another is no gain if that one loses as much. As a part of the time, that
+    is, or of what the jobs that prefer to be cheap cost.
     """
-    plans, saved = list[Solved](), np.zeros(1)
+    plans, faster, saved, cost = list[Solved](), np.zeros(1), np.zeros(1), list[float]()
     for each in best:
         assert each.one is not None
         counts = [under_way(each.job).get(pool.name, 0) for pool in each.one.problem.pools]
@@ -139,10 +178,16 @@ def _kept(best: Sequence[Solved], limits: Mapping[str, int], given: Given) -> li
         same = exactly(one.problem, counts)
         if not (change.kept and same.feasible):
             return None
-        saved = saved + change.saved
+        if _prefers(each) == "MinTime":
+            faster = faster + change.saved
+        else:
+            saved = saved + change.saved
+            cost.append(same.cost)
         plans.append(Solved(each.job, answer_of(each.job, one, same), one, same))
     used = _used(plans)
-    if is_sure(saved) or any(n > limits[name] for name, n in used.items()):
+    if is_sure(faster + saved * len(cost) / (sum(cost) or 1.0)) or any(
+        n > limits[name] for name, n in used.items()
+    ):
         return None
     return plans
 
@@ -155,7 +200,7 @@ def _moved(job: FleetJob, plan: JobPlan) -> int:
 
 
 def _is_contended(plans: Sequence[Solved], pools: Sequence[FleetPool]) -> bool:
-    """Whether a job uses a dearer pool than one that it names and of which others have all nodes."""
+    """Whether a job names a pool of which others have all nodes, and uses a dearer one, or would gain by more nodes."""
     used = _used(plans)
     full = {pool.name for pool in pools if used[pool.name] >= pool.limit > 0}
     prices = {pool.name: pool.price_per_hour or 0.0 for pool in pools}
@@ -165,8 +210,9 @@ def _is_contended(plans: Sequence[Solved], pools: Sequence[FleetPool]) -> bool:
 
     for each in plans:
         plan = each.answer
+        wants = _prefers(each) != "MinCost" and sum(plan.counts.values()) < each.job.max_workers
         most = max((dear(plan, name) for name, n in plan.counts.items() if n), default=0.0)
         for name in full.intersection(each.job.pools):
-            if plan.counts.get(name, 0) < used[name] and dear(plan, name) < most:
+            if plan.counts.get(name, 0) < used[name] and (wants or dear(plan, name) < most):
                 return True
     return False

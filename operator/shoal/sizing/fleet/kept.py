@@ -100,7 +100,7 @@ def _left(before: Problem, choice: Choice, now: Problem) -> float | None:
         and _same(before.servers, now.servers, {"model"})
         and _same(before.servers.model, now.servers.model, {"update_seconds"})
         and _same(before.objective, now.objective, {"deadline", "budget", "spent"})
-        and _same(before, now, {"pools", "work", "servers", "objective"})
+        and _same(before, now, {"pools", "work", "servers", "objective", "shared"})
         and _in_step(before.objective.budget, now.objective.budget, least, most)
         and _in_step(
             before.objective.deadline, now.objective.deadline, least, most, choice.found.sure_seconds
@@ -173,6 +173,7 @@ def _up_to_date(found: Plan, problem: Problem, left: float) -> Plan:
         pools=tuple(problem.pools),
         objective=problem.objective,
         work=problem.work,
+        shared=problem.shared,
         seconds=left * found.seconds,
         sure_seconds=left * found.sure_seconds,
         cost=left * found.cost,

@@ -86,8 +86,7 @@ def plan_problems(pools: Sequence[FleetPool], jobs: Sequence[tuple[FleetJob, Job
 
     def problem(job: FleetJob, limits: Mapping[str, int]) -> JobProblem:
         _, one = named[job.name]
-        left = [replace(pool, limit=min(pool.limit, limits[pool.name])) for pool in one.problem.pools]
-        return replace(one, problem=replace(one.problem, pools=tuple(left)))
+        return replace(one, problem=one.problem.within(limits))
 
     planned = _planned([job for job, _ in named.values()], Given(pools, problem))
     return [each.found or nothing(one.problem) for each, (_, one) in zip(planned, jobs, strict=True)]

@@ -89,7 +89,7 @@ def job_problem(
         if why is not None:
             notes.append(why)
             continue
-        options.append(_pool(job, model, pool, limits[name], speeds, basis))
+        options.append(_pool(job, model, pool, speeds, basis))
     if not options:
         raise UsageError(" ".join(notes) or "workers.pools names no pool: name at least one CapacityPool")
     if servers is None:
@@ -116,7 +116,7 @@ def job_problem(
         max_workers=job.max_workers,
         min_on_demand=job.on_demand_base,
         zone_policy=job.zone_policy,
-    )
+    ).within(limits)
     pace = pace_of(problem, job.now) or job.pace_before
     problem, note = at_present_pace(problem, pace)
     reserve = _reserve(problem, promised or {})
@@ -318,9 +318,7 @@ def batch_of(job: FleetJob, pool: FleetPool) -> int:
     return job.batch_size
 
 
-def _pool(
-    job: FleetJob, model: Model, pool: FleetPool, limit: int, speeds: SpeedModel, basis: dict[str, str]
-) -> Pool:
+def _pool(job: FleetJob, model: Model, pool: FleetPool, speeds: SpeedModel, basis: dict[str, str]) -> Pool:
     batch = batch_of(job, pool)
     speed = speeds.worker(model, device_of(pool), pool.devices, pool.cores, batch)
     basis[pool.name] = speed.basis
@@ -329,11 +327,9 @@ def _pool(
     )
     running = job.running.get(pool.name, 0)
     shock_share, shock_size = _shocks_of(pool)
-    if pool.exhausted and not pool.spot:
-        limit = min(limit, running)
     return Pool(
         name=pool.name,
-        limit=limit,
+        limit=min(pool.limit, running) if pool.exhausted and not pool.spot else pool.limit,
         price=pool.price_per_hour or 0.0,
         step_seconds=speed.seconds,
         step_sigma=speed.sigma,

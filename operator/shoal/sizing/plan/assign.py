@@ -22,7 +22,9 @@ Chosen = tuple[int | None, ...]
 
 ROUNDS = 12
 ORDERS = 24
-PAIRED = 150  # candidates of a job that are tried against every candidate of another
+PAIRED = (
+    150  # candidates of a job that are tried against every candidate of another, about half of them the best
+)
 
 
 @dataclass(frozen=True)
@@ -32,13 +34,15 @@ class Columns:
     counts: Floats
     cost: Floats
     priority: int = 0
+    late: bool = False
+    """None of them keeps its limits: of one priority, jobs that can keep theirs get a candidate first."""
 
 
 def assign(jobs: Sequence[Columns], limits: Floats) -> Chosen:
     """The candidate of each job, None where none fits.
 
-    More urgent jobs get one if they can, whatever it costs the others; among equals as many as possible do, at the
-    least total cost. `jobs` are in the order of urgency within a priority.
+    More urgent jobs get one if they can, and then the least total cost, whatever that costs the others; among equals as
+    many as possible get one. `jobs` are in the order of urgency within a priority.
     """
     best = _in_order(jobs, limits, range(len(jobs)), np.zeros(len(limits)))
     prices = np.zeros(len(limits))
@@ -58,14 +62,13 @@ def assign(jobs: Sequence[Columns], limits: Floats) -> Chosen:
 
 
 def _rank(jobs: Sequence[Columns], chosen: Chosen) -> tuple[float, ...]:
-    """Less is better: jobs without a candidate by priority, then the total cost."""
-    levels = sorted({job.priority for job in jobs}, reverse=True)
-    without = [
-        float(sum(at is None for job, at in zip(jobs, chosen, strict=True) if job.priority == level))
-        for level in levels
-    ]
-    cost = sum(float(job.cost[at]) for job, at in zip(jobs, chosen, strict=True) if at is not None)
-    return (*without, cost)
+    """Less is better: jobs without a candidate by priority, then the total cost by priority."""
+    without, cost = dict[tuple[int, bool], float](), dict[int, float]()
+    for job, at in zip(jobs, chosen, strict=True):
+        level = -job.priority, job.late
+        without[level] = without.get(level, 0.0) + (at is None)
+        cost[level[0]] = cost.get(level[0], 0.0) + (0.0 if at is None else float(job.cost[at]))
+    return (*(without[level] for level in sorted(without)), *(cost[level] for level in sorted(cost)))
 
 
 def _in_order(jobs: Sequence[Columns], limits: Floats, order: Sequence[int], prices: Floats) -> Chosen:
@@ -118,7 +121,7 @@ def _pair(jobs: Sequence[Columns], limits: Floats, chosen: Chosen, i: int, j: in
         if at is not None and number not in (i, j):
             left = left - jobs[number].counts[:, at]
     one, other = jobs[i], jobs[j]
-    fits = np.flatnonzero((one.counts <= left[:, None]).all(axis=0))[:PAIRED]
+    fits = _some(np.flatnonzero((one.counts <= left[:, None]).all(axis=0)))
     best, rank = chosen, _rank(jobs, chosen)
     for at in fits:
         rest = left - one.counts[:, at]
@@ -131,3 +134,9 @@ def _pair(jobs: Sequence[Columns], limits: Floats, chosen: Chosen, i: int, j: in
         if better < rank:
             best, rank = tuple(found), better
     return best
+
+
+def _some(fits: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The best, and some of all others."""
+    best, others = fits[: PAIRED // 2], fits[PAIRED // 2 :]
+    return np.concatenate([best, others[:: 1 + len(others) * 2 // PAIRED]])

@@ -85,7 +85,8 @@ def _found(plan: Plan, currency: str) -> list[str]:
         if plan.proved
         else f"No better plan was found than this one; it is {superlative}"
     )
-    why += f" that {' and '.join(limits)}." if limits else "."
+    why += f" that {' and '.join(limits)}" if limits else ""
+    why += ", in the nodes that other jobs leave." if plan.shared else "."
     sentences = [what, why]
     other = plan.unlimited
     if plan.binding == "deadline" and other is not None:
@@ -98,7 +99,7 @@ def _found(plan: Plan, currency: str) -> list[str]:
             f"The budget is what makes it take so long: for {money(other.cost, currency)}, {_brief(plan, other)} "
             f"would be ready in {duration(other.seconds)}."
         )
-    elif objective.prefer == "MinCost" and objective.deadline is not None and not objective.spare:
+    elif objective.prefer == "MinCost" and objective.deadline and not (objective.spare or plan.shared):
         sentences.append("No plan is cheaper, even with more time.")
     return sentences
 
@@ -156,7 +157,8 @@ def _not_found(plan: Plan, currency: str) -> list[str]:
             else "Raise the budget, or ask for less confidence.",
         ]
     none = "This plan does not end" if unsure else "No plan ends"
-    sentences = [f"{none} within {duration(deadline)}.", shown]
+    left = " in the nodes that other jobs leave" if plan.shared else ""
+    sentences = [f"{none} within {duration(deadline)}{left}.", shown]
     used_up = ["workers.maxReplicas"] if plan.full else []
     used_up += [
         f"the limit of {p.name}" for p, n in zip(plan.pools, plan.counts, strict=True) if n and n == p.limit

@@ -44,7 +44,7 @@ def ranks(objective: Objective, out: Evaluated) -> tuple[Floats, Floats]:
         return out.seconds, out.cost
     if objective.prefer == "BestValue":
         # Speed over cost is work / (time x cost): the smallest product is the most speed for the cost.
-        return out.seconds * out.cost, out.cost
+        return out.seconds * out.cost, out.seconds
     return objective.with_spare_time(out.cost, out.seconds), out.seconds
 
 

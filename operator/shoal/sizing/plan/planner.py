@@ -46,6 +46,7 @@ class Plan:
     the constraint `binding`. `full`: it has as many workers as the job may have. `proved`: every combination that is
     better by the objective was ruled out. `kept`: the share of simulated runs that met deadline and budget, both in one
     run. `given`: its workers were given, and no others compared; it is then `proved` that none keeps the limits.
+    `shared`: other jobs have nodes that it could use.
     """
 
     pools: tuple[Pool, ...]
@@ -74,6 +75,7 @@ class Plan:
     proved: bool = True
     kept: float | None = None
     given: bool = False
+    shared: bool = False
 
     @property
     def misses_only_budget(self) -> bool:
@@ -181,6 +183,7 @@ def plan(
         full=sum(shown.counts) == problem.max_workers,
         proved=proved,
         kept=runs.kept if runs and limited else None,
+        shared=problem.shared,
     )
 
 

@@ -7,8 +7,8 @@ sizes, prices and limits are per worker.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from shoal.errors import UsageError
@@ -225,6 +225,8 @@ class Problem:
     """Notes on the inputs for the explanation."""
     fallback: str = ""
     """The on-demand pool in which the operator buys what spot pools lack; empty: none, or nobody plans again."""
+    shared: bool = False
+    """Other jobs have nodes of its pools that it could use."""
 
     def __post_init__(self) -> None:
         if not self.pools:
@@ -250,6 +252,12 @@ class Problem:
                 f"{self.min_on_demand} workers must be on-demand, but the on-demand pools hold fewer: lower "
                 "onDemandBase or add on-demand pools"
             )
+
+    def within(self, left: Mapping[str, float]) -> Problem:
+        """The same in the nodes that other jobs leave, by pool."""
+        pools = tuple(replace(pool, limit=int(min(pool.limit, left[pool.name]))) for pool in self.pools)
+        rest = replace(self, pools=pools)
+        return replace(rest, shared=self.shared or rest.limits != self.limits)
 
     def price_per_hour(self, counts: Sequence[int]) -> float:
         """Of these workers."""

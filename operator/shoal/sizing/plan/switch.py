@@ -23,7 +23,10 @@ SURE = 0.8
 
 @dataclass(frozen=True)
 class Switch:
-    """What leaving what runs for another plan saves in every simulated run (runs,), in money."""
+    """What leaving what runs for another plan saves in every simulated run (runs,), in money.
+
+    Where time is preferred: the logarithm of how many times as fast the other one is.
+    """
 
     saved: Floats
     kept: bool
@@ -49,7 +52,7 @@ def switch(
 ) -> Switch:
     """Compare `new` with `current`, what runs or is on its way.
 
-    Better is less cost, or time by the objective: then what runs pays for the seconds that are saved. Both see the same
+    Better is less cost, or time by the objective. Both see the same
     nodes and speeds in every run (common random numbers); what runs needs no start-up, so the start-ups of what is new
     are part of the cost of the switch; the other is that nodes are paid for a while after their workers have left
     (`idle_seconds`).
@@ -61,8 +64,7 @@ def switch(
     pairs = [*zip(problem.pools, current, new, strict=True)]
     with np.errstate(invalid="ignore"):  # neither ever ends
         if objective.prefer == "MinTime":
-            paid = problem.price_per_hour(current) / 3600
-            saved = (now.finish - then.finish) * (paid or 1.0)
+            saved = np.log(now.finish / then.finish)
         else:
             drained = sum(max(old - n, 0) * pool.price * pool.idle_seconds for pool, old, n in pairs) / 3600
             saved = objective.with_spare_time(now.cost, now.finish)

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from shoal.sizing.plan.assign import Columns, assign
 from shoal.sizing.plan.elastic import ElasticModel
-from shoal.sizing.plan.found import Shortlist
+from shoal.sizing.plan.evaluation import Evaluated
+from shoal.sizing.plan.found import Found, Shortlist, ranks
 from shoal.sizing.plan.planner import Plan, plan
-from shoal.sizing.plan.problem import Problem
+from shoal.sizing.plan.problem import Objective, Problem
 from shoal.sizing.plan.risk import Walk
 from shoal.sizing.plan.search import search
 
@@ -33,46 +34,97 @@ def plan_together(
     None: there is no node for one of them. `between`: called before each of two parts of the work for each.
 
     Problems are those of jobs as if each were alone; of one priority, they are in the order of urgency. Jobs whose
-    limits cannot all be kept get the fastest plan in what the others leave.
+    limits cannot all be kept get the fastest plan in what the others leave. Least is to be, by priority, the sum of
+    what each job prefers to be small, as a part of the least that it could have; of those that prefer to be cheap, what
+    they cost together.
     """
-    left = dict[str, float]()
-    for pool in (pool for problem in problems for pool in problem.pools):
-        left[pool.name] = max(left.get(pool.name, 0.0), float(pool.limit))
-    names, found = list(left), dict[int, Plan]()
+    pools = [pool for problem in problems for pool in problem.pools]
+    names = list(dict.fromkeys(pool.name for pool in pools))
     columns = list[Columns]()
     for problem, priority in zip(problems, priorities, strict=True):
         between()
         columns.append(_columns(problem, priority, names))
-    chosen = assign(columns, np.array(list(left.values())))
-    for number in sorted(range(len(problems)), key=lambda i: (chosen[i] is None, -priorities[i])):
+    free = np.array([max(float(pool.limit) for pool in pools if pool.name == name) for name in names])
+    chosen = assign(_in_one_unit(columns, problems), free)
+    taken = [
+        np.zeros(len(names)) if at is None else each.counts[:, at]
+        for each, at in zip(columns, chosen, strict=True)
+    ]
+    free, found = free - sum(taken), dict[int, Plan]()
+    for number in sorted(range(len(problems)), key=lambda i: (chosen[i] is not None, -priorities[i])):
         between()
-        at, problem = chosen[number], problems[number]
-        given = None if at is None else dict(zip(names, columns[number].counts[:, at], strict=True))
-        answer = _within(problem, left if given is None else given)
-        if given is not None and answer is not None and not answer.feasible:
-            answer = _within(problem, left)
+        free = free + taken[number]
+        answer = _within(problems[number], dict(zip(names, free, strict=True)))
         if answer is None:
             return None
         found[number] = answer
         for pool, n in zip(answer.pools, answer.counts, strict=True):
-            left[pool.name] = max(left[pool.name] - n, 0.0)
+            free[names.index(pool.name)] -= n
     return [found[number] for number in range(len(problems))]
 
 
+def _in_one_unit(columns: Sequence[Columns], problems: Sequence[Problem]) -> list[Columns]:
+    """The columns with money as a part of what the mean job costs alone, and all else of the least of the same job."""
+    least = [float(each.cost.min(initial=np.inf)) for each in columns]
+    money = [
+        problem.objective.prefer == "MinCost" and not each.late
+        for each, problem in zip(columns, problems, strict=True)
+    ]
+    mean = float(np.mean([own for own, paid in zip(least, money, strict=True) if paid] or [1.0]))
+    return [
+        replace(each, cost=each.cost / ((mean if paid else own) or 1.0))
+        for each, paid, own in zip(columns, money, least, strict=True)
+    ]
+
+
 def _columns(problem: Problem, priority: int, names: Sequence[str]) -> Columns:
-    """The candidates of a job that keep its limits with the confidence asked for, by the tables of simulated runs."""
-    limited = problem.objective.deadline is not None or problem.objective.budget is not None
-    model = ElasticModel(problem, NormalDist().inv_cdf(problem.objective.confidence) if limited else 0.0)
-    found, _ = search(model, exact_limit=MOST_EXACT)
-    shortlist = found.shortlist
-    kept = np.arange(len(shortlist.first))
-    if limited and len(kept):
-        kept = _sure(Walk(model, float(shortlist.seconds[0])), shortlist)
-    kept = kept[:MOST_COLUMNS]
-    counts = np.zeros((len(names), len(kept)))
+    """The candidates of a job that keep its limits with the confidence asked for, by the tables of simulated runs.
+
+    Of a job that cannot keep them, all: it is to be fast then, or cheap if it has a budget.
+    """
+    objective = problem.objective
+    limited = objective.deadline is not None or objective.budget is not None
+    margin = NormalDist().inv_cdf(objective.confidence) if limited else 0.0
+    model = ElasticModel(problem, margin)
+    cheap = ElasticModel(replace(problem, objective=replace(objective, prefer="MinCost")), margin)
+    lists = [search(cheap, exact_limit=MOST_EXACT)[0].shortlist]
+    if objective.prefer != "MinCost":
+        lists.append(_of_all_sizes(model))
+    parts = [(each, _kept(model, each)) for each in lists]
+    counts, seconds, cost = (
+        np.concatenate([getattr(each, name)[..., kept] for each, kept in parts], axis=-1)
+        for name in ("counts", "seconds", "cost")
+    )
+    if limited and not len(cost):
+        instead = Objective(prefer="MinTime" if objective.budget is None else "MinCost")
+        return replace(_columns(replace(problem, objective=instead), priority, names), late=True)
+    value, _ = ranks(objective, Evaluated(seconds, seconds, cost, cost))
+    order = np.argsort(value, kind="stable")
+    by_pool = np.zeros((len(names), len(order)))
     for row, pool in enumerate(problem.pools):
-        counts[names.index(pool.name)] = shortlist.counts[row, kept]
-    return Columns(counts, shortlist.cost[kept], priority)
+        by_pool[names.index(pool.name)] = counts[row, order]
+    return Columns(by_pool, value[order], priority)
+
+
+def _of_all_sizes(model: ElasticModel) -> Shortlist:
+    """Candidates from one worker to the most: those that a search keeps want nearly all nodes, as does the next job."""
+    limits = np.array(model.problem.limits, dtype=np.float64)
+    most = min(float(sum(limits)), model.problem.max_workers or np.inf)
+    parts = np.random.default_rng(0).dirichlet(np.full(len(limits), 0.5), MOST_COLUMNS)
+    sizes = np.linspace(1.0, most, MOST_COLUMNS)
+    counts = np.unique(np.minimum(np.rint(parts.T * sizes), limits[:, None]), axis=1)
+    found = Found(model.problem.objective, len(limits))
+    for variant, evaluator in enumerate(model.evaluators()):
+        found.add(counts, evaluator(counts), variant)
+    return found.shortlist
+
+
+def _kept(model: ElasticModel, shortlist: Shortlist) -> NDArray[np.int64]:
+    """(m,) which candidates keep the limits, in their order: `MOST_COLUMNS` of them, or all."""
+    objective, kept = model.problem.objective, np.arange(len(shortlist.first))
+    if len(kept) and (objective.deadline is not None or objective.budget is not None):
+        kept = _sure(Walk(model, float(shortlist.seconds[0])), shortlist)
+    return kept[:MOST_COLUMNS]
 
 
 def _sure(walk: Walk, shortlist: Shortlist) -> NDArray[np.int64]:
@@ -86,15 +138,15 @@ def _sure(walk: Walk, shortlist: Shortlist) -> NDArray[np.int64]:
     return kept
 
 
-def _within(problem: Problem, limits: dict[str, float]) -> Plan | None:
+def _within(problem: Problem, left: dict[str, float]) -> Plan | None:
     """The plan of a job in what it was given; None: that is nothing."""
-    pools = tuple(replace(pool, limit=int(min(pool.limit, limits[pool.name]))) for pool in problem.pools)
-    given = sum(pool.limit for pool in pools)
-    least = min(problem.min_workers, max(given, 1))
+    given = sum(int(min(pool.limit, left[pool.name])) for pool in problem.pools)
     if given == 0:
         return None
-    steady = sum(pool.limit for pool in pools if not pool.spot)
-    given_them = replace(
-        problem, pools=pools, min_workers=least, min_on_demand=min(problem.min_on_demand, steady)
+    steady = sum(int(min(pool.limit, left[pool.name])) for pool in problem.pools if not pool.spot)
+    least = replace(
+        problem,
+        min_workers=min(problem.min_workers, given),
+        min_on_demand=min(problem.min_on_demand, steady),
     )
-    return plan(given_them, exact_limit=MOST_EXACT)
+    return plan(least.within(left), exact_limit=MOST_EXACT)
