@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
+import numpy as np
+
 from shoal.errors import UsageError
 from shoal.sizing.accelerators import catalogue
-from shoal.sizing.availability import Stock
+from shoal.sizing.availability import Floats, Stock
 from shoal.sizing.fleet.pace import at_present_pace, pace_of
 from shoal.sizing.fleet.values import FleetJob, FleetPool, Pace
 from shoal.sizing.plan.cost import wire_bytes
@@ -136,25 +137,18 @@ def _reserve(problem: Problem, promised: Mapping[str, int]) -> dict[str, int] | 
     deadline = problem.objective.deadline
     if deadline is None:
         return {}
-    model = ElasticModel(replace(problem, min_workers=1))
-    zones: Sequence[str | None] = [None]
-    if problem.zone_policy == "Same":
-        zones = list(dict.fromkeys(each.zone for each in model.evaluators()))
     left = deadline - max(RESERVE_SECONDS, RESERVE_SHARE * deadline)
-
-    def enough(workers: int) -> dict[str, int] | None:
-        for zone in zones:
-            counts = _on_demand(problem, zone, promised, workers)
-            for servers in problem.servers.counts:
-                for wait, training in model.parts(list(counts.values()), servers):
-                    if spare_seconds(training, wait=wait, left=left) >= 0:
-                        return counts
+    enough: list[list[int]] = []
+    for each in ElasticModel(replace(problem, min_workers=1)).evaluators():
+        counts = _on_demand(problem, each.zone if problem.zone_policy == "Same" else None, promised)
+        wait = each.wait(counts)
+        spare = spare_seconds(each(counts).seconds - wait, wait=wait, left=left)
+        # More workers are not always faster: of a job that ends by a metric, they need more samples.
+        enough += [[int(n) for n in counts[:, at]] for at in np.flatnonzero(spare >= 0)[:1]]
+    fewest = min(enough, key=sum, default=None)
+    if fewest is None:
         return None
-
-    most = sum(problem.limits) if problem.max_workers is None else problem.max_workers
-    if enough(most) is None:
-        return None
-    return enough(1 + bisect_left(range(1, most), True, key=lambda workers: enough(workers) is not None))
+    return {pool.name: n for pool, n in zip(problem.pools, fewest, strict=True)}
 
 
 def _fallback(problem: Problem, promised: Mapping[str, int]) -> str:
@@ -181,15 +175,14 @@ def _dear(pool: Pool) -> float:
     return pool.price / pool.samples_per_second
 
 
-def _on_demand(
-    problem: Problem, zone: str | None, promised: Mapping[str, int], workers: int
-) -> dict[str, int]:
-    """At most so many workers on demand, the fastest first; in a zone, if one is named."""
-    counts = dict.fromkeys((pool.name for pool in problem.pools), 0)
-    for pool in sorted(problem.pools, key=lambda pool: -pool.samples_per_second):
+def _on_demand(problem: Problem, zone: str | None, promised: Mapping[str, int]) -> Floats:
+    """(k, m) at most 1 to m workers on demand, the fastest first; in a zone, if one is named."""
+    most = sum(problem.limits) if problem.max_workers is None else problem.max_workers
+    counts, left = np.zeros((len(problem.pools), most)), np.arange(1.0, most + 1)
+    for row, pool in sorted(enumerate(problem.pools), key=lambda each: -each[1].samples_per_second):
         if not pool.spot and (zone is None or pool.zone in {"", zone}):
-            free = max(pool.limit - promised.get(pool.name, 0), 0)
-            counts[pool.name] = min(free, workers - sum(counts.values()))
+            counts[row] = np.minimum(left, max(pool.limit - promised.get(pool.name, 0), 0))
+            left = left - counts[row]
     return counts
 
 

@@ -33,6 +33,7 @@ from shoal.sizing.fleet import (
 )
 from shoal.sizing.fleet.pace import Watched, at_present_pace, pace_of, samples_per_second
 from shoal.sizing.fleet.problems import job_problem
+from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.engine import RUNS, TABLE_RUNS, Engine
 from shoal.sizing.plan.planner import Plan
 from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers
@@ -751,6 +752,22 @@ def test_on_demand_nodes_are_a_reserve_only_as_far_as_the_servers_and_the_work_l
         1900.0, PROFILE
     )  # its server makes 100 steps/s, of the 193 of 16 workers: they take 1,560 s
     assert not prepared(2200.0, PROFILE)
+
+
+@pytest.mark.parametrize("most", [8, 32])
+def test_reserve_is_the_fewest_on_demand_nodes_whatever_the_most_would_do(most: int) -> None:
+    """32 workers of a job that ends by a metric are slower than 4: where they were too slow, none was a reserve."""
+    speeds, _ = fitted([replace(PROFILE, server_load={1: ServerLoad(120.0, 6000)})])
+    ends = job(
+        samples_left=6e7, efficiency=Efficiency(0.17, 0.0, 1.0), deadline_seconds=24_000.0, max_workers=most
+    )
+    pools = [replace(each, limit=64) for each in (SPOT, STEADY)]
+    made = job_problem(ends, pools, {"spot": 64, "steady": 64}, speeds)
+    assert made.reserve == {"spot": 0, "steady": 3}
+    assert made.problem.pools[0].availability is None
+    seconds = [ElasticModel(made.problem).seconds((0, n), 1) for n in (2, 3, most)]
+    assert seconds[0] > 0.95 * 24_000 > seconds[1]
+    assert most < 32 or seconds[2] > 24_000
 
 
 def test_job_to_which_the_others_leave_no_node_trades_for_some_and_is_told_why_else() -> None:
