@@ -150,7 +150,7 @@ def _not_found(plan: Plan, currency: str) -> list[str]:
         many = "them" if len(limits) > 1 else "it"
         return [
             f"{' and '.join(limits)[0].upper()}{' and '.join(limits)[1:]} can be kept only if nothing goes wrong: "
-            f"{none} {many} with a probability of {100 * objective.confidence:.3g}%.",
+            f"{none} {many} with a probability of {100 * objective.confidence:.4g}%.",
             shown,
             f"Allow {duration(allowed)}, ask for less confidence, or add on-demand workers."
             if objective.deadline is not None
@@ -180,7 +180,7 @@ def _risk(plan: Plan) -> list[str]:
         kept.append(f"both in {plan.kept:.1%}")
     return [
         f"In simulated runs with revocations and uncertain speed {' and '.join(kept)} "
-        f"(asked for: {100 * plan.objective.confidence:.3g}%)."
+        f"(asked for: {100 * plan.objective.confidence:.4g}%)."
     ]
 
 

@@ -30,6 +30,8 @@ ZonePolicy = Literal["Same", "Preferred", "Any"]
 
 CONFIDENCE = 0.95
 """Default probability of meeting the deadline."""
+MOST_CONFIDENCE = 0.999
+"""One late run of the 1,000 that a plan is tried in; what is promised beyond, they cannot show."""
 _AMOUNTS = (
     *("transfer_per_gib", "startup_seconds", "interruptions_per_hour", "step_sigma", "running"),
     *("idle_seconds", "out_seconds"),
@@ -197,8 +199,11 @@ class Objective:
             _number(self.deadline, "the deadline in seconds", above=0)
         if self.budget is not None:
             _number(self.budget, "the budget", above=0)
-        if not 0.5 <= self.confidence < 1:
-            raise UsageError(f"the confidence must be at least 0.5 and below 1, not {self.confidence}")
+        if not 0.5 <= self.confidence <= MOST_CONFIDENCE:
+            raise UsageError(
+                f"the confidence must be at least 0.5 and at most {MOST_CONFIDENCE:g}, which is the most that the "
+                f"simulated runs of a plan can show, not {self.confidence:.9g}"
+            )
         if self.prefer not in ("MinCost", "MinTime", "BestValue"):
             raise UsageError(f"prefer MinCost, MinTime or BestValue, not {self.prefer}")
 

@@ -16,9 +16,11 @@ from shoal.sizing.availability import Markov, Stock
 from shoal.sizing.plan import LossWork, Objective, Pool, Problem, Servers, StepWork, explain, plan, risk
 from shoal.sizing.plan.cost import wire_bytes
 from shoal.sizing.plan.elastic import ElasticModel
-from shoal.sizing.plan.engine import Engine
+from shoal.sizing.plan.engine import RUNS, Engine
+from shoal.sizing.plan.problem import MOST_CONFIDENCE, Prefer
 from shoal.sizing.plan.risk import kept
 from shoal.sizing.plan.switch import Switch, is_sure, switch
+from shoal.sizing.simulate import calibrate
 from shoal.sizing.speed.servers import PsModel
 from tests.unit.sizing.runs import chance, finish_times
 
@@ -262,6 +264,23 @@ def test_worker_limits_of_job_are_respected() -> None:
     assert plan(mixed).counts[1] == 1
 
 
+@pytest.mark.parametrize("prefer", ["BestValue", "MinCost", "MinTime"])
+def test_free_nodes_are_all_used(prefer: Prefer) -> None:
+    """The most speed for no cost was that of the slowest plan."""
+    free = problem(pool(price=0.0), deadline=None, servers=quiet())
+    assert plan(replace(free, objective=Objective(prefer=prefer))).counts == (8,)
+
+
+def test_confidence_asked_for_and_kept_are_never_rounded_to_certainty() -> None:
+    most = plan(
+        replace(
+            problem(pool(interruptions_per_hour=1.0)), objective=Objective(HOUR, confidence=MOST_CONFIDENCE)
+        )
+    )
+    assert "(asked for: 99.9%)" in explain(most)
+    assert pytest.approx(1 - 1 / RUNS) == MOST_CONFIDENCE == calibrate.MOST_CONFIDENCE
+
+
 def test_loss_reached_so_far_reduces_remaining_steps() -> None:
     curve = {"r1": 876.5, "r2": -0.2, "r3": 2507.6, "r4": 0.5}
     batch, workers = np.array([128.0]), np.array([4.0])
@@ -281,6 +300,8 @@ def test_loss_reached_so_far_reduces_remaining_steps() -> None:
         (lambda: problem(pool(), deadline=-5), "deadline in seconds must be greater than 0"),
         (lambda: problem(pool(), min_workers=9), "hold 8 workers together"),
         (lambda: problem(pool(), min_workers=4, max_workers=2), "contradict each other"),
+        (lambda: Objective(confidence=0.99999), "at most 0.999, .* runs of a plan can show, not 0.99999"),
+        (lambda: Objective(confidence=0.4), "at least 0.5"),
         (StepWork, "as steps or as samples"),
         (lambda: LossWork(0.4, 1, 1, 1, 0.5), "out of reach"),
     ],
