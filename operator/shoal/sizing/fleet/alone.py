@@ -38,6 +38,8 @@ AS_FAST = 1.05
 """A plan that takes up to this times as long as the fastest one is as fast: speeds are not known any better."""
 AS_LIKELY = 0.02
 """And it is as likely in time if it is so in up to this part of the simulated runs less often than the likeliest."""
+WELL_KEPT = 0.5
+"""A worker is given up if the limits are then missed in up to this part of the runs that may miss them."""
 AS_CHEAP = 1.1
 """What runs is left for one that is as fast and as likely only if it costs this many times as much."""
 
@@ -193,16 +195,31 @@ def _settled(engines: Engines, current: tuple[int, ...], best: Plan, seed: int) 
     if over:
         engines = Engines(_beyond_budget(problem))
     change = switch(engines.problem, current, best.counts, best.servers, engines)
-    if not change.kept or is_sure(change.saved):
+    barely = best.feasible and _barely(problem, current, best)
+    if not change.kept or (is_sure(change.saved) and not barely):
         return best
     same = exactly(problem, current, seed)
     if not (same.feasible or (over and same.misses_only_budget)):
         return best
-    note = (
-        f"What runs is kept: the best plan, {fleet(best.pools, best.counts)}, would be better in "
-        f"{gain(change.saved):.0%} of the simulated runs, and a switch needs {SURE:.0%}."
+    better = (
+        f"would keep the limits in {best.kept:.1%} of the simulated runs, and to give a worker up needs "
+        f"{100 * (1 - _may_miss(problem)):.4g}%"
+        if barely
+        else f"would be better in {gain(change.saved):.0%} of the simulated runs, and a switch needs {SURE:.0%}"
     )
+    note = f"What runs is kept: the best plan, {fleet(best.pools, best.counts)}, {better}."
     return replace(same, notes=(*same.notes, note), proved=over and best.proved)
+
+
+def _barely(problem: Problem, current: Sequence[int], best: Plan) -> bool:
+    """Whether it has one worker less than what runs, and the next watch of its speed may well find that too few."""
+    less = [n - then for n, then in zip(current, best.counts, strict=True)]
+    return min(less) >= 0 and sum(less) == 1 and best.kept is not None and 1 - best.kept > _may_miss(problem)
+
+
+def _may_miss(problem: Problem) -> float:
+    """In which part of the runs a plan with one worker less than runs may miss the limits."""
+    return WELL_KEPT * (1 - problem.objective.confidence)
 
 
 def _beyond_budget(problem: Problem) -> Problem:
