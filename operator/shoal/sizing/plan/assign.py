@@ -22,9 +22,8 @@ Chosen = tuple[int | None, ...]
 
 ROUNDS = 12
 ORDERS = 24
-PAIRED = (
-    150  # candidates of a job that are tried against every candidate of another, about half of them the best
-)
+EXCHANGES = 4
+PAIRED = 150  # candidates of a job, about half of them its best, that are tried against each of another one
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ def _scale(jobs: Sequence[Columns], limits: Floats) -> float:
 
 def _exchanged(jobs: Sequence[Columns], limits: Floats, chosen: Chosen) -> Chosen:
     """Improve pairs of jobs, the others staying as they are."""
-    for _ in range(2):
+    for _ in range(EXCHANGES):
         before = chosen
         for i, j in combinations(range(len(jobs)), 2):
             chosen = _pair(jobs, limits, chosen, i, j)

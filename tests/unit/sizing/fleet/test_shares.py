@@ -85,6 +85,20 @@ def test_jobs_share_two_pools_of_which_either_alone_would_take_all() -> None:
     assert most <= 1.1 * fewest
 
 
+def test_eight_jobs_share_three_pools() -> None:
+    """Four of them had no node."""
+    pools = [
+        replace(SPOT, limit=40),
+        replace(STEADY, limit=40),
+        replace(STEADY, name="other", limit=20, price_per_hour=1.0),
+    ]
+    jobs = [fast(name, pools=("spot", "steady", "other"), max_workers=32) for name in "abcdefgh"]
+    found = plan_fleet(pools, [IDLE], jobs).jobs.values()
+    assert sum(sum(each.counts.values()) for each in found) == 100
+    seconds = [each.finish_seconds or 0.0 for each in found]
+    assert max(seconds) <= 1.2 * min(seconds)
+
+
 @pytest.mark.parametrize(("has", "then"), [((7, 1), (4, 4)), ((1, 7), (4, 4)), ((4, 4), (4, 4))])
 def test_nodes_that_run_unequally_are_shared_anew(has: tuple[int, int], then: tuple[int, int]) -> None:
     """However much more work one of them has: what it costs weighs nothing here."""
