@@ -26,6 +26,7 @@ WORTH_A_TRADE = 0.1
 """Jobs trade pools where all of them together then cost less by this part, since less is not known any better; or less
 at all, if that moves fewer workers: what was traded stays so."""
 SAME, MOST_TIMES = 1e-9, 1e3
+"""What differs by no more is the same, and more times as much is no more than that: what is free, or never ends."""
 MOST_TRADERS = 8
 """Of more jobs no cheaper trade is looked for, and no more trade with one that is late: for each, once a minute, it
 takes about as long as its plan alone."""
@@ -161,8 +162,8 @@ def _missed(plans: Sequence[Solved]) -> list[int]:
 def _kept(best: Sequence[Solved], limits: Mapping[str, int], given: Given) -> list[Solved] | None:
     """The plans that are being carried out, where they fit, keep all limits, and the best are not surely better.
 
-    Together: what one job gains by nodes of another is no gain if that one loses as much. As a part of the time, that
-    is, or of what the jobs that prefer to be cheap cost.
+    Together: what one job gains by nodes of another is no gain if that one loses as much, each as a part of its time;
+    those that prefer to be cheap, of what they cost.
     """
     plans, faster, saved, cost = list[Solved](), np.zeros(1), np.zeros(1), list[float]()
     for each in best:

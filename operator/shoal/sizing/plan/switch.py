@@ -52,10 +52,9 @@ def switch(
 ) -> Switch:
     """Compare `new` with `current`, what runs or is on its way.
 
-    Better is less cost, or time by the objective. Both see the same
-    nodes and speeds in every run (common random numbers); what runs needs no start-up, so the start-ups of what is new
-    are part of the cost of the switch; the other is that nodes are paid for a while after their workers have left
-    (`idle_seconds`).
+    Better is less cost, or time by the objective. Both see the same nodes and speeds in every run (common random
+    numbers); what runs needs no start-up, so the start-ups of what is new are part of the cost of the switch; the other
+    is that nodes are paid for a while after their workers have left (`idle_seconds`).
     """
     objective = problem.objective
     model = ElasticModel(problem)
