@@ -76,8 +76,8 @@ class Fallback(Strict):
     after_seconds: Positive = 300
     """Workers that waited for a spot node for this many seconds run on on-demand nodes instead."""
     return_after_seconds: Positive = 1800
-    """After this many seconds, one worker at a time tries a spot node again; when it runs, an on-demand worker
-    ends."""
+    """So many seconds after a worker fell back, or tried in vain, one that runs on demand tries a spot node again, and
+    works on until that is there."""
 
 
 class NodeExclusion(Strict):

@@ -338,7 +338,7 @@ class TrainingJobStatus(Status):
     counted_until: AwareDatetime | None = None
     """Until when poolUsage and cost are counted."""
     returning_since: AwareDatetime | None = None
-    """When a worker last tried to return from an on-demand node to a spot node."""
+    """When a worker last tried to return from an on-demand node to a spot node, or gave a spot node up."""
     released: bool = False
     """The Services and the disruption budget of the finished job are given back."""
     node_failures: dict[str, int] = Field(default_factory=dict, max_length=64)

@@ -10,7 +10,7 @@ the plan go back. Those that are too many end when the others run.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -150,6 +150,21 @@ def _worth(facts: Facts, home: Home) -> float:
 # --- by preference ----------------------------------------------------------------------------------------------------
 
 
+@dataclass
+class _Living:
+    """Where workers live while that is being decided."""
+
+    homes: dict[int, Home]
+    used: Counter[Home]
+
+    def move(self, index: int, home: Home) -> None:
+        """This worker lives there."""
+        if (before := self.homes.get(index)) is not None:
+            self.used[before] -= 1
+        self.homes[index] = home
+        self.used[home] += 1
+
+
 def _by_preference(
     facts: Facts,
     homes: Homes,
@@ -161,106 +176,86 @@ def _by_preference(
 ) -> Assignment:
     """`leaving`: where workers are at work that may not stay there: while there is no room for them, they do."""
     keepers = sorted(held, key=lambda index: (losses[index], index))[:number]
-    result = Assignment({index: at[index] for index in keepers if index in at})
-    _leave_exhausted(homes, held, result)
-    fell_back = _fall_back(facts, homes, held, result)
-    used = Counter(result.homes.values())
-    base = min(number, facts.job.spec.workers.on_demand_base)
+    lives = {index: at[index] for index in keepers if index in at}
+    living = _Living(lives, Counter(lives.values()))
+    waiting = sorted(i for i in lives.keys() - facts.at_rest.running.keys() if waits_for_node(held[i]))
+    _leave_in_vain(facts, homes, [held[index] for index in waiting], living)
     left_over = list[int]()
-    for index in _indices({i: held[i] for i in keepers}, result.homes, number):
-        home = homes.next(used)
-        if home is None:
+    for index in _indices({i: held[i] for i in keepers}, lives, number):
+        if (home := homes.next(living.used)) is not None:
+            living.move(index, home)
+        else:
             left_over.append(index)
+    _raise_base(homes, living)
+    if not any(not homes.is_on_demand(held[index].home) for index in waiting):
+        _return_one(facts, homes, losses, living)
+    problem = _full(homes, len(left_over)) if left_over else None
+    return Assignment(lives | {index: leaving[index] for index in left_over if index in leaving}, problem)
+
+
+def _full(homes: Homes, number: int) -> Reason:
+    """Why so many workers have no room."""
+    others = sum(homes.taken.get(name, 0) for name in homes.pools)
+    servers = sum(pool.spec.limits.nodes - pool.room for pool in homes.pools.values())
+    words = f"{number} workers have no room: raise limits.nodes of the pools in workers.pools, or add one"
+    words += f" (other jobs have {others} of their nodes)" if others else ""
+    words += f" (parameter servers fill {servers} of their nodes)" if servers else ""
+    return Reason("PoolsFull", words)
+
+
+def _leave_in_vain(facts: Facts, homes: Homes, waiting: Iterable[Sighting], living: _Living) -> None:
+    """Workers that wait for a node of an exhausted pool, or too long for a spot node, go where one may be had."""
+    exhausted = {home for home in homes.all() if homes.is_exhausted(home)}
+    stay = set[tuple[Home, bool]]()
+    """Of whom it is known, while nobody moves, that there is nothing better."""
+    for each in waiting:
+        late = not homes.is_on_demand(each.home) and _is_late(facts, each)
+        if (not late and each.home not in exhausted) or (each.home, late) in stay:
             continue
-        result.homes[index] = home
-        used[home] += 1
-    if left_over:
-        others = sum(homes.taken.get(name, 0) for name in homes.pools)
-        servers = sum(pool.spec.limits.nodes - pool.room for pool in homes.pools.values())
-        words = f"{len(left_over)} workers have no room: raise limits.nodes of the pools in workers.pools, or add one"
-        words += f" (other jobs have {others} of their nodes)" if others else ""
-        words += f" (parameter servers fill {servers} of their nodes)" if servers else ""
-        result.problem = Reason("PoolsFull", words)
-    _raise_base(homes, result, base, used)
-    if not fell_back:
-        _return_one(facts, homes, held, result, base, used)
-    result.homes |= {index: leaving[index] for index in left_over if index in leaving}
-    return result
+        others = living.used - Counter([each.home])
+        instead = homes.next(others, on_demand=True) if late else None
+        if instead is None or instead in exhausted or not homes.is_on_demand(instead):
+            instead = homes.next(others) if each.home in exhausted else None
+        if instead is None or instead in exhausted:
+            stay.add((each.home, late))
+        else:
+            living.move(each.place.index, instead)
+            stay.clear()
 
 
-def _raise_base(homes: Homes, result: Assignment, base: int, used: Counter[Home]) -> None:
+def _is_late(facts: Facts, waiting: Sighting) -> bool:
+    """Whether a worker has waited for a spot node for as long as it is to."""
+    rule, since = facts.job.spec.workers.fallback, waiting.slot.created_at
+    if rule is None or since is None or waiting.verdict.outcome is not PodOutcome.HEALTHY:
+        return False
+    return not facts.timers.pending(since + timedelta(seconds=rule.after_seconds))
+
+
+def _raise_base(homes: Homes, living: _Living) -> None:
     """Move workers to on-demand nodes until `onDemandBase` is reached."""
-    for index in sorted(result.homes, reverse=True):
-        if homes.on_demand(used) >= base:
+    for index in sorted(living.homes, reverse=True):
+        if homes.on_demand(living.used) >= homes.base:
             return
-        home = homes.next(used, on_demand=True)
+        home = homes.next(living.used, on_demand=True)
         if home is None or not homes.is_on_demand(home):
             return
-        if not homes.is_on_demand(result.homes[index]):
-            used[result.homes[index]] -= 1
-            result.homes[index] = home
-            used[home] += 1
+        if not homes.is_on_demand(living.homes[index]):
+            living.move(index, home)
 
 
-def _leave_exhausted(homes: Homes, held: Mapping[int, Sighting], result: Assignment) -> None:
-    """Workers that wait for a node of an exhausted pool may go to another one, if that has room."""
-    for index, home in list(result.homes.items()):
-        if not waits_for_node(held[index]) or home not in homes.all() or not homes.is_exhausted(home):
-            continue
-        used = Counter(result.homes.values())
-        instead = homes.next(used, on_demand=False)
-        if instead is not None and not homes.is_exhausted(instead):
-            result.homes[index] = instead
-
-
-def _fall_back(facts: Facts, homes: Homes, held: Mapping[int, Sighting], result: Assignment) -> bool:
-    """Send workers that waited for a spot node in vain to on-demand nodes. True if there are any."""
+def _return_one(facts: Facts, homes: Homes, losses: Mapping[int, int], living: _Living) -> None:
+    """Let one worker that runs on demand try a spot node again, when it is time."""
     rule = facts.job.spec.workers.fallback
-    fell = False
-    if rule is None:
-        return fell
-    for index, home in sorted(result.homes.items()):
-        each = held[index]
-        if homes.is_on_demand(home) or each.verdict.outcome is not PodOutcome.HEALTHY:
-            continue
-        if not waits_for_node(each) or each.slot.created_at is None:
-            continue
-        if facts.timers.pending(each.slot.created_at + timedelta(seconds=rule.after_seconds)):
-            continue
-        used = Counter(result.homes.values())
-        instead = next((h for h in homes.all() if homes.is_on_demand(h) and used[h] < homes.limit(h)), None)
-        if instead is not None:
-            result.homes[index] = instead
-            fell = True
-    return fell
-
-
-def _return_one(
-    facts: Facts,
-    homes: Homes,
-    held: Mapping[int, Sighting],
-    result: Assignment,
-    base: int,
-    used: Counter[Home],
-) -> None:
-    """Let one worker try a spot node again, when it is time."""
-    rule = facts.job.spec.workers.fallback
-    if rule is None or homes.on_demand(used) <= base:
-        return
-    waiting = any(
-        index in held and waits_for_node(held[index]) and not homes.is_on_demand(home)
-        for index, home in result.homes.items()
-    )
     since = facts.job.status.returning_since or facts.job.status.start_time
-    if waiting or since is None:
+    if rule is None or since is None or homes.on_demand(living.used) <= homes.base:
         return
     if facts.timers.pending(since + timedelta(seconds=rule.return_after_seconds)):
         return
-    home = homes.next(used, on_demand=False)
-    candidates = [
-        index
-        for index, at in result.homes.items()
-        if homes.is_on_demand(at) and index in held and held[index].pod is not None
-    ]
-    if home is not None and not homes.is_on_demand(home) and candidates:
-        result.homes[max(candidates)] = home
+    home = homes.next(living.used, on_demand=False)
+    if home is None or homes.is_on_demand(home):
+        return
+    runs = (
+        i for i, at in living.homes.items() if homes.is_on_demand(at) and losses.get(i, VACANT) <= AT_WORK
+    )
+    if (last := max(runs, default=None)) is not None:
+        living.move(last, home)

@@ -42,6 +42,11 @@ class Homes:
         spec = self.job.spec.workers
         return not self.named and not spec.on_demand_base and spec.fallback is None
 
+    @property
+    def base(self) -> int:
+        """How many workers are to live on demand."""
+        return self.job.spec.workers.on_demand_base
+
     def all(self) -> list[Home]:
         """All homes."""
         if self.named:
@@ -78,7 +83,7 @@ class Homes:
         than `onDemandBase` are.
         """
         if on_demand is None:
-            on_demand = self.on_demand(used) < self.job.spec.workers.on_demand_base
+            on_demand = self.on_demand(used) < self.base
         room = [home for home in self.all() if used[home] < self.limit(home)]
         if not self.named and not on_demand:
             room = [home for home in room if not home.on_demand]  # only by base or fallback

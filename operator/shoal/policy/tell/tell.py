@@ -19,7 +19,7 @@ from shoal.policy.common.wording import role_word
 from shoal.policy.decide import records, suspension
 from shoal.policy.decide.admission import missing_disruption_budget, missing_pod_group, missing_workload
 from shoal.policy.decide.decide import Decisions
-from shoal.policy.decide.members import MOVED, Member, every, follows_a_loss
+from shoal.policy.decide.members import FELL_BACK, MOVED, Member, every, follows_a_loss
 from shoal.policy.facts.coordinator import unasked
 from shoal.policy.facts.read import Facts
 from shoal.policy.model import Plan, Reason
@@ -127,11 +127,10 @@ class _Teller:
         }
 
     def _returns(self) -> bool:
-        """Whether a worker begins to try a spot node again."""
-        return any(
-            each.slot.cause == MOVED and not each.recorded and self._decided.wanted.returns_to_spot(each.slot)
-            for each in every(self._decided.workers)
-        )
+        """Whether a worker begins to try a spot node again, or gives one up: the next tries later."""
+        new = (each.slot for each in every(self._decided.workers) if not each.recorded)
+        returns = self._decided.wanted.returns_to_spot
+        return any(slot.cause == FELL_BACK or (slot.cause == MOVED and returns(slot)) for slot in new)
 
     def _phase(self, counts: PodCounts, conditions: Conditions) -> str:
         before = self._seen.job.status.phase

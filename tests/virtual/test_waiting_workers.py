@@ -1,0 +1,95 @@
+"""Pods that wait for a node: they go where one may be had, are made anew when an edit unblocks them, and stay else."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from tests.virtual.cluster import SPOT, Machine
+from tests.virtual.loop import play
+from tests.virtual.trainer import Truth
+from tests.virtual.world import GROUP, World
+
+
+def pool_world() -> World:
+    """Two nodes of the spot pool `a`, and those of no pool for servers."""
+    world = World(lambda _: Truth(samples=1e12), plan_seconds=60.0, step_seconds=1.0)
+    world.nodes(0, 2)
+    for number in range(2):
+        world.cluster.add(Machine(f"a-{number}", {**SPOT, "pool": "a"}))
+    add_pool(world, "a", "Spot")
+    add_pool(world, "od", "OnDemand")
+    return world
+
+
+def add_pool(world: World, name: str, kind: str, **more: Any) -> None:
+    spec = {
+        "capacityType": kind,
+        "nodeSelector": {"pool": name},
+        "limits": {"nodes": 6},
+        "price": {"perHour": 1},
+        "startupSeconds": 10,
+        **more,
+    }
+    body = {"apiVersion": GROUP, "kind": "CapacityPool", "metadata": {"name": name}, "spec": spec}
+    world.server.store(("capacitypools", "", name), body)
+
+
+def placed(world: World, role: str = "worker") -> dict[str, str | None]:
+    """The node of each pod that has not ended."""
+    found = [
+        each for each in world.server.all("pods") if each["status"].get("phase") in {"Pending", "Running"}
+    ]
+    return {
+        each["metadata"]["name"]: each["spec"].get("nodeName")
+        for each in found
+        if each["metadata"]["labels"]["shoal.dev/role"] == role
+    }
+
+
+def exhausted(world: World, name: str) -> bool:
+    conditions = world.server.objects["capacitypools", "", name].get("status", {}).get("conditions", ())
+    return any((each["type"], each["status"]) == ("Exhausted", "True") for each in conditions)
+
+
+def workers(**more: Any) -> dict[str, Any]:
+    return {"replicas": 2, "maxReplicas": 6, "pools": ["a", "od"], **more}
+
+
+def test_a_worker_of_an_old_job_that_loses_its_spot_node_runs_on_demand_and_stays() -> None:
+    async def story() -> None:
+        world = pool_world()
+        for number in range(2):
+            world.cluster.add(Machine(f"od-{number}", {"pool": "od"}))
+        async with world.living():
+            world.replica("a")
+            world.apply(workers=workers(fallback={"afterSeconds": 30, "returnAfterSeconds": 150}))
+            await asyncio.sleep(200)
+            assert set(placed(world).values()) == {"a-0", "a-1"}
+            world.cluster.kill("a-1")
+            await world.until(
+                lambda: (placed(world).get("digits-worker-1-2") or "").startswith("od-"), 180, "it fell back"
+            )
+            made = world.writes()["POST pods"]
+            await asyncio.sleep(140)
+            assert world.writes()["POST pods"] == made
+
+    play(story)
+
+
+def test_the_base_of_a_job_waits_for_an_exhausted_pool_with_one_pod() -> None:
+    async def story() -> None:
+        world = pool_world()
+        async with world.living():
+            world.replica("a")
+            world.apply("first", workers=workers(replicas=1, onDemandBase=1))
+            await world.until(lambda: exhausted(world, "od"), 120, "the pool is exhausted")
+            before = world.writes()
+            world.apply("second", workers=workers(onDemandBase=1))
+            await asyncio.sleep(60)
+            after = world.writes()
+            assert after["POST pods"] - before["POST pods"] == 3, "a server and two workers"
+            assert after["DELETE pods"] == before["DELETE pods"]
+            assert after["PUT trainingjobs/status"] - before["PUT trainingjobs/status"] < 20
+
+    play(story)
