@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
 from shoal.api.base import GROUP
@@ -16,6 +17,10 @@ ROLE = f"{GROUP}/role"
 INDEX = f"{GROUP}/index"
 INCARNATION = f"{GROUP}/incarnation"
 TEMPLATE = f"{GROUP}/template"
+PLACEMENT = f"{GROUP}/placement"
+"""What else decided which nodes the pod may run on (`manifests.placement.digest`)."""
+AVOIDS_UNTIL = f"{GROUP}/avoids-until"
+"""When the last of the nodes that the pod avoids is excluded no longer, in seconds since 1970."""
 SHARDS = f"{GROUP}/shards"
 """Of a parameter server: how many the parameters are divided among."""
 POOL = f"{GROUP}/pool"
@@ -49,6 +54,12 @@ class Place(NamedTuple):
 
 _NUMBER = re.compile("0|[1-9][0-9]{0,9}")
 """As Shoal writes it. A longer one, of somebody else, would be an integer for no other program that reads a status."""
+
+
+def avoids_until(labels: Mapping[str, str]) -> datetime | None:
+    """From when on a pod avoids nodes for nothing; None: it avoids none."""
+    until = labels.get(AVOIDS_UNTIL)
+    return datetime.fromtimestamp(int(until), UTC) if until and _NUMBER.fullmatch(until) else None
 
 
 def place_in(labels: Mapping[str, str]) -> Place | None:

@@ -59,10 +59,12 @@ class ParameterServers(Templated):
     """Number of shards of the parameters. Can change only while the job is suspended."""
     capacity: Capacity = "OnDemand"
     """Kind of nodes, by the platform's labels: OnDemand (nodes without a known spot label), Spot, or Any. Terms of the
-    template's nodeAffinity apply as well."""
+    template's nodeAffinity apply as well. A change of this, of `pools` or of their nodes applies to pods that have no
+    node yet."""
     pools: PoolNames = ()
-    """CapacityPools that they may run on, the first with room. They replace `capacity`. Empty: any node of that
-    kind. While none of them exists, no server is made; one that runs stays."""
+    """CapacityPools that they may run on, the first that is not Exhausted. They replace `capacity`. Empty: any node of
+    that kind. While none of them exists, no server is made. One that waits leaves a pool that is Exhausted for the
+    next; one that runs stays."""
     snapshot: SnapshotSpec = SnapshotSpec()
     """How often the model is saved. A change applies to servers that start later, as after a suspension."""
     template: PsTemplate = Field(default_factory=dict)
@@ -141,7 +143,8 @@ class Workers(Templated):
     before its successor begins, one at a time, while all others run."""
     capacity: Capacity = "Spot"
     """Kind of nodes, by the platform's labels: Spot, OnDemand (nodes without a known spot label), or Any. On a cluster
-    whose nodes have no spot labels: Any. Terms of the template's nodeAffinity apply as well."""
+    whose nodes have no spot labels: Any. Terms of the template's nodeAffinity apply as well. A change of this or of
+    the nodes of `pools` applies to pods that have no node yet."""
     pools: PoolNames = ()
     """CapacityPools that they may run on, in order of preference. They replace `capacity`. Empty: any node of that
     kind."""

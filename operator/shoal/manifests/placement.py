@@ -7,6 +7,8 @@ let Kubernetes clean up after a lost machine within seconds instead of five minu
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -48,6 +50,8 @@ class Where:
     """Whether it runs in the zone of parameter server 0."""
     excluded: tuple[str, ...] = ()
     """Nodes to avoid."""
+    excluded_until: int = 0
+    """When the last of them is to be avoided no longer, in seconds since 1970."""
     assigned: Assigned | None = None
     """What the admission of the job's Workload says, for a pod that it stands for."""
 
@@ -62,6 +66,23 @@ def default_where(job: TrainingJob, place: Place) -> Where:
     if place.role == "ps":
         return Where(job.spec.parameter_servers.capacity)
     return Where(job.spec.workers.capacity, zone=job.spec.workers.zone_policy)
+
+
+def digest(job: TrainingJob, where: Where) -> str:
+    """A digest of all that decides about the nodes of a pod, beside its template and an admission.
+
+    It is of what people wrote, not of what is made of it: pods that wait are not made anew, and lose their place in a
+    queue, because another version of Shoal makes something else of the same. Nodes to avoid are not in it, since they
+    change often.
+    """
+    nodes: object = where.capacity
+    if (pool := where.pool) is not None:
+        spec = pool.spec
+        tolerations = [each.model_dump(exclude_none=True) for each in spec.tolerations]
+        gpus = spec.accelerator.count if spec.accelerator else 0
+        nodes = [pool.metadata.name, spec.capacity_type, spec.zone, spec.node_selector, tolerations, gpus]
+    said = [job.spec.run_policy.scheduling_policy.queue, where.zone, nodes]
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def affinity(

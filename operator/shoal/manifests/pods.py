@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal.api.labels import ON_DEMAND, Place, RoleName
+from shoal.api.labels import AVOIDS_UNTIL, ON_DEMAND, PLACEMENT, Place, RoleName
 from shoal.api.training_job import TrainingJob
 from shoal.manifests import names
 from shoal.manifests.merge import merge
@@ -20,6 +20,7 @@ from shoal.manifests.placement import (
     Where,
     affinity,
     default_where,
+    digest,
     keys_of_nodes,
     node_selector,
     tolerations,
@@ -105,6 +106,8 @@ class PodFactory:
             **(metadata.get("labels") or {}),
             **given.labels,
             **names.place_labels(job, place, where.pool.metadata.name if where.pool else ""),
+            PLACEMENT: digest(job, where),
+            **({AVOIDS_UNTIL: str(where.excluded_until)} if where.excluded else {}),
             **({ON_DEMAND: "true"} if on_demand else {}),
         }
         if where.assigned is not None:

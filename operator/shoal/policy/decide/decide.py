@@ -77,7 +77,7 @@ def decide(facts: Facts) -> Decisions:
     """The decisions about an active job."""
     counters, actions = Counters(facts.job.status, facts.now), Actions(facts.timers)
     goal = wanted(facts)
-    facts.rouse(goal.disturbed(facts.at_rest) | due(facts))
+    facts.rouse(goal.disturbed(facts.at_rest, facts.timers) | due(facts))
     workers = records.update(facts, "worker", goal, counters)
     goal.servers = suspension.wants_server(facts, workers, facts.timers)
     servers = records.update(facts, "ps", goal, counters)

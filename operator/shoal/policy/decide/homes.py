@@ -190,12 +190,12 @@ def _zone_of_servers(facts: Facts) -> str:
     return zones.pop() if len(zones) == 1 else ""
 
 
-def server_where(facts: Facts) -> tuple[Where | None, Reason | None]:
-    """The nodes of new parameter servers, of a job that names pools for them, and what is wrong with some of these.
+def server_pools(facts: Facts) -> tuple[dict[str, CapacityPool], Reason | None]:
+    """The pools in which new parameter servers may live, in order of preference, and what is wrong with others."""
+    return _there(facts, facts.job.spec.parameter_servers.pools, "parameterServers.pools")
 
-    They are of the first pool that has some. None: there is no such pool. A server that runs stays where it is.
-    """
-    spec = facts.job.spec.parameter_servers
-    known, problem = _there(facts, spec.pools, "parameterServers.pools")
-    choices = [pool for pool in known.values() if pool.status.exhausted is None] or [*known.values()]
-    return Where(spec.capacity, choices[0]) if choices else None, problem
+
+def first_with_nodes(pools: Mapping[str, CapacityPool], here: str = "") -> CapacityPool | None:
+    """The first pool that has nodes; if all are exhausted, the first. Rather the one that is `here`."""
+    choices = {name: pool for name, pool in pools.items() if pool.status.exhausted is None} or pools
+    return choices.get(here) or next(iter(choices.values()), None)

@@ -17,7 +17,7 @@ from shoal.policy.facts.verdict import PodOutcome, Verdict
 UNWANTED = "Unwanted"  # scaled down or suspended
 TAKEN_BACK = "TakenBack"  # a replacement that is no longer needed
 SILENT = "Silent"  # its replacement runs, or the coordinator has fenced it
-OUTDATED = "Outdated"  # it never ran, and the template has changed
+OUTDATED = "Outdated"  # it never ran, and would be made otherwise now
 FELL_BACK = "FellBack"  # it waited for a spot node in vain
 OWN_CAUSES = frozenset({UNWANTED, TAKEN_BACK, SILENT, OUTDATED, FELL_BACK})
 """Causes that are decisions of the operator, which deletes the pod."""

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from shoal.api.kube import Pod
-from shoal.api.labels import TEMPLATE, RoleName
+from shoal.api.labels import RoleName
 from shoal.api.training_job_status import Slot
 from shoal.manifests.names import pod_name
 from shoal.policy.actions import Action, CreatePod
@@ -298,11 +298,8 @@ class _Updater:
         has_run = slot.has_run or pod.running
         if not self._wanted.fits(slot):
             return MOVED if has_run else FELL_BACK if self._wanted.goes_on_demand(slot) else OUTDATED
-        if has_run:
-            return ""
-        spec = self._facts.job.spec
-        digest = (spec.parameter_servers if slot.role == "ps" else spec.workers).template_digest
-        return OUTDATED if pod.metadata.labels.get(TEMPLATE, digest) != digest else ""
+        outdated = not has_run and self._wanted.is_outdated(pod, self._facts.timers)
+        return OUTDATED if outdated else ""
 
     def _state_when_healthy(self, slot: Slot, pod: Pod | None) -> str:
         if slot.cause:

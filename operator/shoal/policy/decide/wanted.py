@@ -12,16 +12,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import compress, count
+from math import ceil
 from operator import ne
 
-from shoal.api.labels import Place, RoleName
+from shoal.api.capacity_pool import CapacityPool
+from shoal.api.kube import Pod
+from shoal.api.labels import PLACEMENT, POOL, TEMPLATE, Place, RoleName, avoids_until
 from shoal.api.planning_status import PlanStatus
 from shoal.api.training_job import TrainingJob
-from shoal.api.training_job_status import Slot
-from shoal.manifests.placement import Assigned, Where, default_where
+from shoal.api.training_job_status import ExcludedNode, Slot
+from shoal.manifests.placement import Assigned, Where, digest
 from shoal.manifests.workload import stands_for
+from shoal.policy.common.timers import Timers
 from shoal.policy.decide.assignment import Assignment, assign
-from shoal.policy.decide.homes import homes_of, server_where, with_words
+from shoal.policy.decide.homes import first_with_nodes, homes_of, server_pools, with_words
 from shoal.policy.decide.members import UNWANTED, newest_of
 from shoal.policy.decide.planning import Planned, planned
 from shoal.policy.facts.read import Facts
@@ -36,6 +40,8 @@ class Wanted:
 
     job: TrainingJob
     workers: frozenset[int]
+    where_workers: Callable[[Home], Where]
+    """The nodes of a home of workers."""
     asked: int = 0
     """How many workers the spec or the plan asks for; there may be no place for all."""
     lingering: int = 0
@@ -45,13 +51,12 @@ class Wanted:
     servers: Callable[[Place], bool] = lambda _: False
     limit: Callable[[Home], int] = lambda _: 1_000
     """The most workers of a home, beside those of other jobs."""
-    where_workers: Callable[[Home], Where] | None = None
-    where_servers: Where | None = None
-    """Of parameter servers that live in pools."""
+    server_pools: Mapping[str, CapacityPool] = field(default_factory=dict)
+    """Where new parameter servers may live, if the job names pools for them."""
     known_pools: Mapping[str, object] = field(default_factory=dict)
     assigned: Mapping[RoleName, Assigned] = field(default_factory=dict)
     """What a queue's admission says about the pods that it is for."""
-    excluded: tuple[str, ...] = ()
+    excluded: tuple[ExcludedNode, ...] = ()
     """Nodes that new workers avoid."""
     on_demand: Callable[[Home], bool] = lambda _: False
     """Whether a home is on demand."""
@@ -64,6 +69,8 @@ class Wanted:
     problem: Reason | None = None
     """Why not all pods can have a home."""
     events: tuple[Event, ...] = ()
+    _placements: dict[tuple[RoleName, Home], str] = field(default_factory=dict)
+    """The digests of placements, by role and home."""
 
     def wants(self, place: Place) -> bool:
         """Whether there is to be a pod of this place."""
@@ -83,11 +90,53 @@ class Wanted:
         """Whether this worker is to go from an on-demand node to a spot node."""
         return self.on_demand(home_of(slot)) and not self.on_demand(self.homes.get(slot.index, Home()))
 
-    def disturbed(self, at_rest: AtRest) -> set[int]:
-        """Workers at rest that are not wanted, or not where they are."""
+    def disturbed(self, at_rest: AtRest, timers: Timers) -> set[int]:
+        """Workers at rest that are not wanted, not where they are, or not as they are."""
         here = at_rest.homes
         elsewhere = map(ne, map(self.homes.get, here), here.values()) if self.homes else ()
-        return set(compress(here, elsewhere)) | (here.keys() - self.workers)
+        outdated = {
+            i for i, each in at_rest.starting.items() if each.pod and self.is_outdated(each.pod, timers)
+        }
+        return set(compress(here, elsewhere)) | (here.keys() - self.workers) | outdated
+
+    def is_outdated(self, pod: Pod, timers: Timers) -> bool:
+        """Whether a pod that has not run is not as it would be made now.
+
+        One that has its node keeps that, whatever has been edited since. One that has none, and avoids nodes, is made
+        anew when none of these is excluded any more: once in a cooldown at most.
+        """
+        place, labels, spec = pod.place, pod.metadata.labels, self.job.spec
+        if place is None:
+            return False
+        template = (spec.parameter_servers if place.role == "ps" else spec.workers).template_digest
+        if labels.get(TEMPLATE, template) != template:
+            return True
+        if pod.spec.node_name:
+            return False
+        until, placement = avoids_until(labels), self._placement(place, pod)
+        if placement is None:
+            return False
+        return labels.get(PLACEMENT, placement) != placement or not (until is None or timers.pending(until))
+
+    def _placement(self, place: Place, pod: Pod) -> str | None:
+        """What this pod, which has no node, would say of its placement if it was made now; None: it cannot be made."""
+        if place.role == "worker":
+            homeless, home = self.is_homeless(place.index), self.home(place)
+        else:
+            homeless, home = self.servers_are_homeless, self._home_of_server(pod)
+        if homeless:
+            return None
+        if (key := (place.role, home)) not in self._placements:
+            self._placements[key] = digest(self.job, self._where(*key))
+        return self._placements[key]
+
+    def _home_of_server(self, pod: Pod | None = None) -> Home:
+        """Where a new server lives; or one that has no node, which stays unless its pool has none, and another one."""
+        here = pod.metadata.labels.get(POOL, "") if pod is not None else ""
+        if pod is not None and here in self.server_pools and not pod.waits_for_node(there_are=False):
+            return Home(here)
+        pool = first_with_nodes(self.server_pools, here)
+        return Home(pool.metadata.name if pool is not None else "")
 
     def home(self, place: Place) -> Home:
         """Where a new pod of this place lives."""
@@ -95,10 +144,7 @@ class Wanted:
 
     def pool_of(self, place: Place) -> str:
         """The CapacityPool that a new pod of this place is for; empty: none."""
-        if place.role == "worker":
-            return self.home(place).pool
-        pool = self.where_servers.pool if self.where_servers is not None else None
-        return pool.metadata.name if pool is not None else ""
+        return (self.home(place) if place.role == "worker" else self._home_of_server()).pool
 
     def is_homeless(self, index: int) -> bool:
         """Whether no new pod of this worker can be placed: its pool is not there."""
@@ -108,7 +154,7 @@ class Wanted:
     @property
     def servers_are_homeless(self) -> bool:
         """Whether no new parameter server can be placed: none of its pools is there."""
-        return bool(self.job.spec.parameter_servers.pools) and self.where_servers is None
+        return bool(self.job.spec.parameter_servers.pools) and not self.server_pools
 
     def waits_in_vain(self, index: int) -> bool:
         """Whether a new pod of this worker would wait for a node that is known not to come."""
@@ -116,14 +162,22 @@ class Wanted:
 
     def where_of(self, place: Place) -> Where:
         """The nodes that a new pod of this place may run on."""
-        where = default_where(self.job, place)
+        where = self._where(
+            place.role, self.home(place) if place.role == "worker" else self._home_of_server()
+        )
         if stands_for(self.job, place):
             where = replace(where, assigned=self.assigned.get(place.role))
-        if place.role == "ps":
-            return self.where_servers or where
-        if place.index in self.homes and self.where_workers is not None:
-            where = self.where_workers(self.homes[place.index])
-        return replace(where, excluded=self.excluded) if self.excluded else where
+        if place.role == "ps" or not self.excluded:
+            return where
+        until = max(each.until for each in self.excluded)
+        nodes = tuple(each.node for each in self.excluded)
+        return replace(where, excluded=nodes, excluded_until=ceil(until.timestamp()))
+
+    def _where(self, role: RoleName, home: Home) -> Where:
+        """The nodes of a home."""
+        if role == "worker":
+            return self.where_workers(home)
+        return Where(self.job.spec.parameter_servers.capacity, self.server_pools.get(home.pool))
 
 
 def wanted(facts: Facts) -> Wanted:
@@ -132,7 +186,7 @@ def wanted(facts: Facts) -> Wanted:
     newest = newest_of(facts.sightings["worker"])
     held = {index: each for index, each in newest.items() if each.slot.cause != UNWANTED}
     held |= facts.at_rest.by_index()
-    homes, (where_servers, problem) = homes_of(facts), server_where(facts)
+    homes, (servers, problem) = homes_of(facts), server_pools(facts)
     if homes.problem is not None:
         problem = with_words(problem, homes.problem)
     plan: Planned = planned(facts, homes, spec.workers.replicas)
@@ -140,15 +194,15 @@ def wanted(facts: Facts) -> Wanted:
     result = Wanted(
         facts.job,
         frozenset(),
+        homes.where,
         number,
         limit=homes.limit,
-        where_workers=homes.where,
-        where_servers=where_servers,
+        server_pools=servers,
         known_pools=homes.pools,
         assigned=facts.quota.assigned,
         on_demand=homes.is_on_demand,
         exhausted=homes.is_exhausted,
-        excluded=tuple(x.node for x in facts.job.status.excluded_nodes if x.until > facts.now),
+        excluded=tuple(each for each in facts.job.status.excluded_nodes if each.until > facts.now),
         plan=plan.status,
         ready=plan.ready,
         not_ready=plan.not_ready,

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 
 from shoal.api.kube import Node, Pod
-from shoal.api.labels import ON_DEMAND, POOL, SHARDS, TEMPLATE, Place, RoleName
+from shoal.api.labels import ON_DEMAND, POOL, SHARDS, Place, RoleName
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Slot
 from shoal.manifests.names import first_incarnation, pod_name
@@ -217,9 +217,7 @@ class _Reader:
             return False
         if slot.state == "Running":
             return pod.running
-        digest = self.seen.job.spec.workers.template_digest
-        outdated = pod.metadata.labels.get(TEMPLATE, digest) != digest
-        return slot.state == "Starting" and not pod.running and not outdated
+        return slot.state == "Starting" and not pod.running
 
     def _sighting(
         self,

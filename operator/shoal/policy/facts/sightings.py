@@ -166,7 +166,7 @@ class Memory:
     """
 
     def __init__(self) -> None:
-        self._of: tuple[str, Platform, bool] | None = None
+        self._of: tuple[Platform, bool] | None = None
         self._pods: PodFactory | None = None
         self._at_rest = AtRest()
         self._index_of_pod: dict[int, int] = {}
@@ -223,6 +223,6 @@ class Memory:
             del self._node_names[index], self._nodes[index]
 
 
-def _basis(seen: Observation) -> tuple[str, Platform, bool]:
+def _basis(seen: Observation) -> tuple[Platform, bool]:
     """What else it depends on whether a worker is at rest."""
-    return seen.job.spec.workers.template_digest, seen.platform, seen.node_signals
+    return seen.platform, seen.node_signals

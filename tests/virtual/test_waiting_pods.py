@@ -11,13 +11,13 @@ from tests.virtual.trainer import Truth
 from tests.virtual.world import GROUP, World
 
 
-def pool_world() -> World:
-    """Two nodes of the spot pool `a`, and those of no pool for servers."""
+def pool_world(**a: Any) -> World:
+    """Two nodes of the spot pool `a`, and those of no pool for servers. `a`: more of the spec of that pool."""
     world = World(lambda _: Truth(samples=1e12), plan_seconds=60.0, step_seconds=1.0)
     world.nodes(0, 2)
     for number in range(2):
         world.cluster.add(Machine(f"a-{number}", {**SPOT, "pool": "a"}))
-    add_pool(world, "a", "Spot")
+    add_pool(world, "a", "Spot", **a)
     add_pool(world, "od", "OnDemand")
     return world
 
@@ -91,5 +91,62 @@ def test_the_base_of_a_job_waits_for_an_exhausted_pool_with_one_pod() -> None:
             assert after["POST pods"] - before["POST pods"] == 3, "a server and two workers"
             assert after["DELETE pods"] == before["DELETE pods"]
             assert after["PUT trainingjobs/status"] - before["PUT trainingjobs/status"] < 20
+
+    play(story)
+
+
+def test_workers_that_wait_for_nodes_of_a_kind_that_no_node_is_run_after_an_edit() -> None:
+    async def story() -> None:
+        world = World(lambda _: Truth(samples=1e12))
+        world.nodes(0, 4)
+        async with world.living():
+            world.replica("a")
+            world.apply()
+            await asyncio.sleep(20)
+            assert placed(world) == dict.fromkeys(f"digits-worker-{number}-0" for number in range(3))
+            spec = world.server.objects["trainingjobs", "team", "digits"]["spec"]["workers"]
+            world.edit(workers={**spec, "capacity": "Any"})
+            await world.until(lambda: world.job().status.workers.ready == 3, 30, "they run")
+            assert placed(world).keys() == {f"digits-worker-{number}-1" for number in range(3)}
+
+    play(story)
+
+
+def test_workers_that_wait_for_a_pool_with_a_wrong_selector_run_when_it_is_corrected() -> None:
+    async def story() -> None:
+        world = pool_world(nodeSelector={"pool": "typo"})
+        async with world.living():
+            world.replica("a")
+            world.apply(workers=workers(pools=["a"]))
+            await asyncio.sleep(20)
+            assert set(placed(world).values()) == {None}
+            key = ("capacitypools", "", "a")
+            found = world.server.objects[key]
+            world.server.store(key, {**found, "spec": {**found["spec"], "nodeSelector": {"pool": "a"}}})
+            await world.until(lambda: world.job().status.workers.ready == 2, 30, "they run")
+
+    play(story)
+
+
+def test_a_server_that_waits_for_an_exhausted_pool_runs_in_the_next_one_under_a_new_epoch() -> None:
+    async def story() -> None:
+        world = pool_world()
+        add_pool(world, "od-b", "OnDemand")
+        world.cluster.add(Machine("od-b-0", {"pool": "od-b"}))
+
+        def alone() -> None:
+            assert len(placed(world, "ps")) <= 1, "two servers of one shard"
+
+        world.watchers.append(alone)
+        async with world.living():
+            world.replica("a")
+            world.apply(
+                parameterServers={"replicas": 1, "pools": ["od", "od-b"]}, workers=workers(pools=["a"])
+            )
+            await asyncio.sleep(5)
+            assert placed(world, "ps") == {"digits-ps-0-0": None}
+            await world.until(lambda: world.job().status.parameter_servers.ready == 1, 180, "the server runs")
+            assert placed(world, "ps") == {"digits-ps-0-1": "od-b-0"}
+            await world.until(lambda: world.job().status.workers.ready == 2, 30, "the workers run")
 
     play(story)
