@@ -252,7 +252,7 @@ def _return_one(facts: Facts, homes: Homes, losses: Mapping[int, int], living: _
     if facts.timers.pending(since + timedelta(seconds=rule.return_after_seconds)):
         return
     home = homes.next(living.used, on_demand=False)
-    if home is None or homes.is_on_demand(home):
+    if home is None or homes.is_on_demand(home) or homes.is_exhausted(home):
         return
     runs = (
         i for i, at in living.homes.items() if homes.is_on_demand(at) and losses.get(i, VACANT) <= AT_WORK
