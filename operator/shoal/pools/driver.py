@@ -12,7 +12,8 @@ from shoal.pools.rules import Pace, Target
 class Driver(Protocol):
     """Sizes one target.
 
-    All methods raise `ScalingError` with what to do, or `Unavailable` where the same may succeed later.
+    All methods raise `ScalingError` with what to do, if nothing was done, or `Unavailable`: it may have been done, or
+    may succeed later.
     """
 
     @property

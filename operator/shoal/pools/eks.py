@@ -17,7 +17,8 @@ from shoal.pools.rules import Pace, Target
 
 TIMEOUTS = {"connect_timeout": 5, "read_timeout": 20, "retries": {"max_attempts": 2, "mode": "standard"}}
 STEADY = {"ACTIVE", "DEGRADED"}
-LATER = {"ThrottlingException", "ServerException", "ServiceUnavailableException", "TooManyRequestsException"}
+REFUSED = {400, 401, 403, 404, 409}
+"""What EKS itself answers with. A gateway's answers, such as 504, do not say what EKS did."""
 
 
 def eks_client(region: str) -> Any:
@@ -85,18 +86,19 @@ class EksDriver:
         try:
             return await asyncio.to_thread(getattr(client, method), **self._names, **parameters)
         except ClientError as error:
-            raise self._refused(error.response["Error"]) from error
+            raise self._failed(error.response) from error
         except BotoCoreError as error:
             raise Unavailable(f"{self._what}: {error}") from error
 
-    def _refused(self, error: dict[str, str]) -> Exception:
+    def _failed(self, response: dict[str, Any]) -> Exception:
+        error, meta = response["Error"], response.get("ResponseMetadata") or {}
         code, words = error.get("Code", ""), f"{self._what}: {error.get('Message', '')}"
+        if meta.get("RetryAttempts") or meta.get("HTTPStatusCode") not in REFUSED or "Throttl" in code:
+            return Unavailable(f"{words} ({code})")  # what a repeated request meets may be its first attempt
         if code == "ResourceNotFoundException":
             return ScalingError("TargetNotFound", f"{words} Correct spec.scaling.cloud.eks")
         if code == "ResourceInUseException":
             return Busy("Busy", words)
-        if code in LATER:
-            return Unavailable(words)
         if "AccessDenied" in code or code in {"UnrecognizedClientException", "ExpiredTokenException"}:
             rights = "eks:DescribeNodegroup and eks:UpdateNodegroupConfig on this node group"
             return ScalingError("Forbidden", f"{words} Grant {rights}")

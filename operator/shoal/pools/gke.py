@@ -103,6 +103,8 @@ class GkeDriver:
     async def _call(self, function: Callable[[Gke], Any]) -> Any:
         clients = await asyncio.to_thread(self._clients)
         from google.api_core import exceptions  # there are clients, so they are installed
+        from google.auth.exceptions import GoogleAuthError
+        from requests import RequestException  # Compute Engine's, also where its answer is no JSON
 
         try:
             return await asyncio.to_thread(function, clients)
@@ -116,7 +118,13 @@ class GkeDriver:
                 f"{self._name}: {error.message} Grant container.clusters.get and container.clusters.update"
             )
             raise ScalingError("Forbidden", words) from error
-        except (exceptions.ServerError, exceptions.TooManyRequests, exceptions.RetryError) as error:
+        except (
+            exceptions.ServerError,
+            exceptions.TooManyRequests,
+            exceptions.RetryError,
+            GoogleAuthError,
+            RequestException,
+        ) as error:
             raise Unavailable(f"{self._name}: {error}") from error
         except exceptions.GoogleAPICallError as error:
             raise ScalingError("Refused", f"{self._name}: {error}") from error

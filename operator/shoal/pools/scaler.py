@@ -8,9 +8,8 @@ Cloud a finalizer makes a deleted pool wait for that, though not for ever.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoal.api.base import Condition
 from shoal.api.capacity_pool import CapacityPool
@@ -18,13 +17,13 @@ from shoal.api.capacity_pool_scaling import Subject
 from shoal.api.capacity_pool_status import ScalingStatus
 from shoal.api.events import Event
 from shoal.cluster.cache import Cache
-from shoal.errors import Busy, ScalingError, SizedByOther, Unavailable
+from shoal.errors import Busy, LeaseLost, ScalingError, ShoalError, SizedByOther
 from shoal.pools.metrics import PoolMetrics
 from shoal.pools.ownership import MANAGER
 from shoal.pools.record import memory_of, scaling_of
-from shoal.pools.rules import GIVE_UP_AFTER, Decision, Finding, Memory, Wish, decide, release
+from shoal.pools.rules import GIVE_UP_AFTER, Decision, Finding, Memory, decide, release
 from shoal.pools.subject import Drivers, identity, keeps_paid_nodes, subject_of
-from shoal.pools.wish import other_holder, wish_of
+from shoal.pools.wish import wish_of
 from shoal.runtime.controller import Key
 from shoal.runtime.recorder import Recorder
 from shoal.runtime.status_writer import StatusWriter
@@ -33,6 +32,13 @@ FINALIZER = "shoal.dev/node-pool"
 EVERY_SECONDS = 30.0
 SOON_SECONDS = 5.0
 CONDITIONS = ("Scaled", "FieldConflict")
+
+
+class _Step(NamedTuple):
+    decision: Decision
+    stored: CapacityPool | None
+    """None: it has changed meanwhile, and nothing was resized."""
+    error: Exception | None = None
 
 
 class PoolScaler:
@@ -73,71 +79,63 @@ class PoolScaler:
         return await self._size(pool, wanted)
 
     async def _size(self, pool: CapacityPool, subject: Subject) -> float:
-        driver = self._drivers(pool, subject)
-        before = None if pool.status.scaling is None else memory_of(pool.status.scaling)
-        try:
-            target = await driver.read()
-        except ScalingError as error:
-            await self._tell(pool, subject, _failed(before, error))
-            return EVERY_SECONDS
-        except Unavailable as error:
-            why = Finding("Unavailable", str(error))
-            await self._tell(pool, subject, Decision(before, unsure=True, why=why))
-            raise
-        now = self._wall()
-        wish = wish_of(pool, subject, now)
-        if (other := other_holder(pool, subject, self._pools.all())) is not None:
-            words = (
-                f"CapacityPool {other} sizes {identity(pool, subject)}: give each pool a target of its own"
-            )
-            wish = Wish(wish.nodes, wish.limit, Finding("SharedTarget", words))
-        decision = decide(wish, before, target, now, driver.pace)
-        stored = await self._tell(pool, subject, decision)
-        if stored is None:
-            return SOON_SECONDS
-        if decision.resize is None:
-            return _wait(decision)
-        try:
-            await driver.resize(decision.resize, target)
-        except ScalingError as error:
-            self._metrics.resizes.labels(pool.spec.scaling.mode, error.reason).inc()
-            await self._tell(stored, subject, _failed(before, error))
-            return SOON_SECONDS if isinstance(error, Busy) else EVERY_SECONDS
-        self._resized(stored, f"{decision.why.message}: {pool.status.recommended.reason}")
-        return SOON_SECONDS
+        step = await self._step(pool, subject, None)
+        if step.error is not None and not isinstance(step.error, ScalingError):
+            raise step.error
+        soon = step.stored is None or step.decision.resize is not None or isinstance(step.error, Busy)
+        return SOON_SECONDS if soon else _wait(step.decision)
 
     async def _release(self, pool: CapacityPool, held: ScalingStatus) -> float | None:
-        now = self._wall()
+        now, what = self._wall(), identity(pool, held.subject)
         since = held.releasing_since or now
-        what = identity(pool, held.subject)
-        memory = memory_of(held)
-        decision = Decision(memory)
+        decision, stored, error = await self._step(pool, held.subject, since)
+        why = decision.why.message
+        if decision.ended:
+            return await self._released(pool, Event("Normal", "Released", f"{what}: {why}"))
+        if stored is None or decision.resize is not None:
+            return SOON_SECONDS
+        if isinstance(error, ScalingError) and error.reason == "TargetNotFound":
+            return await self._released(stored, Event("Normal", "Released", f"{what} is gone"))
+        if now - since >= GIVE_UP_AFTER:
+            words = f"{what} keeps its size, set it yourself ({held.original_nodes} nodes before): {why}"
+            return await self._released(stored, Event("Warning", "NotReleased", words))
+        if error is not None and not isinstance(error, ShoalError):
+            raise error
+        return min(SOON_SECONDS if decision.wait is None else _wait(decision), EVERY_SECONDS)
+
+    async def _step(self, pool: CapacityPool, subject: Subject, since: datetime | None) -> _Step:
+        """Read, decide, remember, resize, and say so. `since`: since when it is released."""
+        memory = None if pool.status.scaling is None else memory_of(pool.status.scaling)
+        decision, stored = Decision(memory), None
         try:
-            driver = self._drivers(pool, held.subject)
+            driver = self._drivers(pool, subject)
             target = await driver.read()
-            decision = release(memory, target, now, driver.pace)
+            now = self._wall()
+            if memory is None or since is None:
+                wish = wish_of(pool, subject, now, self._pools.all())
+                decision = decide(wish, memory, target, now, driver.pace)
+            else:
+                decision = release(memory, target, now, driver.pace)
             if decision.ended:
                 await driver.let_go()
-                return await self._released(
-                    pool, Event("Normal", "Released", f"{what}: {decision.why.message}")
-                )
-            if await self._tell(pool, held.subject, decision, since) is None:
-                return SOON_SECONDS
-            if decision.resize is not None:
+                return _Step(decision, pool)
+            stored = await self._tell(pool, subject, decision, since)
+            if stored is not None and decision.resize is not None:
                 await driver.resize(decision.resize, target)
-                self._resized(pool, f"{decision.why.message}: {what} is released")
-                return SOON_SECONDS
-        except ScalingError as error:  # nothing was done
-            if error.reason == "TargetNotFound":
-                return await self._released(pool, Event("Normal", "Released", f"{what} is gone"))
-            decision = _failed(memory, error)
-        except Unavailable as error:  # it may have been done
-            decision = replace(decision, unsure=True, why=Finding("Unavailable", str(error)))
-        if now - since >= GIVE_UP_AFTER:
-            words = f"{what} keeps its size, set it yourself ({memory.original} nodes before): {decision.why.message}"
-            return await self._released(pool, Event("Warning", "NotReleased", words))
-        await self._tell(pool, held.subject, decision, since)
-        return min(SOON_SECONDS if decision.wait is None else _wait(decision), EVERY_SECONDS)
+                self._resized(stored, "done")
+                why = pool.status.recommended.reason if since is None else "it is released"
+                self._recorder.record(stored, [Event("Normal", "Resized", f"{decision.why.message}: {why}")])
+            return _Step(decision, stored)
+        except LeaseLost:
+            raise
+        except Exception as error:  # broad: whatever a cloud's library raises is to hold no finalizer
+            if decision.resize is not None:
+                self._resized(pool, error.reason if isinstance(error, ScalingError) else "Unavailable")
+            failed = _failed(memory, decision, error)
+            return _Step(failed, await self._tell(stored or pool, subject, failed, since), error)
+
+    def _resized(self, pool: CapacityPool, result: str) -> None:
+        self._metrics.resizes.labels(pool.spec.scaling.mode, result).inc()
 
     async def _released(self, pool: CapacityPool, event: Event) -> float | None:
         """Forget what was sized; the next reconcile goes on from there."""
@@ -158,10 +156,6 @@ class PoolScaler:
             if await self._writer.write_finalizers(pool, others) is None:
                 return SOON_SECONDS
         return None
-
-    def _resized(self, pool: CapacityPool, words: str) -> None:
-        self._metrics.resizes.labels(pool.spec.scaling.mode, "done").inc()
-        self._recorder.record(pool, [Event("Normal", "Resized", words)])
 
     async def _tell(
         self, pool: CapacityPool, subject: Subject, decision: Decision, since: datetime | None = None
@@ -199,8 +193,11 @@ class PoolScaler:
         return stored
 
 
-def _failed(memory: Memory | None, error: ScalingError) -> Decision:
-    """Nothing was done: what was about to be set is forgotten."""
+def _failed(memory: Memory | None, decision: Decision, error: Exception) -> Decision:
+    """What was about to be set is forgotten only if it surely was not."""
+    if not isinstance(error, ScalingError):
+        words = str(error) if isinstance(error, ShoalError) else repr(error)
+        return Decision(decision.memory, unsure=True, why=Finding("Unavailable", words))
     why = Finding(error.reason, str(error))
     return Decision(memory, conflict=why if isinstance(error, SizedByOther) else None, why=why)
 

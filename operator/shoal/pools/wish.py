@@ -12,17 +12,21 @@ from shoal.pools.rules import Finding, Wish
 from shoal.pools.subject import identity, subject_of
 
 
-def wish_of(pool: CapacityPool, subject: Subject, now: datetime) -> Wish:
+def wish_of(pool: CapacityPool, subject: Subject, now: datetime, pools: Iterable[CapacityPool] = ()) -> Wish:
     """What is recommended, and whether it can be relied on.
 
     Of several operators each leaves out the ones that do not run any more, so it can if one of them runs.
+    `pools`: all that there are.
     """
     status = pool.status
     nodes, limit, problem = status.recommended.nodes, pool.spec.limits.nodes, None
     if subject.buffer is not None:
         nodes = max(0, nodes - status.used - status.waiting)
     ready = next((condition for condition in status.conditions if condition.type == "Ready"), None)
-    if all(now - share.at >= SILENT for share in status.shares):
+    if (other := other_holder(pool, subject, pools)) is not None:
+        words = f"CapacityPool {other} sizes {identity(pool, subject)}: give each pool a target of its own"
+        problem = Finding("SharedTarget", words)
+    elif all(now - share.at >= SILENT for share in status.shares):
         problem = Finding("Stale", "no operator runs, so the recommendation may be an old one")
     elif status.observed_generation != pool.metadata.generation:
         problem = Finding("Stale", "the operator has not read the pool's spec yet")

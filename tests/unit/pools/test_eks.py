@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from moto.server import ThreadedMotoServer
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.capacity_pool_scaling import EksNodegroup
 from shoal.cluster.transport import Wrapper
-from shoal.errors import ScalingError
+from shoal.errors import ScalingError, Unavailable
 from shoal.pools.eks import EksDriver, eks_client
 from shoal.pools.rules import Pace, Target
 from shoal.pools.subject import drivers, subject_of
@@ -154,7 +156,8 @@ async def test_refusals_say_what_to_do(code: str, reason: str, words: str) -> No
     from botocore.exceptions import ClientError
 
     def refuse(method: str, **_: Any) -> Any:
-        raise ClientError({"Error": {"Code": code, "Message": "it is in use"}}, method)
+        error = {"Code": code, "Message": "it is in use"}
+        raise ClientError({"Error": error, "ResponseMetadata": {"HTTPStatusCode": 409}}, method)
 
     class Client:
         update_nodegroup_config = functools.partial(refuse, "UpdateNodegroupConfig")
@@ -163,3 +166,38 @@ async def test_refusals_say_what_to_do(code: str, reason: str, words: str) -> No
     with pytest.raises(ScalingError, match=words) as error:
         await driver.resize(3, Target(2))
     assert error.value.reason == reason
+
+
+class Gateway(BaseHTTPRequestHandler):
+    """EKS, whose answer to the first update is lost after it was made; it refuses a second one meanwhile."""
+
+    lost = b""
+    """What comes instead of the answer."""
+    updates = 0
+
+    def do_POST(self) -> None:
+        type(self).updates += 1
+        in_use = b'{"message": "it is not in Active State"}'
+        head = f"HTTP/1.1 409 Conflict\r\nx-amzn-errortype: ResourceInUseException\r\nContent-Length: {len(in_use)}"
+        self.wfile.write(self.lost if self.updates == 1 else f"{head}\r\n\r\n".encode() + in_use)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    "lost", [b"", b"HTTP/1.1 504 Gateway Time-out\r\nContent-Length: 0\r\n\r\n"], ids=["nothing", "504"]
+)
+async def test_an_update_whose_answer_was_lost_may_have_been_made(
+    driver: EksDriver, monkeypatch: pytest.MonkeyPatch, lost: bytes
+) -> None:
+    """It counted as refused: by a gateway, or since botocore's own second attempt met the update of the first."""
+    handler = type("Handler", (Gateway,), {"lost": lost})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "test")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_address[1]}")
+        with pytest.raises(Unavailable):
+            await driver.resize(5, Target(2))
+        server.shutdown()

@@ -8,12 +8,13 @@ import threading
 from collections.abc import Iterator
 from concurrent import futures
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from shoal.api.capacity_pool_scaling import GkeNodePool
-from shoal.errors import Busy, ScalingError
+from shoal.errors import Busy, ScalingError, Unavailable
 from shoal.pools.gke import Gke, GkeDriver, compute, gke_clients
 from shoal.pools.rules import Pace, Target
 
@@ -21,6 +22,7 @@ pytest.importorskip("google.cloud.container_v1", reason="the extra `pools` is no
 
 import grpc
 import requests
+from google.auth.exceptions import RefreshError
 from google.cloud import container_v1
 from google.cloud.container_v1.services.cluster_manager.transports import (
     ClusterManagerGrpcTransport,
@@ -124,6 +126,31 @@ async def test_a_regional_pool_is_sized_in_steps_of_its_zones(cloud: Cloud) -> N
     await driver(cloud).resize(6, target)
     assert cloud.sizes == {"a": 2, "b": 2, "c": 2}
     assert (await driver(cloud).read()).nodes == 6
+
+
+class Proxy(requests.Session):
+    """Answers for Compute Engine."""
+
+    def get(self, *_: Any, **__: Any) -> requests.Response:
+        answer = requests.Response()
+        answer.status_code, answer._content = 200, b"<html>log in</html>"
+        return answer
+
+
+class Expired(requests.Session):
+    def get(self, *_: Any, **__: Any) -> requests.Response:
+        raise RefreshError("the token is expired")
+
+
+@pytest.mark.parametrize("session", [requests.Session, Proxy, Expired], ids=["refused", "proxy", "token"])
+async def test_without_compute_engine_it_says_so_and_tries_again(session: type[requests.Session]) -> None:
+    """Errors of that request were no errors of a driver, as those of the container API are."""
+    nowhere = Cloud()
+    nowhere.url = "http://127.0.0.1:9"
+    found = nowhere.get(container_v1.GetNodePoolRequest(name=NAME), None)
+    clients = Gke(SimpleNamespace(get_node_pool=lambda **_: found), compute(session))
+    with pytest.raises(Unavailable, match="spot-l4"):
+        await GkeDriver(POOL, Pace(), lambda: clients).read()
 
 
 async def test_autoscaling_is_a_conflict(cloud: Cloud) -> None:

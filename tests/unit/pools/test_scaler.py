@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -185,6 +186,39 @@ async def test_a_deleted_pool_is_let_go_after_ten_minutes_without_an_answer(worl
     await world.scaler(KEY)
     assert world.pool.metadata.finalizers == ()
     assert world.events.reasons == ["Resized", "NotReleased"]
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("of a library"), ScalingError("Forbidden", "no"), Unavailable("no")]
+)
+@pytest.mark.parametrize("fails", ["read", "resize", "let_go"])
+async def test_no_error_keeps_a_deleted_pool_for_more_than_ten_minutes(
+    world: World, monkeypatch: pytest.MonkeyPatch, fails: str, error: Exception
+) -> None:
+    """An error that was none of the expected ones went on to the queue, and the ten minutes never began."""
+
+    async def fail(*_: Any) -> None:
+        raise error
+
+    await world.scaler(KEY)
+    world.delete()
+    monkeypatch.setattr(world, fails, fail)
+    if fails == "let_go":
+        world.nodes = 2
+    for minutes in (3, 6, 4):
+        assert world.pool.metadata.finalizers == (FINALIZER,)
+        world.now += timedelta(minutes=minutes)
+        with contextlib.suppress(RuntimeError):
+            await world.scaler(KEY)
+    assert world.pool.metadata.finalizers == ()
+    assert world.events.reasons[-1] == "NotReleased"
+
+
+async def test_an_unexpected_error_is_told_and_logged(world: World) -> None:
+    world.read_fails = RuntimeError("of a library")
+    with pytest.raises(RuntimeError):  # the queue logs it
+        await world.scaler(KEY)
+    assert world.condition("Scaled") == ("False", "Unavailable")
 
 
 async def test_a_size_of_somebody_else_is_left_and_the_user_is_warned(world: World) -> None:
