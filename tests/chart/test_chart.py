@@ -332,6 +332,17 @@ def test_spot_nodes_of_ones_own_are_named_by_values(tools: Path) -> None:
         assert "schema" in helm(tools, "template", "shoal", str(CHART), "--set", wrong).stderr
 
 
+def test_units_of_buffers_go_where_pods_of_jobs_go(tools: Path) -> None:
+    documents = render(tools, "pools.enabled=true", "platform=eks", "spotTaints.example\\.com/spot=yes")
+    [deployment] = [d for d in of_kind(documents, "Deployment") if d["metadata"]["name"] == "shoal-pools"]
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    settings = PoolSettings.from_environment(
+        {each["name"]: each.get("value", "") for each in container["env"]}
+    )
+    assert settings.node_selector == {"kubernetes.io/arch": "amd64"}
+    assert (settings.platform.name, settings.platform.taints) == ("eks", {"example.com/spot": "yes"})
+
+
 def test_pods_run_where_the_images_do(tools: Path) -> None:
     """Cloud clusters mix architectures, and an image is of one."""
 

@@ -104,6 +104,18 @@ nodeAffinity:
           {{- end }}
 {{- end }}
 
+{{/* Variables that say which nodes pods of jobs go to, for both processes. */}}
+{{- define "shoal.nodes" -}}
+- {name: SHOAL_PLATFORM, value: {{ .Values.platform | quote }}}
+{{- with .Values.spotLabels }}
+- {name: SHOAL_SPOT_LABELS, value: {{ include "shoal.pairs" . | quote }}}
+{{- end }}
+{{- with .Values.spotTaints }}
+- {name: SHOAL_SPOT_TAINTS, value: {{ include "shoal.pairs" . | quote }}}
+{{- end }}
+- {name: SHOAL_NODE_SELECTOR, value: {{ include "shoal.pairs" .Values.trainer.nodeSelector | quote }}}
+{{- end }}
+
 {{/* A map as key=value,key=value. */}}
 {{- define "shoal.pairs" -}}
 {{- $pairs := list }}

@@ -95,9 +95,7 @@ def affinity(
     ended, so after a rejection by a kubelet only the back-off applies.
     """
     where = where or default_where(job, place)
-    result: dict[str, Any] = {}
-    if terms := _node_terms(where, platform):
-        result["nodeAffinity"] = {_HARD: {"nodeSelectorTerms": terms}}
+    result = node_affinity(where, platform)
     if place.role == "worker" and where.zone != "Any":
         near = {
             "topologyKey": ZONE,
@@ -110,6 +108,12 @@ def affinity(
         elsewhere = {"topologyKey": HOSTNAME, "labelSelector": {"matchLabels": place_selector(job, place)}}
         result["podAntiAffinity"] = {_SOFT: [{"weight": 100, "podAffinityTerm": elsewhere}]}
     return result
+
+
+def node_affinity(where: Where, platform: Platform) -> dict[str, Any]:
+    """The part of an affinity that names nodes; empty if it names none."""
+    terms = _node_terms(where, platform)
+    return {"nodeAffinity": {_HARD: {"nodeSelectorTerms": terms}}} if terms else {}
 
 
 def _node_terms(where: Where, platform: Platform) -> list[dict[str, Any]]:

@@ -44,6 +44,8 @@ class Target:
     """Its version, for a write that must not follow another change."""
     empty_first: bool = False
     """A smaller size takes nodes without pods first."""
+    outdated: bool = False
+    """Whatever its size, it is to be set again: what its nodes are has changed."""
 
 
 @dataclass(frozen=True)
@@ -120,9 +122,9 @@ def decide(wish: Wish, memory: Memory | None, target: Target, now: datetime, pac
         why = Finding("NoSizeAllowed", words.format(most=most, step=target.step))
         return Decision(_without_window(memory), why=why)
     wanted = _within(wish.nodes, bounds, target.step)
-    if wanted == target.nodes:
+    if wanted == target.nodes and not target.outdated:
         return Decision(_without_window(memory), scaled=True, why=_reached(wish, wanted))
-    if wanted > target.nodes:
+    if wanted >= target.nodes:
         return _resize(_without_window(memory), wanted, target, now, pace)
     if wish.in_use and not target.empty_first:
         words = (

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import cache
 
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.capacity_pool_scaling import Scaling, Subject
 from shoal.cluster.transport import Transport
+from shoal.manifests.platforms import Platform
 from shoal.pools.buffer import BufferDriver
 from shoal.pools.driver import Driver
 from shoal.pools.eks import EksDriver, eks_client
@@ -47,8 +48,11 @@ def keeps_paid_nodes(subject: Subject) -> bool:
     return subject.buffer is None
 
 
-def drivers(transport: Transport) -> Drivers:
-    """The drivers of the modes that size something. Those of a cloud share its clients."""
+def drivers(transport: Transport, platform: Platform, selector: Mapping[str, str]) -> Drivers:
+    """The drivers of the modes that size something. Those of a cloud share its clients.
+
+    `platform`, `selector`: of the installation's nodes; see `BufferDriver`.
+    """
     eks, gke = cache(eks_client), cache(gke_clients)
 
     def make(pool: CapacityPool, subject: Subject) -> Driver:
@@ -56,7 +60,7 @@ def drivers(transport: Transport) -> Drivers:
         if subject.target is not None:
             return ScaleDriver(transport, subject.target, pace)
         if subject.buffer is not None:
-            return BufferDriver(transport, pool, subject.buffer)
+            return BufferDriver(transport, pool, subject.buffer, platform, selector)
         if subject.cloud is not None and subject.cloud.eks is not None:
             return EksDriver(subject.cloud.eks, pace, eks)
         if subject.cloud is not None and subject.cloud.gke is not None:

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from shoal.api.base import API_VERSION
@@ -25,13 +25,15 @@ from shoal.cluster.own_thread import OwnThread, Runs, here
 from shoal.cluster.reflector import Reflector, Source
 from shoal.cluster.transport import Fenced, Transport
 from shoal.errors import UsageError
+from shoal.manifests.installed import labels_of, own_spot_of
+from shoal.manifests.platforms import GENERIC, Platform, platform_of
 from shoal.pools.metrics import LEADING, PoolMetrics
 from shoal.pools.scaler import PoolScaler
-from shoal.pools.subject import Drivers, drivers
+from shoal.pools.subject import drivers
 from shoal.process.endpoints import exposition, healthy, ready, serve
 from shoal.process.life import exempt_what_is_loaded, keep_tls_small, signalled, until
 from shoal.process.log import start_log
-from shoal.process.settings import identity_of, level_of, log_format_of, number_of
+from shoal.process.settings import identity_of, level_of, log_format_of, number_of, said_platform
 from shoal.runtime.controller import Controller
 from shoal.runtime.limiter import Limited
 from shoal.runtime.manager import Manager
@@ -60,6 +62,10 @@ class PoolSettings:
     """0: no metrics endpoint."""
     health_port: int = 8081
     """0: no health endpoint."""
+    platform: Platform = GENERIC
+    """Of the nodes, which this process does not read: of all that there may be, unless somebody says it."""
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the nodes of all pods of jobs."""
     log_level: str = "INFO"
     log_format: str = "text"
 
@@ -74,6 +80,8 @@ class PoolSettings:
             identity=identity_of(environment),
             metrics_port=number_of(environment, "SHOAL_METRICS_PORT", 8080),
             health_port=number_of(environment, "SHOAL_HEALTH_PORT", 8081),
+            platform=platform_of((), said_platform(environment), own_spot_of(environment)),
+            node_selector=labels_of(environment, "SHOAL_NODE_SELECTOR"),
             log_level=level_of(environment),
             log_format=log_format_of(environment),
         )
@@ -91,7 +99,6 @@ class NodePools:
         lease_runs: Runs = here,
         wall: Callable[[], datetime] = utc_now,
         lease_times: LeaseTimes = LEASE_TIMES,
-        make_drivers: Callable[[Transport], Drivers] = drivers,
     ) -> None:
         self.metrics = metrics = Metrics(LEADING)
         self.cache: Cache[CapacityPool] = Cache(self._changed)
@@ -124,7 +131,7 @@ class NodePools:
         )
         scaler = PoolScaler(
             self.cache,
-            make_drivers(fenced),
+            drivers(fenced, settings.platform, settings.node_selector),
             StatusWriter(
                 fenced,
                 self.cache,

@@ -72,7 +72,7 @@ class Settings:
             namespace=get("SHOAL_NAMESPACE", ""),
             node_signals=_flag(environment, "SHOAL_NODE_SIGNALS", True),
             kueue=_flag(environment, "SHOAL_KUEUE", False),
-            platform=_platform(environment),
+            platform=said_platform(environment),
             own_spot=own_spot_of(environment),
             identity=identity_of(environment),
             lease_namespace=get("POD_NAMESPACE") or "default",
@@ -141,7 +141,8 @@ def _flag(environment: Mapping[str, str], name: str, default: bool) -> bool:
     return text == "true"
 
 
-def _platform(environment: Mapping[str, str]) -> Platform | None:
+def said_platform(environment: Mapping[str, str]) -> Platform | None:
+    """The platform of the nodes; None: as their labels say."""
     name = environment.get("SHOAL_PLATFORM") or "auto"
     if name == "auto":
         return None

@@ -18,6 +18,7 @@ from shoal.api.capacity_pool import CapacityPool
 from shoal.api.capacity_pool_scaling import EksNodegroup
 from shoal.cluster.transport import Wrapper
 from shoal.errors import ScalingError, Unavailable
+from shoal.manifests.platforms import GENERIC
 from shoal.pools.eks import EksDriver, eks_client
 from shoal.pools.rules import Pace, Target
 from shoal.pools.subject import drivers, subject_of
@@ -99,7 +100,7 @@ async def test_all_groups_of_a_region_share_one_client(eks: Any, monkeypatch: py
     monkeypatch.setattr(
         "shoal.pools.subject.eks_client", lambda region: made.append(region) or eks_client(region)
     )
-    make = drivers(Wrapper(None))  # type: ignore[arg-type]
+    make = drivers(Wrapper(None), GENERIC, {})  # type: ignore[arg-type]
     spec = {
         "capacityType": "Spot",
         "limits": {"nodes": 9},

@@ -1,0 +1,109 @@
+"""The CapacityBuffer of a pool: its unit goes where the pool's workers go, also when the pool changes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from shoal.api.capacity_pool import CapacityPool
+from shoal.api.labels import Place
+from shoal.api.training_job import TrainingJob
+from shoal.cluster.transport import Answer, Wrapper
+from shoal.manifests.placement import Where
+from shoal.manifests.platforms import GENERIC, GKE, Platform, platform_of
+from shoal.manifests.pods import Images, pod
+from shoal.pools.buffer import BufferDriver
+from shoal.pools.ownership import MANAGER
+from shoal.pools.rules import Memory, Wish, decide
+from tests.unit.controllers.clusters import NOW
+
+AMD64 = {"kubernetes.io/arch": "amd64"}
+OWN = Platform("own", taints={"example.com/reclaimable": "true"})
+TEMPLATE, BUFFER = "podtemplates", "capacitybuffers"
+
+
+class Server(Wrapper):
+    """Keeps what is applied, by its resource."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Any] = {}
+
+    async def request(self, method: str, path: str, **options: Any) -> Answer:
+        if path == "/apis/autoscaling.x-k8s.io":
+            return Answer(200, b'{"preferredVersion": {"version": "v1beta1"}}')
+        resource = path.split("/")[-2]
+        if method == "GET":
+            found = self.objects.get(resource)
+            return Answer(404, b"{}") if found is None else Answer(200, json.dumps(found).encode())
+        body = options["body"]
+        meta = {**body["metadata"], "managedFields": [{"manager": MANAGER}]}
+        self.objects[resource] = {**body, "metadata": meta}
+        return Answer(200, b"{}")
+
+
+def pool(**spec: Any) -> CapacityPool:
+    buffer = {"namespace": "buffers", "requests": {"cpu": "7"}}
+    scaling = {"mode": "Buffer", "buffer": buffer}
+    whole = {"limits": {"nodes": 8}, "nodeSelector": {"pool": "l4"}, "scaling": scaling, **spec}
+    return CapacityPool.model_validate({"metadata": {"name": "l4", "uid": "p"}, "spec": whole})
+
+
+def driver(server: Server, of: CapacityPool, platform: Platform = GENERIC) -> BufferDriver:
+    assert of.spec.scaling.buffer is not None
+    return BufferDriver(server, of, of.spec.scaling.buffer, platform, AMD64)
+
+
+async def unit(of: CapacityPool, platform: Platform) -> dict[str, Any]:
+    server = Server()
+    sized = driver(server, of, platform)
+    await sized.resize(3, await sized.read())
+    found: dict[str, Any] = server.objects[TEMPLATE]["template"]["spec"]
+    return found
+
+
+@pytest.mark.parametrize("platform", [GKE, platform_of((), None, OWN)], ids=["gke", "not known, and its own"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {},
+        {"zone": "a"},
+        {"accelerator": {"name": "L4", "count": 2}},
+        {"capacityType": "Spot", "tolerations": [{"key": "team", "value": "a"}]},
+        {"nodeSelector": {"kubernetes.io/arch": "arm64"}},
+    ],
+    ids=["plain", "zone", "GPUs", "spot", "another architecture"],
+)
+async def test_the_unit_goes_where_a_worker_goes(spec: dict[str, Any], platform: Platform) -> None:
+    """It had the labels and tolerations of the pool alone: nodes came in other zones, or for no taint at all."""
+    job = TrainingJob.model_validate(
+        {
+            "metadata": {"name": "j", "namespace": "n", "uid": "u"},
+            "spec": {
+                "storage": {"uri": "s3://b/r"},
+                "training": {"entrypoint": "m:f", "batchSize": 8, "stopAfter": {"epochs": 1}},
+                "workers": {"replicas": 1, "zonePolicy": "Any", "pools": ["l4"]},
+            },
+        }
+    )
+    of = pool(**spec)
+    worker = pod(job, Place("worker", 0, 0), Images("ps", "w", "g", AMD64), Where("Spot", of), platform)
+    buffered = await unit(of, platform)
+    for name in ("nodeSelector", "affinity", "tolerations"):
+        assert buffered[name] == worker["spec"][name], name
+
+
+async def test_a_pool_that_changes_has_units_of_its_new_nodes_though_there_are_as_many() -> None:
+    """The former ones stayed for as long as the number did."""
+    server = Server()
+    before = driver(server, pool())
+    await before.resize(3, await before.read())
+    assert not (await before.read()).outdated
+    after = driver(server, pool(nodeSelector={"pool": "h100"}))
+    seen = await after.read()
+    decision = decide(Wish(3, 8), Memory(0, 3), seen, NOW, after.pace)
+    assert decision.resize == 3
+    await after.resize(decision.resize, seen)
+    assert server.objects[TEMPLATE]["template"]["spec"]["nodeSelector"] == {**AMD64, "pool": "h100"}
+    assert decide(Wish(3, 8), decision.memory, await after.read(), NOW, after.pace).scaled
