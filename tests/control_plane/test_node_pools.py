@@ -467,7 +467,7 @@ async def test_buffer_is_what_is_recommended_less_used_and_awaited(
 @pytest.mark.nightly
 async def test_operator_and_node_pools_write_one_status(control_plane: ControlPlane, world: World) -> None:
     await world.create_fleet(3)
-    await world.create_pool(mode="Scale", target=world.target, shrinkAfterSeconds=0)
+    await world.create_pool(mode="Scale", target=world.target, shrinkAfterSeconds=0, minNodes=0)
     async with (
         running_operator(control_plane.kubeconfig, world.namespace),
         running_pools(control_plane, world),
@@ -498,8 +498,9 @@ async def test_operator_and_node_pools_write_one_status(control_plane: ControlPl
             {"mode": "Pods", "buffer": {"namespace": "a", "requests": {"cpu": "1"}}},
             "if and only if mode is Buffer",
         ),
+        ({"minNodes": 9}, "scaling.minNodes must not exceed limits.nodes"),
     ],
-    ids=["target", "buffer", "cloud", "eks or gke", "a field of another mode"],
+    ids=["target", "buffer", "cloud", "eks or gke", "a field of another mode", "more than the limit"],
 )
 async def test_fields_of_each_mode_are_required(world: World, scaling: Json, words: str) -> None:
     with pytest.raises(ApiError) as refused:

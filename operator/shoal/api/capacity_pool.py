@@ -92,6 +92,15 @@ class Price(Strict):
 class CapacityPoolSpec(Strict):
     """The description of the pool."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "!has(self.scaling) || !has(self.scaling.minNodes) || self.scaling.minNodes <= self.limits.nodes",
+                "scaling.minNodes must not exceed limits.nodes: lower minNodes or raise limits.nodes",
+            )
+        )
+    )
+
     accelerator: AcceleratorSpec | None = None
     """Accelerators of one node. Unset: nodes without accelerators, for parameter servers and for workers on CPUs."""
     cores: Cores | None = None

@@ -72,6 +72,8 @@ class Wish:
     """Why it is not to be followed now."""
     in_use: int = 0
     """Nodes that a smaller size is not to take."""
+    least: int | None = 0
+    """Never fewer than these, if the target allows them. None: than were found, which nobody of Shoal has used yet."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,11 @@ def decide(wish: Wish, memory: Memory | None, target: Target, now: datetime, pac
         most = "any number" if target.maximum is None else f"at most {target.maximum}"
         why = Finding("NoSizeAllowed", words.format(most=most, step=target.step))
         return Decision(_without_window(memory), why=why)
-    wanted = _within(wish.nodes, bounds, target.step)
+    wanted = _within(max(wish.nodes, wish.least or 0), bounds, target.step)
+    if wish.least is None and wanted < (found := min(memory.original, target.nodes)):
+        if found == target.nodes:
+            return Decision(_without_window(memory), scaled=True, why=_unused(wish, found))
+        wanted = found
     if wanted == target.nodes and not target.outdated:
         return Decision(_without_window(memory), scaled=True, why=_reached(wish, wanted))
     if wanted >= target.nodes:
@@ -213,7 +219,10 @@ def _resize(memory: Memory, wanted: int, target: Target, now: datetime, pace: Pa
     kept = replace(
         _without_window(memory), nodes=target.nodes, setting=wanted, resized_at=now, shrunk_at=shrunk_at
     )
-    return Decision(kept, resize=wanted, why=Finding("Resizing", f"from {target.nodes} nodes to {wanted}"))
+    words = f"from {target.nodes} nodes to {wanted}"
+    if wanted == target.nodes:
+        words = f"{wanted} nodes, as the pool describes them now"
+    return Decision(kept, resize=wanted, why=Finding("Resizing", words))
 
 
 def _clock(at: datetime) -> str:
@@ -225,6 +234,14 @@ def _reached(wish: Wish, nodes: int) -> Finding:
     if nodes == wish.nodes:
         return Finding("AsRecommended", f"{nodes} nodes")
     return Finding("WithinLimits", f"{nodes} nodes; {wish.nodes} are recommended")
+
+
+def _unused(wish: Wish, nodes: int) -> Finding:
+    words = (
+        f"{nodes} nodes, as it was found; {wish.nodes} are recommended, but no job has used it yet, so what runs there "
+        "may be others': set spec.scaling.minNodes to how few it may have"
+    )
+    return Finding("NotUsedYet", words)
 
 
 def _stopped(conflict: Finding) -> Finding:

@@ -34,7 +34,15 @@ def wish_of(pool: CapacityPool, subject: Subject, now: datetime, pools: Iterable
         problem = Finding("PoolNotReady", "see the condition Ready")
     idle = pool.spec.scaling.shrink == "WhenIdle"
     in_use = status.used if idle else sum(share.serving for share in status.shares)
-    return Wish(nodes, limit, problem, in_use=0 if subject.buffer is not None else in_use)
+    if subject.buffer is not None:
+        return Wish(nodes, limit, problem)
+    return Wish(nodes, limit, problem, in_use=in_use, least=_least(pool))
+
+
+def _least(pool: CapacityPool) -> int | None:
+    if (least := pool.spec.scaling.min_nodes) is not None:
+        return least
+    return 0 if pool.status.used or float(pool.status.sums.node_seconds) > 0 else None
 
 
 def other_holder(pool: CapacityPool, subject: Subject, pools: Iterable[CapacityPool]) -> str | None:

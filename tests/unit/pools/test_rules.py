@@ -85,6 +85,39 @@ def test_sizes_keep_to_every_limit(wish: Wish, target: Target, resize: int) -> N
     assert decide(wish, held(target.nodes), target, NOW, PACE).resize == resize
 
 
+def test_nodes_that_were_there_stay_until_a_job_has_used_the_pool() -> None:
+    """Ten minutes after a group of other teams' nodes was named it was empty."""
+    memory: Memory | None = None
+    for after in (0, 700, 1400):
+        decision = decide(Wish(0, 16, least=None), memory, Target(10), NOW + seconds(after), PACE)
+        assert (decision.resize, decision.scaled, decision.why.reason) == (None, True, "NotUsedYet")
+        memory = decision.memory
+    assert memory is not None
+    grown = replace(memory, nodes=12)
+    later = decide(Wish(0, 16, least=None), grown, Target(12), NOW, PACE).memory
+    assert decide(Wish(0, 16, least=None), later, Target(12), NOW + seconds(600), PACE).resize == 10
+    used = decide(Wish(0, 16), memory, Target(10), NOW, PACE).memory
+    assert decide(Wish(0, 16), used, Target(10), NOW + seconds(600), PACE).resize == 0
+
+
+@pytest.mark.parametrize(("nodes", "step"), [(0, 1), (4, 3), (9, 1)])
+def test_what_was_found_makes_no_pool_larger(nodes: int, step: int) -> None:
+    decision = decide(
+        Wish(0, 16, least=None), replace(held(nodes), original=10), Target(nodes, step=step), NOW, PACE
+    )
+    assert (decision.resize, decision.scaled) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("target", "resize"), [(Target(1), 4), (Target(1, maximum=3), 3), (Target(4), None), (Target(7), 4)]
+)
+def test_a_pool_has_no_fewer_nodes_than_its_least_if_it_may_have_them(
+    target: Target, resize: int | None
+) -> None:
+    pace = Pace(shrink_after=timedelta(0))
+    assert decide(Wish(0, 16, least=4), held(target.nodes), target, NOW, pace).resize == resize
+
+
 def test_limits_that_exclude_each_other_are_named() -> None:
     decision = decide(Wish(3, 4), held(6), Target(6, minimum=5, maximum=9), NOW, PACE)
     assert (decision.resize, decision.why.reason) == (None, "NoSizeAllowed")

@@ -85,3 +85,25 @@ def test_nodes_of_servers_are_kept_and_those_of_workers_if_the_pool_says_so(
     assert subject is not None
     wish = wish_of(of, subject, NOW)
     assert (wish.nodes, wish.in_use, wish.problem) == (nodes, in_use, None)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "used", "node_seconds", "least"),
+    [
+        (TARGET, 0, "0", None),
+        (TARGET, 1, "0", 0),
+        (TARGET, 0, "7.5", 0),
+        ({**TARGET, "minNodes": 0}, 0, "0", 0),
+        ({**TARGET, "minNodes": 3}, 1, "9", 3),
+        (BUFFER, 0, "0", 0),
+    ],
+)
+def test_the_least_is_what_the_pool_says_or_what_was_found_until_a_job_has_used_it(
+    scaling: dict[str, Any], used: int, node_seconds: str, least: int | None
+) -> None:
+    of = pool(0, **scaling)
+    sums = of.status.sums.model_copy(update={"node_seconds": node_seconds})
+    of = of.model_copy(update={"status": of.status.model_copy(update={"used": used, "sums": sums})})
+    subject = subject_of(of.spec.scaling)
+    assert subject is not None
+    assert wish_of(of, subject, NOW).least == least
