@@ -7,7 +7,6 @@ codes as `shoal-operator`.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -31,7 +30,7 @@ from shoal.pools.metrics import LEADING, PoolMetrics
 from shoal.pools.scaler import PoolScaler
 from shoal.pools.subject import drivers
 from shoal.process.endpoints import exposition, healthy, ready, serve
-from shoal.process.life import exempt_what_is_loaded, keep_tls_small, signalled, until
+from shoal.process.life import end_with, exempt_what_is_loaded, keep_tls_small, signalled, until
 from shoal.process.log import start_log
 from shoal.process.settings import identity_of, level_of, log_format_of, number_of, said_platform
 from shoal.runtime.controller import Controller
@@ -177,11 +176,11 @@ class NodePools:
 def main() -> None:
     """Run until a signal arrives."""
     try:
-        code = asyncio.run(run(PoolSettings.from_environment()))
+        settings = PoolSettings.from_environment()
     except UsageError as error:
         print(f"shoal-pools: {error}", file=sys.stderr)
-        code = 2
-    sys.exit(code)
+        sys.exit(2)
+    end_with(run(settings))  # a cloud that does not answer holds its threads longer than the kubelet waits
 
 
 async def run(settings: PoolSettings) -> int:

@@ -32,6 +32,30 @@ def test_process_ends_while_a_plan_is_made_in_a_thread() -> None:
     assert (done.returncode, done.stdout) == (3, "stopped\n"), done.stderr
 
 
+CLOUD = """
+import asyncio, os, signal, time
+from shoal.process import pools
+
+async def size():
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.to_thread(time.sleep, 600)
+
+async def run(settings):
+    stop = pools.signalled()
+    return await pools.until(stop, "scaler", size())
+
+pools.run = run
+pools.main()
+"""
+
+
+def test_pools_end_while_a_cloud_does_not_answer() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CLOUD], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 async def test_what_fails_beside_is_logged_when_it_fails(caplog: pytest.LogCaptureFixture) -> None:
     stop = asyncio.Event()
 
