@@ -44,7 +44,8 @@ class _Recorded:
 
     def supply(self, rng: np.random.Generator, runs: int, steps: int, step: float, limit: int) -> Drawn:
         """The windows themselves."""
-        return Drawn(np.minimum(self.nodes / self.size, 1.0), self.lost / self.size)
+        lost = self.lost / self.size
+        return Drawn(np.minimum(self.nodes / self.size, 1.0), lost, np.zeros_like(lost))
 
 
 def best_in_hindsight(scenario: Scenario) -> float:

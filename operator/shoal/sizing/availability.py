@@ -24,6 +24,7 @@ __all__ = [
     "Availability",
     "Calm",
     "Floats",
+    "Losses",
     "Markov",
     "Stock",
     "Supply",
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
 
 MOST_PARTS = 32
 """Into which a long interval is cut."""
@@ -43,14 +45,16 @@ BLOCK_SECONDS = 7200.0
 class Supply:
     """For every run and interval, as parts of the pool's limit: nodes that there are, and nodes lost in it.
 
-    Both are (runs, steps), or (1, steps) where all runs are the same. In a long interval `lost` may be more than 1:
-    what replaces a lost node is lost again. `shared`: a job's part of the pool fares like the whole, whatever the
-    limit; else (in a trace) what is there is there for any job. `stays`: the part that is there of nodes that a job has
-    at the beginning, where that differs: a pool that is out of stock then does not take them.
+    All are (runs, steps), or (1, steps) where all runs are the same. In a long interval more than 1 may be lost: what
+    replaces a lost node is lost again. `lost` strikes any nodes, `together` different ones. `shared`: a job's part of
+    the pool fares like the whole, whatever the limit, and what is lost is what is replaced; else (in a trace) what is
+    there is there for any job, and what goes for good is lost as well. `stays`: the part that is there of nodes that a
+    job has at the beginning, where that differs: a pool that is out of stock then does not take them.
     """
 
     there: Floats
     lost: Floats
+    together: Floats
     shared: bool = False
     stays: Floats | None = None
 
@@ -76,7 +80,7 @@ class Calm:
 
     def supply(self, rng: np.random.Generator, runs: int, steps: int, step: float, limit: int) -> Supply:  # noqa: ARG002
         """All nodes, in every run."""
-        return Supply(np.ones((1, steps)), np.zeros((1, steps)))
+        return Supply(np.ones((1, steps)), np.zeros((1, steps)), np.zeros((1, steps)))
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,51 @@ class Stock:
 
 
 NEVER_OUT = Stock(out_share=0.0, looks=math.inf)
+
+
+class Losses:
+    """The losses of a pool of `limit` nodes in whole numbers, and those that strike the first n of its nodes.
+
+    The nodes are halved until they end at n, and each half has its own draws: of more nodes, at least as many are
+    struck, whatever else is asked for. A node is struck by each loss alike, of those `together` by one.
+    """
+
+    def __init__(self, supply: Supply, limit: int, rounding: Floats, seed: int) -> None:
+        self.shape, self._seed, self._limit = supply.lost.shape, seed, limit
+        self._first = {
+            (limit, together): _some(
+                np.floor(part * limit + rounding[: self.shape[0]]).ravel().astype(np.int64)
+            )
+            for part, together in ((supply.lost, False), (supply.together, True))
+        }
+
+    def strike(self, n: int) -> Floats:
+        """(runs, steps) losses that strike n of the nodes."""
+        struck, n = np.zeros(self.shape), min(n, self._limit)
+        for together in (False, True):
+            low, high = 0, min(size for size, kind in self._first if kind == together and size >= n)
+            where, lost = self._first[high, together]
+            while low < n < high:
+                middle = (low + high) // 2
+                below = self._below(lost, low, middle, high, together=together)
+                if low == 0:
+                    self._first[middle, together] = _some(below, where)
+                if n < middle:
+                    (where, lost), high = _some(below, where), middle
+                else:
+                    struck.flat[where] += below
+                    (where, lost), low = _some(lost - below, where), middle
+            if n == high:
+                struck.flat[where] += lost
+        return struck
+
+    def _below(self, lost: Counts, low: int, middle: int, high: int, *, together: bool) -> Counts:
+        """Of losses among the nodes from `low` to `high`, those below `middle`."""
+        rng = np.random.default_rng((self._seed, low, high, together))
+        if not together:
+            return rng.binomial(lost, (middle - low) / (high - low))
+        turns = -(-lost // (high - low))  # where more are lost than there are: so often is each struck
+        return rng.hypergeometric(turns * (middle - low), turns * (high - middle), lost)
 
 
 @dataclass(frozen=True)
@@ -176,8 +225,8 @@ class Markov:
             mean = part.reshape(runs, steps, parts).mean(axis=2)
             return np.floor(mean * limit + rounding) / max(limit, 1)
 
-        lost = fine.lost.reshape(runs, steps, parts).sum(axis=2)
-        return Supply(whole(fine.there), lost, shared=True, stays=whole(fine.stays))
+        lost, together = (part.reshape(runs, steps, parts).sum(axis=2) for part in (fine.lost, fine.together))
+        return Supply(whole(fine.there), lost, together, shared=True, stays=whole(fine.stays))
 
     def _drawn(self, rng: np.random.Generator, runs: int, steps: int, step: float, limit: int) -> Supply:
         hours = step / 3600
@@ -187,30 +236,29 @@ class Markov:
         out, begins = self._out(rng, runs, steps, step)
         single = (rate * (1 - self.shock_share) * hours)[:, None]
         lost = rng.poisson(np.broadcast_to(single * limit, (runs, steps))) / max(limit, 1)
+        together = np.zeros((runs, steps))
         if self.shock_share > 0 and self.shock_size > 0 and self.losses_per_hour > 0:
             shocks = rng.poisson(
                 np.broadcast_to((rate * self.shock_share / self.shock_size * hours)[:, None], (runs, steps))
             )
-            lost = lost + rng.binomial(limit * shocks, self.shock_size) / max(limit, 1)
-        if begins.any():
-            lost = np.where(
-                begins,
-                np.maximum(lost, rng.binomial(limit, self.shock_size, (runs, steps)) / max(limit, 1)),
-                lost,
-            )
+            together = rng.binomial(limit * shocks, self.shock_size) / max(limit, 1)
         there = np.ones((runs, steps))
         if not out.any():
-            return Supply(there, lost, shared=True)
+            return Supply(there, lost, together, shared=True)
+        taken = lost + together
+        if begins.any():
+            first = rng.binomial(limit, self.shock_size, (runs, steps)) / max(limit, 1)
+            taken = np.where(begins, np.maximum(taken, first), taken)
         # Out of stock, what is lost is not replaced: only what survived is there.
         stays = there.copy()
         coming = 1 - self.shock_size if self.coming is None else self.coming
         came = rng.binomial(limit, coming, runs) / max(limit, 1)
         left, old = np.where(out[:, 0], came, 1.0), np.ones(runs)
         for i in range(steps):
-            survive = np.maximum(1 - lost[:, i], 0.0)
+            survive = np.maximum(1 - taken[:, i], 0.0)
             left, old = (np.where(out[:, i], each * survive, 1.0) for each in (left, old))
             there[:, i], stays[:, i] = left, old
-        return Supply(there, lost, shared=True, stays=stays)
+        return Supply(there, np.where(out, 0.0, lost), np.where(out, 0.0, together), shared=True, stays=stays)
 
     def _out(
         self, rng: np.random.Generator, runs: int, steps: int, step: float
@@ -279,8 +327,8 @@ class Windows:
         there = np.clip(there + shift[:, None], 0.0, 1.0)
         if from_prior.any():
             drawn = self.prior.supply(rng, int(from_prior.sum()), steps, step, limit)
-            there[from_prior], lost[from_prior] = drawn.there, drawn.lost
-        return Supply(there, lost)
+            there[from_prior], lost[from_prior] = drawn.there, drawn.lost + drawn.together
+        return Supply(there, lost, np.zeros_like(lost))
 
     def _shift(self, rng: np.random.Generator, runs: int) -> Floats:
         """(runs,) how much the part that is there differs from what any block of the traces had.
@@ -299,6 +347,12 @@ class Windows:
             return np.zeros(runs)
         width = self.smoothing * float(np.std(means, ddof=1)) * blocks ** (-1 / 5)
         return np.asarray(np.minimum(width * rng.standard_t(max(blocks - 1, 2), runs), 0.0))
+
+
+def _some(lost: Counts, where: Counts | None = None) -> tuple[Counts, Counts]:
+    """The places where something is lost, and how much."""
+    some = np.flatnonzero(lost)
+    return some if where is None else where[some], lost[some]
 
 
 def _part(times: float) -> float:

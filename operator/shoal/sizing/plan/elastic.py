@@ -170,7 +170,8 @@ class _Evaluator:
         variance = hours * (single + self._shocks @ (counts * counts)) * ((1 - hangs) / alone) ** 2
         if servers.interruptions_per_hour > 0:
             variance += (
-                seconds * lost_per_second * (servers.snapshot_every**2 / 3 + servers.recovery_seconds**2)
+                # The square of U + R, U uniform in the time between two snapshots.
+                seconds * lost_per_second * (servers.snapshot_every**2 / 12 + again**2)
             )
         variance += (training * unsure) ** 2
         if problem.work.is_random:
@@ -220,5 +221,9 @@ class _Evaluator:
 
 
 def _lost(pool: Pool) -> float:
-    """Square of the work (steps) that one revocation costs."""
-    return float((pool.startup_seconds / pool.step_seconds) ** 2)
+    """Square of the work (steps) that one revocation costs.
+
+    Its life is a renewal process: a worker that starts cannot be lost, so losses vary less than those of Poisson's.
+    """
+    missing = 1 + pool.interruptions_per_hour * pool.startup_seconds / 3600
+    return float((pool.startup_seconds / pool.step_seconds) ** 2 / missing**3)

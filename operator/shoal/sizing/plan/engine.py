@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.sizing.availability import Floats, Supply
+from shoal.sizing.availability import Floats, Losses
 from shoal.sizing.plan.cost import money_per_step
 from shoal.sizing.plan.problem import Pool, Problem
 from shoal.sizing.plan.work import StepWork
@@ -50,10 +50,15 @@ class Engine:
     def __init__(self, problem: Problem, horizon: float, *, runs: int = RUNS, seed: int = 0) -> None:
         self.problem, self.step, self.runs = problem, horizon / STEPS, runs
         self._rng = np.random.default_rng(seed)
-        self._supplies: dict[str, Supply] = {}
-        self._rounding = self._rng.random((runs, STEPS))
-        for pool in problem.pools:
-            self._supplies[pool.name] = pool.process.supply(self._rng, runs, STEPS, self.step, pool.limit)
+        rounding = self._rng.random((runs, STEPS))
+        self._supplies = {
+            pool.name: pool.process.supply(self._rng, runs, STEPS, self.step, pool.limit)
+            for pool in problem.pools
+        }
+        self._losses = {
+            pool.name: Losses(self._supplies[pool.name], pool.limit, rounding, seed) for pool in problem.pools
+        }
+        self._struck = self._rng.random((runs, STEPS))
         self._speed = self._rng.standard_normal(runs)
         self._capacity = self._rng.standard_normal(runs)
         self._failures = self._rng.random(runs), self._rng.random(runs)
@@ -91,14 +96,17 @@ class Engine:
                 alone, samples = alone + rate, samples + rate * pool.batch
                 sigma = sigma + rate.mean() * pool.step_sigma
                 hourly = hourly + held * pool.price
-                crossing = crossing + rate * money_per_step(pool, zone, problem.servers.bytes_per_step)
+                if money := money_per_step(pool, zone, problem.servers.bytes_per_step):
+                    crossing = crossing + rate * money
         total = float(alone.mean())
         if total <= 0:
             return None
         noise = np.exp(-float(sigma[0]) / total * self._speed)[:, None]
         speed = self._limited(alone * noise, servers)
         share = np.divide(speed, alone, out=np.zeros_like(speed), where=alone > 0)
-        paid = hourly + servers * problem.servers.price + crossing * share * 3600
+        paid = hourly + servers * problem.servers.price
+        if crossing.any():
+            paid = paid + crossing * share * 3600
         return _Course(speed, samples * share, paid)
 
     def _settled(self, progress: Floats, hourly: Floats, work: Floats, servers: int) -> Runs:
@@ -198,16 +206,18 @@ class Engine:
         held[..., :out] = np.minimum(held[..., :out], pool.running)
         before = np.empty_like(held)
         before[..., :1], before[..., 1:] = np.minimum(asked, pool.running), held[..., :-1]
-        # The job's part of what the pool loses, rounded so that its mean is right. What goes for good is not replaced.
-        lost = np.floor(supply.lost * np.maximum(before, held) + self._rounding[: held.shape[1]])
-        replaced = np.maximum(lost - np.maximum(before - held, 0.0), 0.0)
+        # What goes for good is not replaced.
+        gone = 0.0 if supply.shared else np.maximum(before - held, 0.0)
+        lost = np.maximum(np.stack([self._losses[pool.name].strike(n) for n in numbers]) - gone, 0.0)
         wait = max(pool.startup_seconds, ready) / self.step
         starting = _mean_in_queue(np.maximum(held - before, 0.0), wait)
         if ready > 0 and pool.running:
             kept = np.minimum(before[..., :1], held[..., :1])
             starting = starting + kept * np.clip(wait - np.arange(STEPS), 0.0, 1.0)
         together = 1 + pool.shock_share * np.maximum(pool.shock_size * asked[..., 0] - 1, 0.0)
-        return held, np.maximum(held - _restarting(replaced, held, starting, wait, together), 0.0)
+        among = np.maximum(asked[..., 0], 1.0) if supply.shared else None
+        found = _restarting(lost, held, among, starting, wait, together, self._struck)
+        return held, np.maximum(held - found, 0.0)
 
     # -- many plans ---------------------------------------------------------------------------------------------
 
@@ -303,12 +313,21 @@ def _lasting(number: Floats, back: int) -> Floats:
     return least
 
 
-def _restarting(lost: Floats, held: Floats, starting: Floats, wait: float, together: Floats) -> Floats:
+def _restarting(
+    lost: Floats,
+    held: Floats,
+    among: Floats | None,
+    starting: Floats,
+    wait: float,
+    together: Floats,
+    chance: Floats,
+) -> Floats:
     """(m, runs, steps) the mean number of workers that start: those `starting`, and those that replace `lost` ones.
 
-    Losses come at any time of an interval, and strike only workers that work: a worker's life is a renewal process of
-    start-ups of `wait` intervals and the times between a start and the next loss, whether many losses fall into an
-    interval or a start-up lasts many. A loss comes with `together` (m, 1) workers in the mean, itself among them.
+    Losses come at any time of an interval, each to one `among` so many, and cost something only where that works: a
+    worker's life is a renewal process of start-ups of `wait` intervals and the times between a start and the next loss,
+    whether many losses fall into an interval or a start-up lasts many. A loss comes with `together` (m, 1) workers in
+    the mean, itself among them. `chance` (runs, steps) rounds.
     """
     some = np.flatnonzero(lost.any(axis=(0, 2))) if wait > 0 else np.empty(0, dtype=np.int64)
     if not len(some):
@@ -318,6 +337,7 @@ def _restarting(lost: Floats, held: Floats, starting: Floats, wait: float, toget
     part = np.where(ahead < 0, (1 + np.maximum(ahead, -1)) ** 2, 2 - (1 - np.minimum(ahead, 1)) ** 2) / 2
     part[0] -= 0.5  # not before it is lost
     over_time = [np.ascontiguousarray(each[:, some].transpose(2, 0, 1)) for each in (lost, held, starting)]
+    rounding = np.ascontiguousarray(chance[some].T)
     gone, all_starting = np.zeros(over_time[0].shape), np.empty(over_time[0].shape)
     for i, (n, there, new) in enumerate(zip(*over_time, strict=True)):
         back = min(i, len(part) - 1)
@@ -325,10 +345,11 @@ def _restarting(lost: Floats, held: Floats, starting: Floats, wait: float, toget
         if not n.any():
             all_starting[i] = old
             continue
-        someone = np.maximum(there, 1.0)
-        working = np.maximum(1 - old / someone, 0.0)
-        others = np.maximum(n - together, 0.0)
-        gone[i] = n * working / (1 + part[0] * others / someone)
+        of = np.maximum(there, 1.0) if among is None else among
+        # Of two losses, the second finds the worker of the first starting in 1 of so many cases.
+        same = part[0] / (of - part[0])
+        struck = n * np.maximum(there - old, 0.0) / of / (1 + np.maximum(n - together, 0.0) * same)
+        gone[i] = np.floor(struck + rounding[i])
         all_starting[i] = old + part[0] * gone[i]
     found = starting.copy()
     found[:, some] = all_starting.transpose(1, 2, 0)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import heapq
 import random
 from dataclasses import replace
+from itertools import pairwise
 from statistics import fmean, pstdev
 
+import numpy as np
 import pytest
 
-from shoal.sizing.availability import Stock
+from shoal.sizing.availability import Losses, Stock, Supply
+from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.engine import STEPS, Engine
 from shoal.sizing.plan.planner import plan
 from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers
@@ -77,6 +80,65 @@ def test_as_much_work_is_done_as_event_by_event(
     assert float(ours.mean()) == pytest.approx(fmean(true), abs=off + 0.01)
     if interval < 10:
         assert float(ours.std()) == pytest.approx(pstdev(true), rel=0.35)
+
+
+def single(losses_per_hour: float, startup: float, hours: float, limit: int, shocks: float) -> Problem:
+    """One worker of a pool, for work that takes it so many hours without a loss."""
+    given = problem(losses_per_hour, 3600 * hours * (1 + losses_per_hour * startup / 3600), shocks=shocks)
+    pool = replace(given.pools[0], limit=limit, startup_seconds=startup, running=1)
+    return replace(given, pools=[pool], work=StepWork(steps=3600 * hours))
+
+
+@pytest.mark.parametrize("shocks", [0.0, 0.5])
+@pytest.mark.parametrize("limit", [1, 8, 64])
+@pytest.mark.parametrize(
+    ("losses_per_hour", "startup", "hours"), [(0.2, 180, 12), (1, 600, 24), (2, 600, 24), (2, 900, 8)]
+)
+def test_a_part_of_a_pool_loses_as_much_and_as_unsurely_as_that_many_nodes(
+    losses_per_hour: float, startup: float, hours: float, limit: int, shocks: float
+) -> None:
+    """The time of one worker is exact: the work and a start-up for each of Poisson(rate x work) losses."""
+    lost = np.random.default_rng(0).poisson(losses_per_hour * hours, 100_000)
+    true = 3600 * hours + startup * lost
+    deadline = float(np.quantile(true, 0.95))
+    one = single(losses_per_hour, startup, hours, limit, shocks)
+    finish = Engine(one, 1.25 * deadline).run([1], 1, "").finish
+    assert float(finish.mean()) == pytest.approx(float(true.mean()), abs=0.15 * float(true.std()))
+    assert float(finish.std()) == pytest.approx(float(true.std()), rel=0.1)
+    assert float((finish <= deadline).mean()) == pytest.approx(float((true <= deadline).mean()), abs=0.03)
+    sure = ElasticModel(one, margin=1.0).evaluators()[0](np.array([[1.0]]))
+    assert float(sure.sure_seconds[0] - sure.seconds[0]) == pytest.approx(float(true.std()), rel=0.03)
+
+
+def test_the_time_that_lost_servers_cost_varies_as_work_to_repeat_and_a_recovery_together() -> None:
+    calm = Pool("calm", limit=4, price=1.0, step_seconds=1.0, batch=1, spot=False)
+    servers = Servers(interruptions_per_hour=1.0, snapshot_every=600.0, recovery_seconds=300.0)
+    sure = ElasticModel(Problem([calm], StepWork(steps=4 * 36_000), servers), margin=1.0).evaluators()[0](
+        np.array([[4.0]])
+    )
+    squares = np.square(np.random.default_rng(0).uniform(0, 600.0, 100_000) + 300.0).mean()
+    variance = float(sure.sure_seconds[0] - sure.seconds[0]) ** 2
+    assert variance == pytest.approx(float(sure.seconds[0]) / 3600 * squares, rel=0.01)
+
+
+@pytest.mark.parametrize("limit", [1, 5, 64])
+def test_of_more_nodes_at_least_as_many_are_struck_in_whatever_order_they_are_asked(limit: int) -> None:
+    rng = np.random.default_rng(limit)
+    lost, shocks = rng.poisson(0.3 * limit, (50, 40)), rng.binomial(limit * rng.poisson(0.3, (50, 40)), 0.5)
+
+    def losses() -> Losses:
+        supply = Supply(np.ones((50, 40)), lost / limit, shocks / limit, shared=True)
+        return Losses(supply, limit, np.full((50, 40), 0.5), seed=1)
+
+    upwards, downwards = losses(), losses()
+    numbers = range(limit + 1)
+    struck = [upwards.strike(n) for n in numbers]
+    again = [downwards.strike(n) for n in reversed(numbers)][::-1]
+    assert all(np.array_equal(one, other) for one, other in zip(struck, again, strict=True))
+    assert all((more >= fewer).all() for fewer, more in pairwise(struck))
+    assert np.array_equal(struck[limit], lost + shocks)
+    for n in numbers:
+        assert float(struck[n].mean()) == pytest.approx(0.45 * n, rel=0.25, abs=0.1)
 
 
 @pytest.mark.by_day(2)
