@@ -104,7 +104,7 @@ class WorkerModel:
         self._usual = _usual_cores(rows, self._sheets)
         self.devices = sorted({self._sheets.sheet(row.device, row.cores).name for row in rows})
         self._at = {name: i for i, name in enumerate(self.devices)}
-        self._seen = _Table(rows, self._sheets)
+        self._seen = _Table([self._fed(row) for row in rows], self._sheets)
         size = GLOBAL + OWN * len(self.devices)
         prior = np.zeros(size)
         prior[:GLOBAL] = priors.GLOBAL_MEAN
@@ -244,10 +244,13 @@ class WorkerModel:
         return mean, np.sqrt(variance + form + unseen)
 
     def _fed(self, row: Configuration) -> Configuration:
-        """With the usual cores, if its own are not known; as it is, where nobody's are."""
+        """With the usual cores, if its own are not known; as it is, where nobody's are.
+
+        Of a model that was measured there without its cores, what was measured holds its input, with whatever cores.
+        """
         sheet = self._sheets.sheet(row.device, row.cores)
-        usual = self._usual.get((row.model.key, sheet.name)) or self._usual.get(("", sheet.name))
-        if row.cores > 0 or sheet.is_cpu or usual is None:
+        usual = self._usual.get((row.model.key, sheet.name), self._usual.get(("", sheet.name)))
+        if sheet.is_cpu or usual is None or (row.cores > 0 and usual > 0):
             return row
         return replace(row, cores=usual * row.devices)
 
@@ -260,14 +263,15 @@ class WorkerModel:
 
 
 def _usual_cores(rows: Sequence[Configuration], sheets: Catalogue) -> dict[tuple[str, str], float]:
-    """The median of the cores for each accelerator, by the model ("": any) and the accelerator."""
+    """The median of the cores for each accelerator, by the model ("": any) and the accelerator; 0: none are known."""
     known = defaultdict[tuple[str, str], list[float]](list)
     for row in rows:
-        if row.cores > 0:
-            name = sheets.sheet(row.device, row.cores).name
-            for key in (row.model.key, ""):
-                known[key, name].append(row.cores / row.devices)
-    return {key: median(cores) for key, cores in known.items()}
+        name = sheets.sheet(row.device, row.cores).name
+        cores = [row.cores / row.devices] if row.cores > 0 else []
+        known[row.model.key, name] += cores
+        if cores:
+            known["", name] += cores
+    return {key: median(cores) if cores else 0.0 for key, cores in known.items()}
 
 
 def _own_sigma(device: str) -> tuple[float, ...]:

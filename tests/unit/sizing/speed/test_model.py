@@ -77,6 +77,29 @@ def test_a_pool_whose_cores_nobody_knows_waits_for_its_input_as_what_was_measure
     assert found.worker(other, "V100", 1, 0, 128).seconds < found.worker(other, "V100", 1, 4, 128).seconds
 
 
+@pytest.mark.parametrize("cores", [0.0, 4.0, 16.0])
+@pytest.mark.parametrize("own", [(), (64,)])
+def test_a_step_time_without_cores_is_what_it_is_whatever_the_input_of_other_models(
+    cores: float, own: tuple[int, ...]
+) -> None:
+    """0.05 s were given, and with the input of the others 0.22 s were predicted. `own`: batches measured with cores."""
+    given = Model("given", 1e9, 5_000_000, 60)
+    rows = [alone("T4", 0.05), *(alone("T4", 0.025, batch, cores=6.0) for batch in own)]
+
+    def other(number: int) -> Profile:
+        step = [
+            (0.02 * (1 + number) * batch / 128 + 0.01 + 5e-3 * batch / fed, batch, fed)
+            for batch in (64, 128)
+            for fed in (4.0, 8.0)
+        ]
+        rows = tuple(alone("T4", seconds, batch, cores=fed) for seconds, batch, fed in step)
+        return Profile(Model(f"other {number}", 1e9 * (1 + number), 5_000_000, 60), rows)
+
+    speeds = SpeedModel([Profile(given, tuple(rows)), *map(other, range(4))])
+    asked = 6.0 if own else cores
+    assert speeds.worker(given, "T4", 1, asked, 128.0).seconds == pytest.approx(0.05, rel=0.1)
+
+
 def test_model_on_another_accelerator_is_between_the_two() -> None:
     measured = model(alone("K80", 0.218))
     found, sheet = measured.worker(MODEL, "P100", 1, 0, 128), SpeedModel().worker(MODEL, "P100", 1, 0, 128)
