@@ -77,7 +77,7 @@ class Catalogue:
     def extended(self, path: Path) -> Catalogue:
         """Add the rows of a file of the same form; they replace rows of the same name."""
         try:
-            text = path.read_text()
+            text = path.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"cannot read the accelerators in {path}: {error}") from error
         return Catalogue(self._rows | Catalogue.read(text, str(path))._rows)

@@ -5,6 +5,9 @@ docs/sizing.md documents the columns. Every error names the file, the row and th
 
 from __future__ import annotations
 
+import csv
+import io
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,14 +91,34 @@ _OPTIONAL = (BATCH, CORES, SIZE)
 def read_csv(path: Path) -> pd.DataFrame:
     """Read a CSV file that has at least one row."""
     try:
-        frame = pd.read_csv(path, skipinitialspace=True)
-    except (OSError, UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
+        text = path.read_text(encoding="utf-8-sig")
+        _check_form(text, path)
+        frame = pd.read_csv(io.StringIO(text), index_col=False, skipinitialspace=True)
+    except (OSError, UnicodeDecodeError, csv.Error, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         raise UsageError(f"cannot read {path} as CSV with a header line: {error}") from error
     if frame.empty:
         raise UsageError(f"{path} has no rows: give measurements, one a line")
     frame.columns = frame.columns.str.strip()
     frame.attrs["path"] = str(path)
     return frame
+
+
+def _check_form(text: str, path: Path) -> None:
+    """Refuse what pandas would read as something else: it shifts columns, and renames or cuts what is odd."""
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise UsageError(f"{path} line {line} has a NUL byte: save the file as plain UTF-8 text")
+    rows = csv.reader(io.StringIO(text), skipinitialspace=True)
+    header = [name.strip() for name in next(rows, [])]
+    for name, number in Counter(filter(None, header)).items():
+        if number > 1:
+            raise UsageError(f"{path} line 1 names the column {name} {number} times: keep one of them")
+    for row in rows:
+        if len(row) > len(header):
+            raise UsageError(
+                f"{path} line {rows.line_num} has {len(row)} values for {len(header)} columns: remove what is too much "
+                "(a comma at its end?), or name the column in line 1"
+            )
 
 
 def load(

@@ -219,6 +219,30 @@ def test_invalid_file_raises_error(tmp_path: Path, change: Any, says: str) -> No
     assert says in output
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            lambda lines: [lines[0], *(line + "," for line in lines[1:])],
+            "line 2 has 16 values for 15 columns",
+        ),
+        (lambda lines: [*lines[:4], lines[4] + ",7", *lines[5:]], "line 5 has 16 values for 15 columns"),
+        (
+            lambda lines: [line + ",x" if i else line + ", model" for i, line in enumerate(lines)],
+            "model 2 times",
+        ),
+        (lambda lines: [*lines[:3], lines[3][:9] + "\0" + lines[3][9:], *lines[4:]], "line 4 has a NUL byte"),
+    ],
+)
+def test_a_file_that_would_be_read_as_another_one_is_refused_in_a_line(
+    tmp_path: Path, change: Any, says: str
+) -> None:
+    """A comma at the end of the rows moved all columns by one, and the answer was a traceback."""
+    (tmp_path / "bad.csv").write_text("\n".join(change(WORKERS.read_text().splitlines())))
+    output = run("--target", "worker-speed", "--train", tmp_path / "bad.csv", "--leave-one-model-out", code=2)
+    assert says in " ".join(output.split())
+
+
 def test_invalid_options_raise_error(tmp_path: Path) -> None:
     common = ("--target", "worker-speed", "--train", WORKERS)
     assert "exactly one of" in run(*common, code=2)
@@ -252,7 +276,9 @@ def test_three_models_add_note(tmp_path: Path) -> None:
 
 def test_additional_accelerators_are_used(tmp_path: Path) -> None:
     pd.read_csv(WORKERS).replace({"gpu": {"P100": "Npu-1"}}).to_csv(tmp_path / "rows.csv", index=False)
-    (tmp_path / "sheets.csv").write_text("name,fp32_tflops,memory_gb,bandwidth_gbs\nNpu-1,9.3,16,732\n")
+    (tmp_path / "sheets.csv").write_text(
+        "name,fp32_tflops,memory_gb,bandwidth_gbs\nNpu-1,9.3,16,732\n", encoding="utf-8-sig"
+    )
     found = of_workers(
         "--train",
         tmp_path / "rows.csv",
