@@ -61,8 +61,14 @@ class WorkerSpeed:
             for one, step in zip(self._configurations(rows), steps, strict=True)
         ]
         unit = priors.ANY_CONVENTION if self._batches else priors.ANY_UNIT
-        self._model = WorkerModel(chosen(merged(observations), ()), self.catalogue, work_sigma=unit)
+        every = merged(observations)
+        taken = chosen(every, ())
+        self._model = WorkerModel(taken, self.catalogue, work_sigma=unit)
         self.notes = self._limits(rows)
+        if left_out := len(every) - len(taken):
+            self.notes.append(
+                f"{left_out} of {len(every)} configurations are left out: {len(taken)} are fitted"
+            )
         return self
 
     def step_seconds(

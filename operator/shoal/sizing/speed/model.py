@@ -10,6 +10,7 @@ from dataclasses import astuple, dataclass
 from functools import cached_property
 from itertools import chain, zip_longest
 from typing import TypeVar
+from zlib import crc32
 
 from shoal.sizing.accelerators import Catalogue, catalogue
 from shoal.sizing.speed import priors
@@ -194,9 +195,12 @@ def chosen(every: Sequence[Observation], planned: Collection[str] | None = None)
 
 
 def _in_turn(every: Iterable[Observation]) -> list[Observation]:
-    """Owners in turn, and of each its models in turn; the most certain observations of a model first."""
+    """Owners in turn, and of each its models in turn; the most certain observations of a model first.
+
+    Those as certain are in an order that is theirs, whoever wrote them first, and spread over batches and devices.
+    """
     owners: dict[str, dict[str, list[Observation]]] = defaultdict(lambda: defaultdict(list))
-    for each in sorted(every, key=lambda each: each.variance):
+    for each in sorted(every, key=lambda each: (each.variance, crc32(repr(each.configuration).encode()))):
         model = each.configuration.model
         owners[model.owner][model.key].append(each)
     return _alternating([_alternating(list(models.values())) for models in owners.values()])

@@ -294,7 +294,7 @@ def test_what_is_planned_is_never_evicted_by_what_others_wrote() -> None:
     speed = found.worker(ours.model, "T4", 1, 8, 128)
     assert speed.basis == MEASURED
     assert speed.seconds == pytest.approx(
-        SpeedModel([ours]).worker(ours.model, "T4", 1, 8, 128).seconds, rel=0.02
+        SpeedModel([ours]).worker(ours.model, "T4", 1, 8, 128).seconds, rel=0.025
     )
     assert found.left_out == 1025 - priors.MOST_ROWS
 
