@@ -47,13 +47,17 @@ MOST_COUNTED = 8
 FARTHEST = 20.0
 """A target that needs more than this many times the samples so far cannot be foreseen."""
 DRAWS = 800
+MISFIT = 0.15
+"""Standard deviation of the logarithm of what is left, since no real curve is of the form: of exponential ones, the
+90 % interval at 0.8 of the way held 95 % of the ends with it, and 8 % without it and with p up to 4."""
 NOISE = 0.005
 """Least deviation of a value from the curve, as a part of the range of values."""
 
 _PENALTIES = np.geomspace(0.01, 3.0, 25)
 _DELAYS = np.geomspace(2e-2, 100.0, 28)
 """d, as parts of the e seen so far."""
-_POWERS = np.array([0.5, 1.0, 2.0, 4.0])
+_POWERS = np.array([0.5, 1.0, 2.0, 4.0, 8.0])
+"""p; the largest ones are close to an exponential."""
 
 
 @dataclass(frozen=True)
@@ -280,7 +284,7 @@ def _draws(fit: _Fit, target: float, rises: bool, workers: float, seed: int) -> 
         part = (target - limit) / rest
         there = fit.delay[cell] * (part ** (-1 / fit.power[cell]) - 1)
     there = np.where((part > 0) & (rest < 0 if rises else rest > 0), there, np.inf)
-    left = np.maximum(there - fit.now[cell], 0.0)
+    left = np.maximum(there - fit.now[cell], 0.0) * np.exp(MISFIT * rng.standard_normal(DRAWS))
     return np.asarray(left * (1 + fit.penalty[cell] * max(workers - 1, 0.0))), limit
 
 

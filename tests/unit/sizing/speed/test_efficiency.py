@@ -45,6 +45,24 @@ def test_samples_left_are_found_with_an_interval_that_holds_them(rises: bool) ->
     assert inside >= 16
 
 
+@pytest.mark.parametrize("way", [0.85, 0.95])
+def test_the_interval_of_an_exponential_curve_holds_its_end(way: float) -> None:
+    """It held none of them: the form was as steep only as a fourth power, and was taken to be exact."""
+    rng = np.random.default_rng(0)
+    inside, number = 0, 8
+    for _ in range(number):
+        scale = rng.uniform(4, 20) * EPOCH
+        end, now = 2.3 * scale, -np.log(1 - 0.9 * way) * scale
+        samples = np.linspace(now / 20, now, 20)
+        values = 0.3 + 2 * np.exp(-samples / scale) + 0.005 * rng.standard_normal(20)
+        points = [Evaluation(float(x), float(y), 4) for x, y in zip(samples, values, strict=True)]
+        points.insert(0, Evaluation(samples[0] / 100, 2.3, 4))
+        found = samples_to_target(points, 0.3 + 2 * float(np.exp(-2.3)), rises=False, workers=4)
+        assert found.samples is not None
+        inside += abs(np.log(found.samples / (end - now))) <= 1.6449 * found.sigma
+    assert inside >= 7
+
+
 def test_penalty_is_learned_from_different_numbers_of_workers_only() -> None:
     mixed = samples_to_target(course([1] * 6 + [16] * 30 + [4] * 10), 0.3, rises=False, workers=4)
     assert mixed.learned
