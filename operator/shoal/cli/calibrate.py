@@ -76,8 +76,9 @@ def calibrate(
         return
     windows = sum(cell.n for cell in found.cells)
     click.echo(
-        f"Of {windows:,} left-out windows in {len(found.cells)} kinds of plans, each promised "
-        f"{100 * found.promised:.3g}%, {found.kept:.1%} were kept (95 % interval {found.low:.1%} to {found.high:.1%})."
+        f"Of {len(found.cells)} kinds of plans, each promised {100 * found.promised:.3g}%, {found.kept:.1%} were kept "
+        f"in the mean of the kinds (95 % interval {found.low:.1%} to {found.high:.1%}), in {windows:,} left-out "
+        "windows."
     )
     click.echo(
         f"{'trace':<36}{'hours':>6}{'workers':>9}{'on-demand':>11}{'slack':>7}{'kept':>8}{'windows':>9}"

@@ -80,7 +80,7 @@ def write_calibration(found: Calibration, path: Path) -> None:
         axes.plot(
             [cell.slack for cell in cells], [cell.kept for cell in cells], "o", ms=4, alpha=0.7, label=name
         )
-    axes.axhline(found.promised, color="0.4", ls="--", label=f"promised: {found.promised:.0%}")
+    axes.axhline(found.promised, color="0.4", ls="--", label=f"promised: {100 * found.promised:.3g}%")
     axes.axhspan(found.low, found.high, color="C3", alpha=0.15)
     axes.axhline(
         found.kept,

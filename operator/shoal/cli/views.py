@@ -75,13 +75,14 @@ def show_simulation(result: Result, reason: str, currency: str) -> None:
         table.add_column(column, justify="right")
     for outcome in result.outcomes:
         finish, cost = outcome.finish, outcome.cost
+        ever = outcome.unfinished < 1  # else what was paid bought nothing
         table.add_row(
             outcome.name,
             "100%" if outcome.kept == 1 else f"{outcome.kept:.1%}",
             _minutes(finish["mean"]),
             _minutes(finish["p95"]),
-            money(cost["mean"] or 0.0, currency),
-            money(cost["p95"] or 0.0, currency),
+            money(cost["mean"] or 0.0, currency) if ever else "-",
+            money(cost["p95"] or 0.0, currency) if ever else "-",
             f"{outcome.goodput:.0%}",
             f"{outcome.on_demand_share:.0%}",
         )

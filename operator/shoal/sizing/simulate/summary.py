@@ -149,7 +149,7 @@ def explain(result: Result, currency: str = "$") -> str:
     cheaper = [
         o
         for o in result.outcomes
-        if o.name not in ("shoal", ORACLE) and o.kept >= ours.kept and _less(o, ours)
+        if o.name not in ("shoal", ORACLE) and o.kept >= ours.kept and o.unfinished < 1 and _less(o, ours)
     ]
     if cheaper:
         best = min(cheaper, key=_mean)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.cli.views import show_simulation
 from shoal.errors import UsageError
 from shoal.sizing.availability import Stock, Windows
 from shoal.sizing.plan import Objective, Pool, Problem, Servers, StepWork
@@ -40,6 +41,16 @@ def counts(tmp_path: Path, nodes: list[int], gap: float = 300) -> Trace:
     path = tmp_path / "counts.json"
     path.write_text(json.dumps({"metadata": {"gap_seconds": gap}, "data": nodes}))
     return read_trace(path)
+
+
+def test_what_never_ends_has_no_cost_and_is_not_called_cheaper(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = run(scenario(0.5, 1.2), [counts(tmp_path, [0] * 50)], runs=5)
+    assert result.outcome("spot only").unfinished == 1
+    show_simulation(result, explain(result), "$")
+    row = next(line.split() for line in capsys.readouterr().out.splitlines() if "spot only" in line)
+    assert row[2:7] == ["0.0%", "never", "never", "-", "-"]
 
 
 @pytest.mark.by_day(1)
