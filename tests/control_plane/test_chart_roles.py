@@ -270,6 +270,7 @@ class Story:
     async def ends(self) -> None:
         """It succeeds, and is deleted after its time to live."""
         message = TerminationMessage(outcome=Outcome.SUCCEEDED).to_json()
+        await self.is_replaced("ps", 0, "")  # it may have been on the node that went
         server = (await self.newest("ps", 0))["metadata"]["name"]
         await self.nodes.succeed_pod(self.namespace, server, message=message)
 
