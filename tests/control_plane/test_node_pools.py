@@ -89,7 +89,8 @@ class World:
             "nodeSelector": {"pool": self.name},
             "limits": {"nodes": 8},
             "price": {"perHour": 0.3},
-            "scaling": scaling or {"mode": "Scale", "target": self.target, "shrinkAfterSeconds": 60},
+            "scaling": scaling
+            or {"mode": "Scale", "target": self.target, "shrinkAfterSeconds": 60, "minNodes": 0},
         }
         body = {"apiVersion": "shoal.dev/v1alpha1", "kind": "CapacityPool"}
         meta = {"name": self.name, "finalizers": list(finalizers)}

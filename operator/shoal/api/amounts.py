@@ -35,13 +35,16 @@ def amounts_of(found: object) -> object:
     return tuple(sorted((str(name), quantity(text)) for name, text in found.items()))
 
 
-def requested_by(containers: object) -> object:
-    """What the containers of a pod ask for together, as the API server says it: as much as a limit where that is all.
+def requested(containers: object) -> object:
+    """`requested_by` of containers, as the API server says them; what is none stays."""
+    return requested_by(containers) if isinstance(containers, list) else containers
+
+
+def requested_by(containers: Iterable[Mapping[str, Any]]) -> Amounts:
+    """What the containers of a pod ask for together: as much as a limit where that is all.
 
     Init containers are left out: a pod needs no less for them.
     """
-    if not isinstance(containers, list):
-        return containers
     total = dict[str, float]()
     for each in containers:
         resources: Mapping[str, Any] = each.get("resources") or {}

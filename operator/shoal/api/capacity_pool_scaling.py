@@ -107,8 +107,8 @@ class Scaling(Subject):
     """The pool shrinks after less has been recommended for this long. Not for mode Buffer, which shrinks at once. In
     mode Pods: how long your autoscaler keeps an idle node. Plans count it as the price of leaving a node."""
     min_nodes: int | None = Field(None, ge=0, le=10_000)
-    """For modes Scale and Cloud: never fewer nodes than these, as for pods that are not of jobs, which Shoal does not
-    see. Unset: 0, but until a job has used the pool, those that it was found with."""
+    """For modes Scale and Cloud: never fewer nodes than these, those of jobs included. Unset: 0; but until a job has
+    used the pool, those that it was found with stay beside what is recommended, since pods of others are not seen."""
     shrink: Literal["WhenNoServers", "WhenIdle"] = "WhenNoServers"
     """For modes Scale and Cloud: whoever gets a smaller size chooses which nodes go, unless empty ones go first
     (Karpenter). WhenNoServers: the pool shrinks only while no node has a parameter server; workers that are hit are

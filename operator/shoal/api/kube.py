@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 from pydantic.dataclasses import dataclass
 
-from shoal.api.amounts import Amounts, amounts_of, requested_by
+from shoal.api.amounts import Amounts, amounts_of, requested
 from shoal.api.base import GROUP, ObjectMeta, Status
 from shoal.api.labels import SPOT_LABELS, Place, place_in
 from shoal.api.rules import STORED
@@ -212,7 +212,7 @@ class PodSpec:
     """The value of its PriorityClass."""
     tolerations: tuple[Toleration, ...] = ()
     requests: Annotated[
-        Amounts, BeforeValidator(requested_by), Shared, Field(validation_alias="containers")
+        Amounts, BeforeValidator(requested), Shared, Field(validation_alias="containers")
     ] = ()
     """What its containers ask for."""
 

@@ -213,10 +213,10 @@ class TrainingProgress(Status):
     input_wait: str | None = None
     """Share of their time that workers wait for input, 0 to 1, a decimal. Much above 0, the data function is slower
     than the training step."""
-    current_step: int | None = None
-    """The step of the servers while it is lower: they went back to a snapshot, and steps are done again."""
+    regained_step: int | None = None
+    """The furthest step since the servers went back to a snapshot, until they reach `step` again."""
     last_progress_time: AwareDatetime | None = None
-    """When `step` last increased."""
+    """When `step`, or `regainedStep`, last increased."""
     message: str = ""
     """What the trainer waits for, and of which worker, such as a file that cannot be read or an outage."""
     restarts_from_nothing: int = 0

@@ -10,6 +10,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from shoal.api.amounts import Amounts, requested_by
+from shoal.api.capacity_pool import CapacityPool
 from shoal.api.labels import AVOIDS_UNTIL, ON_DEMAND, PLACEMENT, Place, RoleName
 from shoal.api.training_job import TrainingJob
 from shoal.manifests import names
@@ -248,6 +250,18 @@ def _resources(job: TrainingJob, role: str, kind: str) -> Collection[str]:
         for name in (each.get("resources") or {}).get(kind) or ()
         if kind == "requests" or each["name"] == role
     }
+
+
+def worker_requests(job: TrainingJob, pool: CapacityPool) -> Amounts:
+    """What a worker of a pool asks for, as far as its template and the pool say."""
+    containers = list((_template(job, "worker").get("spec") or {}).get("containers") or ())
+    asked = {*_resources(job, "worker", "limits"), *_resources(job, "worker", "requests")}
+    defaults: dict[str, Any] = {
+        name: amount for name, amount in _REQUESTS["worker"].items() if name not in asked
+    }
+    if gpus := _gpus(Where(job.spec.workers.capacity, pool), asked):
+        defaults[GPU] = gpus
+    return requested_by([*containers, {"resources": {"requests": defaults}}])
 
 
 def _gpus(where: Where, asked: Collection[str]) -> int:

@@ -105,7 +105,7 @@ class Page:
         """There is no login: a name that somebody has point here would let his page read all jobs (DNS rebinding)."""
 
         async def checked(request: web.Request) -> web.StreamResponse:
-            host = urlsplit(f"//{request.host}").hostname or ""
+            host = _host(request.host)
             if host in self._hosts or _is_own(host):
                 return await answer(request)
             words = f"the page is not asked for as {host[:255]}: name it in page.hosts of the chart's values"
@@ -212,6 +212,14 @@ def _static(name: str, kind: str) -> Answer:
         return web.Response(body=body, content_type=kind, charset="utf-8", headers=HEADERS)
 
     return answer
+
+
+def _host(said: str) -> str:
+    """The name, without its port and the dot that may end it."""
+    try:
+        return (urlsplit(f"//{said}").hostname or "").removesuffix(".")
+    except ValueError:
+        return "."
 
 
 def _is_own(host: str) -> bool:

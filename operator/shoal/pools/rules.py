@@ -73,7 +73,8 @@ class Wish:
     in_use: int = 0
     """Nodes that a smaller size is not to take."""
     least: int | None = 0
-    """Never fewer than these, if the target allows them. None: than were found, which nobody of Shoal has used yet."""
+    """Never fewer than these, if the target allows them. None: no job has used it yet, so those that were found may be
+    others', and stay, beside what is wished."""
 
 
 @dataclass(frozen=True)
@@ -123,13 +124,13 @@ def decide(wish: Wish, memory: Memory | None, target: Target, now: datetime, pac
         most = "any number" if target.maximum is None else f"at most {target.maximum}"
         why = Finding("NoSizeAllowed", words.format(most=most, step=target.step))
         return Decision(_without_window(memory), why=why)
-    wanted = _within(max(wish.nodes, wish.least or 0), bounds, target.step)
-    if wish.least is None and wanted < (found := min(memory.original, target.nodes)):
-        if found == target.nodes:
-            return Decision(_without_window(memory), scaled=True, why=_unused(wish, found))
-        wanted = found
+    found = min(memory.original, target.nodes) if wish.least is None else 0
+    wanted = max(wish.nodes + found, wish.least or 0)
+    # What was found stays as it is, though it be no multiple of a step, or more than the limit.
+    wanted = found if found and wanted == found else max(found, _within(wanted, bounds, target.step))
     if wanted == target.nodes and not target.outdated:
-        return Decision(_without_window(memory), scaled=True, why=_reached(wish, wanted))
+        why = _unused(wish, wanted) if found else _reached(wish, wanted)
+        return Decision(_without_window(memory), scaled=True, why=why)
     if wanted >= target.nodes:
         return _resize(_without_window(memory), wanted, target, now, pace)
     if wish.in_use and not target.empty_first:
@@ -238,8 +239,8 @@ def _reached(wish: Wish, nodes: int) -> Finding:
 
 def _unused(wish: Wish, nodes: int) -> Finding:
     words = (
-        f"{nodes} nodes, as it was found; {wish.nodes} are recommended, but no job has used it yet, so what runs there "
-        "may be others': set spec.scaling.minNodes to how few it may have"
+        f"{nodes} nodes; {wish.nodes} are recommended beside those that were found, since no job has used it yet, and "
+        "what runs there may be others': set spec.scaling.minNodes to how few it may have"
     )
     return Finding("NotUsedYet", words)
 

@@ -209,6 +209,8 @@ async def test_a_viewer_that_takes_nothing_is_left(
         ("shoal-metrics", 200),
         ("shoal-metrics.shoal-system.svc", 200),
         ("shoal.example.com", 200),
+        ("localhost.", 200),
+        ("[", 421),
         ("evil.example", 421),
         ("evil.svc.example:8082", 421),
         ("127.0.0.1.evil.example", 421),

@@ -181,13 +181,22 @@ def test_steps_that_are_done_again_after_a_rollback_are_progress() -> None:
     reports(1000)
     for step in range(500, 800, 30):
         reports(step)
-        assert (world.status["training"]["step"], world.status["training"]["currentStep"]) == (1000, step)
+        assert (world.status["training"]["step"], world.status["training"]["regainedStep"]) == (1000, step)
         assert world.condition("Degraded").get("status") != "True"
     for _ in range(5):
         reports(800)
     assert world.condition("Degraded")["reason"] == "NoProgress"
     reports(1001)
-    assert "currentStep" not in world.status["training"]
+    assert "regainedStep" not in world.status["training"]
+
+
+def test_a_job_that_goes_back_to_one_snapshot_again_and_again_makes_no_progress() -> None:
+    world = running_world(spec={"runPolicy": {"progressDeadlineSeconds": 120}})
+    for step in (1000, *(500, 530, 560) * 4):
+        world.report = build.report(active=[(0, 0), (1, 0), (2, 0)], step=step)
+        world.tick(30)
+        world.reconcile()
+    assert world.condition("Degraded")["reason"] == "NoProgress"
 
 
 def test_job_without_a_running_worker_does_not_speak_of_fewer_than_none() -> None:

@@ -89,11 +89,12 @@ def test_shard_0_that_does_not_end_does_not_block_the_suspension() -> None:
 
 def test_job_is_not_suspended_while_pods_are_being_made() -> None:
     world = running_world()
-    seen = replace(world.observation(), pods=(), in_flight=frozenset({Place("worker", 0, 0)}))
-    seen = replace(seen, job=build.job(world.status, suspend=True))
-    suspended = plan(seen).status.condition("Suspended")
-    assert suspended is not None
-    assert (suspended.status, suspended.reason) == ("False", "Suspending")
+    nothing = replace(world.observation(), pods=(), services={}, existing=frozenset())
+    nothing = replace(nothing, job=build.job(world.status, suspend=True))
+    for made, told in ((frozenset[Place](), "Suspended"), (frozenset({Place("worker", 0, 0)}), "Suspending")):
+        suspended = plan(replace(nothing, in_flight=made)).status.condition("Suspended")
+        assert suspended is not None
+        assert suspended.reason == told
 
 
 def test_suspended_job_has_no_disruption_budget() -> None:

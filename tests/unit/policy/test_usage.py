@@ -497,12 +497,16 @@ def test_a_clock_that_goes_back_counts_nothing_twice() -> None:
 
 
 class Shared(Pools):
-    """Every worker fits onto the first node."""
+    """Every worker fits onto the first node that is not `full`."""
+
+    def __init__(self, *pools: CapacityPool, **more: Any) -> None:
+        self.full = set[str]()
+        super().__init__(*pools, **more)
 
     def _room_for(self, pod: dict[str, Any]) -> str | None:
         if not pod["spec"].get("nodeSelector"):
             return super()._room_for(pod)
-        return next((name for name in sorted(self.nodes) if not self.leaving(name)), None)
+        return next((n for n in sorted(self.nodes) if n not in self.full and not self.leaving(n)), None)
 
 
 def test_a_node_that_is_lost_with_several_workers_is_one_interruption_and_no_shock() -> None:
@@ -514,6 +518,31 @@ def test_a_node_that_is_lost_with_several_workers_is_one_interruption_and_no_sho
     world.settle()
     usage = world.status["poolUsage"]["a"]
     assert (usage["interruptions"], usage["shocks"]) == (1, 0)
+
+
+def test_a_node_of_two_silent_workers_is_one_interruption_whichever_record_goes_first() -> None:
+    world = Shared(pool("a"), nodes={"a": 1}, replicas=2, maxSurge="100%")
+    world.settle()
+    names = ["digits-worker-0-0", "digits-worker-1-0"]
+    assert {world.pods[name]["spec"]["nodeName"] for name in names} == {"a-0"}
+    world.add("a-1", "a")
+    world.silent |= set(names)
+    world.dead_nodes.add("a-0")
+    world.full.add("a-0")
+    for _ in range(6):
+        world.reconcile()
+        world.tick(5)
+    world.kill_node("a-0")
+    for name in (None, *names):
+        if name is not None:  # its pod is deleted by force
+            del world.pods[name]
+            world.silent.discard(name)
+            world.asked.add(name)
+        for _ in range(3):
+            world.reconcile()
+            world.tick(5)
+        usage = world.status["poolUsage"]["a"]
+        assert (usage["interruptions"], usage["shocks"]) == (1, 0)
 
 
 @pytest.mark.parametrize("noticed", ["by its coordinator", "by the node's end"])

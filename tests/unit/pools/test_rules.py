@@ -96,6 +96,11 @@ def test_nodes_that_were_there_stay_until_a_job_has_used_the_pool() -> None:
     grown = replace(memory, nodes=12)
     later = decide(Wish(0, 16, least=None), grown, Target(12), NOW, PACE).memory
     assert decide(Wish(0, 16, least=None), later, Target(12), NOW + seconds(600), PACE).resize == 10
+    assert decide(Wish(3, 16, least=None), memory, Target(10), NOW, PACE).resize == 13, (
+        "what runs there may be others'"
+    )
+    assert decide(Wish(3, 16, least=None), replace(memory, nodes=13), Target(13), NOW, PACE).scaled
+    assert decide(Wish(3, 5, least=None), memory, Target(10), NOW, PACE).resize is None
     used = decide(Wish(0, 16), memory, Target(10), NOW, PACE).memory
     assert decide(Wish(0, 16), used, Target(10), NOW + seconds(600), PACE).resize == 0
 

@@ -21,7 +21,7 @@ from shoal.runtime.metrics import Metrics
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 KEY = ("", "spot")
 BLUE = {"apiVersion": "a/v1", "kind": "Fleet", "name": "blue"}
-SCALE = {"mode": "Scale", "target": BLUE}
+SCALE = {"minNodes": 0, "mode": "Scale", "target": BLUE}
 
 
 class Writer:
@@ -275,7 +275,7 @@ async def test_another_target_is_sized_when_the_former_has_its_size_again(world:
     red.nodes = 3
     await world.scaler(KEY)
     world.now += timedelta(minutes=2)
-    world.change(mode="Scale", target={**BLUE, "name": "red"})
+    world.change(mode="Scale", target={**BLUE, "name": "red"}, minNodes=0)
     await world.scaler(KEY)
     assert (world.nodes, red.nodes) == (2, 3)
     await world.scaler(KEY)

@@ -18,6 +18,7 @@ from shoal.controllers.capacitypool.overlaps import older_overlap
 from shoal.controllers.capacitypool.room import is_full, waits
 from shoal.controllers.capacitypool.seen import Seen
 from shoal.controllers.state import ClusterState, Key, key_of, run_of
+from shoal.manifests.pods import worker_requests
 from shoal.runtime.recorder import Recorder
 from shoal.runtime.status_writer import StatusWriter
 from shoal.sizing.accelerators import catalogue
@@ -116,7 +117,7 @@ class PoolReconciler:
     def _full(self, pool: CapacityPool, apart: Set[str], working: Set[str], waiting: Iterable[Pod]) -> int:
         """How many of the nodes with servers alone have no room for a worker like those that run or wait.
 
-        Without any, as many as when there last was one: else workers would go elsewhere and come back in turns.
+        Without any, like those that jobs would make here: else workers would go elsewhere and come back in turns.
         """
         pods = self._state.pods
         there = (each for node in working for each in pods.indexed("node", node))
@@ -124,8 +125,11 @@ class PoolReconciler:
             each.spec.requests for each in (*there, *waiting) if each.place and each.place.role == "worker"
         }
         if not workers:
-            shares = pool.status.shares
-            return min(len(apart), sum(each.full for each in shares if each.operator == self._operator))
+            name = pool.metadata.name
+            jobs = (job for job in self._state.jobs.all() if name in job.spec.workers.pools)
+            workers = {
+                worker_requests(job, pool) for job in jobs if job.spec.ours and not job.status.finished
+            }
         nodes = ((self._state.nodes_by_name.get(node), pods.indexed("node", node)) for node in apart)
         return sum(node is not None and is_full(node, its, workers) for node, its in nodes)
 

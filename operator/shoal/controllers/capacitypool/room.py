@@ -20,4 +20,4 @@ def waits(pod: Pod, rooms: Set[Amounts]) -> bool:
 def is_full(node: Node, pods: Iterable[Pod], workers: Set[Amounts]) -> bool:
     """Whether none of the workers, of which each asks for so much, has room beside these pods of the node."""
     left = left_of(node.status.allocatable, (each.spec.requests for each in pods if not each.ended))
-    return not any(fits(asked, left) for asked in workers)
+    return bool(workers) and not any(fits(asked, left) for asked in workers)

@@ -166,8 +166,8 @@ class _Counter:
             if not self._is_given_back(slot.pool):
                 usage["interruptions"] += 1
                 self._shock(usage, slot.pool)
-            if silent:
-                each.slot = each.slot.model_copy(update={"interrupted": True})
+        if silent:  # whoever of the node's pods it was counted for: that record may go before this one
+            each.slot = each.slot.model_copy(update={"interrupted": True})
 
     def _start(self, usage: dict[str, Any], pod: Pod, pushed: datetime) -> None:
         """Count the wait for a node, if it was not there, and by itself what came after, which says nothing of nodes.

@@ -34,7 +34,8 @@ def decimal(value: float | None) -> str | None:
 def progress(facts: Facts) -> TrainingProgress:
     """`status.training`. The step never decreases, though the server's does when it restarts from a snapshot.
 
-    Except when training began again from nothing: an old step would look as if the job hung.
+    Except when training began again from nothing: an old step would look as if the job hung. Steps that are done again
+    are progress once: a job that goes back to the same snapshot again and again makes none.
     """
     before, report = facts.job.status.training, facts.report
     if not facts.coordinator_pod_runs or (report is None and facts.seen.report is not None):
@@ -42,12 +43,13 @@ def progress(facts: Facts) -> TrainingProgress:
     if report is None:  # the operator has just started
         return before.model_copy(update={"message": ""}) if before.message else before
     again = report.restarted_from_nothing > before.restarts_from_nothing
-    grew = report.step > (before.step if before.current_step is None else before.current_step)
+    regained = before.regained_step
+    grew = report.step > (before.step if regained is None else regained)
     step = report.step if again else max(before.step, report.step)
     return TrainingProgress(
         phase=report.phase.value,
         step=step,
-        current_step=report.step if report.step < step else None,
+        regained_step=max(report.step, regained or 0) if report.step < step else None,
         epoch=report.epoch if again else max(before.epoch, report.epoch),
         loss=decimal(report.loss) or before.loss,
         samples_per_second=decimal(report.samples_per_second) or before.samples_per_second,
@@ -116,7 +118,7 @@ def final(before: TrainingJobStatus, message: TerminationMessage) -> dict[str, o
         update={
             "phase": message.outcome.value,
             "step": max(before.training.step, message.step),
-            "current_step": None,
+            "regained_step": None,
             "epoch": max(before.training.epoch, message.epoch),
             "loss": decimal(message.loss) or before.training.loss,
             "message": "",

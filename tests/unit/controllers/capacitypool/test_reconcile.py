@@ -185,15 +185,28 @@ async def test_node_that_a_parameter_server_fills_is_told_from_one_with_room_for
     assert share.full == full
 
 
-@pytest.mark.parametrize(("servers", "full"), [(2, 2), (1, 1), (0, 0)])
-async def test_nodes_that_servers_fill_stay_known_when_no_worker_is_there_any_more(
-    servers: int, full: int
+@pytest.mark.parametrize(
+    ("asks", "servers", "full"),
+    [("3", 2, 2), ("3", 1, 1), ("3", 0, 0), ("1", 2, 0), (None, 2, 0)],
+    ids=["no room", "one", "no servers", "room", "nothing said"],
+)
+async def test_nodes_that_servers_fill_are_told_before_a_worker_is_there(
+    asks: str | None, servers: int, full: int
 ) -> None:
-    """Else a plan gave the room to workers again, which found none, and went again."""
-    share = {"operator": "", "full": 2, "at": build.stamp(build.NOW)}
+    """Else a plan gave the room to workers, which found none, and went, and again."""
     running: list[tuple[RoleName, int, str]] = [("ps", i, f"spot-{i}") for i in range(servers)]
     scheduled = {"type": "PodScheduled", "status": "True"}
-    status = await _look({}, scheduled, {}, nodes=2, running=running, pods=0, before={"shares": [share]})
+    held = [{"name": "c", "resources": {"requests": {"cpu": "3"}}}]
+    worker = {"name": "worker", "resources": {"requests": {"cpu": asks}}}
+    workers = {
+        "replicas": 1,
+        "pools": ["spot"],
+        "template": {"spec": {"containers": [worker] if asks else []}},
+    }
+    has = {"cpu": "5", "memory": "8Gi"}
+    status = await _look(
+        {}, scheduled, {}, nodes=2, running=running, pods=0, containers=held, has=has, workers=workers
+    )
     assert sum(each.full for each in status.shares) == full
 
 
@@ -311,7 +324,7 @@ async def _look(
     containers: Any = (),
     has: Any = None,
     pods: int = 1,
-    before: Any = None,
+    workers: Any = None,
 ) -> CapacityPoolStatus:
     """The status of a pool with pods that are twenty minutes old, or with these on nodes, of `changed` metadata."""
     state, cluster, long = ClusterState(Wakes()), Cluster(), timedelta(minutes=20)
@@ -327,7 +340,6 @@ async def _look(
         "price": {"perHour": 1},
     }
     body = {"metadata": {"name": "spot", "uid": "spot", "resourceVersion": "1"}, "spec": spec}
-    body["status"] = before or {}
     state.pools.put(
         CapacityPool.model_validate(cluster.add(f"{collection_path(CapacityPool, '')}/spot", body))
     )
@@ -335,7 +347,7 @@ async def _look(
         node = build.node_manifest(f"spot-{number}")
         node["status"]["allocatable"] = has or {}
         state.nodes.put(Node.model_validate(node))
-    state.jobs.put(build.job(status, runPolicy=policy))
+    state.jobs.put(build.job(status, runPolicy=policy, **({"workers": workers} if workers else {})))
     created, conditions = build.NOW - long, [scheduled]
     for of, index, node in running:
         pod = build.pod_manifest(of, index, node=node, conditions=conditions)
