@@ -69,7 +69,7 @@ def _seen(kind: Any, method: str, see: Callable[..., None]) -> Iterator[None]:
 
         @functools.wraps(call)
         def seen(*arguments: Any, **named: Any) -> Any:
-            see(*arguments)
+            see(*arguments, *named.values())
             return call(*arguments, **named)
 
         setattr(kind, method, seen)

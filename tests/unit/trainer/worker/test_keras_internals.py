@@ -102,7 +102,7 @@ def test_embeddings_that_are_called():
     with internals.embeddings_called(lambda layer, ids: seen.append((layer, ids.numpy().tolist()))):
         for layer in layers:
             layer(np.array([3]))
-            layer(np.array([-7 if layer is layers[1] else 0]))
+            layer(inputs=np.array([-7 if layer is layers[1] else 0]))
     assert seen == [(layers[0], [3]), (layers[0], [0]), (layers[1], [3]), (layers[1], [0])]
     assert keras.layers.Embedding.call is call
 
