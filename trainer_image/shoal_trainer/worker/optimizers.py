@@ -144,17 +144,17 @@ def _holds_parameters(optimizer: Any) -> bool:
 
     So does one that keeps a copy of them (ScheduleFreeAdamW), or their sum with the gradients (Ftrl).
     """
-    try:
-        fresh = type(optimizer).from_config({**optimizer.get_config(), "learning_rate": 0.1})
-    except Exception:  # of an optimizer whose configuration is not complete
-        return False
-    fresh.weight_decay = None
     seen, joined = np.ones((2, 2), np.float32), np.array([[3, -5], [7, 4]], np.float32)
     variable = keras.Variable(seen)
-    fresh.build([variable])
-    variable.assign(joined)
-    for _ in range(6):  # Lookahead returns to its copy every few steps
-        fresh.apply([keras.ops.zeros_like(variable)], [variable])
+    try:
+        fresh = type(optimizer).from_config({**optimizer.get_config(), "learning_rate": 0.1})
+        fresh.weight_decay = None
+        fresh.build([variable])
+        variable.assign(joined)
+        for _ in range(6):  # Lookahead returns to its copy every few steps
+            fresh.apply([keras.ops.zeros_like(variable)], [variable])
+    except Exception:  # of one whose configuration is not complete, or that knows its model's variables only
+        return False
     return bool((abs(variable.numpy() - joined) > 0.1).any())
 
 

@@ -58,6 +58,23 @@ def test_optimizer_whose_state_holds_the_parameters_is_refused(optimizer, name):
         place(flat_model.model, flat_model.layout, 16)
 
 
+class Layerwise(keras.optimizers.Adamax):
+    """Its rate differs by the layer that a variable is of, which it knows by its path."""
+
+    def build(self, variables):
+        super().build(variables)
+        self.factors = [{"kernel": 0.1, "bias": 1.0}[each.path.split("/")[1]] for each in variables]
+
+    def update_step(self, gradient, variable, learning_rate):
+        factor = self.factors[self._get_variable_index(variable)]
+        super().update_step(gradient, variable, learning_rate * factor)
+
+
+def test_optimizer_that_knows_only_the_variables_of_its_model_is_accepted():
+    flat_model = FlatModel(functional(Layerwise(0.1)), BATCHES[0], "fp32")
+    assert not place(flat_model.model, flat_model.layout, 16).on_server
+
+
 def test_accumulation_of_one_of_several_optimizers_is_refused():
     flat_model = FlatModel(functional(multi(SGD(0.1, gradient_accumulation_steps=5))), BATCHES[0], "fp32")
     with pytest.raises(UserError, match=r"gradient_accumulation_steps=5 is not supported: .*MultiOptimizer"):
