@@ -5,12 +5,17 @@ docs/sizing.md documents the columns. Every error names the file, the row and th
 
 from __future__ import annotations
 
+import bz2
 import csv
+import gzip
 import io
+import lzma
+import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pandas as pd
@@ -86,15 +91,21 @@ TARGETS: dict[str, tuple[tuple[Column, ...], tuple[Column, ...]]] = {
     "checkpoint": ((MODEL, PARAMETERS, TENSORS), (SIZE,)),
 }
 _OPTIONAL = (BATCH, CORES, SIZE)
+_OPEN: dict[str, Callable[..., IO[str]]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_UNREADABLE = (
+    *(OSError, EOFError, zlib.error, lzma.LZMAError, UnicodeDecodeError),
+    *(csv.Error, pd.errors.ParserError, pd.errors.EmptyDataError),
+)
 
 
 def read_csv(path: Path) -> pd.DataFrame:
-    """Read a CSV file that has at least one row."""
+    """Read a CSV file that has at least one row, and may be compressed, as its name then says."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with _OPEN.get(path.suffix, open)(path, "rt", encoding="utf-8-sig") as file:
+            text = file.read()
         _check_form(text, path)
         frame = pd.read_csv(io.StringIO(text), index_col=False, skipinitialspace=True)
-    except (OSError, UnicodeDecodeError, csv.Error, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
+    except _UNREADABLE as error:
         raise UsageError(f"cannot read {path} as CSV with a header line: {error}") from error
     if frame.empty:
         raise UsageError(f"{path} has no rows: give measurements, one a line")

@@ -11,6 +11,8 @@ from click.testing import CliRunner
 from scipy import stats
 
 from shoal.cli import main
+from shoal.errors import UsageError
+from shoal.sizing.predict.tables import read_csv
 
 DATA = Path(__file__).parents[3] / "data" / "cmdare"
 WORKERS, CLUSTERS, MODELS = DATA / "worker_speed.csv", DATA / "cluster_speed.csv", DATA / "models.csv"
@@ -241,6 +243,20 @@ def test_a_file_that_would_be_read_as_another_one_is_refused_in_a_line(
     (tmp_path / "bad.csv").write_text("\n".join(change(WORKERS.read_text().splitlines())))
     output = run("--target", "worker-speed", "--train", tmp_path / "bad.csv", "--leave-one-model-out", code=2)
     assert says in " ".join(output.split())
+
+
+@pytest.mark.parametrize("suffix", ["gz", "bz2", "xz"])
+def test_a_compressed_table_is_read_as_the_table_and_a_broken_one_refused(
+    tmp_path: Path, suffix: str
+) -> None:
+    path, rows = tmp_path / f"rows.csv.{suffix}", pd.read_csv(WORKERS)
+    rows.to_csv(path, index=False)
+    pd.testing.assert_frame_equal(read_csv(path), rows)
+    whole = path.read_bytes()
+    for broken in (whole[:-20], whole[:20] + bytes(20) + whole[40:], b"model,gpu\n"):
+        path.write_bytes(broken)
+        with pytest.raises(UsageError, match=r"cannot read .* as CSV"):
+            read_csv(path)
 
 
 def test_invalid_options_raise_error(tmp_path: Path) -> None:
