@@ -56,7 +56,8 @@ class Engine:
             for pool in problem.pools
         }
         self._losses = {
-            pool.name: Losses(self._supplies[pool.name], pool.limit, rounding, seed) for pool in problem.pools
+            pool.name: Losses(self._supplies[pool.name], pool.limit, rounding, seed + number)
+            for number, pool in enumerate(problem.pools)
         }
         self._struck = self._rng.random((runs, STEPS))
         self._speed = self._rng.standard_normal(runs)

@@ -141,6 +141,14 @@ def test_of_more_nodes_at_least_as_many_are_struck_in_whatever_order_they_are_as
         assert float(struck[n].mean()) == pytest.approx(0.45 * n, rel=0.25, abs=0.1)
 
 
+def test_what_two_pools_of_one_size_lose_has_nothing_in_common() -> None:
+    one = Pool("a", 64, price=1.0, step_seconds=1.0, batch=1, startup_seconds=60, interruptions_per_hour=1.0)
+    pools = [replace(one, name=name, shock_share=0.0) for name in "ab"]
+    engine = Engine(Problem(pools, StepWork(steps=1e6), Servers()), 36_000.0)
+    alone = (engine.done(counts, 1) for counts in ([8, 0], [0, 8]))
+    assert abs(np.corrcoef(*alone)[0, 1]) < 0.1
+
+
 @pytest.mark.by_day(2)
 @pytest.mark.parametrize(
     ("losses_per_hour", "hours", "share"), [(0.5, 720, 0.922), (1, 336, 0.855), (2, 72, 0.74), (2, 72, 0.76)]
