@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from shoal.errors import UsageError
+from shoal.sizing.availability import Floats
 from shoal.sizing.fleet.alone import Given, Solved, exactly, fits, under_way
 from shoal.sizing.fleet.answers import answer_of
 from shoal.sizing.fleet.values import FleetJob, FleetPool, JobPlan
@@ -165,7 +166,7 @@ def _kept(best: Sequence[Solved], limits: Mapping[str, int], given: Given) -> li
     Together: what one job gains by nodes of another is no gain if that one loses as much, each as a part of its time;
     those that prefer to be cheap, of what they cost.
     """
-    plans, faster, saved, cost = list[Solved](), np.zeros(1), np.zeros(1), list[float]()
+    plans, faster, saved, cost = list[Solved](), list[Floats](), list[Floats](), list[float]()
     for each in best:
         assert each.one is not None
         counts = [under_way(each.job).get(pool.name, 0) for pool in each.one.problem.pools]
@@ -180,17 +181,15 @@ def _kept(best: Sequence[Solved], limits: Mapping[str, int], given: Given) -> li
         if not (change.kept and same.feasible):
             return None
         if _prefers(each) == "MinTime":
-            faster = faster + change.saved
+            faster.append(change.saved)
         else:
-            saved = saved + change.saved
+            saved.append(change.saved)
             cost.append(same.cost)
         plans.append(Solved(each.job, answer_of(each.job, one, same), one, same))
     used = _used(plans)
-    if is_sure(faster + saved * len(cost) / (sum(cost) or 1.0)) or any(
-        n > limits[name] for name, n in used.items()
-    ):
-        return None
-    return plans
+    with np.errstate(invalid="ignore"):  # where one never ends now, and another would not: no gain
+        together = np.zeros(1) + sum(faster) + sum(saved) * len(cost) / (sum(cost) or 1.0)
+    return None if is_sure(together) or any(n > limits[name] for name, n in used.items()) else plans
 
 
 def _moved(job: FleetJob, plan: JobPlan) -> int:

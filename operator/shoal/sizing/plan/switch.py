@@ -61,7 +61,7 @@ def switch(
     engine = (engines or Engines(problem)).until(model.seconds(current, servers))
     now, then = (engine.run(counts, servers, model.zone(counts, servers)) for counts in (current, new))
     pairs = [*zip(problem.pools, current, new, strict=True)]
-    with np.errstate(invalid="ignore"):  # neither ever ends
+    with np.errstate(divide="ignore", invalid="ignore"):  # one never ends, or neither
         if objective.prefer == "MinTime":
             saved = np.log(now.finish / then.finish)
         else:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,6 +38,7 @@ from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.engine import RUNS, TABLE_RUNS, Engine
 from shoal.sizing.plan.planner import Plan
 from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers
+from shoal.sizing.plan.switch import Switch
 from shoal.sizing.plan.together import plan_together
 from shoal.sizing.plan.work import StepWork
 from shoal.sizing.speed.efficiency import Efficiency
@@ -784,6 +786,17 @@ def test_job_to_which_the_others_leave_no_node_trades_for_some_and_is_told_why_e
     squeezed = plan_fleet([pool], [PROFILE], [above, second]).jobs["b"]
     assert (squeezed.counts, squeezed.feasible, squeezed.binding) == ({"steady": 0}, False, "pools")
     assert squeezed.reason.startswith("The other jobs leave no node for it.")
+
+
+def test_trade_by_which_one_job_would_never_end_is_not_made_for_another_that_now_never_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    changes = itertools.cycle(Switch(np.full(10, saved), kept=True) for saved in (math.inf, -math.inf))
+    monkeypatch.setattr(joint, "switch", lambda *_: next(changes))
+    fast = {"pools": ("steady",), "prefer": "MinTime", "deadline_seconds": None}
+    jobs = [job(name, running={"steady": n}, **fast) for name, n in (("a", 7), ("b", 1))]
+    found = plan_fleet([replace(STEADY, limit=8)], [PROFILE], jobs).jobs
+    assert [found[name].counts["steady"] for name in "ab"] == [7, 1]
 
 
 def test_job_with_a_deadline_goes_before_one_without_if_neither_was_measured() -> None:

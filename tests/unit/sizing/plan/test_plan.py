@@ -352,6 +352,16 @@ class TestSwitch:
         now, then = (finish_times(hurry, counts, 1) for counts in ((0, 3), (3, 3)))
         assert saved.mean() == pytest.approx(np.log(now / then).mean(), rel=0.01)
 
+    def test_plan_that_never_ends_saves_no_time_and_leaving_it_saves_all(self) -> None:
+        a, b = self.problem.pools
+        b = replace(b, availability=Markov(stock=Stock(1.0, 1e9, math.inf), shock_size=1.0), running=0)
+        hurry = replace(self.problem, pools=(a, b), objective=Objective(prefer="MinTime"))
+        to, back = (switch(hurry, *plans, 1).saved for plans in (((3, 0), (0, 3)), ((0, 3), (3, 0))))
+        assert math.isinf(to.min())
+        assert math.isinf(back.max())
+        assert not is_sure(to)
+        assert is_sure(back)
+
 
 def test_other_number_of_servers_restarts_all_workers_from_a_snapshot() -> None:
     """The job is suspended for it: nothing runs before the servers are restored and the workers start again."""
