@@ -47,7 +47,7 @@ def calibrate(
 
     Plans are made from a part of each trace and replayed on the part that was left out (docs/simulate.md).
     """
-    from shoal.sizing.simulate.calibrate import MOST_CONFIDENCE
+    from shoal.sizing.plan.problem import MOST_CONFIDENCE
     from shoal.sizing.simulate.calibrate import calibrate as run
     from shoal.sizing.simulate.scenario import pair_of
 

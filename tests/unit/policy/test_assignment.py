@@ -68,6 +68,18 @@ def test_no_worker_returns_that_does_not_run_yet() -> None:
     assert world.by_pool() == {"a": 1, "od": 1}
 
 
+def test_no_worker_returns_while_another_one_waits_for_a_spot_node() -> None:
+    world = spot_and_on_demand({"a": 2, "od": 1}, replicas=2, fallback=FALLBACK)
+    world.settle()
+    lose_node(world, "a-1")
+    wait(world, 1980)  # one is on demand, and in two minutes it is time
+    assert world.by_pool() == {"a": 1, "od": 1}
+    lose_node(world, "a-0")
+    number = len(world.created)
+    wait(world, 240)
+    assert [name for name in world.created[number:] if "-worker-0-" not in name] == []
+
+
 def test_the_base_waits_in_an_exhausted_pool_and_does_not_leave_it_again_and_again() -> None:
     world = spot_and_on_demand({"a": 4}, EXHAUSTED, replicas=2, onDemandBase=1)
     made = world.settle()

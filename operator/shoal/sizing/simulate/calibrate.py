@@ -29,7 +29,7 @@ from shoal.sizing.simulate.scenario import Scenario
 from shoal.sizing.simulate.traces import Trace
 from shoal.sizing.speed.servers import PsModel
 
-__all__ = ["MOST_CONFIDENCE", "Calibration", "Cell", "calibrate"]
+__all__ = ["Calibration", "Cell", "calibrate"]
 
 BLOCKS = 6
 WORKERS = (4, 8, 16, 32)
@@ -37,8 +37,6 @@ HOURS = (0.5, 1.0, 1.5)
 SHARES = (0.0, 0.25, 0.5)  # parts of the workers that are on-demand
 STRIDE = 8  # windows begin this many times in their own length
 RUNS = 1000
-MOST_CONFIDENCE = 1 - 1 / RUNS
-"""One late run of all of them; what is promised beyond, no run can show."""
 STEP = 60.0
 DRAWS = 1000
 

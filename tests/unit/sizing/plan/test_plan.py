@@ -278,7 +278,7 @@ def test_confidence_asked_for_and_kept_are_never_rounded_to_certainty() -> None:
         )
     )
     assert "(asked for: 99.9%)" in explain(most)
-    assert pytest.approx(1 - 1 / RUNS) == MOST_CONFIDENCE == calibrate.MOST_CONFIDENCE
+    assert pytest.approx(1 - 1 / RUNS) == MOST_CONFIDENCE == pytest.approx(1 - 1 / calibrate.RUNS)
 
 
 def test_loss_reached_so_far_reduces_remaining_steps() -> None:
