@@ -1,4 +1,4 @@
-"""Data in memory: position p of epoch e is sample permutation_e[p]."""
+"""Data in memory."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from shoal_trainer.data.batch import leaves, map_leaves
 from shoal_trainer.data.indexed import Ranges
+from shoal_trainer.data.order import samples_at
 from shoal_trainer.errors import UserError
 
 PROBES, PROBED = 16, 4096
@@ -23,7 +24,7 @@ PROBES, PROBED = 16, 4096
 
 @dataclass(frozen=True)
 class Arrays(Ranges):
-    """Data in memory, made by `Indexed.from_arrays`: position p of epoch e is sample permutation_e[p].
+    """Data in memory, made by `Indexed.from_arrays`.
 
     Args:
         x: The inputs, shape (N, …), or a nested structure of such arrays.
@@ -67,10 +68,8 @@ class Arrays(Ranges):
         return tuple(sum(_number(column[row]) for column in columns) for row in range(len(rows)))
 
     def _elements(self, epoch: int | None, start: int, stop: int, batch_size: int) -> Iterator[Any]:
-        order = permutation(self.size, self.seed or 0, epoch)
         for begin in range(start, stop, batch_size):
-            end = min(begin + batch_size, stop)
-            rows = order[begin:end]
+            rows = samples_at(begin, min(begin + batch_size, stop), self.size, self.seed or 0, epoch)
             element = map_leaves(lambda leaf: as_floatx(leaf[rows]), (self.x, self.y, self.sample_weight))  # noqa: B023
             yield _packed(*element)
 
@@ -133,9 +132,3 @@ def _packed(x: Any, y: Any, sample_weight: Any) -> Any:
     if y is not None:
         return x, y
     return (x,) if isinstance(x, tuple | list) else x
-
-
-@functools.lru_cache(maxsize=4)
-def permutation(size: int, seed: int, epoch: int | None) -> npt.NDArray[np.int64]:
-    """The sample at each position of an epoch; without an epoch, in their own order."""
-    return np.arange(size) if epoch is None else np.random.default_rng((seed, epoch)).permutation(size)

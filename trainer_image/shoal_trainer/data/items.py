@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from shoal_trainer.data.arrays import as_floatx, permutation
+from shoal_trainer.data.arrays import as_floatx
 from shoal_trainer.data.batch import as_tuple, leaves, map_leaves
 from shoal_trainer.data.indexed import MAX_BLOCK, MAX_BLOCK_BYTES, Ranges, connected
 from shoal_trainer.data.lengths import Lengths, checked, varying_in
+from shoal_trainer.data.order import samples_at
 from shoal_trainer.data.rows import alike, count, rebatched, stacked, taken
 from shoal_trainer.data.shuffle import Blocks, shuffled
 from shoal_trainer.errors import UserError
@@ -29,7 +30,7 @@ RETRIES = 2
 
 @dataclass(frozen=True)
 class Items(Ranges):
-    """Single samples by index, made by `Indexed.from_items`: position p of epoch e is item permutation_e[p]."""
+    """Single samples by index, made by `Indexed.from_items`."""
 
     items: Any
     parse: Callable[[Any], Any] | None = None
@@ -54,12 +55,11 @@ class Items(Ranges):
         return MAX_BLOCK if self.lengths else 0
 
     def _elements(self, epoch: int | None, start: int, stop: int, batch_size: int) -> Iterator[Any]:
-        order = permutation(self.size, self.seed or 0, epoch)
-
         def read(low: int, high: int | None) -> Iterator[Any]:
             end = self.size if high is None else high
             for begin in range(low, end, batch_size):
-                samples = self._samples(order[begin : min(begin + batch_size, end)].tolist())
+                rows = samples_at(begin, min(begin + batch_size, end), self.size, self.seed or 0, epoch)
+                samples = self._samples(rows.tolist())
                 yield _stacked(samples) if self._lengths is None else self._lengths.stacked(samples)
 
         if self._lengths is None:
