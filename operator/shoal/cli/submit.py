@@ -34,14 +34,16 @@ _OPTIONS = (
         help="A pod template (YAML) with what has no option: service account, env, resources. Of both roles.",
     ),
     click.option("--max-workers", type=Count(1, 1000), metavar="N", help="Upper limit of workers."),
-    click.option("--accelerator", metavar="NAME", help='Run on the CapacityPools with it, such as "L4".'),
+    click.option(
+        "--accelerator", metavar="NAME", help='Run on the CapacityPools with it, such as "L4": spot first, by price.'
+    ),
     click.option(
         "--pool", "pools", multiple=True, metavar="NAME", help="A CapacityPool, in order of preference. Repeatable."
     ),
     click.option(
         "--capacity",
         type=click.Choice(["Spot", "OnDemand", "Any"], case_sensitive=False),
-        help="Nodes for workers.  [default: Spot]",
+        help="Nodes for workers, or which pools of --accelerator.  [default: Spot; of --accelerator: Any]",
     ),
     click.option(
         "--arg", "args", multiple=True, metavar="NAME=VALUE",
@@ -128,19 +130,20 @@ def submit(client: Client, *, dry_run: bool, follow: bool, **given: Any) -> None
 @click.command()
 @click.argument("file", metavar="FILE.py[:OBJECT]")
 @click.option(
-    "--storage", default="claim:runs", show_default=True, metavar="URI", help="As for `shoal submit`."
+    "--storage", metavar="URI", help="As for `shoal submit`.  [default: claim:JOB-runs, of this job alone]"
 )
 @click.option("--workers", default=2, show_default=True, type=Count(0, 1000), metavar="N")
 @click.option("--epochs", default=10, show_default=True, type=COUNT, metavar="N")
 @_submission
 @click.option("--name", metavar="NAME", help="Of the job. Default: the file's.")
 @cluster_command
-def init(client: Client, *, file: str, name: str | None, storage: str, **given: Any) -> None:
+def init(client: Client, *, file: str, name: str | None, storage: str | None, **given: Any) -> None:
     """Print a first manifest for a Keras script: the job, its code, and its volume claim where that is missing.
 
     It is `shoal submit --dry-run` with other defaults.
     """
     name = name or Path(file.partition(":")[0]).stem.replace("_", "-").lower()
+    storage = storage or f"claim:{name}-runs"  # one that is ReadWriteOnce serves one job at a time
     made = client.prepare(file, **arguments(given | {"name": name, "storage": storage}))
     volume = None
     claim = (made.job["spec"]["storage"].get("volumeClaim") or {}).get("name")

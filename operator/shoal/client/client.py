@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -76,8 +78,8 @@ class Client:
         Args:
             entrypoint: As for `submit`.
             storage: As for `submit`.
-            accelerator: Of the workers' nodes, such as "L4": they run on the CapacityPools that have it (those of
-                `pools`, if given).
+            accelerator: Of the workers' nodes, such as "L4": they run on the CapacityPools that have it, of the kind
+                that `capacity` names: those of `pools`, if given; else spot nodes first, then by price.
             more: `workers` (1), `image` (the operator's, which has Keras and no other packages of yours), `args` (a
                 dict of JSON values), `files` (more code to send along), `pools` (CapacityPools by name), `capacity`,
                 `max_workers`, `epochs`, `steps`, `until` (metric, value), `mode` ("Min" or "Max": where the
@@ -90,13 +92,13 @@ class Client:
         Raises:
             UsageError: an argument is wrong.
         """
-        if accelerator is not None:
-            more["pools"] = self._pools_of(accelerator, more.get("pools") or ())
         try:
             wanted = Submission(entrypoint=entrypoint, storage=storage, **more)
         except ValidationError as error:
             wrong = (f"{'.'.join(map(str, each['loc']))}: {advice(each)}" for each in error.errors())
             raise UsageError(f"submit(): {'; '.join(wrong)}") from error
+        if accelerator is not None:
+            wanted = replace(wanted, pools=self._pools_of(accelerator, wanted), capacity=None)
         return manifests(wanted)
 
     def create(self, made: Manifests) -> Job:
@@ -264,19 +266,32 @@ class Client:
         path = f"/apis/{API_VERSION}/namespaces/{namespace or self.namespace}/speedprofiles"
         return [read_as(SpeedProfile, each) for each in self.api.list(path)]
 
-    def _pools_of(self, accelerator: str, among: Sequence[str]) -> Sequence[str]:
-        """The names of the pools with this accelerator."""
-        pools = [each for each in self.pools() if not among or each.metadata.name in among]
+    def _pools_of(self, accelerator: str, wanted: Submission) -> Sequence[str]:
+        """The names of the pools with this accelerator and capacity: as given, or what costs least first."""
+        kinds = {"Spot", "OnDemand"} if wanted.capacity in {None, "Any"} else {wanted.capacity}
+        pools = [
+            each
+            for each in self.pools()
+            if each.spec.capacity_type in kinds and (not wanted.pools or each.metadata.name in wanted.pools)
+        ]
         matching = [
             each.metadata.name
-            for each in pools
+            for each in sorted(pools, key=_costs_less)
             if each.spec.accelerator and each.spec.accelerator.name.lower() == accelerator.lower()
         ]
         if not matching:
             known = sorted({each.spec.accelerator.name for each in pools if each.spec.accelerator})
             there_are = f"there are {', '.join(known)}" if known else "there is none with an accelerator"
+            of = f" of {wanted.capacity} nodes" if len(kinds) == 1 else ""
             raise UsageError(
-                f"no CapacityPool has the accelerator {accelerator}: {there_are}. Create one, or name pools (pools=…, "
-                "--pool)"
+                f"no CapacityPool{of} has the accelerator {accelerator}: {there_are}. Create one, or name pools "
+                "(pools=…, --pool)"
             )
-        return [name for name in among or matching if name in matching]
+        return [name for name in wanted.pools or matching if name in matching]
+
+
+def _costs_less(pool: CapacityPool) -> tuple[bool, float, str]:
+    """Spot nodes first, then by the price of one accelerator; a pool without a price after those that have one."""
+    price, accelerator = pool.spec.price, pool.spec.accelerator
+    each = price.per_hour / (accelerator.count if accelerator else 1) if price else math.inf
+    return pool.spec.capacity_type != "Spot", each, pool.metadata.name

@@ -20,6 +20,7 @@ from pydantic import ConfigDict, ValidationError
 
 from shoal.api.base import API_VERSION
 from shoal.api.mistakes import mistakes
+from shoal.api.roles import Capacity
 from shoal.api.training_job import TrainingJob
 from shoal.client import code, template
 from shoal.errors import UsageError
@@ -61,7 +62,7 @@ class Submission:
     max_workers: int | None = None
     parameter_servers: int = 1
     pools: Sequence[str] = ()
-    capacity: str | None = None
+    capacity: Capacity | None = None
     deadline_seconds: int | None = None
     max_cost: float | None = None
     run: str | None = None
@@ -271,6 +272,11 @@ def _workers(wanted: Submission, pods: Json) -> Json:
     workers: Json = {"replicas": wanted.workers}
     if wanted.max_workers is not None:
         workers["maxReplicas"] = wanted.max_workers
+    if wanted.pools and wanted.capacity is not None:
+        raise UsageError(
+            "CapacityPools say what their nodes are (capacityType): with pools=… (--pool) leave out capacity=… "
+            "(--capacity)"
+        )
     if wanted.pools:
         workers["pools"] = list(wanted.pools)
     if wanted.capacity is not None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 from rich.console import Console
 
@@ -17,7 +19,6 @@ from tests.unit.client.fake_api import FakeApi
 from tests.unit.policy.build import job_manifest, pod_manifest
 
 JOBS = "/apis/shoal.dev/v1alpha1/namespaces/team/trainingjobs"
-CLAIM = "/api/v1/namespaces/team/persistentvolumeclaims/runs"
 
 
 @pytest.fixture
@@ -142,15 +143,24 @@ def test_completion_asks_little_and_prints_no_warning(
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_a_first_manifest_has_a_claim_only_where_there_is_none(
-    api: FakeApi, shoal: Callable[..., Result], there: bool, tmp_path: Any
+@pytest.mark.parametrize(
+    ("options", "claim"),
+    [([], "my-script-runs"), (["--name", "a"], "a-runs"), (["--storage", "claim:b"], "b")],
+)
+def test_a_first_manifest_has_a_claim_of_its_own_where_there_is_none(
+    api: FakeApi, shoal: Callable[..., Result], options: list[str], claim: str, there: bool, tmp_path: Path
 ) -> None:
+    """A claim that is ReadWriteOnce serves one job at a time: two first jobs must not wait for each other."""
     if there:
-        api.objects[CLAIM] = {"metadata": {"name": "runs"}}
-    (tmp_path / "train.py").write_text("job = 1\n")
-    found = shoal("init", f"{tmp_path}/train.py:job", "--storage", "claim:runs")
+        api.objects[f"/api/v1/namespaces/team/persistentvolumeclaims/{claim}"] = {"metadata": {"name": claim}}
+    (tmp_path / "my_script.py").write_text("job = 1\n")
+    found = shoal("init", f"{tmp_path}/my_script.py:job", *options)
     assert found.exit_code == 0, found.output
-    assert ("PersistentVolumeClaim" in found.stdout) is not there
+    objects = {each["kind"]: each for each in yaml.safe_load_all(found.stdout)}
+    assert objects["TrainingJob"]["spec"]["storage"] == {"volumeClaim": {"name": claim}}
+    assert ("PersistentVolumeClaim" in objects) is not there
+    if not there:
+        assert objects["PersistentVolumeClaim"]["metadata"] == {"name": claim}
 
 
 def test_what_nobody_answers_has_an_exit_code_of_its_own(api: FakeApi, shoal: Callable[..., Result]) -> None:

@@ -90,12 +90,70 @@ def pool(name: str, accelerator: str, count: int) -> dict[str, Any]:
 def test_an_accelerator_stands_for_the_pools_that_have_it(
     client: Client, api: FakeApi, among: list[str], expected: list[str]
 ) -> None:
-    for each in (pool("l4-1", "L4", 1), pool("l4-8", "L4", 8), pool("t4", "T4", 1)):
+    known(api, pool("l4-1", "L4", 1), pool("l4-8", "L4", 8), pool("t4", "T4", 1))
+    assert pools_of(client, pools=among) == {"replicas": 1, "pools": expected}
+
+
+def known(api: FakeApi, *pools: dict[str, Any]) -> None:
+    for each in pools:
         api.objects[f"/apis/shoal.dev/v1alpha1/capacitypools/{each['metadata']['name']}"] = each
+
+
+def pools_of(client: Client, **more: Any) -> dict[str, Any]:
+    """What the workers of a job with this accelerator get, but for their image."""
     made = client.prepare(
-        "digits.py:job", storage="ephemeral", accelerator="l4", pools=among, image="r.io/worker-gpu:1"
+        "digits.py:job", storage="ephemeral", accelerator="l4", image="r.io/worker-gpu:1", **more
     )
-    assert made.job["spec"]["workers"]["pools"] == expected
+    workers: dict[str, Any] = made.job["spec"]["workers"]
+    return {key: value for key, value in workers.items() if key != "template"}
+
+
+def priced(name: str, price: str, kind: str, count: int = 1) -> dict[str, Any]:
+    made = pool(name, "L4", count)
+    made["spec"] |= {"capacityType": kind} | ({"price": {"perHour": price}} if price else {})
+    return made
+
+
+PRICED = (
+    priced("a-on-demand", "0.70", "OnDemand"),
+    priced("b-unpriced", "", "Spot"),
+    priced("c-spot", "0.28", "Spot"),
+    priced("d-spot-of-8", "1.60", "Spot", 8),
+    priced("e-on-demand", "0.60", "OnDemand"),
+)
+SPOT = ["d-spot-of-8", "c-spot", "b-unpriced"]
+ON_DEMAND = ["e-on-demand", "a-on-demand"]
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({}, [*SPOT, *ON_DEMAND]),
+        ({"capacity": "Any"}, [*SPOT, *ON_DEMAND]),
+        ({"capacity": "Spot"}, SPOT),
+        ({"capacity": "OnDemand"}, ON_DEMAND),
+        ({"capacity": "Spot", "pools": ["a-on-demand", "c-spot", "d-spot-of-8"]}, ["c-spot", "d-spot-of-8"]),
+    ],
+)
+def test_spot_comes_first_then_what_costs_less_and_capacity_chooses(
+    client: Client, api: FakeApi, more: dict[str, Any], expected: list[str]
+) -> None:
+    """The pools of a job are in order of preference: the first is filled first. Prices are of one accelerator."""
+    known(api, *PRICED)
+    assert pools_of(client, **more) == {"replicas": 1, "pools": expected}
+
+
+def test_an_accelerator_that_only_other_nodes_have_is_told(client: Client, api: FakeApi) -> None:
+    known(api, PRICED[0])
+    with pytest.raises(
+        UsageError, match="no CapacityPool of Spot nodes has the accelerator l4: there is none"
+    ):
+        pools_of(client, capacity="Spot")
+
+
+def test_pools_say_themselves_what_their_nodes_are(client: Client) -> None:
+    with pytest.raises(UsageError, match=r"leave out capacity=… \(--capacity\)"):
+        client.prepare("digits.py:job", storage="ephemeral", pools=["a"], capacity="Spot")
 
 
 @pytest.mark.parametrize(
