@@ -262,6 +262,8 @@ class JobImages(Status):
     """Image of workers."""
     worker_gpu: str | None = None
     """Image of workers that request GPUs, if there is one."""
+    node_selector: dict[str, str] | None = None
+    """Labels of the nodes that they run on, such as their architecture, as the operator's installation has them now."""
 
 
 Phase = Literal["", "Pending", "Starting", "Running", "Suspended", "Succeeded", "Failed"]

@@ -1,11 +1,13 @@
 """The files of a model in a volume claim: a short-lived pod mounts it, and the API server passes on what it reads.
 
-The pod is like the job's parameter servers, which wrote the files: their image, which is small and on the nodes, their
-user, and the nodes that they may run on. It can only read, and it ends by itself should nobody delete it.
+The pod is like the job's parameter servers, which wrote the files: their image, which is small, their user, and nodes
+like theirs, as far as the job tells them after its end: the architecture of the image, the labels and taints of their
+CapacityPool, and what their template says. It can only read, and it ends by itself should nobody delete it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import secrets
@@ -13,9 +15,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from shoal.api.base import API_VERSION
-from shoal.errors import Unavailable, UsageError
+from shoal.api.capacity_pool import CapacityPool
+from shoal.client.api import read_as
+from shoal.errors import NotFound, Refused, Unavailable, UsageError
+from shoal.manifests.merge import merge
+from shoal.manifests.placement import Where, tolerations, with_installed
+from shoal.manifests.platforms import GENERIC
 
 if TYPE_CHECKING:
     from shoal.client.api import Api
@@ -28,7 +36,10 @@ MANIFEST = "manifest.json"
 START_SECONDS = 180.0
 """A node may have to be made, and a volume to be attached."""
 LIFE_SECONDS = 3600
-AS_THE_SERVERS = ("imagePullSecrets", "nodeSelector", "tolerations", "securityContext", "priorityClassName")
+AS_THE_SERVERS = (
+    *("imagePullSecrets", "nodeSelector", "affinity", "tolerations", "securityContext", "priorityClassName"),
+    *("runtimeClassName", "schedulerName"),
+)
 """What the pod has of their template."""
 
 
@@ -36,11 +47,17 @@ def fetch(uri: str, target: Path, job: Job, api: Api, *, sleep: Callable[[float]
     """Copy the files of a model into a folder, which is created.
 
     Raises:
-        UsageError: the job has no claim: the model went with its pod.
+        UsageError: the job has no claim: the model went with its pod, or is on a volume of the job's template.
         Refused, Forbidden: the pod may not be created, or nothing may be run in it; with the API server's words.
         Unavailable: the pod does not start, or what arrived is not what the job exported.
     """
-    claim = job.seen.spec.storage.volume_claim
+    storage = job.seen.spec.storage
+    claim = storage.volume_claim
+    if storage.uri is not None:
+        raise UsageError(
+            f"the model lies in {urlsplit(uri).path}, on a volume that the job's template mounts (storage.uri "
+            f"{storage.uri}), which this machine does not have there: copy it from that volume, or mount it here, too"
+        )
     if claim is None:
         raise UsageError(
             f"the model was in {uri} of a pod without lasting storage (storage: ephemeral), and went with it. Use a "
@@ -48,7 +65,7 @@ def fetch(uri: str, target: Path, job: Job, api: Api, *, sleep: Callable[[float]
         )
     folder = PurePosixPath(MOUNT, uri.partition("/storage/")[2])
     pods = f"/api/v1/namespaces/{job.namespace}/pods"
-    pod = f"{pods}/{api.create(pods, manifest(job, claim.name))['metadata']['name']}"
+    pod = f"{pods}/{api.create(pods, manifest(job, claim.name, api))['metadata']['name']}"
     try:
         _wait(pod, api, sleep)
         written = b"".join(api.run(pod, ["cat", str(folder / MANIFEST)]))
@@ -64,9 +81,10 @@ def fetch(uri: str, target: Path, job: Job, api: Api, *, sleep: Callable[[float]
         api.delete(pod)
 
 
-def manifest(job: Job, claim: str) -> Json:
+def manifest(job: Job, claim: str, api: Api) -> Json:
     """The pod."""
     template = job.seen.spec.parameter_servers.template.get("spec") or {}
+    where = Where("Any", _pool(job, api))
     containers = template.get("containers") or ()
     image = next((each["image"] for each in containers if each["name"] == "ps" and each.get("image")), None)
     images = job.seen.status.images
@@ -86,7 +104,7 @@ def manifest(job: Job, claim: str) -> Json:
         "volumeMounts": [{"name": "claim", "mountPath": MOUNT, "readOnly": True}],
         "securityContext": locked,
     }
-    spec = {
+    like_theirs = {
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": 65532,
@@ -95,7 +113,13 @@ def manifest(job: Job, claim: str) -> Json:
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        **{key: template[key] for key in AS_THE_SERVERS if template.get(key)},
+        "nodeSelector": with_installed(
+            (images and images.node_selector) or {}, where, template.get("affinity")
+        ),
+        "tolerations": tolerations(where, GENERIC, gpu=False) if where.pool else [],
+    }
+    spec = {
+        **merge(like_theirs, {key: template[key] for key in AS_THE_SERVERS if template.get(key)}),
         "containers": [container],
         "volumes": [{"name": "claim", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}],
         "restartPolicy": "Never",
@@ -112,6 +136,17 @@ def manifest(job: Job, claim: str) -> Json:
     }
     metadata = {"name": f"{job.name}-model-{secrets.token_hex(3)}", "ownerReferences": [owner]}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _pool(job: Job, api: Api) -> CapacityPool | None:
+    """The CapacityPool that parameter server 0 was in; None: in none, or it cannot be read."""
+    slots = job.seen.status.slots
+    name = next((each.pool for each in slots if each.role == "ps" and each.index == 0), "")
+    if not name:
+        return None
+    with contextlib.suppress(NotFound, Refused):  # who may not read pools may read the model
+        return read_as(CapacityPool, api.get(f"/apis/{API_VERSION}/{CapacityPool.PLURAL}/{name}"))
+    return None
 
 
 def _wait(path: str, api: Api, sleep: Callable[[float], None]) -> None:

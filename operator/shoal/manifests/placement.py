@@ -142,6 +142,14 @@ def node_selector(where: Where) -> dict[str, str]:
     return dict(where.pool.spec.node_selector) if where.pool else {}
 
 
+def with_installed(
+    installed: Mapping[str, str], where: Where, affinity: Mapping[str, Any] | None
+) -> dict[str, str]:
+    """The labels of `where`, over those that an installation's images need, where the affinity does not name them."""
+    said = keys_of_nodes(affinity)
+    return {**{key: value for key, value in installed.items() if key not in said}, **node_selector(where)}
+
+
 def keys_of_nodes(affinity: Mapping[str, Any] | None) -> set[str]:
     """The labels that an affinity requires something of."""
     required = ((affinity or {}).get("nodeAffinity") or {}).get(_HARD) or {}

@@ -23,9 +23,8 @@ from shoal.manifests.placement import (
     affinity,
     default_where,
     digest,
-    keys_of_nodes,
-    node_selector,
     tolerations,
+    with_installed,
 )
 from shoal.manifests.platforms import GENERIC, Platform
 from shoal.manifests.runtime_config import NODE_NAME_ENV, POD_IP_ENV, ConfigTemplate
@@ -152,9 +151,8 @@ class PodFactory:
             merged["spec"].setdefault("terminationGracePeriodSeconds", KUBERNETES_GRACE_SECONDS)
             merged["spec"].setdefault("containers", defaults["spec"]["containers"])
             given = merged["spec"].get("nodeSelector") or {}
-            said = keys_of_nodes(merged["spec"].get("affinity"))
-            ours = {key: value for key, value in self._images.node_selector.items() if key not in said}
-            selector = {**ours, **node_selector(where), **given}
+            ours = with_installed(self._images.node_selector, where, merged["spec"].get("affinity"))
+            selector = {**ours, **given}
             if selector:
                 merged["spec"]["nodeSelector"] = selector
             known = self._merged[key] = where, merged

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from shoal.api.labels import JOB
-from shoal.client.claim import fetch
+from shoal.client.claim import fetch, manifest
 from shoal.client.job import Job
 from shoal.client.model_files import download
-from shoal.errors import Unavailable, UsageError
+from shoal.errors import ClusterError, Forbidden, NotFound, Unavailable, UsageError
 from tests.unit.client.fake_api import FakeApi
 from tests.unit.policy.build import job_manifest
 
@@ -112,6 +112,62 @@ def test_a_model_in_a_claim_arrives_through_a_pod_that_is_deleted(tmp_path: Path
     assert JOB not in pods[0]["metadata"].get("labels", {}), "the operator would take it for a pod of the job"
 
 
+POOL = "/apis/shoal.dev/v1alpha1/capacitypools/servers"
+
+
+def on_a_pool(api: FakeApi) -> Job:
+    """A job whose parameter servers ran on the nodes of a CapacityPool, from images of one architecture."""
+    made = job_manifest()
+    mine: dict[str, Any] = {
+        "nodeSelector": {"disk": "ssd"},
+        "tolerations": [{"key": "team", "operator": "Exists"}],
+        "securityContext": {"fsGroup": 1000},
+        "affinity": {
+            "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}
+        },
+    }
+    made["spec"]["parameterServers"] = {"pools": ["other", "servers"], "template": {"spec": mine}}
+    images = {
+        "ps": "r.io/ps:1",
+        "worker": "r.io/w:1",
+        "nodeSelector": {"kubernetes.io/arch": "amd64", "disk": "any"},
+    }
+    slots = [{"index": 0, "pool": "workers"}, {"role": "ps", "index": 0, "state": "Ended", "pool": "servers"}]
+    made["status"] = {"images": images, "slots": slots}
+    api.objects[POOL] = {
+        "kind": "CapacityPool",
+        "metadata": {"name": "servers"},
+        "spec": {
+            "limits": {"nodes": 4},
+            "nodeSelector": {"pool": "servers"},
+            "tolerations": [{"key": "servers", "operator": "Exists", "effect": "NoSchedule"}],
+        },
+    }
+    return Job.of(api, made)
+
+
+def test_the_pod_may_run_where_the_servers_did() -> None:
+    """Their nodes may be the only ones that have the volume, and of the architecture of their image."""
+    api = FakeApi()
+    spec = manifest(on_a_pool(api), "runs", api)["spec"]
+    assert spec["containers"][0]["image"] == "r.io/ps:1"
+    assert spec["nodeSelector"] == {"kubernetes.io/arch": "amd64", "pool": "servers", "disk": "ssd"}
+    assert [each["key"] for each in spec["tolerations"]] == ["servers", "team"]
+    assert "nodeAffinity" in spec["affinity"]
+    said = spec["securityContext"]
+    assert (said["fsGroup"], said["runAsNonRoot"]) == (1000, True), (
+        "as their template says, over what Shoal does"
+    )
+
+
+@pytest.mark.parametrize("error", [Forbidden("you may not get capacitypools"), NotFound("not found")])
+def test_a_pool_that_cannot_be_read_does_not_keep_the_model(error: ClusterError) -> None:
+    api = FakeApi()
+    api.fails["GET", "servers"] = error
+    spec = manifest(on_a_pool(api), "runs", api)["spec"]
+    assert spec["nodeSelector"] == {"kubernetes.io/arch": "amd64", "disk": "ssd"}
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -151,6 +207,13 @@ def test_whatever_happens_the_pod_is_deleted(
         fetch(URI, tmp_path / "here", job, api, sleep=lambda _: None)
     assert api.names() == []
     assert not (tmp_path / "here" / "model").exists()
+
+
+def test_a_model_on_a_volume_that_the_template_mounts_is_not_lost(tmp_path: Path) -> None:
+    job = job_with(storage={"uri": "file:///mnt/nfs/runs"})
+    with pytest.raises(UsageError, match="lies in /mnt/nfs/runs/team/digits/u/model, on a volume") as told:
+        download("file:///mnt/nfs/runs/team/digits/u/model", tmp_path / "here", job, FakeApi())
+    assert "ephemeral" not in str(told.value)
 
 
 def test_a_model_that_went_with_its_pod_is_told(tmp_path: Path) -> None:

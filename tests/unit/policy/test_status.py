@@ -266,7 +266,8 @@ def test_job_keeps_the_images_it_started_with() -> None:
     world.vanish("digits-ps-0-0")
     world.vanish("digits-worker-0-0")
     world.asked = {"digits-ps-0-0", "digits-worker-0-0"}
-    seen = replace(world.observation(), images=Images(ps="ps:2", worker="worker:2"))
+    newer = Images(ps="ps:2", worker="worker:2", node_selector={"kubernetes.io/arch": "amd64"})
+    seen = replace(world.observation(), images=newer)
     made = plan(seen)
     planned = world.job.model_copy(
         update={"status": made.status}
@@ -278,6 +279,7 @@ def test_job_keeps_the_images_it_started_with() -> None:
     assert created == {"digits-ps-0-1": build.IMAGES.ps, "digits-worker-0-1": build.IMAGES.worker}
     assert made.status.images is not None
     assert made.status.images.ps == build.IMAGES.ps
+    assert made.status.images.node_selector == newer.node_selector, "where its pods are made now"
     assert plan(build.observe(build.job(suspend=True))).status.images is None
 
 

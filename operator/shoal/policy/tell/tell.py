@@ -260,7 +260,12 @@ class _Teller:
         images = self._seen.images
         if not self._has_pods:
             return self._seen.job.status.images
-        return JobImages(ps=images.ps, worker=images.worker, worker_gpu=images.worker_gpu or None)
+        return JobImages(
+            ps=images.ps,
+            worker=images.worker,
+            worker_gpu=images.worker_gpu or None,
+            node_selector=dict(images.node_selector) or None,
+        )
 
     def _outstanding_replacements(self) -> Reason | None:
         """Disrupted: a replacement is not created yet, or does not run yet."""
