@@ -12,13 +12,20 @@ FILE = ROOT / "operator" / "shoal" / "client" / "remedies.json"
 
 
 def remedies(page: str) -> str:
-    """The page as JSON: reason -> what to do. Of several entries about a reason the first, which is the usual one."""
-    found: dict[str, str] = {}
+    """The page as JSON: reason -> words of a message -> what to do then; without words: what to do otherwise.
+
+    Of several entries about a reason, those after the first are for messages with the words that they quote.
+    """
+    found: dict[str, dict[str, str]] = {}
     for entry in re.findall(r"^- (.*(?:\n  .*)*)", page, flags=re.MULTILINE):
         text = " ".join(entry.split())
         subject, _, do = text.partition(" *Do:* ")
+        quoted = re.search('"([^"]+)"', subject)
         for reason in re.findall(r"\b[A-Z][A-Za-z]+\b", _named(subject)):
-            found.setdefault(reason, _plain(do))
+            if reason not in found:
+                found[reason] = {"": _plain(do)}
+            elif quoted:
+                found[reason][quoted[1]] = _plain(do)
     return json.dumps(found, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 

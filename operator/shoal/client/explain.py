@@ -82,13 +82,13 @@ def _conditions(seen: Seen) -> Iterator[Finding]:
         if condition is None or condition.status != "True" or (kind == "Stalled" and status.finished):
             continue  # a failed job is stalled for the same reason
         stopped = kind in {"Failed", "Stalled"}
-        help_ = remedies().get(condition.reason, f"docs/reasons.md has the reason {condition.reason}")
+        help_ = _remedy(condition.reason, condition.message)
         if kind == "Failed" and status.last_failure:
             help_ = help_.replace("--slot N", _slot(status.last_failure.pod))
         if kind == "Degraded" and condition.reason in PASSES:
             help_ += "; or wait: it may pass by itself"
-        if "persistentvolumeclaim" in condition.message.lower():  # the message says what to do
-            help_ = ""
+        if condition.reason == "Unschedulable" and "persistentvolumeclaim" in condition.message.lower():
+            help_ = ""  # the message says what to do
         yield Finding(
             "stopped" if stopped else "waiting", f"{kind}, {condition.reason}: {condition.message}", help_
         )
@@ -132,10 +132,19 @@ def _nobody_works(seen: Seen) -> Iterator[Finding]:
 
 
 @cache
-def remedies() -> dict[str, str]:
-    """Reason -> what to do, as docs/troubleshooting*.md say it (`make generate`)."""
-    found: dict[str, str] = json.loads(files("shoal.client").joinpath("remedies.json").read_text("utf-8"))
+def remedies() -> dict[str, dict[str, str]]:
+    """Reason -> words of a message -> what to do, as docs/troubleshooting*.md say it (`make generate`)."""
+    found: dict[str, dict[str, str]] = json.loads(
+        files("shoal.client").joinpath("remedies.json").read_text("utf-8")
+    )
     return found
+
+
+def _remedy(reason: str, message: str) -> str:
+    """What to do about a reason, or about what its message says."""
+    if (known := remedies().get(reason)) is None:
+        return f"docs/reasons.md has the reason {reason}"
+    return next((do for words, do in known.items() if words and words in message), known[""])
 
 
 def _pending(seen: Seen) -> Iterator[Finding]:
@@ -267,7 +276,7 @@ def _slow(seen: Seen) -> Iterator[Finding]:
                           "look at input wait, at the servers' load in the metrics, and at workers that are "
                           "slower than others")  # fmt: skip
     missing = seen.job.spec.workers.replicas - status.workers.ready
-    if missing > 0 and seen.job.spec.elasticity.mode in {"Off", "Manual"}:
+    if missing > 0 and seen.job.spec.elasticity.mode != "Auto":  # there it is Shoal that wants them
         yield Finding("slow", f"{count(missing, 'worker')} of {seen.job.spec.workers.replicas} are not there")
     if training.goodput and float(training.goodput) < 1 - INPUT_WAIT:
         yield Finding("slow", f"only {float(training.goodput):.0%} of the computed steps count; the others "

@@ -266,6 +266,36 @@ def test_a_failed_job_has_one_reason_and_a_suspended_one_says_how_to_resume() ->
     assert (finding.why, finding.help) == ("spec.suspend is true", "shoal resume digits")
 
 
+@pytest.mark.parametrize(
+    ("kind", "reason", "message", "help_"),
+    [
+        ("Stalled", "NameCollision", "digits-ps-0-0 exists and does not belong to this job", "rename the job"),
+        (
+            "Stalled", "NameCollision", "pod digits-ps-0-0 should have been deleted and is still being deleted",
+            "wait until the cloud removes the Node",
+        ),
+        ("Failed", "UserError", "A training step failed: InvalidArgumentError: 10 is not in [0, 10)", "labels outside"),
+        (
+            "Degraded", "NotStarting", "its volumes are PersistentVolumeClaim runs",
+            'kubectl describe pod POD has the kubelet\'s words. "Multi-Attach"',
+        ),
+    ],
+)  # fmt: skip
+def test_advice_is_for_what_a_message_says(kind: str, reason: str, message: str, help_: str) -> None:
+    status = {"observedGeneration": 1, "conditions": [condition(kind, reason, message)]}
+    [finding] = explain(Seen(job(status), (), NOW))
+    assert help_ in finding.help
+
+
+@pytest.mark.parametrize(("mode", "told"), [("Off", 1), ("Manual", 1), ("Advise", 1), ("Auto", 0)])
+def test_workers_that_are_missing_are_told_where_a_person_wants_them(mode: str, told: int) -> None:
+    """In mode Auto it is Shoal that says how many there are to be."""
+    training = {"phase": "Training", "step": 9, "samplesPerSecond": "1"}
+    made = job(RUNNING | {"workers": {"ready": 1}, "training": training}, elasticity={"mode": mode})
+    found = [each for each in explain(Seen(made, (), NOW)) if each.why == "2 workers of 3 are not there"]
+    assert len(found) == told
+
+
 def test_a_missing_claim_is_not_sent_to_the_nodes() -> None:
     words = 'persistentvolumeclaim "runs" not found; create this PersistentVolumeClaim'
     status = {"observedGeneration": 1, "conditions": [condition("Degraded", "Unschedulable", words)]}

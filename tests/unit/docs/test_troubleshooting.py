@@ -42,4 +42,13 @@ def test_each_reason_of_a_job_in_trouble_has_advice() -> None:
     reasons |= set(re.findall(r"`([A-Z][A-Za-z]+)`", failures))
     assert len(reasons) > 35
     assert sorted(reasons - remedies().keys()) == []
-    assert not [words for words in remedies().values() if set("`*[]") & set(words)]
+    advice = [words for told in remedies().values() for words in told.values()]
+    assert not [words for words in advice if set("`*[]") & set(words)]
+
+
+def test_in_advice_name_is_the_job() -> None:
+    """`shoal explain` prints its name there: a pod, a node and a claim have other ones."""
+    advice = "\n".join(words for told in remedies().values() for words in told.values())
+    before = re.findall(r"(\S+ \S+) NAME\b", advice)
+    assert before
+    assert [words for words in before if not re.fullmatch(r"shoal \w+|(get|describe) etj", words)] == []
