@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from io import TextIOWrapper
 from typing import Any
@@ -73,6 +74,22 @@ class _Lazy(click.Group):
             extra = "sizing" if ctx.invoked_subcommand in _SIZING else "client"
             words = f"this command needs {error.name}, which is not installed: pip install '.[{extra}]' in a checkout"
             raise click.UsageError(words) from error
+        except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
+            raise
+        except Exception as error:  # exit code 1 with a traceback would be an answer, to a script
+            if os.environ.get("SHOAL_TRACEBACK"):
+                raise
+            raise _fault(error) from error
+
+
+def _fault(error: Exception) -> click.ClickException:
+    """What is told of an exception that nobody expected: of a file as a mistake, else as a fault of Shoal."""
+    from shoal.cli.cluster import FAULT, Exit
+
+    if isinstance(error, OSError) and error.filename is not None:
+        return Exit(f"{error.filename}: {error.strerror}", 2)
+    words = " ".join(f"{type(error).__name__}: {error}".split())
+    return Exit(f"a fault of shoal itself: {words}. SHOAL_TRACEBACK=1 shows where: please report that", FAULT)
 
 
 @click.command(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})

@@ -16,12 +16,15 @@ from shoal.errors import ClusterError, NotFound, Refused, ShoalError
 if TYPE_CHECKING:
     from rich.console import Console
 
+FAULT = 70
+"""As sysexits.h has it for an internal error (EX_SOFTWARE)."""
 EXIT_CODES = {
     0: "done; of `wait` and `follow`: the job has succeeded",
     1: "the answer is no: the job failed, `doctor` found something broken",
     2: "the command line or the manifest is wrong, also where the API server refuses it; there is no such object",
     3: "of `plan`: no plan keeps the limits",
     4: "no answer: the API server, or the storage, is not reachable",
+    FAULT: "a fault of Shoal itself; with `SHOAL_TRACEBACK=1` in the environment it shows where",
     130: "interrupted by Ctrl-C",
 }
 """What the exit codes of `shoal` mean. docs/cli.md has the same table."""

@@ -112,21 +112,20 @@ class Client:
             Unavailable: the API server does not answer; the message says if the job may be there all the same. Or the
                 storage does not, to which the code goes.
         """
-        jobs = JOBS.format(namespace=self.namespace)
-        self.api.create(jobs, made.job, dry_run=True)  # so a job of this name that is found later is this one
+        for path, each in self._objects(made):
+            self.api.create(path, each, dry_run=True)  # so a job of this name that is found later is this one
         self._must_have_claim(made)
         self._must_have_pools(made)
         if made.archive is not None:
             store.put(made.job["spec"]["storage"]["uri"], self.namespace, made.archive)
         job, created = Job(self.api, made.name), None
         try:
+            (jobs, _), *code = self._objects(made)
             created = self._create(jobs, made.job)
-            if made.code is not None:
-                uid = created["metadata"]["uid"]
-                owner = {"apiVersion": API_VERSION, "kind": "TrainingJob", "name": made.name, "uid": uid}
-                metadata = {**made.code["metadata"], "ownerReferences": [owner]}
-                configmaps = f"/api/v1/namespaces/{self.namespace}/configmaps"
-                self._create(configmaps, {**made.code, "metadata": metadata})
+            uid = created["metadata"]["uid"]
+            owner = {"apiVersion": API_VERSION, "kind": "TrainingJob", "name": made.name, "uid": uid}
+            for path, each in code:
+                self._create(path, {**each, "metadata": {**each["metadata"], "ownerReferences": [owner]}})
         except (ClusterError, KeyboardInterrupt) as error:
             if created is not None or isinstance(error, KeyboardInterrupt):  # it may have been created
                 with contextlib.suppress(ClusterError):
@@ -150,17 +149,23 @@ class Client:
                 ) from error
 
     def check(self, made: Manifests) -> None:
-        """Ask the API server whether it would take the job; nothing is created.
+        """Ask the API server whether it would take the job and its code; nothing is created.
 
         Raises:
             Refused: it would not.
             Forbidden, NotFound, Unavailable: it cannot be asked.
         """
         # By another name: a job of this name may be there, whose manifest this is.
-        metadata = {**made.job["metadata"], "name": f"dry-run-{secrets.token_hex(4)}"}
-        self.api.create(
-            JOBS.format(namespace=self.namespace), {**made.job, "metadata": metadata}, dry_run=True
-        )
+        name = f"dry-run-{secrets.token_hex(4)}"
+        for path, each in self._objects(made):
+            self.api.create(path, {**each, "metadata": {**each["metadata"], "name": name}}, dry_run=True)
+
+    def _objects(self, made: Manifests) -> list[tuple[str, Json]]:
+        """What is to be created, and where: the job, then its code if it is a ConfigMap."""
+        found = [(JOBS.format(namespace=self.namespace), made.job)]
+        if made.code is not None:
+            found.append((f"/api/v1/namespaces/{self.namespace}/configmaps", made.code))
+        return found
 
     def _must_have_claim(self, made: Manifests) -> None:
         """Raise UsageError if the claim of the storage does not exist. Who may not read claims is not asked."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,13 +19,15 @@ from shoal_trainer.contract import CODE_ARCHIVE
 
 MAX_BYTES = 900 * 1024
 """A ConfigMap holds 1 MiB, of which the names and the API server's own fields take a part."""
+_KEY = re.compile(r"(?!\.\.|\.$)[-._a-zA-Z0-9]{1,253}")
+"""A name in a ConfigMap."""
 
 
 def read(paths: Sequence[str | Path]) -> dict[str, str]:
     """The files by name. A folder stands for the files directly in it or, if it is a package, for all of the package.
 
     Raises:
-        UsageError: a file is missing or no text, or two have one name.
+        UsageError: a file is missing or no text, has a name that only an archive can hold, or two have one name.
     """
     found: dict[str, str] = {}
     for name, file in (each for path in paths for each in _named(Path(path))):
@@ -37,6 +40,10 @@ def read(paths: Sequence[str | Path]) -> dict[str, str]:
             if file.suffix == ".py":
                 why = "code travels in UTF-8: save it so, without a coding line"
             raise UsageError(f"cannot take {file} along: {why}") from error
+        if file.suffix != ".py" and not _KEY.fullmatch(name):
+            raise UsageError(
+                f"cannot take {file} along: a name in a ConfigMap has only a-z, A-Z, 0-9, '-', '_' and '.': rename it"
+            )
         if found.get(name, text) != text:
             raise UsageError(
                 f"two files are named {name}: put them into packages (folders with an __init__.py)"
@@ -58,12 +65,13 @@ def _named(path: Path) -> list[tuple[str, Path]]:
 
 
 def content(files: Mapping[str, str]) -> dict[str, Any] | bytes:
-    """What the ConfigMap has. Packages and more than 900 KiB are in an archive, which is the same each time.
+    """What the ConfigMap has: the files, or an archive of them, which is the same each time.
 
-    An archive of more than 900 KiB is returned as such.
+    In an archive are packages, more than 900 KiB, and modules with names that a ConfigMap may not have. One that is
+    itself larger than 900 KiB is returned as such.
     """
     size = sum(len(name) + len(text.encode()) for name, text in files.items())
-    if size <= MAX_BYTES and not any("/" in name for name in files):
+    if size <= MAX_BYTES and all(map(_KEY.fullmatch, files)):
         return {"data": dict(files)}
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -141,6 +141,11 @@ def _entrypoint(wanted: Submission) -> tuple[str, dict[str, str]]:
                 f"{path}.py:{attribute}"
             )
         return f"{path}:{attribute}", code.read(wanted.files)
+    if Path(path).is_dir():
+        raise UsageError(
+            f"{path} is a folder: name a file in it, such as {Path(path)}/train.py:{attribute or 'job'}; files=… "
+            "(--file) takes folders along"
+        )
     file = Path(path).name
     text = code.read([path])[file]
     try:

@@ -6,13 +6,17 @@ import importlib.metadata
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import click
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from shoal import __version__
-from shoal.cli import main
+from shoal.cli import _COMMANDS, main
+from shoal.cli.cluster import FAULT
 
 SIZING = Path(__file__).parents[3] / "examples" / "sizing"
 
@@ -65,3 +69,49 @@ cli.main()
     env = {**os.environ, "PYTHONIOENCODING": "latin-1"}
     done = subprocess.run([sys.executable, "-c", code, "say"], capture_output=True, env=env, check=False)
     assert (done.returncode, done.stdout.decode("latin-1")) == (0, "größe ? 5\n"), done.stderr
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception], Result]:
+    """What `shoal fail` ends with, where such an exception is raised in it."""
+
+    def invoke(error: Exception) -> Result:
+        @click.command()
+        def fail() -> None:
+            raise error
+
+        monkeypatch.setitem(sys.modules, "failing", SimpleNamespace(fail=fail))
+        monkeypatch.setitem(_COMMANDS, "fail", ("failing", "fail", ""))
+        return CliRunner().invoke(main, ["fail"])
+
+    return invoke
+
+
+def test_a_fault_of_shoal_is_one_line_and_no_answer(
+    failing: Callable[[Exception], Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 1 is the answer "no", which a script believes."""
+    found = failing(KeyError("digits.py"))
+    assert (found.exit_code, found.stdout) == (FAULT, "")
+    [line] = found.stderr.splitlines()
+    assert line.startswith(
+        "Error: a fault of shoal itself: KeyError: 'digits.py'. SHOAL_TRACEBACK=1 shows where"
+    )
+    monkeypatch.setenv("SHOAL_TRACEBACK", "1")
+    assert isinstance(failing(KeyError("digits.py")).exception, KeyError)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (PermissionError(13, "Permission denied", "/model"), 2, "Error: /model: Permission denied\n"),
+        (click.exceptions.Exit(3), 3, ""),
+        (click.Abort(), 1, "Aborted!\n"),
+        (BrokenPipeError(32, "Broken pipe"), 1, ""),
+    ],
+)
+def test_what_is_no_fault_is_as_it_was(
+    failing: Callable[[Exception], Result], error: Exception, code: int, words: str
+) -> None:
+    found = failing(error)
+    assert (found.exit_code, found.stderr) == (code, words)

@@ -71,6 +71,19 @@ def test_a_failed_submission_leaves_nothing(
     assert api.names() == []
 
 
+def test_code_that_is_refused_is_refused_before_there_is_a_job(
+    client: Client, api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By submit, which the operator would otherwise see create a job and delete it, and by its --dry-run."""
+    api.fails["dry-run", "configmaps"] = Refused("exceeded quota: count/configmaps")
+    monkeypatch.setattr(api, "delete", lambda path: pytest.fail(f"{path} was created"))
+    with pytest.raises(Refused, match="exceeded quota"):
+        submit(client)
+    with pytest.raises(Refused, match="exceeded quota"):
+        client.check(client.prepare("digits.py:job", storage="ephemeral", name="digits"))
+    assert api.names() == []
+
+
 def test_who_cannot_know_says_so(client: Client, api: FakeApi) -> None:
     api.fails |= {("POST", "trainingjobs"): LOST, ("GET", "digits"): LOST}
     api.stored = True

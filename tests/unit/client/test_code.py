@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 import secrets
 import zipfile
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from shoal.client.code import MAX_BYTES, content, read
 from shoal.client.manifest import Submission, manifests
@@ -67,6 +70,24 @@ def test_much_code_is_compressed_and_too_much_is_an_archive_alone(folder: Path) 
     archive = content({"digits.py": secrets.token_hex(MAX_BYTES)[:-1] * 3})
     assert isinstance(archive, bytes)
     assert len(archive) > MAX_BYTES
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=260))
+@example("größe.py")
+@example("..data")
+@example(".")
+@example("a" * 254)
+def test_a_config_map_gets_only_keys_that_it_may_have(name: str) -> None:
+    """As Kubernetes validates them (IsConfigMapKey). Python imports other names from an archive."""
+    may = re.fullmatch("[-._a-zA-Z0-9]{1,253}", name) and name != "." and not name.startswith("..")
+    made = content({name: "job = 1\n"})
+    assert made == {"data": {name: "job = 1\n"}} if may else unpacked(made) == {name: "job = 1\n"}
+
+
+def test_a_file_that_could_not_be_opened_there_is_to_be_renamed(folder: Path) -> None:
+    (folder / "my notes.txt").write_text("notes")
+    with pytest.raises(UsageError, match=r"cannot take my notes.txt along: .* rename it"):
+        read(["my notes.txt"])
 
 
 def test_two_files_of_one_name(folder: Path) -> None:

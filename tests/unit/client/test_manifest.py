@@ -37,6 +37,15 @@ def test_code_in_a_file_travels_with_the_job(code: Path) -> None:
     TrainingJob.model_validate(made.job)
 
 
+@pytest.mark.parametrize("entrypoint", ["package.py:job", "package.py", "package/", "./package:job"])
+def test_a_folder_is_no_entrypoint(code: Path, entrypoint: str) -> None:
+    for name in ("package", "package.py"):
+        (code / name).mkdir()
+        (code / name / "train.py").write_text("job = 1\n")
+    with pytest.raises(UsageError, match=r"package(.py)?/? is a folder: name a file in it, .*/train.py:job;"):
+        manifests(submission(entrypoint=entrypoint))
+
+
 def test_code_is_another_object_after_an_edit(code: Path) -> None:
     """`shoal init … | kubectl apply -f -` after an edit must not run what an earlier one has left."""
     first, again = (manifests(submission(name="mine")) for _ in range(2))
