@@ -13,7 +13,7 @@ from typing import Any
 
 from shoal.api.base import API_VERSION
 from shoal.api.training_job import TrainingJob
-from shoal.api.training_job_status import PHASES, TrainingJobStatus
+from shoal.api.training_job_status import PASSES, PHASES, JobCondition, TrainingJobStatus
 from shoal.client.api import Api, Json, read_as
 from shoal.client.history import History
 from shoal.client.model_files import download, load
@@ -142,6 +142,8 @@ class Job:
     def wait(self, phase: str | None = None, *, timeout: float | None = None) -> TrainingJobStatus:
         """Block until the job is in this phase (None: finished). `timeout` is in seconds.
 
+        What keeps it that only a person can mend is logged as a warning, each time that it is something else.
+
         Raises:
             JobFailed: it failed while another phase was awaited, or nothing but its end was.
             TimeoutError: it took longer.
@@ -149,12 +151,21 @@ class Job:
         """
         if phase is not None and phase not in PHASES:
             raise UsageError(f"there is no phase {phase!r}: it must be one of {', '.join(PHASES)}")
+        told = None
         for job in self.watch(seconds=math.inf if timeout is None else timeout):
             status = job.status
             if status.phase == phase or (phase is None and status.phase == "Succeeded"):
                 return status
             if status.finished:
                 raise JobFailed(f"{self.name} has {status.phase.lower()}: {reason_of(status)}")
+            found = _for_a_person(status)
+            what = found and (found.type, found.reason)
+            if found is not None and what != told:
+                words = f"{found.type}, {found.reason}: {found.message.rstrip('.')}"
+                log.warning(
+                    "%s waits for somebody: %s. shoal explain %s says more", self.name, words, self.name
+                )
+            told = what
         now = self.seen.status.phase or f"without a phase ({UNSEEN})"
         raise TimeoutError(f"{self.name} is {now} after {timeout:g} s; shoal explain {self.name} says why")
 
@@ -317,6 +328,12 @@ class Job:
 def reason_of(status: TrainingJobStatus) -> str:
     """The message of the condition that matters most, or of the last failure."""
     return status.words or (status.last_failure.message if status.last_failure else status.reason)
+
+
+def _for_a_person(status: TrainingJobStatus) -> JobCondition | None:
+    """The condition of an unfinished job that does not pass by itself, if there is one."""
+    found = (status.condition(kind) for kind in ("Stalled", "Degraded"))
+    return next((c for c in found if c is not None and c.status == "True" and c.reason not in PASSES), None)
 
 
 def _place(pod: Json) -> tuple[str, int]:

@@ -85,6 +85,32 @@ def test_a_wait_ends_in_time_while_nobody_answers(api: FakeApi) -> None:
     assert clock == 60
 
 
+def test_a_wait_says_once_what_only_a_person_can_mend(api: FakeApi, caplog: pytest.LogCaptureFixture) -> None:
+    """Otherwise a script waits for ever, and its log does not say for what."""
+
+    def told(version: str, kind: str, reason: str, message: str) -> dict[str, Any]:
+        made = manifest("Pending", version)
+        [condition] = made["status"]["conditions"]
+        made["status"]["conditions"] = [condition | {"type": kind, "reason": reason, "message": message}]
+        return made
+
+    api.changes = [
+        told("2", "Degraded", "Unschedulable", "no node fits"),  # one may come
+        told("3", "Stalled", "Invalid", "a pod is refused"),
+        told("4", "Stalled", "Invalid", "another pod is refused"),
+        told("5", "Degraded", "ImagePullFailed", "no such image"),
+        manifest("Running", "6"),
+        told("7", "Stalled", "Invalid", "a pod is refused"),
+        manifest("Succeeded", "8"),
+    ]
+    assert Job(api, "digits").wait().phase == "Succeeded"
+    stalled = "digits waits for somebody: Stalled, Invalid: a pod is refused. shoal explain digits says more"
+    image = (
+        "digits waits for somebody: Degraded, ImagePullFailed: no such image. shoal explain digits says more"
+    )
+    assert [record.getMessage() for record in caplog.records] == [stalled, image, stalled]
+
+
 def test_a_phase_that_does_not_exist_is_no_endless_wait(api: FakeApi) -> None:
     with pytest.raises(UsageError, match="no phase 'running': it must be one of Pending, Starting, Running"):
         Job(api, "digits").wait("running")
