@@ -625,6 +625,9 @@ def test_install_key_is_made_by_the_operator_into_memory(tools: Path) -> None:
         "pools.enable=true",
         "pools.targets[0].resource=MachineDeployment",
         "pools.serviceAccount.create=false",
+        "podDisruptionBudget.maxUnavailable=0",
+        "podDisruptionBudget.maxUnavailable=0%",
+        "podDisruptionBudget.maxUnavailable=some",
     ],
 )
 def test_invalid_value_is_rejected(tools: Path, setting: str) -> None:
@@ -632,6 +635,51 @@ def test_invalid_value_is_rejected(tools: Path, setting: str) -> None:
     assert done.returncode != 0
     assert "don't meet the specifications of the schema" in done.stderr
     assert re.split(r"[=.\[]", setting)[0] in done.stderr
+
+
+@pytest.mark.parametrize("most", ["1", "2", "50%", "100%"])
+def test_a_replica_may_be_evicted(tools: Path, most: str) -> None:
+    """Where none may, no node that has one can be drained: 0 is refused (above)."""
+    [budget] = of_kind(render(tools, f"podDisruptionBudget.maxUnavailable={most}"), "PodDisruptionBudget")
+    assert str(budget["spec"]["maxUnavailable"]) == most
+
+
+def test_variables_of_the_chart_are_set_once(tools: Path) -> None:
+    """The schema keeps them out of extraEnv: a variable that is there twice breaks a later server-side apply."""
+    everything = (
+        *("kueue.enabled=true", "page.enabled=true", "pools.enabled=true", "trainer.workerGpuImage=r.io/g:1"),
+        *("spotLabels.a=b", "spotTaints.a=b"),
+    )
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))["properties"]
+    documents = render(tools, *everything)
+    for deployment, properties in (("shoal", schema), ("shoal-pools", schema["pools"]["properties"])):
+        [found] = [d for d in of_kind(documents, "Deployment") if d["metadata"]["name"] == deployment]
+        [container] = found["spec"]["template"]["spec"]["containers"]
+        refused = properties["extraEnv"]["items"]["properties"]["name"]["not"]["enum"]
+        assert refused == sorted(each["name"] for each in container["env"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        (
+            "admissionPolicy.namespaceLabels.jobs=yes",
+            "admissionPolicy.namespaceLabels hold nobody without admissionPolicy.enabled",
+        ),
+        ("pools.bufferNamespaces[0]=buffers", "pools.bufferNamespaces and pools.targets are for shoal-pools"),
+        (
+            "pools.targets[0].apiGroup=a,pools.targets[0].resource=b,pools.targets[0].names[0]=c",
+            "pools.bufferNamespaces and pools.targets are for shoal-pools",
+        ),
+    ],
+)
+def test_a_value_that_would_do_nothing_is_refused(tools: Path, setting: str, words: str) -> None:
+    assert words in refusal(tools, setting)
+
+
+def test_who_makes_roles_elsewhere_gets_none(tools: Path) -> None:
+    documents = render(tools, "rbac.create=false", crds=True)
+    assert [each["kind"] for each in documents if "Role" in each["kind"]] == []
 
 
 def refusal(tools: Path, *words: str) -> str:

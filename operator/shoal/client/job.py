@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from shoal.api.base import API_VERSION
+from shoal.api.base import API_VERSION, Condition
 from shoal.api.training_job import TrainingJob
-from shoal.api.training_job_status import PASSES, PHASES, JobCondition, TrainingJobStatus
+from shoal.api.training_job_status import PASSES, PHASES, TrainingJobStatus
 from shoal.client.api import Api, Json, read_as
 from shoal.client.history import History
 from shoal.client.model_files import download, load
@@ -330,7 +330,7 @@ def reason_of(status: TrainingJobStatus) -> str:
     return status.words or (status.last_failure.message if status.last_failure else status.reason)
 
 
-def _for_a_person(status: TrainingJobStatus) -> JobCondition | None:
+def _for_a_person(status: TrainingJobStatus) -> Condition | None:
     """The condition of an unfinished job that does not pass by itself, if there is one."""
     found = (status.condition(kind) for kind in ("Stalled", "Degraded"))
     return next((c for c in found if c is not None and c.status == "True" and c.reason not in PASSES), None)
