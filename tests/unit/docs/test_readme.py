@@ -39,7 +39,7 @@ def test_header_of_kubectl_get_is_that_of_the_crd(page: str) -> None:
 
 def test_example_image_is_the_one_that_is_replaced() -> None:
     [words] = [words for words in lines("README.md") if words[0] == "sed"]
-    _, old, new, _ = words[2].split("#")
+    _, old, new, _ = words[1].split("#")  # no -i: images of an edited clone have another tag (dev/publish.py)
     assert old in read("examples/digits.yaml")
     assert new == reference(IMAGES["digits"], "registry.example.com/team", "TAG")
 
