@@ -16,7 +16,7 @@ from shoal.api.planning_status import CoursePoint
 from shoal.api.training_job import TrainingJob
 from shoal.sizing.fleet import Evaluation, FleetJob
 from shoal.sizing.fleet.work import course_of, ending_by_metric
-from shoal_trainer.contract import StatusReport, WorkerState
+from shoal_trainer.contract import EpochReport, StatusReport, WorkerState
 
 if TYPE_CHECKING:  # numpy
     from shoal.sizing.speed.efficiency import WorkLeft
@@ -31,6 +31,8 @@ class _Course:
     """Its namespace and fingerprint."""
     values: dict[int, Evaluation] = field(default_factory=dict)
     """By epoch."""
+    evaluates: bool = False
+    """Whether the job evaluates: then the metric is that of an evaluation, which has its value later than training."""
     remembered: int = -1
     """The newest epoch that an operator before this one saw: of those up to it, only `values` are known."""
     seen: list[tuple[float, int]] = field(default_factory=list)
@@ -40,6 +42,19 @@ class _Course:
 
     def __post_init__(self) -> None:
         self.settle()
+
+    def hear(self, told: EpochReport, metric: str, per_epoch: int, active: int) -> None:
+        """Take an epoch as it is told now: one that was trained again has another value."""
+        number, value = told.epoch, told.metrics.get(metric)
+        known = self.values.get(number)
+        if value is None or not (told.complete or self.evaluates):
+            self.values.pop(number, None)
+        elif known is not None:
+            self.values[number] = replace(known, value=value)
+        elif number > self.remembered:
+            samples = float((number + 1) * per_epoch)
+            during = [n for at, n in self.seen if samples - per_epoch <= at <= samples] or [max(active, 1)]
+            self.values[number] = Evaluation(samples, value, sum(during) / len(during))
 
     def settle(self) -> None:
         """The values may have changed."""
@@ -77,19 +92,20 @@ class Progress:
             course.seen.append((float(report.samples), active))
         if not per_epoch:
             return
+        course.evaluates = course.evaluates or any(
+            f"val_{name}" in metrics
+            for metrics in (report.metrics, *(epoch.metrics for epoch in report.epochs))
+        )
         for epoch in report.epochs:
-            value = epoch.metrics.get(f"val_{name}", epoch.metrics.get(name))
-            if value is not None and epoch.epoch not in course.values and epoch.epoch > course.remembered:
-                samples = float((epoch.epoch + 1) * per_epoch)
-                during = [n for at, n in course.seen if samples - per_epoch <= at <= samples] or [
-                    max(active, 1)
-                ]
-                course.values[epoch.epoch] = Evaluation(samples, value, sum(during) / len(during))
+            course.hear(epoch, f"val_{name}" if course.evaluates else name, per_epoch, active)
         # Epochs after the current one were undone by a return to a snapshot.
+        finished = {epoch.epoch for epoch in report.epochs}
         course.values = {
-            epoch: value for epoch, value in sorted(course.values.items()) if epoch <= report.epoch
+            epoch: value
+            for epoch, value in sorted(course.values.items())
+            if epoch < report.epoch or epoch in finished
         }
-        course.remembered = min(course.remembered, report.epoch)
+        course.remembered = min(course.remembered, report.epoch - 1)
         if len(course.values) > MOST_EPOCHS:
             newest = dict(list(course.values.items())[-MOST_EPOCHS // 2 :])
             course.values = thinned({e: v for e, v in course.values.items() if e not in newest}) | newest

@@ -174,3 +174,53 @@ def test_courses_of_other_namespaces_teach_nothing() -> None:
         progress.observe(each, report(20, 4), PER_EPOCH)
     model = progress._courses["u"].model
     assert progress._alike("u", model) == (progress._courses["w"].points,)
+
+
+def evaluating(*epochs: tuple[float, float | None, bool]) -> StatusReport:
+    """A report: each epoch with its training loss, the loss of its evaluation if any, and whether it is complete."""
+    told = tuple(
+        EpochReport(
+            epoch=number,
+            metrics={"loss": trained} | ({} if value is None else {"val_loss": value}),
+            complete=complete,
+        )
+        for number, (trained, value, complete) in enumerate(epochs)
+    )
+    newest = report(len(epochs) - 1, 4)
+    return newest.model_copy(update={"epochs": told})
+
+
+def values(progress: Progress) -> list[float]:
+    return [point.value for point in progress._courses["u"].points]
+
+
+def test_an_epoch_counts_with_its_evaluation_however_often_one_looks_before_that_is_done() -> None:
+    """The training loss of epochs that were seen before their evaluation stayed for good: an end 12 epochs too near."""
+    progress = Progress()
+    progress.observe(job(), evaluating((0.5, 0.9, True), (0.4, None, False)), PER_EPOCH)
+    assert values(progress) == [0.9]
+    progress.observe(job(), evaluating((0.5, 0.9, True), (0.4, 0.8, True)), PER_EPOCH)
+    assert values(progress) == [0.9, 0.8]
+
+
+def test_an_epoch_without_an_evaluation_counts_with_its_training_only_if_no_epoch_has_one() -> None:
+    """The evaluation of a later epoch may replace its own, of which it can be the first one that is done."""
+    progress = Progress()
+    progress.observe(job(), evaluating((0.5, None, True), (0.4, None, True)), PER_EPOCH)
+    assert values(progress) == [0.5, 0.4]
+    progress.observe(job(), evaluating((0.5, None, True), (0.4, None, True), (0.3, 0.7, True)), PER_EPOCH)
+    assert values(progress) == [0.7]
+
+
+def test_an_epoch_that_is_trained_again_after_a_rollback_has_its_new_value() -> None:
+    """Nobody may have looked while it was open again."""
+    progress = Progress()
+    progress.observe(job(), evaluating((0.5, 0.9, True), (9.0, 9.0, True)), PER_EPOCH)
+    found = restarted(progress)
+    progress.observe(job(), evaluating((0.5, 0.9, True), (0.4, 0.8, True)), PER_EPOCH)
+    assert values(progress) == [0.9, 0.8]
+    progress.observe(job(), evaluating((0.5, 0.9, True)), PER_EPOCH)
+    assert values(progress) == [0.9]
+    again = Progress()
+    again.observe(found, evaluating((0.5, 0.9, True), (0.4, 0.8, True)), PER_EPOCH)
+    assert values(again) == [0.9, 0.8]
