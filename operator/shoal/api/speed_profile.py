@@ -31,6 +31,8 @@ __all__ = [
 
 MOST_ROWS = 512
 MOST_SOURCES = 256
+MOST_LENGTHS = 8
+"""Lengths of epochs that are told apart."""
 
 
 class ProfiledModel(Strict):
@@ -180,6 +182,8 @@ class ServerLoad(Status):
 class BesideSteps(Status):
     """What passes beside training steps (evaluation, callbacks), in samples that would have been trained meanwhile."""
 
+    samples_per_epoch: int = 0
+    """Samples in each of these epochs, or nearly so; 0: not known."""
     epochs: str = "0"
     """Epochs that were measured, a decimal: old ones count less."""
     others: str = "0"
@@ -219,7 +223,7 @@ class MeasuredModel(Status):
     tensors: int = 0
     """Variables exchanged with the parameter servers."""
     samples_per_epoch: int | None = None
-    """Samples in one pass over the data."""
+    """Samples in one pass over the data that most was trained on: jobs of one model may have different data."""
 
 
 class SpeedProfileStatus(Status):
@@ -238,7 +242,9 @@ class SpeedProfileStatus(Status):
     server_load: tuple[ServerLoad, ...] = Field(default=(), max_length=16)
     """Measured cost of an update on the parameter servers."""
     beside: BesideSteps | None = None
-    """Measured time beside training steps."""
+    """As `besideSteps`, of epochs of any length: from an earlier version, until an epoch is measured anew."""
+    beside_steps: tuple[BesideSteps, ...] = Field(default=(), max_length=MOST_LENGTHS)
+    """Measured time beside training steps, by the length of the epochs."""
     sources: tuple[SpeedSource, ...] = Field(default=(), max_length=MOST_SOURCES)
     """The jobs whose measurements these are."""
     jobs: str = ""

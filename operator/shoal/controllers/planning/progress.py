@@ -92,12 +92,11 @@ class Progress:
             course.seen.append((float(report.samples), active))
         if not per_epoch:
             return
-        course.evaluates = course.evaluates or any(
-            f"val_{name}" in metrics
-            for metrics in (report.metrics, *(epoch.metrics for epoch in report.epochs))
-        )
+        evaluated = name if name.startswith("val_") else f"val_{name}"
+        told = (report.metrics, *(epoch.metrics for epoch in report.epochs))
+        course.evaluates = course.evaluates or any(evaluated in metrics for metrics in told)
         for epoch in report.epochs:
-            course.hear(epoch, f"val_{name}" if course.evaluates else name, per_epoch, active)
+            course.hear(epoch, evaluated if course.evaluates else name, per_epoch, active)
         # Epochs after the current one were undone by a return to a snapshot.
         finished = {epoch.epoch for epoch in report.epochs}
         course.values = {

@@ -70,7 +70,7 @@ class Scene:
 
     def job(self, look: Look, profile: SpeedProfile | None, progress: Progress, paces: Paces) -> FleetJob:
         """A job as the planner sees it. `progress` and `paces` remember what it did before, and hear of it."""
-        progress.observe(look.job, look.report, samples_per_epoch(profile))
+        progress.observe(look.job, look.report, samples_per_epoch(look.job, profile, look.report))
         silent = look.report is not None and self.at - look.reported_at > SILENT_SECONDS
         planned = fleet_job(
             look.job,

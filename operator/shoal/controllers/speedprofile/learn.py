@@ -8,10 +8,11 @@ halves every half-life (`priors.weight`), since drivers, images and node types c
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from shoal.api.speed_profile import (
+    MOST_LENGTHS,
     MOST_ROWS,
     MOST_SOURCES,
     BesideSteps,
@@ -24,10 +25,11 @@ from shoal.api.speed_profile import (
     SpeedProfileStatus,
     SpeedSource,
 )
+from shoal.sizing.fleet.resources import nearest
 from shoal.sizing.speed import priors
 from shoal_trainer.contract import LARGEST, BesideSums, LogSums, ShardReport, SpeedSums, StatusReport
 
-_BESIDE = "beside"
+_BESIDE, _SHARD = "beside", "shard/"
 FORGOTTEN = 6
 """After so many half-lives a measurement counts for nothing."""
 MEASURED_AGAIN, CONTINUED = timedelta(hours=4), timedelta(minutes=10)
@@ -36,6 +38,8 @@ steps of months would hide those of days. A longer gap between two reports is no
 MOST_SERVER_LOADS = 16
 MOST_SUMS = 3000
 """Sums that are remembered, of all jobs: they take up to 250 bytes, and etcd takes 1.5 MB."""
+ALIKE = 1.25
+"""Epochs whose lengths differ by less than this factor are of one length: data that grow by the day are the same."""
 
 
 def learn(status: SpeedProfileStatus, uid: str, report: StatusReport, now: datetime) -> SpeedProfileStatus:
@@ -72,26 +76,22 @@ def learn(status: SpeedProfileStatus, uid: str, report: StatusReport, now: datet
             rows[sums.key] = _merged(rows.get(sums.key), sums, fresh, now)
             news = True
     loads = {load.parameter_servers: load for load in status.server_load}
-    for shard in report.shards:
-        name = _shard(shard)
-        if name not in known:
-            continue
-        before = _numbers(source.counts.get(name, ""), 3)
-        busy, updates, received = (
-            max(0.0, value - old) for value, old in zip(_work(shard), before, strict=True)
-        )
-        counts[name] = " ".join(f"{value:.10g}" for value in _work(shard))
-        if updates > 0:
-            number = len(report.shards)
-            loads[number] = _loaded(loads.get(number), number, (busy, updates, received), now)
-            news = True
-    beside, merged = status.beside, _parse_beside(source.counts.get(_BESIDE, ""))
+    shards = report.shards if all(_shard(each) in known for each in report.shards) else ()
+    counts |= _add_loads(loads, source.counts, shards, now)
+    news = news or loads != {load.parameter_servers: load for load in status.server_load}
+    beside, merged = status.beside_steps, _parse_beside(source.counts.get(_BESIDE, ""))
     if source.report != report.speed_epoch:
         merged = BesideSums()
-    if (passed := report.beside.since(merged)).epochs > 0:  # whole epochs: their tasks come after their end
-        beside, merged, news = _passed(beside, passed, now), report.beside, True
+    passed, length = report.beside.since(merged), report.data.total
+    if passed.epochs > 0 and length:  # whole epochs: their tasks come after their end
+        beside, merged, news = _passed(_of_lengths(status), length, passed, now), report.beside, True
     if merged.epochs:
         counts[_BESIDE] = " ".join(f"{each:.10g}" for each in _amounts(merged))
+    if model is not None and beside:
+        most = max(beside, key=lambda each: _trained(each, now))
+        model = model.model_copy(
+            update={"samples_per_epoch": most.samples_per_epoch or model.samples_per_epoch}
+        )
     if not news and model == status.model:
         return status
     stamp = _stamp(now)
@@ -104,7 +104,8 @@ def learn(status: SpeedProfileStatus, uid: str, report: StatusReport, now: datet
             "rows": tuple(sorted(kept, key=_key)),
             "row_count": len(kept),
             "devices": ", ".join(sorted({row.device for row in kept})),
-            "beside": beside,
+            "beside": None if beside else status.beside,
+            "beside_steps": beside,
             "server_load": tuple(loads[number] for number in sorted(loads))[-MOST_SERVER_LOADS:],
             "sources": (*others, ours),
             "last_updated": stamp if news else status.last_updated,
@@ -139,7 +140,7 @@ def moved(old: SpeedProfileStatus, new: SpeedProfileStatus) -> bool:
         count = max(1.0, _number(was.compute.count))
         if abs(mean - old_mean) > max(0.02, (_number(was.compute.variance_log) / count) ** 0.5):
             return True
-    if (old.beside is None) != (new.beside is None):
+    if len(old.beside_steps) != len(new.beside_steps):
         return True
     loads = {load.parameter_servers for load in new.server_load}
     return old.model != new.model or loads != {load.parameter_servers for load in old.server_load}
@@ -169,7 +170,7 @@ def _name(sums: SpeedSums) -> str:
 
 
 def _shard(shard: ShardReport) -> str:
-    return f"shard/{shard.index}/{shard.boot}"
+    return f"{_SHARD}{shard.index}/{shard.boot}"
 
 
 def _parts(sums: SpeedSums) -> tuple[LogSums, ...]:
@@ -221,6 +222,28 @@ def _lognormal(mean_log: float, variance: float) -> float:
     return math.exp(min(mean_log, 50.0) + min(variance, 4.0) / 2)
 
 
+def _add_loads(
+    loads: dict[int, ServerLoad], merged: Mapping[str, str], shards: Sequence[ShardReport], now: datetime
+) -> dict[str, str]:
+    """Add to the loads what is new of all servers of a job; returns the sums that are merged then.
+
+    Of a report without servers, which may lack one, they are those that were.
+    """
+    if not shards:
+        return {name: text for name, text in merged.items() if name.startswith(_SHARD)}
+    counts, number = dict[str, str](), len(shards)
+    for shard in shards:
+        name = _shard(shard)
+        before = _numbers(merged.get(name, ""), 3)
+        busy, updates, received = (
+            max(0.0, value - old) for value, old in zip(_work(shard), before, strict=True)
+        )
+        counts[name] = " ".join(f"{value:.10g}" for value in _work(shard))
+        if updates > 0:
+            loads[number] = _loaded(loads.get(number), number, (busy, updates, received), now)
+    return counts
+
+
 def _loaded(
     old: ServerLoad | None, number: int, fresh: tuple[float, float, float], now: datetime
 ) -> ServerLoad:
@@ -236,8 +259,32 @@ def _loaded(
     )
 
 
-def _passed(old: BesideSteps | None, fresh: BesideSums, now: datetime) -> BesideSteps:
-    """What passes beside steps, with what is new of it."""
+def _of_lengths(status: SpeedProfileStatus) -> tuple[BesideSteps, ...]:
+    """What passes beside steps by the length of epochs; all that an earlier version wrote is of the one it knew."""
+    length = (status.model.samples_per_epoch if status.model else None) or 0
+    old = [] if status.beside is None else [status.beside.model_copy(update={"samples_per_epoch": length})]
+    return (*status.beside_steps, *old)
+
+
+def _trained(of_length: BesideSteps, now: datetime) -> float:
+    """Samples that were trained in epochs of this length, old ones with less weight."""
+    return of_length.samples_per_epoch * _number(of_length.epochs) * _weight(of_length.last_seen, now)
+
+
+def _passed(
+    known: tuple[BesideSteps, ...], length: int, fresh: BesideSums, now: datetime
+) -> tuple[BesideSteps, ...]:
+    """What passes beside steps, with what is new of it in epochs of this length."""
+    near = nearest(known, length)
+    if near is not None and not length / ALIKE <= near.samples_per_epoch <= length * ALIKE:
+        near = None
+    others = sorted((each for each in known if each is not near), key=lambda each: each.last_seen)
+    of_all = (*others[-MOST_LENGTHS + 1 :], _added(near, length, fresh, now))
+    return tuple(sorted(of_all, key=lambda each: each.samples_per_epoch))
+
+
+def _added(old: BesideSteps | None, length: int, fresh: BesideSums, now: datetime) -> BesideSteps:
+    """What passes beside the steps of epochs of one length, with what is new of it."""
     keep = _weight(old.last_seen, now) if old else 0.0
     new = {
         "epochs": fresh.epochs,
@@ -248,7 +295,7 @@ def _passed(old: BesideSteps | None, fresh: BesideSums, now: datetime) -> Beside
     }
     before = old or BesideSteps()
     sums = {name: f"{_number(getattr(before, name)) * keep + more:.6g}" for name, more in new.items()}
-    return BesideSteps(last_seen=_stamp(now), **sums)
+    return BesideSteps(samples_per_epoch=length, last_seen=_stamp(now), **sums)
 
 
 def _amounts(sums: BesideSums) -> tuple[float, float, float, float]:

@@ -166,6 +166,8 @@ class Learner:
             self._heard.get(source.key, {}).pop(uid, None)
         source.key, source.process = key, report.speed_epoch
         source.models = [*(each for each in source.models if each != model), model]
+        if len(report.shards) < job.spec.parameter_servers.replicas:  # an update is work of all of them
+            report = report.model_copy(update={"shards": ()})
         self._heard.setdefault(key, {})[uid] = about, report
         if loop_time() - self._written.get(key, -SOON_SECONDS) >= SOON_SECONDS:
             self._wake(key, Priority.ROUTINE)

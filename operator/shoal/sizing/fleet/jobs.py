@@ -57,7 +57,9 @@ def fleet_job(
         name=job_name(job),
         priority=priority,
         model=_model(job, report, profile),
-        beside=beside_of(profile.status, samples_per_epoch(profile), behind) if profile else None,
+        beside=beside_of(profile.status, samples_per_epoch(job, profile, report), behind)
+        if profile
+        else None,
         bytes_per_sample=prior.bytes_per_sample if prior else None,
         batch_size=spec.training.batch_size,
         batch_sizes={each.accelerator: each.batch_size for each in spec.training.batch_sizes},

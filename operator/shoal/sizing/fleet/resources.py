@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
+from operator import itemgetter
 
 from shoal.api.capacity_pool import CapacityPool
-from shoal.api.speed_profile import LogMoments, MeasuredRow, SpeedProfile, SpeedProfileStatus, SpeedRow
+from shoal.api.speed_profile import (
+    BesideSteps,
+    LogMoments,
+    MeasuredRow,
+    SpeedProfile,
+    SpeedProfileStatus,
+    SpeedRow,
+)
 from shoal.api.speed_profile import ServerLoad as Load
 from shoal.errors import UsageError
 from shoal.sizing.accelerators import catalogue
@@ -17,7 +26,7 @@ from shoal.sizing.fleet.values import FleetPool
 from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import LogMean, Model, Profile, Row, ServerLoad
 
-__all__ = ["beside_of", "decimal", "fleet_pool", "model_of", "profile_of"]
+__all__ = ["beside_of", "decimal", "fleet_pool", "model_of", "nearest", "profile_of"]
 
 EPOCHS_DIFFER, PRIOR_EPOCHS = 0.2, 3.0
 """By how much the tasks of epochs are taken to differ, as a part of them, and its weight in epochs."""
@@ -129,8 +138,12 @@ def model_of(profile: SpeedProfile) -> Model | None:
 
 
 def beside_of(status: SpeedProfileStatus, per_epoch: float | None, behind: int = 0) -> Beside | None:
-    """What a job does beside training steps, as jobs of its model did; None: not measured, or no length of an epoch."""
-    seen = status.beside
+    """What a job does beside training steps, as jobs of its model did; None: not measured, or no length of an epoch.
+
+    It is that of epochs whose length is nearest to that of its own (`per_epoch`): of other data, the evaluation and
+    the callbacks are as much work as their own, as a rule, and not a part of what is trained.
+    """
+    seen = nearest(status.beside_steps, per_epoch or 0) or status.beside
     epochs = decimal(seen.epochs) if seen is not None else 0.0
     if seen is None or not epochs > 0 or not per_epoch:
         return None
@@ -144,6 +157,12 @@ def beside_of(status: SpeedProfileStatus, per_epoch: float | None, behind: int =
         _differs(tasks / epochs, decimal(seen.task_squares) / epochs, epochs),
         epochs,
     )
+
+
+def nearest(measured: Sequence[BesideSteps], length: float) -> BesideSteps | None:
+    """What was measured in epochs whose length is nearest to this one, as a ratio; None: nothing was."""
+    by_ratio = ((abs(math.log(max(each.samples_per_epoch, 1) / max(length, 1.0))), each) for each in measured)
+    return min(by_ratio, key=itemgetter(0), default=(0.0, None))[1]
 
 
 def _differs(mean: float, square: float, seen: float) -> float:

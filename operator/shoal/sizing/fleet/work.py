@@ -85,12 +85,23 @@ def course_of(job: TrainingJob) -> dict[int, Evaluation]:
     }
 
 
-def samples_per_epoch(profile: SpeedProfile | None) -> int | None:
-    """Samples in one pass over the data: as measured, or else as the user says."""
-    if profile is None:
-        return None
-    measured, prior = profile.status.model, profile.spec.model
-    return (measured.samples_per_epoch if measured else None) or (prior.samples_per_epoch if prior else None)
+def samples_per_epoch(
+    job: TrainingJob, profile: SpeedProfile | None, report: StatusReport | None
+) -> int | None:
+    """Samples in one pass over the job's data: as it says, or else as other jobs of its model do, or the user."""
+    prior = profile.spec.model if profile is not None else None
+    said = prior.samples_per_epoch if prior is not None else None
+    return _own_length(job, report) or _length_of_others(profile) or said
+
+
+def _own_length(job: TrainingJob, report: StatusReport | None) -> int | None:
+    """As the job says, now or before."""
+    return (report.data.total if report is not None else None) or job.status.data.total
+
+
+def _length_of_others(profile: SpeedProfile | None) -> int | None:
+    measured = profile.status.model if profile is not None else None
+    return measured.samples_per_epoch if measured else None
 
 
 def _chosen(job: TrainingJob, planned: FleetJob) -> FleetJob:
@@ -107,7 +118,7 @@ def _ends_otherwise(planned: FleetJob) -> bool:
 def _until_stop(
     job: TrainingJob, planned: FleetJob, profile: SpeedProfile | None, report: StatusReport | None
 ) -> FleetJob:
-    stop, per_epoch = job.spec.training.stop_after, samples_per_epoch(profile)
+    stop, per_epoch = job.spec.training.stop_after, samples_per_epoch(job, profile, report)
     if report is not None and report.samples_left is not None:
         return replace(planned, samples_left=max(report.samples_left, 0.0))
     if report is not None and report.step > 0:  # before, the coordinator may not know the data
@@ -127,6 +138,8 @@ def _until_stop(
             if steps is not None
             else f"the job stops after epochs, and how long one is is not known: {unknown}, or run it once"
         )
+    elif stop.epochs is not None and _own_length(job, report) is None and _length_of_others(profile):
+        notes.append(f"an epoch is taken to be of {per_epoch:,} samples, as in other jobs of the model")
     if stop.metric is not None:
         notes.append(
             f"the job may end earlier, when {stop.metric} reaches {stop.value}: the plan ignores that"

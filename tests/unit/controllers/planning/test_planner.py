@@ -19,6 +19,7 @@ from shoal.api.events import Event
 from shoal.api.kube import Node, Pod
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
+from shoal.api.training_job_status import DataStatus
 from shoal.cluster.transport import Answer
 from shoal.controllers.planning import planner, scene
 from shoal.controllers.planning.metrics import PlanMetrics
@@ -49,11 +50,13 @@ from shoal.sizing.speed import efficiency
 from shoal.sizing.speed.measurements import MEASURED
 from shoal.telemetry.poller import Poller, Seen
 from shoal_trainer.contract import (
+    BesideSums,
     DataReport,
     EpochReport,
     LogSums,
     ModelReport,
     Phase,
+    ShardReport,
     SpeedSums,
     StatusReport,
     WorkerReport,
@@ -573,6 +576,52 @@ def test_work_left_before_the_first_report_follows_from_the_profile() -> None:
     assert "set spec.model.samplesPerEpoch" in unknown.work_note
 
 
+def test_an_epoch_is_as_long_as_the_job_says_or_else_as_in_other_jobs_of_its_model() -> None:
+    """What the profile says is the model's; how long the data are is the job's."""
+    measured = {"fingerprint": MODEL.fingerprint, "parameters": 10, "samplesPerEpoch": 2_000}
+    beside = {"samplesPerEpoch": 2_000, "epochs": "3", "taskSamples": "30"}
+    status = {"model": measured, "besideSteps": [beside]}
+    profile = SpeedProfile.model_validate({"metadata": {"name": "p"}, "status": status})
+    job = TrainingJob.model_validate(job_manifest())
+    guessed = fleet_job(job, profile, NOW)
+    assert guessed.samples_left == 6_000
+    assert guessed.work_note == "an epoch is taken to be of 2,000 samples, as in other jobs of the model"
+    known = job.model_copy(
+        update={"status": job.status.model_copy(update={"data": DataStatus(total=50_000)})}
+    )
+    heard = report(None).model_copy(update={"data": DataReport(total=50_000)})
+    for found in (fleet_job(known, profile, NOW), fleet_job(job, profile, NOW, heard)):
+        assert (found.samples_left, found.work_note) == (150_000, "")
+        assert found.beside is not None
+        assert (found.beside.per_epoch, found.beside.tasks) == (50_000, 10)
+
+
+async def test_a_smoke_run_of_the_model_does_not_change_the_plan_of_a_job() -> None:
+    """Its 3 epochs of 2,000 samples, each with the evaluation of the whole job, were 31 nodes where 4 are enough."""
+    plans = []
+    for others in ((), ("smoke",)):
+        world = World()
+        world.add(pool("spot", 0.3, False), pool("on-demand", 1.0, False))
+        for name in ("full", *others):
+            job = TrainingJob.model_validate(job_manifest(name))
+            world.add(job)
+            total, left = (2_000, 2e3) if name == "smoke" else (1_000_000, 7e6)
+            beside = BesideSums(epochs=3, others=3, tasks=60_000.0)
+            update = {
+                "job_uid": job.metadata.uid,
+                "data": DataReport(total=total),
+                "step": 100,
+                "beside": beside,
+            }
+            world.hear(job, report(left).model_copy(update=update))
+        await world.planner.plan_once()
+        found = world.planner.proposal("uid-full")
+        assert found is not None
+        assert found.feasible
+        plans.append(found.pools)
+    assert plans[0] == plans[1]
+
+
 def test_work_left_before_a_new_operator_hears_of_the_job_follows_from_its_status() -> None:
     status = {"training": {"step": 700, "epoch": 1}, "data": {"done": 40_000, "total": 50_000}}
     job = TrainingJob.model_validate({**job_manifest(), "status": status})
@@ -683,6 +732,30 @@ async def test_profile_is_made_once_and_written_when_an_estimate_moves() -> None
     await world.learner(key)
     assert writes() == 3
     assert [verb for verb, _ in world.cluster.requests].count("POST") == 1
+
+
+@pytest.mark.looptime
+async def test_a_parameter_server_that_is_missing_in_one_report_counts_once() -> None:
+    """When PS 0 restarts, it reports alone until shard 1 answers: one server was as fast as two, and shard 1 twice."""
+    world = World()
+    job = TrainingJob.model_validate(job_manifest(parameterServers={"replicas": 2}))
+    world.add(job)
+
+    def shard(index: int, boot: int, updates: int) -> ShardReport:
+        return ShardReport(index=index, epoch=0, boot=boot, busy_seconds=updates / 100, updates=updates)
+
+    for life, *shards in (
+        ("a", shard(0, 1, 10_000), shard(1, 2, 10_000)),
+        ("b", shard(0, 3, 300)),
+        ("b", shard(0, 3, 600), shard(1, 2, 10_600)),
+    ):
+        world.hear(job, report(1e6).model_copy(update={"shards": tuple(shards), "speed_epoch": life}))
+        await world.learner(("team", profile_name(MODEL.fingerprint)))
+        await asyncio.sleep(LATE_SECONDS)
+    profile = world.state.profiles.get(profile_name(MODEL.fingerprint), "team")
+    assert profile is not None
+    (load,) = profile.status.server_load
+    assert (load.parameter_servers, float(load.updates)) == (2, 21_200)
 
 
 @pytest.mark.looptime

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.api.speed_profile import MOST_ROWS, MOST_SOURCES, LogMoments, SpeedProfile, SpeedProfileStatus
+from shoal.api.speed_profile import (
+    MOST_LENGTHS,
+    MOST_ROWS,
+    MOST_SOURCES,
+    LogMoments,
+    SpeedProfile,
+    SpeedProfileStatus,
+)
 from shoal.controllers.speedprofile.learn import forget, learn, moved
 from shoal.sizing.fleet.resources import beside_of, profile_of
 from shoal.sizing.speed import priors
@@ -18,6 +25,7 @@ from shoal.sizing.speed.model import SpeedModel
 from shoal_trainer.contract import (
     MAX_SPEEDS,
     BesideSums,
+    DataReport,
     LogSums,
     ModelReport,
     Phase,
@@ -187,20 +195,20 @@ def test_whatever_was_edited_the_next_report_is_learned(text: str) -> None:
     status = learn(SpeedProfileStatus(), "one", beside_report(1), NOW)
     counts = dict.fromkeys(status.sources[0].counts, text)
     source = status.sources[0].model_copy(update={"counts": counts})
-    assert status.beside is not None
-    beside = status.beside.model_copy(update={"task_samples": text, "wait_samples": text})
+    (beside,) = status.beside_steps
+    beside = beside.model_copy(update={"task_samples": text, "wait_samples": text})
     moments = LogMoments(count=text, mean_log=text, variance_log=text, mean_seconds=text)
     rows = (status.rows[0].model_copy(update={"compute": moments}),)
     load = status.server_load[0].model_copy(update={"busy_seconds": text, "updates": text, "bytes": text})
     edited = status.model_copy(
-        update={"sources": (source,), "beside": beside, "rows": rows, "server_load": (load,)}
+        update={"sources": (source,), "beside_steps": (beside,), "rows": rows, "server_load": (load,)}
     )
     learned = learn(edited, "one", beside_report(2), NOW)
     assert moved(edited, learned)
     assert float(learned.rows[0].compute.mean_log) == pytest.approx(math.log(0.1), abs=1e-5)
     assert float(learned.server_load[0].updates) == 1
-    assert learned.beside is not None
-    assert (float(learned.beside.task_samples), float(learned.beside.wait_samples)) == (60.0, 40.0)
+    (beside,) = learned.beside_steps
+    assert (float(beside.task_samples), float(beside.wait_samples)) == (60.0, 40.0)
 
 
 def test_shares_of_a_core_are_rows_of_their_own() -> None:
@@ -269,10 +277,54 @@ def test_what_was_learned_of_a_large_model_is_read_by_the_planner() -> None:
     assert len(found.rows) == 1
 
 
-def beside_report(epochs: int, life: str = "a") -> StatusReport:
+def beside_report(epochs: int, life: str = "a", length: int = 1000) -> StatusReport:
     """A report after so many epochs of two workers: tasks of 30 samples and waits of 20 in each."""
     told = BesideSums(epochs=epochs, others=epochs, tasks=30.0 * epochs, waits=20.0 * epochs)
-    return report(0.1, life=life).model_copy(update={"beside": told})
+    return report(0.1, life=life).model_copy(update={"beside": told, "data": DataReport(total=length)})
+
+
+def beside_in(status: SpeedProfileStatus) -> list[tuple[int, float, float]]:
+    """Length, number and tasks of the epochs that were measured."""
+    return [
+        (each.samples_per_epoch, float(each.epochs), float(each.task_samples)) for each in status.beside_steps
+    ]
+
+
+def test_jobs_of_one_model_on_other_data_learn_apart() -> None:
+    """A smoke run on 2,000 samples made the epochs of a job on a million 500 times shorter, for all of its plans."""
+    status = learn(SpeedProfileStatus(), "whole", beside_report(4, length=1_000_000), NOW)
+    for _ in range(2):
+        status = learn(status, "smoke", beside_report(9, length=2_000), NOW)
+        assert beside_in(status) == [(2_000, 9, 270), (1_000_000, 4, 120)]
+        assert status.model is not None
+        assert status.model.samples_per_epoch == 1_000_000, "most was trained in these"
+    grown = learn(status, "next day", beside_report(1, length=1_010_000), NOW)
+    assert beside_in(grown) == [(2_000, 9, 270), (1_010_000, 5, 150)]
+    for length in (1_500, 900_000):
+        found = beside_of(status, length)
+        assert found is not None
+        assert (found.per_epoch, found.tasks, found.seen) == (length, 30, 9 if length == 1_500 else 4)
+
+
+def test_epochs_that_were_learned_without_their_length_are_read_and_are_of_the_length_that_was_known() -> (
+    None
+):
+    earlier = {"model": {"samplesPerEpoch": 1_000}, "beside": {"epochs": "4", "taskSamples": "120"}}
+    status = SpeedProfileStatus.model_validate(earlier)
+    found = beside_of(status, 2_000)
+    assert found is not None
+    assert (found.tasks, found.seen) == (30, 4)
+    status = learn(status, "job", beside_report(1, length=1_000), NOW)
+    assert beside_in(status) == [(1_000, 5, 150)]
+    assert status.beside is None
+
+
+def test_lengths_of_epochs_are_bounded_and_the_one_that_was_not_seen_for_longest_goes() -> None:
+    status = SpeedProfileStatus()
+    for number in range(MOST_LENGTHS + 2):
+        now = NOW + timedelta(seconds=number)
+        status = learn(status, f"{number}", beside_report(1, length=1_000 * 2**number), now)
+    assert [length for length, *_ in beside_in(status)] == [1_000 * 2**n for n in range(2, MOST_LENGTHS + 2)]
 
 
 @given(st.sets(st.integers(1, 9)))
@@ -282,9 +334,9 @@ def test_what_passes_beside_steps_counts_once_whichever_reports_were_read(read: 
         status = learn(status, "job", beside_report(epochs), NOW)
     again = learn(status, "job", beside_report(1, life="b"), NOW)
     for found, epochs in ((status, 9), (again, 10)):
-        assert found.beside is not None
-        assert float(found.beside.epochs) == float(found.beside.others) == epochs
-        assert (float(found.beside.task_samples), float(found.beside.wait_samples)) == (
+        (beside,) = found.beside_steps
+        assert float(beside.epochs) == float(beside.others) == epochs
+        assert (float(beside.task_samples), float(beside.wait_samples)) == (
             30.0 * epochs,
             20.0 * epochs,
         )
@@ -297,9 +349,9 @@ def test_a_task_counts_with_the_next_epoch_and_old_epochs_count_less() -> None:
     )
     assert learn(status, "job", midway, NOW) == status
     later = learn(status, "other", beside_report(1), NOW + timedelta(seconds=priors.HALF_LIFE))
-    assert later.beside is not None
-    assert float(later.beside.epochs) == pytest.approx(2.0)
-    assert float(later.beside.task_samples) == pytest.approx(60.0)
+    (beside,) = later.beside_steps
+    assert float(beside.epochs) == pytest.approx(2.0)
+    assert float(beside.task_samples) == pytest.approx(60.0)
 
 
 def test_epochs_that_differ_are_told_from_those_that_are_alike() -> None:
@@ -309,7 +361,8 @@ def test_epochs_that_differ_are_told_from_those_that_are_alike() -> None:
         status = SpeedProfileStatus()
         for epochs in steps:
             told = BesideSums(epochs=epochs, others=epochs, tasks=sum(per_epoch[:epochs]))
-            status = learn(status, "job", report(0.1).model_copy(update={"beside": told}), NOW)
+            said = report(0.1).model_copy(update={"beside": told, "data": DataReport(total=1000)})
+            status = learn(status, "job", said, NOW)
         differing = beside_of(status, 1000)
         assert differing is not None
         assert 0.25 < differing.sigma < 0.45
