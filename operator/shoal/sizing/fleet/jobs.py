@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
 
+from shoal.api.amounts import quantity
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
@@ -61,6 +62,7 @@ def fleet_job(
         if profile
         else None,
         bytes_per_sample=prior.bytes_per_sample if prior else None,
+        cpu_limit=_cpu_limit(job),
         batch_size=spec.training.batch_size,
         batch_sizes={each.accelerator: each.batch_size for each in spec.training.batch_sizes},
         pools=tuple(spec.workers.pools),
@@ -150,6 +152,13 @@ def _model(job: TrainingJob, report: StatusReport | None, profile: SpeedProfile 
         )
     except UsageError:
         return known
+
+
+def _cpu_limit(job: TrainingJob) -> float:
+    """The CPU cores that the template allows a worker; 0: all of its node."""
+    containers = (job.spec.workers.template.get("spec") or {}).get("containers") or ()
+    resources = next((each.get("resources") for each in containers if each["name"] == "worker"), None)
+    return quantity(((resources or {}).get("limits") or {}).get("cpu", 0))
 
 
 def _pace_before(job: TrainingJob) -> Pace | None:

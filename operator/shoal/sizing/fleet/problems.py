@@ -24,7 +24,7 @@ from shoal.sizing.speed.measurements import MEASURED, Model
 from shoal.sizing.speed.model import SpeedModel
 from shoal.sizing.speed.servers import PsModel
 
-__all__ = ["JobProblem", "batch_of", "device_of", "job_problem", "servers_of", "unusable"]
+__all__ = ["JobProblem", "batch_of", "cores_of", "device_of", "job_problem", "servers_of", "unusable"]
 
 RESERVE_SECONDS, RESERVE_SHARE = 300.0, 0.05
 """What must be left of the time to the deadline, beyond what on-demand nodes need, to wait with buying them."""
@@ -245,7 +245,7 @@ def unusable(pool: FleetPool, job: FleetJob) -> str | None:
     """Why no worker of a job can be planned in a pool, and what to change; None: it can be used."""
     if pool.price_per_hour is None:
         return f"{pool.name} has no price and is left out: set spec.price.perHour."
-    if pool.accelerator is None and not pool.cores > 0:
+    if pool.accelerator is None and not cores_of(job, pool) > 0:
         return (
             f"{pool.name} has neither an accelerator nor known CPU cores and is left out: no node of it was seen; set "
             "spec.cores."
@@ -299,11 +299,19 @@ def device_of(pool: FleetPool) -> str:
     return pool.accelerator or "CPU"
 
 
+def cores_of(job: FleetJob, pool: FleetPool) -> float:
+    """CPU cores of a worker of this pool, as the worker itself counts them: of its node and its limit the smaller one.
+
+    0: neither is known.
+    """
+    return min((cores for cores in (pool.cores, job.cpu_limit) if cores > 0), default=0.0)
+
+
 def batch_of(job: FleetJob, pool: FleetPool) -> int:
     """Samples in a step of a worker of this pool, as the trainer chooses them: by words in the device's name."""
     if pool.batch_size is not None:
         return pool.batch_size
-    sheet = catalogue().sheet(device_of(pool), pool.cores)
+    sheet = catalogue().sheet(device_of(pool), cores_of(job, pool))
     names = f"{device_of(pool)} {sheet.name}".lower()
     for words, batch in job.batch_sizes.items():
         if all(word in names for word in words.lower().replace("-", " ").split()):
@@ -313,7 +321,8 @@ def batch_of(job: FleetJob, pool: FleetPool) -> int:
 
 def _pool(job: FleetJob, model: Model, pool: FleetPool, speeds: SpeedModel, basis: dict[str, str]) -> Pool:
     batch = batch_of(job, pool)
-    speed = speeds.worker(model, device_of(pool), pool.devices, pool.cores, batch)
+    cores = cores_of(job, pool)
+    speed = speeds.worker(model, device_of(pool), pool.devices, cores, batch)
     basis[pool.name] = speed.basis
     rate = (pool.interruptions_per_hour * priors.NODE_HOURS + pool.interruptions_seen) / (
         priors.NODE_HOURS + pool.node_hours
@@ -328,7 +337,7 @@ def _pool(job: FleetJob, model: Model, pool: FleetPool, speeds: SpeedModel, basi
         step_sigma=speed.sigma,
         batch=batch,
         spot=pool.spot,
-        accelerator=f"{device_of(pool)} x {pool.devices if pool.accelerator else pool.cores:g}",
+        accelerator=f"{device_of(pool)} x {pool.devices if pool.accelerator else cores:g}",
         zone=pool.zone,
         transfer_per_gib=pool.transfer_per_gib,
         startup_seconds=startup_of(pool),

@@ -84,8 +84,9 @@ class FleetJob:
     else a `loss`; where all are None, it is not known, and `work_note` says why. Where the job ends by a metric, the
     samples are uncertain by `samples_sigma` (of their logarithm), and depend on the workers by `efficiency`. `beside`:
     what is to be done beside training steps; None: not known. `bytes_per_sample`: of an accelerator's memory; None: it
-    is not checked. `gpu_image`: whether its workers have an image for nodes with GPUs. `servers_zone`: where its
-    parameter servers are; empty: not known, or in none that is named. `server_price`: of each, per hour; 0: not known.
+    is not checked. `cpu_limit`: CPU cores that a worker may use at most; 0: all of its node. `gpu_image`: whether its
+    workers have an image for nodes with GPUs. `servers_zone`: where its parameter servers are; empty: not known, or in
+    none that is named. `server_price`: of each, per hour; 0: not known.
     `deadline_seconds` and `budget_left` are what is left from now; None: no limit. `running` workers need no start-up;
     `planned` are those of the plan that is being carried out. In the pools of `asked` it waits for nodes, for so many
     seconds. `now`: what its workers do; where none can be watched, `pace_before` is what was found last. `silent`:
@@ -104,6 +105,7 @@ class FleetJob:
     beside: Beside | None = None
     work_note: str = ""
     bytes_per_sample: float | None = None
+    cpu_limit: float = 0.0
     gpu_image: bool = True
     batch_size: int = 1
     batch_sizes: Mapping[str, int] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from shoal.errors import UsageError
 from shoal.manifests.pods import Images, has_gpu_image
 from shoal.sizing.accelerators import catalogue
 from shoal.sizing.fleet.jobs import END_SECONDS, fleet_job, server_price
-from shoal.sizing.fleet.problems import JobProblem, batch_of, device_of, job_problem, servers_of
+from shoal.sizing.fleet.problems import JobProblem, batch_of, cores_of, device_of, job_problem, servers_of
 from shoal.sizing.fleet.resources import fleet_pool, profile_of
 from shoal.sizing.fleet.values import FleetJob, FleetPool
 from shoal.sizing.fleet.work import course_of, ending_by_metric
@@ -190,7 +190,8 @@ class _Assembly:
     def _note_speed(self, pool: FleetPool) -> None:
         """A note where a step time is not measured."""
         batch, device = batch_of(self.planned, pool), device_of(pool)
-        found = self.speeds.worker(self.model, device, pool.devices, pool.cores, batch)
+        cores = cores_of(self.planned, pool)
+        found = self.speeds.worker(self.model, device, pool.devices, cores, batch)
         if found.basis == MEASURED:
             return
         low, high = (found.seconds * math.exp(z * found.sigma) for z in (-priors.Z90, priors.Z90))

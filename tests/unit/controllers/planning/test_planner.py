@@ -559,6 +559,17 @@ def test_job_that_nobody_plans_is_planned_with_the_workers_it_has(mode: str) -> 
     assert (found.min_workers, found.max_workers) == (2, 2)
 
 
+def test_a_worker_has_the_cores_that_its_template_allows() -> None:
+    def limit(*containers: dict[str, Any]) -> float:
+        workers = {"replicas": 2, "template": {"spec": {"containers": list(containers)}}}
+        return fleet_job(TrainingJob.model_validate(job_manifest(workers=workers)), None, NOW).cpu_limit
+
+    sidecar = {"name": "logs", "image": "l", "resources": {"limits": {"cpu": "100m"}}}
+    assert limit(sidecar) == limit(sidecar, {"name": "worker"}) == 0.0
+    for cpu, cores in (("1500m", 1.5), (2, 2.0)):
+        assert limit(sidecar, {"name": "worker", "resources": {"limits": {"cpu": cpu}}}) == cores
+
+
 OF_50_000 = SpeedProfile.model_validate(
     {
         "metadata": {"name": "p"},

@@ -33,7 +33,7 @@ from shoal.sizing.fleet import (
     plan_fleet,
 )
 from shoal.sizing.fleet.pace import Watched, at_present_pace, pace_of, samples_per_second
-from shoal.sizing.fleet.problems import job_problem
+from shoal.sizing.fleet.problems import cores_of, job_problem
 from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.engine import RUNS, TABLE_RUNS, Engine
 from shoal.sizing.plan.planner import Plan
@@ -408,6 +408,22 @@ def test_cpu_pool_is_a_pool_like_any_other() -> None:
     found = plan_fleet([cpu], [profile], [job(pools=("cpu",), samples_left=1e5)]).jobs["a"]
     assert found.basis == {"cpu": "measured"}
     assert found.samples_per_second == pytest.approx(found.counts["cpu"] * 64, rel=0.1)
+
+
+def test_a_worker_whose_cpu_is_limited_is_no_faster_on_a_larger_node() -> None:
+    """Measured on 2 cores, it was foreseen 4 times as fast on nodes with 8, and nodes with 16 were paid for ever."""
+    small, large = (
+        FleetPool(f"{cores}", None, cores=cores, limit=8, price_per_hour=cores / 20) for cores in (4, 16)
+    )
+    row = Row("CPU", cores=2, batch_size=128, workers=2, compute=LogMean.of(0.8, 0.1, 5000))
+    limited = job(pools=("4", "16"), samples_left=1e6, cpu_limit=2.0)
+    found = plan_fleet([small, large], [Profile(MODEL, (row,))], [limited]).jobs["a"]
+    assert found.basis == {"4": "measured"}
+    assert found.speeds == pytest.approx({"4": 160, "16": 160}, rel=0.05)
+    one = job_problem(limited, [small], {"4": 8}, fitted([Profile(MODEL, (row,))])[0])
+    assert [each.accelerator for each in one.problem.pools] == ["CPU x 2"]
+    for half, expected in ((0.5, 0.5), (0.0, 4.0), (32.0, 4.0)):
+        assert cores_of(replace(limited, cpu_limit=half), small) == expected
 
 
 @pytest.mark.parametrize("on_demand", [0.0, 0.1, 2.0])
