@@ -12,7 +12,6 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from shoal.api.base import Column, Condition, Resource, Status, Strict
 from shoal.api.rules import Amount, Number, Positive, Size, rules
-from shoal.errors import NotEnoughData
 
 __all__ = [
     "BesideSteps",
@@ -255,7 +254,8 @@ class SpeedProfileStatus(Status):
         default=(),
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
-    """Ready: False while plans leave the profile out, since the predictor fails with it; absent if it never did."""
+    """Ready: False while plans leave the profile out, since the predictor fails with it, or rows of its spec; absent
+    if they never did."""
 
 
 class SpeedProfile(Resource):
@@ -278,27 +278,3 @@ class SpeedProfile(Resource):
     """What the user knows before the first run."""
     status: SpeedProfileStatus = SpeedProfileStatus()
     """What jobs measured, written only by the operator."""
-
-    @property
-    def model(self) -> ProfiledModel:
-        """The model: as measured, or else as the user describes it.
-
-        Raises:
-            NotEnoughData: neither is known.
-        """
-        measured, prior = self.status.model, self.spec.model
-        if measured is None or measured.flops_per_sample is None or not measured.parameters:
-            if prior is None:
-                raise NotEnoughData(
-                    f"SpeedProfile {self.metadata.name or '?'} does not describe its model yet: set spec.model,"
-                    " or run a job of it"
-                )
-            return prior
-        return ProfiledModel(
-            fingerprint=measured.fingerprint,
-            flops_per_sample=measured.flops_per_sample,
-            parameters=measured.parameters,
-            tensors=max(1, measured.tensors),
-            bytes_per_sample=prior.bytes_per_sample if prior else None,
-            samples_per_epoch=measured.samples_per_epoch or (prior.samples_per_epoch if prior else None),
-        )

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import NamedTuple
 
 from shoal.api.base import API_VERSION, Condition, ObjectMeta
 from shoal.api.events import Event
@@ -25,6 +26,7 @@ from shoal.controllers.state import ClusterState, Key, Wake
 from shoal.errors import Unavailable
 from shoal.runtime.status_writer import StatusWriter, collection_path, object_path
 from shoal.runtime.work_queue import Priority
+from shoal.sizing.fleet.resources import unusable_rows
 from shoal_trainer.contract import StatusReport
 
 logger = logging.getLogger(__name__)
@@ -32,7 +34,7 @@ logger = logging.getLogger(__name__)
 ANNOTATION = "shoal.dev/speed-profile"
 """On a TrainingJob: the name of its SpeedProfile, in place of the one that is found by the model's fingerprint."""
 SOON_SECONDS = 20.0
-"""Minimum interval of writes, while estimates move."""
+"""Interval of looks at a profile of which jobs report, and so of writes while estimates move: each look merges all."""
 LATE_SECONDS = 300.0
 """Interval of writes of estimates that do not move."""
 MOST_MADE = 200
@@ -43,6 +45,9 @@ NOT_KEPT = "what this job learns of speeds is not kept"
 NAMED_JOBS = 3
 DAY_SECONDS = 86_400.0
 """Interval of looks at a profile that may be deleted some day."""
+LEFT_OUT, ROWS_LEFT_OUT = "LeftOut", "RowsLeftOut"
+"""Why a profile is not ready: as a whole, or some rows of its spec."""
+NAMED_ROWS = 5
 _MADE = {"app.kubernetes.io/managed-by": "shoal"}
 """Labels of profiles that the operator made."""
 
@@ -80,6 +85,13 @@ class Known:
                 self.on_fault()
                 logger.exception("the report of job %s/%s cannot be merged and is left out", *job)
         return self.profile.model_copy(update={"status": status})
+
+
+class _Fault(NamedTuple):
+    """How the predictor fails with a profile, as its spec was in this generation."""
+
+    generation: int
+    words: str
 
 
 @dataclass
@@ -137,8 +149,9 @@ class Learner:
         """By uid of the job."""
         state.on_gone.append(self._forget)
         self._written: dict[Key, float] = {}
-        """When a profile was written last, or found no room."""
-        self._faults: Mapping[Key, str] = {}
+        """When a profile was written last."""
+        self._faults: Mapping[Key, _Fault] | None = None
+        """None: this operator has made no plan yet."""
 
     def hear(self, job: TrainingJob, report: StatusReport) -> None:
         """Take a report. Cheap: it is merged by the next reconcile or plan."""
@@ -168,19 +181,24 @@ class Learner:
         source.models = [*(each for each in source.models if each != model), model]
         if len(report.shards) < job.spec.parameter_servers.replicas:  # an update is work of all of them
             report = report.model_copy(update={"shards": ()})
-        self._heard.setdefault(key, {})[uid] = about, report
-        if loop_time() - self._written.get(key, -SOON_SECONDS) >= SOON_SECONDS:
+        heard = self._heard.setdefault(key, {})
+        if not heard:  # from then on it is looked at again by itself
             self._wake(key, Priority.ROUTINE)
+        heard[uid] = about, report
 
     def _forget(self, uid: str) -> None:
         self._sources.pop(uid, None)
 
     def judged(self, faults: Mapping[Key, str]) -> None:
         """Hear from the planner with which profiles it fails, and how: it tells all of them every time."""
-        self._faults = faults
-        for profile in self._state.profiles.all():
-            key = profile.metadata.namespace, profile.metadata.name
-            if self._conditions(key, profile) != profile.status.conditions:
+        every = {(each.metadata.namespace, each.metadata.name): each for each in self._state.profiles.all()}
+        self._faults = {
+            key: _Fault(every[key].metadata.generation, words)
+            for key, words in faults.items()
+            if key in every
+        }
+        for key, profile in every.items():
+            if (key in faults) != any(each.reason == LEFT_OUT for each in profile.status.conditions):
                 self._wake(key, Priority.NORMAL)
 
     def name_of(self, job: TrainingJob, fingerprint: str) -> str:
@@ -233,9 +251,9 @@ class Learner:
         if known.heard:
             merged = await asyncio.to_thread(known.merged)
             status = self._summed_up(status, merged.status, known.heard)
-        conditions = self._conditions(key, profile)
-        judged = conditions != profile.status.conditions
-        status = status.model_copy(update={"conditions": conditions}) if judged else status
+        conditions, generation = self._conditions(key, profile), profile.metadata.generation
+        judged = (conditions, generation) != (profile.status.conditions, profile.status.observed_generation)
+        status = status.model_copy(update={"conditions": conditions, "observed_generation": generation})
         now = loop_time()
         due = self._written.get(key, -LATE_SECONDS) + LATE_SECONDS
         if status != profile.status and (judged or ended or moved(profile.status, status) or now >= due):
@@ -248,21 +266,34 @@ class Learner:
                 del heard[uid]
         if not heard:
             self._heard.pop(key, None)
+            self._written.pop(key, None)
             return DAY_SECONDS if _is_made(profile) else None
         return SOON_SECONDS
 
     def _conditions(self, key: Key, profile: SpeedProfile) -> tuple[Condition, ...]:
-        """The conditions that a profile is to have: one, and none before plans have left it out."""
-        fault, before = self._faults.get(key), profile.status.conditions
-        if (fault is None) == all(each.status == "True" for each in before):
-            return before
-        words = f"plans leave this profile out, since the predictor fails with it ({fault}): correct it, or delete it"
-        reason, message = ("Valid", "") if fault is None else ("LeftOut", words)
-        generation, now = profile.metadata.generation, self._wall()
-        last = next(iter(before), None)
-        return (
-            Condition.after(last, "Ready", fault is None, reason, message, generation=generation, now=now),
-        )
+        """The conditions that a profile is to have: one, and none before something was wrong with it."""
+        before, now = next(iter(profile.status.conditions), None), self._wall()
+        generation, fault = profile.metadata.generation, (self._faults or {}).get(key)
+        reason, message = "Valid", ""
+        out = before if before is not None and before.reason == LEFT_OUT else None
+        if out is not None and self._faults is None and out.observed_generation == generation:
+            return profile.status.conditions  # as the operator before this one found it
+        if fault is not None and fault.generation == generation:
+            reason = LEFT_OUT
+            message = (
+                "plans leave this profile out, since the predictor fails with it "
+                f"({fault.words}): correct it, or delete it"
+            )
+        elif wrong := unusable_rows(profile, now):
+            more = f"; and {len(wrong) - NAMED_ROWS} more" if len(wrong) > NAMED_ROWS else ""
+            reason = ROWS_LEFT_OUT
+            message = f"plans leave these rows out: {'; '.join(wrong[:NAMED_ROWS])}{more}"
+        elif before is None:
+            return ()
+        if out is not None and reason == LEFT_OUT:
+            message = out.message  # what fails may be said in other words each time
+        holds = reason == "Valid"
+        return (Condition.after(before, "Ready", holds, reason, message, generation=generation, now=now),)
 
     def _summed_up(
         self,
@@ -324,7 +355,6 @@ class Learner:
         """What finds no room: plans know it as long as its jobs run. Returns the seconds until it is tried again."""
         self._on_fault()
         self._refused(key, f"namespace {key[0]} has {MOST_MADE} that Shoal made: delete those of old models")
-        self._written[key] = loop_time()
         self._heard[key] = {uid: each for uid, each in self._heard[key].items() if self._runs(uid)}
         return SOON_SECONDS
 

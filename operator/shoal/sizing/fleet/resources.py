@@ -26,7 +26,7 @@ from shoal.sizing.fleet.values import FleetPool
 from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import LogMean, Model, Profile, Row, ServerLoad
 
-__all__ = ["beside_of", "decimal", "fleet_pool", "model_of", "nearest", "profile_of"]
+__all__ = ["beside_of", "decimal", "fleet_pool", "model_of", "nearest", "profile_of", "unusable_rows"]
 
 EPOCHS_DIFFER, PRIOR_EPOCHS = 0.2, 3.0
 """By how much the tasks of epochs are taken to differ, as a part of them, and its weight in epochs."""
@@ -114,6 +114,20 @@ def profile_of(profile: SpeedProfile, now: datetime, *, strict: bool = True) -> 
         with suppress(UsageError):
             loads[load.parameter_servers] = _load(load)
     return Profile(model, tuple(rows), loads)
+
+
+def unusable_rows(profile: SpeedProfile, now: datetime) -> list[str]:
+    """Which rows of the spec no plan uses, and what is wrong with them."""
+    found = []
+    for n, row in enumerate(profile.spec.rows):
+        try:
+            if not catalogue().knows(row.accelerator):
+                names = ", ".join(catalogue().names)
+                raise UsageError(f"{row.accelerator} is none of the known accelerators, {names}")
+            _prior(row, now)
+        except ValueError as error:  # a UsageError is one
+            found.append(f"spec.rows[{n}]: {error}")
+    return found
 
 
 def model_of(profile: SpeedProfile) -> Model | None:

@@ -43,6 +43,7 @@ from shoal.policy.model import Proposal
 from shoal.policy.tell.progress import decimal
 from shoal.runtime.metrics import Metrics
 from shoal.runtime.status_writer import StatusWriter
+from shoal.runtime.work_queue import WorkQueue
 from shoal.sizing.fleet import FleetJob, FleetPlan, JobPlan, Watched, plan_fleet
 from shoal.sizing.fleet.jobs import END_SECONDS, asked, fleet_job, running
 from shoal.sizing.fleet.resources import fleet_pool, profile_of
@@ -767,6 +768,113 @@ async def test_a_parameter_server_that_is_missing_in_one_report_counts_once() ->
     assert profile is not None
     (load,) = profile.status.server_load
     assert (load.parameter_servers, float(load.updates)) == (2, 21_200)
+
+
+@pytest.mark.looptime
+async def test_reports_are_merged_at_intervals_and_not_with_each_of_them() -> None:
+    """While no estimate moved, each report of 50 jobs merged those of all: 85 % of a core for one profile."""
+    world, queue, looks = World(), WorkQueue[Key](), list[float]()
+    world.learner._wake = queue.add
+    jobs = [TrainingJob.model_validate(job_manifest(f"j{n}")) for n in range(5)]
+    world.add(*jobs)
+
+    async def look(key: Key) -> float | None:
+        looks.append(asyncio.get_running_loop().time())
+        return await world.learner(key)
+
+    work = asyncio.create_task(queue.work(look))
+    for second in range(0, 200, 2):
+        for job in jobs:
+            world.hear(job, report(1e6, count=500 + second // 100))
+        await asyncio.sleep(2)
+    assert looks == [20.0 * n for n in range(11)]
+    for job in jobs:
+        world.state.jobs.drop(job.metadata.uid)
+    await asyncio.sleep(3 * SOON_SECONDS)
+    assert len(looks) == 12, "nobody reports any more"
+    world.add(jobs[0])
+    world.hear(jobs[0], report(1e6, count=900))
+    await asyncio.sleep(1)
+    assert len(looks) == 13
+    work.cancel()
+
+
+async def test_rows_of_the_spec_that_no_plan_uses_are_told_with_what_is_wrong() -> None:
+    """They were dropped without a word, and the plan made from data sheets."""
+    world, row = World(), {"accelerator": "T4", "batchSize": 128, "stepSeconds": "0.2"}
+    changes = (
+        {},
+        {"spread": "0.3"},
+        {"lastSeen": "24.11.2026"},
+        {"stepSeconds": "2e8"},
+        {"accelerator": "RTX9999"},
+    )
+    path = "/apis/shoal.dev/v1alpha1/namespaces/team/speedprofiles/mine"
+
+    async def told(*rows: dict[str, Any]) -> Condition | None:
+        manifest = {
+            "apiVersion": "shoal.dev/v1alpha1",
+            "kind": "SpeedProfile",
+            "metadata": {"name": "mine", "namespace": "team"},
+        }
+        known = world.cluster.objects.get(path, manifest)
+        stored = world.cluster.add(path, {**known, "spec": {"rows": list(rows)}})
+        world.state.profiles.put(SpeedProfile.model_validate(stored))
+        await world.learner(("team", "mine"))
+        profile = world.state.profiles.get("mine", "team")
+        assert profile is not None
+        assert profile.status.observed_generation == profile.metadata.generation
+        return next(iter(profile.status.conditions), None)
+
+    assert await told(row) is None
+    found = await told(*(row | change for change in changes))
+    assert found is not None
+    assert (found.type, found.status, found.reason) == ("Ready", "False", "RowsLeftOut")
+    assert "spec.rows[0]" not in found.message
+    for words in (
+        "spec.rows[1]: ",
+        "spec.rows[2]: lastSeen must be a time such as 2026-11-24T12:00:00Z, not '24.11.2026'",
+        "spec.rows[3]: ",
+        "spec.rows[4]: RTX9999 is none of the known accelerators, A100-40GB",
+    ):
+        assert words in found.message
+    writes = len(world.cluster.requests)
+    await world.learner(("team", "mine"))
+    assert len(world.cluster.requests) == writes
+    corrected = await told(row)
+    assert corrected is not None
+    assert (corrected.status, corrected.reason) == ("True", "Valid")
+
+
+@pytest.mark.parametrize("anew", [False, True])
+async def test_a_profile_is_left_out_until_it_is_corrected_though_nothing_is_planned(*, anew: bool) -> None:
+    """Without a job nobody judges it: neither is it in order because the operator has begun `anew`."""
+    key, path = ("team", "mine"), "/apis/shoal.dev/v1alpha1/namespaces/team/speedprofiles/mine"
+    manifest = {"apiVersion": "shoal.dev/v1alpha1", "kind": "SpeedProfile", "spec": {}}
+    world = World()
+    stored = world.cluster.add(path, {**manifest, "metadata": {"name": "mine", "namespace": "team"}})
+    world.state.profiles.put(SpeedProfile.model_validate(stored))
+
+    async def told(world: World) -> tuple[str, str, int]:
+        await world.learner(key)
+        profile = world.state.profiles.get("mine", "team")
+        assert profile is not None
+        (found,) = profile.status.conditions
+        return found.status, found.reason, found.observed_generation
+
+    world.learner.judged({key: "a fault"})
+    assert await told(world) == ("False", "LeftOut", 1)
+    if anew:
+        after = World()
+        after.cluster, after.learner._transport = world.cluster, world.cluster
+        after.learner._writer = StatusWriter(world.cluster, after.state.profiles, SpeedProfile)
+        after.state.profiles.put(SpeedProfile.model_validate(world.cluster.objects[path]))
+        world = after
+    assert await told(world) == ("False", "LeftOut", 1)
+    model = {"flopsPerSample": "8e7", "parameters": 500_000, "tensors": 20}
+    corrected = world.cluster.change(path, spec={"model": model})
+    world.state.profiles.put(SpeedProfile.model_validate(corrected))
+    assert await told(world) == ("True", "Valid", 2)
 
 
 @pytest.mark.looptime

@@ -135,12 +135,12 @@ async def test_what_finds_no_room_is_planned_with_and_told_to_its_job(used: bool
 @pytest.mark.looptime
 async def test_what_finds_no_room_is_not_looked_at_with_each_report() -> None:
     world, job = await without_room()
-    woken = len(world.woken_profiles)
-    world.hear(job, report(1e6, count=501))
-    assert len(world.woken_profiles) == woken
-    await asyncio.sleep(SOON_SECONDS)
-    world.hear(job, report(1e6, count=502))
-    assert len(world.woken_profiles) == woken + 1
+    assert world.woken_profiles == [KEY]
+    for count in (501, 502):
+        world.hear(job, report(1e6, count=count))
+        await asyncio.sleep(SOON_SECONDS)
+    assert world.woken_profiles == [KEY]
+    assert await world.learner(KEY) == SOON_SECONDS
 
 
 @pytest.mark.looptime
