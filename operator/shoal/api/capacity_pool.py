@@ -171,6 +171,16 @@ class CapacityPool(Resource):
     """The observed state, written by the operator, and in part by `shoal-pools`."""
 
     @property
+    def is_ending(self) -> bool:
+        """Whether it is being deleted: what runs in it stays, and nothing more begins."""
+        return self.metadata.deletion_timestamp is not None
+
+    @property
+    def gives_nodes(self) -> bool:
+        """Whether it has more nodes, as far as is known."""
+        return self.status.exhausted is None and not self.is_ending
+
+    @property
     def room(self) -> int:
         """How many nodes with workers there may be: parameter servers have filled the others."""
         return max(0, self.spec.limits.nodes - sum(share.full for share in self.status.shares))

@@ -346,7 +346,7 @@ class ClusterState:
         if (seen := new or old) is None or ours:
             return
         self._wakes.pools(key_of(seen), Priority.NORMAL)
-        if old is None or new is None or old.spec != new.spec:
+        if old is None or new is None or (old.spec, old.is_ending) != (new.spec, new.is_ending):
             self._wakes.plans()
             self._wake_users(seen.metadata.name)
 

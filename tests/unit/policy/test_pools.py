@@ -97,6 +97,25 @@ def test_worker_that_waits_for_an_exhausted_pool_goes_to_the_next() -> None:
     assert world.status["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}
 
 
+def test_in_a_pool_that_is_being_deleted_nothing_more_begins_and_what_runs_stays() -> None:
+    """Its nodes were asked for anew, while shoal-pools gave them back."""
+    world = Pools(pool("a"), pool("b"), nodes={"a": 1, "b": 5}, replicas=2)
+    world.settle()
+    assert world.by_pool() == {"a": 1}
+    about = world.pools["a"].metadata.model_copy(update={"deletion_timestamp": build.stamp(build.NOW)})
+    world.pools["a"] = world.pools["a"].model_copy(update={"metadata": about})
+    world.settle()
+    assert world.by_pool() == {"a": 1, "b": 1}
+    assert world.status["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}
+    degraded = world.condition("Degraded")
+    assert degraded["reason"] == "PoolNotReady"
+    assert "a is being deleted: nothing more begins there; change workers.pools" in degraded["message"]
+    (lost,) = (name for name, pod in world.pods.items() if pod["spec"].get("nodeName", "").startswith("a"))
+    world.pods.pop(lost)
+    world.settle()
+    assert world.by_pool() == {"b": 2}
+
+
 def test_worker_that_a_queue_holds_back_does_not_fall_back() -> None:
     """What a queue holds back waits for no node of its pool, and begins to when the queue lets it go."""
     world = Pools(pool("a"), pool("od", "OnDemand"), nodes={"od": 5}, replicas=1, fallback=FALLBACK)

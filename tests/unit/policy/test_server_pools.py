@@ -96,6 +96,16 @@ def test_servers_live_in_the_pools_that_are_there_and_the_others_are_told() -> N
     assert problem(world)[0] == "PoolNotFound"
 
 
+def test_no_server_begins_in_a_pool_that_is_being_deleted_while_there_is_another() -> None:
+    ending = on_demand("od-a")
+    about = ending.metadata.model_copy(update={"deletion_timestamp": "2026-01-01T12:00:00Z"})
+    ending = ending.model_copy(update={"metadata": about})
+    world = server_world("od-a", "od-b", known=(ending, on_demand("od-b")))
+    world.settle()
+    assert of_server(world) == {"digits-ps-0-0": "od-b"}
+    assert "od-a is being deleted" in problem(world)[1]
+
+
 def test_no_server_lives_in_a_pool_that_selects_no_nodes() -> None:
     world = server_world("od-a", "od-b", known=(on_demand("od-a", nodeSelector={}), on_demand("od-b")))
     world.settle()

@@ -65,12 +65,14 @@ class Homes:
         if not home.pool:
             return 1_000
         pool = self.pools.get(home.pool)
-        return max(0, pool.room - self.taken.get(home.pool, 0)) if pool is not None else 0
+        if pool is None or pool.is_ending:
+            return 0
+        return max(0, pool.room - self.taken.get(home.pool, 0))
 
     def is_exhausted(self, home: Home) -> bool:
         """Whether it is known to have no more nodes now."""
         pool = self.pools.get(home.pool)
-        return pool is not None and pool.status.exhausted is not None
+        return pool is not None and not pool.gives_nodes
 
     def on_demand(self, used: Counter[Home]) -> int:
         """How many of these workers live on demand."""
@@ -138,6 +140,11 @@ def _there(facts: Facts, names: Sequence[str], field: str) -> tuple[dict[str, Ca
         )
         problem = with_words(problem, Reason("PoolNotReady", words))
         known = {name: pool for name, pool in known.items() if name not in everywhere}
+    if ending := [name for name, pool in known.items() if pool.is_ending]:
+        words = (
+            f"CapacityPool {', '.join(ending)} is being deleted: nothing more begins there; change {field}"
+        )
+        problem = with_words(problem, Reason("PoolNotReady", words))
     return known, problem
 
 
@@ -197,5 +204,5 @@ def server_pools(facts: Facts) -> tuple[dict[str, CapacityPool], Reason | None]:
 
 def first_with_nodes(pools: Mapping[str, CapacityPool], here: str = "") -> CapacityPool | None:
     """The first pool that has nodes; if all are exhausted, the first. Rather the one that is `here`."""
-    choices = {name: pool for name, pool in pools.items() if pool.status.exhausted is None} or pools
+    choices = {name: pool for name, pool in pools.items() if pool.gives_nodes} or pools
     return choices.get(here) or next(iter(choices.values()), None)

@@ -89,7 +89,7 @@ def unplanned(job: FleetJob, pools: Sequence[FleetPool], left: Mapping[str, int]
     named = usable or [name for name in job.pools if name in by_name]
     counts = {name: min(job.running.get(name, 0), left[name]) for name in named}
     for name in named:
-        room = 0 if by_name[name].exhausted else left[name] - counts[name]
+        room = 0 if by_name[name].exhausted or by_name[name].ending else left[name] - counts[name]
         counts[name] += max(0, min(job.min_workers - sum(counts.values()), room))
     return JobPlan(
         counts=counts,

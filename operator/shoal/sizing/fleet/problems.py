@@ -86,6 +86,8 @@ def job_problem(
         pool = by_name.get(name)
         if pool is None:
             continue
+        if pool.ending:
+            notes.append(f"{name} is being deleted: nothing more begins there.")
         why = unusable(pool, job) or _too_small(pool, job, model)
         if why is not None:
             notes.append(why)
@@ -331,7 +333,7 @@ def _pool(job: FleetJob, model: Model, pool: FleetPool, speeds: SpeedModel, basi
     shock_share, shock_size = _shocks_of(pool)
     return Pool(
         name=pool.name,
-        limit=min(pool.limit, running) if pool.exhausted and not pool.spot else pool.limit,
+        limit=min(pool.limit, running) if pool.ending or (pool.exhausted and not pool.spot) else pool.limit,
         price=pool.price_per_hour or 0.0,
         step_seconds=speed.seconds,
         step_sigma=speed.sigma,

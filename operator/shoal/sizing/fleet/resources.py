@@ -73,6 +73,7 @@ def fleet_pool(pool: CapacityPool, now: datetime | None = None) -> FleetPool:
         exhausted=out is not None,
         doubted=out is None and status.out_since is not None and not status.nodes,
         exhausted_seconds=max((now - since).total_seconds(), 0.0) if now and since else 0.0,
+        ending=pool.is_ending,
         transfer_per_gib=spec.transfer_per_gib,
         batch_size=spec.batch_size,
         idle_seconds=float(spec.scaling.shrink_after_seconds),

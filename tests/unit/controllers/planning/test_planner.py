@@ -560,6 +560,30 @@ def test_job_that_nobody_plans_is_planned_with_the_workers_it_has(mode: str) -> 
     assert (found.min_workers, found.max_workers) == (2, 2)
 
 
+async def test_nothing_more_is_bought_of_a_pool_that_is_being_deleted() -> None:
+    """It was the cheapest, and the plan bought four nodes that shoal-pools gave back."""
+    for there in (0, 2):
+        world = World()
+        nodes = ({"index": i, "pool": "spot", "state": "Running", "node": f"n{i}"} for i in range(there))
+        job = TrainingJob.model_validate({**job_manifest(), "status": {"slots": list(nodes)}})
+        ending = pool("spot", 0.3, True)
+        world.add(job, ending, pool("on-demand", 1.0, False))
+        world.hear(job, report(7e6))
+        world.planner._wanted.clear()
+        about = ending.metadata.model_copy(
+            update={"deletion_timestamp": "2026-01-01T11:59:00Z", "resource_version": "2"}
+        )
+        world.add(ending.model_copy(update={"metadata": about}))
+        assert world.planner._wanted.is_set(), "that is a reason to plan"
+        await world.planner.plan_once()
+        found = world.planner.proposal(job.metadata.uid)
+        assert found is not None
+        assert found.feasible
+        assert found.pools.get("spot", 0) == there
+        assert found.pools["on-demand"] >= 4 - there
+        assert "spot is being deleted: nothing more begins there" in found.reason
+
+
 def test_a_worker_has_the_cores_that_its_template_allows() -> None:
     def limit(*containers: dict[str, Any]) -> float:
         workers = {"replicas": 2, "template": {"spec": {"containers": list(containers)}}}
