@@ -1,10 +1,11 @@
 """The sum of what jobs counted in a pool, each count once, and old ones with less weight: pure.
 
 A job's counts only grow. The pool remembers those of each job as it last saw them (`counted`), and adds what is more to
-its sums in the same write. It drops them when the job is deleted, or an hour after it finished, since finished jobs may
-be kept by the thousand. Which of those that still exist it has dropped follows from `retiredUntil`, in the same write.
-Where there are more of them than a status can hold, those that ended first are dropped sooner, and jobs that the pool
-does not know yet are counted later.
+its sums in the same write. A job that is older than the pool counts from when the pool first sees that it uses it: what
+it used before may be of another pool of this name. The pool drops the counts when the job is deleted, or an hour after
+it finished, since finished jobs may be kept by the thousand. Which of those that still exist it has dropped follows
+from `retiredUntil`, in the same write. Where there are more of them than a status can hold, those that ended first are
+dropped sooner, and jobs that the pool does not know yet are counted later.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
 
+from shoal.api.capacity_pool import CapacityPool
 from shoal.api.capacity_pool_status import CapacityPoolStatus, CountedUsage, Usage, UsageSums
 from shoal.api.training_job import TrainingJob
 from shoal.sizing.fleet.resources import decimal
@@ -70,10 +72,9 @@ class Counted:
     """Operators whose jobs are this one's now: it was installed in their place."""
 
 
-def count(
-    name: str, before: CapacityPoolStatus, jobs: Iterable[TrainingJob], operator: str, now: datetime
-) -> Counted:
+def count(pool: CapacityPool, jobs: Iterable[TrainingJob], operator: str, now: datetime) -> Counted:
     """Count. A job belongs to the operator that sees it; jobs of others are not seen."""
+    name, before = pool.metadata.name, pool.status
     known = {each.uid: each for each in before.counted}
     seen = {job.metadata.uid: job for job in jobs}
     # Until an operator of this version has written it, a part says not whose job it is.
@@ -92,7 +93,7 @@ def count(
         if was is None and (dropped_before or (not ended and len(ours) >= room)):
             continue
         values = _values(usage)
-        old = _values(was) if was is not None else (0,) * len(_COUNTS)
+        old = _values(was) if was is not None else values if _is_older(job, pool) else (0,) * len(_COUNTS)
         if values != old:
             more = (max(0, new - known_of) for new, known_of in zip(values, old, strict=True))
             fresh = [total + each for total, each in zip(fresh, more, strict=True)]
@@ -106,6 +107,12 @@ def count(
     moved = {known[uid].operator for uid in known.keys() & seen.keys()} - {"", operator}
     news = Sums(**dict(zip(_COUNTS, map(float, fresh), strict=True)))
     return Counted(parts, news, until if retires else before_then, frozenset(moved))
+
+
+def _is_older(job: TrainingJob, pool: CapacityPool) -> bool:
+    """Whether the job was there before the pool: what it used may be of an earlier pool of this name."""
+    begun, made = job.metadata.creation_timestamp, pool.metadata.creation_timestamp
+    return bool(begun and made and begun < made)  # of one server, in one form
 
 
 def _soonest(jobs: Sequence[TrainingJob], room: int, now: datetime) -> datetime:

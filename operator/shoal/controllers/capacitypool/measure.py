@@ -27,7 +27,6 @@ from shoal.api.capacity_pool_status import (
 from shoal.controllers.capacitypool import stock
 from shoal.controllers.capacitypool.counted import Counted, Sums, count, sums_of
 from shoal.controllers.capacitypool.seen import Seen
-from shoal.sizing.speed import priors
 
 NAMED_JOBS = 3
 UNREADABLE = (
@@ -41,8 +40,7 @@ RENEWED = timedelta(minutes=5)
 def measure(seen: Seen) -> CapacityPoolStatus:
     """The pool's status."""
     pool, before = seen.pool, seen.pool.status
-    name = pool.metadata.name
-    counted = count(name, before, seen.jobs, seen.operator, seen.now)
+    counted = count(pool, seen.jobs, seen.operator, seen.now)
     known = sums_of(before)
     patience = stock.patience(seen, known.plus(counted.fresh))
     shares = _shares(seen, counted, patience)
@@ -66,8 +64,7 @@ def measure(seen: Seen) -> CapacityPoolStatus:
     )
     if status == before and not stock.is_due(seen):
         return before
-    weight = priors.weight((seen.now - (before.stock.counted_until or seen.now)).total_seconds())
-    sums = known.plus(counted.fresh, weight).plus(stock.late_start(seen, patience))
+    sums = known.plus(counted.fresh, stock.weight(seen)).plus(stock.late_start(seen, patience))
     measured = {
         "sums": sums.text(),
         "startup": _startup(sums),
@@ -102,7 +99,7 @@ def _shares(seen: Seen, counted: Counted, patience: timedelta) -> tuple[Operator
     )
     last = before.get(seen.operator)
     if last is not None and last == fresh.model_copy(update={"at": last.at}):
-        fresh = fresh if seen.now - last.at >= RENEWED else last
+        fresh = fresh if abs(seen.now - last.at) >= RENEWED else last
     return tuple(sorted([*others, fresh], key=lambda share: share.operator))
 
 

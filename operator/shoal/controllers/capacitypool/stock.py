@@ -29,6 +29,8 @@ for is a start, though nobody waits any more; and pods that try a pool again wai
 HELD, LONGEST = timedelta(seconds=60), timedelta(minutes=30)
 """A pool stays exhausted for at least this long, twice the wait that showed it, and as long again as it was out of
 nodes before, up to the longest: plans would go back and forth."""
+LEAST_WEIGHT = 0.5**50
+"""A clock that was ahead by four years or less has lost nothing for good."""
 COUNTED, UNWATCHED = timedelta(minutes=5), timedelta(minutes=10)
 """The stock is counted this often, and with whatever else changes; after a longer time nobody was there to see it."""
 
@@ -78,7 +80,7 @@ def late_start(seen: Seen, patience: timedelta) -> Sums:
     if since is None or not _has_grown(seen) or any(waits < since for waits in seen.waiting):
         return Sums()
     waited = seen.now - since + patience
-    if waited > LATE * patience:
+    if not timedelta() <= waited <= LATE * patience:  # of a leader whose clock was ahead, nobody knows
         return Sums()
     seconds = waited.total_seconds()
     return Sums(starts=1.0, start_seconds=seconds, start_seconds_squared=seconds**2)
@@ -126,14 +128,32 @@ def _exhausted(seen: Seen) -> Condition | None:
 def is_due(seen: Seen) -> bool:
     """Whether it is time to count again, though nothing changed."""
     until = seen.pool.status.stock.counted_until
+    if until is not None and _is_ahead(seen, until):
+        return True
     return until is not None and _was(seen.pool.status) is not None and seen.now - until >= COUNTED
+
+
+def _is_ahead(seen: Seen, until: datetime) -> bool:
+    """Whether that was counted by a leader whose clock was ahead by more than clocks differ: it begins anew."""
+    return until - seen.now > UNWATCHED
+
+
+def weight(seen: Seen) -> float:
+    """What was measured up to the last write counts so much now.
+
+    A clock that was ahead made it all older than it was, and now it is made as much younger, up to what a number holds.
+    """
+    until = seen.pool.status.stock.counted_until or seen.now
+    if _is_ahead(seen, until):
+        return 1 / max(priors.weight((until - seen.now).total_seconds()), LEAST_WEIGHT)
+    return priors.weight((seen.now - until).total_seconds())
 
 
 def count(seen: Seen, patience: timedelta, after: CapacityPoolStatus) -> MeasuredStock:
     """How long there were nodes, and were none, up to now."""
     before, now = seen.pool.status, seen.now.replace(microsecond=0)
     old = before.stock
-    since = old.counted_until or now
+    since = old.counted_until if old.counted_until and not _is_ahead(seen, old.counted_until) else now
     passed = max(now - since, timedelta())
     known = _was(before) or ("Stocked" if _has_grown(seen) else None)
     was = known if passed <= UNWATCHED else None
@@ -143,7 +163,7 @@ def count(seen: Seen, patience: timedelta, after: CapacityPoolStatus) -> Measure
     if ran_out:  # that it was out is known only now, after a wait
         waited = max(waiting_too_long(seen, patience), default=timedelta())
         out, watched = out + waited, watched + waited
-    kept = priors.weight(passed.total_seconds())
+    kept = weight(seen)
 
     def added(known: str, more: float) -> str:
         return f"{kept * decimal(known) + more:.9g}"

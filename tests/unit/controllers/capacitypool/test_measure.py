@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given, settings
@@ -29,6 +29,7 @@ from shoal.sizing.speed import priors
 from tests.unit.policy import build
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+R = TypeVar("R", CapacityPool, TrainingJob)
 
 
 def pool(status: CapacityPoolStatus | None = None, **spec: Any) -> CapacityPool:
@@ -783,3 +784,63 @@ def test_pods_of_any_operator_that_wait_in_vain_show_that_the_pool_is_exhausted(
     of = share(of, operator="b/shoal")
     assert (of.status.waiting, of.status.unfulfilled.pending) == (1, 1)
     assert next(c.status for c in of.status.conditions if c.type == "Exhausted") == "True"
+
+
+def made(of: R, at: str) -> R:
+    """The object as one that was made then."""
+    about = of.metadata.model_copy(update={"creation_timestamp": at})
+    return of.model_copy(update={"metadata": about})
+
+
+def test_a_pool_made_anew_under_its_name_has_nothing_of_the_life_of_the_old_one() -> None:
+    """Of another accelerator and zone, it was told to be lost as often; and the nodes that it found were given away."""
+    old = usage(node_seconds=144_000, interruptions=30, starts=12, start_seconds=10_800, shocks=5)
+    runs = made(job("runs", old), "2026-01-01T10:00:00Z")
+    begins = made(job("begins", usage(node_seconds=60)), "2026-01-01T11:30:00Z")
+    anew = made(pool(), "2026-01-01T11:00:00Z")
+    status = measure(seen(anew, runs, nodes=[node()]))
+    assert (status.interruptions.seen, float(status.interruptions.node_hours), status.startup.seen) == (
+        0,
+        0,
+        0,
+    )
+    wish = wish_of(anew.model_copy(update={"status": status}), Subject(), NOW)
+    assert wish.least is None, "what it was found with stays"
+    more = job(
+        "runs", usage(node_seconds=147_600, interruptions=31, starts=13, start_seconds=10_900, shocks=5)
+    )
+    jobs = made(more, "2026-01-01T10:00:00Z"), begins
+    later = measure(seen(anew.model_copy(update={"status": status}), *jobs, nodes=[node()]))
+    assert (later.interruptions.seen, later.startup.seen) == (1, 1)
+    assert float(later.sums.node_seconds) == 3660
+
+
+@pytest.mark.parametrize(
+    "ahead", [timedelta(minutes=5), timedelta(hours=2), timedelta(days=30), timedelta(days=365)]
+)
+def test_a_leader_whose_clock_was_ahead_leaves_a_pool_as_it_was_and_is_counted_on(ahead: timedelta) -> None:
+    """After one look by a clock a year ahead, nothing that was measured was left, and the stock stood for a year."""
+    rich = job("one", usage(node_seconds=3_600_000, interruptions=50, starts=20, start_seconds=2400))
+
+    def look(before: CapacityPoolStatus | None, now: datetime) -> CapacityPoolStatus:
+        return measure(seen(pool(before), rich, nodes=[node()], used=1, now=now))
+
+    first = look(None, NOW)
+    status = look(look(first, NOW + ahead), NOW + timedelta(minutes=1))
+    for minutes in range(6, 120, 5):
+        status = look(status, NOW + timedelta(minutes=minutes))
+    assert status.stock.counted_until == NOW + timedelta(minutes=116)
+    assert (status.interruptions.seen, status.startup.seen) == (50, 20)
+    assert float(status.sums.node_seconds) == pytest.approx(3_600_000, rel=0.01)
+    assert 6000 < float(status.stock.watched_seconds) <= 7200
+    (share,) = status.shares
+    assert share.at <= NOW + timedelta(minutes=116), "it is said again that the operator runs"
+
+
+def test_a_node_that_comes_after_a_clock_was_ahead_is_no_start() -> None:
+    """It had come 30 days before anybody waited for it, squared."""
+    out = measure(seen(pool(), waiting=(waiting(1000.0),), now=NOW)).model_copy(
+        update={"out_since": NOW + timedelta(days=30)}
+    )
+    status = measure(seen(pool(out), nodes=[node()], now=NOW + timedelta(minutes=1)))
+    assert (status.sums.starts, status.sums.start_seconds_squared) == ("0", "0")
