@@ -31,8 +31,8 @@ class _Rate(NamedTuple):
     seconds: float
 
 
-Points = dict[tuple[int, int], list[_Point]]
-"""By slot and incarnation."""
+Points = dict[tuple[int, int, str], list[_Point]]
+"""By slot, incarnation, and the process of the coordinator, since each counts anew."""
 
 
 class Paces:
@@ -53,8 +53,9 @@ class Paces:
             for slot in job.status.slots
             if slot.role == "worker" and slot.pool
         }
+        process = report.speed_epoch if report is not None else ""
         active = {
-            (worker.slot, worker.incarnation): _Point(at - worker.beside_seconds, worker.samples)
+            (worker.slot, worker.incarnation, process): _Point(at - worker.beside_seconds, worker.samples)
             for worker in (report.workers if report is not None else ())
             if worker.state is WorkerState.ACTIVE and worker.samples > 0
         }
@@ -64,15 +65,15 @@ class Paces:
         seconds = []
         for place, point in active.items():
             rate = _rate(points.setdefault(place, []), point)
-            if rate and rate.per_second and place in pools:
-                found[pools[place]].append(rate.per_second)
+            if rate and rate.per_second and place[:2] in pools:
+                found[pools[place[:2]]].append(rate.per_second)
                 seconds.append(rate.seconds)
         return Watched(found, sum(seconds) / len(seconds)) if found else Watched()
 
 
 def _rate(points: list[_Point], now: _Point) -> _Rate | None:
     """The rate over the last 10 to 90 s; adds the point. The first one only marks when the worker began."""
-    if points and now.samples < points[-1].samples:  # a restarted coordinator counts anew
+    if points and now.samples < points[-1].samples:  # no rate is negative, whatever a pod says
         points.clear()
     if not points or now.at > points[-1].at:
         points.append(now)

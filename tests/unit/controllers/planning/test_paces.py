@@ -66,6 +66,17 @@ def test_silent_and_unknown_workers_and_a_restarted_coordinator_count_for_nothin
     assert paces.observe(JOB, report(7), 60.0) == Watched()  # never a negative rate
 
 
+def test_counts_of_a_coordinator_that_began_anew_are_none_of_the_one_before_it() -> None:
+    """They may be higher, where it had begun just before: 100 samples/s were 33, or thousands."""
+    paces = Paces()
+    for life, first, began in (("a", 1, 0), ("b", 9_000, 60)):
+        for second in range(0, 40, 5):
+            told = report(first + 100 * second).model_copy(update={"speed_epoch": life})
+            found = paces.observe(JOB, told, float(began + second))
+            assert found.seconds == (second - 10 if second >= 20 else 0)
+        assert found.speeds == {"spot": [pytest.approx(100.0)]}
+
+
 def test_time_in_tasks_slows_no_pace() -> None:
     """An evaluation of 200 s after each 100 s of training."""
     paces = Paces()
