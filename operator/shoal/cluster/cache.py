@@ -148,7 +148,10 @@ class Cache(Generic[T]):
         return version(known) >= at if known is not None else self._deleted.get(uid, -1) >= at
 
     def drop(self, uid: str, at: float = math.inf) -> None:
-        """Remove an object that was deleted, `at` this resource version according to the watch."""
+        """Remove an object that was deleted, `at` this resource version according to the watch.
+
+        By default for good: whoever has the API server's word that there is none, since a uid never returns.
+        """
         self._mark_deleted(uid, at)
         self._unread.pop(uid, None)
         if (old := self._by_uid.pop(uid, None)) is None:

@@ -48,9 +48,14 @@ class Answer:
         return self.status < 300
 
     def accept(self, *also: int) -> None:
-        """Raise `Unavailable` unless the request succeeded, or its status is one of `also`."""
-        if not self.ok and self.status not in also:
-            raise Unavailable(f"{self.status}: {self.message}")
+        """Raise `Unavailable` unless the request succeeded, or its status is one of `also`.
+
+        A 404 is accepted as the word that there is no such object. So does not answer a server that does not know the
+        kind yet, or a proxy: it may have another answer soon.
+        """
+        if self.ok or (self.status in also and (self.status != 404 or self.reason == "NotFound")):
+            return
+        raise Unavailable(f"{self.status}: {self.message}")
 
     @property
     def message(self) -> str:

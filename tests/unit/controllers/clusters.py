@@ -42,6 +42,7 @@ from tests.unit.cluster.servers import json_patched
 Json = dict[str, Any]
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 KEY = ("ns", "digits")
+ABSENT = Answer(404, b'{"kind": "Status", "reason": "NotFound", "message": "not found"}')
 
 
 class Cluster:
@@ -117,7 +118,7 @@ class Cluster:
             return _ok(
                 {"items": [each for name, each in self.objects.items() if name.startswith(f"{path}/")]}
             )
-        return _ok(self.objects[path]) if path in self.objects else Answer(404, b"{}")
+        return _ok(self.objects[path]) if path in self.objects else ABSENT
 
     def _post(self, path: str, body: Json) -> Answer:
         where = f"{path}/{body['metadata']['name']}"
@@ -129,7 +130,7 @@ class Cluster:
         where = path.removesuffix("/status")
         known = self.objects.get(where)
         if known is None:
-            return Answer(404, b"{}")
+            return ABSENT
         if body["metadata"]["resourceVersion"] != known["metadata"]["resourceVersion"]:
             return Answer(409, b'{"message": "the object has been modified"}')
         if where == path:
@@ -139,7 +140,7 @@ class Cluster:
     def _patch(self, path: str, body: Any) -> Answer:
         where = path.removesuffix("/status")
         if where not in self.objects:
-            return Answer(404, b"{}")
+            return ABSENT
         if isinstance(body, dict) and not _same_uid(body, self.objects[where]):
             return Answer(409, b'{"message": "the UID in the precondition does not match"}')
         if isinstance(body, list):
@@ -158,7 +159,7 @@ class Cluster:
     def _delete(self, path: str, body: Json) -> Answer:
         known = self.objects.get(path)
         if known is None:
-            return Answer(404, b"{}")
+            return ABSENT
         if body and body["preconditions"]["uid"] != known["metadata"]["uid"]:
             return Answer(409, b'{"message": "the UID in the precondition does not match"}')
         if (body or {}).get("propagationPolicy", "Background") != "Orphan":

@@ -261,10 +261,8 @@ class Applier:
     async def _node(self, name: str) -> Node | None:
         """The node of this name; None if there is none, or to who may not ask, who believes the watch."""
         answer = await self._transport.request("GET", f"/api/v1/nodes/{name}", urgent=True)
-        if answer.status in {403, 404}:
-            return None
-        answer.accept()
-        return Node.model_validate_json(answer.body)
+        answer.accept(403, 404)
+        return Node.model_validate_json(answer.body) if answer.ok else None
 
     async def _create_workload(self, job: TrainingJob, name: str, manifest: Manifest) -> bool:
         """Create a Workload; False if it was refused, or if its priority class does not exist."""
@@ -284,12 +282,12 @@ class Applier:
         answer = await self._transport.request(
             "PATCH", path(job, SERVICES, name), body=patch, content_type=MERGE_PATCH, urgent=True
         )
-        if answer.status in {404, 409} and known is not None:
+        answer.accept(*((404, 409) if known is not None else ()))
+        if not answer.ok and known is not None:
             # A 409 may have another reason than a new Service of that name: then the next answer shows it again.
             at = math.inf if answer.status == 404 else version(known) - 1
             self._state.services.drop(known.metadata.uid, at)
             return
-        answer.accept()
         self._objects.saw(SERVICES, answer)
 
 

@@ -134,7 +134,10 @@ class Objects:
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}, **options}
         answer = await self._transport.request("DELETE", where, body=body, content_type=JSON)
         answer.accept(404)
-        if not (kind is PODS and answer.ok and self._terminates(answer)):
+        if answer.ok and _stays(answer):
+            terminating = kind.model.model_validate_json(answer.body, extra="ignore")
+            self._caches[kind.plural].put(terminating)  # wakes the job: the plan that deleted it is over
+        else:
             self._caches[kind.plural].drop(uid)
         return answer
 
@@ -156,10 +159,10 @@ class Objects:
     async def _pod(self, job: TrainingJob, name: str) -> Pod | None:
         """The pod of this name. Who may not get it may list it, as the watch does."""
         answer = await self._transport.request("GET", path(job, PODS, name), urgent=True)
+        answer.accept(403, 404)
         if answer.status == 404:
             return None
-        if answer.status != 403:
-            answer.accept()
+        if answer.ok:
             return Pod.model_validate_json(answer.body)
         only = {"fieldSelector": f"metadata.name={name}"}
         listed = await self._transport.request("GET", path(job, PODS), query=only, urgent=True)
@@ -195,14 +198,6 @@ class Objects:
         times = before.times + 1 if before is not None and again else 0
         refused[name] = Refusal(why, name, message, specs, self._wall(), times, pool)
 
-    def _terminates(self, answer: Answer) -> bool:
-        """Whether a deleted pod is still there for its grace period."""
-        pod = Pod.model_validate_json(answer.body)
-        there = bool(pod.metadata.deletion_timestamp and pod.metadata.deletion_grace_period_seconds)
-        if there:
-            self._caches[PODS.plural].put(pod)  # wakes the job: the plan that deleted it is over
-        return there
-
     async def _already_exists(self, job: TrainingJob, kind: Kind, name: str) -> bool:
         """Handle a 409: the object is the job's own (True), or belongs to another owner.
 
@@ -236,6 +231,13 @@ def _is_known(job: TrainingJob, kind: Kind, found: Pod) -> bool:
         return run_of(found) == (key_of(job), job.metadata.uid)
     meta = found.metadata
     return (meta.controller_uid, meta.labels.get(labels.JOB)) == (job.metadata.uid, job.metadata.name)
+
+
+def _stays(deleted: Answer) -> bool:
+    """Whether a deleted object is still there, for a pod's grace period or until its finalizers are gone."""
+    meta: dict[str, Any] = json.loads(deleted.body).get("metadata") or {}
+    held = meta.get("deletionGracePeriodSeconds") or meta.get("finalizers")
+    return bool(meta.get("deletionTimestamp") and held)
 
 
 def path(job: TrainingJob, kind: Kind, name: str = "") -> str:

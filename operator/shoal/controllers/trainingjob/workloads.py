@@ -87,16 +87,21 @@ class Workloads:
     async def requeue(self, job: TrainingJob, name: str, uid: str) -> None:
         """Give the quota back, if the Workload is still evicted and has some."""
         answer = await self._transport.request("GET", path(job, WORKLOADS, name))
+        answer.accept(404)
         if answer.status == 404:
             self._cache.drop(uid)
             return
-        answer.accept()
         if (body := requeued(json.loads(answer.body), self._wall())) is not None:
             await self._apply(job, name, body, ADMISSION_MANAGER)
         else:
             self._cache.put(Workload.model_validate_json(answer.body))
 
     async def _apply(self, job: TrainingJob, name: str, body: Manifest, manager: str) -> None:
+        """Apply a status.
+
+        Raises:
+            Unavailable: another one has its name, or it changed at that moment: its watch says which.
+        """
         answer = await self._transport.request(
             "PATCH",
             f"{path(job, WORKLOADS, name)}/status",
@@ -104,12 +109,11 @@ class Workloads:
             body=body,
             content_type=APPLY_PATCH,
         )
-        answer.accept(404, 409)
-        meta = body["metadata"]
+        answer.accept(404)
         if answer.ok:
             self._cache.put(Workload.model_validate_json(answer.body))
-        elif answer.status == 404 or "resourceVersion" not in meta:
-            self._cache.drop(meta["uid"])  # it is gone, and another one may have its name
+        else:
+            self._cache.drop(body["metadata"]["uid"])
 
 
 def _quota(known: Workload) -> tuple[object, ...]:
