@@ -36,7 +36,7 @@ from shoal.controllers.trainingjob.report import Reporter
 from shoal.controllers.trainingjob.unreadable import Complaints
 from shoal.process.life import give_back
 from shoal.process.settings import Settings
-from shoal.runtime.controller import Controller
+from shoal.runtime.controller import Controller, count_waiting
 from shoal.runtime.garbage import Garbage
 from shoal.runtime.limiter import Limited
 from shoal.runtime.manager import Manager
@@ -141,12 +141,7 @@ class Operator:
         self.pools = self._make_pools()
         self.jobs = self._make_jobs()
         controllers = [self.jobs, self.pools, self.profiles]
-        metrics.live(
-            "shoal_queue_length",
-            "Objects waiting to be reconciled, by controller.",
-            "controller",
-            lambda: {each.name: len(each.queue) for each in controllers},
-        )
+        count_waiting(controllers, metrics)
         self.manager = Manager(
             self.lease,
             controllers,

@@ -33,7 +33,7 @@ from shoal.process.endpoints import exposition, healthy, ready, serve
 from shoal.process.life import end_with, exempt_what_is_loaded, keep_tls_small, signalled, until
 from shoal.process.log import start_log
 from shoal.process.settings import identity_of, level_of, log_format_of, number_of, said_platform
-from shoal.runtime.controller import Controller
+from shoal.runtime.controller import Controller, count_waiting
 from shoal.runtime.limiter import Limited
 from shoal.runtime.manager import Manager
 from shoal.runtime.metrics import Metrics
@@ -149,12 +149,7 @@ class NodePools:
             metrics=metrics,
             workers=WORKERS,
         )
-        metrics.live(
-            "shoal_queue_length",
-            "Objects waiting to be reconciled, by controller.",
-            "controller",
-            lambda: {self.controller.name: len(self.controller.queue)},
-        )
+        count_waiting([self.controller], metrics)
         self.manager = Manager(
             lease,
             [self.controller],

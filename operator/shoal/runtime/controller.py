@@ -6,7 +6,7 @@ A standby queues nothing. When the process leads, every known key is queued once
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from shoal.runtime.about import about
 from shoal.runtime.metrics import Metrics
@@ -75,3 +75,19 @@ class Controller:
             return delay
         finally:
             self._metrics.reconcile_seconds.labels(self.name, result).observe(loop.time() - began)
+
+
+def count_waiting(controllers: Sequence[Controller], metrics: Metrics) -> None:
+    """Export how many objects wait for each of the controllers, and for how long."""
+    metrics.live(
+        "shoal_queue_length",
+        "Objects waiting to be reconciled, by controller.",
+        "controller",
+        lambda: {each.name: len(each.queue) for each in controllers},
+    )
+    metrics.live(
+        "shoal_queue_oldest_seconds",
+        "For how long the object has waited that waits for longest, by controller.",
+        "controller",
+        lambda: {each.name: each.queue.oldest_seconds() for each in controllers},
+    )

@@ -1,8 +1,8 @@
 """A work queue as in client-go, with priorities, on asyncio.
 
 A key is never processed twice concurrently. Additions of a waiting key coalesce; an addition of a key in process queues
-it again afterwards. Failures back off with jitter; disruptions precede resyncs. Each key has at most one timer: a newer
-delay replaces the earlier one.
+it again afterwards. Failures back off with jitter; disruptions precede resyncs, but no key waits for ever: those that
+have waited go first in the end. Each key has at most one timer: a newer delay replaces the earlier one.
 
 A key whose processing is long may `rest` afterwards: what changes meanwhile is answered together, and the events of one
 large object do not keep the loop from those of the others. Urgent changes wait for a small part of it only, in which a
@@ -48,6 +48,13 @@ class Priority(IntEnum):
     ROUTINE = 3  # a timer, a relist, telemetry
 
 
+LEAD_SECONDS = {Priority.URGENT: 60.0, Priority.NORMAL: 2.0, Priority.CALM: 1.0, Priority.ROUTINE: 0.0}
+"""A key goes before one of lower priority that has waited for longer, if not by more than the difference of these.
+
+Whatever changes all the time, others have their turn; and what is urgent goes before all jobs of a leader that begins.
+"""
+
+
 class WorkQueue(Generic[K]):
     """Keys to process. Times are of the running loop's clock; `on_taken` is told how long each key waited."""
 
@@ -55,7 +62,7 @@ class WorkQueue(Generic[K]):
         self._on_taken = on_taken
         self._since: dict[K, float] = {}
         self._waited: dict[K, float] = {}
-        self._heap: list[tuple[Priority, int, K]] = []
+        self._heap: list[tuple[float, int, Priority, K]] = []
         self._waiting: dict[K, Priority] = {}
         self._busy: set[K] = set()
         self._again: dict[K, Priority] = {}
@@ -71,6 +78,10 @@ class WorkQueue(Generic[K]):
     def __len__(self) -> int:
         """Number of waiting keys."""
         return len(self._waiting)
+
+    def oldest_seconds(self) -> float:
+        """How long the key has waited that waits for longest; 0: none waits."""
+        return max((loop_time() - since for since in self._since.values()), default=0.0)
 
     def add(self, key: K, priority: Priority = Priority.NORMAL) -> None:
         """Queue the key once, however often it is added."""
@@ -168,7 +179,7 @@ class WorkQueue(Generic[K]):
     async def _take(self) -> K:
         while True:
             while self._heap:
-                priority, _, key = heapq.heappop(self._heap)
+                _, _, priority, key = heapq.heappop(self._heap)
                 if self._waiting.get(key) == priority:  # else it was taken with a higher priority
                     del self._waiting[key]
                     self._busy.add(key)
@@ -179,7 +190,8 @@ class WorkQueue(Generic[K]):
             await self._filled.wait()
 
     def _push(self, key: K, priority: Priority) -> None:
-        heapq.heappush(self._heap, (priority, next(self._order), key))
+        rank = self._since[key] - LEAD_SECONDS[priority]
+        heapq.heappush(self._heap, (rank, next(self._order), priority, key))
         self._filled.set()
 
     def _timer(self, key: K, priority: Priority) -> None:

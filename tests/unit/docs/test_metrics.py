@@ -12,6 +12,7 @@ from shoal.api.capacity_pool import CapacityPool
 from shoal.controllers.planning.metrics import PlanMetrics
 from shoal.controllers.trainingjob.metrics import JobMetrics
 from shoal.pools.metrics import LEADING, PoolMetrics
+from shoal.runtime.controller import Controller, Key, count_waiting
 from shoal.runtime.metrics import Metrics
 from shoal_trainer.contract import (
     LogSums,
@@ -29,6 +30,10 @@ from tests.unit.policy import build
 POOL = CapacityPool.model_validate({"metadata": {"name": "spot"}, "spec": {"limits": {"nodes": 1}}})
 Series = dict[str, tuple[str, frozenset[str]]]
 """Name -> (type, names of the labels)."""
+
+
+async def no_reconcile(_key: Key) -> None:
+    """Nothing is reconciled here."""
 
 
 def documented(heading: str) -> Series:
@@ -62,7 +67,7 @@ def test_operator_metrics_match_the_registry() -> None:
     plans = PlanMetrics(metrics)
     plans.count_pools(lambda: [POOL], lambda: [build.job()])
     plans.count_proposals(lambda: 0.0, lambda: 0)
-    metrics.live("shoal_queue_length", "…", "controller", lambda: {"trainingjob": 1})
+    count_waiting([Controller("trainingjob", no_reconcile, keys=list, metrics=metrics)], metrics)
     for metric in (*vars(metrics).values(), *vars(jobs).values(), *vars(plans).values()):
         if isinstance(metric, MetricWrapperBase) and metric._labelnames:
             metric.labels(*("x" for _ in metric._labelnames))

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from shoal.errors import Unavailable
-from shoal.runtime.work_queue import GATHER_SECONDS, Priority, WorkQueue
+from shoal.runtime.work_queue import GATHER_SECONDS, LEAD_SECONDS, Priority, WorkQueue
 
 pytestmark = pytest.mark.looptime
 
@@ -181,6 +181,36 @@ async def test_urgent_keys_go_first() -> None:
         await asyncio.sleep(1)
     assert passes == ["node", "raised", "change", "resync"]
     assert len(queue) == 0
+
+
+@pytest.mark.parametrize("noise", [Priority.NORMAL, Priority.URGENT])
+async def test_no_key_waits_for_ever(noise: Priority) -> None:
+    """A tenant whose jobs change all the time, as by a program that edits them: timers of the others never ran."""
+    queue: WorkQueue[str] = WorkQueue()
+    at: dict[str, float] = {}
+
+    async def reconcile(key: str) -> None:
+        at.setdefault(key, now())
+        await asyncio.sleep(0.4)
+
+    queue.add_after("timer", 0.5)
+    lead = LEAD_SECONDS[noise]
+    async with working(queue, reconcile, workers=1):
+        while "timer" not in at and now() < 2 * lead:
+            for number in range(3):
+                queue.add(f"noisy {number}", noise)
+            await asyncio.sleep(0.2)
+    assert lead <= at["timer"] - 0.5 <= lead + 4 * 0.4, "it waits while there is something of higher priority"
+
+
+async def test_age_of_the_oldest_key_is_told_while_it_waits() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    assert queue.oldest_seconds() == 0.0
+    queue.add("a", Priority.ROUTINE)
+    await asyncio.sleep(7)
+    queue.add("b")
+    await asyncio.sleep(1)
+    assert queue.oldest_seconds() == 8.0
 
 
 async def test_urgent_addition_of_a_key_in_process_stays_urgent() -> None:
